@@ -1,0 +1,55 @@
+//! The example host in Rust. It leaks steadily in `grow_cache`, beside balanced churn in
+//! `handle_request`, until SIGTERM.
+//!
+//! ```text
+//! _RJEM_MALLOC_CONF=prof:true,prof_active:false rust_host --config host.toml &
+//! memprof activate && sleep 5 && memprof dump
+//! ```
+//!
+//! Its jemalloc is tikv's, linked statically and prefixed, so it hands the functions over.
+
+mod jemalloc;
+mod logger;
+mod work;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use memprof_host::{Config, Host, Program};
+use nix::sys::signal::{SigSet, Signal};
+
+#[global_allocator]
+static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> anyhow::Result<()> {
+    let config = Config::read(&config_path()?)?;
+    let level = config.log.level().map_err(anyhow::Error::msg)?;
+    logger::init(level)?;
+
+    let mut until = SigSet::empty();
+    until.add(Signal::SIGTERM);
+    until.add(Signal::SIGINT);
+    until
+        .thread_block()
+        .context("failed to block the signals that end this host")?;
+
+    let mut program = Program::new("rust_host", env!("CARGO_PKG_VERSION"));
+    program.jemalloc = Some(jemalloc::functions());
+    let host = Host::start(&config, program)?;
+    let worker = work::start()?;
+    log::info!("serving as pid {}", std::process::id());
+
+    let signal = until.wait().context("failed to wait for the end")?;
+    log::info!("{signal}: ending");
+    worker.stop();
+    drop(host);
+    Ok(())
+}
+
+fn config_path() -> anyhow::Result<PathBuf> {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    match args.as_slice() {
+        [flag, path] if flag == "--config" => Ok(path.into()),
+        _ => bail!("usage: rust_host --config FILE"),
+    }
+}

@@ -1,0 +1,107 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Heap profiles of running processes that loaded the memory_profile plugin.
+#[derive(Debug, Parser)]
+#[command(name = "memprof", version, max_term_width = 100)]
+#[command(
+    after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 host unreachable, \
+                        4 profiling not available, 5 no data, 6 mismatch (ABI, build id)."
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the hosts that are running.
+    Ps {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Send any message to any plugin of a host.
+    Msg(Send),
+    /// `plugin msg`: the spelling of traffic_ctl.
+    #[command(hide = true)]
+    Plugin {
+        #[command(subcommand)]
+        command: PluginCommand,
+    },
+    /// Start sampling allocations.
+    Activate(Short),
+    /// Stop sampling; what was sampled stays.
+    Deactivate(Short),
+    /// Take a heap profile; it is kept in the host's dump directory.
+    Dump {
+        #[command(flatten)]
+        short: Short,
+        /// Also write the dump to this file (`-`: stdout); the bytes come over the socket.
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Show the allocator's figures; they are also printed to the host's log.
+    Stats(Short),
+    /// Tell whether profiling is on, of which allocators, and why not.
+    Status(Short),
+    /// List the kept dumps, newest first.
+    List(Short),
+    /// Check a plugin's file as a host would, in a process of its own.
+    Check {
+        /// The plugin's file.
+        #[arg(value_name = "PLUGIN.so")]
+        plugin: PathBuf,
+        /// Load it here.
+        #[arg(long, hide = true)]
+        in_child: bool,
+    },
+    /// Print the environment that switches profiling on in a program.
+    MallocConf {
+        /// A program's file, or the pid of a running one; without, what suits libjemalloc.so.2.
+        #[arg(value_name = "BINARY|PID")]
+        program: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PluginCommand {
+    /// Send a message to a plugin.
+    Msg(Send),
+}
+
+/// Where to, and how to print the reply.
+#[derive(Debug, clap::Args)]
+pub(crate) struct To {
+    /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
+    #[arg(short, long, value_name = "TARGET")]
+    pub(crate) target: Option<String>,
+    /// Print the plugin's reply as it is.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Send {
+    #[command(flatten)]
+    pub(crate) to: To,
+    /// The plugin's name.
+    pub(crate) plugin: String,
+    /// The message's name.
+    pub(crate) message: String,
+    /// The message's arguments.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) args: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Short {
+    #[command(flatten)]
+    pub(crate) to: To,
+    /// The message's arguments; `memprof msg memory_profile help` lists them.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) args: Vec<String>,
+}

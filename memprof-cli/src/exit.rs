@@ -1,0 +1,74 @@
+//! Exit codes: one number for each thing that a script treats differently.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use memprof_host::client::ClientError;
+use memprof_plugin_abi::Status;
+use memprof_plugin_abi::raw::{
+    MEMPROF_ABI_MISMATCH, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, MEMPROF_UNAVAILABLE,
+    MEMPROF_UNKNOWN_MESSAGE, MEMPROF_UNSUPPORTED,
+};
+
+/// What a command ends with.
+pub(crate) type Outcome = anyhow::Result<ExitCode>;
+
+/// Something failed.
+pub(crate) const FAILED: u8 = 1;
+/// The command line or a message's arguments are wrong.
+pub(crate) const USAGE: u8 = 2;
+/// No host there.
+pub(crate) const UNREACHABLE: u8 = 3;
+/// Profiling cannot be on in that process.
+pub(crate) const UNAVAILABLE: u8 = 4;
+/// Plugin and host, or dump and binary, do not belong together.
+pub(crate) const MISMATCH: u8 = 6;
+
+/// An error that has its own exit code.
+#[derive(Debug)]
+pub(crate) struct Coded {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl fmt::Display for Coded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Coded {}
+
+/// An error with an exit code.
+pub(crate) fn coded(code: u8, message: impl Into<String>) -> anyhow::Error {
+    Coded {
+        code,
+        message: message.into(),
+    }
+    .into()
+}
+
+/// The exit code for an error.
+pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
+    let code = if let Some(coded) = error.downcast_ref::<Coded>() {
+        coded.code
+    } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {
+        UNREACHABLE
+    } else if let Some(ClientError::Refused { .. }) = error.downcast_ref::<ClientError>() {
+        USAGE
+    } else {
+        FAILED
+    };
+    code.into()
+}
+
+/// The exit code for a plugin's status.
+pub(crate) fn code_of_status(status: Status) -> u8 {
+    match status {
+        MEMPROF_OK => 0,
+        MEMPROF_UNKNOWN_MESSAGE | MEMPROF_INVALID_ARGUMENT => USAGE,
+        MEMPROF_UNSUPPORTED | MEMPROF_UNAVAILABLE => UNAVAILABLE,
+        MEMPROF_ABI_MISMATCH => MISMATCH,
+        _ => FAILED,
+    }
+}

@@ -1,0 +1,56 @@
+//! `memprof`: talks to hosts that loaded `memory_profile`.
+//!
+//! stdout is data, stderr is notes. Exit codes: see [`exit`].
+
+mod args;
+mod check;
+mod exit;
+mod malloc_conf;
+mod message;
+mod output;
+mod ps;
+mod target;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, Command, PluginCommand};
+use exit::Outcome;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(args.command) {
+        Ok(code) => code,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("memprof: {error:#}");
+            exit::code_of(&error)
+        }
+    }
+}
+
+fn run(command: Command) -> Outcome {
+    match command {
+        Command::Ps { json } => ps::run(json),
+        Command::Msg(send)
+        | Command::Plugin {
+            command: PluginCommand::Msg(send),
+        } => message::send(&send),
+        Command::Activate(short) => message::short("activate", &short),
+        Command::Deactivate(short) => message::short("deactivate", &short),
+        Command::Stats(short) => message::short("stats", &short),
+        Command::Status(short) => message::short("status", &short),
+        Command::List(short) => message::short("list", &short),
+        Command::Dump { short, output } => message::dump(&short, output.as_deref()),
+        Command::Check {
+            plugin,
+            in_child: false,
+        } => check::run(&plugin),
+        Command::Check {
+            plugin,
+            in_child: true,
+        } => check::in_child(&plugin),
+        Command::MallocConf { program } => malloc_conf::run(program.as_deref()),
+    }
+}

@@ -1,0 +1,92 @@
+//! `memprof malloc-conf`: which variable switches profiling on in a program.
+//!
+//! Every build of jemalloc reads a variable of its own, and a wrong one is ignored silently.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSymbol};
+
+use crate::exit::{Outcome, UNAVAILABLE, coded};
+use crate::output;
+
+const OPTIONS: &str = "prof:true,prof_active:false";
+
+pub(crate) fn run(program: Option<&str>) -> Outcome {
+    let line = match program {
+        None => format!("MALLOC_CONF={OPTIONS}"),
+        Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => of_process(pid)?,
+        Some(path) => of_file(Path::new(path))?,
+    };
+    output::print(&line)?;
+    Ok(0.into())
+}
+
+fn of_process(pid: &str) -> anyhow::Result<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .with_context(|| format!("failed to read the mappings of process {pid}"))?;
+    let own = variable_in(&PathBuf::from(format!("/proc/{pid}/exe")))?;
+    let shared = maps.lines().any(|line| line.contains("/libjemalloc.so"));
+    match (own, shared) {
+        (Own::Variable(variable), _) => Ok(format!("{variable}={OPTIONS}")),
+        (_, true) => Ok(format!("MALLOC_CONF={OPTIONS}")),
+        (own, false) => without_jemalloc(own, &format!("process {pid}")),
+    }
+}
+
+fn of_file(path: &Path) -> anyhow::Result<String> {
+    match variable_in(path)? {
+        Own::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
+        own => without_jemalloc(own, &path.display().to_string()),
+    }
+}
+
+/// What a program's file says of its jemalloc.
+enum Own {
+    /// It is configured by this variable.
+    Variable(String),
+    /// It has none.
+    Nothing,
+    /// Its symbols are stripped, so a linked-in jemalloc cannot be told from none.
+    Stripped,
+}
+
+fn variable_in(path: &Path) -> anyhow::Result<Own> {
+    let failed = || format!("failed to read {}", path.display());
+    let bytes = std::fs::read(path).with_context(failed)?;
+    let elf = ElfFile64::<Endianness>::parse(&*bytes).with_context(failed)?;
+    const FUNCTION: &[u8] = b"mallctlnametomib";
+    let names = elf.symbols().chain(elf.dynamic_symbols());
+    let defined = names.filter(|symbol| symbol.is_definition());
+    let prefix = defined
+        .filter_map(|symbol| symbol.name_bytes().ok()?.strip_suffix(FUNCTION))
+        .next();
+    if let Some(prefix) = prefix {
+        let prefix = String::from_utf8_lossy(prefix).to_uppercase();
+        return Ok(Own::Variable(format!("{prefix}MALLOC_CONF")));
+    }
+    let mut needed = elf.import_libraries().with_context(failed)?;
+    if needed.any(|library| library.is_ok_and(|l| l.name().starts_with(b"libjemalloc.so"))) {
+        return Ok(Own::Variable("MALLOC_CONF".to_owned()));
+    }
+    Ok(if elf.symbols().next().is_some() {
+        Own::Nothing
+    } else {
+        Own::Stripped
+    })
+}
+
+fn without_jemalloc(own: Own, what: &str) -> anyhow::Result<String> {
+    match own {
+        Own::Stripped => {
+            eprintln!(
+                "note: {what} is stripped; if jemalloc is linked in, its own variable may be \
+                 _RJEM_MALLOC_CONF (Rust) or MALLOC_CONF"
+            );
+            Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
+        }
+        Own::Nothing => Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}")),
+        Own::Variable(variable) => Err(coded(UNAVAILABLE, format!("{what} reads {variable}"))),
+    }
+}

@@ -1,0 +1,147 @@
+//! Messages to plugins.
+
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use memprof_host::client::{Client, Delivered};
+use memprof_host::protocol::Deliver;
+use serde_json::Value;
+
+use crate::args::{Send, Short, To};
+use crate::exit::{Outcome, code_of_status};
+use crate::{output, target};
+
+const MEMORY_PROFILE: &str = "memory_profile";
+
+/// `memprof msg PLUGIN MESSAGE …`
+pub(crate) fn send(send: &Send) -> Outcome {
+    let mut client = target::connect(send.to.target.as_deref())?;
+    let reply = client.message(&send.plugin, &send.message, &words(&send.args), None)?;
+    show(reply, send.to.json)
+}
+
+/// A message to `memory_profile` under its own name.
+pub(crate) fn short(message: &str, short: &Short) -> Outcome {
+    let mut client = target::connect(short.to.target.as_deref())?;
+    let reply = client.message(MEMORY_PROFILE, message, &words(&short.args), None)?;
+    show(reply, short.to.json)
+}
+
+/// `memprof dump`: takes a dump, and fetches it when it is wanted here.
+pub(crate) fn dump(short: &Short, file: Option<&Path>) -> Outcome {
+    let Short {
+        to: To { target, json },
+        args,
+    } = short;
+    let mut client = target::connect(target.as_deref())?;
+    let reply = client.message(MEMORY_PROFILE, "dump", &words(args), None)?;
+    let id = match &reply.result.body {
+        Some(Value::Object(object)) => object.get("id").and_then(Value::as_str).map(str::to_owned),
+        _ => None,
+    };
+    if let (0, Some(id), Some(file)) = (reply.result.status_code, id, file) {
+        fetch(&mut client, &id, file)?;
+        if file == Path::new("-") {
+            eprintln!("{}", text(&reply));
+            return Ok(0.into());
+        }
+    }
+    show(reply, *json)
+}
+
+fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<()> {
+    let args = format!("id={id}");
+    let mut reply = client.message(MEMORY_PROFILE, "fetch", &args, Some(Deliver::Fd))?;
+    let Some(mut body) = reply.file.take() else {
+        bail!("the host passed no dump: {}", text(&reply));
+    };
+    if reply.result.status_code != 0 {
+        let mut refusal = String::new();
+        body.read_to_string(&mut refusal)?;
+        bail!("the host refused to pass the dump: {refusal}");
+    }
+    let length = output::save(&mut body, file)?;
+    if file != Path::new("-") {
+        eprintln!("wrote {length} bytes to {}", file.display());
+    }
+    Ok(())
+}
+
+fn show(reply: Delivered, json: bool) -> Outcome {
+    let status = reply.result.status_code;
+    if reply.file.is_some() {
+        let mut bytes = reply
+            .into_bytes()
+            .context("failed to read the reply")?
+            .into_iter();
+        let bytes = bytes.as_mut_slice();
+        return match std::str::from_utf8(bytes) {
+            Ok(text) => show_text(text, status, json),
+            Err(_) => {
+                output::save(&mut &*bytes, Path::new("-"))?;
+                Ok(code_of_status(status).into())
+            }
+        };
+    }
+    match &reply.result.body {
+        Some(Value::String(text)) => output::print(text)?,
+        Some(object) if json => output::print(&object.to_string())?,
+        _ if status != 0 => eprintln!("memprof: {}", text(&reply)),
+        _ => output::print(&text(&reply))?,
+    }
+    Ok(code_of_status(status).into())
+}
+
+fn show_text(body: &str, status: i32, json: bool) -> Outcome {
+    let object: Option<Value> = serde_json::from_str(body).ok();
+    let text = object
+        .as_ref()
+        .and_then(|object| object.get("text")?.as_str());
+    output::print(if json { body } else { text.unwrap_or(body) })?;
+    Ok(code_of_status(status).into())
+}
+
+/// What a person reads of a reply.
+fn text(reply: &Delivered) -> String {
+    match &reply.result.body {
+        Some(Value::String(text)) => text.clone(),
+        Some(object) => match object.get("text").and_then(Value::as_str) {
+            Some(text) => text.to_owned(),
+            None => object.to_string(),
+        },
+        None => "an empty reply".to_owned(),
+    }
+}
+
+/// The words as one string; a value with blanks gets its quotes back, which the shell took.
+fn words(args: &[String]) -> String {
+    let quoted = |arg: &String| match arg.split_once('=') {
+        Some((key, value)) if value.contains([' ', '"', '\t', '\n']) => {
+            format!(
+                "{key}=\"{}\"",
+                value.replace('\\', "\\\\").replace('"', "\\\"")
+            )
+        }
+        _ => arg.clone(),
+    };
+    args.iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn values_with_blanks_are_quoted() {
+        let check = |args: &[&str], expected: &str| {
+            let args: Vec<_> = args.iter().map(ToString::to_string).collect();
+            assert_eq!(words(&args), expected);
+        };
+        check(&[], "");
+        check(&["a=1", "b=2"], "a=1 b=2");
+        check(&["name=two words"], "name=\"two words\"");
+        check(&["name=a \"b\" \\"], r#"name="a \"b\" \\""#);
+        check(&["not a pair"], "not a pair");
+    }
+}

@@ -1,0 +1,181 @@
+//! Taking a dump so that the host never waits for a disk, nothing partial is ever visible, and
+//! every failure is told with its true cause.
+
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::error::{Error, ErrorKind, Result, describe};
+use crate::heap::{Summary, summarize};
+use crate::jemalloc::Jemalloc;
+use crate::objects::{self, LoadedObject};
+use crate::scratch::Scratch;
+use crate::store::{DumpName, Store};
+
+/// A dump larger than this goes to an unnamed file on the disk of the dump directory the next
+/// time: memory is what the host may be short of. jemalloc does not tell beforehand.
+const MEMORY_LIMIT: u64 = 64 << 20;
+
+const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
+
+/// One dump, taken and kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Dump {
+    /// What `fetch` takes.
+    pub id: String,
+    /// Where it lies, absolute.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// The number of stacks in it.
+    pub stacks: u64,
+    /// Mean bytes between samples.
+    pub sample_interval: u64,
+    /// Live bytes, corrected for sampling.
+    pub estimated_inuse_bytes: u64,
+    /// The allocator it is of: `jemalloc 5.3.0`.
+    pub allocator: String,
+}
+
+/// What a dump says of its origin, in comment lines that jeprof skips.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub program: String,
+    pub started: SystemTime,
+    pub active_since: Option<SystemTime>,
+    pub trigger: &'static str,
+}
+
+/// Takes a dump of `jemalloc` into `store`. `last_size` is the length of the previous one.
+///
+/// # Errors
+/// What failed and why; nothing is left behind then.
+pub(crate) fn take(
+    jemalloc: &Jemalloc,
+    store: &Store,
+    name: &DumpName,
+    origin: &Origin,
+    last_size: u64,
+) -> Result<Dump> {
+    jemalloc.leave_this_thread_out();
+    let mut scratch = open_scratch(store.directory(), name, last_size)?;
+    ask_jemalloc(jemalloc, &mut scratch)?;
+    let summary = check(&mut scratch)?;
+    let objects = objects::loaded();
+    let tail = format!(
+        "{MAPPED_LIBRARIES}{}{}",
+        own_maps(&objects)?,
+        comments(jemalloc, name, origin, &objects)
+    );
+    let profile = scratch
+        .rewound()
+        .map_err(|error| Error::io("rewind the dump", &error))?;
+    let mut body = profile.take(summary.profile_len).chain(tail.as_bytes());
+    let kept = store.add(name, summary.profile_len + tail.len() as u64, &mut body)?;
+    Ok(Dump {
+        id: kept.id,
+        path: kept.path,
+        bytes: kept.bytes,
+        stacks: summary.stacks,
+        sample_interval: summary.sample_interval,
+        estimated_inuse_bytes: summary.estimated_inuse_bytes(),
+        allocator: format!("jemalloc {}", jemalloc.version),
+    })
+}
+
+fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scratch> {
+    let scratch = if !Path::new("/proc/thread-self/fd").exists() {
+        Scratch::hidden(directory, &format!(".{name}.scratch"))
+    } else if last_size > MEMORY_LIMIT {
+        Scratch::unnamed(directory).or_else(|_| Scratch::memory())
+    } else {
+        // ENOSYS or EPERM under a strict seccomp filter.
+        Scratch::memory().or_else(|_| Scratch::unnamed(directory))
+    };
+    scratch.map_err(|error| Error::io("make room for the dump", &error))
+}
+
+fn ask_jemalloc(jemalloc: &Jemalloc, scratch: &mut Scratch) -> Result<()> {
+    let dumped = jemalloc.mallctl.write_path(c"prof.dump", &scratch.path());
+    dumped.map_err(|errno| match scratch.why_not_writable() {
+        Some(cause) => {
+            let message = format!("jemalloc failed to write the dump: {}", describe(cause));
+            Error::new(ErrorKind::Io, message)
+        }
+        None => Error::mallctl("prof.dump", errno),
+    })
+}
+
+fn check(scratch: &mut Scratch) -> Result<Summary> {
+    let read = |error: io::Error| Error::io("read the dump back", &error);
+    let file = scratch.rewound().map_err(read)?;
+    summarize(BufReader::with_capacity(1 << 16, file)).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => Error::new(ErrorKind::Allocator, error.to_string()),
+        _ => read(error),
+    })
+}
+
+/// jemalloc appends /proc/self/maps too, but answers success when it could not read it.
+fn own_maps(objects: &[LoadedObject]) -> Result<String> {
+    match std::fs::read("/proc/thread-self/maps") {
+        Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
+        Ok(_) => Err(Error::new(
+            ErrorKind::Io,
+            "/proc/thread-self/maps is empty or cut off",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(objects::maps(objects)),
+        Err(error) => Err(Error::io("read /proc/thread-self/maps", &error)),
+    }
+}
+
+fn comments(
+    jemalloc: &Jemalloc,
+    name: &DumpName,
+    origin: &Origin,
+    objects: &[LoadedObject],
+) -> String {
+    let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
+    let machine = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let mut lines = vec![
+        "# memprof 1".to_owned(),
+        format!("# host: {} pid {} on {machine}", origin.program, name.pid),
+        format!("# started: {}", time(origin.started)),
+        format!("# taken: {}", time(name.taken)),
+        format!("# trigger: {}", origin.trigger),
+        format!("# allocator: jemalloc {}", jemalloc.version),
+    ];
+    lines.extend(
+        origin
+            .active_since
+            .map(|since| format!("# active-since: {}", time(since))),
+    );
+    lines.extend(objects.iter().filter_map(|object| {
+        let id: String = object
+            .build_id
+            .as_ref()?
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Some(format!(
+            "# build-id: {id} {}",
+            mapped_path(&object.path).display()
+        ))
+    }));
+    // A path may hold any byte but NUL; a line of ours must stay one line.
+    lines
+        .iter()
+        .map(|line| format!("{}\n", line.replace(['\n', '\r'], "?")))
+        .collect()
+}
+
+fn mapped_path(path: &Path) -> PathBuf {
+    if path != Path::new(objects::EXECUTABLE) {
+        return path.to_owned();
+    }
+    std::fs::read_link(path).unwrap_or_else(|_| path.to_owned())
+}

@@ -1,0 +1,193 @@
+//! Is jemalloc's heap_v2 text whole, and what does its head say? One pass, nothing kept: reading
+//! profiles is `memprof-report`'s work.
+
+use std::io::{self, BufRead};
+
+/// What a heap_v2 text says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    /// Mean bytes between samples.
+    pub sample_interval: u64,
+    /// Live sampled objects, not unsampled.
+    pub objects: u64,
+    /// Their bytes, not unsampled.
+    pub bytes: u64,
+    /// The number of `@` lines.
+    pub stacks: u64,
+    /// Where the stacks end: before the blank line and `MAPPED_LIBRARIES:`, or the whole length
+    /// where jemalloc could not read its mappings (which it does not report).
+    pub profile_len: u64,
+}
+
+impl Summary {
+    /// Estimated live bytes: the totals with jeprof's correction for sampling.
+    pub(crate) fn estimated_inuse_bytes(&self) -> u64 {
+        if self.objects == 0 || self.sample_interval == 0 {
+            return self.bytes;
+        }
+        let mean_size = self.bytes as f64 / self.objects as f64;
+        let sampled = 1.0 - (-mean_size / self.sample_interval as f64).exp();
+        (self.bytes as f64 / sampled).round() as u64
+    }
+}
+
+/// Checks the text line by line.
+///
+/// # Errors
+/// `InvalidData` that quotes the first line that is not as it should be; or the reader's error.
+pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<Summary> {
+    let mut line = Vec::new();
+    let mut number = 0;
+    let mut summary = Summary::default();
+    let mut next = |line: &mut Vec<u8>| -> io::Result<usize> {
+        line.clear();
+        number += 1;
+        let read = text.read_until(b'\n', line)?;
+        if read > 0 && line.last() != Some(&b'\n') {
+            return Err(damaged(number, "a whole line", line));
+        }
+        Ok(read)
+    };
+
+    summary.profile_len += next(&mut line)? as u64;
+    summary.sample_interval =
+        interval(&line).ok_or_else(|| damaged(1, "heap_v2/<sample interval>", &line))?;
+    summary.profile_len += next(&mut line)? as u64;
+    (summary.objects, summary.bytes) =
+        totals(&line).ok_or_else(|| damaged(2, "t*: <objects>: <bytes>", &line))?;
+
+    let mut stack_open = false;
+    let mut blank = 0;
+    loop {
+        let read = next(&mut line)?;
+        if stack_open && !line.starts_with(b"  t") {
+            return Err(damaged(0, "the counts of a stack", &line));
+        }
+        match line.first() {
+            None => break,
+            Some(b'@') => summary.stacks += 1,
+            Some(b'M') if line == b"MAPPED_LIBRARIES:\n" => {
+                summary.profile_len -= blank;
+                break;
+            }
+            Some(b' ' | b'\n') => {}
+            Some(_) => return Err(damaged(0, "'@' or MAPPED_LIBRARIES:", &line)),
+        }
+        stack_open = line[0] == b'@';
+        blank = if line == b"\n" { 1 } else { 0 };
+        summary.profile_len += read as u64;
+    }
+    Ok(summary)
+}
+
+fn damaged(number: u64, expected: &str, line: &[u8]) -> io::Error {
+    let place = if number == 0 {
+        String::new()
+    } else {
+        format!("line {number} of ")
+    };
+    let found = String::from_utf8_lossy(&line[..line.len().min(60)]).into_owned();
+    let message =
+        format!("{place}jemalloc's heap profile is damaged: expected {expected}, found {found:?}");
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+fn interval(line: &[u8]) -> Option<u64> {
+    text(line)?
+        .strip_prefix("heap_v2/")?
+        .trim_end()
+        .parse()
+        .ok()
+}
+
+fn totals(line: &[u8]) -> Option<(u64, u64)> {
+    let (objects, rest) = text(line)?.trim().strip_prefix("t*: ")?.split_once(": ")?;
+    let bytes = rest.split(' ').next()?;
+    Some((objects.parse().ok()?, bytes.parse().ok()?))
+}
+
+fn text(line: &[u8]) -> Option<&str> {
+    std::str::from_utf8(line).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROFILE: &str = "heap_v2/524288\n  t*: 3: 3000000 [0: 0]\n  t0: 3: 3000000 [0: 0]\n\
+                           @ 0x1 0x2\n  t*: 1: 1000000 [0: 0]\n  t0: 1: 1000000 [0: 0]\n\
+                           @ 0x3\n  t*: 2: 2000000 [0: 0]\n";
+    const MAPS: &str = "\nMAPPED_LIBRARIES:\n55-56 r-xp 00000000 00:00 0 /bin/x\n";
+
+    #[test]
+    fn whole_profiles() {
+        let expected = Summary {
+            sample_interval: 524_288,
+            objects: 3,
+            bytes: 3_000_000,
+            stacks: 2,
+            profile_len: PROFILE.len() as u64,
+        };
+        let check =
+            |text: &str| assert_eq!(summarize(text.as_bytes()).unwrap(), expected, "{text}");
+        check(PROFILE);
+        check(&format!("{PROFILE}{MAPS}"));
+        check(&format!("{PROFILE}\nMAPPED_LIBRARIES:\n"));
+    }
+
+    #[test]
+    fn empty_profile_is_whole() {
+        let text = "heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
+        let summary = summarize(text.as_bytes()).unwrap();
+        assert_eq!((summary.stacks, summary.profile_len), (0, 30));
+    }
+
+    #[test]
+    fn cut_anywhere_inside_a_line_is_an_error() {
+        for length in 0..PROFILE.len() {
+            let cut = &PROFILE[..length];
+            let at_line_end = cut.ends_with('\n') && length > "heap_v2/524288\n".len();
+            let inside_stack = cut.rfind('@') > cut.rfind("t*");
+            let whole = summarize(cut.as_bytes()).is_ok();
+            assert_eq!(whole, at_line_end && !inside_stack, "{cut:?}");
+        }
+    }
+
+    #[test]
+    fn foreign_text_is_quoted() {
+        let check = |text: &str, expected: &str| {
+            let error = summarize(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.ends_with(expected), "{error}");
+        };
+        check("", "expected heap_v2/<sample interval>, found \"\"");
+        check(
+            "heap_v2/x\n",
+            "expected heap_v2/<sample interval>, found \"heap_v2/x\\n\"",
+        );
+        check(
+            "heap_v2/1\n@ 0x1\n",
+            "expected t*: <objects>: <bytes>, found \"@ 0x1\\n\"",
+        );
+        check(
+            "heap_v2/1\n  t*: 1: 1 [0: 0]\njunk\n",
+            "expected '@' or MAPPED_LIBRARIES:, found \"junk\\n\"",
+        );
+    }
+
+    #[test]
+    fn estimate_corrects_for_sampling() {
+        let check = |objects, bytes, interval, expected| {
+            let summary = Summary {
+                objects,
+                bytes,
+                sample_interval: interval,
+                ..Summary::default()
+            };
+            assert_eq!(summary.estimated_inuse_bytes(), expected);
+        };
+        check(0, 0, 524_288, 0);
+        // 1 - exp(-1) of the objects of this size are sampled.
+        check(10, 5_242_880, 524_288, 8_294_114);
+        check(1, 1 << 30, 512, 1 << 30);
+    }
+}

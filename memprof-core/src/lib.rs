@@ -1,0 +1,32 @@
+//! The heap profiler inside the process: finds the host's allocators, drives them, dumps safely
+//! and keeps the dumps.
+//!
+//! It runs in somebody's production process, so it opens no socket, reads no symbols for names,
+//! links no allocator and starts one sleeping thread. To load it into a program see the plugin
+//! `memory_profile`; to read the dumps see `memprof-report`.
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]
+compile_error!("memprof runs on 64-bit Linux with glibc");
+
+mod discover;
+mod dump;
+mod dumper;
+mod error;
+mod heap;
+mod jemalloc;
+mod mallctl;
+mod objects;
+mod profiler;
+mod publish;
+mod scratch;
+mod stats;
+mod store;
+
+pub use discover::FoundBy;
+pub use dump::Dump;
+pub use error::{Error, ErrorKind, Result};
+pub use jemalloc::{Jemalloc, LG_SAMPLE, discover, is_secure_execution};
+pub use mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn, Value};
+pub use profiler::{Activation, DumpReport, Profiler, Settings, Status};
+pub use stats::{Figures, ReadStats, Stats};
+pub use store::{Keep, Kept, Store, default_dump_dir};

@@ -1,0 +1,172 @@
+//! One jemalloc's control functions, called through pointers.
+#![expect(unsafe_code, reason = "the allocator calls")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::{fmt, ptr};
+
+use rustix::io::Errno;
+
+/// `mallctl` of jemalloc(3).
+pub type MallctlFn =
+    unsafe extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
+/// `mallctlnametomib` of jemalloc(3).
+pub type NameToMibFn = unsafe extern "C" fn(*const c_char, *mut usize, *mut usize) -> c_int;
+/// `mallctlbymib` of jemalloc(3).
+pub type ByMibFn =
+    unsafe extern "C" fn(*const usize, usize, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
+/// The callback of `malloc_stats_print`.
+pub type StatsCallback = Option<unsafe extern "C" fn(*mut c_void, *const c_char)>;
+/// `malloc_stats_print` of jemalloc(3).
+pub type StatsPrintFn = unsafe extern "C" fn(StatsCallback, *mut c_void, *const c_char);
+
+/// The four control functions of one jemalloc.
+#[derive(Clone, Copy)]
+pub struct Mallctl {
+    mallctl: MallctlFn,
+    name_to_mib: NameToMibFn,
+    by_mib: ByMibFn,
+    stats_print: StatsPrintFn,
+}
+
+/// A type that jemalloc(3) documents for some control.
+pub trait Value: Copy + Default + sealed::Sealed {}
+
+mod sealed {
+    /// Keeps [`Value`](super::Value) to plain integers, for which any bytes are valid.
+    pub trait Sealed {}
+    impl Sealed for u8 {}
+    impl Sealed for u64 {}
+    impl Sealed for usize {}
+}
+
+impl Value for u8 {}
+impl Value for u64 {}
+impl Value for usize {}
+
+impl Mallctl {
+    /// # Safety
+    /// The four are the functions of one jemalloc, which stays loaded as long as the process.
+    pub unsafe fn new(
+        mallctl: MallctlFn,
+        name_to_mib: NameToMibFn,
+        by_mib: ByMibFn,
+        stats_print: StatsPrintFn,
+    ) -> Self {
+        Self {
+            mallctl,
+            name_to_mib,
+            by_mib,
+            stats_print,
+        }
+    }
+
+    /// Where `mallctl` lies: the identity of a jemalloc within the process.
+    pub fn address(&self) -> usize {
+        self.mallctl as usize
+    }
+
+    /// The pointers in the order `mallctl`, `mallctlnametomib`, `mallctlbymib`,
+    /// `malloc_stats_print`.
+    pub fn pointers(&self) -> [*mut c_void; 4] {
+        [
+            self.mallctl as *mut c_void,
+            self.name_to_mib as *mut c_void,
+            self.by_mib as *mut c_void,
+            self.stats_print as *mut c_void,
+        ]
+    }
+
+    /// Reads a number.
+    ///
+    /// # Errors
+    /// What `mallctl` returned; EINVAL when the control has another size.
+    pub fn read<T: Value>(&self, name: &CStr) -> Result<T, Errno> {
+        let mut value = T::default();
+        let mut size = size_of::<T>();
+        // SAFETY: jemalloc.3: writes at most `size` bytes to `oldp`, and refuses another size.
+        let rc = unsafe {
+            (self.mallctl)(
+                name.as_ptr(),
+                (&raw mut value).cast(),
+                &raw mut size,
+                ptr::null_mut(),
+                0,
+            )
+        };
+        check(rc)?;
+        if size == size_of::<T>() {
+            Ok(value)
+        } else {
+            Err(Errno::INVAL)
+        }
+    }
+
+    /// Reads a switch.
+    ///
+    /// # Errors
+    /// What `mallctl` returned.
+    pub fn read_bool(&self, name: &CStr) -> Result<bool, Errno> {
+        // Read as a byte: a Rust bool must not hold what a broken allocator may write.
+        self.read::<u8>(name).map(|byte| byte != 0)
+    }
+
+    /// Reads a text, such as `version`.
+    ///
+    /// # Errors
+    /// What `mallctl` returned; EINVAL when it answers a null pointer.
+    pub fn read_text(&self, name: &CStr) -> Result<String, Errno> {
+        let address = self.read::<usize>(name)? as *const c_char;
+        if address.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: jemalloc.3: controls of type `const char *` yield NUL-terminated constants.
+        let text = unsafe { CStr::from_ptr(address) };
+        Ok(text.to_string_lossy().into_owned())
+    }
+
+    /// Writes a number.
+    ///
+    /// # Errors
+    /// What `mallctl` returned.
+    pub fn write<T: Value>(&self, name: &CStr, mut value: T) -> Result<(), Errno> {
+        // SAFETY: jemalloc.3: reads `newlen` bytes at `newp` during the call.
+        check(unsafe {
+            (self.mallctl)(
+                name.as_ptr(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                (&raw mut value).cast(),
+                size_of::<T>(),
+            )
+        })
+    }
+
+    /// Writes a switch.
+    ///
+    /// # Errors
+    /// What `mallctl` returned.
+    pub fn write_bool(&self, name: &CStr, value: bool) -> Result<(), Errno> {
+        self.write(name, u8::from(value))
+    }
+
+    /// Writes a path, such as that of `prof.dump`. jemalloc copies it.
+    ///
+    /// # Errors
+    /// What `mallctl` returned; file trouble of any kind is EFAULT.
+    pub fn write_path(&self, name: &CStr, path: &CStr) -> Result<(), Errno> {
+        self.write(name, path.as_ptr() as usize)
+    }
+}
+
+fn check(rc: c_int) -> Result<(), Errno> {
+    match rc {
+        0 => Ok(()),
+        code => Err(Errno::from_raw_os_error(code)),
+    }
+}
+
+impl fmt::Debug for Mallctl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mallctl({:#x})", self.address())
+    }
+}

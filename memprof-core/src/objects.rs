@@ -1,0 +1,255 @@
+//! The ELF objects that the loader has mapped into this process.
+#![expect(
+    unsafe_code,
+    reason = "the loader's own list, and program headers in memory"
+)]
+
+use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::fmt::Write;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::{mem, slice};
+
+use libc::{Elf64_Phdr, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, dl_phdr_info};
+
+const NT_GNU_BUILD_ID: u32 = 3;
+
+/// One mapped ELF object.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadedObject {
+    /// The file it was mapped from; [`EXECUTABLE`] for the program itself. Not a file for the
+    /// vDSO.
+    pub path: PathBuf,
+    /// What to add to an address in the file.
+    pub bias: usize,
+    /// The program headers, byte for byte as mapped.
+    pub headers: Vec<u8>,
+    /// The loaded segments, in memory.
+    pub segments: Vec<Segment>,
+    /// The GNU build id, where it has one.
+    pub build_id: Option<Vec<u8>>,
+}
+
+/// One loaded segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    /// Its addresses in memory.
+    pub range: Range<usize>,
+    /// `PF_R | PF_W | PF_X`.
+    pub flags: u32,
+    /// Where it starts in the file.
+    pub offset: u64,
+}
+
+/// The program itself, also when its file was deleted or replaced.
+pub(crate) const EXECUTABLE: &str = "/proc/self/exe";
+
+impl LoadedObject {
+    /// True when `address` lies in one of its segments.
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        self.segments
+            .iter()
+            .any(|segment| segment.range.contains(&address))
+    }
+
+    /// True when `address` may be called.
+    pub(crate) fn is_code(&self, address: usize) -> bool {
+        self.segments
+            .iter()
+            .any(|segment| segment.flags & PF_X != 0 && segment.range.contains(&address))
+    }
+}
+
+/// All objects, the program first.
+pub(crate) fn loaded() -> Vec<LoadedObject> {
+    let mut objects: Vec<LoadedObject> = Vec::new();
+    // SAFETY: dl_iterate_phdr(3): calls `push` synchronously with the pointer passed here.
+    unsafe { libc::dl_iterate_phdr(Some(push), (&raw mut objects).cast()) };
+    objects
+}
+
+/// How many objects were ever loaded: while it stays the same, [`loaded`] can only shrink.
+pub(crate) fn load_count() -> u64 {
+    let mut count = 0;
+    // SAFETY: dl_iterate_phdr(3): calls `read_count` synchronously with the pointer passed here.
+    unsafe { libc::dl_iterate_phdr(Some(read_count), (&raw mut count).cast()) };
+    count
+}
+
+unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
+    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    let adds = unsafe { (*info).dlpi_adds };
+    // SAFETY: `load_count` passes its counter.
+    unsafe { *count.cast::<u64>() = adds };
+    1
+}
+
+unsafe extern "C" fn push(info: *mut dl_phdr_info, _: usize, objects: *mut c_void) -> c_int {
+    // SAFETY: `loaded` passes its vector, and nothing else uses it meanwhile.
+    let objects = unsafe { &mut *objects.cast::<Vec<LoadedObject>>() };
+    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    let info = unsafe { &*info };
+    if info.dlpi_phdr.is_null() {
+        return 0;
+    }
+    // SAFETY: dl_iterate_phdr(3): `dlpi_phnum` headers lie at `dlpi_phdr`.
+    let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let path = match info.dlpi_name {
+        name if name.is_null() => &[],
+        // SAFETY: dl_iterate_phdr(3): NUL-terminated.
+        name => unsafe { CStr::from_ptr(name) }.to_bytes(),
+    };
+    let path = match path {
+        [] if objects.is_empty() => Path::new(EXECUTABLE),
+        path => Path::new(OsStr::from_bytes(path)),
+    };
+    objects.push(describe(path, info.dlpi_addr as usize, headers));
+    0
+}
+
+fn describe(path: &Path, bias: usize, headers: &[Elf64_Phdr]) -> LoadedObject {
+    let segments: Vec<Segment> = headers
+        .iter()
+        .filter(|header| header.p_type == PT_LOAD)
+        .map(|header| {
+            let start = bias.wrapping_add(header.p_vaddr as usize);
+            Segment {
+                range: start..start.saturating_add(header.p_memsz as usize),
+                flags: header.p_flags,
+                offset: header.p_offset,
+            }
+        })
+        .collect();
+    let mapped = |range: &Range<usize>| {
+        segments.iter().any(|segment| {
+            segment.flags & PF_R != 0
+                && segment.range.start <= range.start
+                && range.end <= segment.range.end
+        })
+    };
+    let build_id = headers
+        .iter()
+        .filter(|header| header.p_type == PT_NOTE)
+        .find_map(|header| {
+            let start = bias.wrapping_add(header.p_vaddr as usize);
+            let range = start..start.checked_add(header.p_memsz as usize)?;
+            if !mapped(&range) {
+                return None;
+            }
+            // SAFETY: inside a readable segment that the loader keeps mapped during the callback.
+            let notes = unsafe { slice::from_raw_parts(range.start as *const u8, range.len()) };
+            build_id(notes)
+        });
+    // SAFETY: program headers are plain integers without padding.
+    let headers =
+        unsafe { slice::from_raw_parts(headers.as_ptr().cast::<u8>(), mem::size_of_val(headers)) };
+    LoadedObject {
+        path: path.to_owned(),
+        bias,
+        headers: headers.to_vec(),
+        segments,
+        build_id,
+    }
+}
+
+/// The GNU build id in a note segment (gABI, "Note Section"; padded to 4 bytes).
+pub(crate) fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
+    let word = |bytes: &[u8], at: usize| -> Option<u32> {
+        Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+    };
+    let padded = |size: u32| (size as usize).next_multiple_of(4);
+    loop {
+        let (name_size, size, kind) = (word(notes, 0)?, word(notes, 4)?, word(notes, 8)?);
+        let rest = notes.get(12..)?;
+        let name = rest.get(..name_size as usize)?;
+        let rest = rest.get(padded(name_size)..)?;
+        if kind == NT_GNU_BUILD_ID && name == b"GNU\0" {
+            return rest.get(..size as usize).map(<[u8]>::to_vec);
+        }
+        notes = rest.get(padded(size)..)?;
+    }
+}
+
+/// The mappings of `objects` in the format of proc_pid_maps(5), for a process without /proc.
+pub(crate) fn maps(objects: &[LoadedObject]) -> String {
+    let mut text = String::new();
+    for object in objects {
+        for Segment {
+            range,
+            flags,
+            offset,
+        } in &object.segments
+        {
+            let bit = |flag: u32, letter: char| if flags & flag != 0 { letter } else { '-' };
+            let start = range.start & !0xfff;
+            writeln!(
+                text,
+                "{start:x}-{:x} {}{}{}p {:08x} 00:00 0 {}",
+                range.end.next_multiple_of(0x1000),
+                bit(PF_R, 'r'),
+                bit(PF_W, 'w'),
+                bit(PF_X, 'x'),
+                offset & !0xfff,
+                object.path.display(),
+            )
+            .expect("writing to a String cannot fail");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_comes_first_and_holds_this_function() {
+        let objects = loaded();
+        assert_eq!(objects[0].path, Path::new(EXECUTABLE));
+        let here = the_program_comes_first_and_holds_this_function as *const () as usize;
+        assert!(objects[0].is_code(here));
+        assert!(!objects[1..].iter().any(|object| object.contains(here)));
+    }
+
+    #[test]
+    fn libc_has_the_build_id_that_its_file_has() {
+        let objects = loaded();
+        let libc = objects
+            .iter()
+            .find(|o| o.path.ends_with("libc.so.6"))
+            .unwrap();
+        let file = std::fs::read(&libc.path).unwrap();
+        let id = libc.build_id.as_ref().unwrap();
+        assert_eq!(id.len(), 20);
+        assert!(memchr::memmem::find(&file, id).is_some());
+    }
+
+    #[test]
+    fn truncated_notes_have_no_build_id() {
+        let mut note = Vec::new();
+        for word in [4u32, 4, NT_GNU_BUILD_ID] {
+            note.extend(word.to_ne_bytes());
+        }
+        note.extend(b"GNU\0\xaa\xbb\xcc\xdd");
+        assert_eq!(build_id(&note).unwrap(), [0xaa, 0xbb, 0xcc, 0xdd]);
+        for length in 0..note.len() {
+            assert_eq!(build_id(&note[..length]), None, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn maps_without_proc_cover_what_proc_says() {
+        let objects = loaded();
+        let maps = maps(&objects);
+        let first = maps.lines().next().unwrap();
+        assert!(
+            first.contains(" 00000000 00:00 0 /proc/self/exe"),
+            "{first}"
+        );
+        assert_eq!(
+            maps.lines().count(),
+            objects.iter().map(|o| o.segments.len()).sum::<usize>()
+        );
+    }
+}

@@ -1,0 +1,463 @@
+//! The profiler of one process: the messages' meaning, over all its allocators.
+
+use std::process;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::rand::GetRandomFlags;
+use serde::Serialize;
+
+use crate::dump::{self, Dump, Origin};
+use crate::dumper::Dumper;
+use crate::error::{Error, ErrorKind, Result};
+use crate::jemalloc::{Jemalloc, discover};
+use crate::mallctl::Mallctl;
+use crate::objects;
+use crate::stats::{ReadStats, Stats};
+use crate::store::{DumpName, Kept, Store};
+
+/// What a profiler needs to know of its process.
+#[derive(Debug)]
+pub struct Settings {
+    /// The program's name.
+    pub program: String,
+    /// The host's own jemalloc, where it hands it over.
+    pub host: Option<Mallctl>,
+    /// An address in the image that no allocator of the host's lies in: the plugin's.
+    pub own_image: usize,
+    /// Where dumps are kept.
+    pub store: Store,
+    /// How to read figures.
+    pub read_stats: ReadStats,
+}
+
+/// The profiler of this process.
+#[derive(Debug)]
+pub struct Profiler {
+    settings: Settings,
+    started: SystemTime,
+    found: RwLock<Found>,
+    active_since: Mutex<Option<SystemTime>>,
+    dumper: Dumper,
+    /// The pid of the process in which a dump runs; a forked child inherits the value, not the
+    /// dump.
+    dumping: AtomicU32,
+    sequence: AtomicU32,
+    last_size: AtomicU64,
+}
+
+/// The allocators, and how many libraries had been loaded when they were looked for.
+#[derive(Debug)]
+struct Found {
+    allocators: Arc<[Jemalloc]>,
+    load_count: u64,
+}
+
+impl Found {
+    fn look(settings: &Settings) -> Self {
+        let load_count = objects::load_count();
+        Self {
+            allocators: discover(settings.host, settings.own_image).into(),
+            load_count,
+        }
+    }
+}
+
+/// One allocator, as `status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Allocator {
+    /// `jemalloc`.
+    pub kind: &'static str,
+    /// Its version.
+    pub version: String,
+    /// `host`, `dlsym` or the symbol table.
+    pub found_by: String,
+    /// Compiled with profiling.
+    pub config_prof: bool,
+    /// Started with profiling.
+    pub opt_prof: bool,
+    /// Samples now.
+    pub prof_active: bool,
+    /// log2 of the sample interval.
+    pub lg_sample: Option<u64>,
+    /// Serves this process's `malloc`.
+    pub owns_malloc: bool,
+}
+
+/// The state of the profiler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// `active`, `inactive` or `unavailable`.
+    pub profiling: &'static str,
+    /// Why it is unavailable.
+    pub reason: Option<String>,
+    /// What would help.
+    pub remedy: Option<String>,
+    /// Since when it samples: RFC 3339, UTC.
+    pub active_since: Option<String>,
+    /// Mean bytes between samples.
+    pub sample_interval: Option<u64>,
+    /// Every allocator of the process.
+    pub allocators: Vec<Allocator>,
+    /// Where dumps are kept.
+    pub dump_dir: String,
+    /// How many are kept.
+    pub kept: usize,
+    /// A dump is running.
+    pub busy: bool,
+}
+
+/// What `activate` and `deactivate` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Activation {
+    /// The state after it.
+    #[serde(flatten)]
+    pub status: Status,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// What `dump` took: one dump for each allocator that can profile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DumpReport {
+    /// The one with most bytes in use.
+    #[serde(flatten)]
+    pub largest: Dump,
+    /// Since when samples were taken: RFC 3339, UTC.
+    pub active_since: Option<String>,
+    /// From the message to the dump's name.
+    pub duration_ms: u64,
+    /// All of them.
+    pub dumps: Vec<Dump>,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+impl Profiler {
+    /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
+    pub fn new(settings: Settings, now: SystemTime) -> Self {
+        let profiler = Self {
+            found: RwLock::new(Found::look(&settings)),
+            settings,
+            started: now,
+            active_since: Mutex::new(None),
+            dumper: Dumper::default(),
+            dumping: AtomicU32::new(0),
+            sequence: AtomicU32::new(0),
+            last_size: AtomicU64::new(0),
+        };
+        if profiler.allocators().iter().any(Jemalloc::prof_active) {
+            profiler.set_active_since(Some(now));
+        }
+        if let Err(error) = profiler.dumper.start() {
+            log::warn!("{error}; the first dump tries again");
+        }
+        profiler
+    }
+
+    /// Starts sampling in every jemalloc that can. `lg_sample` also sets the interval, which
+    /// drops the samples so far.
+    ///
+    /// # Errors
+    /// Why none of them can, with the remedy for this process.
+    pub fn activate(&self, lg_sample: Option<u64>) -> Result<Activation> {
+        self.look_again();
+        let allocators = self.allocators();
+        self.require_profiling(&allocators)?;
+        let mut warnings = Vec::new();
+        let _running = lg_sample.map(|_| self.begin_dump()).transpose()?;
+        for jemalloc in allocators.iter() {
+            match jemalloc.require_profiling() {
+                Ok(()) => {
+                    if let Some(lg_sample) = lg_sample {
+                        jemalloc.reset(lg_sample)?;
+                        warnings.push("setting lg_sample dropped the samples so far".to_owned());
+                    }
+                    jemalloc.set_active(true)?;
+                }
+                Err(error) => warnings.push(with_remedy(&error)),
+            }
+        }
+        let mut since = self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        since.get_or_insert_with(SystemTime::now);
+        drop(since);
+        warnings.dedup();
+        Ok(Activation {
+            status: self.status(),
+            warnings,
+        })
+    }
+
+    /// Stops sampling. What was sampled stays, and frees are still counted.
+    ///
+    /// # Errors
+    /// jemalloc refused.
+    pub fn deactivate(&self) -> Result<Activation> {
+        let allocators = self.allocators();
+        allocators
+            .iter()
+            .try_for_each(|jemalloc| jemalloc.set_active(false))?;
+        self.set_active_since(None);
+        let unavailable = self.require_profiling(&allocators).err();
+        let warnings = unavailable.iter().map(with_remedy).collect();
+        Ok(Activation {
+            status: self.status(),
+            warnings,
+        })
+    }
+
+    /// Takes a dump of every jemalloc that profiles, and keeps it.
+    ///
+    /// # Errors
+    /// `Busy` while another one runs; why profiling is not on; what the system refused.
+    pub fn dump(&self, trigger: &'static str) -> Result<DumpReport> {
+        let _running = self.begin_dump()?;
+        let begun = Instant::now();
+        self.look_again();
+        let allocators = self.allocators();
+        self.require_profiling(&allocators)?;
+        let active_since = *self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let origin = Origin {
+            program: self.settings.program.clone(),
+            started: self.started,
+            active_since,
+            trigger,
+        };
+        let mut dumps = Vec::new();
+        for jemalloc in allocators.iter().filter(|jemalloc| jemalloc.opt_prof) {
+            dumps.push(self.dump_one(jemalloc.clone(), origin.clone())?);
+        }
+        let largest = dumps
+            .iter()
+            .max_by_key(|dump| dump.estimated_inuse_bytes)
+            .cloned()
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "no allocator was dumped"))?;
+        self.last_size.store(largest.bytes, Ordering::Relaxed);
+        Ok(DumpReport {
+            warnings: explain(&dumps, active_since, SystemTime::now()),
+            largest,
+            active_since: active_since.map(rfc3339),
+            duration_ms: begun.elapsed().as_millis() as u64,
+            dumps,
+        })
+    }
+
+    fn dump_one(&self, jemalloc: Jemalloc, origin: Origin) -> Result<Dump> {
+        let name = self.next_name()?;
+        let store = self.settings.store.clone();
+        let last_size = self.last_size.load(Ordering::Relaxed);
+        self.dumper
+            .run(move || dump::take(&jemalloc, &store, &name, &origin, last_size))?
+    }
+
+    fn next_name(&self) -> Result<DumpName> {
+        let mut random = [0; 4];
+        rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
+            .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
+        Ok(DumpName {
+            taken: SystemTime::now(),
+            pid: process::id(),
+            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+            random: u32::from_ne_bytes(random),
+        })
+    }
+
+    /// The allocators' own figures.
+    ///
+    /// # Errors
+    /// `Busy` while a dump runs, whose lock jemalloc's statistics would wait for.
+    pub fn stats(&self) -> Result<Vec<Stats>> {
+        let _running = self.begin_dump()?;
+        self.look_again();
+        let allocators = self.allocators();
+        if allocators.is_empty() {
+            return Err(no_jemalloc());
+        }
+        let read = |jemalloc: &Jemalloc| {
+            let (figures, report) = (self.settings.read_stats)(&jemalloc.mallctl)?;
+            Ok(Stats {
+                kind: "jemalloc",
+                version: jemalloc.version.clone(),
+                figures: jemalloc.config_stats.then_some(figures),
+                report,
+            })
+        };
+        allocators.iter().map(read).collect()
+    }
+
+    /// The state, at once, also while a dump runs.
+    pub fn status(&self) -> Status {
+        let allocators = self.allocators();
+        let unavailable = self.require_profiling(&allocators).err();
+        let active = allocators.iter().any(Jemalloc::prof_active);
+        let since = *self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (kept, unreadable) = match self.settings.store.list() {
+            Ok(kept) => (kept.len(), None),
+            Err(error) => (0, Some(with_remedy(&error))),
+        };
+        let remedy = unavailable.as_ref().map(|error| error.remedy.clone());
+        Status {
+            profiling: match (&unavailable, active) {
+                (Some(_), _) => "unavailable",
+                (None, true) => "active",
+                (None, false) => "inactive",
+            },
+            reason: unavailable.map(|error| error.message).or(unreadable),
+            remedy: remedy.filter(|remedy| !remedy.is_empty()),
+            active_since: since.filter(|_| active).map(rfc3339),
+            sample_interval: allocators
+                .iter()
+                .filter(|jemalloc| jemalloc.opt_prof)
+                .find_map(Jemalloc::lg_sample)
+                .and_then(|lg| 1u64.checked_shl(lg as u32)),
+            allocators: allocators.iter().map(describe).collect(),
+            dump_dir: self.settings.store.directory().display().to_string(),
+            kept,
+            busy: self.dumping.load(Ordering::Acquire) == process::id(),
+        }
+    }
+
+    /// The kept dumps, newest first.
+    ///
+    /// # Errors
+    /// The dump directory cannot be read.
+    pub fn list(&self) -> Result<Vec<Kept>> {
+        self.settings.store.list()
+    }
+
+    /// Opens a kept dump.
+    ///
+    /// # Errors
+    /// No kept dump has that id.
+    pub fn fetch(&self, id: &str) -> Result<std::fs::File> {
+        self.settings.store.fetch(id)
+    }
+
+    fn allocators(&self) -> Arc<[Jemalloc]> {
+        Arc::clone(
+            &self
+                .found
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .allocators,
+        )
+    }
+
+    /// A jemalloc may have come with a library that was loaded since.
+    fn look_again(&self) {
+        let known = self
+            .found
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .load_count;
+        if known != objects::load_count() {
+            let found = Found::look(&self.settings);
+            *self.found.write().unwrap_or_else(PoisonError::into_inner) = found;
+        }
+    }
+
+    fn require_profiling(&self, allocators: &[Jemalloc]) -> Result<()> {
+        let mut reasons = allocators.iter().map(Jemalloc::require_profiling);
+        match reasons.next() {
+            None => Err(no_jemalloc()),
+            Some(first) => first.or_else(|error| reasons.find_map(Result::ok).ok_or(error)),
+        }
+    }
+
+    fn set_active_since(&self, since: Option<SystemTime>) {
+        *self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    fn begin_dump(&self) -> Result<Running<'_>> {
+        let own = process::id();
+        let claimed = self
+            .dumping
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |owner| {
+                (owner != own).then_some(own)
+            });
+        match claimed {
+            Ok(_) => Ok(Running(&self.dumping)),
+            Err(_) => Err(Error::new(ErrorKind::Busy, "a dump is running").remedy("try again")),
+        }
+    }
+}
+
+/// Marks the time during which jemalloc's dump lock may be held.
+struct Running<'a>(&'a AtomicU32);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+fn describe(jemalloc: &Jemalloc) -> Allocator {
+    Allocator {
+        kind: "jemalloc",
+        version: jemalloc.version.clone(),
+        found_by: jemalloc.found_by.to_string(),
+        config_prof: jemalloc.config_prof,
+        opt_prof: jemalloc.opt_prof,
+        prof_active: jemalloc.prof_active(),
+        lg_sample: jemalloc.lg_sample(),
+        owns_malloc: jemalloc.owns_malloc,
+    }
+}
+
+/// What a reader of these dumps may wonder about.
+fn explain(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) -> Vec<String> {
+    let mut warnings = Vec::new();
+    match active_since {
+        None => warnings.push(
+            "profiling is inactive: the dump holds only what was sampled before and still lives; \
+             send `activate`, wait, dump again"
+                .to_owned(),
+        ),
+        Some(since) if dumps.iter().all(|dump| dump.stacks == 0) => {
+            let elapsed = now.duration_since(since).unwrap_or(Duration::ZERO);
+            warnings.push(format!(
+                "no samples yet: profiling became active {} ago and samples about once every {} \
+                 allocated bytes",
+                humantime::format_duration(Duration::from_secs(elapsed.as_secs())),
+                dumps.first().map_or(0, |dump| dump.sample_interval),
+            ));
+        }
+        Some(_) => {}
+    }
+    warnings
+}
+
+fn no_jemalloc() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "this process has no jemalloc that memprof can find",
+    )
+    .remedy(
+        "start it with LD_PRELOAD=libjemalloc.so.2 and MALLOC_CONF=prof:true,prof_active:false; \
+         if jemalloc is linked in, do not strip the program, or export mallctl",
+    )
+}
+
+fn with_remedy(error: &Error) -> String {
+    match error.remedy.as_str() {
+        "" => error.message.clone(),
+        remedy => format!("{}; {remedy}", error.message),
+    }
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}

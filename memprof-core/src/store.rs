@@ -1,0 +1,509 @@
+//! The dump directory: names, listing, retention.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::{Errno, retry_on_intr};
+use serde::Serialize;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::publish::publish;
+
+const EXTENSION: &str = ".heap";
+
+/// How many dumps to keep. The oldest go first, before a new one is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// At most so many dumps, at least 1.
+    pub count: usize,
+    /// At most so many bytes in all.
+    pub bytes: u64,
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self {
+            count: 32,
+            bytes: 1 << 30,
+        }
+    }
+}
+
+/// One kept dump.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Kept {
+    /// What `fetch` takes.
+    pub id: String,
+    /// Where it lies, absolute.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was taken: RFC 3339, UTC.
+    pub taken: String,
+    /// The process that wrote it.
+    pub pid: u32,
+}
+
+/// The directory that holds a program's dumps, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    directory: PathBuf,
+    keep: Keep,
+}
+
+/// Where a program keeps its dumps when no directory was configured. `variable` reads the
+/// environment.
+pub fn default_dump_dir(
+    program: &str,
+    is_root: bool,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> PathBuf {
+    let absolute = |name: &str| {
+        variable(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let state = absolute("XDG_STATE_HOME")
+        .or_else(|| is_root.then(|| PathBuf::from("/var/lib")))
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .unwrap_or_else(|| PathBuf::from("/var/lib"));
+    state.join("memprof").join(program)
+}
+
+impl Store {
+    /// A store in `directory`, an absolute path; it is made when it is first needed.
+    pub fn new(directory: PathBuf, keep: Keep) -> Self {
+        Self { directory, keep }
+    }
+
+    /// The directory's path.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The kept dumps, newest first.
+    ///
+    /// # Errors
+    /// The directory cannot be read or is not safe to use. A missing one is empty.
+    pub fn list(&self) -> Result<Vec<Kept>> {
+        match self.open() {
+            Ok(directory) => self.kept_in(&directory),
+            Err(Errno::NOENT) => Ok(Vec::new()),
+            Err(errno) => Err(self.unusable("read", errno.into())),
+        }
+    }
+
+    /// Opens a kept dump.
+    ///
+    /// # Errors
+    /// `Invalid` when no kept dump has that id.
+    pub fn fetch(&self, id: &str) -> Result<File> {
+        if !self.list()?.iter().any(|kept| kept.id == id) {
+            let error = Error::new(
+                ErrorKind::Invalid,
+                format!("no kept dump has the id {id:?}"),
+            );
+            return Err(error.remedy("send `list` for the ids"));
+        }
+        let open = || {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(
+                self.open()?,
+                format!("{id}{EXTENSION}"),
+                flags,
+                Mode::empty(),
+            )
+        };
+        let file =
+            retry_on_intr(open).map_err(|errno| self.unusable("open a dump in", errno.into()))?;
+        Ok(File::from(file))
+    }
+
+    /// Publishes a dump under a new name, after making room for it. Returns its id, path and
+    /// length.
+    ///
+    /// # Errors
+    /// The directory cannot be made, is not safe, or takes no more; nothing is left behind.
+    pub(crate) fn add(&self, name: &DumpName, size: u64, body: &mut dyn Read) -> Result<Kept> {
+        let directory = self.open_or_make()?;
+        self.make_room(&directory, size)?;
+        let id = name.to_string();
+        let file_name = format!("{id}{EXTENSION}");
+        let bytes = publish(&directory, &file_name, body).map_err(|(act, cause)| {
+            self.unusable(&format!("{act} in"), cause)
+                .remedy("free space or choose another dump_dir in the plugin's config")
+        })?;
+        Ok(Kept {
+            id,
+            path: self.directory.join(file_name),
+            bytes,
+            taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
+            pid: name.pid,
+        })
+    }
+
+    /// Makes the directory if need be, and checks that dumps can be kept in it.
+    ///
+    /// # Errors
+    /// As for publishing.
+    pub(crate) fn open_or_make(&self) -> Result<OwnedFd> {
+        let made = match self.open() {
+            Err(Errno::NOENT) => DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.directory)
+                .and_then(|()| Ok(self.open()?)),
+            opened => opened.map_err(io::Error::from),
+        };
+        let directory = made.map_err(|cause| {
+            self.unusable("use", cause)
+                .remedy("set dump_dir to a directory that this user owns")
+        })?;
+        let stat = rustix::fs::fstat(&directory).map_err(|e| self.unusable("check", e.into()))?;
+        self.check_ownership(&stat)?;
+        Ok(directory)
+    }
+
+    fn check_ownership(&self, stat: &Stat) -> Result<()> {
+        let own = rustix::process::geteuid().as_raw();
+        let complaint = if stat.st_uid != own {
+            format!(
+                "it belongs to uid {}, this process runs as {own}",
+                stat.st_uid
+            )
+        } else if stat.st_mode & 0o022 != 0 {
+            "others may write to it".to_owned()
+        } else {
+            return Ok(());
+        };
+        let directory = self.directory.display();
+        Err(Error::new(
+            ErrorKind::Io,
+            format!("dump directory {directory} is not safe: {complaint}"),
+        )
+        .remedy(format!(
+            "chown and chmod 0700 {directory}, or choose another dump_dir"
+        )))
+    }
+
+    fn open(&self) -> std::result::Result<OwnedFd, Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
+    }
+
+    fn kept_in(&self, directory: &OwnedFd) -> Result<Vec<Kept>> {
+        let failed = |errno: Errno| self.unusable("list", errno.into());
+        let mut kept = Vec::new();
+        for entry in Dir::read_from(directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Some(id) = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|n| n.strip_suffix(EXTENSION))
+            else {
+                continue;
+            };
+            let Some(name) = DumpName::parse(id) else {
+                continue;
+            };
+            let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
+            match stat {
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+                    kept.push((name.taken, name.sequence, self.kept(id, &name, &stat)));
+                }
+                // Another process of this program may prune at the same time.
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        kept.sort_by(|a, b| (b.0, b.1, &b.2.id).cmp(&(a.0, a.1, &a.2.id)));
+        Ok(kept.into_iter().map(|(_, _, kept)| kept).collect())
+    }
+
+    fn kept(&self, id: &str, name: &DumpName, stat: &Stat) -> Kept {
+        Kept {
+            id: id.to_owned(),
+            path: self.directory.join(format!("{id}{EXTENSION}")),
+            bytes: stat.st_size.unsigned_abs(),
+            taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
+            pid: name.pid,
+        }
+    }
+
+    fn make_room(&self, directory: &OwnedFd, size: u64) -> Result<()> {
+        let kept = self.kept_in(directory)?;
+        let mut room = self.keep.bytes.saturating_sub(size);
+        let places = self.keep.count.saturating_sub(1);
+        let mut full = false;
+        for (at, dump) in kept.iter().enumerate() {
+            full |= at >= places || dump.bytes > room;
+            if !full {
+                room -= dump.bytes;
+                continue;
+            }
+            let name = format!("{}{EXTENSION}", dump.id);
+            match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {}", dump.id),
+                Err(errno) => return Err(self.unusable("prune a dump in", errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    fn unusable(&self, act: &str, cause: io::Error) -> Error {
+        Error::io(&format!("{act} {}", self.directory.display()), &cause)
+    }
+}
+
+/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DumpName {
+    /// When it was taken, to the second.
+    pub taken: SystemTime,
+    /// The process that took it.
+    pub pid: u32,
+    /// The how manieth of this process.
+    pub sequence: u32,
+    /// Tells apart what the rest does not, as after a restart in a container where every pid is 1.
+    pub random: u32,
+}
+
+impl DumpName {
+    fn parse(id: &str) -> Option<Self> {
+        let mut parts = id.split('.');
+        let mut part = || parts.next();
+        let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
+        let name = Self {
+            taken: parse_stamp(stamp)?,
+            pid: pid.parse().ok()?,
+            sequence: sequence.parse().ok()?,
+            random: u32::from_str_radix(random, 16).ok()?,
+        };
+        // Only what we would write ourselves is ours.
+        (name.to_string() == id).then_some(name)
+    }
+}
+
+impl std::fmt::Display for DumpName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            taken,
+            pid,
+            sequence,
+            random,
+        } = self;
+        let stamp = humantime::format_rfc3339_seconds(*taken)
+            .to_string()
+            .replace(['-', ':'], "");
+        write!(f, "{stamp}.{pid}.{sequence}.{random:08x}")
+    }
+}
+
+/// Parses `20261121T111244Z`.
+fn parse_stamp(stamp: &str) -> Option<SystemTime> {
+    let part = |range| stamp.get(range);
+    let (year, month, day) = (part(0..4)?, part(4..6)?, part(6..8)?);
+    let (hour, minute, second) = (part(9..11)?, part(11..13)?, part(13..15)?);
+    let text = format!("{year}-{month}-{day}T{hour}:{minute}:{second}Z");
+    let time = humantime::parse_rfc3339(&text).ok()?;
+    (time >= SystemTime::UNIX_EPOCH + Duration::from_secs(1)).then_some(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn name(seconds: u64, sequence: u32) -> DumpName {
+        let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564 + seconds);
+        DumpName {
+            taken,
+            pid: 42,
+            sequence,
+            random: 0xbeef,
+        }
+    }
+
+    fn store(keep: Keep) -> (tempfile::TempDir, Store) {
+        let parent = tempfile::tempdir().unwrap();
+        let store = Store::new(parent.path().join("dumps"), keep);
+        (parent, store)
+    }
+
+    fn add(store: &Store, name: &DumpName, body: &[u8]) -> Kept {
+        store.add(name, body.len() as u64, &mut &*body).unwrap()
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        let name = name(0, 7);
+        assert_eq!(name.to_string(), "20261121T111244Z.42.7.0000beef");
+        assert_eq!(DumpName::parse(&name.to_string()), Some(name));
+    }
+
+    #[test]
+    fn foreign_names_are_not_ours() {
+        for foreign in [
+            "",
+            "x",
+            "20261121T111244Z.42.7",
+            "20261121T111244Z.42.7.beef",
+            "20261121T111244Z.+42.7.0000beef",
+            "20261121T111244Z.42.7.0000beef.1",
+            "20261321T113924Z.42.7.0000beef",
+            "../../etc/passwd",
+            "jeprof.1.0.f",
+        ] {
+            assert_eq!(DumpName::parse(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_dump_is_private_whole_and_listed_newest_first() {
+        let (_parent, store) = store(Keep::default());
+        assert_eq!(store.list().unwrap(), []);
+        let first = add(&store, &name(0, 1), b"one");
+        let second = add(&store, &name(0, 2), b"three");
+        assert_eq!(store.list().unwrap(), [second.clone(), first]);
+        assert_eq!(std::fs::read(&second.path).unwrap(), b"three");
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&second.path), 0o600);
+        assert_eq!(mode(store.directory()), 0o700);
+    }
+
+    #[test]
+    fn publishing_the_same_name_twice_overwrites_nothing() {
+        let (_parent, store) = store(Keep::default());
+        let kept = add(&store, &name(0, 1), b"one");
+        let refused = store.add(&name(0, 1), 3, &mut &b"two"[..]).unwrap_err();
+        assert!(
+            refused.message.ends_with("File exists (EEXIST)"),
+            "{refused}"
+        );
+        assert_eq!(std::fs::read(kept.path).unwrap(), b"one");
+        assert_eq!(std::fs::read_dir(store.directory()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_the_newest_stays() {
+        let check = |keep: Keep, expected: &[u32]| {
+            let (_parent, store) = store(keep);
+            for sequence in 1..=4 {
+                add(&store, &name(u64::from(sequence), sequence), b"12345");
+            }
+            let kept: Vec<_> = store
+                .list()
+                .unwrap()
+                .iter()
+                .map(|kept| DumpName::parse(&kept.id).unwrap().sequence)
+                .collect();
+            assert_eq!(kept, expected, "{keep:?}");
+        };
+        check(
+            Keep {
+                count: 2,
+                bytes: 1000,
+            },
+            &[4, 3],
+        );
+        check(
+            Keep {
+                count: 9,
+                bytes: 16,
+            },
+            &[4, 3, 2],
+        );
+        check(Keep { count: 1, bytes: 1 }, &[4]);
+    }
+
+    #[test]
+    fn retention_never_touches_foreign_files() {
+        let (_parent, store) = store(Keep { count: 1, bytes: 1 });
+        add(&store, &name(0, 1), b"one");
+        let foreign = store.directory().join("notes.heap");
+        std::fs::write(&foreign, "mine").unwrap();
+        add(&store, &name(1, 2), b"two");
+        assert!(foreign.exists());
+        assert_eq!(store.list().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn fetch_takes_only_listed_ids() {
+        let (parent, store) = store(Keep::default());
+        let kept = add(&store, &name(0, 1), b"one");
+        let mut body = String::new();
+        store
+            .fetch(&kept.id)
+            .unwrap()
+            .read_to_string(&mut body)
+            .unwrap();
+        assert_eq!(body, "one");
+
+        let secret = parent.path().join("secret.heap");
+        std::fs::write(&secret, "secret").unwrap();
+        let planted = "20261121T111244Z.42.9.0000beef";
+        symlink(&secret, store.directory().join(format!("{planted}.heap"))).unwrap();
+        for id in [
+            "",
+            ".",
+            "../secret",
+            "/etc/passwd",
+            planted,
+            "20261121T111244Z.42.1.0000beef\0",
+        ] {
+            let refused = store.fetch(id).unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Invalid, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_refused() {
+        let (_parent, store) = store(Keep::default());
+        std::fs::create_dir(store.directory()).unwrap();
+        std::fs::set_permissions(store.directory(), PermissionsExt::from_mode(0o777)).unwrap();
+        let refused = store.add(&name(0, 1), 3, &mut &b"one"[..]).unwrap_err();
+        assert!(
+            refused.message.ends_with("others may write to it"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_file_in_place_of_the_directory_is_named() {
+        let (_parent, store) = store(Keep::default());
+        std::fs::write(store.directory(), "").unwrap();
+        let refused = store.add(&name(0, 1), 3, &mut &b"one"[..]).unwrap_err();
+        assert!(refused.message.contains("ENOTDIR"), "{refused}");
+    }
+
+    #[test]
+    fn default_directories() {
+        let check = |is_root, variables: &[(&str, &str)], expected: &str| {
+            let variable = |name: &str| {
+                variables
+                    .iter()
+                    .find(|(known, _)| *known == name)
+                    .map(|(_, v)| OsString::from(v))
+            };
+            assert_eq!(
+                default_dump_dir("web", is_root, variable),
+                Path::new(expected)
+            );
+        };
+        check(true, &[("HOME", "/root")], "/var/lib/memprof/web");
+        check(true, &[("XDG_STATE_HOME", "/s")], "/s/memprof/web");
+        check(
+            false,
+            &[("HOME", "/home/a")],
+            "/home/a/.local/state/memprof/web",
+        );
+        check(false, &[("HOME", "relative")], "/var/lib/memprof/web");
+    }
+}

@@ -1,0 +1,153 @@
+//! The host's config file.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// A host's config. Unknown keys are errors.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[control]`.
+    pub control: ControlConfig,
+    /// `[log]`.
+    pub log: LogConfig,
+    /// `[[plugin]]`.
+    pub plugin: Vec<PluginConfig>,
+}
+
+/// `[control]`: the socket through which `memprof` talks to the host.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ControlConfig {
+    /// `on` (the default: `<pid>.sock` in the default directory), `off`, or a path.
+    pub socket: Option<String>,
+    /// The name that `memprof -t` takes; the program's own by default.
+    pub name: Option<String>,
+    /// Users who may connect besides root and the host's own.
+    pub allow_uids: Vec<u32>,
+}
+
+/// `[log]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// `error`, `warn`, `info` (the default), `debug` or `trace`.
+    pub level: Option<String>,
+}
+
+/// `[[plugin]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PluginConfig {
+    /// The plugin's file, absolute.
+    pub path: PathBuf,
+    /// The digest that the file must have, in hexadecimal.
+    pub sha256: Option<String>,
+    /// `[plugin.config]`, handed to the plugin as it is.
+    #[serde(default)]
+    pub config: toml::Table,
+}
+
+/// A config file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("config file {}: {message}", path.display())]
+pub struct ConfigError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong, with line and column where it is in the text.
+    pub message: String,
+}
+
+impl Config {
+    /// Reads a config file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no TOML, has an unknown key or a value of the wrong kind.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |message: String| ConfigError {
+            path: path.to_owned(),
+            message,
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        Self::parse(&text).map_err(failed)
+    }
+
+    /// Parses the text of a config file.
+    ///
+    /// # Errors
+    /// The message names line and column.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let config: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        config.log.level()?;
+        Ok(config)
+    }
+}
+
+impl LogConfig {
+    /// The level as the `log` crate has it.
+    ///
+    /// # Errors
+    /// The word is none of the five.
+    pub fn level(&self) -> Result<log::LevelFilter, String> {
+        match self.level.as_deref() {
+            None => Ok(log::LevelFilter::Info),
+            Some(word) => word.parse().map_err(|_| {
+                format!("[log] level {word:?} is none of error, warn, info, debug, trace")
+            }),
+        }
+    }
+}
+
+impl PluginConfig {
+    /// What the plugin is called until it has told its id: the file's name.
+    pub fn file_name(&self) -> String {
+        let stem = self.path.file_stem().unwrap_or(self.path.as_os_str());
+        stem.to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Config;
+
+    #[test]
+    fn a_whole_config() {
+        let config = Config::parse(
+            "[control]\nsocket = \"/run/x.sock\"\nname = \"web\"\nallow_uids = [7]\n\
+             [log]\nlevel = \"debug\"\n\
+             [[plugin]]\npath = \"/p/memory_profile.so\"\n[plugin.config]\ndump_dir = \"/d\"\n\
+             [[plugin]]\npath = \"/p/hello_c.so\"\nsha256 = \"ab\"\n",
+        )
+        .unwrap();
+        assert_eq!(config.control.socket.as_deref(), Some("/run/x.sock"));
+        assert_eq!(config.log.level(), Ok(log::LevelFilter::Debug));
+        assert_eq!(config.plugin[0].file_name(), "memory_profile");
+        assert_eq!(config.plugin[0].config.to_string(), "dump_dir = \"/d\"\n");
+        assert_eq!(config.plugin[1].sha256.as_deref(), Some("ab"));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let check = |text: &str, expected: &[&str]| {
+            let error = Config::parse(text).unwrap_err();
+            for part in expected {
+                assert!(error.contains(part), "{error}");
+            }
+        };
+        check(
+            "\n[contol]\n",
+            &["line 2, column 2", "unknown field `contol`"],
+        );
+        check(
+            "[control]\nsocket = 1",
+            &["line 2, column 10", "expected a string"],
+        );
+        check("[[plugin]]\nsha256 = \"\"", &["missing field `path`"]);
+        check(
+            "[log]\nlevel = \"loud\"",
+            &["[log] level \"loud\" is none of"],
+        );
+        check("x", &["line 1"]);
+    }
+}

@@ -1,0 +1,172 @@
+//! The listening socket: its directory, its lock, its mode.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::ControlError;
+use crate::socket_dir::{check_parent, make_private, own_default_dir, sockets};
+
+const BACKLOG: i32 = 64;
+
+#[derive(Debug)]
+pub(super) struct Listener {
+    path: PathBuf,
+    socket: UnixListener,
+    /// Held while the host lives; decides who may replace a socket that is left over.
+    lock: File,
+    /// Where the default directory tells of a socket elsewhere.
+    link: Option<PathBuf>,
+}
+
+impl Listener {
+    pub(super) fn bind(configured: Option<&Path>) -> Result<Self, ControlError> {
+        let default = own_default_dir();
+        let own_name = format!("{}.sock", std::process::id());
+        let path = configured.map_or_else(|| default.join(&own_name), Path::to_owned);
+        let failed = |cause| ControlError {
+            path: path.clone(),
+            cause,
+        };
+        let link = match configured {
+            None => {
+                make_private(&default).map_err(failed)?;
+                sweep(&default);
+                None
+            }
+            Some(configured) => {
+                check_parent(configured.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
+                Some(default.join(&own_name))
+            }
+        };
+        let lock = lock(&path).map_err(failed)?;
+        let socket = bind(&path).map_err(failed)?;
+        let link = link.filter(|link| {
+            let linked = make_private(&default).and_then(|()| relink(&path, link));
+            // The socket works without it; only `memprof ps` will not list this host.
+            linked
+                .inspect_err(|e| log::warn!("{} is not listed: {e}", path.display()))
+                .is_ok()
+        });
+        Ok(Self {
+            path,
+            socket,
+            lock,
+            link,
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn accept(&self) -> io::Result<UnixStream> {
+        self.socket.accept().map(|(stream, _)| stream)
+    }
+
+    /// Wakes `accept`, which then fails.
+    pub(super) fn close(&self) {
+        if let Err(errno) = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both) {
+            log::debug!("closing {}: {errno}", self.path.display());
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // The lock's file goes last, while the lock is still held.
+        let lock_file = lock_path(&self.path);
+        for path in [Some(&self.path), self.link.as_ref(), Some(&lock_file)]
+            .into_iter()
+            .flatten()
+        {
+            remove(path);
+        }
+        log::debug!("{:?} is released", self.lock);
+    }
+}
+
+fn lock_path(socket: &Path) -> PathBuf {
+    socket.with_added_extension("lock")
+}
+
+/// Takes the lock of a socket's path.
+fn lock(socket: &Path) -> io::Result<File> {
+    let path = lock_path(socket);
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another host listens there",
+        )),
+        Err(errno) => Err(errno.into()),
+        Ok(()) => Ok(file.into()),
+    }
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    // We hold the lock: what lies there is left over from a host that died.
+    match path.symlink_metadata() {
+        Ok(found) if is_socket(&found) => std::fs::remove_file(path)?,
+        Ok(_) => {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "a file is in the way",
+            ));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Before bind, which takes the mode over: afterwards there would be a moment for others.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn is_socket(metadata: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    metadata.file_type().is_socket()
+}
+
+fn relink(socket: &Path, link: &Path) -> io::Result<()> {
+    remove(link);
+    symlink(socket, link)
+}
+
+/// Removes what hosts that died left in the default directory.
+fn sweep(directory: &Path) {
+    let left = sockets(directory).unwrap_or_default();
+    for socket in left {
+        // A link has its lock elsewhere: whoever listens there keeps it.
+        if !socket.is_symlink() && lock(&socket).is_ok() {
+            remove(&socket);
+            remove(&lock_path(&socket));
+        } else if socket.is_symlink() && !socket.exists() {
+            remove(&socket);
+        }
+    }
+}
+
+fn remove(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            log::warn!("failed to remove {}: {error}", path.display());
+        }
+        Ok(()) | Err(_) => {}
+    }
+}

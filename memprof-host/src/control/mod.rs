@@ -1,0 +1,247 @@
+//! The control socket of a host.
+//!
+//! One thread blocks in `accept`; each connection gets a thread of its own for as long as it
+//! lasts. So nothing wakes up while nobody talks, and a long dump delays nobody else.
+
+mod connection;
+mod listener;
+mod service;
+
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+use std::{io, mem};
+
+use nix::sys::signal::SigSet;
+use rustix::net::sockopt::socket_peercred;
+use serde_json::Value;
+
+use crate::protocol::{self, HostInfo};
+use crate::router::Router;
+use connection::{Conversation, serve};
+use listener::Listener;
+use service::Service;
+
+/// More connections than these at a time push out the one that was silent longest.
+const CONNECTION_LIMIT: usize = 32;
+const STACK_SIZE: usize = 256 * 1024;
+
+/// Where to listen, and who the host is.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    /// The socket's path; by default `<pid>.sock` in the default directory.
+    pub path: Option<PathBuf>,
+    /// The host's name.
+    pub name: String,
+    /// The program's version.
+    pub version: String,
+    /// Users who may connect besides root and the host's own.
+    pub allow_uids: Vec<u32>,
+}
+
+/// The socket cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("control socket {}: {cause}", path.display())]
+pub struct ControlError {
+    /// Where it was to be.
+    pub path: PathBuf,
+    /// Why not.
+    pub cause: io::Error,
+}
+
+/// An open control socket; closed and removed when dropped.
+#[derive(Debug)]
+pub struct ControlSocket {
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    listener: Listener,
+    service: Service,
+    allow_uids: Vec<u32>,
+    stopping: AtomicBool,
+    conversations: Mutex<Conversations>,
+}
+
+#[derive(Debug, Default)]
+struct Conversations {
+    next_id: u64,
+    open: HashMap<u64, Conversation>,
+}
+
+impl ControlSocket {
+    /// Opens the socket and answers on it.
+    ///
+    /// # Errors
+    /// The directory is not safe, another host has the path, or the system refuses.
+    pub fn open(listen: Listen, router: Arc<Router>) -> Result<Self, ControlError> {
+        let listener = Listener::bind(listen.path.as_deref())?;
+        let path = listener.path().to_owned();
+        let info = HostInfo::own(listen.name, listen.version);
+        let shared = Arc::new(Shared {
+            listener,
+            service: Service { router, info },
+            allow_uids: listen.allow_uids,
+            stopping: AtomicBool::new(false),
+            conversations: Mutex::default(),
+        });
+        let accepting = Builder::new()
+            .name("memprof-control".into())
+            .stack_size(STACK_SIZE)
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.accept()
+            })
+            .map_err(|cause| ControlError { path, cause })?;
+        Ok(Self {
+            shared,
+            accepting: Some(accepting),
+        })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        self.shared.listener.path()
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.listener.close();
+        if let Some(accepting) = self.accepting.take()
+            && accepting.join().is_err()
+        {
+            log::error!("the control thread panicked");
+        }
+        // A connection's thread may hold the last use of a plugin: wait for all of them.
+        let open = mem::take(&mut self.shared.lock().open);
+        open.into_values().for_each(Conversation::end);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Conversations> {
+        self.conversations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept(self: Arc<Self>) {
+        // The connections' threads inherit the mask: a signal of the host's never lands on us.
+        if let Err(errno) = SigSet::all().thread_block() {
+            log::error!("the control socket is closed, because it cannot block signals: {errno}");
+            return;
+        }
+        loop {
+            match self.listener.accept() {
+                _ if self.stopping.load(Ordering::Acquire) => return,
+                Ok(stream) => self.admit(stream),
+                Err(error) => {
+                    log::warn!("control socket {}: {error}", self.listener.path().display());
+                    // Out of descriptors or memory: without a pause this would spin.
+                    std::thread::park_timeout(std::time::Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, stream: UnixStream) {
+        if let Err(refusal) = self.authorize(&stream) {
+            log::warn!("control connection refused: {refusal}");
+            return;
+        }
+        let mut conversations = self.lock();
+        if conversations.open.len() >= CONNECTION_LIMIT && !conversations.push_out() {
+            let message = format!("all {CONNECTION_LIMIT} connections are in use");
+            connection::refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
+            return;
+        }
+        conversations.next_id += 1;
+        let id = conversations.next_id;
+        let started = Conversation::start(stream, |stream, activity| {
+            let shared = Arc::clone(self);
+            Builder::new()
+                .name("memprof-conn".into())
+                .stack_size(STACK_SIZE)
+                .spawn(move || {
+                    serve(&stream, &activity, &shared.service);
+                    shared.lock().open.remove(&id);
+                })
+        });
+        match started {
+            Ok(conversation) => drop(conversations.open.insert(id, conversation)),
+            Err(error) => log::warn!("control connection refused: {error}"),
+        }
+    }
+
+    fn authorize(&self, stream: &UnixStream) -> Result<(), String> {
+        let peer = socket_peercred(stream).map_err(|errno| format!("unknown peer: {errno}"))?;
+        let uid = peer.uid.as_raw();
+        let own = rustix::process::geteuid().as_raw();
+        if uid == 0 || uid == own || self.allow_uids.contains(&uid) {
+            return Ok(());
+        }
+        Err(format!(
+            "uid {uid} is not allowed; add it to [control] allow_uids"
+        ))
+    }
+}
+
+impl Conversations {
+    /// Ends the connection that has been silent longest. False when all are at work.
+    fn push_out(&mut self) -> bool {
+        let silent = self
+            .open
+            .iter()
+            .filter_map(|(id, c)| Some((c.silent_since()?, *id)));
+        let Some((_, id)) = silent.min_by_key(|(since, _): &(Instant, u64)| *since) else {
+            return false;
+        };
+        if let Some(conversation) = self.open.remove(&id) {
+            conversation.hang_up();
+        }
+        true
+    }
+}
+
+impl Conversation {
+    fn hang_up(&self) {
+        // It fails only on a connection that is closed already.
+        if let Err(error) = self.stream().shutdown(Shutdown::Both) {
+            log::debug!("control connection: {error}");
+        }
+    }
+
+    fn end(self) {
+        self.hang_up();
+        if self.into_thread().join().is_err() {
+            log::error!("a control connection panicked");
+        }
+    }
+}
+
+impl HostInfo {
+    fn own(name: String, version: String) -> Self {
+        let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        let started = std::time::SystemTime::UNIX_EPOCH.elapsed();
+        Self {
+            pid: std::process::id(),
+            name,
+            command: command.trim_end().to_owned(),
+            version,
+            started: started.map_or(0, |since| since.as_secs()),
+        }
+    }
+}
+
+/// The `id` of a response to a line that has none to repeat.
+const NO_ID: Value = Value::Null;

@@ -1,0 +1,153 @@
+//! What a request means.
+
+use std::sync::Arc;
+
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::MEMPROF_IO;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::NO_ID;
+use super::connection::Response;
+use crate::protocol::{
+    BASIC_MESSAGE, BasicMessage, HOST, HostInfo, INVALID_PARAMS, INVALID_REQUEST, MESSAGE,
+    METHOD_NOT_FOUND, MessageParams, PARSE_ERROR, PLUGINS, PluginInfo, Request, UNKNOWN_PLUGIN,
+    error_line, message_result, result_line,
+};
+use crate::router::{Reply, Router};
+
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) router: Arc<Router>,
+    pub(super) info: HostInfo,
+}
+
+/// A JSON-RPC error.
+struct Fault {
+    code: i32,
+    message: String,
+}
+
+fn fault(code: i32, message: impl Into<String>) -> Fault {
+    Fault {
+        code,
+        message: message.into(),
+    }
+}
+
+impl Service {
+    /// Answers one frame; nothing to a notification.
+    pub(super) fn answer(&self, frame: &[u8]) -> Option<Response> {
+        let request = match parse(frame) {
+            Ok(request) => request,
+            Err(fault) => return Some(line(error_line(&NO_ID, fault.code, &fault.message))),
+        };
+        let id = request.id.clone();
+        let response = self.call(request).unwrap_or_else(|fault| {
+            let id = id.as_ref().unwrap_or(&NO_ID);
+            line(error_line(id, fault.code, &fault.message))
+        });
+        id.map(|_| response)
+    }
+
+    fn call(&self, request: Request) -> Result<Response, Fault> {
+        let id = request.id.unwrap_or(NO_ID);
+        match request.method.as_str() {
+            MESSAGE => self.message(&id, params(request.params)?),
+            PLUGINS => Ok(line(result_line(&id, &self.plugins()))),
+            HOST => Ok(line(result_line(&id, &self.info))),
+            BASIC_MESSAGE => self.basic_message(&id, &params(request.params)?),
+            method => Err(fault(
+                METHOD_NOT_FOUND,
+                format!(
+                    "no such method: {method:?}; valid methods: {MESSAGE}, {PLUGINS}, {HOST}, \
+                     {BASIC_MESSAGE}"
+                ),
+            )),
+        }
+    }
+
+    fn message(&self, id: &Value, params: MessageParams) -> Result<Response, Fault> {
+        let reply = self.send(&params.plugin, &params.message, &params.args)?;
+        let (mut result, mut body) = message_result(reply, params.deliver);
+        let file = match body.take().map(crate::Body::into_file).transpose() {
+            Ok(file) => file,
+            Err(error) => {
+                let failure = Failure::new(
+                    MEMPROF_IO,
+                    format!("failed to pass the reply as a file: {error}"),
+                );
+                (result, _) = message_result(Reply::failed(&failure), None);
+                None
+            }
+        };
+        Ok(Response {
+            line: result_line(id, &result),
+            file,
+        })
+    }
+
+    fn basic_message(&self, id: &Value, params: &BasicMessage) -> Result<Response, Fault> {
+        // Traffic Server 9 sends the terminating NUL of the data.
+        let data = params.data.trim_end_matches('\0').trim();
+        let (name, args) = data.split_once(char::is_whitespace).unwrap_or((data, ""));
+        let reply = self.send(&params.tag, name, args.trim_start())?;
+        let level = if reply.status_code == 0 {
+            log::Level::Info
+        } else {
+            log::Level::Warn
+        };
+        log::log!(level, "{} {name}: {}", params.tag, outcome(reply));
+        Ok(line(result_line(id, &"success")))
+    }
+
+    fn send(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, Fault> {
+        let reply = self.router.message(plugin, name, args);
+        reply.map_err(|unknown| fault(UNKNOWN_PLUGIN, unknown.to_string()))
+    }
+
+    fn plugins(&self) -> Vec<PluginInfo> {
+        let describe = |(name, plugin): (&str, &Result<crate::Instance, Failure>)| match plugin {
+            Ok(instance) => instance.info().clone(),
+            Err(failure) => PluginInfo {
+                id: name.to_owned(),
+                version: String::new(),
+                messages: Vec::new(),
+                error: Some(failure.to_string()),
+            },
+        };
+        self.router.plugins().map(describe).collect()
+    }
+}
+
+/// What a person reads of a reply: the `text` of a JSON object, else the body.
+fn outcome(reply: Reply) -> String {
+    let body = reply.body.into_text();
+    let json: Result<Value, _> = serde_json::from_str(&body);
+    match json
+        .ok()
+        .and_then(|json| Some(json.get("text")?.as_str()?.to_owned()))
+    {
+        Some(text) => text,
+        None => body,
+    }
+}
+
+fn parse(frame: &[u8]) -> Result<Request, Fault> {
+    let value: Value = serde_json::from_slice(frame)
+        .map_err(|error| fault(PARSE_ERROR, format!("the line is no JSON: {error}")))?;
+    let request: Request = serde_json::from_value(value)
+        .map_err(|error| fault(INVALID_REQUEST, format!("no JSON-RPC request: {error}")))?;
+    if request.jsonrpc != "2.0" {
+        return Err(fault(INVALID_REQUEST, "jsonrpc must be \"2.0\""));
+    }
+    Ok(request)
+}
+
+fn params<T: DeserializeOwned>(value: Value) -> Result<T, Fault> {
+    serde_json::from_value(value).map_err(|error| fault(INVALID_PARAMS, error.to_string()))
+}
+
+fn line(line: String) -> Response {
+    Response { line, file: None }
+}

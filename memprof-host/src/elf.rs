@@ -1,0 +1,110 @@
+//! Whether a file can be given to `dlopen` without danger. A truncated shared library kills the
+//! process by SIGBUS there, so every range that its headers name must lie inside the file.
+
+use object::Endianness;
+use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_LOAD, SHT_NOBITS};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+
+/// Checks the bytes of a file.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn loadable(bytes: &[u8]) -> Result<(), String> {
+    let damaged = |error: object::Error| format!("it is not a whole ELF file: {error}");
+    let header = FileHeader64::<Endianness>::parse(bytes).map_err(damaged)?;
+    let endian = header.endian().map_err(damaged)?;
+    if endian != Endianness::default() || header.e_machine(endian) != EM_X86_64 {
+        return Err("it was built for another architecture".to_owned());
+    }
+    if header.e_type(endian) != ET_DYN {
+        return Err("it is not a shared library".to_owned());
+    }
+    let inside = |what: &str, offset: u64, size: u64| match offset.checked_add(size) {
+        Some(end) if end <= bytes.len() as u64 => Ok(()),
+        _ => Err(format!(
+            "it is truncated: a {what} ends beyond its {} bytes",
+            bytes.len()
+        )),
+    };
+    let segments = header.program_headers(endian, bytes).map_err(damaged)?;
+    if !segments
+        .iter()
+        .any(|segment| segment.p_type(endian) == PT_LOAD)
+    {
+        return Err("it has nothing to load".to_owned());
+    }
+    for segment in segments {
+        inside(
+            "segment",
+            segment.p_offset(endian),
+            segment.p_filesz(endian),
+        )?;
+    }
+    for section in header.section_headers(endian, bytes).map_err(damaged)? {
+        if section.sh_type(endian) != SHT_NOBITS {
+            inside(
+                "section",
+                section.sh_offset(endian),
+                section.sh_size(endian),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::loadable;
+
+    fn library() -> Vec<u8> {
+        let objects = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let libc = objects
+            .lines()
+            .find_map(|line| {
+                line.split_once('/')?
+                    .1
+                    .contains("libc.so")
+                    .then(|| line.split_once('/').unwrap().1)
+            })
+            .unwrap();
+        std::fs::read(format!("/{libc}")).unwrap()
+    }
+
+    #[test]
+    fn a_library_is_loadable() {
+        assert_eq!(loadable(&library()), Ok(()));
+    }
+
+    #[test]
+    fn a_library_truncated_anywhere_is_not() {
+        let library = library();
+        for part in 0..200 {
+            let cut = &library[..library.len() * part / 200];
+            assert!(
+                loadable(cut).is_err(),
+                "{} of {} bytes",
+                cut.len(),
+                library.len()
+            );
+        }
+        assert!(loadable(&library[..library.len() - 1]).is_err());
+    }
+
+    #[test]
+    fn other_files_are_refused_by_name_of_the_fault() {
+        let library = library();
+        let patched = |at: usize, byte: u8| {
+            let mut copy = library.clone();
+            copy[at] = byte;
+            copy
+        };
+        let check = |bytes: &[u8], expected: &str| {
+            let found = loadable(bytes).unwrap_err();
+            assert!(found.contains(expected), "{found}");
+        };
+        check(b"#!/bin/sh\n", "not a whole ELF file");
+        check(&patched(18, 183), "another architecture");
+        check(&patched(16, 1), "not a shared library");
+        check(&patched(4, 1), "not a whole ELF file");
+    }
+}

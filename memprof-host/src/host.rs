@@ -1,0 +1,107 @@
+//! A whole host: its plugins and its control socket.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::config::{Config, ControlConfig, PluginConfig};
+use crate::control::{ControlSocket, Listen};
+use crate::instance::{Instance, Refused};
+use crate::loader::load;
+use crate::program::Program;
+use crate::router::{Reply, Router, UnknownPlugin};
+
+/// A running host. When it is dropped, the control socket closes and the plugins end.
+#[derive(Debug)]
+pub struct Host {
+    control: Option<ControlSocket>,
+    router: Arc<Router>,
+}
+
+/// `[control] socket` is no path and no switch.
+#[derive(Debug, thiserror::Error)]
+#[error("[control] socket {0:?} is none of on, off or an absolute path")]
+pub struct InvalidSocket(String);
+
+impl Host {
+    /// Loads the plugins that `config` names, and opens the control socket. What cannot be
+    /// loaded or opened is logged, and does not stop the host.
+    ///
+    /// # Errors
+    /// `[control] socket` is neither a switch nor an absolute path.
+    pub fn start(config: &Config, mut program: Program) -> Result<Self, InvalidSocket> {
+        let socket = socket_path(&config.control)?;
+        if let Some(name) = &config.control.name {
+            // Plugins borrow the name as long as they live, which is as long as the process.
+            program.name = Box::leak(name.clone().into_boxed_str());
+        }
+        let mut router = Router::default();
+        for plugin in &config.plugin {
+            add(&mut router, plugin, program);
+        }
+        let router = Arc::new(router);
+        let control = socket.and_then(|path| {
+            let listen = Listen {
+                path,
+                name: program.name.to_owned(),
+                version: program.version.to_owned(),
+                allow_uids: config.control.allow_uids.clone(),
+            };
+            ControlSocket::open(listen, Arc::clone(&router))
+                .inspect_err(|error| log::error!("{error}; memprof cannot reach this host"))
+                .inspect(|socket| log::info!("control socket {}", socket.path().display()))
+                .ok()
+        });
+        Ok(Self { control, router })
+    }
+
+    /// Sends a message to a plugin.
+    ///
+    /// # Errors
+    /// The config names no such plugin.
+    pub fn message(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, UnknownPlugin> {
+        self.router.message(plugin, name, args)
+    }
+
+    /// Where the control socket listens, if it does.
+    pub fn socket(&self) -> Option<&Path> {
+        self.control.as_ref().map(ControlSocket::path)
+    }
+}
+
+fn add(router: &mut Router, config: &PluginConfig, program: Program) {
+    let plugin = load(config, program).and_then(|instance| unique(router, instance));
+    let name = match &plugin {
+        Ok(instance) => {
+            let info = instance.info();
+            log::info!("plugin {} {} loaded", info.id, info.version);
+            info.id.clone()
+        }
+        Err(failure) => {
+            log::error!("plugin {}: {failure}", config.path.display());
+            config.file_name()
+        }
+    };
+    router.add(name, plugin);
+}
+
+fn unique(router: &Router, instance: Instance) -> Result<Instance, Refused> {
+    let id = &instance.info().id;
+    if router.has(id) {
+        let message = format!("a plugin with the id {id} is loaded already");
+        return Err(Refused::new(
+            memprof_plugin_abi::raw::MEMPROF_INTERNAL,
+            message,
+        ));
+    }
+    Ok(instance)
+}
+
+/// `None`: no socket; `Some(None)`: the default one.
+fn socket_path(config: &ControlConfig) -> Result<Option<Option<PathBuf>>, InvalidSocket> {
+    match config.socket.as_deref() {
+        None | Some("on") => Ok(Some(None)),
+        Some("off") => Ok(None),
+        Some(path) if path.starts_with('/') => Ok(Some(Some(PathBuf::from(path)))),
+        Some(other) => Err(InvalidSocket(other.to_owned())),
+    }
+}

@@ -1,0 +1,49 @@
+//! The host's side of memprof: loads plugins, routes messages to them, and serves the control
+//! socket through which `memprof` talks to a host.
+//!
+//! ```no_run
+//! use memprof_host::{Config, Host, Program};
+//!
+//! let config = Config::read("host.toml".as_ref())?;
+//! let host = Host::start(&config, Program::new("my-server", "1.0"))?;
+//! let reply = host.message("memory_profile", "status", "")?;
+//! println!("{}", reply.body.into_text());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! To write a plugin, see `memprof-plugin-abi`. To embed a host in C or C++, see
+//! `memprof-host-c`.
+
+mod body;
+#[cfg(feature = "client")]
+pub mod client;
+#[cfg(feature = "loader")]
+mod config;
+#[cfg(feature = "control")]
+mod control;
+#[cfg(feature = "loader")]
+mod elf;
+#[cfg(all(feature = "loader", feature = "control"))]
+mod host;
+mod instance;
+#[cfg(feature = "loader")]
+mod loader;
+mod program;
+pub mod protocol;
+mod router;
+pub mod socket_dir;
+#[cfg(feature = "loader")]
+mod trust;
+
+pub use body::Body;
+#[cfg(feature = "loader")]
+pub use config::{Config, ConfigError, ControlConfig, LogConfig, PluginConfig};
+#[cfg(feature = "control")]
+pub use control::{ControlError, ControlSocket, Listen};
+#[cfg(all(feature = "loader", feature = "control"))]
+pub use host::Host;
+pub use instance::{Instance, Refused};
+#[cfg(feature = "loader")]
+pub use loader::{check, load};
+pub use program::Program;
+pub use router::{Reply, Router, UnknownPlugin};

@@ -1,0 +1,102 @@
+//! Which plugin gets a message.
+
+use memprof_plugin_abi::{Failure, JSON, Status};
+
+use crate::body::Body;
+use crate::instance::Instance;
+
+/// What a plugin replied to one message.
+#[derive(Debug)]
+pub struct Reply {
+    /// 0, or one of the negative codes of memprof.h.
+    pub status_code: Status,
+    /// What the body is.
+    pub content_type: String,
+    /// The body.
+    pub body: Body,
+}
+
+impl Reply {
+    /// The reply of somebody who could not even ask the plugin.
+    pub fn failed(failure: &Failure) -> Self {
+        let body = Body::Inline(failure.to_json().into_bytes());
+        Self {
+            status_code: failure.status,
+            content_type: JSON.to_owned(),
+            body,
+        }
+    }
+}
+
+/// No plugin of that name was named in the host's config.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such plugin: {name:?}; this host has {known}")]
+pub struct UnknownPlugin {
+    /// What was asked for.
+    pub name: String,
+    /// The plugins there are.
+    pub known: String,
+}
+
+/// A host's plugins by their exact names, also those that failed.
+#[derive(Debug, Default)]
+pub struct Router {
+    places: Vec<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    name: String,
+    plugin: Result<Instance, Failure>,
+}
+
+impl Router {
+    /// Takes in a plugin that was made, or the reason why it was not, under `name`.
+    pub fn add(&mut self, name: String, plugin: Result<Instance, Failure>) {
+        self.places.push(Place { name, plugin });
+    }
+
+    /// True when a plugin of that name was made.
+    pub fn has(&self, name: &str) -> bool {
+        self.places
+            .iter()
+            .any(|place| place.name == name && place.plugin.is_ok())
+    }
+
+    /// The names of all places, and the plugin or its failure.
+    pub fn plugins(&self) -> impl Iterator<Item = (&str, &Result<Instance, Failure>)> {
+        self.places
+            .iter()
+            .map(|place| (place.name.as_str(), &place.plugin))
+    }
+
+    /// Sends a message to a plugin. One that could not be loaded answers with the reason.
+    ///
+    /// # Errors
+    /// No plugin has that name.
+    pub fn message(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, UnknownPlugin> {
+        let place = self.places.iter().find(|place| place.name == plugin);
+        let place = place.ok_or_else(|| self.unknown(plugin))?;
+        Ok(match &place.plugin {
+            Ok(instance) => instance.message(name, args),
+            Err(failure) => Reply::failed(failure),
+        })
+    }
+
+    fn unknown(&self, name: &str) -> UnknownPlugin {
+        let names: Vec<_> = self
+            .places
+            .iter()
+            .map(|place| place.name.as_str())
+            .collect();
+        let known = if names.is_empty() {
+            "no plugins".to_owned()
+        } else {
+            names.join(", ")
+        };
+        UnknownPlugin {
+            name: name.to_owned(),
+            known,
+        }
+    }
+}

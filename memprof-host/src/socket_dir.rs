@@ -1,0 +1,167 @@
+//! Where control sockets lie, and whether a directory may hold one.
+
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The environment variable that names another directory.
+pub const VARIABLE: &str = "MEMPROF_SOCKET_DIR";
+
+/// The default directory: `$MEMPROF_SOCKET_DIR`, else `$XDG_RUNTIME_DIR/memprof`, else
+/// `/run/memprof` for root, else `/tmp/memprof-<uid>`. `variable` reads the environment.
+pub fn default_dir(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let absolute = |name| {
+        variable(name)
+            .map(PathBuf::from)
+            .filter(|dir| dir.is_absolute())
+    };
+    absolute(VARIABLE)
+        .or_else(|| absolute("XDG_RUNTIME_DIR").map(|runtime| runtime.join("memprof")))
+        .unwrap_or_else(|| without_environment(uid))
+}
+
+fn without_environment(uid: u32) -> PathBuf {
+    match uid {
+        0 => PathBuf::from("/run/memprof"),
+        uid => PathBuf::from(format!("/tmp/memprof-{uid}")),
+    }
+}
+
+/// Every directory in which a host that this user may talk to can have its socket: a daemon's
+/// environment is not the shell's. Root may talk to everybody's hosts.
+pub fn all_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let mut dirs = vec![default_dir(uid, &variable), without_environment(uid)];
+    let without_variable = |name: &str| variable(name).filter(|_| name != VARIABLE);
+    dirs.push(default_dir(uid, without_variable));
+    let children = |parent: &str| {
+        // A parent that cannot be read holds no socket that could be reached.
+        let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    if uid == 0 {
+        let users = children("/run/user")
+            .into_iter()
+            .map(|dir| dir.join("memprof"));
+        let own_name = |dir: &PathBuf| dir.to_string_lossy().starts_with("/tmp/memprof-");
+        dirs.extend(users.chain(children("/tmp").into_iter().filter(own_name)));
+    } else {
+        dirs.push(PathBuf::from(format!("/run/user/{uid}/memprof")));
+    }
+    dirs.sort();
+    dirs.dedup();
+    dirs
+}
+
+/// The default directory of this process.
+pub fn own_default_dir() -> PathBuf {
+    default_dir(rustix::process::geteuid().as_raw(), |name| {
+        std::env::var_os(name)
+    })
+}
+
+/// Makes `directory` with mode 0700 where it is missing, and checks that it is ours alone.
+///
+/// # Errors
+/// It cannot be made, or somebody else could put a socket there.
+pub fn make_private(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let metadata = directory.symlink_metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    if !metadata.is_dir() || metadata.uid() != own || metadata.mode() & 0o077 != 0 {
+        return Err(unsafe_place(
+            directory,
+            &format!("it must be a directory of uid {own}, mode 0700"),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that only the owner can replace what lies in a configured socket's directory.
+///
+/// # Errors
+/// It is missing, or others may rename files in it.
+pub fn check_parent(directory: &Path) -> io::Result<()> {
+    let metadata = directory.metadata()?;
+    if metadata.mode() & 0o022 != 0 && metadata.mode() & 0o1000 == 0 {
+        return Err(unsafe_place(directory, "others may write to it"));
+    }
+    Ok(())
+}
+
+/// The sockets in a directory: the hosts that may be running. A missing directory has none.
+///
+/// # Errors
+/// It cannot be read.
+pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut sockets = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "sock")
+        {
+            sockets.push(path);
+        }
+    }
+    sockets.sort();
+    Ok(sockets)
+}
+
+fn unsafe_place(directory: &Path, why: &str) -> io::Error {
+    let message = format!("{} is not safe for a socket: {why}", directory.display());
+    io::Error::new(io::ErrorKind::PermissionDenied, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn default_directories() {
+        let check = |uid, runtime: Option<&str>, expected: &str| {
+            let variable = |name: &str| {
+                runtime
+                    .filter(|_| name == "XDG_RUNTIME_DIR")
+                    .map(OsString::from)
+            };
+            assert_eq!(default_dir(uid, variable), Path::new(expected));
+        };
+        check(0, None, "/run/memprof");
+        check(0, Some("/run/user/0"), "/run/user/0/memprof");
+        check(1000, Some(""), "/tmp/memprof-1000");
+        check(1000, None, "/tmp/memprof-1000");
+    }
+
+    #[test]
+    fn a_directory_that_others_may_enter_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("sockets");
+        make_private(&directory).unwrap();
+        make_private(&directory).unwrap();
+        std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
+        assert!(
+            make_private(&directory)
+                .unwrap_err()
+                .to_string()
+                .contains("mode 0700")
+        );
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_directory_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let link = parent.path().join("link");
+        std::os::unix::fs::symlink("/etc", &link).unwrap();
+        assert!(make_private(&link).is_err());
+    }
+}

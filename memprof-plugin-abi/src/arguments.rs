@@ -1,0 +1,149 @@
+//! A message's arguments: `key=value` words.
+
+use crate::Failure;
+use crate::raw::MEMPROF_INVALID_ARGUMENT;
+
+/// The arguments of one message. Take what you know, then [`finish`](Self::finish), which
+/// refuses the rest by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments {
+    words: Vec<(String, String)>,
+    known: Vec<&'static str>,
+}
+
+impl Arguments {
+    /// Parses `key=value key="value with blanks"`. Inside quotes `\"` and `\\` stand for the
+    /// character behind the backslash.
+    ///
+    /// # Errors
+    /// A word without `=` or with an empty key, an open quote, or a key that is given twice.
+    pub fn parse(args: &str) -> Result<Self, Failure> {
+        let mut words: Vec<(String, String)> = Vec::new();
+        for word in split_words(args)? {
+            let Some((key, value)) = word.split_once('=').filter(|(key, _)| !key.is_empty()) else {
+                return Err(invalid(format!(
+                    "argument {word:?} is not of the form key=value"
+                )));
+            };
+            if words.iter().any(|(known, _)| known == key) {
+                return Err(invalid(format!("argument {key:?} is given twice")));
+            }
+            words.push((key.to_owned(), value.to_owned()));
+        }
+        Ok(Self {
+            words,
+            known: Vec::new(),
+        })
+    }
+
+    /// Removes and returns the value of `key`.
+    pub fn take(&mut self, key: &'static str) -> Option<String> {
+        self.known.push(key);
+        let at = self.words.iter().position(|(word, _)| word == key)?;
+        Some(self.words.remove(at).1)
+    }
+
+    /// The value of `key`, which the message cannot do without.
+    ///
+    /// # Errors
+    /// The key is absent.
+    pub fn require(&mut self, key: &'static str) -> Result<String, Failure> {
+        self.take(key)
+            .ok_or_else(|| invalid(format!("argument {key:?} is missing")))
+    }
+
+    /// Ends the parsing.
+    ///
+    /// # Errors
+    /// An argument was not taken: the message does not know it. The reply lists what it knows.
+    pub fn finish(self) -> Result<(), Failure> {
+        let Some((key, _)) = self.words.first() else {
+            return Ok(());
+        };
+        let remedy = match self.known.as_slice() {
+            [] => "this message takes no arguments".to_owned(),
+            known => format!("valid arguments: {}", known.join(", ")),
+        };
+        Err(invalid(format!("unknown argument {key:?}")).remedy(remedy))
+    }
+}
+
+fn invalid(message: String) -> Failure {
+    Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+}
+
+fn split_words(args: &str) -> Result<Vec<String>, Failure> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quoted = false;
+    let mut chars = args.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            '\\' if quoted => word.get_or_insert_default().extend(chars.next()),
+            c if c.is_whitespace() && !quoted => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    if quoted {
+        return Err(invalid(format!("a quote is left open in {args:?}")));
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+
+    #[test]
+    fn words() {
+        let check = |text: &str, expected: &[(&str, &str)]| {
+            let words = Arguments::parse(text).unwrap().words;
+            let words: Vec<_> = words
+                .iter()
+                .map(|(k, v)| (k.as_str(), v.as_str()))
+                .collect();
+            assert_eq!(words, expected, "{text}");
+        };
+        check("", &[]);
+        check("  \t ", &[]);
+        check("id=7", &[("id", "7")]);
+        check("a=1  b= c==", &[("a", "1"), ("b", ""), ("c", "=")]);
+        check(
+            r#"name="two words" x="\"\\""#,
+            &[("name", "two words"), ("x", "\"\\")],
+        );
+        check("naïve=ß", &[("naïve", "ß")]);
+    }
+
+    #[test]
+    fn refusals_name_the_word() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(
+                Arguments::parse(text).unwrap_err().to_string(),
+                expected,
+                "{text}"
+            );
+        };
+        check("id", "argument \"id\" is not of the form key=value");
+        check("=7", "argument \"=7\" is not of the form key=value");
+        check("a=1 a=2", "argument \"a\" is given twice");
+        check("a=\"x", "a quote is left open in \"a=\\\"x\"");
+    }
+
+    #[test]
+    fn unknown_argument_lists_the_known_ones() {
+        let mut args = Arguments::parse("id=1 path=/etc").unwrap();
+        assert_eq!(args.take("id").as_deref(), Some("1"));
+        assert_eq!(args.take("format"), None);
+        let refused = args.finish().unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "unknown argument \"path\"; valid arguments: id, format"
+        );
+    }
+}

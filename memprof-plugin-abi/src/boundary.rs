@@ -1,0 +1,243 @@
+//! The funnel between the host and a [`Plugin`]: every exported function goes through
+//! [`contain`], so that no panic, null pointer or malformed message passes it.
+#![expect(unsafe_code, reason = "the ABI boundary")]
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{self, AssertUnwindSafe};
+use std::ptr;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::plugin::Message;
+use crate::raw::{
+    MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT,
+    MEMPROF_OK, MEMPROF_PANIC, MEMPROF_UNKNOWN_MESSAGE, memprof_host_t, memprof_message_t,
+    memprof_plugin_entry_t, memprof_plugin_t, memprof_reply_t, memprof_str_t,
+};
+use crate::{Arguments, Failure, Host, Plugin, Reply, Status};
+
+/// The array of pointers that an entry needs, in static memory.
+#[derive(Debug)]
+pub struct MessagePointers<const COUNT: usize>([*const memprof_message_t; COUNT]);
+
+// SAFETY: pointers to constants of the plugin's image.
+unsafe impl<const COUNT: usize> Sync for MessagePointers<COUNT> {}
+
+impl<const COUNT: usize> MessagePointers<COUNT> {
+    /// Points at each of `messages`, of which there are `COUNT`.
+    pub const fn new(messages: &'static [Message]) -> Self {
+        let mut pointers = [ptr::null(); COUNT];
+        let mut at = 0;
+        while at < COUNT {
+            pointers[at] = &raw const messages[at].0;
+            at += 1;
+        }
+        Self(pointers)
+    }
+}
+
+/// The entry of plugin `P`.
+pub const fn entry<P: Plugin, const COUNT: usize>(
+    messages: &'static MessagePointers<COUNT>,
+) -> memprof_plugin_entry_t {
+    memprof_plugin_entry_t {
+        struct_size: size_of::<memprof_plugin_entry_t>(),
+        abi_version: MEMPROF_ABI_VERSION,
+        reserved: 0,
+        id: memprof_str_t::new(P::ID),
+        version: memprof_str_t::new(P::VERSION),
+        build_info: memprof_str_t::new(concat!("memprof SDK ", env!("CARGO_PKG_VERSION"))),
+        messages: messages.0.as_ptr(),
+        message_count: COUNT,
+        create: Some(create::<P>),
+        handle_message: Some(handle_message::<P>),
+        destroy: Some(destroy::<P>),
+        get_extension: Some(get_extension),
+    }
+}
+
+/// The host that log lines and panics go to, from `create` to `destroy`.
+static HOST: RwLock<Option<Host>> = RwLock::new(None);
+static CREATED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn create<P: Plugin>(
+    host: *const memprof_host_t,
+    config: memprof_str_t,
+    plugin: *mut *mut memprof_plugin_t,
+) -> Status {
+    // SAFETY: memprof.h, `create`: the host struct is valid until `destroy` returns.
+    let host = match unsafe { Host::new(host) } {
+        Ok(host) if !plugin.is_null() => host,
+        _ => return MEMPROF_ABI_MISMATCH,
+    };
+    if CREATED.swap(true, Ordering::AcqRel) {
+        host.log(
+            log::Level::Error,
+            P::ID,
+            "this library already has an instance in the process",
+        );
+        return MEMPROF_INTERNAL;
+    }
+    attach(host);
+    let made = contain(|| {
+        // SAFETY: memprof.h, `create`: the text is borrowed for the call.
+        let config = unsafe { config.as_str() }
+            .map_err(|error| Failure::new(MEMPROF_INVALID_ARGUMENT, format!("config: {error}")))?;
+        P::create(host, config)
+    });
+    match made {
+        Ok(made) => {
+            // SAFETY: memprof.h, `create`: `plugin` is where the host wants the instance.
+            unsafe { *plugin = Box::into_raw(Box::new(made)).cast() };
+            MEMPROF_OK
+        }
+        Err(failure) => {
+            host.log(log::Level::Error, P::ID, &failure.to_string());
+            detach();
+            failure.status
+        }
+    }
+}
+
+unsafe extern "C" fn handle_message<P: Plugin>(
+    plugin: *mut memprof_plugin_t,
+    name: memprof_str_t,
+    args: memprof_str_t,
+    reply: *const memprof_reply_t,
+) -> Status {
+    if plugin.is_null() || reply.is_null() {
+        return MEMPROF_INTERNAL;
+    }
+    // SAFETY: `create` made it from a `Box<P>`, and the host promises to call no more after
+    // `destroy`.
+    let plugin = unsafe { &*plugin.cast::<P>() };
+    // SAFETY: not null, and lent by the host for the call.
+    let mut reply = unsafe { Reply::new(reply) };
+    // SAFETY: both texts are borrowed for the call (memprof.h, `handle_message`).
+    let name = unsafe { name.as_str() };
+    // SAFETY: as above.
+    let args = unsafe { args.as_str() };
+    let handled = contain(|| {
+        let name = name
+            .ok()
+            .filter(|name| P::MESSAGES.iter().any(|known| known.name() == *name));
+        let name = name.ok_or_else(unknown_message::<P>)?;
+        let args =
+            args.map_err(|error| Failure::new(MEMPROF_INVALID_ARGUMENT, format!("args: {error}")))?;
+        plugin.handle_message(name, Arguments::parse(args)?, &mut reply)
+    });
+    match handled {
+        Ok(()) => MEMPROF_OK,
+        Err(failure) => {
+            if !reply.begun() {
+                // The status says that the call failed even when its explanation is not taken.
+                if let Err(refused) = reply.json(&failure.to_json()) {
+                    log::warn!("{refused}");
+                }
+            }
+            failure.status
+        }
+    }
+}
+
+unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
+    if plugin.is_null() {
+        return;
+    }
+    // SAFETY: `create` made it from a `Box<P>`; the host calls this once, with no call running.
+    let plugin = unsafe { Box::from_raw(plugin.cast::<P>()) };
+    if let Err(failure) = contain(|| {
+        drop(plugin);
+        Ok(())
+    }) {
+        log::error!("{failure}");
+    }
+    detach();
+}
+
+unsafe extern "C" fn get_extension(_: *mut memprof_plugin_t, _: memprof_str_t) -> *const c_void {
+    ptr::null()
+}
+
+fn unknown_message<P: Plugin>() -> Failure {
+    let names: Vec<_> = P::MESSAGES.iter().map(Message::name).collect();
+    Failure::new(
+        MEMPROF_UNKNOWN_MESSAGE,
+        format!("no such message for {}", P::ID),
+    )
+    .remedy(format!("valid messages: {}", names.join(", ")))
+}
+
+/// Runs a plugin's code; a panic becomes a [`Failure`].
+fn contain<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload: Box<dyn Any + Send>| {
+        let message = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("no message");
+        let failure = Failure::new(MEMPROF_PANIC, format!("the plugin panicked: {message}"))
+            .remedy("the host's log names the place; please report it");
+        // Dropping a payload runs foreign code, which may panic again.
+        std::mem::forget(payload);
+        Err(failure)
+    })
+}
+
+/// Sends this library's log lines and panics to `host`.
+fn attach(host: Host) {
+    slot(|slot| *slot = Some(host));
+    // Refused when this library has a logger already, as after a second `create`: it is ours.
+    if log::set_logger(&ForwardToHost).is_ok() {
+        log::set_max_level(log::LevelFilter::Trace);
+        // The default hook prints to stderr; with a broken pipe there, that kills the host.
+        panic::set_hook(Box::new(|info| log::error!("{info}")));
+    }
+}
+
+fn detach() {
+    slot(|slot| *slot = None);
+    CREATED.store(false, Ordering::Release);
+}
+
+fn slot(change: impl FnOnce(&mut Option<Host>)) {
+    change(
+        &mut HOST
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()),
+    );
+}
+
+struct ForwardToHost;
+
+impl ForwardToHost {
+    fn with(work: impl FnOnce(&Host)) {
+        let host = HOST.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(host) = host.as_ref() {
+            work(host);
+        }
+    }
+}
+
+impl log::Log for ForwardToHost {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        let mut enabled = false;
+        Self::with(|host| enabled = host.log_enabled(metadata.level()));
+        enabled
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        Self::with(|host| {
+            if !host.log_enabled(record.level()) {
+                return;
+            }
+            match record.args().as_str() {
+                Some(text) => host.log(record.level(), record.target(), text),
+                None => host.log(record.level(), record.target(), &record.args().to_string()),
+            }
+        });
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,113 @@
+//! The host, as a plugin sees it.
+#![expect(unsafe_code, reason = "the ABI boundary: callbacks of the host")]
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use crate::Failure;
+use crate::raw::{
+    MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_EXTENSION_JEMALLOC, MEMPROF_LOG_DEBUG,
+    MEMPROF_LOG_ERROR, MEMPROF_LOG_INFO, MEMPROF_LOG_TRACE, MEMPROF_LOG_WARN, memprof_host_t,
+    memprof_jemalloc_t, memprof_log_level_t, memprof_str_t,
+};
+
+/// The host that created the plugin. Valid until the plugin is dropped.
+#[derive(Clone, Copy, Debug)]
+pub struct Host(NonNull<memprof_host_t>);
+
+// SAFETY: the host promises that every callback is thread-safe (memprof.h, `memprof_host_t`).
+unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
+impl Host {
+    /// Checks the version before anything else of the struct is read.
+    ///
+    /// # Safety
+    /// `host` is null or valid as memprof.h says: until `destroy` returns.
+    pub(crate) unsafe fn new(host: *const memprof_host_t) -> Result<Self, Failure> {
+        let mismatch = |what: String| Failure::new(MEMPROF_ABI_MISMATCH, what);
+        let host = NonNull::new(host.cast_mut())
+            .ok_or_else(|| mismatch("the host passed no memprof_host_t".into()))?;
+        // SAFETY: the first two fields are the same in every version of the struct.
+        let (size, version) = unsafe {
+            let host = host.as_ref();
+            (host.struct_size, host.abi_version)
+        };
+        if version >> 16 != MEMPROF_ABI_MAJOR || size < size_of::<memprof_host_t>() {
+            return Err(mismatch(format!(
+                "the host speaks ABI {}.{} with a memprof_host_t of {size} bytes, this plugin ABI \
+                 {MEMPROF_ABI_MAJOR} with {} bytes",
+                version >> 16,
+                version & 0xffff,
+                size_of::<memprof_host_t>(),
+            )));
+        }
+        Ok(Self(host))
+    }
+
+    fn raw(&self) -> &memprof_host_t {
+        // SAFETY: `new` was promised a struct that outlives the plugin.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// The program's name; empty when it is not UTF-8.
+    pub fn name(&self) -> &str {
+        // SAFETY: the host's text lives as long as the struct.
+        unsafe { self.raw().name.as_str() }.unwrap_or("")
+    }
+
+    /// The program's version; may be empty.
+    pub fn version(&self) -> &str {
+        // SAFETY: as in `name`.
+        unsafe { self.raw().version.as_str() }.unwrap_or("")
+    }
+
+    /// The host's own jemalloc functions, where it hands them over.
+    pub fn jemalloc(&self) -> Option<&memprof_jemalloc_t> {
+        let found = self
+            .extension(MEMPROF_EXTENSION_JEMALLOC)
+            .cast::<memprof_jemalloc_t>();
+        // SAFETY: the extension of that id is this struct or null, and lives as long as the
+        // process (memprof.h, `memprof_jemalloc_t`).
+        let found = unsafe { found.as_ref() }?;
+        (found.struct_size >= size_of::<memprof_jemalloc_t>()).then_some(found)
+    }
+
+    /// The host's extension of that id, or null.
+    pub fn extension(&self, id: &str) -> *const c_void {
+        match self.raw().get_extension {
+            // SAFETY: a thread-safe callback of the host, called with text that outlives it.
+            Some(get) => unsafe { get(self.raw().ctx, memprof_str_t::new(id)) },
+            None => std::ptr::null(),
+        }
+    }
+
+    /// True when the host would write a line of that level.
+    pub fn log_enabled(&self, level: log::Level) -> bool {
+        match self.raw().log_enabled {
+            // SAFETY: a thread-safe callback of the host.
+            Some(enabled) => unsafe { enabled(self.raw().ctx, number(level)) != 0 },
+            None => self.raw().log.is_some(),
+        }
+    }
+
+    /// Writes one line to the host's log.
+    pub fn log(&self, level: log::Level, target: &str, message: &str) {
+        if let Some(log) = self.raw().log {
+            let (target, message) = (memprof_str_t::new(target), memprof_str_t::new(message));
+            // SAFETY: as in `extension`.
+            unsafe { log(self.raw().ctx, number(level), target, message) }
+        }
+    }
+}
+
+fn number(level: log::Level) -> memprof_log_level_t {
+    match level {
+        log::Level::Error => MEMPROF_LOG_ERROR,
+        log::Level::Warn => MEMPROF_LOG_WARN,
+        log::Level::Info => MEMPROF_LOG_INFO,
+        log::Level::Debug => MEMPROF_LOG_DEBUG,
+        log::Level::Trace => MEMPROF_LOG_TRACE,
+    }
+}

@@ -1,0 +1,107 @@
+//! The layouts of [`raw`](crate::raw) as abi_stable describes them: a Rust host compares the
+//! plugin's with its own before the first call, and so catches a struct that was changed without
+//! a new version number.
+#![expect(
+    unsafe_code,
+    reason = "the ABI boundary: abi_stable's header in a foreign library"
+)]
+
+use abi_stable::StableAbi;
+use abi_stable::library::{
+    AbiHeaderRef, CheckTypeLayout, LibHeader, ROOT_MODULE_LOADER_NAME, RootModule, RootModuleResult,
+};
+use abi_stable::package_version_strings;
+use abi_stable::prefix_type::PrefixTypeTrait;
+use abi_stable::sabi_types::VersionStrings;
+
+use crate::raw::{memprof_host_t, memprof_jemalloc_t, memprof_plugin_entry_t, memprof_reply_t};
+
+/// The symbol under which a plugin exports its [`header`].
+pub const SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
+
+/// What abi_stable calls the root module: the one thing whose layout is compared.
+#[repr(C)]
+#[derive(Debug, StableAbi)]
+#[sabi(kind(Prefix(prefix_ref = LayoutRef, prefix_fields = LayoutPrefix)))]
+#[sabi(missing_field(panic))]
+pub struct Layout {
+    /// Names every struct that crosses the boundary; nobody calls it.
+    #[sabi(last_prefix_field)]
+    pub structs: unsafe extern "C" fn(
+        entry: *const memprof_plugin_entry_t,
+        host: *const memprof_host_t,
+        reply: *const memprof_reply_t,
+        jemalloc: *const memprof_jemalloc_t,
+    ),
+}
+
+impl RootModule for LayoutRef {
+    abi_stable::declare_root_module_statics! {LayoutRef}
+    const BASE_NAME: &'static str = "memprof";
+    const NAME: &'static str = "memprof";
+    const VERSION_STRINGS: VersionStrings = package_version_strings!();
+}
+
+/// The description that a plugin exports as [`SYMBOL`].
+pub const fn header() -> LibHeader {
+    // SAFETY: `module` returns a `LayoutRef`, as abi_stable's `from_constructor` asks.
+    unsafe { LibHeader::from_constructor::<LayoutRef>(module, CheckTypeLayout::Yes) }
+}
+
+extern "C" fn module() -> RootModuleResult {
+    unsafe extern "C" fn structs(
+        _: *const memprof_plugin_entry_t,
+        _: *const memprof_host_t,
+        _: *const memprof_reply_t,
+        _: *const memprof_jemalloc_t,
+    ) {
+    }
+    abi_stable::library::__call_root_module_loader(|| Layout { structs }.leak_into_prefix())
+}
+
+/// Compares the layouts of the plugin that exported `header` with this build's.
+///
+/// # Errors
+/// One line that names the difference, and abi_stable's full account of it.
+pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
+    header
+        .upgrade()
+        .and_then(LibHeader::ensure_layout::<LayoutRef>)
+        .map_err(|error| {
+            let account = error.to_string();
+            (first_difference(&account), account)
+        })
+}
+
+/// abi_stable prints hundreds of lines for one field; its own one-line summaries start with
+/// `error:` or end in a colon.
+fn first_difference(account: &str) -> String {
+    let line = account
+        .lines()
+        .map(str::trim)
+        .find(|line| line.starts_with("Expected") || line.to_lowercase().contains("error"))
+        .or_else(|| account.lines().map(str::trim).find(|line| !line.is_empty()));
+    line.unwrap_or("the layouts differ")
+        .trim_end_matches(':')
+        .to_owned()
+}
+
+/// Exports the description of the layouts.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_layout {
+    () => {
+        /// The layouts that a Rust host compares with its own.
+        #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
+        pub static MEMPROF_LAYOUT: $crate::abi_stable::library::LibHeader =
+            $crate::layout::header();
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn macro_exports_the_symbol_that_abi_stable_looks_for() {
+        assert_eq!(super::SYMBOL, "_1as_0lib_1header_0root_bmodule_bloader");
+    }
+}

@@ -1,0 +1,8 @@
+//! `memory_profile.so`: turns messages into calls of `memprof-core`, and its results into replies.
+
+mod config;
+mod messages;
+mod reply;
+mod shim;
+
+memprof_plugin_abi::export_plugin!(messages::MemoryProfile);

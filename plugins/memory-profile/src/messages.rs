@@ -1,0 +1,304 @@
+//! The messages of `memory_profile`, one function each.
+
+use std::fmt::Write as _;
+use std::io::Read;
+use std::time::SystemTime;
+
+use memprof_core::{Activation, Mallctl, Profiler, Settings, Stats, Status};
+use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO};
+use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
+use serde_json::json;
+
+use crate::config::Config;
+use crate::reply::{failure, ok};
+use crate::shim::read_stats;
+
+/// The content type of a dump.
+const HEAP_PROFILE: &str = "application/x-jemalloc-heap-profile";
+
+/// The plugin: the profiler of this process.
+pub(crate) struct MemoryProfile {
+    profiler: Profiler,
+}
+
+impl Plugin for MemoryProfile {
+    const ID: &'static str = "memory_profile";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+    const MESSAGES: &'static [Message] = &[
+        Message::new(
+            "activate",
+            "[lg_sample=10..24]",
+            "Starts sampling allocations.",
+        ),
+        Message::new("deactivate", "", "Stops sampling; what was sampled stays."),
+        Message::new(
+            "dump",
+            "",
+            "Takes a heap profile and keeps it in the dump directory.",
+        ),
+        Message::new(
+            "stats",
+            "",
+            "Prints the allocator's figures to the host's log, and returns them.",
+        ),
+        Message::new(
+            "status",
+            "",
+            "Tells whether profiling is on, of which allocators, and why not.",
+        ),
+        Message::new("list", "", "Lists the kept dumps, newest first."),
+        Message::new("fetch", "id=ID", "Returns the bytes of a kept dump."),
+        Message::new("help", "", "Lists these messages."),
+    ];
+
+    fn create(host: Host, config: &str) -> Result<Self, Failure> {
+        let config = Config::parse(config)?;
+        let profiler = Profiler::new(
+            Settings {
+                program: host.name().to_owned(),
+                host: host_mallctl(&host),
+                own_image: read_stats as *const () as usize,
+                store: config.store(host.name()),
+                read_stats,
+            },
+            SystemTime::now(),
+        );
+        let status = profiler.status();
+        if status.profiling == "unavailable" {
+            let (reason, remedy) = (status.reason.unwrap_or_default(), status.remedy);
+            log::warn!(
+                "profiling is unavailable: {reason}; {}",
+                remedy.unwrap_or_default()
+            );
+        } else if config.activate_at_start {
+            // A host must start even when its profile cannot.
+            match profiler.activate(config.lg_sample) {
+                Ok(activation) => log::info!("{}", activation_text(&activation)),
+                Err(error) => log::error!("activate_at_start: {}", failure(error)),
+            }
+        }
+        Ok(Self { profiler })
+    }
+
+    fn handle_message(
+        &self,
+        name: &str,
+        mut args: Arguments,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
+        match name {
+            "activate" => {
+                let lg_sample = args
+                    .take("lg_sample")
+                    .map(|text| parse_lg_sample(&text))
+                    .transpose()?;
+                args.finish()?;
+                self.activate(lg_sample, reply)
+            }
+            "fetch" => {
+                let id = args.require("id")?;
+                args.finish()?;
+                self.fetch(&id, reply)
+            }
+            name => {
+                args.finish()?;
+                match name {
+                    "deactivate" => self.deactivate(reply),
+                    "dump" => self.dump(reply),
+                    "stats" => self.stats(reply),
+                    "status" => self.status(reply),
+                    "list" => self.list(reply),
+                    "help" => help(reply),
+                    name => unreachable!("{name} is in MESSAGES but is not handled"),
+                }
+            }
+        }
+    }
+}
+
+impl MemoryProfile {
+    fn activate(&self, lg_sample: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let activation = self.profiler.activate(lg_sample).map_err(failure)?;
+        let text = activation_text(&activation);
+        log::info!("{text}");
+        ok(reply, &text, activation)
+    }
+
+    fn deactivate(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let activation = self.profiler.deactivate().map_err(failure)?;
+        let text = activation_text(&activation);
+        log::info!("{text}");
+        ok(reply, &text, activation)
+    }
+
+    fn dump(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let report = self.profiler.dump("message").map_err(failure)?;
+        let dump = &report.largest;
+        let mut text = format!(
+            "dumped {} stacks, about {} in use, to {}",
+            dump.stacks,
+            bytes(dump.estimated_inuse_bytes),
+            dump.path.display()
+        );
+        for warning in &report.warnings {
+            write!(text, "; {warning}").expect("writing to a String cannot fail");
+        }
+        log::info!("{text}");
+        ok(reply, &text, &report)
+    }
+
+    fn stats(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let stats = self.profiler.stats().map_err(failure)?;
+        let text: String = stats.iter().map(stats_text).collect();
+        text.lines().for_each(|line| log::info!("{line}"));
+        ok(reply, &text, json!({ "allocators": stats }))
+    }
+
+    fn status(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let status = self.profiler.status();
+        ok(reply, &status_text(&status), status)
+    }
+
+    fn list(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let kept = self.profiler.list().map_err(failure)?;
+        let text = match kept.as_slice() {
+            [] => "no dumps are kept".to_owned(),
+            kept => {
+                let line =
+                    |dump: &memprof_core::Kept| format!("{}  {}", dump.id, bytes(dump.bytes));
+                kept.iter().map(line).collect::<Vec<_>>().join("\n")
+            }
+        };
+        ok(reply, &text, json!({ "dumps": kept }))
+    }
+
+    fn fetch(&self, id: &str, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let mut dump = self.profiler.fetch(id).map_err(failure)?;
+        reply.begin(HEAP_PROFILE)?;
+        let mut chunk = vec![0; 64 * 1024];
+        loop {
+            match dump.read(&mut chunk) {
+                Ok(0) => return Ok(()),
+                Ok(length) => reply.write(&chunk[..length])?,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    return Err(Failure::new(
+                        MEMPROF_IO,
+                        format!("failed to read dump {id}: {error}"),
+                    ));
+                }
+            }
+        }
+    }
+}
+
+fn help(reply: &mut Reply<'_>) -> Result<(), Failure> {
+    let messages: Vec<_> = MemoryProfile::MESSAGES
+        .iter()
+        .map(|m| json!({ "name": m.name(), "usage": m.usage(), "help": m.help() }))
+        .collect();
+    let text = MemoryProfile::MESSAGES
+        .iter()
+        .map(|m| format!("{:<32}{}", format!("{} {}", m.name(), m.usage()), m.help()))
+        .collect::<Vec<_>>()
+        .join("\n");
+    ok(reply, &text, json!({ "messages": messages }))
+}
+
+fn parse_lg_sample(text: &str) -> Result<u64, Failure> {
+    text.parse().map_err(|_| {
+        let message = format!("lg_sample={text:?} is not a number");
+        Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+    })
+}
+
+fn activation_text(activation: &Activation) -> String {
+    let mut text = status_text(&activation.status);
+    for warning in &activation.warnings {
+        write!(text, "; {warning}").expect("writing to a String cannot fail");
+    }
+    text
+}
+
+fn status_text(status: &Status) -> String {
+    let mut text = format!("profiling is {}", status.profiling);
+    if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
+        write!(text, " since {since}, one sample per {interval} bytes")
+            .expect("writing to a String cannot fail");
+    }
+    for part in status.reason.iter().chain(&status.remedy) {
+        write!(text, "; {part}").expect("writing to a String cannot fail");
+    }
+    text
+}
+
+fn stats_text(stats: &Stats) -> String {
+    let mut text = format!("{} {}\n", stats.kind, stats.version);
+    match &stats.figures {
+        Some(figures) => {
+            for (name, value) in [
+                ("allocated", figures.allocated),
+                ("active", figures.active),
+                ("metadata", figures.metadata),
+                ("resident", figures.resident),
+                ("mapped", figures.mapped),
+                ("retained", figures.retained),
+            ] {
+                writeln!(text, "{name:<10} {value:>16}  {}", bytes(value))
+                    .expect("writing to a String cannot fail");
+            }
+        }
+        None => text.push_str("no figures: this jemalloc was built without statistics\n"),
+    }
+    text + &stats.report
+}
+
+/// `12.3 MiB`.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+/// The host's own functions, where it hands them over whole.
+#[expect(unsafe_code, reason = "the host's allocator functions become callable")]
+fn host_mallctl(host: &Host) -> Option<Mallctl> {
+    let found = host.jemalloc()?;
+    let (mallctl, name_to_mib, by_mib) =
+        (found.mallctl?, found.mallctlnametomib?, found.mallctlbymib?);
+    let stats_print = found.malloc_stats_print?;
+    // SAFETY: memprof.h, `memprof_jemalloc_t`: the host's own jemalloc, for the process's life;
+    // `memprof_stats_callback_t` is a transparent wrapper of the callback's type.
+    Some(unsafe {
+        Mallctl::new(
+            mallctl,
+            name_to_mib,
+            by_mib,
+            std::mem::transmute::<_, memprof_core::StatsPrintFn>(stats_print),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_have_units() {
+        let check = |count, expected: &str| assert_eq!(bytes(count), expected);
+        check(0, "0 B");
+        check(1023, "1023 B");
+        check(1536, "1.5 KiB");
+        check(3 << 40, "3.0 TiB");
+        check(u64::MAX, "16777216.0 TiB");
+    }
+}

@@ -1,0 +1,118 @@
+//! tikv-jemalloc-ctl, bound to the host's jemalloc instead of a copy of its own.
+//!
+//! tikv-jemalloc-ctl calls `_rjem_mallctl` and its siblings. Were they left to the linker, it
+//! would pull in the bundled jemalloc, and the plugin would read the figures of an allocator that
+//! serves nobody. So this image defines them, as jumps to whatever the host has; a fifth symbol
+//! of jemalloc's would then be defined twice, which is a link error. They are hidden: a preloaded
+//! plugin must not offer the process a `_rjem_mallctl`.
+#![expect(unsafe_code, reason = "the allocator calls")]
+
+use std::arch::global_asm;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use memprof_core::{Error, Figures, Mallctl};
+use tikv_jemalloc_ctl::{epoch, stats, stats_print};
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("the trampolines to the host's jemalloc are written for x86-64");
+
+/// Where the trampolines jump: `mallctl`, `mallctlnametomib`, `mallctlbymib`,
+/// `malloc_stats_print`. Null outside of [`bound`], when nothing calls them.
+static TARGETS: [AtomicPtr<c_void>; 4] = [const { AtomicPtr::new(ptr::null_mut()) }; 4];
+
+/// One binding at a time.
+static BINDING: Mutex<()> = Mutex::new(());
+
+global_asm!(
+    ".macro memprof_jump name, slot",
+    ".globl \\name",
+    ".hidden \\name",
+    ".type \\name, @function",
+    "\\name:",
+    "mov rax, qword ptr [rip + {targets} + \\slot]",
+    "test rax, rax",
+    "jz 2f",
+    "jmp rax",
+    "2: jmp {unbound}",
+    ".size \\name, . - \\name",
+    ".endm",
+    ".pushsection .text.memprof_shim, \"ax\", @progbits",
+    "memprof_jump _rjem_mallctl, 0",
+    "memprof_jump _rjem_mallctlnametomib, 8",
+    "memprof_jump _rjem_mallctlbymib, 16",
+    "memprof_jump _rjem_malloc_stats_print, 24",
+    ".popsection",
+    targets = sym TARGETS,
+    unbound = sym unbound,
+);
+
+extern "C" fn unbound() -> c_int {
+    const ENOSYS: c_int = 38;
+    ENOSYS
+}
+
+/// Runs `work` with tikv-jemalloc-ctl bound to `mallctl`.
+fn bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
+    let _one = BINDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let bind = |pointers: [*mut c_void; 4]| {
+        for (target, pointer) in TARGETS.iter().zip(pointers) {
+            target.store(pointer, Ordering::Release);
+        }
+    };
+    bind(mallctl.pointers());
+    let result = work();
+    bind([ptr::null_mut(); 4]);
+    result
+}
+
+/// The longest text of `malloc_stats_print` that is passed on: with hundreds of arenas it grows
+/// to megabytes.
+const REPORT_LIMIT: usize = 256 * 1024;
+
+/// The figures and the text of `malloc_stats_print` without single arenas.
+pub(crate) fn read_stats(mallctl: &Mallctl) -> Result<(Figures, String), Error> {
+    bound(mallctl, || {
+        let figures = read_figures().map_err(|error| refused("stats", &error.to_string()))?;
+        let mut options = stats_print::Options::default();
+        options.skip_per_arena = true;
+        let mut report = Capped(Vec::new());
+        stats_print::stats_print(&mut report, options)
+            .map_err(|error| refused("malloc_stats_print", &error.to_string()))?;
+        Ok((figures, String::from_utf8_lossy(&report.0).into_owned()))
+    })
+}
+
+fn read_figures() -> tikv_jemalloc_ctl::Result<Figures> {
+    epoch::advance()?;
+    Ok(Figures {
+        allocated: stats::allocated::read()? as u64,
+        active: stats::active::read()? as u64,
+        metadata: stats::metadata::read()? as u64,
+        resident: stats::resident::read()? as u64,
+        mapped: stats::mapped::read()? as u64,
+        retained: stats::retained::read()? as u64,
+    })
+}
+
+fn refused(what: &str, why: &str) -> Error {
+    Error::allocator(format!("jemalloc refused {what}: {why}"))
+}
+
+/// Keeps the first [`REPORT_LIMIT`] bytes.
+struct Capped(Vec<u8>);
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = REPORT_LIMIT.saturating_sub(self.0.len());
+        self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
