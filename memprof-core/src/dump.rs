@@ -154,7 +154,9 @@ fn comments(
             .active_since
             .map(|since| format!("# active-since: {}", time(since))),
     );
-    lines.extend(objects.iter().filter_map(|object| {
+    // The vDSO is no file.
+    let files = objects.iter().filter(|object| object.path.is_absolute());
+    lines.extend(files.filter_map(|object| {
         let id: String = object
             .build_id
             .as_ref()?

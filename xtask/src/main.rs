@@ -1,2 +1,40 @@
 //! The project's commands.
-fn main() {}
+
+mod ci;
+mod demo;
+mod dist;
+mod packages;
+mod run;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  build [--release]   build everything and lay it out in target/dist
+  demo                find a leak in a running process, step by step
+  test                install what the tests need, build, run every test
+  ci                  format, clippy, test, docs, deny: what CI runs";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args.as_slice() {
+        ["build"] => dist::build(dist::Profile::Dev),
+        ["build", "--release"] => dist::build(dist::Profile::Release),
+        ["demo"] => demo::demo(),
+        ["test"] => ci::test(),
+        ["ci"] => ci::run_ci(),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

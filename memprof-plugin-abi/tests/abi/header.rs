@@ -1,0 +1,103 @@
+//! `include/memprof.h`: generated, and fit for every compiler that a plugin may use.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn crate_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+#[test]
+fn committed_header_is_the_generated_one() {
+    let config = cbindgen::Config::from_file(crate_file("cbindgen.toml")).unwrap();
+    let bindings = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(crate_file("src/raw.rs"))
+        .generate()
+        .unwrap();
+    let mut generated = Vec::new();
+    bindings.write(&mut generated);
+    let committed = crate_file("include/memprof.h");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&committed, &generated).unwrap();
+    }
+    let committed = std::fs::read_to_string(committed).unwrap();
+    assert!(
+        committed.as_bytes() == generated,
+        "include/memprof.h is out of date: run BLESS=1 cargo test -p memprof-plugin-abi"
+    );
+}
+
+/// Sizes and offsets as `raw.rs` asserts them, so both sides of the boundary are held to the
+/// same numbers.
+const PROBE: &str = r#"
+#include <memprof.h>
+#ifdef __cplusplus
+#define CHECK(what) static_assert(what, #what)
+#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
+#define CHECK(what) _Static_assert(what, #what)
+#else
+#define CHECK(what) extern int check_[(what) ? 1 : -1]
+#endif
+CHECK(sizeof(memprof_str_t) == 16);
+CHECK(sizeof(memprof_message_t) == 64);
+CHECK(sizeof(memprof_reply_t) == 40);
+CHECK(sizeof(memprof_host_t) == 80);
+CHECK(sizeof(memprof_plugin_entry_t) == 112);
+CHECK(sizeof(memprof_jemalloc_t) == 40);
+CHECK(offsetof(memprof_host_t, ctx) == 16);
+CHECK(offsetof(memprof_host_t, get_extension) == 72);
+CHECK(offsetof(memprof_plugin_entry_t, abi_version) == 8);
+CHECK(offsetof(memprof_plugin_entry_t, id) == 16);
+CHECK(offsetof(memprof_plugin_entry_t, messages) == 64);
+CHECK(offsetof(memprof_plugin_entry_t, create) == 80);
+CHECK(offsetof(memprof_plugin_entry_t, get_extension) == 104);
+static const memprof_message_t hello = {
+    sizeof(memprof_message_t), 0, MEMPROF_STR_INIT("hello"), MEMPROF_STR_INIT(""), MEMPROF_STR_INIT("")};
+static const memprof_message_t *const messages[] = {&hello};
+const memprof_plugin_entry_t memprof_plugin_entry = {
+    sizeof(memprof_plugin_entry_t), MEMPROF_ABI_VERSION, 0, MEMPROF_STR_INIT("probe"),
+    MEMPROF_STR_INIT("1"), MEMPROF_STR_INIT(""), messages, 1, 0, 0, 0, 0};
+"#;
+
+#[test]
+fn compiles_without_warnings_and_exports_the_entry() {
+    let check = |compiler: &str, standard: &str, extension: &str| {
+        let place = tempfile::tempdir().unwrap();
+        let source = place.path().join(format!("probe.{extension}"));
+        let library = place.path().join("probe.so");
+        std::fs::write(&source, PROBE).unwrap();
+        let compiled = Command::new(compiler)
+            .arg(format!("-std={standard}"))
+            .args([
+                "-Wall",
+                "-Wextra",
+                "-pedantic",
+                "-Werror",
+                "-fvisibility=hidden",
+            ])
+            .args(["-shared", "-fPIC", "-I"])
+            .arg(crate_file("include"))
+            .arg("-o")
+            .arg(&library)
+            .arg(&source)
+            .output()
+            .unwrap();
+        let notes = String::from_utf8_lossy(&compiled.stderr);
+        assert!(compiled.status.success(), "{standard}: {notes}");
+        let symbols = Command::new("nm")
+            .args(["-D", "--defined-only"])
+            .arg(&library)
+            .output();
+        let symbols = String::from_utf8(symbols.unwrap().stdout).unwrap();
+        assert!(
+            symbols.contains(" R memprof_plugin_entry")
+                || symbols.contains(" D memprof_plugin_entry"),
+            "{standard}: {symbols}"
+        );
+    };
+    check("cc", "c99", "c");
+    check("cc", "c11", "c");
+    check("c++", "c++11", "cc");
+    check("c++", "c++17", "cc");
+}

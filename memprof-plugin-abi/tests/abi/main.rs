@@ -1,0 +1,3 @@
+//! The contract's proofs that need a C compiler.
+
+mod header;

@@ -1,0 +1,137 @@
+//! `cargo xtask demo`: a leak, found in a running process.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::dist::{self, Profile, dist};
+use crate::run::{output, root, run};
+
+/// How long the demo lets the leak grow.
+const GROWTH: Duration = Duration::from_secs(5);
+
+/// Longer than a host needs to open its control socket.
+const START: Duration = Duration::from_secs(20);
+
+pub(crate) fn demo() -> Result<()> {
+    println!("Building (the first time takes some minutes: it compiles jemalloc too) ...");
+    dist::build(Profile::Dev)?;
+    let place = root().join("target/demo");
+    fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
+    let config = place.join("host.toml");
+    fs::write(&config, host_config(&place)).with_context(|| config.display().to_string())?;
+
+    println!("\nStarting rust_host: it grows a cache and never shrinks it. Its config:\n");
+    println!("{}", indent(&host_config(&place)));
+    let host = Host::start(&config, &place.join("host.log"))?;
+
+    let pid = host.child.id().to_string();
+    step(&["activate", "-t", &pid])?;
+    println!("\n... letting it run for {} seconds\n", GROWTH.as_secs());
+    thread::sleep(GROWTH);
+    let dump = place.join("leak.heap");
+    step(&["dump", "-t", &pid, "-o", &dump.display().to_string()])?;
+    let stats = memprof(&["stats", "-t", &pid])?;
+    println!("\n$ memprof stats        (the first lines; all of it is in the host's log)");
+    println!("{}", indent(&first_lines(&stats, 7)));
+    step(&["deactivate", "-t", &pid])?;
+
+    println!("\nWhere the memory went, with what it calls:\n");
+    let report = Command::new("jeprof")
+        .args(["--text", "--cum", "--show_bytes"])
+        .arg(dist().join("examples/rust_host"))
+        .arg(&dump)
+        .output()
+        .context("failed to start jeprof")?;
+    let report = String::from_utf8_lossy(&report.stdout);
+    let named: Vec<&str> = report
+        .lines()
+        .filter(|line| line.contains("rust_host::") || line.contains("grow_cache"))
+        .collect();
+    println!("{}", indent(&named.join("\n")));
+    ensure!(
+        report.contains("grow_cache"),
+        "the profile does not name grow_cache:\n{report}"
+    );
+
+    println!("\ngrow_cache holds it. Host log and dump are in target/demo/.");
+    Ok(())
+}
+
+fn host_config(place: &Path) -> String {
+    format!(
+        "[[plugin]]\npath = {:?}\n\n[plugin.config]\ndump_dir = {:?}\n",
+        dist().join("plugins/memory_profile.so"),
+        place.join("dumps")
+    )
+}
+
+/// A running rust_host, ended when dropped.
+struct Host {
+    child: Child,
+}
+
+impl Host {
+    fn start(config: &Path, log: &Path) -> Result<Self> {
+        let file = File::create(log).with_context(|| log.display().to_string())?;
+        let child = Command::new(dist().join("examples/rust_host"))
+            .arg("--config")
+            .arg(config)
+            .env(
+                "_RJEM_MALLOC_CONF",
+                "prof:true,prof_active:false,lg_prof_sample:14",
+            )
+            .stderr(file)
+            .spawn()
+            .context("failed to start rust_host")?;
+        let mut host = Self { child };
+        let pid = host.child.id().to_string();
+        let begun = Instant::now();
+        while memprof(&["status", "-t", &pid]).is_err() {
+            if let Some(status) = host.child.try_wait()? {
+                bail!("rust_host ended: {status}\n{}", fs::read_to_string(log)?);
+            }
+            ensure!(
+                begun.elapsed() < START,
+                "rust_host opened no control socket; see {log:?}"
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(host)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let pid = self.child.id().to_string();
+        let ended = run(Command::new("kill").arg(&pid)).and_then(|()| Ok(self.child.wait()?));
+        if let Err(error) = ended {
+            eprintln!("failed to end rust_host: {error:#}");
+        }
+    }
+}
+
+fn step(args: &[&str]) -> Result<()> {
+    println!("$ memprof {}", args.join(" "));
+    println!("{}", indent(&memprof(args)?));
+    Ok(())
+}
+
+fn memprof(args: &[&str]) -> Result<String> {
+    output(Command::new(dist().join("bin/memprof")).args(args))
+}
+
+fn first_lines(text: &str, count: usize) -> String {
+    text.lines().take(count).collect::<Vec<_>>().join("\n")
+}
+
+fn indent(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("  {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}

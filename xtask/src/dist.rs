@@ -1,0 +1,111 @@
+//! `cargo xtask build`: everything, laid out in `target/dist` as it would be installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::packages;
+use crate::run::{cargo, root, run};
+
+/// Which cargo profile to build with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// Quick to build; what demo and tests use.
+    Dev,
+    /// What an operator installs.
+    Release,
+}
+
+/// Where everything is laid out.
+pub(crate) fn dist() -> PathBuf {
+    root().join("target/dist")
+}
+
+/// Plugins and programs: package, the file cargo makes, where it goes.
+const CARGO: &[(&str, &str, &str)] = &[
+    ("memprof-cli", "memprof", "bin/memprof"),
+    (
+        "memory-profile",
+        "libmemory_profile.so",
+        "plugins/memory_profile.so",
+    ),
+    ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
+    ("rust-host", "rust_host", "examples/rust_host"),
+];
+
+/// Builds everything. One cargo call for each package: a workspace build would unify features
+/// into the plugins.
+pub(crate) fn build(profile: Profile) -> Result<()> {
+    packages::require(packages::BUILD)?;
+    for (package, built, place) in CARGO {
+        build_package(package, profile)?;
+        install(&built_dir(profile).join(built), &dist().join(place))?;
+    }
+    install(
+        &root().join("memprof-plugin-abi/include/memprof.h"),
+        &dist().join("include/memprof.h"),
+    )?;
+    build_c()
+}
+
+fn build_package(package: &str, profile: Profile) -> Result<()> {
+    let mut command = cargo(&["build", "--quiet", "--package", package]);
+    if profile == Profile::Release {
+        command.arg("--release");
+    }
+    run(&mut command)
+}
+
+fn built_dir(profile: Profile) -> PathBuf {
+    root().join(match profile {
+        Profile::Dev => "target/debug",
+        Profile::Release => "target/release",
+    })
+}
+
+/// What is not Rust.
+fn build_c() -> Result<()> {
+    compile(
+        "cc",
+        "plugins/hello-c/hello_c.c",
+        "plugins/hello_c.so",
+        &["-shared", "-fPIC", "-Wl,-z,nodelete"],
+    )
+}
+
+/// Compiles one file of C or C++, with warnings as errors.
+fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
+    let target = dist().join(place);
+    let fresh = fresh_name(&target);
+    prepare(&target)?;
+    let mut command = Command::new(compiler);
+    command
+        .args(["-g", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .arg("-I")
+        .arg(dist().join("include"))
+        .arg("-o")
+        .arg(&fresh)
+        .arg(root().join(source))
+        .args(options);
+    run(&mut command)?;
+    fs::rename(&fresh, &target).with_context(|| target.display().to_string())
+}
+
+/// Puts a file in its place by rename: a host that has the old one mapped keeps it.
+fn install(from: &Path, to: &Path) -> Result<()> {
+    prepare(to)?;
+    let fresh = fresh_name(to);
+    fs::copy(from, &fresh).with_context(|| format!("failed to copy {}", from.display()))?;
+    fs::rename(&fresh, to).with_context(|| to.display().to_string())
+}
+
+fn fresh_name(target: &Path) -> PathBuf {
+    target.with_added_extension("new")
+}
+
+fn prepare(target: &Path) -> Result<()> {
+    let directory = target.parent().expect("a place in target/dist");
+    fs::create_dir_all(directory).with_context(|| directory.display().to_string())
+}

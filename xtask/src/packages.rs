@@ -1,0 +1,95 @@
+//! Debian packages that a command cannot do without.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::run::run;
+
+/// For `c_host_static` and `jeprof`.
+pub(crate) const BUILD: &[&str] = &["g++", "libjemalloc-dev", "libjemalloc2"];
+
+/// For the tests.
+pub(crate) const TEST: &[&str] = &["binutils", "strace"];
+
+/// Installs what is missing of `packages`, as root; else says how.
+pub(crate) fn require(packages: &[&str]) -> Result<()> {
+    let missing: Vec<&str> = packages
+        .iter()
+        .copied()
+        .filter(|package| !installed(package))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let line = format!(
+        "apt-get install -y --no-install-recommends {}",
+        missing.join(" ")
+    );
+    ensure!(
+        is_root()?,
+        "Debian packages are missing; run as root: {line}"
+    );
+    eprintln!("installing Debian packages: {}", missing.join(" "));
+    let _servers_stay_down = NoServices::begin()?;
+    let apt = |args: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command
+            .args(args)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdout(Stdio::null());
+        run(&mut command)
+    };
+    apt(&["update", "-q"])?;
+    apt(&[
+        &["install", "-qy", "--no-install-recommends"],
+        missing.as_slice(),
+    ]
+    .concat())
+}
+
+fn installed(package: &str) -> bool {
+    let query = Command::new("dpkg-query")
+        .args(["-W", "-f", "${db:Status-Status}", package])
+        .stderr(Stdio::null())
+        .output();
+    query.is_ok_and(|query| query.stdout == b"installed")
+}
+
+fn is_root() -> Result<bool> {
+    Ok(fs::metadata("/proc/self")
+        .context("failed to read /proc/self")?
+        .uid()
+        == 0)
+}
+
+/// While it lives, installing a server does not start it (deb-systemd-invoke(1p)).
+struct NoServices {
+    ours: bool,
+}
+
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl NoServices {
+    fn begin() -> Result<Self> {
+        let ours = !Path::new(POLICY).exists();
+        if ours {
+            fs::write(POLICY, "#!/bin/sh\nexit 101\n").context(POLICY)?;
+            fs::set_permissions(POLICY, PermissionsExt::from_mode(0o755)).context(POLICY)?;
+        }
+        Ok(Self { ours })
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if self.ours
+            && let Err(error) = fs::remove_file(POLICY)
+        {
+            eprintln!("failed to remove {POLICY}: {error}");
+        }
+    }
+}
