@@ -32,6 +32,11 @@ const CARGO: &[(&str, &str, &str)] = &[
         "plugins/memory_profile.so",
     ),
     ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
+    (
+        "memprof-host-c",
+        "libmemprof_host.a",
+        "lib/libmemprof_host.a",
+    ),
     ("rust-host", "rust_host", "examples/rust_host"),
 ];
 
@@ -43,10 +48,13 @@ pub(crate) fn build(profile: Profile) -> Result<()> {
         build_package(package, profile)?;
         install(&built_dir(profile).join(built), &dist().join(place))?;
     }
-    install(
-        &root().join("memprof-plugin-abi/include/memprof.h"),
-        &dist().join("include/memprof.h"),
-    )?;
+    for header in [
+        "memprof-plugin-abi/include/memprof.h",
+        "memprof-host-c/include/memprof_host.h",
+    ] {
+        let name = Path::new(header).file_name().expect("a header's file");
+        install(&root().join(header), &dist().join("include").join(name))?;
+    }
     build_c()
 }
 
@@ -67,13 +75,54 @@ fn built_dir(profile: Profile) -> PathBuf {
 
 /// What is not Rust.
 fn build_c() -> Result<()> {
+    let host_library = dist().join("lib/libmemprof_host.a");
+    let host_library = host_library
+        .to_str()
+        .context("the path of target/dist is not UTF-8")?;
+    let dynamic = [host_library, "-lpthread", "-ldl", "-lm"];
+    // Not exported (-rdynamic), so that only its symbol table tells of it.
+    let with_jemalloc = [
+        host_library,
+        "-l:libjemalloc.a",
+        "-lstdc++",
+        "-lpthread",
+        "-ldl",
+        "-lm",
+    ];
     compile(
         "cc",
         "plugins/hello-c/hello_c.c",
         "plugins/hello_c.so",
-        &["-shared", "-fPIC", "-Wl,-z,nodelete"],
+        PLUGIN,
+    )?;
+    compile(
+        "cc",
+        "hosts-examples/c/c_host.c",
+        "examples/c_host",
+        &dynamic,
+    )?;
+    compile(
+        "cc",
+        "hosts-examples/c/c_host.c",
+        "examples/c_host_static",
+        &with_jemalloc,
+    )?;
+    compile(
+        "c++",
+        "hosts-examples/cpp/cpp_host.cc",
+        "examples/cpp_host",
+        &dynamic,
+    )?;
+    compile(
+        "cc",
+        "hosts-examples/c-minimal/c_minimal.c",
+        "examples/c_minimal",
+        &["-ldl"],
     )
 }
+
+/// How a plugin in C is linked.
+const PLUGIN: &[&str] = &["-shared", "-fPIC", "-Wl,-z,nodelete"];
 
 /// Compiles one file of C or C++, with warnings as errors.
 fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
