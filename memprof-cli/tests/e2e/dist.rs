@@ -1,0 +1,39 @@
+//! What `cargo xtask build` laid out.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A file of `target/dist`.
+pub(crate) fn dist(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let file = root.join("target/dist").join(name);
+    assert!(
+        file.exists(),
+        "{} is missing: run `cargo xtask build`",
+        file.display()
+    );
+    file
+}
+
+/// A file of the source tree.
+pub(crate) fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .join(name)
+}
+
+/// Runs a tool from a Debian package.
+pub(crate) fn tool(package: &str, command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| {
+        panic!("{command:?}: {error}; run `cargo xtask test`, or apt-get install {package}")
+    })
+}
+
+/// What a tool wrote to stdout; it must succeed.
+pub(crate) fn tool_text(package: &str, command: &mut Command) -> String {
+    let output = tool(package, command);
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {notes}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

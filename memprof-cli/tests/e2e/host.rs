@@ -1,0 +1,237 @@
+//! A host process of `target/dist/examples`, ended when dropped.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memprof_host::client::Client;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::dist::dist;
+use crate::memprof::{Run, memprof};
+
+/// Longer than anything here takes on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How to start a host.
+#[derive(Debug)]
+pub(crate) struct Setup<'a> {
+    /// The program, in `target/dist/examples`.
+    pub(crate) program: &'a str,
+    /// Its environment.
+    pub(crate) env: Vec<(&'a str, String)>,
+    /// Lines of `[plugin.config]`, besides `dump_dir`.
+    pub(crate) config: String,
+    /// More of the host's config, after the memory_profile plugin.
+    pub(crate) more: String,
+}
+
+/// Samples often, so that a dump has something in it at once.
+const CONF: &str = "prof:true,prof_active:false,lg_prof_sample:12";
+
+impl<'a> Setup<'a> {
+    /// A host of that name, with profiling possible.
+    pub(crate) fn of(program: &'a str) -> Self {
+        let preload = |env: &mut Vec<_>| env.push(("LD_PRELOAD", "libjemalloc.so.2".to_owned()));
+        let mut env = Vec::new();
+        match program {
+            "rust_host" => env.push(("_RJEM_MALLOC_CONF", CONF.to_owned())),
+            "c_host_static" => env.push(("MALLOC_CONF", CONF.to_owned())),
+            _ => {
+                env.push(("MALLOC_CONF", CONF.to_owned()));
+                preload(&mut env);
+            }
+        }
+        Self {
+            program,
+            env,
+            config: String::new(),
+            more: String::new(),
+        }
+    }
+
+    /// The same without any environment for an allocator.
+    pub(crate) fn without_profiling(program: &'a str) -> Self {
+        Self {
+            env: Vec::new(),
+            ..Self::of(program)
+        }
+    }
+
+    pub(crate) fn env(mut self, name: &'a str, value: &str) -> Self {
+        self.env.retain(|(known, _)| *known != name);
+        self.env.push((name, value.to_owned()));
+        self
+    }
+
+    pub(crate) fn config(mut self, lines: &str) -> Self {
+        self.config = lines.to_owned();
+        self
+    }
+
+    pub(crate) fn more(mut self, lines: &str) -> Self {
+        self.more = lines.to_owned();
+        self
+    }
+
+    /// Starts it and waits until its control socket is open.
+    pub(crate) fn start(self) -> Host {
+        let place = tempfile::tempdir().unwrap();
+        let config = place.path().join("host.toml");
+        let own_dir = self.config.contains("dump_dir");
+        let dumps = if own_dir {
+            String::new()
+        } else {
+            format!("dump_dir = {:?}", place.path().join("dumps"))
+        };
+        let text = format!(
+            "[log]\nlevel = \"debug\"\n[[plugin]]\npath = {:?}\n[plugin.config]\n{dumps}\n{}\n{}\n",
+            dist("plugins/memory_profile.so"),
+            self.config,
+            self.more
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new(dist("examples").join(self.program));
+        command.arg("--config").arg(&config).envs(self.env);
+        let host = Host::spawn(command, place);
+        host.wait_for_log("control socket ");
+        host
+    }
+}
+
+/// A running host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    child: Child,
+    place: TempDir,
+    log: Arc<(Mutex<Vec<String>>, Condvar)>,
+}
+
+impl Host {
+    /// Starts a program whose socket and state go to `place`.
+    pub(crate) fn spawn(mut command: Command, place: TempDir) -> Self {
+        command
+            .env("MEMPROF_SOCKET_DIR", place.path().join("run"))
+            .env("XDG_STATE_HOME", place.path().join("state"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let log: Arc<(Mutex<Vec<String>>, Condvar)> = Arc::default();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn({
+            let log = Arc::clone(&log);
+            move || {
+                for line in stderr.lines().map_while(Result::ok) {
+                    log.0.lock().unwrap().push(line);
+                    log.1.notify_all();
+                }
+            }
+        });
+        Self { child, place, log }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn place(&self) -> &Path {
+        self.place.path()
+    }
+
+    pub(crate) fn dump_dir(&self) -> PathBuf {
+        self.place.path().join("dumps")
+    }
+
+    pub(crate) fn socket_dir(&self) -> PathBuf {
+        self.place.path().join("run")
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.socket_dir().join(format!("{}.sock", self.pid()))
+    }
+
+    /// The log so far.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.log.0.lock().unwrap().clone()
+    }
+
+    /// Waits until a line holds `text`, and returns it.
+    pub(crate) fn wait_for_log(&self, text: &str) -> String {
+        let has = |line: &&String| line.contains(text);
+        let (lines, _) = self
+            .log
+            .1
+            .wait_timeout_while(self.log.0.lock().unwrap(), PATIENCE, |lines| {
+                !lines.iter().any(|line| has(&line))
+            })
+            .unwrap();
+        let found = lines.iter().find(has).cloned();
+        found.unwrap_or_else(|| panic!("the log has no line with {text:?}:\n{}", lines.join("\n")))
+    }
+
+    /// Runs `memprof COMMAND -t PID ARGS`.
+    pub(crate) fn memprof(&self, command: &str, args: &[&str]) -> Run {
+        let pid = self.pid().to_string();
+        let args = [&[command, "-t", &pid], args].concat();
+        memprof(&self.socket_dir(), &args)
+    }
+
+    /// A connection to its control socket.
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(&self.socket()).unwrap()
+    }
+
+    /// Dumps until at least `bytes` are in use, and returns the reply.
+    pub(crate) fn dump_of(&self, bytes: u64) -> Value {
+        let begun = Instant::now();
+        loop {
+            let reply = self.memprof("dump", &["--json"]).exits(0).json();
+            if reply["estimated_inuse_bytes"].as_u64().unwrap() >= bytes {
+                return reply;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "the profile stays small: {reply}"
+            );
+        }
+    }
+
+    /// Its open descriptors.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .unwrap()
+            .count()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
+    }
+
+    /// Ends it as an operator would.
+    pub(crate) fn terminate(&mut self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        self.child.wait().unwrap()
+    }
+
+    /// True while it runs.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.is_alive() {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The main job on every host: activate, dump, and stock jeprof names the leak.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::dist::{dist, tool_text};
+use crate::host::Setup;
+
+/// The share of all bytes that jeprof puts on `function` and what it calls.
+pub(crate) fn cumulative_percent(program: &Path, dump: &Path, function: &str) -> f64 {
+    let mut jeprof = Command::new("jeprof");
+    jeprof
+        .args(["--text", "--cum", "--show_bytes"])
+        .arg(program)
+        .arg(dump);
+    let report = tool_text("libjemalloc-dev", &mut jeprof);
+    let line = report.lines().filter(|line| line.contains(function));
+    let percent = line.filter_map(|line| line.split_whitespace().nth(4)?.strip_suffix('%'));
+    percent
+        .map(|percent| percent.parse().unwrap())
+        .reduce(f64::max)
+        .unwrap_or_else(|| panic!("jeprof does not name {function}:\n{report}"))
+}
+
+#[test]
+fn jeprof_names_the_leak() {
+    let check = |program: &str, found_by: &str| {
+        let mut host = Setup::of(program).start();
+        let status = host.memprof("status", &["--json"]).exits(0).json();
+        assert_eq!(status["profiling"], "inactive", "{status}");
+        let allocator = &status["allocators"][0];
+        assert!(
+            allocator["found_by"]
+                .as_str()
+                .unwrap()
+                .starts_with(found_by),
+            "{status}"
+        );
+
+        let active = host.memprof("activate", &["--json"]).exits(0).json();
+        assert_eq!(active["profiling"], "active", "{active}");
+        assert!(active["active_since"].is_string(), "{active}");
+
+        let dump = host.dump_of(3_000_000);
+        let path = Path::new(dump["path"].as_str().unwrap());
+        assert_eq!(
+            path.metadata().unwrap().len(),
+            dump["bytes"].as_u64().unwrap()
+        );
+        let percent = cumulative_percent(&dist("examples").join(program), path, "grow_cache");
+        assert!(percent >= 80.0, "{program}: grow_cache has {percent} %");
+
+        let inactive = host.memprof("deactivate", &["--json"]).exits(0).json();
+        assert_eq!(inactive["profiling"], "inactive", "{inactive}");
+        assert!(host.terminate().success(), "{program}");
+        assert!(!host.socket().exists(), "{program} left its socket");
+    };
+    check("rust_host", "host");
+    check("c_host", "dlsym");
+    check("c_host_static", "symtab /");
+    check("cpp_host", "dlsym");
+}
+
+#[test]
+fn two_jemallocs_are_both_driven_and_the_hosts_is_profiled() {
+    let conf = "prof:true,prof_active:false,lg_prof_sample:12";
+    let host = Setup::of("rust_host")
+        .env("LD_PRELOAD", "libjemalloc.so.2")
+        .env("MALLOC_CONF", conf)
+        .start();
+    let status = host.memprof("activate", &["--json"]).exits(0).json();
+    let allocators = status["allocators"].as_array().unwrap();
+    let shown: Vec<_> = allocators
+        .iter()
+        .map(|a| {
+            (
+                a["found_by"].as_str().unwrap(),
+                a["owns_malloc"].as_bool().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(shown, [("host", false), ("dlsym", true)]);
+    assert!(
+        allocators.iter().all(|a| a["prof_active"] == true),
+        "{status}"
+    );
+
+    let dump = host.dump_of(3_000_000);
+    assert_eq!(dump["dumps"].as_array().unwrap().len(), 2, "{dump}");
+    let path = Path::new(dump["path"].as_str().unwrap());
+    let percent = cumulative_percent(&dist("examples/rust_host"), path, "grow_cache");
+    assert!(percent >= 80.0, "grow_cache has {percent} %");
+}
+
+#[test]
+fn the_bare_header_is_enough_for_a_host() {
+    let state = tempfile::tempdir().unwrap();
+    let mut command = Command::new(dist("examples/c_minimal"));
+    command
+        .arg(dist("plugins/memory_profile.so"))
+        .arg("status")
+        .env("LD_PRELOAD", "libjemalloc.so.2")
+        .env("MALLOC_CONF", "prof:true")
+        .env("XDG_STATE_HOME", state.path());
+    let reply = tool_text("libjemalloc2", &mut command);
+    let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
+    assert_eq!(reply["profiling"], "active", "{reply}");
+    let mut command = Command::new(dist("examples/c_minimal"));
+    command.arg(dist("plugins/hello_c.so")).arg("hello");
+    assert_eq!(tool_text("gcc", &mut command), "hello from C\n");
+}
+
+#[test]
+fn activation_that_cannot_work_names_cause_and_remedy() {
+    let check = |setup: Setup<'_>, kind: &str, message: &str, remedy: &str| {
+        let host = setup.start();
+        let refused = host.memprof("activate", &["--json"]).exits(4).json();
+        assert_eq!(refused["status"], "error");
+        assert_eq!(refused["error"]["kind"], kind, "{refused}");
+        let text = refused["error"]["message"].as_str().unwrap();
+        assert!(text.contains(message), "{text}");
+        let text = refused["error"]["remedy"].as_str().unwrap();
+        assert!(text.contains(remedy), "{text}");
+        let status = host.memprof("status", &["--json"]).exits(0).json();
+        assert_eq!(status["profiling"], "unavailable");
+        assert_eq!(status["reason"], refused["error"]["message"]);
+        host.memprof("dump", &[]).exits(4);
+        host.memprof("deactivate", &[]).exits(0);
+    };
+    check(
+        Setup::without_profiling("rust_host"),
+        "unavailable",
+        "was started with opt.prof=false",
+        "restart this program with _RJEM_MALLOC_CONF=prof:true,prof_active:false",
+    );
+    check(
+        Setup::without_profiling("c_host_static"),
+        "unavailable",
+        "was started with opt.prof=false",
+        "restart this program with MALLOC_CONF=prof:true,prof_active:false",
+    );
+    check(
+        Setup::without_profiling("c_host"),
+        "unavailable",
+        "this process has no jemalloc",
+        "LD_PRELOAD=libjemalloc.so.2",
+    );
+}
+
+#[test]
+fn stats_are_printed_to_the_log_and_returned() {
+    let host = Setup::of("c_host").start();
+    let stats = host.memprof("stats", &["--json"]).exits(0).json();
+    let allocated = stats["allocators"][0]["allocated"].as_u64().unwrap();
+    assert!(allocated > 1000, "{stats}");
+    assert!(
+        stats["text"]
+            .as_str()
+            .unwrap()
+            .contains("End jemalloc statistics")
+    );
+    host.wait_for_log(&format!("allocated {allocated:>17}"));
+    host.wait_for_log("End jemalloc statistics");
+}
+
+#[test]
+fn a_host_can_activate_at_its_start() {
+    let setup = Setup::of("c_host").config("activate_at_start = true\nlg_sample = 13");
+    let host = setup.start();
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "active");
+    assert_eq!(status["sample_interval"], 8192);
+}
+
+#[test]
+fn ps_lists_what_runs() {
+    let host = Setup::of("c_host").start();
+    let listing = crate::memprof::memprof(&host.socket_dir(), &["ps", "--json"])
+        .exits(0)
+        .json();
+    assert_eq!(listing["schema_version"], 1);
+    let hosts = listing["hosts"].as_array().unwrap();
+    let row = hosts.iter().find(|row| row["pid"] == host.pid()).unwrap();
+    assert_eq!(row["name"], "c_host");
+    assert_eq!(row["profiling"], "inactive");
+    assert_eq!(row["plugins"][0], "memory_profile");
+    assert_eq!(row["socket"], host.socket().to_str().unwrap());
+    assert!(
+        row["command"].as_str().unwrap().ends_with("host.toml"),
+        "{row}"
+    );
+}
+
+#[test]
+fn malloc_conf_prints_what_each_program_reads() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let check = |program: &str, expected: &str| {
+        let path = dist("examples").join(program);
+        let run = crate::memprof::memprof(nowhere.path(), &["malloc-conf", path.to_str().unwrap()]);
+        assert_eq!(run.exits(0).stdout.trim_end(), expected);
+    };
+    check("rust_host", "_RJEM_MALLOC_CONF=prof:true,prof_active:false");
+    check("c_host_static", "MALLOC_CONF=prof:true,prof_active:false");
+    check(
+        "c_host",
+        "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true,prof_active:false",
+    );
+    let host = Setup::of("c_host").start();
+    let run = crate::memprof::memprof(nowhere.path(), &["malloc-conf", &host.pid().to_string()]);
+    assert_eq!(
+        run.exits(0).stdout.trim_end(),
+        "MALLOC_CONF=prof:true,prof_active:false"
+    );
+}

@@ -1,0 +1,12 @@
+//! The real thing: hosts, plugins and `memprof` as they lie in `target/dist`, over real sockets,
+//! with real jemalloc and stock jeprof.
+
+mod dist;
+mod host;
+mod memprof;
+
+mod artifact;
+mod control;
+mod dumps;
+mod hosts;
+mod plugins;

@@ -1,0 +1,43 @@
+//! Running `memprof`.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::dist::dist;
+
+/// How a run of `memprof` ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    /// The JSON that it printed.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The same run, which must have ended with `code`.
+    pub(crate) fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+}
+
+/// Runs `memprof` with sockets looked for in `sockets`.
+pub(crate) fn memprof(sockets: &Path, args: &[&str]) -> Run {
+    let output = Command::new(dist("bin/memprof"))
+        .args(args)
+        .env("MEMPROF_SOCKET_DIR", sockets)
+        .output()
+        .unwrap();
+    Run {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
