@@ -77,7 +77,7 @@ fn add(router: &mut Router, config: &PluginConfig, program: Program) {
             info.id.clone()
         }
         Err(failure) => {
-            log::error!("plugin {}: {failure}", config.path.display());
+            log::error!("plugin refused: {failure}");
             config.file_name()
         }
     };

@@ -73,17 +73,24 @@ pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
         })
 }
 
-/// abi_stable prints hundreds of lines for one field; its own one-line summaries start with
-/// `error:` or end in a colon.
+/// abi_stable prints hundreds of lines for one field. In them, the struct is the one whose
+/// layout comes last before the first error, and a field that should not be there follows `Found:`.
 fn first_difference(account: &str) -> String {
-    let line = account
-        .lines()
-        .map(str::trim)
-        .find(|line| line.starts_with("Expected") || line.to_lowercase().contains("error"))
-        .or_else(|| account.lines().map(str::trim).find(|line| !line.is_empty()));
-    line.unwrap_or("the layouts differ")
-        .trim_end_matches(':')
-        .to_owned()
+    let (before, errors) = account.split_once("\nError:").unwrap_or(("", account));
+    let value = |line: &str, key: &str| line.trim().strip_prefix(key).map(str::to_owned);
+    let changed = before
+        .rsplit_once("--- Type Layout ---")
+        .and_then(|(_, layout)| layout.lines().find_map(|line| value(line, "type:")));
+    let error = errors.lines().next().unwrap_or("the layouts differ");
+    let field = errors
+        .split_once("Error:unexpected field")
+        .and_then(|(_, rest)| rest.split_once("Found:"))
+        .and_then(|(_, found)| found.lines().find_map(|line| value(line, "field_name:")));
+    let changed = changed.map(|name| format!("{name}: ")).unwrap_or_default();
+    let field = field
+        .map(|name| format!(", unexpected field {name:?}"))
+        .unwrap_or_default();
+    format!("{changed}{error}{field}")
 }
 
 /// Exports the description of the layouts.

@@ -1,1 +1,357 @@
-//! Placeholder.
+//! The control socket: what is answered, what is refused, and that the host outlives its clients.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use memprof_host::client::{Client, ClientError};
+use memprof_host::protocol::Deliver;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::host::{Host, PATIENCE, Setup};
+
+fn connect(host: &Host) -> UnixStream {
+    let stream = UnixStream::connect(host.socket()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Sends a line and returns the answer's.
+fn ask(stream: &mut UnixStream, line: &str) -> Value {
+    stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+    answer(stream)
+}
+
+fn answer(stream: &UnixStream) -> Value {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+#[test]
+fn requests_and_their_faults() {
+    let host = Setup::of("c_host").start();
+    let mut stream = connect(&host);
+    let mut check = |request: Value, expected: Value| {
+        let answered = ask(&mut stream, &request.to_string());
+        let shown = answered
+            .get("error")
+            .map_or(&answered["result"], |error| &error["code"]);
+        assert_eq!(*shown, expected, "{answered}");
+        assert_eq!(answered["id"], request["id"], "{answered}");
+    };
+    let request = |method: &str, params: Value| json!({ "jsonrpc": "2.0", "id": method, "method": method, "params": params });
+    let basic = |tag: &str, data: &str| {
+        request(
+            "admin_plugin_send_basic_msg",
+            json!({ "tag": tag, "data": data }),
+        )
+    };
+    check(Value::Null, json!(-32600));
+    check(request("nope", json!({})), json!(-32601));
+    check(
+        request("memprof.message", json!({ "plugin": "memory_profile" })),
+        json!(-32602),
+    );
+    check(
+        request("memprof.message", json!({ "plugin": "x", "message": "y" })),
+        json!(-32001),
+    );
+    check(basic("x", "dump"), json!(-32001));
+    check(basic("memory_profile", "status"), json!("success"));
+    check(basic("memory_profile", "status\0"), json!("success"));
+    check(basic("memory_profile", "nope"), json!("success"));
+    host.wait_for_log("memory_profile status: profiling is inactive");
+    host.wait_for_log("memory_profile nope: no such message for memory_profile");
+}
+
+#[test]
+fn messages_are_matched_exactly() {
+    let host = Setup::of("c_host").start();
+    for message in ["", "d", "Dump", "dump ", " dump", "dumpp", "dump\0"] {
+        let reply = host
+            .client()
+            .message("memory_profile", message, "", None)
+            .unwrap();
+        assert_eq!(reply.result.status_code, -1, "{message:?}");
+        let body = reply.result.body.unwrap();
+        assert_eq!(body["error"]["kind"], "unknown_message");
+        let remedy = body["error"]["remedy"].as_str().unwrap();
+        let valid = "activate, deactivate, dump, stats, status, list, fetch, help";
+        assert_eq!(remedy, format!("valid messages: {valid}"));
+    }
+}
+
+#[test]
+fn malformed_arguments_are_named() {
+    let host = Setup::of("c_host").start();
+    let check = |message: &str, args: &str, expected: &str| {
+        let reply = host
+            .client()
+            .message("memory_profile", message, args, None)
+            .unwrap();
+        assert_eq!(reply.result.status_code, -2, "{message} {args}");
+        let body = reply.result.body.unwrap();
+        let text = body["text"].as_str().unwrap();
+        assert!(text.contains(expected), "{text}");
+    };
+    check(
+        "dump",
+        "path=/etc/passwd",
+        "unknown argument \"path\"; this message takes no arguments",
+    );
+    check("dump", "now", "\"now\" is not of the form key=value");
+    check("fetch", "", "argument \"id\" is missing");
+    check("fetch", "id=../../etc/passwd", "no kept dump has the id");
+    check("activate", "lg_sample=64", "out of range 10..=24");
+    check("activate", "lg_sample=", "is not a number");
+    check("activate", "lg_sample=12 lg_sample=13", "is given twice");
+}
+
+#[test]
+fn an_object_without_newline_counts_before_shutdown() {
+    let host = Setup::of("c_host").start();
+    let mut stream = connect(&host);
+    stream
+        .write_all(br#"{"jsonrpc":"2.0","id":1,"method":"memprof.host"}"#)
+        .unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(answer(&stream)["result"]["pid"], host.pid());
+}
+
+#[test]
+fn junk_is_answered_and_the_next_request_too() {
+    let host = Setup::of("c_host").start();
+    for junk in [
+        &b"{\n"[..],
+        b"\xff\xfe\n",
+        b"[]\n",
+        b"null\n",
+        b"\n",
+        b"GET / HTTP/1.1\r\n",
+    ] {
+        let mut stream = connect(&host);
+        stream.write_all(junk).unwrap();
+        let code = answer(&stream)["error"]["code"].as_i64().unwrap();
+        assert!([-32700, -32600].contains(&code), "{junk:?}: {code}");
+        let pid = &ask(
+            &mut stream,
+            r#"{"jsonrpc":"2.0","id":1,"method":"memprof.host"}"#,
+        )["result"]["pid"];
+        assert_eq!(*pid, host.pid());
+    }
+}
+
+#[test]
+fn a_notification_gets_no_answer() {
+    let host = Setup::of("c_host").start();
+    let mut stream = connect(&host);
+    stream
+        .write_all(b"{\"jsonrpc\":\"2.0\",\"method\":\"memprof.host\"}\n")
+        .unwrap();
+    let pid = &ask(
+        &mut stream,
+        r#"{"jsonrpc":"2.0","id":7,"method":"memprof.host"}"#,
+    );
+    assert_eq!(pid["id"], 7);
+}
+
+#[test]
+fn an_oversized_message_is_refused_and_the_connection_closed() {
+    let host = Setup::of("c_host").start();
+    let mut stream = connect(&host);
+    let long = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\"}}\n",
+        "x".repeat(1 << 20)
+    );
+    // The host stops reading at 4 KiB, so the rest may not be taken.
+    drop(stream.write_all(long.as_bytes()));
+    let mut rest = String::new();
+    // A reset after the answer is as good as an end.
+    drop(stream.read_to_string(&mut rest));
+    assert!(
+        rest.is_empty() || rest.contains("at most 4096 bytes"),
+        "{rest}"
+    );
+    host.memprof("status", &[]).exits(0);
+}
+
+#[test]
+fn a_slow_message_is_cut_off_after_a_second() {
+    let host = Setup::of("c_host").start();
+    let mut stream = connect(&host);
+    let begun = Instant::now();
+    stream.write_all(b"{").unwrap();
+    let refused = answer(&stream);
+    assert!(
+        refused["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("within a second"),
+        "{refused}"
+    );
+    assert!(
+        begun.elapsed() >= Duration::from_millis(900),
+        "{:?}",
+        begun.elapsed()
+    );
+    host.memprof("status", &[]).exits(0);
+}
+
+#[test]
+fn a_client_that_never_reads_delays_nobody() {
+    let host = Setup::of("c_host").start();
+    let mut deaf = connect(&host);
+    deaf.set_nonblocking(true).unwrap();
+    let request = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"memprof.plugins\"}\n";
+    while deaf.write(request).is_ok() {}
+    host.memprof("status", &[]).exits(0);
+}
+
+#[test]
+fn a_client_that_vanishes_during_a_dump_leaves_a_whole_dump() {
+    let host = Setup::of("c_host").start();
+    host.memprof("activate", &[]).exits(0);
+    let request = r#"{"jsonrpc":"2.0","id":1,"method":"memprof.message","params":{"plugin":"memory_profile","message":"dump"}}"#;
+    for _ in 0..10 {
+        let mut stream = connect(&host);
+        stream.write_all(format!("{request}\n").as_bytes()).unwrap();
+    }
+    host.wait_for_log("dumped ");
+    host.dump_of(0);
+    for dump in std::fs::read_dir(host.dump_dir()).unwrap() {
+        let text = std::fs::read_to_string(dump.unwrap().path()).unwrap();
+        assert!(
+            text.starts_with("heap_v2/") && text.contains("\n# build-id: "),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn more_connections_than_allowed_push_out_the_silent_ones() {
+    let host = Setup::of("c_host").start();
+    let before = host.descriptors();
+    let silent: Vec<_> = (0..100).map(|_| connect(&host)).collect();
+    let mut late = connect(&host);
+    let answered = ask(
+        &mut late,
+        r#"{"jsonrpc":"2.0","id":1,"method":"memprof.host"}"#,
+    );
+    assert_eq!(answered["result"]["pid"], host.pid());
+    host.wait_for_descriptors(before + 32);
+    let mut byte = [0];
+    assert_eq!(
+        (&silent[0]).read(&mut byte).unwrap(),
+        0,
+        "the first one was not pushed out"
+    );
+}
+
+#[test]
+fn fifty_thousand_connections_leave_no_descriptor_behind() {
+    let host = Setup::of("c_host").start();
+    host.memprof("status", &[]).exits(0);
+    let before = host.descriptors();
+    // Bounded in count; the host has to take each one.
+    for _ in 0..50_000 {
+        drop(connect(&host));
+    }
+    host.wait_for_descriptors(before);
+    host.memprof("status", &[]).exits(0);
+}
+
+#[test]
+fn socket_and_directory_are_private() {
+    let host = Setup::of("c_host").start();
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&host.socket()), 0o600);
+    assert_eq!(mode(&host.socket_dir()), 0o700);
+}
+
+#[test]
+fn a_configured_socket_is_listed_too() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("my.sock");
+    let more = format!("[control]\nsocket = {socket:?}\nname = \"web\"");
+    let mut host = Setup::of("c_host").more(&more).start();
+    let listing = crate::memprof::memprof(&host.socket_dir(), &["status", "-t", "web"]);
+    assert!(listing.exits(0).stdout.contains("profiling is inactive"));
+    assert!(host.terminate().success());
+    assert!(!socket.exists() && !host.socket().is_symlink());
+}
+
+#[test]
+fn a_socket_left_over_by_a_killed_host_is_taken_over() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("my.sock");
+    let more = format!("[control]\nsocket = {socket:?}");
+    let mut first = Setup::of("c_host").more(&more).start();
+
+    let second = Setup::of("c_host").more(&more);
+    let second = second.start();
+    second.wait_for_log("another host listens there");
+    first.signal(Signal::SIGKILL);
+    while first.is_alive() {
+        std::thread::yield_now();
+    }
+    assert!(socket.exists());
+    let _third = Setup::of("c_host").more(&more).start();
+    Client::connect(&socket).unwrap().host().unwrap();
+}
+
+#[test]
+fn nobody_there_is_exit_code_3() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let run = crate::memprof::memprof(nowhere.path(), &["status", "-t", "/no/such.sock"]).exits(3);
+    assert!(
+        run.stderr.contains("/no/such.sock: cannot reach the host"),
+        "{run:?}"
+    );
+    let run = crate::memprof::memprof(nowhere.path(), &["status", "-t", "nobody"]).exits(3);
+    assert!(
+        run.stderr.contains("no host is called \"nobody\""),
+        "{run:?}"
+    );
+    crate::memprof::memprof(nowhere.path(), &["dump", "--nope"]).exits(2);
+}
+
+#[test]
+fn large_replies_come_as_a_sealed_file() {
+    let host = Setup::of("c_host").start();
+    host.memprof("activate", &[]).exits(0);
+    let dump = host.dump_of(1_000_000);
+    let mut client = host.client();
+    let id = format!("id={}", dump["id"].as_str().unwrap());
+    let reply = client
+        .message("memory_profile", "fetch", &id, Some(Deliver::Fd))
+        .unwrap();
+    assert_eq!(
+        reply.result.content_type,
+        "application/x-jemalloc-heap-profile"
+    );
+    assert_eq!(reply.result.size, dump["bytes"].as_u64());
+    let file = reply.file.as_ref().unwrap();
+    assert!((&*file).write_all(b"x").is_err(), "the file is not sealed");
+    let kept = std::fs::read(dump["path"].as_str().unwrap()).unwrap();
+    assert_eq!(reply.into_bytes().unwrap(), kept);
+}
+
+#[test]
+fn unknown_plugins_are_refused_with_the_list() {
+    let host = Setup::of("c_host").start();
+    let refused = host.client().message("nope", "x", "", None).unwrap_err();
+    let ClientError::Refused { code, message } = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(
+        (code, message.as_str()),
+        (
+            -32001,
+            "no such plugin: \"nope\"; this host has memory_profile"
+        )
+    );
+}

@@ -211,6 +211,19 @@ impl Host {
             .count()
     }
 
+    /// Waits until at most `count` descriptors are open.
+    pub(crate) fn wait_for_descriptors(&self, count: usize) {
+        let begun = Instant::now();
+        while self.descriptors() > count {
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{} descriptors, not {count}",
+                self.descriptors()
+            );
+            thread::yield_now();
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
     }

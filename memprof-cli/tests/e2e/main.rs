@@ -7,6 +7,6 @@ mod memprof;
 
 mod artifact;
 mod control;
-mod dumps;
+
 mod hosts;
 mod plugins;

@@ -26,7 +26,7 @@ pub(super) type Activity = Arc<Mutex<Option<Instant>>>;
 /// An open connection and its thread.
 #[derive(Debug)]
 pub(super) struct Conversation {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     activity: Activity,
     thread: JoinHandle<()>,
 }
@@ -34,11 +34,12 @@ pub(super) struct Conversation {
 impl Conversation {
     pub(super) fn start(
         stream: UnixStream,
-        spawn: impl FnOnce(UnixStream, Activity) -> io::Result<JoinHandle<()>>,
+        spawn: impl FnOnce(Arc<UnixStream>, Activity) -> io::Result<JoinHandle<()>>,
     ) -> io::Result<Self> {
         let activity = Activity::new(Mutex::new(Some(Instant::now())));
         stream.set_nonblocking(true)?;
-        let thread = spawn(stream.try_clone()?, Arc::clone(&activity))?;
+        let stream = Arc::new(stream);
+        let thread = spawn(Arc::clone(&stream), Arc::clone(&activity))?;
         Ok(Self {
             stream,
             activity,
