@@ -30,6 +30,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) config: String,
     /// More of the host's config, after the memory_profile plugin.
     pub(crate) more: String,
+    /// Shell commands to run before it, in mounts of its own; `$DUMPS` is the dump directory.
+    pub(crate) mounts: String,
 }
 
 /// Samples often, so that a dump has something in it at once.
@@ -53,6 +55,7 @@ impl<'a> Setup<'a> {
             env,
             config: String::new(),
             more: String::new(),
+            mounts: String::new(),
         }
     }
 
@@ -80,6 +83,11 @@ impl<'a> Setup<'a> {
         self
     }
 
+    pub(crate) fn mounts(mut self, script: &str) -> Self {
+        self.mounts = script.to_owned();
+        self
+    }
+
     /// Starts it and waits until its control socket is open.
     pub(crate) fn start(self) -> Host {
         let place = tempfile::tempdir().unwrap();
@@ -97,12 +105,33 @@ impl<'a> Setup<'a> {
             self.more
         );
         std::fs::write(&config, text).unwrap();
-        let mut command = Command::new(dist("examples").join(self.program));
+        let program = dist("examples").join(self.program);
+        let mut command = if self.mounts.is_empty() {
+            Command::new(program)
+        } else {
+            in_own_mounts(&self.mounts, &program, &place.path().join("dumps"))
+        };
         command.arg("--config").arg(&config).envs(self.env);
         let host = Host::spawn(command, place);
         host.wait_for_log("control socket ");
         host
     }
+}
+
+/// Runs `script`, then `program` in its place, where what the script mounts is not seen outside.
+fn in_own_mounts(script: &str, program: &Path, dumps: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command.arg("--mount");
+    if !nix::unistd::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command.args([
+        "sh",
+        "-ec",
+        &format!("mkdir -m 700 $DUMPS; {script}; exec \"$0\" \"$@\""),
+    ]);
+    command.arg(program).env("DUMPS", dumps);
+    command
 }
 
 /// A running host.

@@ -7,6 +7,7 @@ mod memprof;
 
 mod artifact;
 mod control;
+mod dumps;
 
 mod hosts;
 mod plugins;
