@@ -9,10 +9,10 @@
     reason = "the allocator calls, and addresses out of symbol tables"
 )]
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::{fmt, mem, ptr};
+use std::{fmt, ptr};
 
 use memchr::memmem;
 use object::read::elf::{ElfFile64, FileHeader};
@@ -113,18 +113,10 @@ fn lookup(name: &CStr) -> usize {
 }
 
 fn candidate(addresses: [usize; 4], found_by: FoundBy, prefix: &str) -> Candidate {
-    let [mallctl, name_to_mib, by_mib, stats_print] =
-        addresses.map(|address| ptr::with_exposed_provenance::<c_void>(address));
+    let pointers = addresses.map(ptr::with_exposed_provenance);
     // SAFETY: callers checked that each address is code of a loaded object that names it as this
     // function of jemalloc(3); all four share one prefix and one object.
-    let mallctl = unsafe {
-        Mallctl::new(
-            mem::transmute::<*const c_void, crate::mallctl::MallctlFn>(mallctl),
-            mem::transmute::<*const c_void, crate::mallctl::NameToMibFn>(name_to_mib),
-            mem::transmute::<*const c_void, crate::mallctl::ByMibFn>(by_mib),
-            mem::transmute::<*const c_void, crate::mallctl::StatsPrintFn>(stats_print),
-        )
-    };
+    let mallctl = unsafe { Mallctl::from_pointers(pointers) };
     Candidate {
         mallctl,
         found_by,

@@ -7,12 +7,13 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
+use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result, describe};
 use crate::heap::{Summary, summarize};
 use crate::jemalloc::Jemalloc;
 use crate::objects::{self, LoadedObject};
 use crate::scratch::Scratch;
-use crate::store::{DumpName, Store};
+use crate::store::Store;
 
 /// A dump larger than this goes to an unnamed file on the disk of the dump directory the next
 /// time: memory is what the host may be short of. jemalloc does not tell beforehand.
@@ -180,4 +181,92 @@ fn mapped_path(path: &Path) -> PathBuf {
         return path.to_owned();
     }
     std::fs::read_link(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::discover::{Candidate, FoundBy};
+    use crate::fake::{Behaviour, fake};
+    use crate::jemalloc::identify;
+    use crate::store::Keep;
+
+    fn take_from<B: Behaviour + 'static>() -> (Result<Dump>, Store, tempfile::TempDir) {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::new(place.path().join("dumps"), Keep::default());
+        let candidate = Candidate {
+            mallctl: fake::<B>(),
+            found_by: FoundBy::Host,
+            prefix: None,
+        };
+        let started = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564);
+        let name = DumpName {
+            taken: started,
+            pid: 7,
+            sequence: 1,
+            random: 1,
+        };
+        let origin = Origin {
+            program: "a\nb".to_owned(),
+            started,
+            active_since: Some(started),
+            trigger: "message",
+        };
+        let dump = take(&identify(candidate).unwrap(), &store, &name, &origin, 0);
+        (dump, store, place)
+    }
+
+    #[test]
+    fn mappings_that_jemalloc_left_out_are_ours() {
+        struct WithoutMappings;
+        impl Behaviour for WithoutMappings {}
+        let (dump, store, _place) = take_from::<WithoutMappings>();
+        let dump = dump.unwrap();
+        let text = std::fs::read_to_string(&dump.path).unwrap();
+        let (profile, tail) = text.split_once(MAPPED_LIBRARIES).unwrap();
+        assert_eq!(
+            format!("{profile}\n"),
+            format!("{}\n", WithoutMappings::DUMP)
+        );
+        assert!(tail.contains("[stack]"), "{tail}");
+        assert!(tail.contains("# host: a?b pid 7 on "), "{tail}");
+        assert!(
+            tail.contains("# active-since: 2026-11-21T11:12:44Z\n"),
+            "{tail}"
+        );
+        assert!(tail.contains("/libc.so.6\n"), "{tail}");
+        assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
+        assert_eq!(dump.bytes, text.len() as u64);
+        assert_eq!(store.list().unwrap()[0].id, dump.id);
+    }
+
+    #[test]
+    fn damage_that_jemalloc_does_not_report_is_an_error() {
+        struct Cut;
+        impl Behaviour for Cut {
+            const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1 0x";
+        }
+        let (dump, store, _place) = take_from::<Cut>();
+        let error = dump.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Allocator);
+        assert!(error.message.contains("found \"@ 0x1 0x\""), "{error}");
+        assert_eq!(store.list().unwrap(), []);
+    }
+
+    #[test]
+    fn refusal_without_a_cause_is_jemallocs_own_errno() {
+        struct Refusing;
+        impl Behaviour for Refusing {
+            const DUMPED: i32 = libc::EAGAIN;
+        }
+        let (dump, store, _place) = take_from::<Refusing>();
+        let error = dump.unwrap_err();
+        assert!(
+            error.message.starts_with("jemalloc refused prof.dump: "),
+            "{error}"
+        );
+        assert_eq!(store.list().unwrap(), []);
+    }
 }

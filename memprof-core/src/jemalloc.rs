@@ -43,7 +43,7 @@ pub fn discover(host: Option<Mallctl>, own_image: usize) -> Vec<Jemalloc> {
 }
 
 /// A candidate that does not answer as jemalloc(3) says is none.
-fn identify(candidate: Candidate) -> Option<Jemalloc> {
+pub(crate) fn identify(candidate: Candidate) -> Option<Jemalloc> {
     let Candidate {
         mallctl,
         found_by,
@@ -189,4 +189,77 @@ impl Jemalloc {
 pub fn is_secure_execution() -> bool {
     // SAFETY: getauxval(3) reads a constant of this process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Behaviour, fake};
+
+    fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
+        let prefix = prefix.map(str::to_owned);
+        identify(Candidate {
+            mallctl: fake::<B>(),
+            found_by: FoundBy::Host,
+            prefix,
+        })
+        .unwrap()
+    }
+
+    struct Deaf;
+    impl Behaviour for Deaf {}
+
+    struct Refusing;
+    impl Behaviour for Refusing {
+        const ACTIVATION: i32 = libc::EPERM;
+    }
+
+    struct Off;
+    impl Behaviour for Off {
+        const OPT_PROF: bool = false;
+    }
+
+    #[test]
+    fn activation_that_is_accepted_and_ignored_is_an_error() {
+        let error = found::<Deaf>(None).set_active(true).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Allocator);
+        assert_eq!(
+            error.message,
+            "jemalloc 5.2.1-fake accepted prof.active and ignored it"
+        );
+    }
+
+    #[test]
+    fn activation_that_is_refused_names_the_errno() {
+        let error = found::<Refusing>(None).set_active(true).unwrap_err();
+        let message = "jemalloc refused prof.active: Operation not permitted (EPERM)";
+        assert_eq!(error.message, message);
+    }
+
+    #[test]
+    fn the_remedy_names_the_variable_that_this_build_reads() {
+        let check = |prefix: Option<&str>, expected: &str| {
+            let error = found::<Off>(prefix).set_active(true).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+            let expected =
+                format!("restart this program with {expected}=prof:true,prof_active:false");
+            assert_eq!(error.remedy, expected);
+        };
+        check(Some(""), "MALLOC_CONF");
+        check(Some("_rjem_"), "_RJEM_MALLOC_CONF");
+        check(None, "MALLOC_CONF (or _RJEM_MALLOC_CONF)");
+    }
+
+    #[test]
+    fn deactivation_without_profiling_is_no_error() {
+        assert_eq!(found::<Off>(None).set_active(false), Ok(()));
+    }
+
+    #[test]
+    fn intervals_that_blind_threads_are_refused() {
+        for lg_sample in [0, 9, 25, u64::MAX] {
+            let error = found::<Deaf>(None).reset(lg_sample).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Invalid, "{lg_sample}");
+        }
+    }
 }

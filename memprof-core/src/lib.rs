@@ -10,8 +10,11 @@ compile_error!("memprof runs on 64-bit Linux with glibc");
 
 mod discover;
 mod dump;
+mod dump_name;
 mod dumper;
 mod error;
+#[cfg(test)]
+mod fake;
 mod heap;
 mod jemalloc;
 mod mallctl;
@@ -20,6 +23,7 @@ mod profiler;
 mod publish;
 mod scratch;
 mod stats;
+mod status;
 mod store;
 
 pub use discover::FoundBy;
@@ -27,6 +31,7 @@ pub use dump::Dump;
 pub use error::{Error, ErrorKind, Result};
 pub use jemalloc::{Jemalloc, LG_SAMPLE, discover, is_secure_execution};
 pub use mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn, Value};
-pub use profiler::{Activation, DumpReport, Profiler, Settings, Status};
+pub use profiler::{Profiler, Settings};
 pub use stats::{Figures, ReadStats, Stats};
+pub use status::{Activation, Allocator, DumpReport, Status};
 pub use store::{Keep, Kept, Store, default_dump_dir};

@@ -21,6 +21,7 @@ pub type StatsPrintFn = unsafe extern "C" fn(StatsCallback, *mut c_void, *const 
 
 /// The four control functions of one jemalloc.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct Mallctl {
     mallctl: MallctlFn,
     name_to_mib: NameToMibFn,
@@ -44,20 +45,13 @@ impl Value for u64 {}
 impl Value for usize {}
 
 impl Mallctl {
+    /// From pointers to `mallctl`, `mallctlnametomib`, `mallctlbymib`, `malloc_stats_print`.
+    ///
     /// # Safety
-    /// The four are the functions of one jemalloc, which stays loaded as long as the process.
-    pub unsafe fn new(
-        mallctl: MallctlFn,
-        name_to_mib: NameToMibFn,
-        by_mib: ByMibFn,
-        stats_print: StatsPrintFn,
-    ) -> Self {
-        Self {
-            mallctl,
-            name_to_mib,
-            by_mib,
-            stats_print,
-        }
+    /// The four are these functions of one jemalloc, which stays loaded as long as the process.
+    pub unsafe fn from_pointers(pointers: [*const c_void; 4]) -> Self {
+        // SAFETY: the struct is four function pointers, none of them null by the caller's promise.
+        unsafe { std::mem::transmute::<[*const c_void; 4], Self>(pointers) }
     }
 
     /// Where `mallctl` lies: the identity of a jemalloc within the process.

@@ -171,7 +171,7 @@ pub(crate) fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The mappings of `objects` in the format of proc_pid_maps(5), for a process without /proc.
+/// The mappings of `objects` in the format of `proc_pid_maps(5)`, for a process without /proc.
 pub(crate) fn maps(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {

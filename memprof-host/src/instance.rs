@@ -161,6 +161,13 @@ impl Drop for Instance {
     }
 }
 
+/// How every version of `memprof_plugin_entry_t` starts.
+#[repr(C)]
+struct Head {
+    size: usize,
+    version: u32,
+}
+
 /// # Safety
 /// As for [`Instance::create`].
 pub(crate) unsafe fn check_entry(
@@ -173,10 +180,8 @@ pub(crate) unsafe fn check_entry(
     if entry.is_null() {
         return Err(mismatch("memprof_plugin_entry is null".to_owned()));
     }
-    // SAFETY: the first two fields are the same in every version of the struct.
-    let version = unsafe { (&raw const (*entry).abi_version).read() };
-    // SAFETY: as above.
-    let size = unsafe { (&raw const (*entry).struct_size).read() };
+    // SAFETY: every version of the struct starts with these two fields.
+    let Head { size, version } = unsafe { entry.cast::<Head>().read() };
     if version >> 16 != MEMPROF_ABI_MAJOR {
         return Err(mismatch(format!(
             "the plugin was built for ABI {}.{}, this host speaks {MEMPROF_ABI_MAJOR}.x",
@@ -197,8 +202,10 @@ pub(crate) unsafe fn check_entry(
     if id.is_empty() || entry.create.is_none() || entry.handle_message.is_none() {
         return Err(incomplete(&id));
     }
-    // SAFETY: the entry's texts and messages live as long as it does.
-    let (version, messages) = unsafe { (text(entry.version), message_names(entry)) };
+    // SAFETY: as is its version.
+    let version = unsafe { text(entry.version) };
+    // SAFETY: as are its messages.
+    let messages = unsafe { message_names(entry) };
     Ok(PluginInfo {
         id,
         version,
@@ -228,7 +235,9 @@ unsafe fn message_names(entry: &memprof_plugin_entry_t) -> Vec<String> {
     (0..entry.message_count)
         .filter_map(|at| {
             // SAFETY: memprof.h: `messages` points to `message_count` pointers.
-            let message = unsafe { *entry.messages.add(at) };
+            let message = unsafe { entry.messages.add(at) };
+            // SAFETY: as above.
+            let message = unsafe { message.read() };
             // SAFETY: each of them points to a message, which lives as long as the process.
             let message = unsafe { message.as_ref() }?;
             // SAFETY: and so does its name.

@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use crate::dist::tool_text;
 use crate::host::{Host, Setup};
-use crate::memprof::memprof;
 
 /// Every file in a directory, hidden ones too.
 fn files(directory: &Path) -> Vec<String> {

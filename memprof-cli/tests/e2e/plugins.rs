@@ -124,7 +124,7 @@ fn damaged_files() {
     check("half.so", &whole[..whole.len() / 2], "truncated");
     check("empty.so", &[], "it is not a whole ELF file");
     check("text.so", b"[plugin]\n", "it is not a whole ELF file");
-    let mut arm = whole.clone();
+    let mut arm = whole;
     arm[18] = 183;
     check("arm.so", &arm, "another architecture");
 }

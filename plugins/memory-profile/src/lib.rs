@@ -4,5 +4,6 @@ mod config;
 mod messages;
 mod reply;
 mod shim;
+mod text;
 
 memprof_plugin_abi::export_plugin!(messages::MemoryProfile);

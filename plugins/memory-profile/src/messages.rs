@@ -1,17 +1,17 @@
 //! The messages of `memory_profile`, one function each.
 
-use std::fmt::Write as _;
 use std::io::Read;
 use std::time::SystemTime;
 
-use memprof_core::{Activation, Mallctl, Profiler, Settings, Stats, Status};
+use memprof_core::{Profiler, Settings};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
 use crate::config::Config;
 use crate::reply::{failure, ok};
-use crate::shim::read_stats;
+use crate::shim::{host_mallctl, read_stats};
+use crate::text::{activation_text, dump_text, kept_text, stats_text, status_text};
 
 /// The content type of a dump.
 const HEAP_PROFILE: &str = "application/x-jemalloc-heap-profile";
@@ -133,16 +133,7 @@ impl MemoryProfile {
 
     fn dump(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let report = self.profiler.dump("message").map_err(failure)?;
-        let dump = &report.largest;
-        let mut text = format!(
-            "dumped {} stacks, about {} in use, to {}",
-            dump.stacks,
-            bytes(dump.estimated_inuse_bytes),
-            dump.path.display()
-        );
-        for warning in &report.warnings {
-            write!(text, "; {warning}").expect("writing to a String cannot fail");
-        }
+        let text = dump_text(&report);
         log::info!("{text}");
         ok(reply, &text, &report)
     }
@@ -161,14 +152,7 @@ impl MemoryProfile {
 
     fn list(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let kept = self.profiler.list().map_err(failure)?;
-        let text = match kept.as_slice() {
-            [] => "no dumps are kept".to_owned(),
-            kept => {
-                let line =
-                    |dump: &memprof_core::Kept| format!("{}  {}", dump.id, bytes(dump.bytes));
-                kept.iter().map(line).collect::<Vec<_>>().join("\n")
-            }
-        };
+        let text = kept_text(&kept);
         ok(reply, &text, json!({ "dumps": kept }))
     }
 
@@ -210,95 +194,4 @@ fn parse_lg_sample(text: &str) -> Result<u64, Failure> {
         let message = format!("lg_sample={text:?} is not a number");
         Failure::new(MEMPROF_INVALID_ARGUMENT, message)
     })
-}
-
-fn activation_text(activation: &Activation) -> String {
-    let mut text = status_text(&activation.status);
-    for warning in &activation.warnings {
-        write!(text, "; {warning}").expect("writing to a String cannot fail");
-    }
-    text
-}
-
-fn status_text(status: &Status) -> String {
-    let mut text = format!("profiling is {}", status.profiling);
-    if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
-        write!(text, " since {since}, one sample per {interval} bytes")
-            .expect("writing to a String cannot fail");
-    }
-    for part in status.reason.iter().chain(&status.remedy) {
-        write!(text, "; {part}").expect("writing to a String cannot fail");
-    }
-    text
-}
-
-fn stats_text(stats: &Stats) -> String {
-    let mut text = format!("{} {}\n", stats.kind, stats.version);
-    match &stats.figures {
-        Some(figures) => {
-            for (name, value) in [
-                ("allocated", figures.allocated),
-                ("active", figures.active),
-                ("metadata", figures.metadata),
-                ("resident", figures.resident),
-                ("mapped", figures.mapped),
-                ("retained", figures.retained),
-            ] {
-                writeln!(text, "{name:<10} {value:>16}  {}", bytes(value))
-                    .expect("writing to a String cannot fail");
-            }
-        }
-        None => text.push_str("no figures: this jemalloc was built without statistics\n"),
-    }
-    text + &stats.report
-}
-
-/// `12.3 MiB`.
-fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{count} B")
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
-/// The host's own functions, where it hands them over whole.
-#[expect(unsafe_code, reason = "the host's allocator functions become callable")]
-fn host_mallctl(host: &Host) -> Option<Mallctl> {
-    let found = host.jemalloc()?;
-    let (mallctl, name_to_mib, by_mib) =
-        (found.mallctl?, found.mallctlnametomib?, found.mallctlbymib?);
-    let stats_print = found.malloc_stats_print?;
-    // SAFETY: memprof.h, `memprof_jemalloc_t`: the host's own jemalloc, for the process's life;
-    // `memprof_stats_callback_t` is a transparent wrapper of the callback's type.
-    Some(unsafe {
-        Mallctl::new(
-            mallctl,
-            name_to_mib,
-            by_mib,
-            std::mem::transmute::<_, memprof_core::StatsPrintFn>(stats_print),
-        )
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::bytes;
-
-    #[test]
-    fn sizes_have_units() {
-        let check = |count, expected: &str| assert_eq!(bytes(count), expected);
-        check(0, "0 B");
-        check(1023, "1023 B");
-        check(1536, "1.5 KiB");
-        check(3 << 40, "3.0 TiB");
-        check(u64::MAX, "16777216.0 TiB");
-    }
 }

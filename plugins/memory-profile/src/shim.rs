@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memprof_core::{Error, Figures, Mallctl};
+use memprof_plugin_abi::Host;
 use tikv_jemalloc_ctl::{epoch, stats, stats_print};
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -67,6 +68,19 @@ fn bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     let result = work();
     bind([ptr::null_mut(); 4]);
     result
+}
+
+/// The host's own functions, where it hands them over whole.
+pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
+    let found = host.jemalloc()?;
+    let pointers = [
+        found.mallctl? as *const c_void,
+        found.mallctlnametomib? as *const c_void,
+        found.mallctlbymib? as *const c_void,
+        found.malloc_stats_print? as *const c_void,
+    ];
+    // SAFETY: memprof.h, `memprof_jemalloc_t`: the host's own jemalloc, for the process's life.
+    Some(unsafe { Mallctl::from_pointers(pointers) })
 }
 
 /// The longest text of `malloc_stats_print` that is passed on: with hundreds of arenas it grows

@@ -1,0 +1,91 @@
+//! What the profiler tells of itself.
+
+use serde::Serialize;
+
+use crate::dump::Dump;
+use crate::jemalloc::Jemalloc;
+
+/// One allocator, as `status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Allocator {
+    /// `jemalloc`.
+    pub kind: &'static str,
+    /// Its version.
+    pub version: String,
+    /// `host`, `dlsym` or the symbol table.
+    pub found_by: String,
+    /// Compiled with profiling.
+    pub config_prof: bool,
+    /// Started with profiling.
+    pub opt_prof: bool,
+    /// Samples now.
+    pub prof_active: bool,
+    /// log2 of the sample interval.
+    pub lg_sample: Option<u64>,
+    /// Serves this process's `malloc`.
+    pub owns_malloc: bool,
+}
+
+/// The state of the profiler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// `active`, `inactive` or `unavailable`.
+    pub profiling: &'static str,
+    /// Why it is unavailable.
+    pub reason: Option<String>,
+    /// What would help.
+    pub remedy: Option<String>,
+    /// Since when it samples: RFC 3339, UTC.
+    pub active_since: Option<String>,
+    /// Mean bytes between samples.
+    pub sample_interval: Option<u64>,
+    /// Every allocator of the process.
+    pub allocators: Vec<Allocator>,
+    /// Where dumps are kept.
+    pub dump_dir: String,
+    /// How many are kept.
+    pub kept: usize,
+    /// A dump is running.
+    pub busy: bool,
+}
+
+/// What `activate` and `deactivate` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Activation {
+    /// The state after it.
+    #[serde(flatten)]
+    pub status: Status,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// What `dump` took: one dump for each allocator that can profile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DumpReport {
+    /// The one with most bytes in use.
+    #[serde(flatten)]
+    pub largest: Dump,
+    /// Since when samples were taken: RFC 3339, UTC.
+    pub active_since: Option<String>,
+    /// From the message to the dump's name.
+    pub duration_ms: u64,
+    /// All of them.
+    pub dumps: Vec<Dump>,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+impl From<&Jemalloc> for Allocator {
+    fn from(jemalloc: &Jemalloc) -> Self {
+        Self {
+            kind: "jemalloc",
+            version: jemalloc.version.clone(),
+            found_by: jemalloc.found_by.to_string(),
+            config_prof: jemalloc.config_prof,
+            opt_prof: jemalloc.opt_prof,
+            prof_active: jemalloc.prof_active(),
+            lg_sample: jemalloc.lg_sample(),
+            owns_malloc: jemalloc.owns_malloc,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What a person reads of a reply.
+
+use memprof_core::{Activation, DumpReport, Kept, Stats, Status};
+
+pub(crate) fn activation_text(activation: &Activation) -> String {
+    joined(status_text(&activation.status), &activation.warnings)
+}
+
+pub(crate) fn dump_text(report: &DumpReport) -> String {
+    let dump = &report.largest;
+    let text = format!(
+        "dumped {} stacks, about {} in use, to {}",
+        dump.stacks,
+        bytes(dump.estimated_inuse_bytes),
+        dump.path.display()
+    );
+    joined(text, &report.warnings)
+}
+
+pub(crate) fn kept_text(kept: &[Kept]) -> String {
+    if kept.is_empty() {
+        return "no dumps are kept".to_owned();
+    }
+    let lines = kept
+        .iter()
+        .map(|dump| format!("{}  {}", dump.id, bytes(dump.bytes)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+pub(crate) fn status_text(status: &Status) -> String {
+    let mut text = format!("profiling is {}", status.profiling);
+    if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
+        text += &format!(" since {since}, one sample per {interval} bytes");
+    }
+    joined(text, status.reason.iter().chain(&status.remedy))
+}
+
+pub(crate) fn stats_text(stats: &Stats) -> String {
+    let head = format!("{} {}\n", stats.kind, stats.version);
+    let Some(figures) = &stats.figures else {
+        return head + "no figures: this jemalloc was built without statistics\n" + &stats.report;
+    };
+    let lines = [
+        ("allocated", figures.allocated),
+        ("active", figures.active),
+        ("metadata", figures.metadata),
+        ("resident", figures.resident),
+        ("mapped", figures.mapped),
+        ("retained", figures.retained),
+    ]
+    .map(|(name, value)| format!("{name:<10} {value:>16}  {}\n", bytes(value)));
+    head + &lines.concat() + &stats.report
+}
+
+fn joined<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
+    more.into_iter()
+        .fold(text, |text, part| format!("{text}; {part}"))
+}
+
+/// `12.3 MiB`.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_have_units() {
+        let check = |count, expected: &str| assert_eq!(bytes(count), expected);
+        check(0, "0 B");
+        check(1023, "1023 B");
+        check(1536, "1.5 KiB");
+        check(3 << 40, "3.0 TiB");
+        check(u64::MAX, "16777216.0 TiB");
+    }
+}
