@@ -145,7 +145,7 @@ impl Instance {
         };
         Reply {
             status_code,
-            content_type: collected.content_type.unwrap_or_else(|| TEXT.to_owned()),
+            content_type: collected.content_type.map_or(TEXT.into(), String::into),
             body: collected.body,
         }
     }

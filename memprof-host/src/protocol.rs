@@ -134,6 +134,7 @@ pub fn message_result(
         content_type,
         body,
     } = reply;
+    let content_type = content_type.into_owned();
     let size = body.len();
     let inline = match (deliver, body) {
         (None, crate::Body::Inline(bytes)) if bytes.len() <= INLINE_LIMIT => {

@@ -1,5 +1,7 @@
 //! Which plugin gets a message.
 
+use std::borrow::Cow;
+
 use memprof_plugin_abi::{Failure, JSON, Status};
 
 use crate::body::Body;
@@ -11,7 +13,7 @@ pub struct Reply {
     /// 0, or one of the negative codes of memprof.h.
     pub status_code: Status,
     /// What the body is.
-    pub content_type: String,
+    pub content_type: Cow<'static, str>,
     /// The body.
     pub body: Body,
 }
@@ -22,7 +24,7 @@ impl Reply {
         let body = Body::Inline(failure.to_json().into_bytes());
         Self {
             status_code: failure.status,
-            content_type: JSON.to_owned(),
+            content_type: JSON.into(),
             body,
         }
     }

@@ -91,7 +91,7 @@ typedef struct {
 } memprof_reply_t;
 
 // What a host offers its plugins. Valid from the start of `create` until `destroy` returns.
-// No callback throws, and none of them calls the plugin back.
+// No callback throws, and none of them calls the plugin back. Only `get_extension` may be NULL.
 typedef struct {
   // `sizeof(memprof_host_t)`.
   size_t struct_size;

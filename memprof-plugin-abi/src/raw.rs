@@ -104,7 +104,7 @@ pub struct memprof_reply_t {
 }
 
 /// What a host offers its plugins. Valid from the start of `create` until `destroy` returns.
-/// No callback throws, and none of them calls the plugin back.
+/// No callback throws, and none of them calls the plugin back. Only `get_extension` may be NULL.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]

@@ -1,5 +1,6 @@
 //! The project's commands.
 
+mod bench;
 mod ci;
 mod demo;
 mod dist;
@@ -14,6 +15,7 @@ usage: cargo xtask COMMAND
   build [--release]   build everything and lay it out in target/dist
   demo                find a leak in a running process, step by step
   test                install what the tests need, build, run every test
+  bench               build for release, and print what the plugin costs its host
   ci                  format, clippy, test, docs, deny: what CI runs";
 
 fn main() -> ExitCode {
@@ -24,6 +26,8 @@ fn main() -> ExitCode {
         ["build", "--release"] => dist::build(dist::Profile::Release),
         ["demo"] => demo::demo(),
         ["test"] => ci::test(),
+        ["bench"] => bench::build_and_run(),
+        ["bench-here"] => bench::measure(),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");

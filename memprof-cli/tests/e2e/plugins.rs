@@ -318,3 +318,62 @@ fn plugin_with_an_inserted_field_is_refused() {
         "memprof_reply_t: incompatible type size, unexpected field \"new\"",
     );
 }
+
+/// A host that unloads the plugin while a thread that used it still runs.
+const UNLOADER: &str = r#"
+#include <memprof.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+static const memprof_plugin_entry_t *entry;
+static memprof_plugin_t *plugin;
+static pthread_barrier_t used, unloaded;
+static int32_t enabled(void *ctx, memprof_log_level_t level) { (void)ctx; (void)level; return 1; }
+static void ignore(void *ctx, memprof_log_level_t level, memprof_str_t target, memprof_str_t message) {
+    (void)ctx; (void)level; (void)target; (void)message;
+}
+static memprof_status_t take(void *ctx, memprof_str_t chunk) { (void)ctx; (void)chunk; return MEMPROF_OK; }
+static void *use(void *unused) {
+    const memprof_reply_t reply = {sizeof reply, 0, 0, 0, take};
+    entry->handle_message(plugin, MEMPROF_STR("hello"), MEMPROF_STR(""), &reply);
+    pthread_barrier_wait(&used);
+    pthread_barrier_wait(&unloaded);
+    return unused;
+}
+int main(int argc, char **argv) {
+    const memprof_host_t host = {sizeof host, MEMPROF_ABI_VERSION, 0, 0, MEMPROF_STR_INIT("h"), MEMPROF_STR_INIT(""), enabled, ignore, 0};
+    void *library = dlopen(argv[argc - 1], RTLD_NOW);
+    if (!library) abort();
+    entry = dlsym(library, "memprof_plugin_entry");
+    if (entry->create(&host, MEMPROF_STR(""), &plugin) != MEMPROF_OK) abort();
+    pthread_barrier_init(&used, 0, 2);
+    pthread_barrier_init(&unloaded, 0, 2);
+    pthread_t thread;
+    pthread_create(&thread, 0, use, 0);
+    pthread_barrier_wait(&used);
+    entry->destroy(plugin);
+    dlclose(library);
+    pthread_barrier_wait(&unloaded);
+    return pthread_join(thread, 0);
+}
+"#;
+
+#[test]
+fn dlclose_before_a_thread_ends() {
+    let place = tempfile::tempdir().unwrap();
+    let (code, program) = (
+        place.path().join("unloader.c"),
+        place.path().join("unloader"),
+    );
+    fs::write(&code, UNLOADER).unwrap();
+    let mut cc = Command::new("cc");
+    cc.arg("-I")
+        .arg(dist("include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(&code);
+    tool_text("gcc", cc.args(["-lpthread", "-ldl"]));
+    for plugin in ["plugins/hello_rust.so", "plugins/hello_c.so"] {
+        tool_text("gcc", Command::new(&program).arg(dist(plugin)));
+    }
+}

@@ -101,3 +101,42 @@ fn compiles_without_warnings_and_exports_the_entry() {
     check("c++", "c++11", "cc");
     check("c++", "c++17", "cc");
 }
+
+/// The ABI of the header as libabigail sees it. A difference is a new major version.
+#[test]
+fn structs_are_those_of_the_committed_snapshot() {
+    let place = tempfile::tempdir().unwrap();
+    let (source, library) = (place.path().join("probe.c"), place.path().join("probe.so"));
+    std::fs::write(&source, PROBE).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-g", "-shared", "-fPIC", "-I"])
+        .arg(crate_file("include"));
+    run(cc.arg("-o").arg(&library).arg(&source), "gcc");
+    let snapshot = crate_file("tests/abi/memprof.abi");
+    if std::env::var_os("BLESS").is_some() {
+        let mut abidw = Command::new("abidw");
+        abidw.args([
+            "--no-show-locs",
+            "--no-comp-dir-path",
+            "--no-corpus-path",
+            "--out-file",
+        ]);
+        run(abidw.arg(&snapshot).arg(&library), "abigail-tools");
+    }
+    run(
+        Command::new("abidiff").arg(&snapshot).arg(&library),
+        "abigail-tools",
+    );
+}
+
+/// Runs a tool of a Debian package, which must succeed.
+fn run(command: &mut Command, package: &str) {
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("{command:?}: {error}; run `cargo xtask test`, or apt-get install {package}")
+    });
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+}

@@ -1,3 +1,4 @@
-//! The contract's proofs that need a C compiler.
+//! The contract: its header, and what it does to those who break it.
 
+mod boundary;
 mod header;
