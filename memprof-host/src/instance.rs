@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -40,14 +41,31 @@ unsafe impl Sync for Instance {}
 struct Context {
     program: Program,
     jemalloc: Option<memprof_jemalloc_t>,
-    /// While `create` runs: the last error the plugin logged, which is the reason if it fails.
-    creating: Mutex<Option<String>>,
+    /// While `create` runs: the errors that the plugin logged. The last one is the reason if it
+    /// fails; if it succeeds, they are lines like others.
+    errors: Mutex<Vec<String>>,
     in_creation: AtomicBool,
 }
 
 // SAFETY: the jemalloc functions are thread-safe (jemalloc(3)), the logger is `Sync`, and the
 // rest is guarded.
 unsafe impl Sync for Context {}
+
+impl Context {
+    fn log(&self, level: log::Level, target: &str, message: &str) {
+        self.program.log.log(
+            &log::Record::builder()
+                .level(level)
+                .target(target)
+                .args(format_args!("{message}"))
+                .build(),
+        );
+    }
+
+    fn take_errors(&self) -> Vec<String> {
+        mem::take(&mut self.errors.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,7 +94,7 @@ impl Instance {
         let context: &'static Context = Box::leak(Box::new(Context {
             program,
             jemalloc: program.jemalloc,
-            creating: Mutex::new(None),
+            errors: Mutex::default(),
             in_creation: true.into(),
         }));
         let host: &'static memprof_host_t = Box::leak(Box::new(memprof_host_t {
@@ -95,15 +113,16 @@ impl Instance {
         // SAFETY: memprof.h, `create`: the host struct is leaked, so it is valid until `destroy`.
         let status = unsafe { create(host, memprof_str_t::new(config), &raw mut plugin) };
         context.in_creation.store(false, Ordering::Release);
+        let mut errors = context.take_errors();
         if status != MEMPROF_OK {
-            let reason = context
-                .creating
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            let reason = reason.unwrap_or_else(|| format!("it gave no reason (status {status})"));
+            let reason = errors
+                .pop()
+                .unwrap_or_else(|| format!("it gave no reason (status {status})"));
             let message = format!("plugin {} could not be created: {reason}", info.id);
             return Err(Failure::new(status, message));
+        }
+        for error in errors {
+            context.log(log::Level::Error, &info.id, &error);
         }
         Ok(Self {
             info,
@@ -310,20 +329,14 @@ unsafe extern "C" fn log_line(
     let level = level(number);
     let creating = context.in_creation.load(Ordering::Acquire);
     if creating && level == log::Level::Error {
-        let mut reason = context
-            .creating
+        context
+            .errors
             .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *reason = Some(message.into_owned());
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(message.into_owned());
         return;
     }
-    context.program.log.log(
-        &log::Record::builder()
-            .level(level)
-            .target(&target)
-            .args(format_args!("{message}"))
-            .build(),
-    );
+    context.log(level, &target, &message);
 }
 
 unsafe extern "C" fn get_extension(ctx: *mut c_void, id: memprof_str_t) -> *const c_void {

@@ -173,6 +173,17 @@ fn a_host_can_activate_at_its_start() {
 }
 
 #[test]
+fn a_host_starts_although_it_cannot_activate_as_configured() {
+    let setup = Setup::of("c_host").config("activate_at_start = true\nlg_sample = 99");
+    let host = setup.start();
+    host.wait_for_log(
+        "ERROR memory_profile: activate_at_start: lg_sample=99 is out of range 10..=24",
+    );
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "inactive");
+}
+
+#[test]
 fn ps_lists_what_runs() {
     let host = Setup::of("c_host").start();
     let listing = crate::memprof::memprof(&host.socket_dir(), &["ps", "--json"])
