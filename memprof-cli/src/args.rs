@@ -48,6 +48,12 @@ pub(crate) enum Command {
     Stats(Short),
     /// Tell whether profiling is on, of which allocators, and why not.
     Status(Short),
+    /// Show where the resident memory is, and what would help.
+    Ledger(Short),
+    /// Give the allocator's free pages back to the kernel.
+    Purge(Short),
+    /// Drop all samples.
+    Reset(Short),
     /// List the kept dumps, newest first.
     List(Short),
     /// Check a plugin's file as a host would, in a process of its own.

@@ -41,6 +41,9 @@ fn run(command: Command) -> Outcome {
         Command::Deactivate(short) => message::short("deactivate", &short),
         Command::Stats(short) => message::short("stats", &short),
         Command::Status(short) => message::short("status", &short),
+        Command::Ledger(short) => message::short("ledger", &short),
+        Command::Purge(short) => message::short("purge", &short),
+        Command::Reset(short) => message::short("reset", &short),
         Command::List(short) => message::short("list", &short),
         Command::Dump { short, output } => message::dump(&short, output.as_deref()),
         Command::Check {

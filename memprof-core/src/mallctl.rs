@@ -135,6 +135,16 @@ impl Mallctl {
         })
     }
 
+    /// Does what a control without a value does, such as `arena.<i>.purge`.
+    ///
+    /// # Errors
+    /// What `mallctl` returned.
+    pub fn act(&self, name: &CStr) -> Result<(), Errno> {
+        let null = ptr::null_mut();
+        // SAFETY: jemalloc.3: neither reads nor writes a value.
+        check(unsafe { (self.mallctl)(name.as_ptr(), null, ptr::null_mut(), null, 0) })
+    }
+
     /// Writes a switch.
     ///
     /// # Errors

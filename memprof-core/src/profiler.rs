@@ -12,10 +12,12 @@ use crate::dump_name::DumpName;
 use crate::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
 use crate::jemalloc::{Jemalloc, discover};
+use crate::lease::Lease;
+use crate::ledger::{self, Ledger, Resident};
 use crate::mallctl::Mallctl;
 use crate::objects;
-use crate::stats::{ReadStats, Stats};
-use crate::status::{Activation, Allocator, DumpReport, Status};
+use crate::stats::{Figures, ReadFigures, ReadReport, Stats};
+use crate::status::{Activation, Allocator, DumpReport, Purged, Status};
 use crate::store::{Kept, Store};
 
 /// What a profiler needs to know of its process.
@@ -29,8 +31,10 @@ pub struct Settings {
     pub own_image: usize,
     /// Where dumps are kept.
     pub store: Store,
-    /// How to read figures.
-    pub read_stats: ReadStats,
+    /// How to read the totals of a jemalloc.
+    pub read_figures: ReadFigures,
+    /// How to read what `malloc_stats_print` says.
+    pub read_report: ReadReport,
 }
 
 /// The profiler of this process.
@@ -40,12 +44,14 @@ pub struct Profiler {
     started: SystemTime,
     found: RwLock<Found>,
     active_since: Mutex<Option<SystemTime>>,
+    lease: Mutex<Option<Lease>>,
     dumper: Dumper,
     /// The pid of the process in which a dump runs; a forked child inherits the value, not the
     /// dump.
     dumping: AtomicU32,
     sequence: AtomicU32,
     last_size: AtomicU64,
+    last_heap: Mutex<Option<Figures>>,
 }
 
 /// The allocators, and how many libraries had been loaded when they were looked for.
@@ -73,10 +79,12 @@ impl Profiler {
             settings,
             started: now,
             active_since: Mutex::new(None),
+            lease: Mutex::new(None),
             dumper: Dumper::default(),
             dumping: AtomicU32::new(0),
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
+            last_heap: Mutex::new(None),
         };
         if profiler.allocators().iter().any(Jemalloc::prof_active) {
             profiler.set_active_since(Some(now));
@@ -88,11 +96,16 @@ impl Profiler {
     }
 
     /// Starts sampling in every jemalloc that can. `lg_sample` also sets the interval, which
-    /// drops the samples so far.
+    /// drops the samples so far; `duration` is when it ends by itself. An activation without it
+    /// lasts, also where one with it is running.
     ///
     /// # Errors
     /// Why none of them can, with the remedy for this process.
-    pub fn activate(&self, lg_sample: Option<u64>) -> Result<Activation> {
+    pub fn activate(
+        self: &Arc<Self>,
+        lg_sample: Option<u64>,
+        duration: Option<Duration>,
+    ) -> Result<Activation> {
         self.look_again();
         let allocators = self.allocators();
         self.require_profiling(&allocators)?;
@@ -117,6 +130,10 @@ impl Profiler {
         since.get_or_insert_with(SystemTime::now);
         drop(since);
         warnings.dedup();
+        let lease = duration
+            .map(|duration| self.lease_for(duration))
+            .transpose()?;
+        self.set_lease(lease);
         Ok(Activation {
             status: self.status(),
             warnings,
@@ -133,12 +150,125 @@ impl Profiler {
             .iter()
             .try_for_each(|jemalloc| jemalloc.set_active(false))?;
         self.set_active_since(None);
+        self.set_lease(None);
         let unavailable = self.require_profiling(&allocators).err();
         let warnings = unavailable.iter().map(with_remedy).collect();
         Ok(Activation {
             status: self.status(),
             warnings,
         })
+    }
+
+    /// Drops all samples in every jemalloc that profiles, and sets the sample interval where
+    /// `lg_sample` is given.
+    ///
+    /// # Errors
+    /// `Busy` while a dump runs; why profiling is not on.
+    pub fn reset(&self, lg_sample: Option<u64>) -> Result<Activation> {
+        let running = self.begin_dump()?;
+        let allocators = self.allocators();
+        self.require_profiling(&allocators)?;
+        for jemalloc in allocators.iter().filter(|jemalloc| jemalloc.opt_prof) {
+            let current = jemalloc.lg_sample();
+            match lg_sample.or(current) {
+                Some(lg_sample) => jemalloc.reset(lg_sample)?,
+                None => {
+                    return Err(Error::allocator(
+                        "jemalloc does not tell its sample interval",
+                    ));
+                }
+            }
+        }
+        drop(running);
+        let warnings = vec!["all samples so far were dropped".to_owned()];
+        Ok(Activation {
+            status: self.status(),
+            warnings,
+        })
+    }
+
+    /// Gives all free pages back to the kernel.
+    ///
+    /// # Errors
+    /// `Busy` while a dump runs; no jemalloc; jemalloc refused.
+    pub fn purge(&self) -> Result<Purged> {
+        let _running = self.begin_dump()?;
+        let allocators = self.allocators();
+        if allocators.is_empty() {
+            return Err(no_jemalloc());
+        }
+        let before = self.resident()?.anonymous;
+        allocators.iter().try_for_each(Jemalloc::purge)?;
+        let after = self.resident()?.anonymous;
+        Ok(Purged {
+            anonymous_before_bytes: before,
+            anonymous_after_bytes: after,
+            released_bytes: before.saturating_sub(after),
+        })
+    }
+
+    /// Where the resident memory is. At once, also while a dump runs: then with the totals that
+    /// were read last.
+    ///
+    /// # Errors
+    /// `/proc/self/status` cannot be read; jemalloc refused.
+    pub fn ledger(&self) -> Result<Ledger> {
+        if let Ok(_running) = self.begin_dump() {
+            let heap = self.heap()?;
+            *self
+                .last_heap
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = heap;
+        }
+        let heap = *self
+            .last_heap
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let read = |path: &str| std::fs::read_to_string(path).ok();
+        let cgroup = read("/proc/self/cgroup")
+            .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
+        Ok(ledger::reconcile(self.resident()?, heap, cgroup))
+    }
+
+    /// The sum over all jemallocs that keep figures.
+    fn heap(&self) -> Result<Option<Figures>> {
+        let allocators = self.allocators();
+        let with_figures = allocators.iter().filter(|jemalloc| jemalloc.config_stats);
+        let figures: Vec<Figures> = with_figures
+            .map(|jemalloc| (self.settings.read_figures)(&jemalloc.mallctl))
+            .collect::<Result<_>>()?;
+        Ok(figures.into_iter().reduce(Figures::plus))
+    }
+
+    fn resident(&self) -> Result<Resident> {
+        const STATUS: &str = "/proc/self/status";
+        let status = std::fs::read_to_string(STATUS)
+            .map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
+        Resident::parse(&status)
+            .ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATUS} does not tell RssAnon")))
+    }
+
+    fn lease_for(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
+        // Weak: a lease must not keep the profiler of a host that ends.
+        let profiler = Arc::downgrade(self);
+        Lease::start(duration, move || {
+            let Some(profiler) = profiler.upgrade() else {
+                return;
+            };
+            match profiler.deactivate() {
+                Ok(_) => log::info!("profiling is inactive: its time is over"),
+                Err(error) => log::error!("profiling could not be ended in time: {error}"),
+            }
+        })
+    }
+
+    fn set_lease(&self, lease: Option<Lease>) {
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = lease;
+    }
+
+    fn active_until(&self) -> Option<SystemTime> {
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        lease.as_ref().map(|lease| lease.until)
     }
 
     /// Takes a dump of every jemalloc that profiles, and keeps it.
@@ -212,7 +342,8 @@ impl Profiler {
             return Err(no_jemalloc());
         }
         let read = |jemalloc: &Jemalloc| {
-            let (figures, report) = (self.settings.read_stats)(&jemalloc.mallctl)?;
+            let figures = (self.settings.read_figures)(&jemalloc.mallctl)?;
+            let report = (self.settings.read_report)(&jemalloc.mallctl)?;
             Ok(Stats {
                 kind: "jemalloc",
                 version: jemalloc.version.clone(),
@@ -246,6 +377,7 @@ impl Profiler {
             reason: unavailable.map(|error| error.message).or(unreadable),
             remedy: remedy.filter(|remedy| !remedy.is_empty()),
             active_since: since.filter(|_| active).map(rfc3339),
+            active_until: self.active_until().filter(|_| active).map(rfc3339),
             sample_interval: allocators
                 .iter()
                 .filter(|jemalloc| jemalloc.opt_prof)

@@ -22,9 +22,26 @@ pub struct Figures {
     pub retained: u64,
 }
 
-/// Reads figures and the text of `malloc_stats_print`; the plugin provides it, because
-/// tikv-jemalloc-ctl, which it uses, can be bound to one jemalloc at a time only in a cdylib.
-pub type ReadStats = fn(&Mallctl) -> Result<(Figures, String), Error>;
+impl Figures {
+    /// The sum of two jemallocs' totals.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            allocated: self.allocated + other.allocated,
+            active: self.active + other.active,
+            metadata: self.metadata + other.metadata,
+            resident: self.resident + other.resident,
+            mapped: self.mapped + other.mapped,
+            retained: self.retained + other.retained,
+        }
+    }
+}
+
+/// Reads a jemalloc's totals. The plugin provides it, because tikv-jemalloc-ctl, which it uses,
+/// can be bound to a jemalloc of the host's only in a cdylib.
+pub type ReadFigures = fn(&Mallctl) -> Result<Figures, Error>;
+
+/// Reads what `malloc_stats_print` says; as [`ReadFigures`].
+pub type ReadReport = fn(&Mallctl) -> Result<String, Error>;
 
 /// One allocator's figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

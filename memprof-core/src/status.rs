@@ -37,6 +37,8 @@ pub struct Status {
     pub remedy: Option<String>,
     /// Since when it samples: RFC 3339, UTC.
     pub active_since: Option<String>,
+    /// When it ends by itself: RFC 3339, UTC.
+    pub active_until: Option<String>,
     /// Mean bytes between samples.
     pub sample_interval: Option<u64>,
     /// Every allocator of the process.
@@ -57,6 +59,17 @@ pub struct Activation {
     pub status: Status,
     /// What the operator should know.
     pub warnings: Vec<String>,
+}
+
+/// What `purge` did, in resident anonymous memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Purged {
+    /// Before it.
+    pub anonymous_before_bytes: u64,
+    /// After it.
+    pub anonymous_after_bytes: u64,
+    /// The difference.
+    pub released_bytes: u64,
 }
 
 /// What `dump` took: one dump for each allocator that can profile.

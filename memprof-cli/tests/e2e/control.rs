@@ -80,7 +80,8 @@ fn messages_are_matched_exactly() {
         let body = reply.result.body.unwrap();
         assert_eq!(body["error"]["kind"], "unknown_message");
         let remedy = body["error"]["remedy"].as_str().unwrap();
-        let valid = "activate, deactivate, dump, stats, status, list, fetch, help";
+        let valid =
+            "activate, deactivate, dump, stats, status, ledger, purge, reset, list, fetch, help";
         assert_eq!(remedy, format!("valid messages: {valid}"));
     }
 }
@@ -107,6 +108,14 @@ fn malformed_arguments_are_named() {
     check("fetch", "", "argument \"id\" is missing");
     check("fetch", "id=../../etc/passwd", "no kept dump has the id");
     check("activate", "lg_sample=64", "out of range 10..=24");
+    check(
+        "activate",
+        "for=soon",
+        "for=\"soon\" is not a duration; for example for=10m",
+    );
+    check("activate", "for=8d", "is too long");
+    check("activate", "for=0s", "is no time");
+    check("reset", "lg_sample=9", "out of range 10..=24");
     check("activate", "lg_sample=", "is not a number");
     check("activate", "lg_sample=12 lg_sample=13", "is given twice");
 }

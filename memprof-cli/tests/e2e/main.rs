@@ -10,4 +10,5 @@ mod control;
 mod dumps;
 
 mod hosts;
+mod operate;
 mod plugins;

@@ -1,24 +1,27 @@
 //! The messages of `memory_profile`, one function each.
 
 use std::io::Read;
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use memprof_core::{Profiler, Settings};
+use memprof_core::{Activation, Profiler, Settings};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
 use crate::config::Config;
 use crate::reply::{failure, ok};
-use crate::shim::{host_mallctl, read_stats};
-use crate::text::{activation_text, dump_text, kept_text, stats_text, status_text};
+use crate::shim::{host_mallctl, read_figures, read_report};
+use crate::text::{
+    activation_text, dump_text, kept_text, ledger_text, purged_text, stats_text, status_text,
+};
 
 /// The content type of a dump.
 const HEAP_PROFILE: &str = "application/x-jemalloc-heap-profile";
 
 /// The plugin: the profiler of this process.
 pub(crate) struct MemoryProfile {
-    profiler: Profiler,
+    profiler: Arc<Profiler>,
 }
 
 impl Plugin for MemoryProfile {
@@ -27,8 +30,8 @@ impl Plugin for MemoryProfile {
     const MESSAGES: &'static [Message] = &[
         Message::new(
             "activate",
-            "[lg_sample=10..24]",
-            "Starts sampling allocations.",
+            "[for=10m] [lg_sample=10..24]",
+            "Starts sampling allocations; with for, it ends by itself.",
         ),
         Message::new("deactivate", "", "Stops sampling; what was sampled stays."),
         Message::new(
@@ -46,6 +49,21 @@ impl Plugin for MemoryProfile {
             "",
             "Tells whether profiling is on, of which allocators, and why not.",
         ),
+        Message::new(
+            "ledger",
+            "",
+            "Tells where the resident memory is, and what would help.",
+        ),
+        Message::new(
+            "purge",
+            "",
+            "Gives the allocator's free pages back to the kernel.",
+        ),
+        Message::new(
+            "reset",
+            "[lg_sample=10..24]",
+            "Drops all samples; sets the sample interval.",
+        ),
         Message::new("list", "", "Lists the kept dumps, newest first."),
         Message::new("fetch", "id=ID", "Returns the bytes of a kept dump."),
         Message::new("help", "", "Lists these messages."),
@@ -53,16 +71,17 @@ impl Plugin for MemoryProfile {
 
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
         let config = Config::parse(config)?;
-        let profiler = Profiler::new(
+        let profiler = Arc::new(Profiler::new(
             Settings {
                 program: host.name().to_owned(),
                 host: host_mallctl(&host),
-                own_image: read_stats as *const () as usize,
+                own_image: read_figures as *const () as usize,
                 store: config.store(host.name()),
-                read_stats,
+                read_figures,
+                read_report,
             },
             SystemTime::now(),
-        );
+        ));
         let status = profiler.status();
         if status.profiling == "unavailable" {
             let (reason, remedy) = (status.reason.unwrap_or_default(), status.remedy);
@@ -72,7 +91,7 @@ impl Plugin for MemoryProfile {
             );
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
-            match profiler.activate(config.lg_sample) {
+            match profiler.activate(config.lg_sample, None) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
@@ -88,12 +107,22 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let lg_sample = args
-                    .take("lg_sample")
-                    .map(|text| parse_lg_sample(&text))
+                let lg_sample = take_lg_sample(&mut args)?;
+                let duration = args
+                    .take("for")
+                    .map(|text| parse_duration(&text))
                     .transpose()?;
                 args.finish()?;
-                self.activate(lg_sample, reply)
+                let activation = self
+                    .profiler
+                    .activate(lg_sample, duration)
+                    .map_err(failure)?;
+                activated(reply, activation)
+            }
+            "reset" => {
+                let lg_sample = take_lg_sample(&mut args)?;
+                args.finish()?;
+                activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
             }
             "fetch" => {
                 let id = args.require("id")?;
@@ -103,7 +132,9 @@ impl Plugin for MemoryProfile {
             name => {
                 args.finish()?;
                 match name {
-                    "deactivate" => self.deactivate(reply),
+                    "deactivate" => activated(reply, self.profiler.deactivate().map_err(failure)?),
+                    "purge" => self.purge(reply),
+                    "ledger" => self.ledger(reply),
                     "dump" => self.dump(reply),
                     "stats" => self.stats(reply),
                     "status" => self.status(reply),
@@ -117,20 +148,6 @@ impl Plugin for MemoryProfile {
 }
 
 impl MemoryProfile {
-    fn activate(&self, lg_sample: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let activation = self.profiler.activate(lg_sample).map_err(failure)?;
-        let text = activation_text(&activation);
-        log::info!("{text}");
-        ok(reply, &text, activation)
-    }
-
-    fn deactivate(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let activation = self.profiler.deactivate().map_err(failure)?;
-        let text = activation_text(&activation);
-        log::info!("{text}");
-        ok(reply, &text, activation)
-    }
-
     fn dump(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let report = self.profiler.dump("message").map_err(failure)?;
         let text = dump_text(&report);
@@ -143,6 +160,18 @@ impl MemoryProfile {
         let text: String = stats.iter().map(stats_text).collect();
         text.lines().for_each(|line| log::info!("{line}"));
         ok(reply, &text, json!({ "allocators": stats }))
+    }
+
+    fn purge(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let purged = self.profiler.purge().map_err(failure)?;
+        let text = purged_text(&purged);
+        log::info!("{text}");
+        ok(reply, &text, purged)
+    }
+
+    fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let ledger = self.profiler.ledger().map_err(failure)?;
+        ok(reply, &ledger_text(&ledger), ledger)
     }
 
     fn status(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -189,9 +218,35 @@ fn help(reply: &mut Reply<'_>) -> Result<(), Failure> {
     ok(reply, &text, json!({ "messages": messages }))
 }
 
-fn parse_lg_sample(text: &str) -> Result<u64, Failure> {
-    text.parse().map_err(|_| {
-        let message = format!("lg_sample={text:?} is not a number");
-        Failure::new(MEMPROF_INVALID_ARGUMENT, message)
-    })
+/// Tells the state after a message that changed it, to the log too.
+fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failure> {
+    let text = activation_text(&activation);
+    log::info!("{text}");
+    ok(reply, &text, activation)
+}
+
+fn take_lg_sample(args: &mut Arguments) -> Result<Option<u64>, Failure> {
+    let parse = |text: String| {
+        text.parse().map_err(|_| {
+            let message = format!("lg_sample={text:?} is not a number");
+            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+        })
+    };
+    args.take("lg_sample").map(parse).transpose()
+}
+
+/// The longest activation: what runs longer needs no end.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+fn parse_duration(text: &str) -> Result<Duration, Failure> {
+    let invalid = |why: &str| {
+        let message = format!("for={text:?} {why}");
+        Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("for example for=10m, at most 7d")
+    };
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err(invalid("is no time")),
+        Ok(duration) if duration > LONGEST => Err(invalid("is too long")),
+        Ok(duration) => Ok(duration),
+        Err(_) => Err(invalid("is not a duration")),
+    }
 }

@@ -87,20 +87,24 @@ pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
 /// to megabytes.
 const REPORT_LIMIT: usize = 256 * 1024;
 
-/// The figures and the text of `malloc_stats_print` without single arenas.
-pub(crate) fn read_stats(mallctl: &Mallctl) -> Result<(Figures, String), Error> {
+/// The totals of a jemalloc.
+pub(crate) fn read_figures(mallctl: &Mallctl) -> Result<Figures, Error> {
+    bound(mallctl, totals).map_err(|error| refused("stats", &error.to_string()))
+}
+
+/// What `malloc_stats_print` says, without single arenas.
+pub(crate) fn read_report(mallctl: &Mallctl) -> Result<String, Error> {
     bound(mallctl, || {
-        let figures = read_figures().map_err(|error| refused("stats", &error.to_string()))?;
         let mut options = stats_print::Options::default();
         options.skip_per_arena = true;
         let mut report = Capped(Vec::new());
         stats_print::stats_print(&mut report, options)
             .map_err(|error| refused("malloc_stats_print", &error.to_string()))?;
-        Ok((figures, String::from_utf8_lossy(&report.0).into_owned()))
+        Ok(String::from_utf8_lossy(&report.0).into_owned())
     })
 }
 
-fn read_figures() -> tikv_jemalloc_ctl::Result<Figures> {
+fn totals() -> tikv_jemalloc_ctl::Result<Figures> {
     epoch::advance()?;
     Ok(Figures {
         allocated: stats::allocated::read()? as u64,

@@ -1,6 +1,6 @@
 //! What a person reads of a reply.
 
-use memprof_core::{Activation, DumpReport, Kept, Stats, Status};
+use memprof_core::{Activation, DumpReport, Kept, Ledger, Purged, Stats, Status};
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
     joined(status_text(&activation.status), &activation.warnings)
@@ -32,7 +32,48 @@ pub(crate) fn status_text(status: &Status) -> String {
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
         text += &format!(" since {since}, one sample per {interval} bytes");
     }
+    if let Some(until) = &status.active_until {
+        text += &format!(", until {until}");
+    }
     joined(text, status.reason.iter().chain(&status.remedy))
+}
+
+pub(crate) fn purged_text(purged: &Purged) -> String {
+    let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
+    let released = bytes(purged.released_bytes);
+    format!(
+        "gave back {released}: {} resident before, {} after",
+        bytes(before),
+        bytes(after)
+    )
+}
+
+pub(crate) fn ledger_text(ledger: &Ledger) -> String {
+    let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
+    let line = |name: &str, part: u64| {
+        format!(
+            "{name:<18} {part:>16}  {:>10}  {:>5.1} %\n",
+            bytes(part),
+            share(part)
+        )
+    };
+    let rows: String = ledger
+        .rows
+        .iter()
+        .map(|row| line(row.name, row.bytes))
+        .collect();
+    let mut text = rows + &line("rss", ledger.rss_bytes);
+    if let Some(cgroup) = ledger.cgroup {
+        let limit = cgroup.limit_bytes.map_or("none".to_owned(), bytes);
+        text += &format!(
+            "cgroup: {} used, limit {limit}\n",
+            bytes(cgroup.usage_bytes)
+        );
+    }
+    for verdict in &ledger.verdicts {
+        text += &format!("{}: {}; {}\n", verdict.kind, verdict.why, verdict.remedy);
+    }
+    text
 }
 
 pub(crate) fn stats_text(stats: &Stats) -> String {

@@ -1,0 +1,133 @@
+//! What an operator does with a live process besides taking dumps.
+
+use serde_json::Value;
+
+use crate::host::Setup;
+
+fn rows(ledger: &Value) -> Vec<(String, u64)> {
+    let rows = ledger["rows"].as_array().unwrap().iter();
+    rows.map(|row| {
+        (
+            row["name"].as_str().unwrap().to_owned(),
+            row["bytes"].as_u64().unwrap(),
+        )
+    })
+    .collect()
+}
+
+/// What the kernel says of a process's resident memory.
+fn kernel_rss(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    line.trim()
+        .strip_suffix(" kB")
+        .unwrap()
+        .trim()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+#[test]
+fn the_ledgers_rows_sum_to_the_kernels_rss() {
+    for program in ["rust_host", "c_host", "c_host_static"] {
+        let host = Setup::of(program).start();
+        host.memprof("activate", &[]).exits(0);
+        host.dump_of(3_000_000);
+        let before = kernel_rss(host.pid());
+        let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
+        let after = kernel_rss(host.pid());
+        let rss = ledger["rss_bytes"].as_u64().unwrap();
+        assert_eq!(
+            rows(&ledger).iter().map(|(_, bytes)| bytes).sum::<u64>(),
+            rss
+        );
+        // The host grows all the while.
+        let within = before as f64 * 0.99..=after as f64 * 1.01;
+        assert!(
+            within.contains(&(rss as f64)),
+            "{program}: {rss} is not in {within:?}"
+        );
+        let (name, live) = &rows(&ledger)[0];
+        assert!(
+            name == "live_heap" && *live > 2_000_000,
+            "{program}: {ledger}"
+        );
+    }
+}
+
+#[test]
+fn without_an_allocator_the_ledger_is_the_kernels() {
+    let host = Setup::without_profiling("c_host").start();
+    let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
+    assert_eq!(rows(&ledger)[0], ("live_heap".to_owned(), 0));
+    let text = host.memprof("ledger", &[]).exits(0).stdout;
+    assert!(text.contains("not_the_allocator"), "{text}");
+    host.memprof("purge", &[]).exits(4);
+}
+
+#[test]
+fn a_lease_ends_by_itself() {
+    let host = Setup::of("c_host").start();
+    let active = host
+        .memprof("activate", &["--json", "for=1s"])
+        .exits(0)
+        .json();
+    assert_eq!(active["profiling"], "active");
+    assert!(active["active_until"].is_string(), "{active}");
+    host.wait_for_log("profiling is inactive: its time is over");
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "inactive");
+    assert_eq!(status["active_until"], Value::Null);
+}
+
+#[test]
+fn an_activation_without_end_outlives_a_lease() {
+    let host = Setup::of("c_host").start();
+    host.memprof("activate", &["for=1h"]).exits(0);
+    let active = host.memprof("activate", &["--json"]).exits(0).json();
+    assert_eq!(active["active_until"], Value::Null);
+    host.memprof("activate", &["for=1h"]).exits(0);
+    host.memprof("deactivate", &[]).exits(0);
+    let active = host.memprof("activate", &["--json"]).exits(0).json();
+    assert_eq!(active["active_until"], Value::Null);
+}
+
+#[test]
+fn a_host_ends_while_a_lease_runs() {
+    let mut host = Setup::of("c_host").start();
+    host.memprof("activate", &["for=1h"]).exits(0);
+    assert!(host.terminate().success());
+}
+
+#[test]
+fn reset_drops_the_samples_and_sets_the_interval() {
+    let host = Setup::of("c_host").start();
+    host.memprof("activate", &[]).exits(0);
+    host.dump_of(3_000_000);
+    let reset = host
+        .memprof("reset", &["--json", "lg_sample=20"])
+        .exits(0)
+        .json();
+    assert_eq!(reset["sample_interval"], 1 << 20);
+    assert_eq!(reset["warnings"][0], "all samples so far were dropped");
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    assert!(
+        dump["estimated_inuse_bytes"].as_u64().unwrap() < 3_000_000,
+        "{dump}"
+    );
+    assert_eq!(dump["sample_interval"], 1 << 20);
+}
+
+#[test]
+fn purge_tells_what_it_gave_back() {
+    let host = Setup::of("c_host").start();
+    let purged = host.memprof("purge", &["--json"]).exits(0).json();
+    let field = |name: &str| purged[name].as_u64().unwrap();
+    assert!(field("anonymous_before_bytes") > 0, "{purged}");
+    let released = field("anonymous_before_bytes").saturating_sub(field("anonymous_after_bytes"));
+    assert_eq!(released, field("released_bytes"));
+}

@@ -1,0 +1,371 @@
+//! Where the resident memory of a process is: what the kernel counts, reconciled with what the
+//! allocators say they hold.
+//!
+//! RSS = file pages + shared pages + anonymous pages, and the anonymous ones are live heap,
+//! fragmentation, dirty pages, the allocator's metadata, and what no allocator knows: stacks, raw
+//! `mmap`s, static data. Only cheap sources: `/proc/self/status`, the allocators' totals, two
+//! cgroup files.
+
+use serde::Serialize;
+
+use crate::stats::Figures;
+
+/// Above this ratio of active to allocated bytes, fragmentation is worth a word.
+const FRAGMENTED: f64 = 1.3;
+/// Above this share of RSS, dirty pages and memory outside of the heap are worth a word.
+const NOTABLE_SHARE: f64 = 0.10;
+/// Below this many bytes nothing is worth a word.
+const NOTABLE_BYTES: u64 = 16 << 20;
+
+/// What the kernel says of a process (`proc_pid_status(5)`), in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resident {
+    pub anonymous: u64,
+    pub file: u64,
+    pub shared: u64,
+}
+
+impl Resident {
+    pub(crate) fn parse(status: &str) -> Option<Self> {
+        let field = |name: &str| -> Option<u64> {
+            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+            let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            kib.checked_mul(1024)
+        };
+        Some(Self {
+            anonymous: field("RssAnon:")?,
+            file: field("RssFile:")?,
+            shared: field("RssShmem:")?,
+        })
+    }
+
+    fn total(&self) -> u64 {
+        self.anonymous + self.file + self.shared
+    }
+}
+
+/// What the process's memory cgroup says, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cgroup {
+    /// What all its processes and their page cache use.
+    pub usage_bytes: u64,
+    /// Its limit; absent when there is none.
+    pub limit_bytes: Option<u64>,
+}
+
+/// One part of the resident memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// `live_heap`, `fragmentation`, `dirty`, `metadata`, `not_the_allocator`, `file`, `shared`.
+    pub name: &'static str,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// Something in the ledger that is worth a word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// `fragmentation`, `dirty`, `not_the_allocator` or `page_cache`.
+    pub kind: &'static str,
+    /// The figures, and the threshold that they pass.
+    pub why: String,
+    /// What would help, and what would not.
+    pub remedy: String,
+}
+
+/// RSS, accounted for: the rows sum to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    /// Resident memory as the kernel counts it.
+    pub rss_bytes: u64,
+    /// Its parts.
+    pub rows: Vec<Row>,
+    /// The limits that the process lives under.
+    pub cgroup: Option<Cgroup>,
+    /// What is worth a word.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// Reconciles. `heap` is the sum over all allocators that keep figures; without one, the heap is
+/// among what no allocator knows.
+pub(crate) fn reconcile(
+    resident: Resident,
+    heap: Option<Figures>,
+    cgroup: Option<Cgroup>,
+) -> Ledger {
+    let heap = heap.unwrap_or_default();
+    let mut left = resident.anonymous;
+    // An allocator counts a page as its own before the process has touched it, so its parts may
+    // exceed what is resident. What was touched for certain is taken first.
+    let mut take = |bytes: u64| {
+        let taken = bytes.min(left);
+        left -= taken;
+        taken
+    };
+    let live_heap = take(heap.allocated);
+    let fragmentation = take(heap.active.saturating_sub(heap.allocated));
+    let dirty = take(
+        heap.resident
+            .saturating_sub(heap.active)
+            .saturating_sub(heap.metadata),
+    );
+    let metadata = take(heap.metadata);
+    let rows = vec![
+        Row {
+            name: "live_heap",
+            bytes: live_heap,
+        },
+        Row {
+            name: "fragmentation",
+            bytes: fragmentation,
+        },
+        Row {
+            name: "dirty",
+            bytes: dirty,
+        },
+        Row {
+            name: "metadata",
+            bytes: metadata,
+        },
+        Row {
+            name: "not_the_allocator",
+            bytes: left,
+        },
+        Row {
+            name: "file",
+            bytes: resident.file,
+        },
+        Row {
+            name: "shared",
+            bytes: resident.shared,
+        },
+    ];
+    let rss_bytes = resident.total();
+    let verdicts = [
+        fragmented(&heap),
+        dirty_pages(dirty, rss_bytes),
+        outside(left, rss_bytes),
+        page_cache(cgroup, rss_bytes),
+    ];
+    Ledger {
+        rss_bytes,
+        rows,
+        cgroup,
+        verdicts: verdicts.into_iter().flatten().collect(),
+    }
+}
+
+fn fragmented(heap: &Figures) -> Option<Verdict> {
+    let lost = heap.active.saturating_sub(heap.allocated);
+    let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
+    (ratio > FRAGMENTED && lost >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "fragmentation",
+        why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED}: {lost} bytes are lost in partly filled pages"),
+        remedy: "purging will not help: these pages hold live objects beside the free ones; \
+                 look for long-lived objects allocated among short-lived ones"
+            .to_owned(),
+    })
+}
+
+fn dirty_pages(dirty: u64, rss: u64) -> Option<Verdict> {
+    let share = dirty as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "dirty",
+        why: format!(
+            "{} of RSS are free pages that the allocator keeps, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "`purge` gives them back now; dirty_decay_ms and background_thread give them back \
+                 by themselves"
+            .to_owned(),
+    })
+}
+
+fn outside(bytes: u64, rss: u64) -> Option<Verdict> {
+    let share = bytes as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "not_the_allocator",
+        why: format!(
+            "{} of RSS are outside of every allocator found, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "a heap profile will not show it: look at thread stacks, mmap calls and other \
+                 allocators (pmap -x PID)"
+            .to_owned(),
+    })
+}
+
+fn page_cache(cgroup: Option<Cgroup>, rss: u64) -> Option<Verdict> {
+    let Cgroup {
+        usage_bytes,
+        limit_bytes,
+    } = cgroup?;
+    let limit = limit_bytes?;
+    let cache = usage_bytes.saturating_sub(rss);
+    let share = cache as f64 / limit.max(1) as f64;
+    (share > NOTABLE_SHARE && cache >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "page_cache",
+        why: format!(
+            "{} of the cgroup's limit are not this process's RSS, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "page cache is given back under pressure; other processes of the cgroup are not"
+            .to_owned(),
+    })
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// The memory cgroup (version 2) of the process whose `/proc/self/cgroup` is `membership`. `read`
+/// reads a file below `/sys/fs/cgroup`.
+pub(crate) fn cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
+    let path = membership
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))?;
+    let path = path.trim_end_matches('/');
+    let number = |file: &str| read(&format!("{path}/{file}"))?.trim().parse().ok();
+    Some(Cgroup {
+        usage_bytes: number("memory.current")?,
+        limit_bytes: number("memory.max"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn heap(allocated: u64, active: u64, metadata: u64, resident: u64) -> Option<Figures> {
+        Some(Figures {
+            allocated,
+            active,
+            metadata,
+            resident,
+            mapped: 0,
+            retained: 0,
+        })
+    }
+
+    fn kinds(ledger: &Ledger) -> Vec<&str> {
+        ledger.verdicts.iter().map(|verdict| verdict.kind).collect()
+    }
+
+    #[test]
+    fn rows_sum_to_rss() {
+        let check = |anonymous: u64, heap: Option<Figures>, expected: [u64; 5]| {
+            let resident = Resident {
+                anonymous,
+                file: 7,
+                shared: 3,
+            };
+            let ledger = reconcile(resident, heap, None);
+            let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
+            assert_eq!(rows[..5], expected);
+            assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
+        };
+        check(100, heap(50, 60, 5, 80), [50, 10, 15, 5, 20]);
+        check(100, None, [0, 0, 0, 0, 100]);
+        // Metadata that was never touched.
+        check(70, heap(50, 60, 25, 90), [50, 10, 5, 5, 0]);
+        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0]);
+        check(0, heap(0, 0, 0, 0), [0; 5]);
+    }
+
+    #[test]
+    fn verdicts_pass_their_thresholds_and_not_before() {
+        let check = |heap: Option<Figures>, anonymous: u64, expected: &[&str]| {
+            let ledger = reconcile(
+                Resident {
+                    anonymous,
+                    file: 0,
+                    shared: 0,
+                },
+                heap,
+                None,
+            );
+            assert_eq!(kinds(&ledger), expected);
+        };
+        check(heap(100 * MIB, 125 * MIB, 0, 125 * MIB), 125 * MIB, &[]);
+        check(
+            heap(100 * MIB, 150 * MIB, 0, 150 * MIB),
+            150 * MIB,
+            &["fragmentation"],
+        );
+        check(
+            heap(100 * MIB, 100 * MIB, 0, 150 * MIB),
+            150 * MIB,
+            &["dirty"],
+        );
+        check(
+            heap(100 * MIB, 100 * MIB, 0, 100 * MIB),
+            150 * MIB,
+            &["not_the_allocator"],
+        );
+        check(heap(MIB, 3 * MIB, 0, 9 * MIB), 15 * MIB, &[]);
+    }
+
+    #[test]
+    fn fragmentation_says_that_purging_will_not_help() {
+        let resident = Resident {
+            anonymous: 150 * MIB,
+            file: 0,
+            shared: 0,
+        };
+        let ledger = reconcile(resident, heap(100 * MIB, 150 * MIB, 0, 150 * MIB), None);
+        assert!(
+            ledger.verdicts[0]
+                .remedy
+                .starts_with("purging will not help")
+        );
+        assert!(ledger.verdicts[0].why.contains("is 1.50, above 1.3"));
+    }
+
+    #[test]
+    fn the_cgroup_is_read_where_the_process_is() {
+        let check = |membership: &str, expected: Option<Cgroup>| {
+            let read = |path: &str| match path {
+                "/web/memory.current" | "/memory.current" => Some("4096\n".to_owned()),
+                "/web/memory.max" => Some("8192\n".to_owned()),
+                "/memory.max" => Some("max\n".to_owned()),
+                _ => None,
+            };
+            assert_eq!(cgroup(membership, read), expected);
+        };
+        check(
+            "0::/web\n",
+            Some(Cgroup {
+                usage_bytes: 4096,
+                limit_bytes: Some(8192),
+            }),
+        );
+        check(
+            "0::/\n",
+            Some(Cgroup {
+                usage_bytes: 4096,
+                limit_bytes: None,
+            }),
+        );
+        check("0::/elsewhere\n", None);
+        check("4:memory:/web\n", None);
+    }
+
+    #[test]
+    fn status_is_parsed_or_refused() {
+        let status =
+            "Name:\tx\nRssAnon:\t     100 kB\nRssFile:\t       2 kB\nRssShmem:\t       0 kB\n";
+        let expected = Resident {
+            anonymous: 102_400,
+            file: 2048,
+            shared: 0,
+        };
+        assert_eq!(Resident::parse(status), Some(expected));
+        assert_eq!(Resident::parse("RssAnon: x kB"), None);
+        assert_eq!(Resident::parse(""), None);
+    }
+}
