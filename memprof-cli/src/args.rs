@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Stats(Short),
     /// Tell whether profiling is on, of which allocators, and why not.
     Status(Short),
+    /// Tell what is wrong with profiling in a host, and what mends it; exit 4 when it cannot be on.
+    Doctor(Short),
     /// Show where the resident memory is, and what would help.
     Ledger(Short),
     /// Give the allocator's free pages back to the kernel.

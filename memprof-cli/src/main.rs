@@ -41,6 +41,7 @@ fn run(command: Command) -> Outcome {
         Command::Deactivate(short) => message::short("deactivate", &short),
         Command::Stats(short) => message::short("stats", &short),
         Command::Status(short) => message::short("status", &short),
+        Command::Doctor(short) => message::short("doctor", &short),
         Command::Ledger(short) => message::short("ledger", &short),
         Command::Purge(short) => message::short("purge", &short),
         Command::Reset(short) => message::short("reset", &short),

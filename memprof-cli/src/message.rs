@@ -87,6 +87,8 @@ fn show(reply: Delivered, json: bool) -> Outcome {
     match &reply.result.body {
         Some(Value::String(text)) => output::print(text)?,
         Some(object) if json => output::print(&object.to_string())?,
+        // What a doctor finds is data, whatever its status.
+        Some(object) if object.get("findings").is_some() => output::print(&text(&reply))?,
         _ if status != 0 => eprintln!("memprof: {}", text(&reply)),
         _ => output::print(&text(&reply))?,
     }

@@ -9,10 +9,12 @@
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
 mod discover;
+mod doctor;
 mod dump;
 mod dump_name;
 mod dumper;
 mod error;
+mod facts;
 #[cfg(test)]
 mod fake;
 mod heap;
@@ -29,6 +31,7 @@ mod status;
 mod store;
 
 pub use discover::FoundBy;
+pub use doctor::{Finding, Severity};
 pub use dump::Dump;
 pub use error::{Error, ErrorKind, Result};
 pub use jemalloc::{Jemalloc, LG_SAMPLE, discover, is_secure_execution};

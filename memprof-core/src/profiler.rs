@@ -7,10 +7,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
+use crate::doctor::{Finding, Severity, examine};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::DumpName;
 use crate::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
+use crate::facts::gather;
 use crate::jemalloc::{Jemalloc, discover};
 use crate::lease::Lease;
 use crate::ledger::{self, Ledger, Resident};
@@ -228,6 +230,25 @@ impl Profiler {
         let cgroup = read("/proc/self/cgroup")
             .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
         Ok(ledger::reconcile(self.resident()?, heap, cgroup))
+    }
+
+    /// What is wrong with profiling here, worst first. At once, also while a dump runs: then
+    /// without looking at how much is allocated.
+    pub fn doctor(&self) -> Vec<Finding> {
+        self.look_again();
+        let allocators = self.allocators();
+        let running = self.begin_dump();
+        let allocated = |jemalloc: &Jemalloc| {
+            let figures = (self.settings.read_figures)(&jemalloc.mallctl);
+            // A jemalloc that refuses its figures is told of by `stats`.
+            figures
+                .ok()
+                .filter(|_| running.is_ok() && jemalloc.config_stats)
+                .map(|f| f.allocated)
+        };
+        let mut findings = examine(&gather(&allocators, allocated, &self.settings.store));
+        findings.sort_by_key(|finding| finding.severity != Severity::Error);
+        findings
     }
 
     /// The sum over all jemallocs that keep figures.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::publish::publish;
+use crate::scratch::PRIVATE;
 
 const EXTENSION: &str = ".heap";
 
@@ -168,6 +169,22 @@ impl Store {
         let stat = rustix::fs::fstat(&directory).map_err(|e| self.unusable("check", e.into()))?;
         self.check_ownership(&stat)?;
         Ok(directory)
+    }
+
+    /// Makes the directory if need be, and a file without a name in it.
+    ///
+    /// # Errors
+    /// As for publishing.
+    pub(crate) fn try_out(&self) -> Result<OwnedFd> {
+        let directory = self.open_or_make()?;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {
+            // Without O_TMPFILE a dump goes by a hidden name (publish).
+            Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(directory),
+            Err(errno) => Err(self
+                .unusable("create a file in", errno.into())
+                .remedy("set dump_dir to a directory that this user can write to")),
+        }
     }
 
     fn check_ownership(&self, stat: &Stat) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Status;
 use crate::raw::{
@@ -57,15 +57,20 @@ impl Failure {
         }
     }
 
-    /// The body of the error reply: a JSON object with `status`, `text` and
-    /// `error: {kind, message, remedy}`.
+    /// The body of the error reply: a JSON object with `status`, `text` and `error`.
     pub fn to_json(&self) -> String {
+        let error = self.to_value();
+        json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()
+    }
+
+    /// The reply's `error`: `{kind, message, remedy}`, and `retry_after_ms` where it is known.
+    pub fn to_value(&self) -> Value {
         let mut error =
             json!({ "kind": self.kind(), "message": self.message, "remedy": self.remedy });
         if let Some(ms) = self.retry_after_ms {
             error["retry_after_ms"] = ms.into();
         }
-        json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()
+        error
     }
 }
 

@@ -22,8 +22,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How to start a host.
 #[derive(Debug)]
 pub(crate) struct Setup<'a> {
-    /// The program, in `target/dist/examples`.
-    pub(crate) program: &'a str,
+    /// The program: its name in `target/dist/examples`, or its path.
+    pub(crate) program: PathBuf,
     /// Its environment.
     pub(crate) env: Vec<(&'a str, String)>,
     /// Lines of `[plugin.config]`, besides `dump_dir`.
@@ -51,7 +51,7 @@ impl<'a> Setup<'a> {
             }
         }
         Self {
-            program,
+            program: program.into(),
             env,
             config: String::new(),
             more: String::new(),
@@ -88,6 +88,11 @@ impl<'a> Setup<'a> {
         self
     }
 
+    pub(crate) fn program_at(mut self, path: &Path) -> Self {
+        self.program = path.to_owned();
+        self
+    }
+
     /// Starts it and waits until its control socket is open.
     pub(crate) fn start(self) -> Host {
         let place = tempfile::tempdir().unwrap();
@@ -105,6 +110,7 @@ impl<'a> Setup<'a> {
             self.more
         );
         std::fs::write(&config, text).unwrap();
+        // A path that is absolute replaces what it is joined to.
         let program = dist("examples").join(self.program);
         let mut command = if self.mounts.is_empty() {
             Command::new(program)

@@ -131,3 +131,59 @@ fn purge_tells_what_it_gave_back() {
     let released = field("anonymous_before_bytes").saturating_sub(field("anonymous_after_bytes"));
     assert_eq!(released, field("released_bytes"));
 }
+
+#[test]
+fn doctor_tells_what_is_wrong_and_ends_accordingly() {
+    let check = |setup: Setup<'_>, code: i32, kinds: &[&str], text: &str| {
+        let host = setup.start();
+        let found = host.memprof("doctor", &["--json"]).exits(code).json();
+        let found_kinds: Vec<_> = found["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|f| f["kind"].as_str().unwrap())
+            .collect();
+        assert_eq!(found_kinds, kinds, "{found}");
+        assert_eq!(found["healthy"], code == 0);
+        let shown = host.memprof("doctor", &[]).exits(code).stdout;
+        assert!(shown.contains(text), "{shown}");
+    };
+    check(
+        Setup::of("c_host"),
+        0,
+        &[],
+        "healthy: nothing stands in the way",
+    );
+    let off = Setup::without_profiling("rust_host").env("MALLOC_CONF", "prof:true");
+    check(
+        off,
+        4,
+        &["wrong_variable"],
+        "restart it with _RJEM_MALLOC_CONF=prof:true",
+    );
+    let none = Setup::without_profiling("c_host");
+    check(none, 4, &["no_jemalloc"], "LD_PRELOAD=libjemalloc.so.2");
+    let prefix = "prof:true,prof_active:false,prof_prefix:/tmp/x:lg_prof_sample:12,prof_final:true";
+    let swallowed = Setup::of("c_host").env("MALLOC_CONF", prefix);
+    let kinds = ["swallowed_option", "shared_dumps", "coarse_interval"];
+    check(swallowed, 0, &kinds, "it swallowed \"lg_prof_sample:12\"");
+}
+
+#[test]
+fn doctor_recognizes_a_stripped_program() {
+    let place = tempfile::tempdir().unwrap();
+    let stripped = place.path().join("stripped_host");
+    let mut strip = std::process::Command::new("strip");
+    strip
+        .arg("-o")
+        .arg(&stripped)
+        .arg(crate::dist::dist("examples/c_host_static"));
+    crate::dist::tool_text("binutils", &mut strip);
+    let host = Setup::of("c_host_static").program_at(&stripped).start();
+    let run = host.memprof("doctor", &[]).exits(4);
+    assert!(
+        run.stdout
+            .contains("its symbols are stripped and not exported"),
+        "{run:?}"
+    );
+}

@@ -89,8 +89,10 @@ fn destroy(plugin: *mut c_void) {
 }
 
 unsafe extern "C" fn collect(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
-    // SAFETY: `send` passes a vector, and the plugin lends the bytes for the call.
-    unsafe { (*ctx.cast::<Vec<u8>>()).extend_from_slice(chunk.as_bytes()) };
+    // SAFETY: `send` passes a vector.
+    let body = unsafe { &mut *ctx.cast::<Vec<u8>>() };
+    // SAFETY: the plugin lends the bytes for the call.
+    body.extend_from_slice(unsafe { chunk.as_bytes() });
     MEMPROF_OK
 }
 

@@ -4,16 +4,17 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use memprof_core::{Activation, Profiler, Settings};
-use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO};
+use memprof_core::{Activation, Profiler, Settings, Severity};
+use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
 use crate::config::Config;
-use crate::reply::{failure, ok};
+use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::text::{
-    activation_text, dump_text, kept_text, ledger_text, purged_text, stats_text, status_text,
+    activation_text, dump_text, findings_text, kept_text, ledger_text, purged_text, stats_text,
+    status_text,
 };
 
 /// The content type of a dump.
@@ -63,6 +64,11 @@ impl Plugin for MemoryProfile {
             "reset",
             "[lg_sample=10..24]",
             "Drops all samples; sets the sample interval.",
+        ),
+        Message::new(
+            "doctor",
+            "",
+            "Tells what is wrong with profiling here, and what mends it.",
         ),
         Message::new("list", "", "Lists the kept dumps, newest first."),
         Message::new("fetch", "id=ID", "Returns the bytes of a kept dump."),
@@ -135,6 +141,7 @@ impl Plugin for MemoryProfile {
                     "deactivate" => activated(reply, self.profiler.deactivate().map_err(failure)?),
                     "purge" => self.purge(reply),
                     "ledger" => self.ledger(reply),
+                    "doctor" => self.doctor(reply),
                     "dump" => self.dump(reply),
                     "stats" => self.stats(reply),
                     "status" => self.status(reply),
@@ -172,6 +179,24 @@ impl MemoryProfile {
     fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let ledger = self.profiler.ledger().map_err(failure)?;
         ok(reply, &ledger_text(&ledger), ledger)
+    }
+
+    /// An error only where profiling cannot be on: a script may wait for its end.
+    fn doctor(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let findings = self.profiler.doctor();
+        let text = findings_text(&findings);
+        let Some(worst) = findings.first().filter(|f| f.severity == Severity::Error) else {
+            return ok(
+                reply,
+                &text,
+                json!({ "healthy": true, "findings": findings }),
+            );
+        };
+        let failure =
+            Failure::new(MEMPROF_UNAVAILABLE, worst.message.clone()).remedy(worst.remedy.clone());
+        let fields = json!({ "healthy": false, "findings": findings });
+        refused(reply, &text, &failure, fields)?;
+        Err(failure)
     }
 
     fn status(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {

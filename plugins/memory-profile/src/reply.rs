@@ -22,14 +22,48 @@ struct Answer<'a, T> {
 
 /// Answers with `fields` and the text that a bus prints which can only print.
 pub(crate) fn ok(reply: &mut Reply<'_>, text: &str, fields: impl Serialize) -> Result<(), Failure> {
+    answer(reply, "ok", text, fields)
+}
+
+fn answer(
+    reply: &mut Reply<'_>,
+    status: &'static str,
+    text: &str,
+    fields: impl Serialize,
+) -> Result<(), Failure> {
     let answer = Answer {
-        status: "ok",
+        status,
         text,
         fields,
     };
     let json = serde_json::to_string(&answer)
         .map_err(|error| Failure::new(MEMPROF_INTERNAL, format!("reply: {error}")))?;
     reply.json(&json)
+}
+
+/// Answers with a failure that has `fields` beside it. The caller still returns the failure, for
+/// its status.
+pub(crate) fn refused(
+    reply: &mut Reply<'_>,
+    text: &str,
+    failure: &Failure,
+    fields: impl Serialize,
+) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Refusal<T> {
+        error: serde_json::Value,
+        #[serde(flatten)]
+        fields: T,
+    }
+    answer(
+        reply,
+        "error",
+        text,
+        Refusal {
+            error: failure.to_value(),
+            fields,
+        },
+    )
 }
 
 /// The failure that tells of an error of the core's.

@@ -1,6 +1,8 @@
 //! What a person reads of a reply.
 
-use memprof_core::{Activation, DumpReport, Kept, Ledger, Purged, Stats, Status};
+use memprof_core::{
+    Activation, DumpReport, Finding, Kept, Ledger, Purged, Severity, Stats, Status,
+};
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
     joined(status_text(&activation.status), &activation.warnings)
@@ -36,6 +38,20 @@ pub(crate) fn status_text(status: &Status) -> String {
         text += &format!(", until {until}");
     }
     joined(text, status.reason.iter().chain(&status.remedy))
+}
+
+pub(crate) fn findings_text(findings: &[Finding]) -> String {
+    if findings.is_empty() {
+        return "healthy: nothing stands in the way of a heap profile".to_owned();
+    }
+    let line = |finding: &Finding| {
+        let severity = match finding.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        format!("{severity}: {}\n  {}", finding.message, finding.remedy)
+    };
+    findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 pub(crate) fn purged_text(purged: &Purged) -> String {

@@ -1,0 +1,505 @@
+//! What is wrong with the profiling of a process, and the line that mends it.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::jemalloc::Jemalloc;
+
+/// Fewer samples than these of the live heap make a poor profile.
+const FEW_SAMPLES: u64 = 100;
+/// Finer than one sample for 4 KiB, sampling itself shows in the host's latency.
+const FINE_LG_SAMPLE: u64 = 12;
+/// A dump directory with less room than this is nearly full.
+const LITTLE_ROOM: u64 = 64 << 20;
+/// What the environment has to say before a program starts.
+const CONF: &str = "prof:true,prof_active:false";
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Profiling cannot be on, or a dump cannot be kept.
+    Error,
+    /// It works, with a catch.
+    Warning,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// A word for scripts.
+    pub kind: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What is wrong, naming the thing.
+    pub message: String,
+    /// What mends it.
+    pub remedy: String,
+}
+
+/// What is known of the process; gathered by the profiler, so that the judgement is pure.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    pub allocators: Vec<Examined>,
+    /// The program's file holds jemalloc's messages, so one is linked in.
+    pub program_contains_jemalloc: bool,
+    /// The environment is ignored.
+    pub secure_execution: bool,
+    /// The variables for allocators that are set, with their values.
+    pub environment: Vec<(String, String)>,
+    /// The loader offers `_dl_find_object`, so libgcc unwinds without a lock.
+    pub lock_free_unwinding: bool,
+    pub dump_dir: DumpDir,
+}
+
+/// A jemalloc and its options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Examined {
+    pub version: String,
+    pub conf_variable: Option<String>,
+    pub config_prof: bool,
+    pub config_stats: bool,
+    pub opt_prof: bool,
+    pub lg_sample: Option<u64>,
+    pub allocated: Option<u64>,
+    /// `opt.prof_prefix`.
+    pub prefix: String,
+    /// It dumps by itself: `prof_final`, `prof_gdump` or `lg_prof_interval`.
+    pub dumps_by_itself: bool,
+}
+
+impl Examined {
+    pub(crate) fn of(jemalloc: &Jemalloc, allocated: Option<u64>) -> Self {
+        let mallctl = &jemalloc.mallctl;
+        let on = |name| mallctl.read_bool(name).unwrap_or(false);
+        // -1 (all bits set) means never.
+        let interval = mallctl
+            .read::<usize>(c"opt.lg_prof_interval")
+            .unwrap_or(usize::MAX);
+        Self {
+            version: jemalloc.version.clone(),
+            conf_variable: jemalloc.conf_variable.clone(),
+            config_prof: jemalloc.config_prof,
+            config_stats: jemalloc.config_stats,
+            opt_prof: jemalloc.opt_prof,
+            lg_sample: jemalloc.lg_sample(),
+            allocated,
+            prefix: mallctl
+                .read_text(c"opt.prof_prefix")
+                .unwrap_or_else(|_| String::new()),
+            dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,
+        }
+    }
+}
+
+/// The dump directory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DumpDir {
+    pub path: PathBuf,
+    /// Why dumps cannot be kept there, with the remedy.
+    pub unusable: Option<(String, String)>,
+    /// Bytes that this user may still write there.
+    pub room: Option<u64>,
+    /// The file system may block for long, as NFS and FUSE do.
+    pub may_block: bool,
+}
+
+/// Judges.
+pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    whole_process(facts, &mut findings);
+    for allocator in &facts.allocators {
+        one_allocator(allocator, facts, &mut findings);
+    }
+    dump_dir(&facts.dump_dir, &mut findings);
+    findings
+}
+
+fn finding(
+    kind: &'static str,
+    severity: Severity,
+    message: impl Into<String>,
+    remedy: impl Into<String>,
+) -> Finding {
+    Finding {
+        kind,
+        severity,
+        message: message.into(),
+        remedy: remedy.into(),
+    }
+}
+
+fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
+    use Severity::{Error, Warning};
+    match facts.allocators.as_slice() {
+        [] if facts.program_contains_jemalloc => findings.push(finding(
+            "hidden_jemalloc",
+            Error,
+            "the program contains jemalloc, but its symbols are stripped and not exported",
+            "link it with -Wl,--export-dynamic-symbol=mallctl (and mallctlnametomib, mallctlbymib, \
+             malloc_stats_print), do not strip it, or hand the functions over \
+             (memprof.jemalloc/1)",
+        )),
+        [] => findings.push(finding(
+            "no_jemalloc",
+            Error,
+            "this process has no jemalloc that memprof can find",
+            format!("start it with LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={CONF}"),
+        )),
+        [_] => {}
+        several => findings.push(finding(
+            "several_allocators",
+            Warning,
+            format!(
+                "{} jemallocs serve this process; a profile of one shows nothing of the others",
+                several.len()
+            ),
+            "`dump` writes one file for each; `status` tells which one serves malloc",
+        )),
+    }
+    if !facts.lock_free_unwinding && facts.allocators.iter().any(|jemalloc| jemalloc.opt_prof) {
+        findings.push(finding(
+            "exposed_unwinder",
+            Warning,
+            "this C library has no _dl_find_object (glibc 2.35): a sample that is taken during \
+             dlopen takes the loader's lock",
+            "activate when no library is being loaded, or use a newer glibc",
+        ));
+    }
+}
+
+fn one_allocator(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>) {
+    use Severity::{Error, Warning};
+    let version = &jemalloc.version;
+    // With several, one that profiles is enough.
+    let severity = if facts.allocators.iter().any(|other| other.opt_prof) {
+        Warning
+    } else {
+        Error
+    };
+    if !jemalloc.config_prof {
+        findings.push(finding(
+            "not_compiled_in",
+            severity,
+            format!("jemalloc {version} was built without profiling"),
+            "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator), or \
+             use Debian's libjemalloc2",
+        ));
+    } else if !jemalloc.opt_prof {
+        findings.push(not_started(jemalloc, facts, severity));
+    }
+    if !jemalloc.config_stats {
+        findings.push(finding(
+            "no_statistics",
+            Warning,
+            format!("jemalloc {version} was built without statistics: its figures stay 0"),
+            "rebuild it with --enable-stats (Rust: feature \"stats\" of tikv-jemallocator)",
+        ));
+    }
+    if !jemalloc.opt_prof {
+        return;
+    }
+    if version.starts_with("5.2.") {
+        findings.push(finding(
+            "no_reactivation",
+            Warning,
+            format!("jemalloc {version} may never sample again once it was deactivated"),
+            "use jemalloc 5.3, or leave it active",
+        ));
+    }
+    if let Some((_, swallowed)) = jemalloc.prefix.split_once(':') {
+        findings.push(finding(
+            "swallowed_option",
+            Warning,
+            format!(
+                "prof_prefix is {:?}: it swallowed {swallowed:?}",
+                jemalloc.prefix
+            ),
+            "separate options by commas: prof_prefix:PATH,OPTION:VALUE",
+        ));
+    }
+    if jemalloc.dumps_by_itself && is_shared(&jemalloc.prefix) {
+        findings.push(finding(
+            "shared_dumps",
+            Warning,
+            format!(
+                "jemalloc dumps by itself to {:?}, where others may put files and links",
+                jemalloc.prefix
+            ),
+            "leave prof_final, prof_gdump and lg_prof_interval out, or set prof_prefix to a \
+             directory of this user's own",
+        ));
+    }
+    sampling(jemalloc, findings);
+}
+
+/// Why `opt.prof` is false, as far as the environment tells.
+fn not_started(jemalloc: &Examined, facts: &Facts, severity: Severity) -> Finding {
+    let version = &jemalloc.version;
+    let variable = jemalloc.conf_variable.as_deref().unwrap_or("MALLOC_CONF");
+    if facts.secure_execution {
+        return finding(
+            "secure_execution",
+            severity,
+            format!(
+                "this process runs in secure-execution mode (AT_SECURE), so jemalloc {version} ignores {variable}"
+            ),
+            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
+             use /etc/malloc.conf",
+        );
+    }
+    let asks = |value: &str| value.split(',').any(|option| option == "prof:true");
+    let other = facts
+        .environment
+        .iter()
+        .find(|(name, value)| name != variable && asks(value));
+    match other {
+        Some((name, value)) if jemalloc.conf_variable.is_some() => finding(
+            "wrong_variable",
+            severity,
+            format!("{name} is set, but this program's jemalloc {version} reads {variable}"),
+            format!("restart it with {variable}={value}"),
+        ),
+        _ => finding(
+            "not_started",
+            severity,
+            format!("jemalloc {version} was started with opt.prof=false"),
+            format!("restart this program with {variable}={CONF}"),
+        ),
+    }
+}
+
+fn sampling(jemalloc: &Examined, findings: &mut Vec<Finding>) {
+    use Severity::Warning;
+    let Some(lg_sample) = jemalloc.lg_sample else {
+        return;
+    };
+    let interval = 1u64.checked_shl(lg_sample as u32).unwrap_or(u64::MAX);
+    if lg_sample < FINE_LG_SAMPLE {
+        findings.push(finding(
+            "fine_interval",
+            Warning,
+            format!("one sample for each {interval} bytes slows allocations down"),
+            "`reset lg_sample=19` samples once for 512 KiB",
+        ));
+    }
+    if let Some(allocated) = jemalloc.allocated
+        && allocated / interval < FEW_SAMPLES
+        && lg_sample > FINE_LG_SAMPLE
+    {
+        let samples = allocated / interval;
+        findings.push(finding(
+            "coarse_interval",
+            Warning,
+            format!("one sample for each {interval} bytes gives about {samples} samples of {allocated} live bytes"),
+            "`reset lg_sample=14` samples once for 16 KiB; it drops the samples so far",
+        ));
+    }
+}
+
+/// True for a prefix in a directory that everybody may write to.
+fn is_shared(prefix: &str) -> bool {
+    ["/tmp/", "/var/tmp/", "/dev/shm/"]
+        .iter()
+        .any(|shared| prefix.starts_with(shared))
+}
+
+fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
+    use Severity::{Error, Warning};
+    let path = |dir: &DumpDir| -> String { Path::display(&dir.path).to_string() };
+    if let Some((message, remedy)) = &dir.unusable {
+        findings.push(finding("dump_dir_unusable", Error, message, remedy));
+    }
+    if dir.may_block {
+        findings.push(finding(
+            "dump_dir_remote",
+            Warning,
+            format!(
+                "the dump directory {} is on NFS or FUSE, so replies to `dump` may take long",
+                path(dir)
+            ),
+            "the host itself never waits for it; use a local directory for quick replies",
+        ));
+    }
+    if let Some(room) = dir.room.filter(|room| *room < LITTLE_ROOM) {
+        findings.push(finding(
+            "dump_dir_nearly_full",
+            Warning,
+            format!(
+                "the dump directory {} has room for {room} more bytes",
+                path(dir)
+            ),
+            "free space, or lower keep.count and keep.bytes",
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn healthy_jemalloc() -> Examined {
+        Examined {
+            version: "5.3.0".to_owned(),
+            conf_variable: Some("MALLOC_CONF".to_owned()),
+            config_prof: true,
+            config_stats: true,
+            opt_prof: true,
+            lg_sample: Some(19),
+            allocated: Some(1 << 30),
+            prefix: "jeprof".to_owned(),
+            dumps_by_itself: false,
+        }
+    }
+
+    fn healthy() -> Facts {
+        Facts {
+            allocators: vec![healthy_jemalloc()],
+            lock_free_unwinding: true,
+            dump_dir: DumpDir {
+                path: "/d".into(),
+                room: Some(1 << 40),
+                ..DumpDir::default()
+            },
+            ..Facts::default()
+        }
+    }
+
+    /// Checks that `change` to a healthy process is found as `kind`, and nothing else.
+    fn check(change: impl FnOnce(&mut Facts), kind: &str, severity: Severity, part: &str) {
+        let mut facts = healthy();
+        change(&mut facts);
+        let findings = examine(&facts);
+        let kinds: Vec<_> = findings.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, [kind]);
+        assert_eq!(findings[0].severity, severity);
+        let text = format!("{}; {}", findings[0].message, findings[0].remedy);
+        assert!(text.contains(part), "{text}");
+        assert!(!findings[0].remedy.is_empty());
+    }
+
+    fn jemalloc(facts: &mut Facts) -> &mut Examined {
+        &mut facts.allocators[0]
+    }
+
+    #[test]
+    fn healthy_process_has_no_findings() {
+        assert_eq!(examine(&healthy()), []);
+    }
+
+    #[test]
+    fn what_keeps_profiling_off() {
+        use Severity::Error;
+        let none = |facts: &mut Facts| facts.allocators.clear();
+        check(
+            none,
+            "no_jemalloc",
+            Error,
+            "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true",
+        );
+        let hidden = |facts: &mut Facts| {
+            facts.allocators.clear();
+            facts.program_contains_jemalloc = true;
+        };
+        check(
+            hidden,
+            "hidden_jemalloc",
+            Error,
+            "--export-dynamic-symbol=mallctl",
+        );
+        let without = |facts: &mut Facts| {
+            jemalloc(facts).config_prof = false;
+            jemalloc(facts).opt_prof = false;
+        };
+        check(without, "not_compiled_in", Error, "--enable-prof");
+        let off = |facts: &mut Facts| jemalloc(facts).opt_prof = false;
+        check(
+            off,
+            "not_started",
+            Error,
+            "restart this program with MALLOC_CONF=prof:true",
+        );
+        let secure = |facts: &mut Facts| {
+            jemalloc(facts).opt_prof = false;
+            facts.secure_execution = true;
+        };
+        check(secure, "secure_execution", Error, "setpriv");
+    }
+
+    #[test]
+    fn variable_of_another_build() {
+        let rust = |facts: &mut Facts| {
+            jemalloc(facts).opt_prof = false;
+            jemalloc(facts).conf_variable = Some("_RJEM_MALLOC_CONF".to_owned());
+            facts.environment = vec![(
+                "MALLOC_CONF".to_owned(),
+                "prof:true,lg_prof_sample:14".to_owned(),
+            )];
+        };
+        let remedy = "restart it with _RJEM_MALLOC_CONF=prof:true,lg_prof_sample:14";
+        check(rust, "wrong_variable", Severity::Error, remedy);
+    }
+
+    #[test]
+    fn catches_of_a_profile() {
+        use Severity::Warning;
+        let stats = |facts: &mut Facts| jemalloc(facts).config_stats = false;
+        check(stats, "no_statistics", Warning, "--enable-stats");
+        let old = |facts: &mut Facts| jemalloc(facts).version = "5.2.1-0-gea6b3e9".to_owned();
+        check(old, "no_reactivation", Warning, "use jemalloc 5.3");
+        let prefix = |facts: &mut Facts| jemalloc(facts).prefix = "/x:prof_active:false".to_owned();
+        check(
+            prefix,
+            "swallowed_option",
+            Warning,
+            "swallowed \"prof_active:false\"",
+        );
+        let shared = |facts: &mut Facts| {
+            jemalloc(facts).prefix = "/tmp/jeprof".to_owned();
+            jemalloc(facts).dumps_by_itself = true;
+        };
+        check(shared, "shared_dumps", Warning, "/tmp/jeprof");
+        let fine = |facts: &mut Facts| jemalloc(facts).lg_sample = Some(9);
+        check(fine, "fine_interval", Warning, "each 512 bytes");
+        let coarse = |facts: &mut Facts| jemalloc(facts).allocated = Some(10 << 20);
+        check(coarse, "coarse_interval", Warning, "about 20 samples");
+        let unwinder = |facts: &mut Facts| facts.lock_free_unwinding = false;
+        check(unwinder, "exposed_unwinder", Warning, "_dl_find_object");
+        let two = |facts: &mut Facts| facts.allocators.push(healthy_jemalloc());
+        check(two, "several_allocators", Warning, "2 jemallocs");
+    }
+
+    #[test]
+    fn one_that_profiles_is_enough() {
+        let mut facts = healthy();
+        facts.allocators.push(Examined {
+            opt_prof: false,
+            ..healthy_jemalloc()
+        });
+        assert!(
+            examine(&facts)
+                .iter()
+                .all(|finding| finding.severity == Severity::Warning)
+        );
+    }
+
+    #[test]
+    fn dump_directories() {
+        use Severity::{Error, Warning};
+        let unusable = |facts: &mut Facts| {
+            let why = "failed to use /d: Permission denied (EACCES)".to_owned();
+            facts.dump_dir.unusable = Some((why, "set dump_dir".to_owned()));
+        };
+        check(unusable, "dump_dir_unusable", Error, "EACCES");
+        let remote = |facts: &mut Facts| facts.dump_dir.may_block = true;
+        check(remote, "dump_dir_remote", Warning, "NFS or FUSE");
+        let full = |facts: &mut Facts| facts.dump_dir.room = Some(4096);
+        check(
+            full,
+            "dump_dir_nearly_full",
+            Warning,
+            "room for 4096 more bytes",
+        );
+    }
+}
