@@ -36,7 +36,7 @@ enum Section {
     Start,
     /// `0xADDR name` lines of a symbolized file.
     Symbols,
-    /// Between `---` and `--- heap`.
+    /// Behind `---`: the profile, with or without a line `--- heap`.
     SymbolsEnd,
     V2(v2::Expected),
     Legacy,
@@ -79,13 +79,11 @@ impl<'a> Dump<'a> {
             Section::Legacy => self.read_legacy(line),
             Section::Maps => self.read_mapping(line),
             Section::Symbols => self.read_symbol(line),
-            Section::SymbolsEnd => match line {
-                b"--- heap" => {
-                    self.section = Section::Start;
-                    Ok(())
-                }
-                _ => Err(self.unexpected("'--- heap'", line)),
-            },
+            Section::SymbolsEnd if line == b"--- heap" => {
+                self.section = Section::Start;
+                Ok(())
+            }
+            Section::SymbolsEnd => self.read_header(line),
         }
     }
 

@@ -4,6 +4,7 @@ mod collapsed;
 mod dot;
 mod flamegraph;
 mod graph;
+mod html;
 mod jeprof;
 mod json;
 mod peek;
@@ -126,7 +127,7 @@ pub fn render(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> 
         Format::Peek => peek::write(subject, options, out),
         Format::Collapsed => collapsed::write(&subject.fold(options), out),
         Format::Flamegraph => flamegraph::write(subject, options, out),
-        Format::Html => Err(crate::Error::Usage("html is not written yet".into())),
+        Format::Html => html::write(subject, options, out),
         Format::Dot => dot::write(subject, options, out),
         Format::Svg => svg::write(subject, options, out),
         Format::Pprof => pprof::write(subject, options, out),

@@ -1,7 +1,8 @@
 //! A symbolized heap dump: jeprof opens it without the binary.
 //!
 //! The values are unsampled, which the header's `heapprofile` tells jeprof. It looks the leaf up as it is
-//! and every other address less 1, so the leaf is written less 1.
+//! and every other address less 1, so the leaf is written less 1. The line `--- heap` that jeprof writes in
+//! front of the profile is left out: jeprof does not need it, and google-pprof does not know it.
 
 use std::io::Write;
 
@@ -36,7 +37,7 @@ pub(super) fn write(subject: &Subject<'_>, _options: &Options, out: &mut dyn Wri
     }
     writeln!(
         out,
-        "---\n--- heap\nheap profile: {} @ heapprofile",
+        "---\nheap profile: {} @ heapprofile",
         counts(subject.totals())
     )?;
     for sample in &profile.samples {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use addr2line::gimli::{DwarfSections, EndianSlice, RunTimeEndian};
+use addr2line::gimli::{DwarfSections, EndianSlice, RunTimeEndian, SectionId};
 use object::{Object as _, ObjectSection as _, ReadRef};
 
 use super::RawFrame;
@@ -22,9 +22,9 @@ impl<'d> Dwarf<'d> {
     /// None where there is no debug information, or none that can be read.
     pub(super) fn load<R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<Self> {
         file.section_by_name(".debug_info")?;
-        let load = |id: addr2line::gimli::SectionId| match file.section_by_name(id.name()) {
-            Some(section) => section.uncompressed_data(),
-            None => Ok(Cow::default()),
+        let load = |id: SectionId| match file.section_by_name(id.name()) {
+            Some(section) if is_needed(id) => section.uncompressed_data(),
+            _ => Ok(Cow::default()),
         };
         let sections = DwarfSections::load(load).ok()?;
         let endian = match file.is_little_endian() {
@@ -40,6 +40,23 @@ impl<'d> Dwarf<'d> {
             .borrow(|section| EndianSlice::new(section, self.endian));
         addr2line::Context::from_dwarf(dwarf).ok().map(Context)
     }
+}
+
+/// Where variables live and what macros were is not asked, and is half of the bytes.
+fn is_needed(id: SectionId) -> bool {
+    use SectionId::{
+        DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,
+    };
+    !matches!(
+        id,
+        DebugLoc
+            | DebugLocLists
+            | DebugMacinfo
+            | DebugMacro
+            | DebugNames
+            | DebugPubNames
+            | DebugTypes
+    )
 }
 
 impl Context<'_> {

@@ -117,12 +117,13 @@ fn by_build_id(id: &str, suffix: &str) -> Option<PathBuf> {
 
 /// The debug file of a binary: by build id, else by `.gnu_debuglink`, whose checksum it must have.
 fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -> Option<File> {
-    let roots: Vec<&Path> = [&place.root]
+    let mut roots: Vec<&Path> = [&place.root]
         .into_iter()
         .chain(&sources.roots)
         .chain(&sources.binary_root)
         .map(PathBuf::as_path)
         .collect();
+    roots.dedup();
     if let Some(path) = id.and_then(|id| by_build_id(id, ".debug")) {
         for root in &roots {
             for path in [Path::new(DEBUG).join(&path), path.clone()] {

@@ -2,6 +2,6 @@
 
 mod corpus;
 mod diff;
-
+mod goldens;
 mod hostile;
 mod support;
