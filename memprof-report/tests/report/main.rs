@@ -2,6 +2,8 @@
 
 mod corpus;
 mod diff;
+mod fixtures;
 mod goldens;
 mod hostile;
 mod support;
+mod tools;

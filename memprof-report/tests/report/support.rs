@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
+use std::process::Command;
 
 use memprof_report::{Error, Input, Options, Result, Sources, report};
 
@@ -45,4 +46,24 @@ pub(crate) fn report_on(
     });
     let notes = report(input, base, sources, options, &|_, _| {}, &mut out)?;
     Ok((out, notes))
+}
+
+/// Runs a program of a Debian package and returns its output.
+#[track_caller]
+pub(crate) fn run(
+    program: &str,
+    package: &str,
+    arguments: impl FnOnce(&mut Command) -> &mut Command,
+) -> Vec<u8> {
+    let output = match arguments(&mut Command::new(program)).output() {
+        Ok(output) => output,
+        Err(error) => panic!("{program}: {error}; apt-get install {package}"),
+    };
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program}: {}: {complaint}",
+        output.status
+    );
+    output.stdout
 }
