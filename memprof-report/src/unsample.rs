@@ -11,12 +11,13 @@ const TOLERANCE: f64 = 0.002;
 ///
 /// For a Poisson process with mean P bytes and a stack with n objects of s bytes on average, the scale
 /// is 1/(1 − exp(−s/P)): the formula of jeprof's `AdjustSamples`. Values are rounded to whole numbers, so that
-/// all views of a profile have the same total, and what rounding takes from one sample the next one gets:
-/// most samples hold few objects, and each rounded alone the total was 1 % off in a real dump.
+/// all views of a profile have the same total. What rounding takes from one sample's objects the next one
+/// gets: most samples hold few, and each rounded alone the total was 1 % off in a real dump. Bytes are
+/// rounded alone, so that an unchanged stack has the same value in two profiles.
 pub fn unsample(profile: &mut Profile) -> Result<()> {
     let sampling = profile.sampling;
     let raw = profile.totals().ok_or_else(overflow)?;
-    let mut carry = [0.0; 4];
+    let mut carry = Carry::default();
     for sample in &mut profile.samples {
         sample.values = scaled(sample.values, sampling, &mut carry).ok_or_else(overflow)?;
     }
@@ -36,16 +37,19 @@ fn overflow() -> Error {
     }
 }
 
-fn scaled(values: Values, sampling: Sampling, carry: &mut [f64; 4]) -> Option<Values> {
+/// What rounding left over so far: of allocated objects, and of those in use.
+type Carry = [f64; 2];
+
+fn scaled(values: Values, sampling: Sampling, carry: &mut Carry) -> Option<Values> {
     let mut scaled = Values::default();
     for (objects, space) in [
         (SampleType::InuseObjects, SampleType::InuseSpace),
         (SampleType::AllocObjects, SampleType::AllocSpace),
     ] {
         let scale = scale(values[objects], values[space], sampling);
-        for column in [objects, space] {
-            scaled[column] = rounded(values[column], scale, &mut carry[column as usize])?;
-        }
+        let carried = &mut carry[objects as usize / 2];
+        scaled[objects] = rounded(values[objects], scale, carried)?;
+        scaled[space] = rounded(values[space], scale, &mut 0.0)?;
     }
     Some(scaled)
 }
@@ -100,14 +104,14 @@ fn header_warning(
 
 #[cfg(test)]
 mod tests {
-    use super::scaled;
+    use super::{Carry, scaled};
     use crate::profile::{Sampling, Values};
 
     #[test]
     fn scales_are_those_of_jeprof() {
         let check = |raw, sampling, expected| {
             assert_eq!(
-                scaled(Values(raw), sampling, &mut [0.0; 4]),
+                scaled(Values(raw), sampling, &mut Carry::default()),
                 Some(Values(expected))
             );
         };
@@ -128,7 +132,7 @@ mod tests {
             scaled(
                 Values([0, 0, i64::MAX / 8, i64::MAX]),
                 Sampling::Poisson(i64::MAX as u64),
-                &mut [0.0; 4]
+                &mut Carry::default()
             ),
             None
         );
