@@ -20,8 +20,10 @@ pub struct Stacks {
     address_ids: HashMap<Address, AddressId>,
     frames: Vec<AddressId>,
     ends: Vec<usize>,
-    /// Open addressing over `ends`, keyed by the frames; a power of two, at most half full.
-    slots: Vec<Option<StackId>>,
+    /// By stack.
+    hashes: Vec<Mix>,
+    /// Ids plus 1, by hash; open addressing, a power of two, at most half full.
+    slots: Vec<u32>,
     seed: Mix,
 }
 
@@ -40,18 +42,20 @@ impl Stacks {
         if self.slots.len() < 2 * (self.ends.len() + 1) {
             self.grow();
         }
-        let mut slot = self.home(frames);
-        loop {
-            match self.slots[slot] {
-                Some(id) if self.frames(id) == frames => return id,
-                Some(_) => slot = (slot + 1) & (self.slots.len() - 1),
-                None => break,
+        let hash = self.hash(frames);
+        let mut slot = hash.slot(self.slots.len());
+        while self.slots[slot] != 0 {
+            let id = StackId(self.slots[slot] - 1);
+            if self.hashes[id.0 as usize] == hash && self.frames(id) == frames {
+                return id;
             }
+            slot = (slot + 1) & (self.slots.len() - 1);
         }
         let id = StackId(self.ends.len() as u32);
         self.frames.extend_from_slice(frames);
         self.ends.push(self.frames.len());
-        self.slots[slot] = Some(id);
+        self.hashes.push(hash);
+        self.slots[slot] = id.0 + 1;
         id
     }
 
@@ -85,31 +89,34 @@ impl Stacks {
         self.ends.is_empty()
     }
 
-    fn home(&self, frames: &[AddressId]) -> usize {
+    fn hash(&self, frames: &[AddressId]) -> Mix {
+        let mut chunks = frames.chunks_exact(4);
+        let word = |low: AddressId, high: AddressId| u64::from(high.0) << 32 | u64::from(low.0);
         let mut hash = self.seed;
-        for pair in frames.chunks(2) {
-            let high = pair.get(1).map_or(u64::MAX, |id| u64::from(id.0) << 32);
-            hash = hash.with(high | u64::from(pair[0].0));
+        for chunk in &mut chunks {
+            hash = hash.with(word(chunk[0], chunk[1]), word(chunk[2], chunk[3]));
         }
-        hash.slot(self.slots.len())
+        for id in chunks.remainder() {
+            hash = hash.with(u64::from(id.0), 0);
+        }
+        hash.with(frames.len() as u64, 0)
     }
 
     fn grow(&mut self) {
-        let size = (self.slots.len() * 2).max(64);
-        self.slots = vec![None; size];
-        for index in 0..self.ends.len() {
-            let id = StackId(index as u32);
-            let mut slot = self.home(self.frames(id));
-            while self.slots[slot].is_some() {
+        let size = (self.slots.len() * 4).max(1024);
+        self.slots = vec![0; size];
+        for (index, hash) in self.hashes.iter().enumerate() {
+            let mut slot = hash.slot(size);
+            while self.slots[slot] != 0 {
                 slot = (slot + 1) & (size - 1);
             }
-            self.slots[slot] = Some(id);
+            self.slots[slot] = index as u32 + 1;
         }
     }
 }
 
 /// A fast hash for short keys, seeded in each run so that no input can be made to collide.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mix(u64);
 
 impl Default for Mix {
@@ -119,9 +126,10 @@ impl Default for Mix {
 }
 
 impl Mix {
-    /// The hash of what came before and `word`.
-    pub(crate) fn with(self, word: u64) -> Self {
-        let product = u128::from(self.0.rotate_left(23) ^ word) * 0xd6e8_feb8_6659_fd93;
+    /// The hash of what came before and two words: wyhash's step, one multiplication.
+    pub(crate) fn with(self, first: u64, second: u64) -> Self {
+        let product = u128::from(self.0 ^ first)
+            * u128::from(second ^ self.0.rotate_left(32) ^ 0xd6e8_feb8_6659_fd93);
         Self((product as u64) ^ ((product >> 64) as u64))
     }
 

@@ -12,9 +12,10 @@ const KEY: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct FrameReader {
-    keys: Vec<(u128, AddressId)>,
-    /// Indices into `keys` plus 1; open addressing, a power of two, at most half full.
-    slots: Vec<u32>,
+    /// By key; an empty slot has key 0. Open addressing, a power of two, at most a quarter full. Keys lie in
+    /// the slots: reading is bound by cache misses, and this is one of them instead of two.
+    slots: Vec<(u128, AddressId)>,
+    used: usize,
     seed: Mix,
 }
 
@@ -50,45 +51,40 @@ impl FrameReader {
         if size == 0 {
             return None;
         }
-        let mut slot = self.hash(key).slot(size);
+        let mut slot = self.home(key);
         loop {
             match self.slots[slot] {
-                0 => return None,
-                index => {
-                    let (found, id) = self.keys[index as usize - 1];
-                    if found == key {
-                        return Some(id);
-                    }
-                }
+                (found, id) if found == key => return Some(id),
+                (0, _) => return None,
+                _ => slot = (slot + 1) & (size - 1),
             }
-            slot = (slot + 1) & (size - 1);
         }
     }
 
     fn insert(&mut self, key: u128, id: AddressId) {
-        self.keys.push((key, id));
-        if self.slots.len() < 2 * self.keys.len() {
-            self.slots = vec![0; (4 * self.keys.len()).next_power_of_two().max(1024)];
-            for index in 0..self.keys.len() {
-                self.place(index);
+        self.used += 1;
+        if self.slots.len() < 4 * self.used {
+            let size = (4 * self.used + 1).next_power_of_two().max(4096);
+            let before = std::mem::replace(&mut self.slots, vec![(0, AddressId(0)); size]);
+            for (key, id) in before.into_iter().filter(|(key, _)| *key != 0) {
+                self.place(key, id);
             }
-        } else {
-            self.place(self.keys.len() - 1);
         }
+        self.place(key, id);
     }
 
-    fn place(&mut self, index: usize) {
-        let size = self.slots.len();
-        let mut slot = self.hash(self.keys[index].0).slot(size);
-        while self.slots[slot] != 0 {
-            slot = (slot + 1) & (size - 1);
+    fn place(&mut self, key: u128, id: AddressId) {
+        let mut slot = self.home(key);
+        while self.slots[slot].0 != 0 {
+            slot = (slot + 1) & (self.slots.len() - 1);
         }
-        self.slots[slot] = index as u32 + 1;
+        self.slots[slot] = (key, id);
     }
 
-    fn hash(&self, key: u128) -> Mix {
+    fn home(&self, key: u128) -> usize {
         self.seed
-            .with((key >> 64) as u64 ^ (key as u64).rotate_left(29))
+            .with(key as u64, (key >> 64) as u64)
+            .slot(self.slots.len())
     }
 }
 
