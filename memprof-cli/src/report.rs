@@ -153,7 +153,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Error> {
     };
     clear_progress();
     for note in notes? {
-        eprintln!("memprof: note: {}", printable(&note));
+        eprintln!("memprof: note: {note}");
     }
     Ok(())
 }
@@ -270,11 +270,6 @@ fn clear_progress() {
     if io::stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }
-}
-
-/// Notes quote paths of the dump, which may hold anything.
-fn printable(note: &str) -> String {
-    note.replace(|c: char| c.is_control(), "\u{fffd}")
 }
 
 impl From<FormatArg> for Format {

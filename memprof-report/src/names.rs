@@ -1,5 +1,6 @@
 //! Names of addresses: each address has one frame or, where functions were inlined, several.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::stacks::AddressId;
@@ -16,13 +17,10 @@ pub struct Strings {
 pub struct StringId(pub u32);
 
 impl Strings {
-    /// The id of a string, new or not. What no terminal should be sent is replaced by U+FFFD: all names
-    /// pass through here, and an ELF symbol may hold any byte but zero.
+    /// The id of a string, new or not. All names pass through here and become printable: an ELF symbol may hold
+    /// any byte but zero.
     pub fn intern(&mut self, string: &str) -> StringId {
-        match string.contains(is_unprintable) {
-            true => self.intern_clean(&string.replace(is_unprintable, "\u{fffd}")),
-            false => self.intern_clean(string),
-        }
+        self.intern_clean(&printable(string))
     }
 
     fn intern_clean(&mut self, string: &str) -> StringId {
@@ -51,8 +49,16 @@ impl Strings {
     }
 }
 
+/// Text of a profile or a binary as it may be shown: what no terminal should be sent is replaced by U+FFFD.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    match text.contains(is_unprintable) {
+        true => Cow::Owned(text.replace(is_unprintable, "\u{fffd}")),
+        false => Cow::Borrowed(text),
+    }
+}
+
 /// C0, C1 and the controls of text direction.
-pub(crate) fn is_unprintable(c: char) -> bool {
+fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         || matches!(c, '\u{fffe}' | '\u{ffff}')

@@ -9,7 +9,7 @@ use prost::Message;
 use crate::demangle::demangle;
 use crate::error::{Error, Result};
 use crate::limits::Limits;
-use crate::names::{Frame, Names};
+use crate::names::{Frame, Names, printable};
 use crate::profile::{Address, Mapping, Profile, Sample, SampleType, Values};
 use crate::stacks::AddressId;
 
@@ -111,8 +111,8 @@ fn mappings(proto: &proto::Profile) -> Result<Vec<Mapping>> {
             end: Address(mapping.memory_limit),
             offset: mapping.file_offset,
             executable: true,
-            path: string(proto, mapping.filename)?.into(),
-            build_id: (!build_id.is_empty()).then(|| build_id.to_owned()),
+            path: printable(string(proto, mapping.filename)?).into_owned(),
+            build_id: (!build_id.is_empty()).then(|| printable(build_id).into_owned()),
         });
     }
     mappings.sort_by_key(|mapping| mapping.start);

@@ -7,6 +7,7 @@ use crate::filter::Filter;
 use crate::fold::{Granularity, Named};
 use crate::input::parse;
 use crate::limits::Limits;
+use crate::names::printable;
 use crate::profile::{Profile, SampleType};
 use crate::render::{self, Format};
 use crate::symbolize::{Progress, Sources, number_the_rest, symbolize};
@@ -67,14 +68,14 @@ pub fn report(
     out: &mut dyn Write,
 ) -> Result<Vec<String>> {
     options.check(base.is_some())?;
-    let name = input.name.to_owned();
+    let name = printable(input.name).into_owned();
     let profile = read(input, sources, options, progress)?;
     if profile.profile.samples.is_empty() && base.is_none() {
         return Err(Error::Empty {
             reason: emptiness(&profile.profile, options),
         });
     }
-    let base_name = base.as_ref().map(|base| base.name.to_owned());
+    let base_name = base.as_ref().map(|base| printable(base.name).into_owned());
     let mut base = base
         .map(|base| read(base, sources, options, progress))
         .transpose()?;
@@ -117,7 +118,7 @@ pub fn read(
         Some(sources) => symbolize(&mut profile, sources, progress)?,
         None => {
             let mut names = profile.names.take().unwrap_or_default();
-            number_the_rest(&profile, &mut names);
+            number_the_rest(&mut profile, &mut names);
             names
         }
     };

@@ -89,13 +89,15 @@ pub fn symbolize(
             names.set(address, &frames);
         }
     }
-    number_the_rest(profile, &mut names);
     profile.warnings.extend(notes);
+    number_the_rest(profile, &mut names);
     Ok(names)
 }
 
-/// Gives every address without frames its mapping and offset for a name.
-pub(crate) fn number_the_rest(profile: &Profile, names: &mut Names) {
+/// Gives every address without frames its mapping and offset for a name. One in no mapping is its own name;
+/// a warning counts these, for a dump may be cut in the middle of its mappings.
+pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
+    let mut unmapped = 0;
     for (index, &address) in profile.stacks.addresses().iter().enumerate() {
         let id = AddressId(index as u32);
         if !names.frames(id).is_empty() {
@@ -106,7 +108,10 @@ pub(crate) fn number_the_rest(profile: &Profile, names: &mut Names) {
             .mapping_of(call)
             .map(|index| &profile.mappings[index])
         {
-            None => format!("{call}"),
+            None => {
+                unmapped += 1;
+                format!("{call}")
+            }
             Some(mapping) if mapping.is_file() || mapping.path.starts_with('[') => {
                 format!("{}+{:#x}", mapping.file_name(), mapping.normalize(call).0)
             }
@@ -130,6 +135,10 @@ pub(crate) fn number_the_rest(profile: &Profile, names: &mut Names) {
             }],
         );
     }
+    if unmapped > 0 {
+        let warning = format!("{unmapped} addresses lie in no mapping");
+        profile.warnings.push(warning);
+    }
 }
 
 fn intern(raw: &RawFrame, names: &mut Names) -> Frame {
@@ -141,7 +150,7 @@ fn intern(raw: &RawFrame, names: &mut Names) -> Frame {
     }
 }
 
-/// Groups the addresses without names by file, in the order of the mappings.
+/// Groups the addresses without names by file.
 fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
     let main = profile
         .mappings
@@ -183,6 +192,8 @@ fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
         }
     }
     objects.retain(|object| !object.queries.is_empty());
+    // The long ones first, so that no core waits for the other at the end.
+    objects.sort_by_key(|object| std::cmp::Reverse(object.queries.len()));
     objects
 }
 

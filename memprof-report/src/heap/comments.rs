@@ -1,10 +1,12 @@
 //! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
 
 use super::Dump;
+use crate::names::printable;
 
 impl Dump<'_> {
     pub(super) fn read_comment(&mut self, comment: &[u8]) {
         let text = String::from_utf8_lossy(comment);
+        let text = printable(&text);
         let Some((key, value)) = text.trim().split_once(": ") else {
             return;
         };

@@ -3,6 +3,7 @@
 use super::Dump;
 use super::numbers::{decimal, hexadecimal};
 use crate::error::{Error, Result};
+use crate::names::printable;
 use crate::profile::{Address, Mapping};
 
 impl Dump<'_> {
@@ -42,7 +43,7 @@ fn mapping(line: &[u8]) -> Option<Mapping> {
         ..Mapping::default()
     };
     if let Some(path) = rest.strip_prefix(b":") {
-        let path = String::from_utf8_lossy(path.trim_ascii()).into_owned();
+        let path = path_of(path);
         return Some(Mapping {
             executable: true,
             path,
@@ -63,9 +64,13 @@ fn mapping(line: &[u8]) -> Option<Mapping> {
     Some(Mapping {
         offset,
         executable: permissions[2] == b'x',
-        path: String::from_utf8_lossy(rest.trim_ascii()).into_owned(),
+        path: path_of(rest),
         ..range
     })
+}
+
+fn path_of(text: &[u8]) -> String {
+    printable(&String::from_utf8_lossy(text.trim_ascii())).into_owned()
 }
 
 /// Sorts the mappings, gives them their build ids and drops those that overlap an earlier one.

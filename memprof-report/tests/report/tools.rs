@@ -173,7 +173,8 @@ fn hostile_names_are_escaped() {
     ];
     for name in names {
         let named = fs::read_to_string(path("named.heap")).expect("it is there");
-        let dump = named.replace("parse_header", name);
+        let path = format!("/usr/{name}");
+        let dump = named.replace("parse_header", name).replace("/usr/bin/server", &path);
         for format in [
             Format::Text,
             Format::Tree,
@@ -207,5 +208,37 @@ fn hostile_names_are_escaped() {
                 });
             }
         }
+    }
+}
+
+/// tcmalloc's text with each of its samplings, read by google-pprof and by us.
+#[test]
+fn legacy_text_has_the_totals_of_google_pprof() {
+    for kind in ["heap_v2/4096", "heap/8192", "heapprofile", "heap_v2/524288"] {
+        let dump = format!(
+            "heap profile:      4:    12300 [     9:    70000] @ {kind}\n\
+             \x20    3:     4108 [     7:    61808] @ 0x401000 0x401100\n\
+             \x20    1:     8192 [     2:     8192] @ 0x401000 0x401200 0x401300\n\n\
+             MAPPED_LIBRARIES:\n00400000-00500000 r-xp 00000000 fe:00 1 /usr/bin/none\n"
+        );
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("legacy.heap");
+        fs::write(&file, &dump).expect("it can be written");
+        let out = run("google-pprof", "google-perftools", |pprof| {
+            pprof
+                .args(["--text", "--show_bytes", "/bin/true"])
+                .arg(&file)
+        });
+        let out = String::from_utf8(out).expect("it is text");
+        let theirs = out
+            .split("Total: ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next());
+        let theirs: f64 = theirs.expect("a total").parse().expect("a number");
+        let ours = total(dump.as_bytes()) as f64;
+        assert!(
+            (ours - theirs).abs() <= 1.0,
+            "{kind}: {ours}, google-pprof says {theirs}"
+        );
     }
 }
