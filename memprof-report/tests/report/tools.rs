@@ -174,7 +174,9 @@ fn hostile_names_are_escaped() {
     for name in names {
         let named = fs::read_to_string(path("named.heap")).expect("it is there");
         let path = format!("/usr/{name}");
-        let dump = named.replace("parse_header", name).replace("/usr/bin/server", &path);
+        let dump = named
+            .replace("parse_header", name)
+            .replace("/usr/bin/server", &path);
         for format in [
             Format::Text,
             Format::Tree,
