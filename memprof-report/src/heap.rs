@@ -14,7 +14,6 @@ use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{Ending, for_each_line};
 use crate::profile::{Mapping, Profile, Sample, Values};
-use crate::stacks::AddressId;
 
 /// Reads a heap dump, a symbolized one (`--- symbol`) too.
 ///
@@ -53,8 +52,6 @@ struct Dump<'a> {
     build_ids: Vec<(String, String)>,
     symbols: symbols::Symbols,
     frames: frames::FrameReader,
-    /// The stack whose values come next.
-    stack: Vec<AddressId>,
 }
 
 impl<'a> Dump<'a> {
@@ -68,7 +65,6 @@ impl<'a> Dump<'a> {
             build_ids: Vec::new(),
             symbols: symbols::Symbols::default(),
             frames: frames::FrameReader::default(),
-            stack: Vec::new(),
         }
     }
 
@@ -110,6 +106,22 @@ impl<'a> Dump<'a> {
         starts
     }
 
+    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) ends.
+    fn read_stack(&mut self, text: &[u8]) -> Result<()> {
+        let stacks = &mut self.profile.stacks;
+        stacks.clear();
+        if let Err(wrong) = self.frames.read(text, stacks) {
+            return Err(self.unexpected("an address '0x…'", wrong));
+        }
+        if self.profile.stacks.depth() > self.limits.frames {
+            return Err(Error::Limit {
+                what: "frames in a stack",
+                limit: self.limits.frames as u64,
+            });
+        }
+        Ok(())
+    }
+
     /// Adds `values` at the stack read last.
     fn push_sample(&mut self, values: Values) -> Result<()> {
         if self.profile.samples.len() == self.limits.samples {
@@ -118,7 +130,7 @@ impl<'a> Dump<'a> {
                 limit: self.limits.samples as u64,
             });
         }
-        let stack = self.profile.stacks.intern(&self.stack);
+        let stack = self.profile.stacks.finish();
         self.profile.samples.push(Sample { stack, values });
         Ok(())
     }

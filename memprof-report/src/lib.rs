@@ -5,25 +5,32 @@
 //! Bytes, the places of binaries and a writer come in, a report goes out; nothing is read of the
 //! process that was profiled. Every dump is hostile: see [`Limits`] and [`Error`].
 
-mod demangle;
-mod error;
-mod filter;
-mod fold;
+mod report;
+
 mod heap;
 mod input;
-mod limits;
 mod lines;
-mod names;
 mod pprof;
+
+mod names;
 mod profile;
-mod render;
-mod report;
 mod stacks;
+
+mod unsample;
+
+mod demangle;
 mod symbolize;
+mod trim;
+
+mod filter;
+mod fold;
 mod table;
 mod tree;
-mod trim;
-mod unsample;
+
+mod render;
+
+mod error;
+mod limits;
 
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};

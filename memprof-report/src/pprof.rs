@@ -41,7 +41,6 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     };
     let mut names = Names::default();
     let locations = locations(&proto, &mut profile, &mut names)?;
-    let mut stack = Vec::new();
     for sample in &proto.sample {
         if sample.location_id.len() > limits.frames {
             return Err(Error::Limit {
@@ -49,10 +48,10 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
                 limit: limits.frames as u64,
             });
         }
-        stack.clear();
         for id in &sample.location_id {
             let location = locations.get(id);
-            stack
+            profile
+                .stacks
                 .push(*location.ok_or_else(|| Error::pprof(format!("there is no location {id}")))?);
         }
         if sample.value.len() != proto.sample_type.len() {
@@ -64,7 +63,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
         for &(sample_type, column) in &columns {
             values[sample_type] = sample.value[column];
         }
-        let stack = profile.stacks.intern(&stack);
+        let stack = profile.stacks.finish();
         profile.samples.push(Sample { stack, values });
     }
     profile.names = Some(names);

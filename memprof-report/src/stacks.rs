@@ -37,26 +37,47 @@ impl Stacks {
         })
     }
 
-    /// The id of a stack, new or not.
-    pub fn intern(&mut self, frames: &[AddressId]) -> StackId {
+    /// Adds a frame, towards the root, to the stack that [`finish`](Self::finish) ends.
+    pub fn push(&mut self, frame: AddressId) {
+        self.frames.push(frame);
+    }
+
+    /// How many frames were pushed since the last stack.
+    pub fn depth(&self) -> usize {
+        self.frames.len() - self.start()
+    }
+
+    /// Forgets the frames pushed since the last stack.
+    pub fn clear(&mut self) {
+        self.frames.truncate(self.start());
+    }
+
+    /// The id of the stack of the frames pushed since the last one, new or not.
+    pub fn finish(&mut self) -> StackId {
         if self.slots.len() < 2 * (self.ends.len() + 1) {
             self.grow();
         }
+        let frames = &self.frames[self.start()..];
         let hash = self.hash(frames);
         let mut slot = hash.slot(self.slots.len());
         while self.slots[slot] != 0 {
             let id = StackId(self.slots[slot] - 1);
             if self.hashes[id.0 as usize] == hash && self.frames(id) == frames {
+                self.clear();
                 return id;
             }
             slot = (slot + 1) & (self.slots.len() - 1);
         }
         let id = StackId(self.ends.len() as u32);
-        self.frames.extend_from_slice(frames);
         self.ends.push(self.frames.len());
         self.hashes.push(hash);
         self.slots[slot] = id.0 + 1;
         id
+    }
+
+    /// Where the frames pushed since the last stack begin.
+    fn start(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
     }
 
     /// A stack's addresses, leaf first.

@@ -24,12 +24,11 @@ pub(super) struct FrameReader {
 }
 
 impl FrameReader {
-    /// Appends the addresses of `0x… 0x…` to `stack`; on failure, the text of the wrong one.
+    /// Pushes the addresses of `0x… 0x…`; on failure, the text of the wrong one.
     pub(super) fn read<'t>(
         &mut self,
         mut text: &'t [u8],
         stacks: &mut Stacks,
-        stack: &mut Vec<AddressId>,
     ) -> Result<(), &'t [u8]> {
         while !text.is_empty() {
             let (key, mut length) = key_of(text);
@@ -45,7 +44,7 @@ impl FrameReader {
                     id
                 }
             };
-            stack.push(id);
+            stacks.push(id);
             text = text.get(length + 1..).unwrap_or_default();
         }
         Ok(())

@@ -61,15 +61,7 @@ impl Dump<'_> {
         let Some(addresses) = rest.trim_ascii().strip_prefix(b"@") else {
             return Err(self.unexpected("'@'", rest));
         };
-        self.stack.clear();
-        let text = addresses.trim_ascii();
-        if let Err(wrong) = self
-            .frames
-            .read(text, &mut self.profile.stacks, &mut self.stack)
-        {
-            return Err(self.unexpected("an address '0x…'", wrong));
-        }
-        self.check_depth()?;
+        self.read_stack(addresses.trim_ascii())?;
         self.push_sample(self.legacy_values(counts))
     }
 

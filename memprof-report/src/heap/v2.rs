@@ -15,7 +15,7 @@
 
 use super::numbers::{counts, decimal};
 use super::{Dump, Section};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::profile::{Sampling, Values};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,27 +71,9 @@ impl Dump<'_> {
     }
 
     fn read_v2_stack(&mut self, line: &[u8]) -> Result<()> {
-        let text = line[1..].trim_ascii();
-        self.stack.clear();
-        if let Err(wrong) = self
-            .frames
-            .read(text, &mut self.profile.stacks, &mut self.stack)
-        {
-            return Err(self.unexpected("an address '0x…'", wrong));
-        }
-        self.check_depth()?;
+        self.read_stack(line[1..].trim_ascii())?;
         self.section = Section::V2(Expected::StackTotals);
         Ok(())
-    }
-
-    pub(super) fn check_depth(&self) -> Result<()> {
-        if self.stack.len() <= self.limits.frames {
-            return Ok(());
-        }
-        Err(Error::Limit {
-            what: "frames in a stack",
-            limit: self.limits.frames as u64,
-        })
     }
 
     fn read_v2_thread(&self, line: &[u8]) -> Result<()> {
