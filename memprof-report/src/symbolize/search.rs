@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use object::{Object as _, ReadCache};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use super::{Object, Sources};
 use crate::error::{Error, Result};
@@ -191,7 +192,13 @@ fn open(place: &Place) -> Option<File> {
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(CWD, &place.root, directory, Mode::empty()).ok()?;
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        rustix::fs::openat2(root, &place.path, flags, Mode::empty(), inside)
+        match rustix::fs::openat2(root, &place.path, flags, Mode::empty(), inside) {
+            // Before Linux 5.6, and below some seccomp filters. Out of "/" no link can lead.
+            Err(Errno::NOSYS | Errno::PERM) if place.root == Path::new("/") => {
+                rustix::fs::open(place.root.join(&place.path), flags, Mode::empty())
+            }
+            opened => opened,
+        }
     };
     let file = File::from(file.ok()?);
     file.metadata().ok()?.is_file().then_some(file)
