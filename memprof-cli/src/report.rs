@@ -188,12 +188,22 @@ impl ReportArgs {
         }
         roots.push(PathBuf::from("/"));
         Sources {
-            binary: self.binary.clone(),
+            binary: self.binary.clone().or_else(|| self.deleted_binary()),
             roots,
             binary_root: self.binary_root.clone(),
             machine: Some(machine()),
             force: self.force,
         }
+    }
+
+    /// The main program of `--pid` where its file was replaced: the kernel still has what runs.
+    fn deleted_binary(&self) -> Option<PathBuf> {
+        let exe = PathBuf::from(format!("/proc/{}/exe", self.pid?));
+        let target = std::fs::read_link(&exe).ok()?;
+        target
+            .to_string_lossy()
+            .ends_with(" (deleted)")
+            .then_some(exe)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Each line gives both figures, the ratio and the peer's command. Processes are measured from outside:
 //! this program starts itself, or the peer, under itself, and reads the resource usage of its child.
 
+mod names;
 mod synthetic;
 
 use std::env;
@@ -34,6 +35,8 @@ fn main() -> Result<()> {
         ["parse", file] => parse_file(file),
         ["pprof_util", file] => pprof_util(file),
         ["generate", file] => generate(Path::new(file)),
+        ["names", "memprof"] => names::ours(),
+        ["names", "blazesym"] => names::blazesym(),
         ["memchr", file] => parse_against_memchr(Path::new(file)),
         _ => compare(),
     }
@@ -72,6 +75,19 @@ fn compare() -> Result<()> {
         3.0,
         "pprof_util::parse_jeheap + to_pprof",
     );
+    for reader in ["memprof", "blazesym"] {
+        let usage = usage_of_self(&["names", reader], 3)?;
+        let output = Command::new(env::current_exe()?)
+            .args(["names", reader])
+            .output()?;
+        let printed = String::from_utf8(output.stdout)?;
+        println!(
+            "10,000 addresses of this program by {reader}: {:.3} s, {:.1} MB; seconds of naming and names: {}",
+            usage.seconds,
+            usage.peak as f64 / 1e6,
+            printed.trim()
+        );
+    }
     parse_against_memchr(&big)?;
     let ours = usage_of_self(&["parse", file], 3)?;
     println!(
