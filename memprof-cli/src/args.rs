@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use crate::report::ReportArgs;
+
 /// Heap profiles of running processes that loaded the memory_profile plugin.
 #[derive(Debug, Parser)]
 #[command(name = "memprof", version, max_term_width = 100)]
@@ -58,6 +60,8 @@ pub(crate) enum Command {
     Reset(Short),
     /// List the kept dumps, newest first.
     List(Short),
+    /// Turn a heap profile into an answer: a table, a flamegraph, a page, a diff.
+    Report(ReportArgs),
     /// Check a plugin's file as a host would, in a process of its own.
     Check {
         /// The plugin's file.

@@ -54,6 +54,8 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         coded.code
     } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {
         UNREACHABLE
+    } else if let Some(error) = error.downcast_ref::<memprof_report::Error>() {
+        crate::report::exit_code(error)
     } else if let Some(ClientError::Refused { .. }) = error.downcast_ref::<ClientError>() {
         USAGE
     } else {

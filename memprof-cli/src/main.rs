@@ -9,6 +9,7 @@ mod malloc_conf;
 mod message;
 mod output;
 mod ps;
+mod report;
 mod target;
 
 use std::process::ExitCode;
@@ -47,6 +48,10 @@ fn run(command: Command) -> Outcome {
         Command::Reset(short) => message::short("reset", &short),
         Command::List(short) => message::short("list", &short),
         Command::Dump { short, output } => message::dump(&short, output.as_deref()),
+        Command::Report(args) => {
+            report::run(&args)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Check {
             plugin,
             in_child: false,

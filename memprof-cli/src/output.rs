@@ -37,6 +37,8 @@ pub(crate) fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<u64> 
 
 /// True when the reader of stdout went away, as `head` does.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let cause = error.downcast_ref::<io::Error>();
+    let cause = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -65,11 +65,9 @@ pub(crate) fn take(
     ask_jemalloc(jemalloc, &mut scratch)?;
     let summary = check(&mut scratch)?;
     let objects = objects::loaded();
-    let tail = format!(
-        "{MAPPED_LIBRARIES}{}{}",
-        own_maps(&objects)?,
-        comments(jemalloc, name, origin, &objects)
-    );
+    let maps = own_maps(&objects)?;
+    let comments = comments(jemalloc, name, origin, &objects, &maps);
+    let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}");
     let profile = scratch
         .rewound()
         .map_err(|error| Error::io("rewind the dump", &error))?;
@@ -136,6 +134,7 @@ fn comments(
     name: &DumpName,
     origin: &Origin,
     objects: &[LoadedObject],
+    maps: &str,
 ) -> String {
     let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
     let machine = rustix::system::uname()
@@ -155,19 +154,11 @@ fn comments(
             .active_since
             .map(|since| format!("# active-since: {}", time(since))),
     );
-    // The vDSO is no file.
-    let files = objects.iter().filter(|object| object.path.is_absolute());
-    lines.extend(files.filter_map(|object| {
-        let id: String = object
-            .build_id
-            .as_ref()?
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        Some(format!(
-            "# build-id: {id} {}",
-            mapped_path(&object.path).display()
-        ))
+    lines.extend(objects.iter().filter_map(|object| {
+        let path = mapped_path(object, maps)?;
+        let id = object.build_id.as_ref()?;
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(format!("# build-id: {id} {path}"))
     }));
     // A path may hold any byte but NUL; a line of ours must stay one line.
     lines
@@ -176,11 +167,12 @@ fn comments(
         .collect()
 }
 
-fn mapped_path(path: &Path) -> PathBuf {
-    if path != Path::new(objects::EXECUTABLE) {
-        return path.to_owned();
-    }
-    std::fs::read_link(path).unwrap_or_else(|_| path.to_owned())
+/// The path of an object as the mappings have it: without links, unlike the loader's. None for
+/// the vDSO, which is no file.
+fn mapped_path<'a>(object: &LoadedObject, maps: &'a str) -> Option<&'a str> {
+    let start = format!("{:x}-", object.segments.first()?.range.start & !0xfff);
+    let line = maps.lines().find(|line| line.starts_with(&start))?;
+    line.find(" /").map(|at| &line[at + 1..])
 }
 
 #[cfg(test)]

@@ -40,25 +40,23 @@ pub(crate) fn demo() -> Result<()> {
     println!("{}", indent(&first_lines(&stats, 7)));
     step(&["deactivate", "-t", &pid])?;
 
-    println!("\nWhere the memory went, with what it calls:\n");
-    let report = Command::new("jeprof")
-        .args(["--text", "--cum", "--show_bytes"])
-        .arg(dist().join("examples/rust_host"))
-        .arg(&dump)
-        .output()
-        .context("failed to start jeprof")?;
-    let report = String::from_utf8_lossy(&report.stdout);
-    let named: Vec<&str> = report
-        .lines()
-        .filter(|line| line.contains("rust_host::") || line.contains("grow_cache"))
-        .collect();
-    println!("{}", indent(&named.join("\n")));
+    println!("\nWhere the memory went, each function with what it calls:\n");
+    let dump = dump.display().to_string();
+    let report = memprof(&["report", &dump, "--cum"])?;
+    println!("$ memprof report leak.heap --cum      (the rows of rust_host's own functions)");
+    println!("{}", indent(&own_rows(&report)));
     ensure!(
         report.contains("grow_cache"),
         "the profile does not name grow_cache:\n{report}"
     );
-
-    println!("\ngrow_cache holds it. Host log and dump are in target/demo/.");
+    for (format, file) in [("flamegraph", "flamegraph.svg"), ("html", "report.html")] {
+        let file = place.join(file).display().to_string();
+        memprof(&["report", &dump, "--format", format, "-o", &file])?;
+    }
+    println!(
+        "\ngrow_cache holds it. In target/demo: report.html and flamegraph.svg for a browser,\n\
+         leak.heap for any reader of jemalloc's dumps, and host.log."
+    );
     Ok(())
 }
 
@@ -123,6 +121,16 @@ fn step(args: &[&str]) -> Result<()> {
 
 fn memprof(args: &[&str]) -> Result<String> {
     output(Command::new(dist().join("bin/memprof")).args(args))
+}
+
+/// The two heading lines of a report, and the rows of functions in rust_host itself.
+fn own_rows(report: &str) -> String {
+    let is_own = |line: &str| line.contains("  rust_host::");
+    let rows = report
+        .lines()
+        .enumerate()
+        .filter(|(at, line)| *at < 2 || is_own(line));
+    rows.map(|(_, line)| line).collect::<Vec<_>>().join("\n")
 }
 
 fn first_lines(text: &str, count: usize) -> String {

@@ -12,3 +12,4 @@ mod dumps;
 mod hosts;
 mod operate;
 mod plugins;
+mod report;

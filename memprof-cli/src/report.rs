@@ -1,0 +1,312 @@
+//! `memprof report`: a heap profile to an answer.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use clap::ValueEnum;
+use memprof_report::{
+    Error, ErrorKind, Filter, Format, Granularity, Input, Limits, Options, Sources, pattern,
+};
+
+/// Turn a heap profile into an answer: who holds the memory
+#[derive(clap::Args, Debug)]
+pub(crate) struct ReportArgs {
+    /// A heap dump of jemalloc or tcmalloc, or a pprof profile; in gzip or not; `-` is standard input
+    file: PathBuf,
+
+    /// Compare with this earlier profile; every value is the change since then
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
+
+    /// Scale the base to the same total, to see what changed in proportion
+    #[arg(long, requires = "base")]
+    normalize: bool,
+
+    /// What to write
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    format: FormatArg,
+
+    /// Which value to show; `alloc_*` needs a host with `prof_accum:true`
+    #[arg(long, value_enum, default_value_t = SampleTypeArg::InuseSpace)]
+    sample_type: SampleTypeArg,
+
+    /// Only stacks with a function that matches this regular expression; for peek, the functions to show
+    #[arg(long, value_name = "RE")]
+    focus: Option<String>,
+
+    /// No stack with a function that matches this regular expression
+    #[arg(long, value_name = "RE")]
+    ignore: Option<String>,
+
+    /// Split functions into source lines
+    #[arg(long)]
+    lines: bool,
+
+    /// Sort by cumulative values: a function with all it calls
+    #[arg(long)]
+    cum: bool,
+
+    /// Show this many functions [default: all; 80 in a graph]
+    #[arg(long, value_name = "N")]
+    top: Option<usize>,
+
+    /// The main program, where it is not at the path that the dump names
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+
+    /// A directory of binaries from elsewhere: found by path, file name or build id
+    #[arg(long, value_name = "DIR")]
+    binary_root: Option<PathBuf>,
+
+    /// Read binaries as this living process sees them, below /proc/PID/root
+    #[arg(long)]
+    pid: Option<u32>,
+
+    /// Do not look for names; frames are file+0xoffset
+    #[arg(long)]
+    no_symbols: bool,
+
+    /// Read truncated dumps, and name by binaries with a different build id
+    #[arg(long)]
+    force: bool,
+
+    /// Write to this file, whole or not at all [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FormatArg {
+    /// Table of functions: flat and cumulative
+    Text,
+    /// Call tree
+    Tree,
+    /// Callers and callees of the functions in --focus
+    Peek,
+    /// One line per stack, for flamegraph tools
+    Collapsed,
+    /// Interactive SVG
+    Flamegraph,
+    /// One offline page: flamegraph, table, search
+    Html,
+    /// Call graph for graphviz
+    Dot,
+    /// Call graph drawn by graphviz
+    Svg,
+    /// Gzipped profile.proto for `go tool pprof`
+    Pprof,
+    /// Symbolized dump, which jeprof opens without the binary
+    Jeprof,
+    /// Totals, mappings and functions for scripts
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum SampleTypeArg {
+    /// Bytes alive
+    InuseSpace,
+    /// Objects alive
+    InuseObjects,
+    /// Bytes allocated since activation
+    AllocSpace,
+    /// Objects allocated since activation
+    AllocObjects,
+}
+
+/// The exit code for an error of the report.
+pub(crate) fn exit_code(error: &Error) -> u8 {
+    match error.kind() {
+        ErrorKind::Usage => 2,
+        ErrorKind::Empty => 5,
+        ErrorKind::BuildIdMismatch => 6,
+        _ => 1,
+    }
+}
+
+/// Writes the report to standard output or `-o`, and notes to standard error.
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Error> {
+    let options = args.options()?;
+    let sources = (!args.no_symbols).then(|| args.sources());
+    let mut profile = open(&args.file)?;
+    let mut base = args.base.as_deref().map(open).transpose()?;
+    let base_name = args.base.as_deref().map(|base| base.display().to_string());
+    let name = args.file.display().to_string();
+    let input = Input {
+        name: &name,
+        bytes: &mut profile,
+    };
+    let base = base
+        .as_mut()
+        .zip(base_name.as_deref())
+        .map(|(bytes, name)| Input { name, bytes });
+    let notes = match &args.output {
+        None => {
+            let mut out = BufWriter::with_capacity(256 << 10, io::stdout().lock());
+            memprof_report::report(input, base, sources.as_ref(), &options, &progress, &mut out)
+        }
+        Some(path) => publish(path, |out| {
+            memprof_report::report(input, base, sources.as_ref(), &options, &progress, out)
+        }),
+    };
+    clear_progress();
+    for note in notes? {
+        eprintln!("memprof: note: {note}");
+    }
+    Ok(())
+}
+
+impl ReportArgs {
+    fn options(&self) -> Result<Options, Error> {
+        Ok(Options {
+            format: self.format.into(),
+            sample_type: self.sample_type.into(),
+            granularity: if self.lines {
+                Granularity::Lines
+            } else {
+                Granularity::Functions
+            },
+            filter: Filter {
+                focus: self.focus.as_deref().map(pattern).transpose()?,
+                ignore: self.ignore.as_deref().map(pattern).transpose()?,
+            },
+            by_cum: self.cum,
+            top: self.top,
+            normalize: self.normalize,
+            force: self.force,
+            time_nanos: modified(&self.file),
+            limits: Limits::default(),
+        })
+    }
+
+    fn sources(&self) -> Sources {
+        let mut roots = Vec::new();
+        if let Some(pid) = self.pid {
+            roots.push(PathBuf::from(format!("/proc/{pid}/root")));
+        }
+        roots.push(PathBuf::from("/"));
+        Sources {
+            binary: self.binary.clone().or_else(|| self.deleted_binary()),
+            roots,
+            binary_root: self.binary_root.clone(),
+            machine: Some(machine()),
+            force: self.force,
+        }
+    }
+
+    /// The main program of `--pid` where its file was replaced: the kernel still has what runs.
+    fn deleted_binary(&self) -> Option<PathBuf> {
+        let exe = PathBuf::from(format!("/proc/{}/exe", self.pid?));
+        let target = std::fs::read_link(&exe).ok()?;
+        target
+            .to_string_lossy()
+            .ends_with(" (deleted)")
+            .then_some(exe)
+    }
+}
+
+/// This machine's name, as dumps hold it.
+fn machine() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// When the file was written: the best guess for a dump that does not tell. 0, pprof's unknown, for what
+/// has no time.
+fn modified(path: &Path) -> i64 {
+    let modified = std::fs::metadata(path)
+        .and_then(|metadata| metadata.modified())
+        .ok();
+    let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since
+        .and_then(|since| i64::try_from(since.as_nanos()).ok())
+        .unwrap_or(0)
+}
+
+fn open(path: &Path) -> Result<Box<dyn BufRead>, Error> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdin().lock()));
+    }
+    let failed = |source| Error::Io {
+        act: format!("open {}", path.display()),
+        source,
+    };
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_dir() {
+        return Err(failed(io::ErrorKind::IsADirectory.into()));
+    }
+    Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
+}
+
+/// Lets `write` fill a file beside `path` and renames it, so that `path` never holds half a report.
+fn publish<T>(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let failed = |source| Error::Io {
+        act: format!("write {}", path.display()),
+        source,
+    };
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let file = tempfile::Builder::new()
+        .prefix(".memprof-report-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(directory)
+        .map_err(failed)?;
+    let mut out = BufWriter::with_capacity(256 << 10, file);
+    let value = write(&mut out)?;
+    let file = out
+        .into_inner()
+        .map_err(|error| failed(error.into_error()))?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(value)
+}
+
+/// A line on the terminal that is written over, and nothing where nobody looks.
+fn progress(done: usize, of: usize) {
+    if io::stderr().is_terminal() {
+        eprint!("\rsymbolizing: {done} of {of} files");
+    }
+}
+
+fn clear_progress() {
+    if io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+}
+
+impl From<FormatArg> for Format {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Text => Self::Text,
+            FormatArg::Tree => Self::Tree,
+            FormatArg::Peek => Self::Peek,
+            FormatArg::Collapsed => Self::Collapsed,
+            FormatArg::Flamegraph => Self::Flamegraph,
+            FormatArg::Html => Self::Html,
+            FormatArg::Dot => Self::Dot,
+            FormatArg::Svg => Self::Svg,
+            FormatArg::Pprof => Self::Pprof,
+            FormatArg::Jeprof => Self::Jeprof,
+            FormatArg::Json => Self::Json,
+        }
+    }
+}
+
+impl From<SampleTypeArg> for memprof_report::SampleType {
+    fn from(sample_type: SampleTypeArg) -> Self {
+        match sample_type {
+            SampleTypeArg::InuseSpace => Self::InuseSpace,
+            SampleTypeArg::InuseObjects => Self::InuseObjects,
+            SampleTypeArg::AllocSpace => Self::AllocSpace,
+            SampleTypeArg::AllocObjects => Self::AllocObjects,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `memprof report` as a shell sees it: exit codes, streams, files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const EMPTY: &str = "heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
+
+fn report(arguments: &[&str]) -> Output {
+    let mut memprof = Command::new(env!("CARGO_BIN_EXE_memprof"));
+    memprof
+        .arg("report")
+        .args(arguments)
+        .output()
+        .expect("memprof runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("it is text")
+}
+
+fn named() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../memprof-report/tests/named.heap");
+    path.to_str().expect("a path").into()
+}
+
+fn written(directory: &Path, content: &str) -> String {
+    let path: PathBuf = directory.join("dump.heap");
+    fs::write(&path, content).expect("it can be written");
+    path.to_str().expect("a path").into()
+}
+
+#[test]
+fn exit_codes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let check = |content: &str, arguments: &[&str], code: i32, message: &str| {
+        let file = written(directory.path(), content);
+        let output = report(&[&[file.as_str()], arguments].concat());
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+        assert!(
+            text(&output.stderr).contains(message),
+            "{}",
+            text(&output.stderr)
+        );
+        assert_eq!(text(&output.stdout), "");
+    };
+    check("junk", &[], 1, "failed to recognise the input");
+    check("heap_v2/512\n  t*: 0:", &[], 1, "line 2 has no end");
+    check(EMPTY, &["--format", "peek"], 2, "peek needs --focus");
+    check(EMPTY, &["--focus", "("], 2, "no regular expression");
+    check(EMPTY, &["--format", "poem"], 2, "invalid value");
+    check(EMPTY, &[], 5, "the profile is empty");
+    let dump = "heap_v2/512\n  t*: 1: 64 [0: 0]\n@ 0x400001\n  t*: 1: 64 [0: 0]\n\nMAPPED_LIBRARIES:\n\
+                00400000-00500000 r-xp 00000000 fe:00 1 /proc/self/exe\n# build-id: 0011 /proc/self/exe\n";
+    let binary = env!("CARGO_BIN_EXE_memprof");
+    check(
+        &dump.replace("/proc/self/exe", binary),
+        &[],
+        6,
+        "build id mismatch",
+    );
+}
+
+#[test]
+fn data_goes_to_stdout_and_notes_to_stderr() {
+    let output = report(&[&named(), "--format", "collapsed"]);
+    assert!(output.status.success());
+    assert!(text(&output.stdout).starts_with("main;<img"));
+    let later = fs::read_to_string(named())
+        .expect("it is there")
+        .replace("t*: 8: 18560", "t*: 8: 28560");
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = report(&[&written(directory.path(), &later)]);
+    assert!(output.status.success());
+    assert!(
+        text(&output.stderr).starts_with("memprof: note: the stacks add up to"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn a_file_is_written_whole_or_not_at_all() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("out.svg");
+    let out_text = out.to_str().expect("a path");
+    assert!(
+        report(&[&named(), "--format", "flamegraph", "-o", out_text])
+            .status
+            .success()
+    );
+    let whole = fs::read(&out).expect("it is there");
+    assert!(whole.trim_ascii_end().ends_with(b"</svg>"));
+    let bad = written(directory.path(), "junk");
+    assert_eq!(report(&[&bad, "-o", out_text]).status.code(), Some(1));
+    assert_eq!(fs::read(&out).expect("it is still there"), whole);
+    let mut files: Vec<_> = fs::read_dir(directory.path())
+        .expect("it is there")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    files.sort();
+    assert_eq!(files, ["dump.heap", "out.svg"]);
+}

@@ -1,0 +1,31 @@
+//! Any bytes in every format: a report or an error, and no control character in it.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use memprof_report::{Format, Input, Limits, Options, report};
+
+const TEXT: [Format; 8] = [
+    Format::Text,
+    Format::Tree,
+    Format::Collapsed,
+    Format::Flamegraph,
+    Format::Html,
+    Format::Dot,
+    Format::Jeprof,
+    Format::Json,
+];
+
+fuzz_target!(|bytes: &[u8]| {
+    for format in TEXT.into_iter().chain([Format::Pprof]) {
+        let limits = Limits { bytes: 1 << 20, ..Limits::default() };
+        let options = Options { format, limits, ..Options::default() };
+        let mut bytes = bytes;
+        let input = Input { name: "fuzz", bytes: &mut bytes };
+        let mut out = Vec::new();
+        let written = report(input, None, None, &options, &|_, _| {}, &mut out);
+        if written.is_ok() && format != Format::Pprof {
+            let text = str::from_utf8(&out).expect("text is UTF-8");
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n' && c != '\t'), "{format:?}");
+        }
+    }
+});

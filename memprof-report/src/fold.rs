@@ -1,0 +1,183 @@
+//! Collapsed stacks: root first, by function, each once. All views but pprof and jeprof start here.
+
+use std::collections::HashMap;
+
+use crate::names::{Frame, Names, StringId, Strings};
+use crate::profile::{Profile, SampleType};
+use crate::stacks::AddressId;
+use crate::trim::is_allocator;
+
+/// What one function of a stack is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Granularity {
+    /// By its name.
+    #[default]
+    Functions,
+    /// By name, file and line.
+    Lines,
+}
+
+/// A named profile, ready to be viewed.
+#[derive(Debug)]
+pub struct Named {
+    /// Its values are estimates.
+    pub profile: Profile,
+    /// The names of its addresses.
+    pub names: Names,
+    /// By stack: how many addresses at the leaf belong to the allocator.
+    pub depths: Vec<u32>,
+}
+
+/// One collapsed stack.
+#[derive(Clone, Debug)]
+pub struct FoldedStack {
+    /// Root first.
+    pub functions: Box<[StringId]>,
+    /// The value in the profile.
+    pub new: i64,
+    /// The value in the base; 0 without one.
+    pub base: i64,
+}
+
+impl FoldedStack {
+    /// What a view shows: the value, or the change from the base.
+    pub fn value(&self) -> i64 {
+        self.new - self.base
+    }
+}
+
+/// Collapsed stacks of a profile, and of its base in a diff.
+#[derive(Debug, Default)]
+pub struct Folded {
+    /// The functions' names.
+    pub functions: Strings,
+    /// In the order of their names.
+    pub stacks: Vec<FoldedStack>,
+}
+
+impl Folded {
+    /// Folds a profile and its base. Stacks are matched by name, never by address, so that the two may come
+    /// from different runs and builds.
+    pub fn new(
+        profile: &Named,
+        base: Option<&Named>,
+        sample_type: SampleType,
+        granularity: Granularity,
+    ) -> Self {
+        let mut fold = Fold::default();
+        fold.add(profile, sample_type, granularity, |stack| &mut stack.0);
+        if let Some(base) = base {
+            fold.add(base, sample_type, granularity, |stack| &mut stack.1);
+        }
+        fold.sorted()
+    }
+}
+
+#[derive(Default)]
+struct Fold {
+    functions: Strings,
+    /// By function: whether it is the allocator's.
+    allocating: Vec<bool>,
+    /// New and base values.
+    stacks: HashMap<Box<[StringId]>, (i64, i64)>,
+}
+
+impl Fold {
+    fn add(
+        &mut self,
+        named: &Named,
+        sample_type: SampleType,
+        granularity: Granularity,
+        side: impl Fn(&mut (i64, i64)) -> &mut i64,
+    ) {
+        let Named {
+            profile,
+            names,
+            depths,
+        } = named;
+        let by_address: Vec<Box<[StringId]>> = (0..profile.stacks.addresses().len())
+            .map(|index| {
+                let frames = names.frames(AddressId(index as u32)).iter();
+                frames
+                    .map(|frame| self.intern(frame, names, granularity))
+                    .collect()
+            })
+            .collect();
+        let mut functions = Vec::new();
+        for sample in &profile.samples {
+            if sample.values[sample_type] == 0 {
+                continue;
+            }
+            let depth = depths[sample.stack.0 as usize] as usize;
+            functions.clear();
+            for id in &profile.stacks.frames(sample.stack)[depth..] {
+                functions.extend_from_slice(&by_address[id.0 as usize]);
+            }
+            self.trim_inlined(&mut functions);
+            functions.reverse();
+            match self.stacks.get_mut(functions.as_slice()) {
+                Some(values) => *side(values) += sample.values[sample_type],
+                None => {
+                    let mut values = (0, 0);
+                    *side(&mut values) = sample.values[sample_type];
+                    self.stacks.insert(functions.as_slice().into(), values);
+                }
+            }
+        }
+    }
+
+    fn intern(&mut self, frame: &Frame, names: &Names, granularity: Granularity) -> StringId {
+        let function = names.strings.get(frame.function);
+        let id = match (granularity, frame.file) {
+            (Granularity::Lines, Some(file)) => {
+                let name = format!("{function} {}:{}", names.strings.get(file), frame.line);
+                self.functions.intern(&name)
+            }
+            _ => self.functions.intern(function),
+        };
+        if id.0 as usize == self.allocating.len() {
+            self.allocating.push(is_allocator(function));
+        }
+        id
+    }
+
+    /// Allocator functions inlined into their caller are trimmed like others.
+    fn trim_inlined(&self, functions: &mut Vec<StringId>) {
+        let leading = functions
+            .iter()
+            .take_while(|id| self.allocating[id.0 as usize])
+            .count();
+        functions.drain(..leading.min(functions.len().saturating_sub(1)));
+    }
+
+    fn sorted(self) -> Folded {
+        let mut by_name: Vec<u32> = (0..self.functions.len() as u32).collect();
+        by_name.sort_unstable_by_key(|&id| self.functions.get(StringId(id)));
+        let mut rank = vec![0; by_name.len()];
+        for (position, id) in by_name.into_iter().enumerate() {
+            rank[id as usize] = position as u32;
+        }
+        let mut stacks: Vec<FoldedStack> = self
+            .stacks
+            .into_iter()
+            .map(|(functions, (new, base))| FoldedStack {
+                functions,
+                new,
+                base,
+            })
+            .collect();
+        let rank =
+            |stack: &FoldedStack, at: usize| stack.functions.get(at).map(|id| rank[id.0 as usize]);
+        stacks.sort_unstable_by(|a, b| {
+            let longest = a.functions.len().max(b.functions.len());
+            (0..longest)
+                .map(|at| rank(a, at).cmp(&rank(b, at)))
+                .find(|order| order.is_ne())
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
+        Folded {
+            functions: self.functions,
+            stacks,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Heap dumps in text: jemalloc's `heap_v2` and tcmalloc's legacy format.
+
+mod comments;
+mod frames;
+mod legacy;
+mod maps;
+mod numbers;
+mod symbols;
+mod v2;
+
+use std::io::BufRead;
+
+use crate::error::{Error, Quoted, Result};
+use crate::limits::Limits;
+use crate::lines::{Ending, for_each_line};
+use crate::profile::{Mapping, Profile, Sample, Values};
+
+/// Reads a heap dump, a symbolized one (`--- symbol`) too.
+///
+/// The file must be whole: ended by a newline and by its mappings. With `force` what is there is read, and
+/// the profile carries a warning.
+pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
+    let mut dump = Dump::new(limits);
+    let ending = for_each_line(input, limits.line, |number, line| {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        dump.line = number;
+        dump.read(line)
+    })?;
+    dump.finish(ending, force)
+}
+
+/// Which line may come next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Section {
+    Start,
+    /// `0xADDR name` lines of a symbolized file.
+    Symbols,
+    /// Behind `---`: the profile, with or without a line `--- heap`.
+    SymbolsEnd,
+    V2(v2::Expected),
+    Legacy,
+    Maps,
+}
+
+/// A dump being read, line by line.
+struct Dump<'a> {
+    section: Section,
+    line: u64,
+    limits: &'a Limits,
+    profile: Profile,
+    mappings: Vec<Mapping>,
+    build_ids: Vec<(String, String)>,
+    symbols: symbols::Symbols,
+    frames: frames::FrameReader,
+}
+
+impl<'a> Dump<'a> {
+    fn new(limits: &'a Limits) -> Self {
+        Self {
+            section: Section::Start,
+            line: 0,
+            limits,
+            profile: Profile::default(),
+            mappings: Vec::new(),
+            build_ids: Vec::new(),
+            symbols: symbols::Symbols::default(),
+            frames: frames::FrameReader::default(),
+        }
+    }
+
+    fn read(&mut self, line: &[u8]) -> Result<()> {
+        match self.section {
+            Section::Start => self.read_header(line),
+            Section::V2(expected) => self.read_v2(expected, line),
+            Section::Legacy => self.read_legacy(line),
+            Section::Maps => self.read_mapping(line),
+            Section::Symbols => self.read_symbol(line),
+            Section::SymbolsEnd if line == b"--- heap" => {
+                self.section = Section::Start;
+                Ok(())
+            }
+            Section::SymbolsEnd => self.read_header(line),
+        }
+    }
+
+    fn read_header(&mut self, line: &[u8]) -> Result<()> {
+        if let Some(interval) = line.strip_prefix(b"heap_v2/") {
+            return self.read_v2_header(interval);
+        }
+        if let Some(rest) = line.strip_prefix(b"heap profile:") {
+            return self.read_legacy_header(rest);
+        }
+        if line == b"--- symbol" && self.line == 1 {
+            self.section = Section::Symbols;
+            return Ok(());
+        }
+        Err(self.unexpected("'heap_v2/' or 'heap profile:'", line))
+    }
+
+    /// Whether `line` starts the mappings; if so, they follow.
+    fn starts_maps(&mut self, line: &[u8]) -> bool {
+        let starts = line.starts_with(b"MAPPED_LIBRARIES:") || line.starts_with(b"--- Memory map:");
+        if starts {
+            self.section = Section::Maps;
+        }
+        starts
+    }
+
+    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) ends.
+    fn read_stack(&mut self, text: &[u8]) -> Result<()> {
+        let stacks = &mut self.profile.stacks;
+        stacks.clear();
+        if let Err(wrong) = self.frames.read(text, stacks) {
+            return Err(self.unexpected("an address '0x…'", wrong));
+        }
+        if self.profile.stacks.depth() > self.limits.frames {
+            return Err(Error::Limit {
+                what: "frames in a stack",
+                limit: self.limits.frames as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// Adds `values` at the stack read last.
+    fn push_sample(&mut self, values: Values) -> Result<()> {
+        if self.profile.samples.len() == self.limits.samples {
+            return Err(Error::Limit {
+                what: "samples",
+                limit: self.limits.samples as u64,
+            });
+        }
+        let stack = self.profile.stacks.finish();
+        self.profile.samples.push(Sample { stack, values });
+        Ok(())
+    }
+
+    fn unexpected(&self, expected: &str, found: &[u8]) -> Error {
+        Error::line(
+            "heap dump",
+            self.line,
+            format!("expected {expected}, found {}", Quoted(found)),
+        )
+    }
+
+    fn finish(mut self, ending: Ending, force: bool) -> Result<Profile> {
+        let missing = match (ending, self.section) {
+            (Ending::Cut(line), _) => Some(format!("line {line} has no end")),
+            (_, Section::Maps) => None,
+            _ => Some(format!("no MAPPED_LIBRARIES after line {}", self.line)),
+        };
+        if let Some(problem) = missing {
+            if !force {
+                return Err(Error::Truncated { problem });
+            }
+            self.profile
+                .warnings
+                .push(format!("the heap dump is truncated: {problem}"));
+        }
+        self.profile.mappings =
+            maps::arrange(self.mappings, self.build_ids, &mut self.profile.warnings);
+        self.profile.names = self.symbols.into_names(&self.profile);
+        Ok(self.profile)
+    }
+}

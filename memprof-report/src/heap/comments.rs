@@ -1,0 +1,46 @@
+//! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
+
+use super::Dump;
+use crate::names::printable;
+
+impl Dump<'_> {
+    pub(super) fn read_comment(&mut self, comment: &[u8]) {
+        let text = String::from_utf8_lossy(comment);
+        let text = printable(&text);
+        let Some((key, value)) = text.trim().split_once(": ") else {
+            return;
+        };
+        let value = value.trim();
+        let origin = &mut self.profile.origin;
+        match key {
+            "host" => self.read_host(value),
+            "started" => origin.started = Some(value.into()),
+            "taken" => origin.taken = Some(value.into()),
+            "trigger" => origin.trigger = Some(value.into()),
+            "allocator" => origin.allocator = Some(value.into()),
+            "active-since" => origin.active_since = Some(value.into()),
+            "build-id" => {
+                if let Some((id, path)) = value.split_once(' ') {
+                    self.build_ids.push((path.into(), id.to_ascii_lowercase()));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// `rust_host pid 1234 on myhostname`.
+    fn read_host(&mut self, value: &str) {
+        let origin = &mut self.profile.origin;
+        let (rest, machine) = match value.rsplit_once(" on ") {
+            Some((rest, machine)) => (rest, Some(machine.to_owned())),
+            None => (value, None),
+        };
+        let (name, pid) = match rest.rsplit_once(" pid ") {
+            Some((name, pid)) => (name, pid.parse().ok()),
+            None => (rest, None),
+        };
+        origin.host = Some(name.into());
+        origin.pid = pid;
+        origin.machine = machine;
+    }
+}

@@ -1,0 +1,81 @@
+//! tcmalloc's legacy text, which gperftools writes too:
+//!
+//! ```text
+//! heap profile:   1246:  8800744 [  1246:  8800744] @ heap_v2/524288
+//!      3:     4096 [     3:     4096] @ 0x4005d0 0x4004f1
+//!
+//! MAPPED_LIBRARIES:
+//! ```
+//!
+//! What follows the `@` of the header decides the unsampling, as in jeprof's `ReadHeapProfile`.
+
+use super::numbers::{Counts, counts, decimal};
+use super::{Dump, Section};
+use crate::error::Result;
+use crate::profile::{Sampling, Values};
+
+/// tcmalloc's default where the header says `heap` without an interval; jeprof's too.
+const DEFAULT_INTERVAL: u64 = 128 << 10;
+
+impl Dump<'_> {
+    pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
+        let Some((counts, rest)) = counts(text) else {
+            return Err(self.unexpected("'objects: bytes [objects: bytes]'", text));
+        };
+        let kind = rest
+            .trim_ascii()
+            .strip_prefix(b"@")
+            .unwrap_or_default()
+            .trim_ascii();
+        let (name, interval) = match memchr::memchr(b'/', kind) {
+            None => (kind, None),
+            Some(slash) => match decimal(&kind[slash + 1..]) {
+                Some((interval @ 1.., [])) => (&kind[..slash], Some(interval as u64)),
+                _ => return Err(self.unexpected("a sample interval of at least 1 byte", kind)),
+            },
+        };
+        let same = counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
+        self.profile.sampling = match name {
+            b"heap_v2" => Sampling::Poisson(interval.unwrap_or(DEFAULT_INTERVAL)),
+            b"heap" => Sampling::Uniform(interval.map_or(DEFAULT_INTERVAL, |i| (i / 2).max(1))),
+            b"" if same => Sampling::Uniform(DEFAULT_INTERVAL),
+            _ => Sampling::None,
+        };
+        self.profile.interval = match self.profile.sampling {
+            Sampling::None => None,
+            Sampling::Poisson(interval) | Sampling::Uniform(interval) => Some(interval),
+        };
+        self.profile.has_alloc = !same && counts.accum_objects > 0;
+        self.profile.header = Some(self.legacy_values(counts));
+        self.section = Section::Legacy;
+        Ok(())
+    }
+
+    pub(super) fn read_legacy(&mut self, line: &[u8]) -> Result<()> {
+        if line.trim_ascii().is_empty() || self.starts_maps(line) {
+            return Ok(());
+        }
+        let Some((counts, rest)) = counts(line) else {
+            return Err(self.unexpected("'objects: bytes [objects: bytes] @ 0x…'", line));
+        };
+        let Some(addresses) = rest.trim_ascii().strip_prefix(b"@") else {
+            return Err(self.unexpected("'@'", rest));
+        };
+        self.read_stack(addresses.trim_ascii())?;
+        self.push_sample(self.legacy_values(counts))
+    }
+
+    /// A sampling tcmalloc repeats the live values in the second pair: that is no `alloc_*`.
+    fn legacy_values(&self, counts: Counts) -> Values {
+        if self.profile.has_alloc {
+            Values([
+                counts.accum_objects,
+                counts.accum_bytes,
+                counts.objects,
+                counts.bytes,
+            ])
+        } else {
+            Values([0, 0, counts.objects, counts.bytes])
+        }
+    }
+}

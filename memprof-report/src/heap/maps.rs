@@ -1,0 +1,103 @@
+//! The mappings at the end of a dump: lines of `/proc/PID/maps`, or tcmalloc's cooked ones.
+
+use super::Dump;
+use super::numbers::{decimal, hexadecimal};
+use crate::error::{Error, Result};
+use crate::names::printable;
+use crate::profile::{Address, Mapping};
+
+impl Dump<'_> {
+    pub(super) fn read_mapping(&mut self, line: &[u8]) -> Result<()> {
+        if let Some(comment) = line.strip_prefix(b"#") {
+            self.read_comment(comment);
+            return Ok(());
+        }
+        if line.trim_ascii().is_empty() || line.starts_with(b"build=") {
+            return Ok(());
+        }
+        if self.mappings.len() == self.limits.mappings {
+            return Err(Error::Limit {
+                what: "mappings",
+                limit: self.limits.mappings as u64,
+            });
+        }
+        match mapping(line) {
+            Some(mapping) => self.mappings.push(mapping),
+            None => return Err(self.unexpected("'start-end perms offset dev inode path'", line)),
+        }
+        Ok(())
+    }
+}
+
+/// `55d62a6b1000-55d62a710000 r-xp 00000000 fe:00 10199045   /usr/bin/redis-server`, or cooked
+/// `40000000-40015000: /lib/ld-2.3.2.so`.
+fn mapping(line: &[u8]) -> Option<Mapping> {
+    let (start, rest) = hexadecimal(line.trim_ascii_start())?;
+    let (end, rest) = hexadecimal(rest.strip_prefix(b"-")?)?;
+    if end < start {
+        return None;
+    }
+    let range = Mapping {
+        start: Address(start),
+        end: Address(end),
+        ..Mapping::default()
+    };
+    if let Some(path) = rest.strip_prefix(b":") {
+        let path = path_of(path);
+        return Some(Mapping {
+            executable: true,
+            path,
+            ..range
+        });
+    }
+    let (permissions, rest) = rest.strip_prefix(b" ")?.split_first_chunk::<4>()?;
+    if !permissions.iter().all(|byte| b"rwxps-".contains(byte)) {
+        return None;
+    }
+    let (offset, rest) = hexadecimal(rest.strip_prefix(b" ")?)?;
+    let (_major, rest) = hexadecimal(rest.strip_prefix(b" ")?)?;
+    let (_minor, rest) = hexadecimal(rest.strip_prefix(b":")?)?;
+    let (_inode, rest) = decimal(rest.strip_prefix(b" ")?)?;
+    if !matches!(rest.first(), None | Some(b' ')) {
+        return None;
+    }
+    Some(Mapping {
+        offset,
+        executable: permissions[2] == b'x',
+        path: path_of(rest),
+        ..range
+    })
+}
+
+fn path_of(text: &[u8]) -> String {
+    printable(&String::from_utf8_lossy(text.trim_ascii())).into_owned()
+}
+
+/// Sorts the mappings, gives them their build ids and drops those that overlap an earlier one.
+pub(super) fn arrange(
+    mut mappings: Vec<Mapping>,
+    build_ids: Vec<(String, String)>,
+    warnings: &mut Vec<String>,
+) -> Vec<Mapping> {
+    mappings.sort_by_key(|mapping| mapping.start);
+    let before = mappings.len();
+    let mut end = Address(0);
+    mappings.retain(|mapping| {
+        let keep = mapping.start >= end;
+        if keep {
+            end = mapping.end;
+        }
+        keep
+    });
+    if mappings.len() < before {
+        warnings.push(format!(
+            "{} mappings overlap others and are left out",
+            before - mappings.len()
+        ));
+    }
+    let build_ids: std::collections::HashMap<String, String> = build_ids.into_iter().collect();
+    for mapping in &mut mappings {
+        mapping.build_id = build_ids.get(&mapping.path).cloned();
+    }
+    mappings
+}

@@ -1,0 +1,86 @@
+//! Numbers in heap dumps, read to the digit or not at all.
+
+/// `curobjs: curbytes [accumobjs: accumbytes]`, as both formats write values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) objects: i64,
+    pub(super) bytes: i64,
+    pub(super) accum_objects: i64,
+    pub(super) accum_bytes: i64,
+}
+
+/// A decimal number and what follows it; none without digits or beyond `i64`.
+pub(super) fn decimal(text: &[u8]) -> Option<(i64, &[u8])> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let number = text[..digits].iter().try_fold(0_i64, |number, digit| {
+        number.checked_mul(10)?.checked_add(i64::from(digit - b'0'))
+    })?;
+    (digits > 0).then_some((number, &text[digits..]))
+}
+
+/// A hexadecimal number and what follows it; none without digits or beyond 64 bits.
+pub(super) fn hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
+    let digits = text
+        .iter()
+        .take_while(|byte| byte.is_ascii_hexdigit())
+        .count();
+    let number = text[..digits].iter().try_fold(0_u64, |number, &digit| {
+        let digit = char::from(digit).to_digit(16)?;
+        (number >> 60 == 0).then_some(number << 4 | u64::from(digit))
+    })?;
+    (digits > 0).then_some((number, &text[digits..]))
+}
+
+/// Counts and what follows their `]`.
+pub(super) fn counts(text: &[u8]) -> Option<(Counts, &[u8])> {
+    let (objects, rest) = decimal(text.trim_ascii_start())?;
+    let (bytes, rest) = decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
+    let rest = rest.trim_ascii_start().strip_prefix(b"[")?;
+    let (accum_objects, rest) = decimal(rest.trim_ascii_start())?;
+    let (accum_bytes, rest) = decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
+    Some((
+        Counts {
+            objects,
+            bytes,
+            accum_objects,
+            accum_bytes,
+        },
+        rest.strip_prefix(b"]")?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Counts, counts, decimal, hexadecimal};
+
+    #[test]
+    fn numbers_are_exact_or_refused() {
+        assert_eq!(
+            decimal(b"9223372036854775807:"),
+            Some((i64::MAX, &b":"[..]))
+        );
+        assert_eq!(decimal(b"9223372036854775808"), None);
+        assert_eq!(decimal(b"-1"), None);
+        assert_eq!(
+            hexadecimal(b"ffffffffffffffff "),
+            Some((u64::MAX, &b" "[..]))
+        );
+        assert_eq!(hexadecimal(b"10000000000000000"), None);
+    }
+
+    #[test]
+    fn counts_of_both_formats() {
+        let expected = Counts {
+            objects: 1,
+            bytes: 64,
+            accum_objects: 2,
+            accum_bytes: 128,
+        };
+        assert_eq!(counts(b"1: 64 [2: 128]"), Some((expected, &b""[..])));
+        assert_eq!(
+            counts(b"     1:       64 [     2:      128] @ 0x1"),
+            Some((expected, &b" @ 0x1"[..]))
+        );
+        assert_eq!(counts(b"1: 64 [2: 128"), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! The names in front of a symbolized file: `0xADDR function--inlined`, up to a line `---`.
+
+use std::collections::HashMap;
+
+use super::numbers::hexadecimal;
+use super::{Dump, Section};
+use crate::error::Result;
+use crate::names::{Frame, Names};
+use crate::profile::{Address, Profile};
+use crate::stacks::AddressId;
+
+#[derive(Debug, Default)]
+pub(super) struct Symbols(HashMap<Address, String>);
+
+impl Dump<'_> {
+    pub(super) fn read_symbol(&mut self, line: &[u8]) -> Result<()> {
+        if line == b"---" {
+            self.section = Section::SymbolsEnd;
+            return Ok(());
+        }
+        if line.starts_with(b"binary=") {
+            return Ok(());
+        }
+        let symbol = line.strip_prefix(b"0x").and_then(hexadecimal);
+        let Some((address, name)) = symbol.filter(|(_, name)| name.first() == Some(&b' ')) else {
+            return Err(self.unexpected("'0xADDR name' or '---'", line));
+        };
+        let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
+        self.symbols.0.insert(Address(address), name);
+        Ok(())
+    }
+}
+
+impl Symbols {
+    /// Its addresses are those of jeprof's lookups: the leaf as it is, all others less 1.
+    pub(super) fn into_names(self, profile: &Profile) -> Option<Names> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let mut names = Names::default();
+        for (index, &Address(address)) in profile.stacks.addresses().iter().enumerate() {
+            let less = self.0.get(&Address(address.wrapping_sub(1)));
+            let Some(symbol) = less.or_else(|| self.0.get(&Address(address))) else {
+                continue;
+            };
+            let frames: Vec<Frame> = symbol
+                .rsplit("--")
+                .map(|name| {
+                    let function = names.strings.intern(name);
+                    Frame {
+                        function,
+                        file: None,
+                        line: 0,
+                        named: !name.starts_with("0x"),
+                    }
+                })
+                .collect();
+            names.set(AddressId(index as u32), &frames);
+        }
+        Some(names)
+    }
+}

@@ -1,0 +1,101 @@
+//! jemalloc's `heap_v2`:
+//!
+//! ```text
+//! heap_v2/512
+//!   t*: 20919: 880344 [0: 0]
+//!   t0: 20919: 880344 [0: 0]
+//! @ 0x7f9538aa2630 0x7f9538aa2d21
+//!   t*: 9: 412 [0: 0]
+//!   t0: 9: 412 [0: 0]
+//!
+//! MAPPED_LIBRARIES:
+//! ```
+//!
+//! `t*` counts all threads; the lines of single threads are checked for their shape and left out.
+
+use super::numbers::{counts, decimal};
+use super::{Dump, Section};
+use crate::error::Result;
+use crate::profile::{Sampling, Values};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// The `t*` line of the whole profile.
+    Totals,
+    /// The `t*` line of a stack.
+    StackTotals,
+    /// A `tN` line, a stack, or the end of the stacks.
+    Any,
+    /// `MAPPED_LIBRARIES`, after a blank line.
+    Maps,
+}
+
+impl Dump<'_> {
+    pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
+        let sampling = match decimal(interval) {
+            Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
+            _ => return Err(self.unexpected("a sample interval of at least 1 byte", interval)),
+        };
+        self.profile.sampling = Sampling::Poisson(sampling);
+        self.profile.interval = Some(sampling);
+        self.section = Section::V2(Expected::Totals);
+        Ok(())
+    }
+
+    pub(super) fn read_v2(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
+        match (expected, line.first()) {
+            (Expected::Totals | Expected::StackTotals, _) => {
+                let Some(text) = line.trim_ascii_start().strip_prefix(b"t*:") else {
+                    return Err(self.unexpected("'t*:'", line));
+                };
+                let values = self.read_v2_values(text, line)?;
+                if expected == Expected::Totals {
+                    self.profile.header = Some(values);
+                } else {
+                    self.push_sample(values)?;
+                }
+                self.section = Section::V2(Expected::Any);
+                Ok(())
+            }
+            (Expected::Any, Some(b'@')) => self.read_v2_stack(line),
+            (Expected::Any, Some(b' ')) => self.read_v2_thread(line),
+            (Expected::Any, None) => {
+                self.section = Section::V2(Expected::Maps);
+                Ok(())
+            }
+            (Expected::Maps, None) => Ok(()),
+            _ if self.starts_maps(line) => Ok(()),
+            (Expected::Maps, _) => Err(self.unexpected("'MAPPED_LIBRARIES:'", line)),
+            (Expected::Any, _) => Err(self.unexpected("'@'", line)),
+        }
+    }
+
+    fn read_v2_stack(&mut self, line: &[u8]) -> Result<()> {
+        self.read_stack(line[1..].trim_ascii())?;
+        self.section = Section::V2(Expected::StackTotals);
+        Ok(())
+    }
+
+    fn read_v2_thread(&self, line: &[u8]) -> Result<()> {
+        let shape = line.trim_ascii_start().strip_prefix(b"t").and_then(decimal);
+        match shape.and_then(|(_, rest)| counts(rest.strip_prefix(b":")?)) {
+            Some(_) => Ok(()),
+            None => Err(self.unexpected("'tN: objects: bytes [objects: bytes]' or '@'", line)),
+        }
+    }
+
+    fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<Values> {
+        match counts(text) {
+            Some((counts, rest)) if rest.trim_ascii().is_empty() => {
+                self.profile.has_alloc |= counts.accum_objects > 0;
+                Ok(Values([
+                    counts.accum_objects,
+                    counts.accum_bytes,
+                    counts.objects,
+                    counts.bytes,
+                ]))
+            }
+            _ => Err(self.unexpected("'objects: bytes [objects: bytes]'", line)),
+        }
+    }
+}

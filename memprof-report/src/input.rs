@@ -1,0 +1,200 @@
+//! Any file a user has: what it is, out of its compression, parsed.
+
+use std::cell::Cell;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::error::{Error, Quoted, Result};
+use crate::limits::Limits;
+use crate::profile::Profile;
+use crate::{heap, pprof};
+
+/// How many bytes decide the format.
+const HEAD: u64 = 16;
+
+/// Reads a heap profile: jemalloc or tcmalloc text, symbolized or not, or pprof; in gzip or not.
+///
+/// The values are raw: [`unsample`](crate::unsample()) makes estimates of them. A file that is not whole is an
+/// error unless `force`.
+pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
+    let head = read_head(input)?;
+    let mut input = Cursor::new(&head).chain(input);
+    if head.starts_with(&[0x1f, 0x8b]) {
+        return parse_gzip(&mut input, limits, force);
+    }
+    parse_plain(
+        &head,
+        &mut Bounded::new(&mut input, limits.bytes),
+        limits,
+        force,
+    )
+}
+
+fn read_head(input: &mut dyn BufRead) -> Result<Vec<u8>> {
+    let mut head = Vec::new();
+    input
+        .take(HEAD)
+        .read_to_end(&mut head)
+        .map_err(Error::io("read the profile"))?;
+    if head.is_empty() {
+        return Err(Error::Empty {
+            reason: "the file has no byte".into(),
+        });
+    }
+    Ok(head)
+}
+
+fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
+    let compressed = Cell::new(0);
+    let counted = Counted {
+        input,
+        count: &compressed,
+    };
+    let decompressed = Ratio {
+        input: MultiGzDecoder::new(counted),
+        compressed: &compressed,
+        count: 0,
+        limits,
+    };
+    let mut input = BufReader::with_capacity(256 << 10, decompressed);
+    let head = read_head(&mut input)?;
+    let mut input = Cursor::new(&head).chain(input);
+    parse_plain(
+        &head,
+        &mut Bounded::new(&mut input, limits.bytes),
+        limits,
+        force,
+    )
+}
+
+fn parse_plain(
+    head: &[u8],
+    input: &mut Bounded<'_>,
+    limits: &Limits,
+    force: bool,
+) -> Result<Profile> {
+    let text = [&b"heap_v2/"[..], b"heap profile:", b"--- symbol"];
+    let result = if text.iter().any(|start| head.starts_with(start)) {
+        heap::parse(input, limits, force)
+    } else if looks_like_pprof(head) {
+        let mut bytes = Vec::new();
+        match input.read_to_end(&mut bytes) {
+            Ok(_) => pprof::parse(&bytes, limits),
+            Err(error) => Err(Error::io("read the pprof profile")(error)),
+        }
+    } else {
+        Err(Error::Unrecognised {
+            found: Quoted(head).to_string(),
+        })
+    };
+    match result {
+        Err(Error::Io { source, .. }) if is_limit(&source) => Err(Error::Limit {
+            what: "decompressed bytes per compressed byte",
+            limit: limits.ratio,
+        }),
+        _ if input.exceeded => Err(Error::Limit {
+            what: "bytes",
+            limit: limits.bytes,
+        }),
+        result => result,
+    }
+}
+
+/// `profile.proto` starts with its first sample type: field 1, short, of two numbers.
+fn looks_like_pprof(head: &[u8]) -> bool {
+    matches!(head, [0x0a, ..=22, 0x08 | 0x10, ..])
+}
+
+/// Ends at a limit, and tells.
+struct Bounded<'a> {
+    input: &'a mut dyn BufRead,
+    left: u64,
+    exceeded: bool,
+}
+
+impl<'a> Bounded<'a> {
+    fn new(input: &'a mut dyn BufRead, limit: u64) -> Self {
+        Self {
+            input,
+            left: limit,
+            exceeded: false,
+        }
+    }
+}
+
+impl BufRead for Bounded<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        let buffer = self.input.fill_buf()?;
+        self.exceeded |= buffer.len() as u64 > self.left;
+        Ok(&buffer[..buffer
+            .len()
+            .min(usize::try_from(self.left).unwrap_or(usize::MAX))])
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.left -= amount as u64;
+        self.input.consume(amount);
+    }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.fill_buf()?.read(out)?;
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+/// Counts compressed bytes.
+struct Counted<'a> {
+    input: &'a mut dyn BufRead,
+    count: &'a Cell<u64>,
+}
+
+impl BufRead for Counted<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.input.fill_buf()
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.count.set(self.count.get() + amount as u64);
+        self.input.consume(amount);
+    }
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.fill_buf()?.read(out)?;
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+/// Refuses to decompress a gzip bomb.
+struct Ratio<'a, R> {
+    input: R,
+    compressed: &'a Cell<u64>,
+    count: u64,
+    limits: &'a Limits,
+}
+
+impl<R: Read> Read for Ratio<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(out)?;
+        self.count += count as u64;
+        let most = self
+            .compressed
+            .get()
+            .saturating_mul(self.limits.ratio)
+            .max(Limits::RATIO_FLOOR);
+        if self.count > most {
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "gzip bomb"));
+        }
+        Ok(count)
+    }
+}
+
+fn is_limit(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::QuotaExceeded && error.get_ref().is_some()
+}

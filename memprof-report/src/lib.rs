@@ -1,0 +1,51 @@
+//! The reader: heap profiles to answers. It parses dumps of jemalloc and tcmalloc and pprof profiles,
+//! undoes the sampling, names addresses, compares and renders. To take a dump, look at `memprof-core`;
+//! for a program that does this from the command line, at `memprof-cli`.
+//!
+//! Bytes, the places of binaries and a writer come in, a report goes out; nothing is read of the
+//! process that was profiled. Every dump is hostile: see [`Limits`] and [`Error`].
+
+mod report;
+
+mod heap;
+mod input;
+mod lines;
+mod pprof;
+
+mod names;
+mod profile;
+mod stacks;
+
+mod unsample;
+
+mod demangle;
+mod symbolize;
+mod trim;
+
+mod filter;
+mod fold;
+mod table;
+mod tree;
+
+mod render;
+
+mod error;
+mod limits;
+
+pub use demangle::demangle;
+pub use error::{Error, ErrorKind, Result};
+pub use filter::{Filter, pattern};
+pub use fold::{Folded, FoldedStack, Granularity, Named};
+pub use input::parse;
+pub use limits::Limits;
+pub use names::{Detail, Frame, Names, StringId, Strings};
+pub use profile::{
+    Address, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Values,
+};
+pub use render::{Format, Subject, render};
+pub use report::{Input, Options, read, report};
+pub use stacks::{AddressId, StackId, Stacks};
+pub use symbolize::{Progress, Sources, symbolize};
+pub use table::{Change, Pair, Row, table};
+pub use tree::{Node, children, tree};
+pub use unsample::unsample;

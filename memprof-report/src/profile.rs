@@ -1,0 +1,242 @@
+//! A heap profile: samples of stacks, and the mappings their addresses lie in.
+
+use std::fmt;
+use std::ops::{AddAssign, Index, IndexMut};
+
+use crate::names::Names;
+use crate::stacks::{StackId, Stacks};
+
+/// A virtual address in the process that was profiled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// An offset in a mapped file: what a normalized [`Address`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileOffset(pub u64);
+
+/// What is counted. The order is Go's, and that of [`Values`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SampleType {
+    /// Objects allocated since activation; needs `opt.prof_accum`.
+    AllocObjects,
+    /// Bytes allocated since activation; needs `opt.prof_accum`.
+    AllocSpace,
+    /// Objects alive.
+    InuseObjects,
+    /// Bytes alive.
+    #[default]
+    InuseSpace,
+}
+
+impl SampleType {
+    /// All of them, in order.
+    pub const ALL: [Self; 4] = [
+        Self::AllocObjects,
+        Self::AllocSpace,
+        Self::InuseObjects,
+        Self::InuseSpace,
+    ];
+
+    /// The name in options, in JSON and in pprof.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllocObjects => "alloc_objects",
+            Self::AllocSpace => "alloc_space",
+            Self::InuseObjects => "inuse_objects",
+            Self::InuseSpace => "inuse_space",
+        }
+    }
+
+    /// pprof's unit: `count` or `bytes`.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::AllocObjects | Self::InuseObjects => "count",
+            Self::AllocSpace | Self::InuseSpace => "bytes",
+        }
+    }
+
+    /// Whether only a profile with `opt.prof_accum` has it.
+    pub fn is_alloc(self) -> bool {
+        matches!(self, Self::AllocObjects | Self::AllocSpace)
+    }
+}
+
+/// One number per [`SampleType`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Values(pub [i64; 4]);
+
+impl Index<SampleType> for Values {
+    type Output = i64;
+
+    fn index(&self, sample_type: SampleType) -> &i64 {
+        &self.0[sample_type as usize]
+    }
+}
+
+impl IndexMut<SampleType> for Values {
+    fn index_mut(&mut self, sample_type: SampleType) -> &mut i64 {
+        &mut self.0[sample_type as usize]
+    }
+}
+
+impl Values {
+    /// The sum, unless it overflows.
+    pub fn checked_add(self, other: Self) -> Option<Self> {
+        let mut sum = Self::default();
+        for (sum, (a, b)) in sum.0.iter_mut().zip(self.0.into_iter().zip(other.0)) {
+            *sum = a.checked_add(b)?;
+        }
+        Some(sum)
+    }
+}
+
+/// For values whose total is known to fit, as that of a [`Profile`] is.
+impl AddAssign for Values {
+    fn add_assign(&mut self, other: Self) {
+        for (a, b) in self.0.iter_mut().zip(other.0) {
+            *a += b;
+        }
+    }
+}
+
+/// One stack with its values.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Where.
+    pub stack: StackId,
+    /// How much.
+    pub values: Values,
+}
+
+/// A range of addresses and what was mapped there.
+#[derive(Clone, Debug, Default)]
+pub struct Mapping {
+    /// First address.
+    pub start: Address,
+    /// First address behind it.
+    pub end: Address,
+    /// The file offset of `start`.
+    pub offset: u64,
+    /// Whether code may run in it.
+    pub executable: bool,
+    /// The path, `[vdso]` and the like, or empty for anonymous memory.
+    pub path: String,
+    /// In hex, where the profile tells.
+    pub build_id: Option<String>,
+}
+
+impl Mapping {
+    /// The file offset of an address inside.
+    pub fn normalize(&self, address: Address) -> FileOffset {
+        FileOffset((address.0 - self.start.0).wrapping_add(self.offset))
+    }
+
+    /// The last part of the path, or what stands for it.
+    pub fn file_name(&self) -> &str {
+        match self.path.trim_end_matches(" (deleted)").rsplit('/').next() {
+            None | Some("") => "[anonymous]",
+            Some(name) => name,
+        }
+    }
+
+    /// Whether a file is mapped, rather than `[heap]`, `[vdso]`, `//anon` or nothing.
+    pub fn is_file(&self) -> bool {
+        self.path.starts_with('/') && !self.path.starts_with("//")
+    }
+}
+
+/// How the allocator drew its samples; decides how they are unsampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sampling {
+    /// Every allocation counted, or values unsampled already.
+    None,
+    /// A Poisson process over bytes (`heap_v2`): the mean distance in bytes.
+    Poisson(u64),
+    /// tcmalloc's first version (`heap/N`): the mean distance in bytes, N/2.
+    Uniform(u64),
+}
+
+/// Where and when a profile was taken, as far as it tells: our own dumps' comment lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The host program's name.
+    pub host: Option<String>,
+    /// Its process id.
+    pub pid: Option<u32>,
+    /// The machine.
+    pub machine: Option<String>,
+    /// When the host started.
+    pub started: Option<String>,
+    /// When the profile was taken.
+    pub taken: Option<String>,
+    /// Why.
+    pub trigger: Option<String>,
+    /// The allocator and its version.
+    pub allocator: Option<String>,
+    /// Since when the allocator sampled.
+    pub active_since: Option<String>,
+}
+
+/// A heap profile. The parsers give raw values; [`unsample`](crate::unsample()) makes estimates of them.
+#[derive(Debug)]
+pub struct Profile {
+    /// How its samples were drawn.
+    pub sampling: Sampling,
+    /// Mean bytes between samples.
+    pub interval: Option<u64>,
+    /// The totals its header claims; raw.
+    pub header: Option<Values>,
+    /// The stacks and addresses, interned.
+    pub stacks: Stacks,
+    /// In the file's order. Several may have the same stack.
+    pub samples: Vec<Sample>,
+    /// Ascending and disjoint.
+    pub mappings: Vec<Mapping>,
+    /// Whether `alloc_*` was counted.
+    pub has_alloc: bool,
+    /// Where and when it was taken.
+    pub origin: Origin,
+    /// Names that came with it: a pprof profile or a symbolized jeprof file.
+    pub names: Option<Names>,
+    /// What a reader should know before believing it.
+    pub warnings: Vec<String>,
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self {
+            sampling: Sampling::None,
+            interval: None,
+            header: None,
+            stacks: Stacks::default(),
+            samples: Vec::new(),
+            mappings: Vec::new(),
+            has_alloc: false,
+            origin: Origin::default(),
+            names: None,
+            warnings: Vec::new(),
+        }
+    }
+}
+
+impl Profile {
+    /// The sum over all samples, unless it overflows.
+    pub fn totals(&self) -> Option<Values> {
+        self.samples
+            .iter()
+            .try_fold(Values::default(), |sum, s| sum.checked_add(s.values))
+    }
+
+    /// The mapping an address lies in, as an index into `mappings`.
+    pub fn mapping_of(&self, address: Address) -> Option<usize> {
+        let after = self.mappings.partition_point(|m| m.start <= address);
+        let index = after.checked_sub(1)?;
+        (address < self.mappings[index].end).then_some(index)
+    }
+}

@@ -1,0 +1,163 @@
+//! From a named profile to a file: one function per format, each writing to a writer.
+
+mod collapsed;
+mod dot;
+mod flamegraph;
+mod graph;
+mod html;
+mod jeprof;
+mod json;
+mod peek;
+mod pprof;
+mod svg;
+mod text;
+mod tree;
+
+use std::io::Write;
+
+use crate::error::Result;
+use crate::fold::{Folded, Named};
+use crate::profile::{SampleType, Values};
+use crate::report::Options;
+
+/// What a report is written as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// A table of functions.
+    #[default]
+    Text,
+    /// The call tree.
+    Tree,
+    /// Callers and callees of the functions in focus.
+    Peek,
+    /// A line per stack: `root;…;leaf value`.
+    Collapsed,
+    /// An SVG with zoom and search.
+    Flamegraph,
+    /// A page with flamegraph, table and search, which needs no other file.
+    Html,
+    /// The call graph for graphviz.
+    Dot,
+    /// The call graph, drawn by graphviz.
+    Svg,
+    /// `profile.proto` in gzip.
+    Pprof,
+    /// A symbolized heap dump, which jeprof opens without the binary.
+    Jeprof,
+    /// Totals, mappings, functions.
+    Json,
+}
+
+/// What is reported on.
+#[derive(Clone, Debug)]
+pub struct Subject<'a> {
+    /// The profile's file name.
+    pub name: String,
+    /// The profile.
+    pub profile: &'a Named,
+    /// The base's file name.
+    pub base_name: Option<String>,
+    /// The base.
+    pub base: Option<&'a Named>,
+}
+
+impl Subject<'_> {
+    /// The totals of all types; differences with a base.
+    fn totals(&self) -> Values {
+        let sum = |named: &Named| {
+            named
+                .profile
+                .samples
+                .iter()
+                .fold(Values::default(), |mut sum, sample| {
+                    sum += sample.values;
+                    sum
+                })
+        };
+        let mut totals = sum(self.profile);
+        if let Some(base) = self.base {
+            let base = sum(base);
+            for (total, base) in totals.0.iter_mut().zip(base.0) {
+                *total -= base;
+            }
+        }
+        totals
+    }
+
+    fn fold(&self, options: &Options) -> Folded {
+        Folded::new(
+            self.profile,
+            self.base,
+            options.sample_type,
+            options.granularity,
+        )
+    }
+
+    /// What every view says of itself: how much, of what, and how far it is an estimate.
+    fn heading(&self, options: &Options) -> String {
+        let sample_type = options.sample_type;
+        let total = self.totals()[sample_type];
+        let amount = match sample_type.unit() {
+            "bytes" => format!("{total} bytes ({})", amount(total, sample_type)),
+            _ => format!("{total} objects"),
+        };
+        let sampling = match self.profile.profile.interval {
+            Some(interval) => format!("estimated, 1 sample per {interval} bytes"),
+            None => "not sampled".into(),
+        };
+        let samples = self.profile.profile.samples.len();
+        match &self.base_name {
+            None => format!(
+                "{}: {amount}, {sampling}, {samples} samples",
+                sample_type.name()
+            ),
+            Some(base) => format!(
+                "{}: changed by {amount} from base {base}, {sampling}, {samples} samples",
+                sample_type.name()
+            ),
+        }
+    }
+}
+
+/// Writes the report in the format of the options.
+pub fn render(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    match options.format {
+        Format::Text => text::write(subject, options, out),
+        Format::Tree => tree::write(subject, options, out),
+        Format::Peek => peek::write(subject, options, out),
+        Format::Collapsed => collapsed::write(&subject.fold(options), out),
+        Format::Flamegraph => flamegraph::write(subject, options, out),
+        Format::Html => html::write(subject, options, out),
+        Format::Dot => dot::write(subject, options, out),
+        Format::Svg => svg::write(subject, options, out),
+        Format::Pprof => pprof::write(subject, options, out),
+        Format::Jeprof => jeprof::write(subject, options, out),
+        Format::Json => json::write(subject, options, out),
+    }
+}
+
+/// A value as a person reads it: `1.50MiB`, or a plain count.
+fn amount(value: i64, sample_type: SampleType) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if sample_type.unit() != "bytes" {
+        return value.to_string();
+    }
+    let mut scaled = value as f64;
+    let mut unit = 0;
+    while scaled.abs() >= 1024.0 {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{value}B"),
+        _ => format!("{scaled:.2}{}", UNITS[unit]),
+    }
+}
+
+/// `part` of `whole`, in percent; 0 of nothing.
+fn percent(part: i64, whole: i64) -> f64 {
+    match whole {
+        0 => 0.0,
+        _ => 100.0 * part as f64 / whole as f64,
+    }
+}

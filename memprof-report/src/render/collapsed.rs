@@ -1,0 +1,26 @@
+//! Collapsed stacks, as flamegraph tools and speedscope read them; with a base, the value is the change.
+
+use std::io::Write;
+
+use crate::error::Result;
+use crate::fold::Folded;
+use crate::names::StringId;
+
+pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
+    let names: Vec<String> = (0..folded.functions.len() as u32)
+        .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
+        .collect();
+    let mut line = Vec::new();
+    for stack in folded.stacks.iter().filter(|stack| stack.value() != 0) {
+        line.clear();
+        for (index, function) in stack.functions.iter().enumerate() {
+            if index > 0 {
+                line.push(b';');
+            }
+            line.extend_from_slice(names[function.0 as usize].as_bytes());
+        }
+        writeln!(line, " {}", stack.value())?;
+        out.write_all(&line)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Numbers for scripts. `schema_version` changes when a field changes its meaning or goes.
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use super::Subject;
+use crate::error::{Error, Result};
+use crate::fold::Named;
+use crate::profile::{Profile, Values};
+use crate::report::Options;
+use crate::table::{Pair, table};
+
+const SCHEMA_VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema_version: u32,
+    profile: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<&'a str>,
+    sample_interval: Option<u64>,
+    estimated: bool,
+    stacks: usize,
+    sample_type: &'static str,
+    totals: Totals,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base_totals: Option<Totals>,
+    origin: Origin<'a>,
+    mappings: Vec<Mapping<'a>>,
+    functions: Vec<Function<'a>>,
+    functions_left_out: usize,
+    warnings: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Totals {
+    inuse_space: i64,
+    inuse_objects: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alloc_space: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alloc_objects: Option<i64>,
+}
+
+#[derive(Serialize)]
+struct Origin<'a> {
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    machine: Option<&'a str>,
+    started: Option<&'a str>,
+    taken: Option<&'a str>,
+    trigger: Option<&'a str>,
+    allocator: Option<&'a str>,
+    active_since: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Mapping<'a> {
+    start: String,
+    end: String,
+    offset: u64,
+    path: &'a str,
+    build_id: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    name: &'a str,
+    flat: i64,
+    cum: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diff: Option<Diff>,
+}
+
+#[derive(Serialize)]
+struct Diff {
+    change: &'static str,
+    base_flat: i64,
+    new_flat: i64,
+    base_cum: i64,
+    new_cum: i64,
+}
+
+pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let folded = subject.fold(options);
+    let rows = table(&folded, options.by_cum);
+    let shown = options.top.unwrap_or(rows.len()).min(rows.len());
+    let profile = &subject.profile.profile;
+    let diff = |flat: Pair, cum: Pair| Diff {
+        change: if flat.value() != 0 {
+            flat.change().name()
+        } else {
+            cum.change().name()
+        },
+        base_flat: flat.base,
+        new_flat: flat.new,
+        base_cum: cum.base,
+        new_cum: cum.new,
+    };
+    let report = Report {
+        schema_version: SCHEMA_VERSION,
+        profile: &subject.name,
+        base: subject.base_name.as_deref(),
+        sample_interval: profile.interval,
+        estimated: profile.interval.is_some(),
+        stacks: profile.samples.len(),
+        sample_type: options.sample_type.name(),
+        totals: totals(subject.totals(), profile.has_alloc),
+        base_totals: subject.base.map(base_totals),
+        origin: origin(profile),
+        mappings: mappings(profile),
+        functions: rows[..shown]
+            .iter()
+            .map(|row| Function {
+                name: folded.functions.get(row.function),
+                flat: row.flat.value(),
+                cum: row.cum.value(),
+                diff: subject.base.map(|_| diff(row.flat, row.cum)),
+            })
+            .collect(),
+        functions_left_out: rows.len() - shown,
+        warnings: &profile.warnings,
+    };
+    serde_json::to_writer_pretty(&mut *out, &report)
+        .map_err(|error| Error::io("write the report")(error.into()))?;
+    writeln!(out)?;
+    Ok(())
+}
+
+fn totals(values: Values, has_alloc: bool) -> Totals {
+    let [alloc_objects, alloc_space, inuse_objects, inuse_space] = values.0;
+    Totals {
+        inuse_space,
+        inuse_objects,
+        alloc_space: has_alloc.then_some(alloc_space),
+        alloc_objects: has_alloc.then_some(alloc_objects),
+    }
+}
+
+fn base_totals(base: &Named) -> Totals {
+    let mut sum = Values::default();
+    for sample in &base.profile.samples {
+        sum += sample.values;
+    }
+    totals(sum, base.profile.has_alloc)
+}
+
+fn origin(profile: &Profile) -> Origin<'_> {
+    let origin = &profile.origin;
+    Origin {
+        host: origin.host.as_deref(),
+        pid: origin.pid,
+        machine: origin.machine.as_deref(),
+        started: origin.started.as_deref(),
+        taken: origin.taken.as_deref(),
+        trigger: origin.trigger.as_deref(),
+        allocator: origin.allocator.as_deref(),
+        active_since: origin.active_since.as_deref(),
+    }
+}
+
+fn mappings(profile: &Profile) -> Vec<Mapping<'_>> {
+    let mappings = profile.mappings.iter();
+    mappings
+        .map(|mapping| Mapping {
+            start: mapping.start.to_string(),
+            end: mapping.end.to_string(),
+            offset: mapping.offset,
+            path: &mapping.path,
+            build_id: mapping.build_id.as_deref(),
+        })
+        .collect()
+}

@@ -1,0 +1,72 @@
+//! The functions in focus, each with its callers above and its callees below.
+
+use std::io::Write;
+
+use super::graph::edges;
+use super::{Subject, amount, percent};
+use crate::error::Result;
+use crate::report::Options;
+use crate::table::table;
+
+pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let folded = subject.fold(options);
+    let edges = edges(&folded);
+    let rows = table(&folded, true);
+    let looked_at = |name: &str| {
+        options
+            .filter
+            .focus
+            .as_ref()
+            .is_some_and(|focus| focus.is_match(name))
+    };
+    writeln!(out, "{}", subject.heading(options))?;
+    writeln!(
+        out,
+        "{:>10} {:>10} {:>7}  function",
+        "flat", "cum", "calls%"
+    )?;
+    for row in rows
+        .iter()
+        .filter(|row| looked_at(folded.functions.get(row.function)))
+    {
+        let neighbours = |direction| -> Vec<String> {
+            let found = edges
+                .iter()
+                .filter_map(|&((caller, callee), pair)| match direction {
+                    Direction::Callers => (callee == row.function).then_some((caller, pair)),
+                    Direction::Callees => (caller == row.function).then_some((callee, pair)),
+                });
+            found
+                .take(options.top.unwrap_or(usize::MAX))
+                .map(|(function, pair)| {
+                    let share = percent(pair.value(), row.cum.value());
+                    let value = amount(pair.value(), options.sample_type);
+                    let name = folded.functions.get(function);
+                    format!("{:>10} {value:>10} {share:>6.1}%    {name}", "")
+                })
+                .collect()
+        };
+        let own = format!(
+            "{:>10} {:>10} {:>7}  {}",
+            amount(row.flat.value(), options.sample_type),
+            amount(row.cum.value(), options.sample_type),
+            "",
+            folded.functions.get(row.function)
+        );
+        writeln!(out)?;
+        for line in neighbours(Direction::Callers)
+            .iter()
+            .chain([&own])
+            .chain(&neighbours(Direction::Callees))
+        {
+            writeln!(out, "{line}")?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Callers,
+    Callees,
+}

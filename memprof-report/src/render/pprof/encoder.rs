@@ -1,0 +1,209 @@
+//! The messages of a profile, written as they are made.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use prost::Message;
+
+use crate::error::Result;
+use crate::fold::Named;
+use crate::names::{Detail, StringId, Strings};
+use crate::pprof::proto;
+use crate::profile::{Address, Profile, SampleType};
+use crate::stacks::AddressId;
+
+/// Encoded bytes are handed on in pieces of this size.
+const PIECE: usize = 64 << 10;
+
+pub(super) struct Encoder<W: Write> {
+    out: W,
+    buffer: Vec<u8>,
+    strings: Strings,
+    functions: Vec<proto::Function>,
+    function_ids: HashMap<(StringId, Option<StringId>), u64>,
+    mappings: u64,
+    locations: u64,
+}
+
+impl<W: Write> Encoder<W> {
+    pub(super) fn new(out: W) -> Self {
+        let mut strings = Strings::default();
+        strings.intern("");
+        Self {
+            out,
+            buffer: Vec::with_capacity(2 * PIECE),
+            strings,
+            functions: Vec::new(),
+            function_ids: HashMap::new(),
+            mappings: 0,
+            locations: 0,
+        }
+    }
+
+    pub(super) fn string(&mut self, string: &str) -> i64 {
+        i64::from(self.strings.intern(string).0)
+    }
+
+    pub(super) fn value_type(&mut self, name: &str, unit: &str) -> proto::ValueType {
+        proto::ValueType {
+            r#type: self.string(name),
+            unit: self.string(unit),
+        }
+    }
+
+    /// Writes one message as a field of the profile.
+    pub(super) fn put(&mut self, tag: u32, message: &impl Message) -> Result<()> {
+        prost::encoding::message::encode(tag, message, &mut self.buffer);
+        if self.buffer.len() >= PIECE {
+            self.out.write_all(&self.buffer)?;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+
+    /// Writes the samples of a profile, times `sign`, with all they refer to.
+    pub(super) fn side(&mut self, named: &Named, types: &[SampleType], sign: i64) -> Result<()> {
+        let Named {
+            profile,
+            names,
+            depths,
+        } = named;
+        let mut used = vec![false; profile.stacks.addresses().len()];
+        let mut message = proto::Sample::default();
+        for sample in &profile.samples {
+            let frames =
+                &profile.stacks.frames(sample.stack)[depths[sample.stack.0 as usize] as usize..];
+            message.location_id.clear();
+            message
+                .location_id
+                .extend(frames.iter().map(|id| self.locations + u64::from(id.0) + 1));
+            message.value.clear();
+            message
+                .value
+                .extend(types.iter().map(|&t| sign * sample.values[t]));
+            self.put(2, &message)?;
+            for id in frames {
+                used[id.0 as usize] = true;
+            }
+        }
+        let detail = names.detail();
+        let mappings = self.put_mappings(profile, &used, detail)?;
+        for (index, &address) in profile.stacks.addresses().iter().enumerate() {
+            if used[index] {
+                let call = Address(address.0.wrapping_sub(1));
+                let mapping_id = profile
+                    .mapping_of(call)
+                    .map_or(0, |mapping| mappings[mapping]);
+                let id = self.locations + index as u64 + 1;
+                let line = match detail.functions {
+                    true => self.lines(named, AddressId(index as u32)),
+                    false => Vec::new(),
+                };
+                self.put(
+                    4,
+                    &proto::Location {
+                        id,
+                        mapping_id,
+                        address: call.0,
+                        line,
+                    },
+                )?;
+            }
+        }
+        self.locations += profile.stacks.addresses().len() as u64;
+        Ok(())
+    }
+
+    /// Writes the mappings that are referred to, the main program's first. By mapping: its id.
+    fn put_mappings(
+        &mut self,
+        profile: &Profile,
+        used: &[bool],
+        detail: Detail,
+    ) -> Result<Vec<u64>> {
+        let mut referred = vec![false; profile.mappings.len()];
+        for (&address, _) in profile
+            .stacks
+            .addresses()
+            .iter()
+            .zip(used)
+            .filter(|(_, used)| **used)
+        {
+            if let Some(mapping) = profile.mapping_of(Address(address.0.wrapping_sub(1))) {
+                referred[mapping] = true;
+            }
+        }
+        let main = profile
+            .mappings
+            .iter()
+            .find(|m| m.is_file())
+            .map(|m| m.path.as_str());
+        let first = profile.mappings.iter().enumerate().position(|(index, m)| {
+            main == Some(m.path.as_str()) && (m.executable || referred[index])
+        });
+        let mut order: Vec<usize> = first.into_iter().collect();
+        order.extend((0..referred.len()).filter(|&index| referred[index] && Some(index) != first));
+        let mut ids = vec![0; referred.len()];
+        for index in order {
+            let mapping = &profile.mappings[index];
+            self.mappings += 1;
+            ids[index] = self.mappings;
+            let message = proto::Mapping {
+                id: self.mappings,
+                memory_start: mapping.start.0,
+                memory_limit: mapping.end.0,
+                file_offset: mapping.offset,
+                filename: self.string(&mapping.path),
+                build_id: self.string(mapping.build_id.as_deref().unwrap_or_default()),
+                has_functions: detail.functions,
+                has_filenames: detail.files,
+                has_line_numbers: detail.lines,
+                has_inline_frames: detail.inlines,
+            };
+            self.put(3, &message)?;
+        }
+        Ok(ids)
+    }
+
+    fn lines(&mut self, named: &Named, address: AddressId) -> Vec<proto::Line> {
+        let frames = named.names.frames(address);
+        let text = |id| named.names.strings.get(id);
+        frames
+            .iter()
+            .map(|frame| {
+                let name = self.strings.intern(text(frame.function));
+                let file = frame.file.map(|file| self.strings.intern(text(file)));
+                let next = self.functions.len() as u64 + 1;
+                let id = *self.function_ids.entry((name, file)).or_insert(next);
+                if id == next {
+                    let name = i64::from(name.0);
+                    let filename = file.map_or(0, |file| i64::from(file.0));
+                    self.functions.push(proto::Function {
+                        id,
+                        name,
+                        system_name: name,
+                        filename,
+                    });
+                }
+                proto::Line {
+                    function_id: id,
+                    line: i64::from(frame.line),
+                }
+            })
+            .collect()
+    }
+
+    pub(super) fn finish(mut self, tail: &proto::Profile) -> Result<()> {
+        for function in std::mem::take(&mut self.functions) {
+            self.put(5, &function)?;
+        }
+        for index in 0..self.strings.len() as u32 {
+            let string = self.strings.get(StringId(index)).to_owned();
+            prost::encoding::string::encode(6, &string, &mut self.buffer);
+        }
+        tail.encode_raw(&mut self.buffer);
+        self.out.write_all(&self.buffer)?;
+        self.out.flush()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! The call graph as an SVG, drawn by graphviz's `dot`.
+
+use std::io::{self, Read, Write};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use super::{Subject, dot};
+use crate::error::{Error, Result};
+use crate::report::Options;
+
+pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let mut graph = Vec::new();
+    dot::write(subject, options, &mut graph)?;
+    out.write_all(&draw(&graph)?)?;
+    Ok(())
+}
+
+fn draw(graph: &[u8]) -> Result<Vec<u8>> {
+    let failed = |problem: String| Error::Program {
+        program: "dot",
+        problem,
+    };
+    let mut dot = Command::new("dot")
+        .arg("-Tsvg")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => failed(
+                "not found: --format svg needs graphviz (apt-get install graphviz); \
+                 --format dot and --format flamegraph do not"
+                    .into(),
+            ),
+            _ => failed(error.to_string()),
+        })?;
+    let (stdin, stderr) = (dot.stdin.take(), dot.stderr.take());
+    let (written, complaint) = thread::scope(|scope| {
+        let writer = scope.spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(graph)));
+        let reader = scope.spawn(move || {
+            let mut text = String::new();
+            stderr
+                .map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut text))
+                .map(|_| text)
+        });
+        (dot.wait_with_output(), (writer.join(), reader.join()))
+    });
+    let output = written.map_err(|error| failed(error.to_string()))?;
+    match complaint {
+        (Ok(Ok(())), Ok(Ok(_))) if output.status.success() => Ok(output.stdout),
+        (_, Ok(Ok(text))) => Err(failed(format!("{}: {}", output.status, text.trim()))),
+        _ => Err(failed(format!("{}", output.status))),
+    }
+}

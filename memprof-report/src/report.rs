@@ -1,0 +1,185 @@
+//! The whole way from a dump to an answer.
+
+use std::io::{BufRead, Write};
+
+use crate::error::{Error, Result};
+use crate::filter::Filter;
+use crate::fold::{Granularity, Named};
+use crate::input::parse;
+use crate::limits::Limits;
+use crate::names::printable;
+use crate::profile::{Profile, SampleType};
+use crate::render::{self, Format};
+use crate::symbolize::{Progress, Sources, number_the_rest, symbolize};
+use crate::trim::allocator_depths;
+use crate::unsample::unsample;
+
+/// A profile to read.
+pub struct Input<'a> {
+    /// What a view calls it: the file's name.
+    pub name: &'a str,
+    /// Its bytes.
+    pub bytes: &'a mut dyn BufRead,
+}
+
+impl std::fmt::Debug for Input<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Input")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a report shows, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The output's format.
+    pub format: Format,
+    /// Which value; pprof and JSON have all of them.
+    pub sample_type: SampleType,
+    /// Whether functions are split into lines.
+    pub granularity: Granularity,
+    /// Which stacks.
+    pub filter: Filter,
+    /// Tables are sorted by cumulative value.
+    pub by_cum: bool,
+    /// Rows of a table; all when there is none.
+    pub top: Option<usize>,
+    /// Scale the base to the profile's total, to see what changed in proportion.
+    pub normalize: bool,
+    /// Read truncated dumps. Names are forced in [`Sources`].
+    pub force: bool,
+    /// When the profile was taken, in nanoseconds of Unix time, for pprof. It comes in as an argument, so
+    /// that equal inputs give equal outputs.
+    pub time_nanos: i64,
+    /// What is refused.
+    pub limits: Limits,
+}
+
+/// Reads a profile, and its base for a diff, and writes the report. Without `sources` names are numbers.
+///
+/// The result is what the reader of the report should know: warnings and notes, a line each.
+pub fn report(
+    input: Input<'_>,
+    base: Option<Input<'_>>,
+    sources: Option<&Sources>,
+    options: &Options,
+    progress: Progress<'_>,
+    out: &mut dyn Write,
+) -> Result<Vec<String>> {
+    options.check(base.is_some())?;
+    let name = printable(input.name).into_owned();
+    let profile = read(input, sources, options, progress)?;
+    if profile.profile.samples.is_empty() && base.is_none() {
+        return Err(Error::Empty {
+            reason: emptiness(&profile.profile, options),
+        });
+    }
+    let base_name = base.as_ref().map(|base| printable(base.name).into_owned());
+    let mut base = base
+        .map(|base| read(base, sources, options, progress))
+        .transpose()?;
+    if options.normalize
+        && let Some(base) = &mut base
+    {
+        normalize(&mut base.profile, &profile.profile, options.sample_type)?;
+    }
+    let subject = render::Subject {
+        name,
+        profile: &profile,
+        base_name,
+        base: base.as_ref(),
+    };
+    render::render(&subject, options, out)?;
+    out.flush()?;
+    let mut notes = profile.profile.warnings;
+    notes.extend(base.into_iter().flat_map(|base| base.profile.warnings));
+    notes.dedup();
+    Ok(notes)
+}
+
+/// Parse, unsample, symbolize, trim, filter.
+pub fn read(
+    input: Input<'_>,
+    sources: Option<&Sources>,
+    options: &Options,
+    progress: Progress<'_>,
+) -> Result<Named> {
+    let mut profile = parse(input.bytes, &options.limits, options.force)?;
+    if options.sample_type.is_alloc() && !profile.has_alloc && !profile.samples.is_empty() {
+        return Err(Error::Usage(format!(
+            "{} has no {}: the host ran without prof_accum:true",
+            input.name,
+            options.sample_type.name()
+        )));
+    }
+    unsample(&mut profile)?;
+    let names = match sources {
+        Some(sources) => symbolize(&mut profile, sources, progress)?,
+        None => {
+            let mut names = profile.names.take().unwrap_or_default();
+            number_the_rest(&mut profile, &mut names);
+            names
+        }
+    };
+    let depths = allocator_depths(&profile, &names);
+    options.filter.apply(&mut profile, &names, &depths);
+    Ok(Named {
+        profile,
+        names,
+        depths,
+    })
+}
+
+impl Options {
+    fn check(&self, has_base: bool) -> Result<()> {
+        let problem = match self.format {
+            Format::Peek if self.filter.focus.is_none() => {
+                "peek needs --focus: the function to look at"
+            }
+            Format::Jeprof if has_base => {
+                "jeprof's file cannot hold a difference: write both files and use jeprof --base"
+            }
+            _ if self.normalize && !has_base => "there is nothing to normalize without --base",
+            _ => return Ok(()),
+        };
+        Err(Error::Usage(problem.into()))
+    }
+}
+
+fn emptiness(profile: &Profile, options: &Options) -> String {
+    if options.filter.focus.is_some() || options.filter.ignore.is_some() {
+        return "no stack is left by --focus and --ignore".into();
+    }
+    match (profile.interval, &profile.origin.active_since) {
+        (Some(interval), Some(since)) => {
+            format!("nothing was sampled since {since}, at 1 sample per {interval} bytes")
+        }
+        (Some(interval), None) => format!(
+            "nothing was sampled, at 1 sample per {interval} bytes; profiling may never have been active"
+        ),
+        (None, _) => "it has no sample".into(),
+    }
+}
+
+/// Scales `base` so that both totals are the same.
+fn normalize(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> Result<()> {
+    let overflow = || Error::Overflow {
+        problem: "the normalized base passes 63 bits".into(),
+    };
+    let total = |profile: &Profile| profile.totals().map(|totals| totals[sample_type] as f64);
+    let (new, old) = total(profile).zip(total(base)).ok_or_else(overflow)?;
+    if old == 0.0 {
+        return Err(Error::Usage(
+            "the base's total is 0, it cannot be normalized".into(),
+        ));
+    }
+    for value in base
+        .samples
+        .iter_mut()
+        .flat_map(|sample| &mut sample.values.0)
+    {
+        *value = (*value as f64 * new / old).round() as i64;
+    }
+    base.totals().map(|_| ()).ok_or_else(overflow)
+}

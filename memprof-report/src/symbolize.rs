@@ -1,0 +1,252 @@
+//! Addresses to names, outside of the host: from the files its mappings name.
+
+mod dwarf;
+mod elf;
+mod search;
+
+use std::num::NonZeroUsize;
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::demangle::demangle;
+use crate::error::Result;
+use crate::names::{Frame, Names};
+use crate::profile::{Address, FileOffset, Profile};
+use crate::stacks::AddressId;
+
+/// Where binaries are looked for. The default is nowhere: every name is a number.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Stands for the main program, wherever that was.
+    pub binary: Option<PathBuf>,
+    /// Directories below which the mappings' paths are opened, in order: `/proc/PID/root`, `/`.
+    pub roots: Vec<PathBuf>,
+    /// A directory of binaries from elsewhere: by path, by file name, by build id.
+    pub binary_root: Option<PathBuf>,
+    /// This machine's name. A profile from another one is named from `binary_root` only, and only where
+    /// the build id matches.
+    pub machine: Option<String>,
+    /// Name in spite of a build id that does not match.
+    pub force: bool,
+}
+
+/// Called as objects are done, with how many are and how many there are.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+/// What an address means, before it is interned.
+#[derive(Clone, Debug)]
+struct RawFrame {
+    function: String,
+    file: Option<String>,
+    line: u32,
+}
+
+/// The addresses that lie in one file.
+struct Object<'a> {
+    path: &'a str,
+    build_id: Option<&'a str>,
+    is_main: bool,
+    queries: Vec<(FileOffset, AddressId)>,
+}
+
+/// What one file told.
+struct Answer {
+    frames: Vec<(AddressId, Vec<RawFrame>)>,
+    note: Option<String>,
+    /// Whether the file's build id is the profile's.
+    checked: bool,
+}
+
+/// Names every address of the profile. One without a name gets `libfoo.so+0x1234`; notes say why.
+///
+/// Frames hold return addresses: the call is one before.
+pub fn symbolize(
+    profile: &mut Profile,
+    sources: &Sources,
+    progress: Progress<'_>,
+) -> Result<Names> {
+    let mut names = profile.names.take().unwrap_or_default();
+    let objects = objects(profile, &names);
+    let answers = answer_all(
+        &objects,
+        profile.origin.machine.as_deref(),
+        sources,
+        progress,
+    )?;
+    let mut notes = Vec::new();
+    let unchecked = answers.iter().filter(|answer| !answer.checked).count();
+    if unchecked > 0 {
+        notes.push(format!(
+            "files named by path, because no build id says that they are the right ones: {unchecked}"
+        ));
+    }
+    for answer in answers {
+        notes.extend(answer.note);
+        for (address, raw) in answer.frames {
+            let frames: Vec<Frame> = raw.iter().map(|frame| intern(frame, &mut names)).collect();
+            names.set(address, &frames);
+        }
+    }
+    profile.warnings.extend(notes);
+    number_the_rest(profile, &mut names);
+    Ok(names)
+}
+
+/// Gives every address without frames its mapping and offset for a name. One in no mapping is its own name;
+/// a warning counts these, for a dump may be cut in the middle of its mappings.
+pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
+    let mut unmapped = 0;
+    for (index, &address) in profile.stacks.addresses().iter().enumerate() {
+        let id = AddressId(index as u32);
+        if !names.frames(id).is_empty() {
+            continue;
+        }
+        let call = Address(address.0.wrapping_sub(1));
+        let name = match profile
+            .mapping_of(call)
+            .map(|index| &profile.mappings[index])
+        {
+            None => {
+                unmapped += 1;
+                format!("{call}")
+            }
+            Some(mapping) if mapping.is_file() || mapping.path.starts_with('[') => {
+                format!("{}+{:#x}", mapping.file_name(), mapping.normalize(call).0)
+            }
+            Some(mapping) => {
+                let kind = if mapping.executable {
+                    "[jit]"
+                } else {
+                    "[anonymous]"
+                };
+                format!("{kind}+{:#x}", call.0 - mapping.start.0)
+            }
+        };
+        let function = names.strings.intern(&name);
+        names.set(
+            id,
+            &[Frame {
+                function,
+                file: None,
+                line: 0,
+                named: false,
+            }],
+        );
+    }
+    if unmapped > 0 {
+        let warning = format!("{unmapped} addresses lie in no mapping");
+        profile.warnings.push(warning);
+    }
+}
+
+fn intern(raw: &RawFrame, names: &mut Names) -> Frame {
+    Frame {
+        function: names.strings.intern(&demangle(&raw.function)),
+        file: raw.file.as_deref().map(|file| names.strings.intern(file)),
+        line: raw.line,
+        named: true,
+    }
+}
+
+/// Groups the addresses without names by file.
+fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
+    let main = profile
+        .mappings
+        .iter()
+        .find(|mapping| mapping.is_file())
+        .map(|m| m.path.as_str());
+    let mut objects: Vec<Object<'a>> = Vec::new();
+    let mut by_path = std::collections::HashMap::new();
+    let by_mapping: Vec<Option<usize>> = profile
+        .mappings
+        .iter()
+        .map(|mapping| {
+            mapping.is_file().then(|| {
+                *by_path.entry(mapping.path.as_str()).or_insert_with(|| {
+                    objects.push(Object {
+                        path: &mapping.path,
+                        build_id: mapping.build_id.as_deref(),
+                        is_main: main == Some(mapping.path.as_str()),
+                        queries: Vec::new(),
+                    });
+                    objects.len() - 1
+                })
+            })
+        })
+        .collect();
+    for (index, &address) in profile.stacks.addresses().iter().enumerate() {
+        let id = AddressId(index as u32);
+        let call = Address(address.0.wrapping_sub(1));
+        let Some(mapping) = profile
+            .mapping_of(call)
+            .filter(|_| names.frames(id).is_empty())
+        else {
+            continue;
+        };
+        if let Some(object) = by_mapping[mapping] {
+            objects[object]
+                .queries
+                .push((profile.mappings[mapping].normalize(call), id));
+        }
+    }
+    objects.retain(|object| !object.queries.is_empty());
+    // The long ones first, so that no core waits for the other at the end.
+    objects.sort_by_key(|object| std::cmp::Reverse(object.queries.len()));
+    objects
+}
+
+/// One object after the other on each core; the answers in the objects' order.
+fn answer_all(
+    objects: &[Object<'_>],
+    machine: Option<&str>,
+    sources: &Sources,
+    progress: Progress<'_>,
+) -> Result<Vec<Answer>> {
+    let next = AtomicUsize::new(0);
+    let done = AtomicUsize::new(0);
+    let work = || {
+        let mut answers = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(object) = objects.get(index) else {
+                return answers;
+            };
+            answers.push((index, answer(object, machine, sources)));
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, objects.len());
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let mut answers = thread::scope(|scope| {
+        let others: Vec<_> = (1..cores.min(objects.len()))
+            .map(|_| scope.spawn(work))
+            .collect();
+        let mut answers = work();
+        for other in others {
+            answers.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        answers
+    });
+    answers.sort_by_key(|(index, _)| *index);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+fn answer(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Result<Answer> {
+    let mut answer = Answer {
+        frames: Vec::new(),
+        note: None,
+        checked: true,
+    };
+    match search::find(object, machine, sources)? {
+        search::Found::Nothing(reason) => answer.note = Some(format!("{}: {reason}", object.path)),
+        search::Found::Binary(binary) => {
+            answer.checked = binary.checked;
+            match elf::name(&binary, &object.queries) {
+                Ok(frames) => answer.frames = frames,
+                Err(error) => answer.note = Some(format!("{}: {error}", object.path)),
+            }
+        }
+    }
+    Ok(answer)
+}

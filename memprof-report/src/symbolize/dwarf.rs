@@ -1,0 +1,97 @@
+//! Debug information: inlined functions, files and lines.
+
+use std::borrow::Cow;
+
+use addr2line::gimli::{DwarfSections, EndianSlice, RunTimeEndian, SectionId};
+use object::{Object as _, ObjectSection as _, ReadRef};
+
+use super::RawFrame;
+
+type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
+
+/// The debug sections of a file, decompressed.
+pub(super) struct Dwarf<'d> {
+    sections: DwarfSections<Cow<'d, [u8]>>,
+    endian: RunTimeEndian,
+}
+
+/// Debug information ready for lookups.
+pub(super) struct Context<'s>(addr2line::Context<Slice<'s>>);
+
+impl<'d> Dwarf<'d> {
+    /// None where there is no debug information, or none that can be read.
+    pub(super) fn load<R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<Self> {
+        file.section_by_name(".debug_info")?;
+        let load = |id: SectionId| match file.section_by_name(id.name()) {
+            Some(section) if is_needed(id) => section.uncompressed_data(),
+            _ => Ok(Cow::default()),
+        };
+        let sections = DwarfSections::load(load).ok()?;
+        let endian = match file.is_little_endian() {
+            true => RunTimeEndian::Little,
+            false => RunTimeEndian::Big,
+        };
+        Some(Self { sections, endian })
+    }
+
+    pub(super) fn context(&self) -> Option<Context<'_>> {
+        let dwarf = self
+            .sections
+            .borrow(|section| EndianSlice::new(section, self.endian));
+        addr2line::Context::from_dwarf(dwarf).ok().map(Context)
+    }
+}
+
+/// Where variables live and what macros were is not asked, and is half of the bytes.
+fn is_needed(id: SectionId) -> bool {
+    use SectionId::{
+        DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,
+    };
+    !matches!(
+        id,
+        DebugLoc
+            | DebugLocLists
+            | DebugMacinfo
+            | DebugMacro
+            | DebugNames
+            | DebugPubNames
+            | DebugTypes
+    )
+}
+
+impl Context<'_> {
+    /// The frames at an address, innermost first. The outermost takes the symbol's name when debug
+    /// information has the place but not the function, or only its short name: without linkage names
+    /// (`-Cdebuginfo=line-tables-only`) the mangled symbol alone tells the module or class. None where
+    /// it has neither, or contradicts itself.
+    pub(super) fn frames(&self, address: u64, symbol: Option<&str>) -> Vec<RawFrame> {
+        let mut frames = Vec::new();
+        let Ok(mut found) = self.0.find_frames(address).skip_all_loads() else {
+            return frames;
+        };
+        while let Ok(Some(frame)) = found.next() {
+            let function = frame.function.as_ref().and_then(|f| f.raw_name().ok());
+            let Some(function) = function.or_else(|| symbol.map(Cow::Borrowed)) else {
+                return Vec::new();
+            };
+            let location = frame.location.as_ref();
+            frames.push(RawFrame {
+                function: function.into_owned(),
+                file: location.and_then(|place| place.file).map(Into::into),
+                line: location.and_then(|place| place.line).unwrap_or(0),
+            });
+        }
+        if let (Some(outermost), Some(symbol)) = (frames.last_mut(), symbol)
+            && is_mangled(symbol)
+            && !is_mangled(&outermost.function)
+        {
+            outermost.function = symbol.to_owned();
+        }
+        frames
+    }
+}
+
+/// Itanium C++ or Rust v0; Rust's legacy scheme is in Itanium's form.
+fn is_mangled(name: &str) -> bool {
+    name.starts_with("_Z") || name.starts_with("_R")
+}

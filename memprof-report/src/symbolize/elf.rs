@@ -1,0 +1,152 @@
+//! Names out of ELF files: from symbol tables alone, or from debug information where there is some.
+
+use object::{Object as _, ObjectSegment as _, ReadCache, ReadRef, SymbolKind};
+
+use super::RawFrame;
+use super::dwarf::Dwarf;
+use super::search::Binary;
+use crate::profile::FileOffset;
+use crate::stacks::AddressId;
+
+/// An address as the file's own tables count it.
+type LinkedAddress = u64;
+
+/// Names the offsets of one binary, as far as it can.
+pub(super) fn name(
+    binary: &Binary,
+    queries: &[(FileOffset, AddressId)],
+) -> object::Result<Vec<(AddressId, Vec<RawFrame>)>> {
+    let cache = ReadCache::new(&binary.file);
+    let file = object::File::parse(&cache)?;
+    let debug_cache = binary.debug.as_ref().map(ReadCache::new);
+    let debug = debug_cache
+        .as_ref()
+        .and_then(|cache| object::File::parse(cache).ok());
+
+    let mut queries = linked(&file, queries);
+    queries.sort_unstable();
+    let mut symbols = SymbolSearch::new(&queries);
+    symbols.look_in(file.dynamic_symbols());
+    symbols.look_in(file.symbols());
+    if let Some(debug) = &debug {
+        symbols.look_in(debug.symbols());
+    }
+    let names = symbols.names();
+
+    let dwarf = match &debug {
+        Some(debug) => Dwarf::load(debug).or_else(|| Dwarf::load(&file)),
+        None => Dwarf::load(&file),
+    };
+    let context = dwarf.as_ref().and_then(Dwarf::context);
+    let mut frames = Vec::new();
+    for (&(address, id), symbol) in queries.iter().zip(names) {
+        let expanded = context
+            .as_ref()
+            .map_or_else(Vec::new, |context| context.frames(address, symbol));
+        if !expanded.is_empty() {
+            frames.push((id, expanded));
+        } else if let Some(symbol) = symbol {
+            frames.push((
+                id,
+                vec![RawFrame {
+                    function: symbol.into(),
+                    file: None,
+                    line: 0,
+                }],
+            ));
+        }
+    }
+    Ok(frames)
+}
+
+/// File offsets to linked addresses, by the loadable segments.
+fn linked<'d, R: ReadRef<'d>>(
+    file: &object::File<'d, R>,
+    queries: &[(FileOffset, AddressId)],
+) -> Vec<(LinkedAddress, AddressId)> {
+    let segments: Vec<(u64, u64, u64)> = file
+        .segments()
+        .map(|segment| {
+            let (offset, size) = segment.file_range();
+            (offset, size, segment.address())
+        })
+        .collect();
+    let find = |offset: u64| {
+        let inside =
+            |&&(start, size, _): &&(u64, u64, u64)| offset >= start && offset - start < size;
+        segments
+            .iter()
+            .find(inside)
+            .map(|&(start, _, address)| address.wrapping_add(offset - start))
+    };
+    queries
+        .iter()
+        .filter_map(|&(offset, id)| Some((find(offset.0)?, id)))
+        .collect()
+}
+
+/// The best symbol around each address. The symbols come to the addresses, not the other way round:
+/// a table of any size is passed over once and never copied or sorted.
+struct SymbolSearch<'q, 'd> {
+    queries: &'q [(LinkedAddress, AddressId)],
+    best: Vec<Option<Candidate<'d>>>,
+}
+
+/// Ordered by preference: the narrower range, the exported name, the plainer one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate<'d> {
+    size: u64,
+    local: bool,
+    underscores: usize,
+    name: &'d str,
+}
+
+impl<'q, 'd> SymbolSearch<'q, 'd> {
+    /// For addresses in ascending order.
+    fn new(queries: &'q [(LinkedAddress, AddressId)]) -> Self {
+        Self {
+            queries,
+            best: vec![None; queries.len()],
+        }
+    }
+
+    /// A symbol names the addresses from its start to its size, and no others: one without a size names none.
+    fn look_in<S: object::ObjectSymbol<'d>>(&mut self, symbols: impl Iterator<Item = S>) {
+        for symbol in symbols {
+            let (start, size) = (symbol.address(), symbol.size());
+            if size == 0 || symbol.kind() != SymbolKind::Text || !symbol.is_definition() {
+                continue;
+            }
+            let first = self
+                .queries
+                .partition_point(|&(address, _)| address < start);
+            let covered = self.queries[first..]
+                .iter()
+                .take_while(|&&(address, _)| address - start < size)
+                .count();
+            if covered == 0 {
+                continue;
+            }
+            let Ok(name) = symbol.name() else {
+                continue;
+            };
+            let candidate = Candidate {
+                size,
+                local: symbol.is_local(),
+                underscores: name.bytes().take_while(|&byte| byte == b'_').count(),
+                name,
+            };
+            for best in &mut self.best[first..first + covered] {
+                if best.is_none_or(|best| candidate < best) {
+                    *best = Some(candidate);
+                }
+            }
+        }
+    }
+
+    fn names(self) -> impl Iterator<Item = Option<&'d str>> {
+        self.best
+            .into_iter()
+            .map(|best| best.map(|candidate| candidate.name))
+    }
+}

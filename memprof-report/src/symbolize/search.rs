@@ -1,0 +1,205 @@
+//! The file behind a mapping, and its debug file.
+//!
+//! Paths in a profile are data of whoever wrote it: only regular files are opened, never waiting, and
+//! below a root no link leads out of it.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use object::{Object as _, ReadCache};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::{Object, Sources};
+use crate::error::{Error, Result};
+
+/// Where distributions put debug files, below a root.
+const DEBUG: &str = "usr/lib/debug";
+
+pub(super) enum Found {
+    Binary(Binary),
+    /// With the reason.
+    Nothing(String),
+}
+
+/// A binary that may name addresses.
+pub(super) struct Binary {
+    pub(super) file: File,
+    /// What `.gnu_debuglink` or the build id leads to.
+    pub(super) debug: Option<File>,
+    pub(super) checked: bool,
+}
+
+/// A place to look: a path below a root.
+struct Place {
+    root: PathBuf,
+    path: PathBuf,
+}
+
+pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Result<Found> {
+    let foreign = match (machine, sources.machine.as_deref()) {
+        (Some(theirs), Some(ours)) => theirs != ours,
+        _ => false,
+    };
+    let mut mismatch = None;
+    for place in places(object, sources, foreign) {
+        let Some(file) = open(&place) else {
+            continue;
+        };
+        let found = build_id(&file);
+        let checked = match (object.build_id, &found) {
+            (Some(expected), Some(found)) if expected == found => true,
+            (Some(_), _) if sources.force => false,
+            (Some(expected), found) => {
+                mismatch.get_or_insert_with(|| Error::BuildIdMismatch {
+                    path: object.path.into(),
+                    expected: expected.into(),
+                    file: place.root.join(&place.path),
+                    found: found.clone().unwrap_or_else(|| "none".into()),
+                });
+                continue;
+            }
+            (None, _) if foreign && !sources.force => continue,
+            (None, _) => false,
+        };
+        let debug = debug_file(&file, &place, found.as_deref(), sources);
+        return Ok(Found::Binary(Binary {
+            file,
+            debug,
+            checked,
+        }));
+    }
+    match mismatch {
+        Some(error) => Err(error),
+        None if foreign => Ok(Found::Nothing(
+            "the profile is from another machine; --binary-root names a directory with its binaries, \
+             their build ids must match"
+                .into(),
+        )),
+        None => Ok(Found::Nothing("no such file here, its frames are numbers".into())),
+    }
+}
+
+fn places(object: &Object<'_>, sources: &Sources, foreign: bool) -> Vec<Place> {
+    if let Some(binary) = sources.binary.as_ref().filter(|_| object.is_main) {
+        return vec![Place {
+            root: PathBuf::new(),
+            path: binary.clone(),
+        }];
+    }
+    let mut places = Vec::new();
+    // The path of a deleted file may lead to its successor, which only a build id can tell apart.
+    let deleted = object.path.ends_with(" (deleted)") && object.build_id.is_none();
+    let path = Path::new(object.path.trim_end_matches(" (deleted)"));
+    if !foreign && !deleted {
+        places.extend(sources.roots.iter().map(|root| Place {
+            root: root.clone(),
+            path: path.into(),
+        }));
+    }
+    if let Some(root) = &sources.binary_root {
+        let name = path.file_name().map(PathBuf::from);
+        let by_id = object.build_id.and_then(|id| by_build_id(id, ""));
+        let paths = [Some(path.to_owned()), name, by_id].into_iter().flatten();
+        places.extend(paths.map(|path| Place {
+            root: root.clone(),
+            path,
+        }));
+    }
+    places
+}
+
+fn by_build_id(id: &str, suffix: &str) -> Option<PathBuf> {
+    let (first, rest) = id.split_at_checked(2)?;
+    let safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
+    safe.then(|| PathBuf::from(format!(".build-id/{first}/{rest}{suffix}")))
+}
+
+/// The debug file of a binary: by build id, else by `.gnu_debuglink`, whose checksum it must have.
+fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -> Option<File> {
+    let mut roots: Vec<&Path> = [&place.root]
+        .into_iter()
+        .chain(&sources.roots)
+        .chain(&sources.binary_root)
+        .map(PathBuf::as_path)
+        .collect();
+    roots.dedup();
+    if let Some(path) = id.and_then(|id| by_build_id(id, ".debug")) {
+        for root in &roots {
+            for path in [Path::new(DEBUG).join(&path), path.clone()] {
+                let found = open(&Place {
+                    root: root.to_path_buf(),
+                    path,
+                });
+                if let Some(debug) = found.filter(|debug| build_id(debug).as_deref() == id) {
+                    return Some(debug);
+                }
+            }
+        }
+    }
+    let (name, checksum) = debug_link(file)?;
+    let directory = place.path.parent()?;
+    let below = directory.strip_prefix("/").unwrap_or(directory);
+    let paths = [
+        directory.join(&name),
+        directory.join(".debug").join(&name),
+        Path::new("/").join(DEBUG).join(below).join(&name),
+    ];
+    paths.into_iter().find_map(|path| {
+        let debug = open(&Place {
+            root: place.root.clone(),
+            path,
+        })?;
+        let same = match (build_id(&debug).as_deref(), id) {
+            (Some(found), Some(id)) => found == id,
+            _ => crc(&debug).is_some_and(|found| found == checksum),
+        };
+        same.then_some(debug)
+    })
+}
+
+fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
+    let cache = ReadCache::new(file);
+    let object = object::File::parse(&cache).ok()?;
+    let (name, checksum) = object.gnu_debuglink().ok()??;
+    let name = str::from_utf8(name)
+        .ok()
+        .filter(|name| !name.is_empty() && !name.contains('/'))?;
+    Some((name.into(), checksum))
+}
+
+/// In hex; none where the file is no ELF or has none.
+fn build_id(file: &File) -> Option<String> {
+    let cache = ReadCache::new(file);
+    let object = object::File::parse(&cache).ok()?;
+    let id = object.build_id().ok()??;
+    Some(id.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn crc(mut file: &File) -> Option<u32> {
+    let mut reader = flate2::CrcReader::new(&mut file);
+    io::copy(&mut reader, &mut io::sink()).ok()?;
+    Some(reader.crc().sum())
+}
+
+/// Opens a regular file without waiting. A file that cannot be opened is one that is not there.
+fn open(place: &Place) -> Option<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = if place.root.as_os_str().is_empty() {
+        rustix::fs::open(&place.path, flags, Mode::empty())
+    } else {
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(CWD, &place.root, directory, Mode::empty()).ok()?;
+        let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        match rustix::fs::openat2(root, &place.path, flags, Mode::empty(), inside) {
+            // Before Linux 5.6, and below some seccomp filters. Out of "/" no link can lead.
+            Err(Errno::NOSYS | Errno::PERM) if place.root == Path::new("/") => {
+                rustix::fs::open(place.root.join(&place.path), flags, Mode::empty())
+            }
+            opened => opened,
+        }
+    };
+    let file = File::from(file.ok()?);
+    file.metadata().ok()?.is_file().then_some(file)
+}

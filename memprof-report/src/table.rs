@@ -1,0 +1,115 @@
+//! Functions with what they allocated themselves (flat) and with their callees (cumulative).
+
+use crate::fold::Folded;
+use crate::names::StringId;
+
+/// A value in the profile and in its base.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pair {
+    /// In the profile.
+    pub new: i64,
+    /// In the base; 0 without one.
+    pub base: i64,
+}
+
+impl Pair {
+    /// The value, or the change from the base.
+    pub fn value(self) -> i64 {
+        self.new - self.base
+    }
+
+    /// Adds both.
+    pub fn add(&mut self, new: i64, base: i64) {
+        self.new += new;
+        self.base += base;
+    }
+
+    /// How it changed.
+    pub fn change(self) -> Change {
+        match (self.base, self.new) {
+            (base, new) if base == new => Change::Same,
+            (0, _) => Change::New,
+            (_, 0) => Change::Gone,
+            (base, new) if new > base => Change::Grew,
+            _ => Change::Shrank,
+        }
+    }
+}
+
+/// What became of a function since the base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// More than before.
+    Grew,
+    /// Less than before.
+    Shrank,
+    /// Not there before.
+    New,
+    /// Not there any more.
+    Gone,
+    /// As before.
+    Same,
+}
+
+impl Change {
+    /// Those a diff shows, in its order.
+    pub const SHOWN: [Self; 4] = [Self::Grew, Self::Shrank, Self::New, Self::Gone];
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grew => "grew",
+            Self::Shrank => "shrank",
+            Self::New => "new",
+            Self::Gone => "gone",
+            Self::Same => "same",
+        }
+    }
+}
+
+/// One function.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Its name.
+    pub function: StringId,
+    /// Its own allocations.
+    pub flat: Pair,
+    /// Its own and its callees'; a recursive function counts once per stack.
+    pub cum: Pair,
+}
+
+/// One row per function, the largest first: by flat value, or by cumulative.
+pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
+    let mut rows: Vec<Row> = (0..folded.functions.len() as u32)
+        .map(|id| Row {
+            function: StringId(id),
+            flat: Pair::default(),
+            cum: Pair::default(),
+        })
+        .collect();
+    let mut seen = vec![usize::MAX; rows.len()];
+    for (index, stack) in folded.stacks.iter().enumerate() {
+        for function in &stack.functions {
+            let function = function.0 as usize;
+            if seen[function] != index {
+                seen[function] = index;
+                rows[function].cum.add(stack.new, stack.base);
+            }
+        }
+        if let Some(leaf) = stack.functions.last() {
+            rows[leaf.0 as usize].flat.add(stack.new, stack.base);
+        }
+    }
+    rows.retain(|row| row.cum != Pair::default());
+    let size = |pair: Pair| std::cmp::Reverse(pair.value().unsigned_abs());
+    let name = |row: &Row| folded.functions.get(row.function);
+    match by_cum {
+        true => rows.sort_by(|a, b| {
+            (size(a.cum), size(a.flat), name(a)).cmp(&(size(b.cum), size(b.flat), name(b)))
+        }),
+        false => rows.sort_by(|a, b| {
+            (size(a.flat), size(a.cum), name(a)).cmp(&(size(b.flat), size(b.cum), name(b)))
+        }),
+    }
+    rows
+}

@@ -1,0 +1,132 @@
+//! The allocator's own frames at the leaf, which would otherwise be the top row of every report.
+
+use crate::names::Names;
+use crate::profile::{Address, Profile};
+use crate::stacks::{AddressId, StackId};
+
+/// File names of allocators that are libraries of their own.
+const LIBRARIES: [&str; 5] = [
+    "libjemalloc.so",
+    "libjemalloc_pic",
+    "libtcmalloc",
+    "libmimalloc.so",
+    "memory_profile.so",
+];
+
+/// Functions by which C, C++ and Rust ask for memory.
+const FUNCTIONS: [&str; 22] = [
+    "malloc",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "free",
+    "cfree",
+    "memalign",
+    "posix_memalign",
+    "aligned_alloc",
+    "valloc",
+    "pvalloc",
+    "mallocx",
+    "rallocx",
+    "xallocx",
+    "dallocx",
+    "sdallocx",
+    "operator new",
+    "operator new[]",
+    "do_malloc",
+    "DoSampledAllocation",
+    "alloc::alloc::exchange_malloc",
+    "operator new(unsigned long)",
+];
+
+/// Beginnings of functions that are an allocator's inside. Those of a static jemalloc are listed as of 5.3.
+const PREFIXES: [&str; 28] = [
+    "je_",
+    "_rjem_",
+    "rjem_",
+    "prof_backtrace",
+    "prof_tctx_create",
+    "prof_alloc_prep",
+    "prof_realloc",
+    "imalloc",
+    "irallocx",
+    "iralloc",
+    "do_rallocx",
+    "do_realloc",
+    "inallocx",
+    "fallback_impl",
+    "tcmalloc::",
+    "TCMalloc",
+    "tc_malloc",
+    "tc_calloc",
+    "tc_realloc",
+    "tc_new",
+    "tc_memalign",
+    "__rust_alloc",
+    "__rust_realloc",
+    "__rdl_",
+    "__rg_",
+    "alloc::alloc::",
+    "tikv_jemallocator::",
+    "jemallocator::",
+];
+
+/// Beginnings of trait implementations of Rust allocators.
+const IMPLEMENTATIONS: [&str; 3] = [
+    "<tikv_jemallocator::",
+    "<jemallocator::",
+    "<alloc::alloc::Global as ",
+];
+
+/// By stack: how many addresses at the leaf belong to the allocator. One always remains.
+pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
+    let addresses = profile.stacks.addresses();
+    let libraries: Vec<bool> = profile
+        .mappings
+        .iter()
+        .map(|mapping| is_library(mapping.file_name()))
+        .collect();
+    let trimmed: Vec<bool> = (0..addresses.len())
+        .map(|index| {
+            let call = Address(addresses[index].0.wrapping_sub(1));
+            profile
+                .mapping_of(call)
+                .is_some_and(|mapping| libraries[mapping])
+                || is_allocating(names, AddressId(index as u32))
+        })
+        .collect();
+    (0..profile.stacks.len())
+        .map(|index| {
+            let frames = profile.stacks.frames(StackId(index as u32));
+            let depth = frames
+                .iter()
+                .take_while(|id| trimmed[id.0 as usize])
+                .count();
+            depth.min(frames.len().saturating_sub(1)) as u32
+        })
+        .collect()
+}
+
+/// Whether all frames of an address are the allocator's.
+fn is_allocating(names: &Names, address: AddressId) -> bool {
+    let frames = names.frames(address);
+    !frames.is_empty()
+        && frames
+            .iter()
+            .all(|frame| is_allocator(names.strings.get(frame.function)))
+}
+
+fn is_library(file: &str) -> bool {
+    LIBRARIES.iter().any(|library| file.starts_with(library))
+}
+
+pub(crate) fn is_allocator(function: &str) -> bool {
+    let plain = function
+        .trim_start_matches("__libc_")
+        .trim_start_matches("__GI_");
+    FUNCTIONS.contains(&plain)
+        || PREFIXES.iter().any(|prefix| function.starts_with(prefix))
+        || IMPLEMENTATIONS
+            .iter()
+            .any(|prefix| function.starts_with(prefix))
+}

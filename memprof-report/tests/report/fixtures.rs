@@ -1,0 +1,292 @@
+//! Names of programs that are built here: inlines, PIE, dlopen, stripped, moved and wrong binaries.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memprof_report::{ErrorKind, Format, Granularity, Options, Result, Sources};
+use tempfile::TempDir;
+
+use crate::support::{path, report_on, run};
+
+/// `shop` and `libplugin.so` in a directory of their own, and a dump that `shop` printed.
+struct Shop {
+    directory: TempDir,
+    dump: Vec<u8>,
+}
+
+impl Shop {
+    fn build() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (binary, library) = (
+            directory.path().join("shop"),
+            directory.path().join("libplugin.so"),
+        );
+        let flags = ["-g", "-fPIE", "-pie", "-O2", "-Wl,--build-id"];
+        run("g++", "g++", |g| {
+            g.args(flags)
+                .arg(path("fixtures/shop.cpp"))
+                .arg("-o")
+                .arg(&binary)
+                .arg("-ldl")
+        });
+        let flags = ["-g", "-O1", "-shared", "-fPIC", "-Wl,--build-id"];
+        run("gcc", "gcc", |g| {
+            g.args(flags)
+                .arg(path("fixtures/plugin.c"))
+                .arg("-o")
+                .arg(&library)
+        });
+        let dump = run(binary.to_str().expect("a path"), "", |shop| {
+            shop.arg(&library)
+        });
+        Self { directory, dump }
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.directory.path().join(file)
+    }
+
+    /// The dump as another tool of ours would end it.
+    fn with_comments(&self, comments: &str) -> Vec<u8> {
+        let mut dump = self.dump.clone();
+        dump.extend_from_slice(comments.as_bytes());
+        dump
+    }
+
+    fn build_id(&self, file: &str) -> String {
+        let notes = run("readelf", "binutils", |readelf| {
+            readelf.arg("-n").arg(self.path(file))
+        });
+        let notes = String::from_utf8(notes).expect("it is text");
+        let id = notes
+            .split("Build ID: ")
+            .nth(1)
+            .and_then(|rest| rest.split_whitespace().next());
+        id.expect("it has one").to_owned()
+    }
+
+    fn strip(&self, file: &str) {
+        run("strip", "binutils", |strip| strip.arg(self.path(file)));
+    }
+
+    /// Moves the debug information of `file` to `debug` below the directory.
+    fn split_debug(&self, file: &str, debug: &str) {
+        let (file, debug) = (self.path(file), self.path(debug));
+        fs::create_dir_all(debug.parent().expect("a directory")).expect("it can be made");
+        run("objcopy", "binutils", |o| {
+            o.arg("--only-keep-debug").arg(&file).arg(&debug)
+        });
+    }
+}
+
+fn here() -> Sources {
+    Sources {
+        roots: vec!["/".into()],
+        machine: Some("here".into()),
+        ..Sources::default()
+    }
+}
+
+fn collapsed(
+    dump: &[u8],
+    sources: &Sources,
+    granularity: Granularity,
+) -> Result<(String, Vec<String>)> {
+    let options = Options {
+        format: Format::Collapsed,
+        granularity,
+        ..Options::default()
+    };
+    let (out, notes) = report_on(dump, None, Some(sources), &options)?;
+    Ok((String::from_utf8(out).expect("it is text"), notes))
+}
+
+fn stacks(dump: &[u8], sources: &Sources) -> String {
+    collapsed(dump, sources, Granularity::Functions)
+        .expect("it is a good dump")
+        .0
+}
+
+#[track_caller]
+fn assert_named(stacks: &str) {
+    assert!(
+        stacks.contains("main;shop::serve;shop::Basket::add<int>;shop::capture "),
+        "{stacks}"
+    );
+    assert!(
+        stacks.contains("main;plugin_work;hidden_helper;shop::capture "),
+        "{stacks}"
+    );
+}
+
+#[test]
+fn inlines_pie_and_dlopen() {
+    let shop = Shop::build();
+    assert_named(&stacks(&shop.dump, &here()));
+    let (lines, _) = collapsed(&shop.dump, &here(), Granularity::Lines).expect("it is a good dump");
+    assert!(lines.contains("shop.cpp:19;shop::capture"), "{lines}");
+}
+
+#[test]
+fn stripped_with_a_debug_link() {
+    let shop = Shop::build();
+    for file in ["shop", "libplugin.so"] {
+        let debug = format!(".debug/{file}.debug");
+        shop.split_debug(file, &debug);
+        shop.strip(file);
+        let link = format!("--add-gnu-debuglink={}", shop.path(&debug).display());
+        run("objcopy", "binutils", |o| o.arg(link).arg(shop.path(file)));
+    }
+    assert_named(&stacks(&shop.dump, &here()));
+}
+
+#[test]
+fn stripped_with_a_build_id_directory() {
+    let shop = Shop::build();
+    for file in ["shop", "libplugin.so"] {
+        let id = shop.build_id(file);
+        shop.split_debug(
+            file,
+            &format!("debug/.build-id/{}/{}.debug", &id[..2], &id[2..]),
+        );
+        shop.strip(file);
+    }
+    let sources = Sources {
+        binary_root: Some(shop.path("debug")),
+        ..here()
+    };
+    assert_named(&stacks(&shop.dump, &sources));
+}
+
+#[test]
+fn stripped_frames_are_numbers_not_neighbours() {
+    let shop = Shop::build();
+    shop.strip("shop");
+    shop.strip("libplugin.so");
+    let stacks = stacks(&shop.dump, &here());
+    assert!(
+        stacks.contains(";shop+0x") && stacks.contains("plugin_work;libplugin.so+0x"),
+        "{stacks}"
+    );
+}
+
+#[test]
+fn moved_binary() {
+    let shop = Shop::build();
+    fs::rename(shop.path("shop"), shop.path("moved")).expect("it can be moved");
+    let (without, notes) =
+        collapsed(&shop.dump, &here(), Granularity::Functions).expect("it is a good dump");
+    assert!(without.contains("shop+0x"), "{without}");
+    assert!(
+        notes.iter().any(|note| note.contains("no such file here")),
+        "{notes:?}"
+    );
+    assert_named(&stacks(
+        &shop.dump,
+        &Sources {
+            binary: Some(shop.path("moved")),
+            ..here()
+        },
+    ));
+}
+
+#[test]
+fn mismatching_build_id() {
+    let shop = Shop::build();
+    let comment = |id: &str| {
+        format!(
+            "# memprof 1\n# build-id: {id} {}\n",
+            shop.path("shop").display()
+        )
+    };
+    let wrong = shop.with_comments(&comment("00112233"));
+    let error = collapsed(&wrong, &here(), Granularity::Functions).expect_err("it is another one");
+    assert_eq!(error.kind(), ErrorKind::BuildIdMismatch);
+    assert_named(&stacks(
+        &wrong,
+        &Sources {
+            force: true,
+            ..here()
+        },
+    ));
+    let right = shop.with_comments(&comment(&shop.build_id("shop")));
+    assert_named(&stacks(&right, &here()));
+}
+
+#[test]
+fn another_machine() {
+    let shop = Shop::build();
+    let id = shop.build_id("shop");
+    let dump = shop.with_comments(&format!(
+        "# host: shop pid 7 on elsewhere\n# build-id: {id} {}\n",
+        shop.path("shop").display()
+    ));
+    let numbers = stacks(&dump, &here());
+    assert!(
+        !numbers.contains("shop::") && numbers.contains("shop+0x"),
+        "{numbers}"
+    );
+    let root = tempfile::tempdir().expect("a directory");
+    fs::copy(shop.path("shop"), root.path().join("shop")).expect("it can be copied");
+    let with_root = stacks(
+        &dump,
+        &Sources {
+            binary_root: Some(root.path().into()),
+            ..here()
+        },
+    );
+    assert!(
+        with_root.contains("main;shop::serve;shop::Basket::add<int>;shop::capture "),
+        "{with_root}"
+    );
+}
+
+/// A dump may name anything: devices, FIFOs, directories. None is waited for.
+#[test]
+fn mappings_that_are_no_files() {
+    let shop = Shop::build();
+    let fifo = shop.path("fifo");
+    run("mkfifo", "coreutils", |mkfifo| mkfifo.arg(&fifo));
+    let text = String::from_utf8(shop.dump.clone()).expect("it is text");
+    let binary = shop.path("shop").display().to_string();
+    for path in [
+        "/dev/zero",
+        "/proc/self/mem",
+        "/",
+        "/../../etc/passwd",
+        fifo.to_str().expect("a path"),
+    ] {
+        let dump = text.replace(&binary, path);
+        let stacks = stacks(dump.as_bytes(), &here());
+        assert!(!stacks.contains("shop::"), "{stacks}");
+    }
+}
+
+#[test]
+fn rust_names() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let binary = directory.path().join("market");
+    let source = path("fixtures/market.rs");
+    for mangling in ["legacy", "v0"] {
+        let flag = format!("-Csymbol-mangling-version={mangling}");
+        let flags = ["--edition=2024", "-g", "-O", &flag];
+        let unstable = mangling == "legacy";
+        build_rust(&source, &binary, &flags, unstable);
+        let dump = run(binary.to_str().expect("a path"), "", |market| market);
+        let stacks = stacks(&dump, &here());
+        assert!(stacks.contains("market::main;"), "{stacks}");
+        let sell = "market::stall::Sell>::sell;market::stall::weigh;market::capture ";
+        assert!(stacks.contains(sell), "{stacks}");
+        assert!(!stacks.contains("::h0"), "{stacks}");
+    }
+}
+
+fn build_rust(source: &Path, binary: &Path, flags: &[&str], unstable: bool) {
+    run("rustc", "rustc", |rustc: &mut Command| {
+        if unstable {
+            rustc.env("RUSTC_BOOTSTRAP", "1").arg("-Zunstable-options");
+        }
+        rustc.args(flags).arg(source).arg("-o").arg(binary)
+    });
+}

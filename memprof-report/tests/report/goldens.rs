@@ -1,0 +1,177 @@
+//! Whole outputs, named after their options. `BLESS=1 cargo test` rewrites them.
+
+use std::env;
+use std::fs;
+
+use memprof_report::{Filter, Format, Granularity, Options, SampleType, pattern};
+
+use crate::support::{corpus, path, report_on};
+
+fn check(golden: &str, dump: &[u8], base: Option<&[u8]>, options: &Options) {
+    let (out, _) = report_on(dump, base, None, options).expect("it is a good dump");
+    let file = path(&format!("goldens/{golden}"));
+    if env::var_os("BLESS").is_some() {
+        fs::write(&file, &out).expect("the golden can be written");
+    }
+    let expected = fs::read(&file).expect("the golden is there; BLESS=1 writes it");
+    let (out, expected) = (
+        String::from_utf8_lossy(&out),
+        String::from_utf8_lossy(&expected),
+    );
+    assert!(
+        out == expected,
+        "{golden} differs; BLESS=1 rewrites it. It is now:\n{out}"
+    );
+}
+
+fn named() -> Vec<u8> {
+    fs::read(path("named.heap")).expect("it is there")
+}
+
+/// `named`, after some time: one function gone, one new, one grown, one shrunk.
+fn named_later() -> Vec<u8> {
+    let text = String::from_utf8(named()).expect("it is text");
+    text.replace("t*: 2: 4096 [", "t*: 3: 6144 [")
+        .replace("t*: 1: 10240 [", "t*: 1: 5120 [")
+        .replace("std::vector<int>::push_back", "std::deque<int>::push_back")
+        .into()
+}
+
+fn options(format: Format) -> Options {
+    Options {
+        format,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn redis_by_numbers() {
+    let redis = corpus("redis");
+    for (golden, format) in [
+        ("redis.inuse_space.no_symbols.text", Format::Text),
+        ("redis.inuse_space.no_symbols.tree", Format::Tree),
+        ("redis.inuse_space.no_symbols.collapsed", Format::Collapsed),
+        ("redis.inuse_space.no_symbols.json", Format::Json),
+        ("redis.inuse_space.no_symbols.dot", Format::Dot),
+    ] {
+        check(golden, &redis, None, &options(format));
+    }
+    let objects = Options {
+        sample_type: SampleType::InuseObjects,
+        ..options(Format::Collapsed)
+    };
+    check(
+        "redis.inuse_objects.no_symbols.collapsed",
+        &redis,
+        None,
+        &objects,
+    );
+}
+
+#[test]
+fn every_format_of_a_named_dump() {
+    for (name, format) in [
+        ("text", Format::Text),
+        ("tree", Format::Tree),
+        ("collapsed", Format::Collapsed),
+        ("flamegraph.svg", Format::Flamegraph),
+        ("html", Format::Html),
+        ("dot", Format::Dot),
+        ("jeprof", Format::Jeprof),
+        ("json", Format::Json),
+    ] {
+        check(
+            &format!("named.inuse_space.{name}"),
+            &named(),
+            None,
+            &options(format),
+        );
+    }
+}
+
+#[test]
+fn every_option_of_a_table() {
+    let text = options(Format::Text);
+    check(
+        "named.cum.text",
+        &named(),
+        None,
+        &Options {
+            by_cum: true,
+            ..text.clone()
+        },
+    );
+    check(
+        "named.top_2.text",
+        &named(),
+        None,
+        &Options {
+            top: Some(2),
+            ..text.clone()
+        },
+    );
+    check(
+        "named.lines.text",
+        &named(),
+        None,
+        &Options {
+            granularity: Granularity::Lines,
+            ..text.clone()
+        },
+    );
+    let alloc_objects = Options {
+        sample_type: SampleType::AllocObjects,
+        ..text.clone()
+    };
+    check("named.alloc_objects.text", &named(), None, &alloc_objects);
+    let focus = |focus: &str, ignore: Option<&str>| Filter {
+        focus: Some(pattern(focus).expect("a pattern")),
+        ignore: ignore.map(|ignore| pattern(ignore).expect("a pattern")),
+    };
+    let filtered = Options {
+        filter: focus("^serve$", Some("parse_")),
+        ..text
+    };
+    check(
+        "named.focus_serve.ignore_parse.text",
+        &named(),
+        None,
+        &filtered,
+    );
+    let peek = Options {
+        filter: focus("serve|read_body", None),
+        ..options(Format::Peek)
+    };
+    check("named.focus_serve_read_body.peek", &named(), None, &peek);
+}
+
+#[test]
+fn a_diff_in_every_format() {
+    let (new, base) = (named_later(), named());
+    for (name, format) in [
+        ("text", Format::Text),
+        ("tree", Format::Tree),
+        ("collapsed", Format::Collapsed),
+        ("flamegraph.svg", Format::Flamegraph),
+        ("html", Format::Html),
+        ("dot", Format::Dot),
+        ("json", Format::Json),
+    ] {
+        check(
+            &format!("named_later.base_named.{name}"),
+            &new,
+            Some(&base),
+            &options(format),
+        );
+    }
+    let normalize = Options {
+        normalize: true,
+        ..options(Format::Text)
+    };
+    check(
+        "named_later.base_named.normalize.text",
+        &new,
+        Some(&base),
+        &normalize,
+    );
+}

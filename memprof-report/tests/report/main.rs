@@ -1,0 +1,9 @@
+//! Reports on real, made up and hostile profiles, as their readers see them.
+
+mod corpus;
+mod diff;
+mod fixtures;
+mod goldens;
+mod hostile;
+mod support;
+mod tools;
