@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use crate::leaks::LeaksArgs;
+use crate::record::RecordArgs;
 use crate::report::ReportArgs;
 
 /// Heap profiles of running processes that loaded the memory_profile plugin.
@@ -60,7 +62,8 @@ pub(crate) enum Command {
     Reset(Short),
     /// List the kept dumps, newest first.
     List(Short),
-    /// Turn a heap profile into an answer: a table, a flamegraph, a page, a diff.
+    Record(RecordArgs),
+    Leaks(LeaksArgs),
     Report(ReportArgs),
     /// Check a plugin's file as a host would, in a process of its own.
     Check {

@@ -21,6 +21,8 @@ pub(crate) const USAGE: u8 = 2;
 pub(crate) const UNREACHABLE: u8 = 3;
 /// Profiling cannot be on in that process.
 pub(crate) const UNAVAILABLE: u8 = 4;
+/// There is nothing to show.
+pub(crate) const NO_DATA: u8 = 5;
 /// Plugin and host, or dump and binary, do not belong together.
 pub(crate) const MISMATCH: u8 = 6;
 

@@ -5,10 +5,12 @@
 mod args;
 mod check;
 mod exit;
+mod leaks;
 mod malloc_conf;
 mod message;
 mod output;
 mod ps;
+mod record;
 mod report;
 mod target;
 
@@ -48,6 +50,8 @@ fn run(command: Command) -> Outcome {
         Command::Reset(short) => message::short("reset", &short),
         Command::List(short) => message::short("list", &short),
         Command::Dump { short, output } => message::dump(&short, output.as_deref()),
+        Command::Record(args) => record::run(&args),
+        Command::Leaks(args) => leaks::run(&args),
         Command::Report(args) => {
             report::run(&args)?;
             Ok(ExitCode::SUCCESS)

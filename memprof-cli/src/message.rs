@@ -50,7 +50,7 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>) -> Outcome {
     show(reply, *json)
 }
 
-fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<()> {
+pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<()> {
     let args = format!("id={id}");
     let mut reply = client.message(MEMORY_PROFILE, "fetch", &args, Some(Deliver::Fd))?;
     let Some(mut body) = reply.file.take() else {

@@ -10,6 +10,8 @@ use memprof_report::{
     Error, ErrorKind, Filter, Format, Granularity, Input, Limits, Options, Sources, pattern,
 };
 
+use crate::output;
+
 /// Turn a heap profile into an answer: who holds the memory
 #[derive(clap::Args, Debug)]
 pub(crate) struct ReportArgs {
@@ -127,7 +129,7 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
 }
 
 /// Writes the report to standard output or `-o`, and notes to standard error.
-pub(crate) fn run(args: &ReportArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     let sources = (!args.no_symbols).then(|| args.sources());
     let mut profile = open(&args.file)?;
@@ -142,20 +144,78 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Error> {
         .as_mut()
         .zip(base_name.as_deref())
         .map(|(bytes, name)| Input { name, bytes });
-    let notes = match &args.output {
-        None => {
-            let mut out = BufWriter::with_capacity(256 << 10, io::stdout().lock());
-            memprof_report::report(input, base, sources.as_ref(), &options, &progress, &mut out)
-        }
-        Some(path) => publish(path, |out| {
-            memprof_report::report(input, base, sources.as_ref(), &options, &progress, out)
-        }),
+    let write = |out: &mut dyn Write| {
+        memprof_report::report(input, base, sources.as_ref(), &options, &progress, out)
     };
+    let notes = match &args.output {
+        None => write(&mut stdout()).map_err(Into::into),
+        Some(path) => output::publish(path, |out| Ok(write(out)?)),
+    };
+    tell(notes)
+}
+
+/// A table of a dump of a living process.
+#[derive(Debug)]
+pub(crate) struct Show<'a> {
+    pub(crate) file: &'a Path,
+    pub(crate) pid: u32,
+    /// Rows.
+    pub(crate) top: usize,
+}
+
+/// Writes the table to standard output, and notes to standard error.
+pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
+    let name = what.file.display().to_string();
+    let input = Input {
+        name: &name,
+        bytes: &mut open(what.file)?,
+    };
+    let options = Options {
+        top: Some(what.top),
+        ..Options::default()
+    };
+    let sources = sources_of(Some(what.pid));
+    let written = memprof_report::report(
+        input,
+        None,
+        Some(&sources),
+        &options,
+        &progress,
+        &mut stdout(),
+    );
+    tell(written.map_err(Into::into))
+}
+
+fn stdout() -> impl Write {
+    BufWriter::with_capacity(256 << 10, io::stdout().lock())
+}
+
+fn tell(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     clear_progress();
     for note in notes? {
         eprintln!("memprof: note: {note}");
     }
     Ok(())
+}
+
+/// Where the binaries of a living process lie, or of one that ran on this machine.
+pub(crate) fn sources_of(pid: Option<u32>) -> Sources {
+    let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
+    Sources {
+        binary: pid.and_then(deleted_binary),
+        roots: root.into_iter().chain([PathBuf::from("/")]).collect(),
+        binary_root: None,
+        machine: Some(machine()),
+        force: false,
+    }
+}
+
+/// The main program of a process where its file was replaced: the kernel still has what runs.
+fn deleted_binary(pid: u32) -> Option<PathBuf> {
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let target = std::fs::read_link(&exe).ok()?;
+    let is_deleted = target.to_string_lossy().ends_with(" (deleted)");
+    is_deleted.then_some(exe)
 }
 
 impl ReportArgs {
@@ -182,28 +242,13 @@ impl ReportArgs {
     }
 
     fn sources(&self) -> Sources {
-        let mut roots = Vec::new();
-        if let Some(pid) = self.pid {
-            roots.push(PathBuf::from(format!("/proc/{pid}/root")));
-        }
-        roots.push(PathBuf::from("/"));
+        let found = sources_of(self.pid);
         Sources {
-            binary: self.binary.clone().or_else(|| self.deleted_binary()),
-            roots,
+            binary: self.binary.clone().or(found.binary),
             binary_root: self.binary_root.clone(),
-            machine: Some(machine()),
             force: self.force,
+            ..found
         }
-    }
-
-    /// The main program of `--pid` where its file was replaced: the kernel still has what runs.
-    fn deleted_binary(&self) -> Option<PathBuf> {
-        let exe = PathBuf::from(format!("/proc/{}/exe", self.pid?));
-        let target = std::fs::read_link(&exe).ok()?;
-        target
-            .to_string_lossy()
-            .ends_with(" (deleted)")
-            .then_some(exe)
     }
 }
 
@@ -242,41 +287,14 @@ fn open(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
 }
 
-/// Lets `write` fill a file beside `path` and renames it, so that `path` never holds half a report.
-fn publish<T>(
-    path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let failed = |source| Error::Io {
-        act: format!("write {}", path.display()),
-        source,
-    };
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let file = tempfile::Builder::new()
-        .prefix(".memprof-report-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(directory)
-        .map_err(failed)?;
-    let mut out = BufWriter::with_capacity(256 << 10, file);
-    let value = write(&mut out)?;
-    let file = out
-        .into_inner()
-        .map_err(|error| failed(error.into_error()))?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    Ok(value)
-}
-
 /// A line on the terminal that is written over, and nothing where nobody looks.
-fn progress(done: usize, of: usize) {
+pub(crate) fn progress(done: usize, of: usize) {
     if io::stderr().is_terminal() {
         eprint!("\rsymbolizing: {done} of {of} files");
     }
 }
 
-fn clear_progress() {
+pub(crate) fn clear_progress() {
     if io::stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }

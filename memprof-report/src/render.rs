@@ -137,7 +137,7 @@ pub fn render(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> 
 }
 
 /// A value as a person reads it: `1.50MiB`, or a plain count.
-fn amount(value: i64, sample_type: SampleType) -> String {
+pub fn amount(value: i64, sample_type: SampleType) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if sample_type.unit() != "bytes" {
         return value.to_string();

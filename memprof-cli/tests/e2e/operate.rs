@@ -187,3 +187,53 @@ fn doctor_recognizes_a_stripped_program() {
         "{run:?}"
     );
 }
+
+#[test]
+fn record_shows_the_leak_and_leaves_the_host_as_it_was() {
+    let host = Setup::of("c_host").start();
+    let file = host.place().join("x.heap");
+    let file_name = file.to_str().unwrap();
+    let run = host
+        .memprof("record", &["--for", "1s", "-o", file_name])
+        .exits(0);
+    assert!(run.stdout.contains("grow_cache"), "{run:?}");
+    assert!(
+        std::fs::read_to_string(&file)
+            .unwrap()
+            .starts_with("heap_v2/")
+    );
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "inactive");
+
+    host.memprof("activate", &["for=1h"]).exits(0);
+    host.memprof("record", &["--for", "100ms"]).exits(0);
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "active");
+    assert!(status["active_until"].is_string(), "{status}");
+
+    let off = Setup::without_profiling("c_host").start();
+    off.memprof("record", &["--for", "1s"]).exits(4);
+}
+
+#[test]
+fn leaks_names_what_keeps_growing() {
+    let host = Setup::of("c_host").start();
+    host.memprof("activate", &[]).exits(0);
+    host.memprof("leaks", &[]).exits(5);
+    for step in 1..=3 {
+        host.dump_of(step * 1_000_000);
+    }
+    let leaks = host
+        .memprof("leaks", &["--json", "--last", "3"])
+        .exits(0)
+        .json();
+    assert_eq!(leaks["dumps"].as_array().unwrap().len(), 3);
+    let largest = &leaks["stacks"][0];
+    let stack = largest["stack"].to_string();
+    assert!(stack.contains("grow_cache"), "{leaks}");
+    assert!(largest["growth_bytes"].as_i64().unwrap() > 0);
+    let text = host.memprof("leaks", &["--last", "3"]).exits(0).stdout;
+    assert!(text.contains("grew in each of the last 3 dumps"), "{text}");
+    assert!(text.contains("\n    grow_cache\n"), "{text}");
+    host.memprof("leaks", &["--last", "2"]).exits(2);
+}

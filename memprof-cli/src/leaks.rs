@@ -1,0 +1,278 @@
+//! `memprof leaks`: the stacks that grew from each kept dump of a process to the next.
+//!
+//! One dump shows who holds memory, two show what changed; only growth that does not stop is a
+//! leak.
+
+use std::collections::HashMap;
+use std::io::BufReader;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, bail};
+use memprof_host::client::Client;
+use memprof_host::protocol::Deliver;
+use memprof_report::{Folded, Granularity, Input, Options, SampleType, Sources, amount};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::args::To;
+use crate::exit::{NO_DATA, Outcome, coded};
+use crate::report::{clear_progress, progress, sources_of};
+use crate::{output, target};
+
+/// Two dumps make a difference, three a trend.
+const FEWEST: usize = 3;
+/// The frames of a stack that the text shows, from the leaf.
+const FRAMES: usize = 8;
+
+/// Show the stacks that grew in every one of a process's last dumps
+#[derive(clap::Args, Debug)]
+pub(crate) struct LeaksArgs {
+    #[command(flatten)]
+    to: To,
+
+    /// How many of the newest dumps to compare, at least 3
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    last: usize,
+
+    /// Show this many stacks
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+}
+
+/// A dump's stacks, root first and joined by `;`, with their estimated bytes in use.
+type Stacks = HashMap<String, i64>;
+
+#[derive(Serialize)]
+struct Leaks {
+    schema_version: u32,
+    /// Ids, oldest first.
+    dumps: Vec<String>,
+    span_seconds: u64,
+    stacks: Vec<Leak>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Leak {
+    growth_bytes: i64,
+    growth_bytes_per_hour: i64,
+    inuse_space: i64,
+    /// Root first.
+    stack: Vec<String>,
+}
+
+pub(crate) fn run(args: &LeaksArgs) -> Outcome {
+    if args.last < FEWEST {
+        return Err(coded(
+            crate::exit::USAGE,
+            format!("--last must be at least {FEWEST}"),
+        ));
+    }
+    let mut client = target::connect(args.to.target.as_deref())?;
+    let pid = client.host()?.pid;
+    let kept = newest(&mut client, pid, args.last)?;
+    let sources = sources_of(Some(pid));
+    let dumps = kept.iter().map(|dump| read(&mut client, dump, &sources));
+    let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
+    clear_progress();
+    let span = match (kept.first(), kept.last()) {
+        (Some(first), Some(last)) => last.taken.duration_since(first.taken).unwrap_or_default(),
+        _ => Duration::ZERO,
+    };
+    let leaks = Leaks {
+        schema_version: 1,
+        dumps: kept.into_iter().map(|dump| dump.id).collect(),
+        span_seconds: span.as_secs(),
+        stacks: grown(&dumps, span),
+    };
+    if args.to.json {
+        output::print(&serde_json::to_string(&leaks)?)?;
+    } else {
+        output::print(&text(&leaks, args.top))?;
+    }
+    Ok(0.into())
+}
+
+struct Kept {
+    id: String,
+    taken: SystemTime,
+}
+
+/// The newest dumps of the running process, oldest first.
+fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Kept>> {
+    let reply = client.message("memory_profile", "list", "", None)?;
+    let body: Value = serde_json::from_slice(&reply.into_bytes()?).context("the reply to list")?;
+    let Some(dumps) = body["dumps"].as_array() else {
+        bail!(
+            "{}",
+            body["text"]
+                .as_str()
+                .unwrap_or("the reply to list has no dumps")
+        );
+    };
+    let mut kept = Vec::new();
+    for dump in dumps.iter().filter(|dump| dump["pid"] == pid).take(count) {
+        let field = |name: &str| {
+            dump[name]
+                .as_str()
+                .with_context(|| format!("a dump has no {name}"))
+        };
+        let taken = humantime::parse_rfc3339(field("taken")?).context("a dump's time")?;
+        kept.push(Kept {
+            id: field("id")?.to_owned(),
+            taken,
+        });
+    }
+    if kept.len() < FEWEST {
+        let message = format!(
+            "{} dumps of this process are kept, and it takes {FEWEST} to see what keeps growing: \
+             send `memprof dump`, some minutes apart",
+            kept.len()
+        );
+        return Err(coded(NO_DATA, message));
+    }
+    kept.reverse();
+    Ok(kept)
+}
+
+fn read(client: &mut Client, dump: &Kept, sources: &Sources) -> anyhow::Result<Stacks> {
+    let args = format!("id={}", dump.id);
+    let reply = client.message("memory_profile", "fetch", &args, Some(Deliver::Fd))?;
+    let Some(file) = reply.file.filter(|_| reply.result.status_code == 0) else {
+        bail!("the host did not pass dump {}", dump.id);
+    };
+    let input = Input {
+        name: &dump.id,
+        bytes: &mut BufReader::new(file),
+    };
+    let named = memprof_report::read(input, Some(sources), &Options::default(), &progress)?;
+    let folded = Folded::new(&named, None, SampleType::InuseSpace, Granularity::Functions);
+    let stack = |functions: &[memprof_report::StringId]| {
+        functions
+            .iter()
+            .map(|id| folded.functions.get(*id))
+            .collect::<Vec<_>>()
+            .join(";")
+    };
+    Ok(folded
+        .stacks
+        .iter()
+        .map(|each| (stack(&each.functions), each.value()))
+        .collect())
+}
+
+/// The stacks that grew at every step, the largest growth first.
+fn grown(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
+    let (Some(first), Some(last)) = (dumps.first(), dumps.last()) else {
+        return Vec::new();
+    };
+    let bytes = |dump: &Stacks, stack: &str| dump.get(stack).copied().unwrap_or(0);
+    let grew = |stack: &str| {
+        dumps
+            .windows(2)
+            .all(|pair| bytes(&pair[1], stack) > bytes(&pair[0], stack))
+    };
+    let hours = span.as_secs_f64() / 3600.0;
+    let mut leaks: Vec<Leak> = last
+        .iter()
+        .filter(|(stack, _)| grew(stack))
+        .map(|(stack, inuse)| {
+            let growth = inuse - bytes(first, stack);
+            Leak {
+                growth_bytes: growth,
+                growth_bytes_per_hour: if hours > 0.0 {
+                    (growth as f64 / hours) as i64
+                } else {
+                    0
+                },
+                inuse_space: *inuse,
+                stack: stack.split(';').map(str::to_owned).collect(),
+            }
+        })
+        .collect();
+    leaks.sort_by(|a, b| (b.growth_bytes, &a.stack).cmp(&(a.growth_bytes, &b.stack)));
+    leaks
+}
+
+fn text(leaks: &Leaks, top: usize) -> String {
+    let span = humantime::format_duration(Duration::from_secs(leaks.span_seconds));
+    let (dumps, count) = (leaks.dumps.len(), leaks.stacks.len());
+    if count == 0 {
+        return format!("no stack grew in each of the last {dumps} dumps ({span})");
+    }
+    let mut lines = vec![format!(
+        "{count} stacks grew in each of the last {dumps} dumps ({span}), estimated"
+    )];
+    let size = |bytes: i64| amount(bytes, SampleType::InuseSpace);
+    for leak in leaks.stacks.iter().take(top) {
+        let (hourly, growth) = (size(leak.growth_bytes_per_hour), size(leak.growth_bytes));
+        lines.push(format!(
+            "\n{hourly}/h  +{growth}, now {}",
+            size(leak.inuse_space)
+        ));
+        lines.extend(
+            leak.stack
+                .iter()
+                .rev()
+                .take(FRAMES)
+                .map(|frame| format!("    {frame}")),
+        );
+        if leak.stack.len() > FRAMES {
+            lines.push(format!("    ... {} callers", leak.stack.len() - FRAMES));
+        }
+    }
+    if count > top {
+        lines.push(format!("\n({} more stacks, --top shows them)", count - top));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_growth_that_does_not_stop_is_a_leak() {
+        let dump = |values: &[(&str, i64)]| -> Stacks {
+            values
+                .iter()
+                .map(|(stack, bytes)| ((*stack).to_owned(), *bytes))
+                .collect()
+        };
+        let dumps = [
+            dump(&[("main;leak", 10), ("main;pause", 10), ("main;falls", 9)]),
+            dump(&[
+                ("main;leak", 20),
+                ("main;pause", 20),
+                ("main;falls", 5),
+                ("main;new", 1),
+            ]),
+            dump(&[
+                ("main;leak", 40),
+                ("main;pause", 20),
+                ("main;falls", 90),
+                ("main;new", 2),
+            ]),
+        ];
+        let found = grown(&dumps, Duration::from_secs(1800));
+        let leak = |growth, now, stack: &[&str]| Leak {
+            growth_bytes: growth,
+            growth_bytes_per_hour: growth * 2,
+            inuse_space: now,
+            stack: stack.iter().map(ToString::to_string).collect(),
+        };
+        assert_eq!(
+            found,
+            [
+                leak(30, 40, &["main", "leak"]),
+                leak(2, 2, &["main", "new"])
+            ]
+        );
+    }
+
+    #[test]
+    fn dumps_of_one_second_have_no_rate() {
+        let dump = |bytes| Stacks::from([("main".to_owned(), bytes)]);
+        let found = grown(&[dump(1), dump(2), dump(3)], Duration::ZERO);
+        assert_eq!(found[0].growth_bytes_per_hour, 0);
+    }
+}

@@ -1,0 +1,102 @@
+//! `memprof record`: a profile of the next half minute, and the host left as it was.
+
+use std::io::{IsTerminal, stderr};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use memprof_host::client::Client;
+use serde_json::Value;
+
+use crate::exit::{Outcome, code_of_status, coded};
+use crate::report::{Show, show};
+use crate::{message, target};
+
+/// How much longer than the recording its activation lasts, should this program be killed.
+const GRACE: Duration = Duration::from_secs(60);
+const TICK: Duration = Duration::from_millis(250);
+const ROWS: usize = 20;
+
+/// Take a heap profile of the next while, and show who holds the memory
+#[derive(clap::Args, Debug)]
+pub(crate) struct RecordArgs {
+    /// The host: a pid, a name or a socket's path. Not needed while only one host runs
+    #[arg(short, long, value_name = "TARGET")]
+    target: Option<String>,
+
+    /// How long to sample, for example 30s or 5m
+    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    duration: Duration,
+
+    /// Keep the dump in this file too
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &RecordArgs) -> Outcome {
+    let mut client = target::connect(args.target.as_deref())?;
+    let pid = client.host()?.pid;
+    let before = ask(&mut client, "status", "")?;
+    let was_active = before["profiling"] == "active";
+    if !was_active {
+        // A lease, so that the host does not stay active should this program be killed.
+        let lease = humantime::format_duration(args.duration + GRACE)
+            .to_string()
+            .replace(' ', "");
+        ask(&mut client, "activate", &format!("for={lease}"))?;
+    }
+    wait(args.duration);
+    let dumped = ask(&mut client, "dump", "");
+    if !was_active {
+        ask(&mut client, "deactivate", "")?;
+    }
+    let dumped = dumped?;
+    let id = dumped["id"]
+        .as_str()
+        .context("the reply to dump has no id")?;
+    let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
+    let kept = place.path().join("dump.heap");
+    let file: &Path = args.output.as_deref().unwrap_or(&kept);
+    message::fetch(&mut client, id, file)?;
+    for warning in dumped["warnings"].as_array().into_iter().flatten() {
+        eprintln!("memprof: note: {}", warning.as_str().unwrap_or_default());
+    }
+    show(&Show {
+        file,
+        pid,
+        top: ROWS,
+    })?;
+    Ok(0.into())
+}
+
+/// Sends a message whose reply must be ok.
+fn ask(client: &mut Client, name: &str, args: &str) -> anyhow::Result<Value> {
+    let reply = client.message("memory_profile", name, args, None)?;
+    let status = reply.result.status_code;
+    let Some(body) = reply.result.body else {
+        bail!("the host sent no reply to {name}")
+    };
+    if status != 0 {
+        let text = body["text"].as_str().unwrap_or("no reason given");
+        return Err(coded(code_of_status(status), text));
+    }
+    Ok(body)
+}
+
+/// Waits, and shows how long it still takes where somebody looks.
+fn wait(duration: Duration) {
+    let begun = Instant::now();
+    let watched = stderr().is_terminal();
+    while let Some(left) = duration.checked_sub(begun.elapsed()) {
+        if watched {
+            let done = (begun.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
+            let bar = "#".repeat(done.min(30));
+            eprint!("\rsampling [{bar:<30}] {:>4}s left", left.as_secs());
+        }
+        thread::sleep(left.min(if watched { TICK } else { duration }));
+    }
+    if watched {
+        eprint!("\r\x1b[K");
+    }
+}
