@@ -200,7 +200,7 @@ fn text(leaks: &Leaks, top: usize) -> String {
         return format!("no stack grew in each of the last {dumps} dumps ({span})");
     }
     let mut lines = vec![format!(
-        "{count} stacks grew in each of the last {dumps} dumps ({span}), estimated"
+        "stacks that grew in each of the last {dumps} dumps ({span}), estimated: {count}"
     )];
     let size = |bytes: i64| amount(bytes, SampleType::InuseSpace);
     for leak in leaks.stacks.iter().take(top) {

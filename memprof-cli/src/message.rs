@@ -41,16 +41,18 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>) -> Outcome {
         _ => None,
     };
     if let (0, Some(id), Some(file)) = (reply.result.status_code, id, file) {
-        fetch(&mut client, &id, file)?;
+        let length = fetch(&mut client, &id, file)?;
         if file == Path::new("-") {
             eprintln!("{}", text(&reply));
             return Ok(0.into());
         }
+        eprintln!("wrote {length} bytes to {}", file.display());
     }
     show(reply, *json)
 }
 
-pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<()> {
+/// Writes a kept dump to `file`, or to stdout for `-`. Returns its length.
+pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<u64> {
     let args = format!("id={id}");
     let mut reply = client.message(MEMORY_PROFILE, "fetch", &args, Some(Deliver::Fd))?;
     let Some(mut body) = reply.file.take() else {
@@ -61,11 +63,7 @@ pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Resul
         body.read_to_string(&mut refusal)?;
         bail!("the host refused to pass the dump: {refusal}");
     }
-    let length = output::save(&mut body, file)?;
-    if file != Path::new("-") {
-        eprintln!("wrote {length} bytes to {}", file.display());
-    }
-    Ok(())
+    output::save(&mut body, file)
 }
 
 fn show(reply: Delivered, json: bool) -> Outcome {
