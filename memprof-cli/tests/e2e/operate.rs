@@ -1,8 +1,10 @@
 //! What an operator does with a live process besides taking dumps.
 
+use std::time::Instant;
+
 use serde_json::Value;
 
-use crate::host::Setup;
+use crate::host::{PATIENCE, Setup};
 
 fn rows(ledger: &Value) -> Vec<(String, u64)> {
     let rows = ledger["rows"].as_array().unwrap().iter();
@@ -220,8 +222,13 @@ fn leaks_names_what_keeps_growing() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     host.memprof("leaks", &[]).exits(5);
-    for step in 1..=3 {
-        host.dump_of(step * 1_000_000);
+    let live = || rows(&host.memprof("ledger", &["--json"]).exits(0).json())[0].1;
+    for _ in 0..3 {
+        let (before, begun) = (live(), Instant::now());
+        while live() < before + 500_000 {
+            assert!(begun.elapsed() < PATIENCE, "the host does not grow");
+        }
+        host.memprof("dump", &[]).exits(0);
     }
     let leaks = host
         .memprof("leaks", &["--json", "--last", "3"])
