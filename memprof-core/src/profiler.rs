@@ -113,6 +113,11 @@ impl Profiler {
         self.require_profiling(&allocators)?;
         let mut warnings = Vec::new();
         let _running = lg_sample.map(|_| self.begin_dump()).transpose()?;
+        // Held over the switching: the switch is read back, and another thread may turn it.
+        let mut since = self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for jemalloc in allocators.iter() {
             match jemalloc.require_profiling() {
                 Ok(()) => {
@@ -125,10 +130,6 @@ impl Profiler {
                 Err(error) => warnings.push(with_remedy(&error)),
             }
         }
-        let mut since = self
-            .active_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
         since.get_or_insert_with(SystemTime::now);
         drop(since);
         warnings.dedup();
@@ -148,10 +149,15 @@ impl Profiler {
     /// jemalloc refused.
     pub fn deactivate(&self) -> Result<Activation> {
         let allocators = self.allocators();
+        let mut since = self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         allocators
             .iter()
             .try_for_each(|jemalloc| jemalloc.set_active(false))?;
-        self.set_active_since(None);
+        *since = None;
+        drop(since);
         self.set_lease(None);
         let unavailable = self.require_profiling(&allocators).err();
         let warnings = unavailable.iter().map(with_remedy).collect();
