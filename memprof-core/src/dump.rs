@@ -100,19 +100,31 @@ fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scr
 
 fn ask_jemalloc(jemalloc: &Jemalloc, scratch: &mut Scratch) -> Result<()> {
     let dumped = jemalloc.mallctl.write_path(c"prof.dump", &scratch.path());
-    dumped.map_err(|errno| match scratch.why_not_writable() {
-        Some(cause) => {
-            let message = format!("jemalloc failed to write the dump: {}", describe(cause));
-            Error::new(ErrorKind::Io, message)
-        }
-        None => Error::mallctl("prof.dump", errno),
-    })
+    dumped
+        .map_err(|errno| not_written(scratch).unwrap_or_else(|| Error::mallctl("prof.dump", errno)))
+}
+
+/// The error that tells why the kernel does not let jemalloc write, if that is so.
+fn not_written(scratch: &mut Scratch) -> Option<Error> {
+    let cause = describe(scratch.why_not_writable()?);
+    let message = format!("jemalloc failed to write the dump: {cause}");
+    Some(Error::new(ErrorKind::Io, message))
 }
 
 fn check(scratch: &mut Scratch) -> Result<Summary> {
     let read = |error: io::Error| Error::io("read the dump back", &error);
     let file = scratch.rewound().map_err(read)?;
-    summarize(BufReader::with_capacity(1 << 16, file)).map_err(|error| match error.kind() {
+    let summary = summarize(BufReader::with_capacity(1 << 16, file));
+    // jemalloc takes a short write for a whole one, and that may end after any line.
+    let refused = match &summary {
+        Ok(summary) if !summary.has_mappings => not_written(scratch),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => not_written(scratch),
+        Ok(_) | Err(_) => None,
+    };
+    if let Some(refused) = refused {
+        return Err(refused);
+    }
+    summary.map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => Error::new(ErrorKind::Allocator, error.to_string()),
         _ => read(error),
     })
