@@ -5,6 +5,7 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::dump_name::DumpName;
@@ -18,6 +19,10 @@ use crate::store::Store;
 /// A dump larger than this goes to an unnamed file on the disk of the dump directory the next
 /// time: memory is what the host may be short of. jemalloc does not tell beforehand.
 const MEMORY_LIMIT: u64 = 64 << 20;
+
+/// What a dump may need on each of its two threads, at the most. Beyond a limit on memory, a
+/// failed allocation of a few bytes would end the process.
+const MEMORY_NEEDED: usize = 1 << 20;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 
@@ -60,6 +65,7 @@ pub(crate) fn take(
     origin: &Origin,
     last_size: u64,
 ) -> Result<Dump> {
+    require_memory()?;
     jemalloc.leave_this_thread_out();
     let mut scratch = open_scratch(store.directory(), name, last_size)?;
     ask_jemalloc(jemalloc, &mut scratch)?;
@@ -84,6 +90,18 @@ pub(crate) fn take(
         estimated_inuse_bytes: summary.estimated_inuse_bytes(),
         allocator: format!("jemalloc {}", jemalloc.version),
     })
+}
+
+/// Fails where this thread cannot have the memory that a dump takes.
+///
+/// # Errors
+/// ENOMEM.
+pub(crate) fn require_memory() -> Result<()> {
+    let mut probe = Vec::<u8>::new();
+    let reserved = probe.try_reserve_exact(MEMORY_NEEDED);
+    // Without it the compiler may leave the whole allocation out.
+    std::hint::black_box(&probe);
+    reserved.map_err(|_| Error::io("find memory for the dump", &Errno::NOMEM.into()))
 }
 
 fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scratch> {

@@ -305,6 +305,7 @@ impl Profiler {
     pub fn dump(&self, trigger: &'static str) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
+        dump::require_memory()?;
         self.look_again();
         let allocators = self.allocators();
         self.require_profiling(&allocators)?;
