@@ -18,7 +18,7 @@ use std::time::Instant;
 use std::{io, mem};
 
 use nix::sys::signal::SigSet;
-use rustix::net::sockopt::socket_peercred;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::Value;
 
 use crate::protocol::{self, HostInfo};
@@ -183,8 +183,11 @@ impl Shared {
     }
 
     fn authorize(&self, stream: &UnixStream) -> Result<(), String> {
-        let peer = socket_peercred(stream).map_err(|errno| format!("unknown peer: {errno}"))?;
-        let uid = peer.uid.as_raw();
+        // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
+        let peer = getsockopt(stream, PeerCredentials);
+        let uid = peer
+            .map_err(|errno| format!("unknown peer: {errno}"))?
+            .uid();
         let own = rustix::process::geteuid().as_raw();
         if uid == 0 || uid == own || self.allow_uids.contains(&uid) {
             return Ok(());
