@@ -34,7 +34,7 @@ const LOG_LINES: usize = 20;
 pub(super) struct Setup {
     /// `stress_host`, or `stress_host_static`: then the preloaded jemalloc is the second one.
     pub(super) program: &'static str,
-    /// `OPTION=VALUE` of stress_host.c.
+    /// `OPTION=VALUE` of `stress_host.c`.
     pub(super) options: Vec<String>,
     /// A command that runs the host, for example `unshare --pid --fork`.
     pub(super) wrapper: Vec<&'static str>,
@@ -151,7 +151,7 @@ pub(super) struct Host {
     place: Option<Place>,
 }
 
-/// What a host counted; the same order as in stress_host.c.
+/// What a host counted; the same order as in `stress_host.c`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counters {
     pub(super) allocations: u64,
