@@ -219,7 +219,7 @@ impl Profiler {
     /// were read last.
     ///
     /// # Errors
-    /// `/proc/self/status` cannot be read; jemalloc refused.
+    /// `/proc/thread-self/status` cannot be read; jemalloc refused.
     pub fn ledger(&self) -> Result<Ledger> {
         if let Ok(_running) = self.begin_dump() {
             let heap = self.heap()?;
@@ -233,7 +233,7 @@ impl Profiler {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let read = |path: &str| std::fs::read_to_string(path).ok();
-        let cgroup = read("/proc/self/cgroup")
+        let cgroup = read("/proc/thread-self/cgroup")
             .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
         Ok(ledger::reconcile(self.resident()?, heap, cgroup))
     }
@@ -268,7 +268,7 @@ impl Profiler {
     }
 
     fn resident(&self) -> Result<Resident> {
-        const STATUS: &str = "/proc/self/status";
+        const STATUS: &str = "/proc/thread-self/status";
         let status = std::fs::read_to_string(STATUS)
             .map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
         Resident::parse(&status)
