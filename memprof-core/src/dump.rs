@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result, describe};
 use crate::heap::{Summary, summarize};
+use crate::hidden;
 use crate::jemalloc::Jemalloc;
 use crate::objects::{self, LoadedObject};
 use crate::scratch::Scratch;
@@ -106,7 +107,7 @@ pub(crate) fn require_memory() -> Result<()> {
 
 fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scratch> {
     let scratch = if !Path::new("/proc/thread-self/fd").exists() {
-        Scratch::hidden(directory, &format!(".{name}.scratch"))
+        Scratch::hidden(directory, &hidden::name(name, ".scratch"))
     } else if last_size > MEMORY_LIMIT {
         Scratch::unnamed(directory).or_else(|_| Scratch::memory())
     } else {
