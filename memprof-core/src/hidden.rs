@@ -1,4 +1,4 @@
-//! Files under hidden names, where a file cannot be without one: no O_TMPFILE, or no /proc.
+//! Files under hidden names, where a file cannot be without one: no `O_TMPFILE`, or no /proc.
 //!
 //! Each is locked as long as it is worked on, so that what a killed process left can be told
 //! from what another one is writing.
