@@ -1,9 +1,9 @@
 //! A host under torture: `stress_host.c`, ended when dropped.
 
 use std::collections::VecDeque;
-use std::fs::{self, Permissions};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
@@ -133,6 +133,19 @@ impl Place {
 
     fn counters(&self) -> PathBuf {
         self.path().join("counters")
+    }
+
+    /// Makes a root without /proc, in which the path of the dump directory is another directory.
+    pub(super) fn jail(&self) -> Result<PathBuf> {
+        make_private(&self.jailed_dumps())?;
+        Ok(self.path().join("root"))
+    }
+
+    /// The dump directory of a host in the jail.
+    pub(super) fn jailed_dumps(&self) -> PathBuf {
+        let mut inside = self.path().join("root").into_os_string();
+        inside.push(self.dumps());
+        inside.into()
     }
 
     /// Lets every user pass through.
@@ -352,13 +365,21 @@ pub(super) fn send(client: &mut Client, message: &str, args: &str) -> Result<Val
     serde_json::from_slice(&delivered.into_bytes()?).with_context(|| message.to_owned())
 }
 
+pub(super) fn make_private(directory: &Path) -> Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder
+        .create(directory)
+        .with_context(|| directory.display().to_string())
+}
+
 /// What lies in a dump directory.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     /// Whole dumps.
     pub(super) whole: usize,
-    /// Names of everything else: partial, left over, or readable by others.
-    pub(super) bad: Vec<String>,
+    /// Everything else: partial, left over, or readable by others.
+    pub(super) bad: Vec<PathBuf>,
 }
 
 /// Looks at everything in `directory`; a missing one is empty.
@@ -372,7 +393,7 @@ pub(super) fn survey(directory: &Path) -> Result<Survey> {
         if is_whole(&path)? {
             survey.whole += 1;
         } else {
-            survey.bad.push(path.display().to_string());
+            survey.bad.push(path);
         }
     }
     Ok(survey)

@@ -1,8 +1,6 @@
 //! A host that runs out of something, or whose surroundings change: a named error or a whole
 //! dump, and it lives.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,7 +9,7 @@ use memprof_host::client::Client;
 use nix::unistd::{Gid, Uid, chown, geteuid};
 
 use super::Form;
-use super::host::{Host, Place, Setup, dump, send, survey};
+use super::host::{Host, Place, Setup, dump, make_private, send, survey};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
@@ -150,7 +148,10 @@ fn alarms(form: Form, tally: &mut Tally) -> Result<()> {
 
 fn main_thread_gone(_: Form, tally: &mut Tally) -> Result<()> {
     let mut host = Setup::with("allocate=2 main=ends").start()?;
-    ensure!(check(&mut host.client()?, "", tally)?, "no dump");
+    let mut client = host.client()?;
+    ensure!(check(&mut client, "", tally)?, "no dump");
+    let ledger = send(&mut client, "ledger", "")?;
+    ensure!(ledger["status"] == "ok", "{ledger}");
     let dumps = host.place().dumps();
     check_after(&mut host, &dumps)
 }
@@ -172,10 +173,7 @@ fn pid_namespace(_: Form, tally: &mut Tally) -> Result<()> {
 
 fn chroot_without_proc(_: Form, tally: &mut Tally) -> Result<()> {
     let place = Place::new()?;
-    let root = place.path().join("root");
-    // The path of the dump directory is another directory in there.
-    let inside = root.join(place.dumps().strip_prefix("/")?);
-    make_private(&inside)?;
+    let (root, inside) = (place.jail()?, place.jailed_dumps());
     let option = format!("allocate=2 chroot={}", root.display());
     let mut host = Setup::with(&option).start_in(place)?;
     ensure!(check(&mut host.client()?, "", tally)?, "no dump");
@@ -221,14 +219,6 @@ fn threads(_: Form, tally: &mut Tally) -> Result<()> {
     host.limit("--nproc=1000:1000")?;
     let dumps = host.place().dumps();
     check_after(&mut host, &dumps)
-}
-
-fn make_private(directory: &Path) -> Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true).mode(0o700);
-    builder
-        .create(directory)
-        .with_context(|| directory.display().to_string())
 }
 
 fn give_to_nobody(path: &Path) -> Result<()> {
