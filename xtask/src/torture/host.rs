@@ -1,11 +1,10 @@
 //! A host under torture: `stress_host.c`, ended when dropped.
 
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -16,8 +15,8 @@ use memprof_host::client::Client;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use tempfile::TempDir;
 
+use super::place::Place;
 use crate::dist::dist;
 
 /// An answer that takes longer never comes.
@@ -105,53 +104,6 @@ impl Setup {
         };
         host.wait_until_ready(stderr)?;
         Ok(host)
-    }
-}
-
-/// The directory of a host, which outlives it.
-#[derive(Debug)]
-pub(super) struct Place(TempDir);
-
-impl Place {
-    pub(super) fn new() -> Result<Self> {
-        Ok(Self(
-            tempfile::tempdir().context("failed to make a directory")?,
-        ))
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    pub(super) fn dumps(&self) -> PathBuf {
-        self.path().join("dumps")
-    }
-
-    pub(super) fn socket(&self) -> PathBuf {
-        self.path().join("host.sock")
-    }
-
-    fn counters(&self) -> PathBuf {
-        self.path().join("counters")
-    }
-
-    /// Makes a root without /proc, in which the path of the dump directory is another directory.
-    pub(super) fn jail(&self) -> Result<PathBuf> {
-        make_private(&self.jailed_dumps())?;
-        Ok(self.path().join("root"))
-    }
-
-    /// The dump directory of a host in the jail.
-    pub(super) fn jailed_dumps(&self) -> PathBuf {
-        let mut inside = self.path().join("root").into_os_string();
-        inside.push(self.dumps());
-        inside.into()
-    }
-
-    /// Lets every user pass through.
-    pub(super) fn open_to_all(&self) -> Result<()> {
-        fs::set_permissions(self.path(), Permissions::from_mode(0o711))
-            .with_context(|| self.path().display().to_string())
     }
 }
 
@@ -363,56 +315,4 @@ pub(super) fn send(client: &mut Client, message: &str, args: &str) -> Result<Val
     let delivered = client.message("memory_profile", message, args, None)?;
     // A long body comes as a file.
     serde_json::from_slice(&delivered.into_bytes()?).with_context(|| message.to_owned())
-}
-
-pub(super) fn make_private(directory: &Path) -> Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true).mode(0o700);
-    builder
-        .create(directory)
-        .with_context(|| directory.display().to_string())
-}
-
-/// What lies in a dump directory.
-#[derive(Debug, Default)]
-pub(super) struct Survey {
-    /// Whole dumps.
-    pub(super) whole: usize,
-    /// Everything else: partial, left over, or readable by others.
-    pub(super) bad: Vec<PathBuf>,
-}
-
-/// Looks at everything in `directory`; a missing one is empty.
-pub(super) fn survey(directory: &Path) -> Result<Survey> {
-    let mut survey = Survey::default();
-    if !directory.exists() {
-        return Ok(survey);
-    }
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        if is_whole(&path)? {
-            survey.whole += 1;
-        } else {
-            survey.bad.push(path);
-        }
-    }
-    Ok(survey)
-}
-
-/// True for a dump that is private, and has its head, its mappings and its last comment.
-pub(super) fn is_whole(path: &Path) -> Result<bool> {
-    let text = fs::read(path).with_context(|| path.display().to_string())?;
-    let text = String::from_utf8_lossy(&text);
-    let name = path.file_name().map(|name| name.to_string_lossy());
-    Ok(
-        name.is_some_and(|name| name.ends_with(".heap") && !name.starts_with('.'))
-            && path.metadata()?.mode() & 0o777 == 0o600
-            && text.starts_with("heap_v2/")
-            && text.contains("\nMAPPED_LIBRARIES:\n")
-            && text.ends_with('\n')
-            && text
-                .lines()
-                .last()
-                .is_some_and(|last| last.starts_with("# build-id: ")),
-    )
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::Form;
-use super::host::{Setup, connect, send, survey};
+use super::host::{Setup, connect, send};
+use super::survey::survey;
 
 const SLOWEST_PROBE: Duration = Duration::from_millis(50);
 const LEAST_THROUGHPUT: f64 = 5000.0;

@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::Form;
-use super::host::{Host, Setup, dump, is_whole, send, survey};
+use super::host::{Host, Setup, dump, send};
 use super::strace::Tracer;
+use super::survey::{is_whole, survey};
 
 const ERRORS: [&str; 5] = ["EIO", "ENOSPC", "EMFILE", "EINTR", "EPERM"];
 

@@ -9,7 +9,9 @@ use anyhow::{Result, ensure};
 use nix::unistd::geteuid;
 
 use super::Form;
-use super::host::{Host, Place, Setup, dump, survey};
+use super::host::{Host, Setup, dump};
+use super::place::Place;
+use super::survey::survey;
 
 /// A host must serve again this soon.
 const BACK: Duration = Duration::from_secs(1);

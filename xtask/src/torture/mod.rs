@@ -6,10 +6,12 @@ mod hostile;
 mod inject;
 mod kill;
 mod paths;
+mod place;
 mod resources;
 mod stall;
 mod storm;
 mod strace;
+mod survey;
 
 use std::time::Instant;
 

@@ -10,7 +10,8 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 use super::Form;
-use super::host::{Setup, dump, send, survey};
+use super::host::{Setup, dump, send};
+use super::survey::survey;
 
 const SECRET: &str = "heap_v2/1 the secret";
 

@@ -9,7 +9,9 @@ use memprof_host::client::Client;
 use nix::unistd::{Gid, Uid, chown, geteuid};
 
 use super::Form;
-use super::host::{Host, Place, Setup, dump, make_private, send, survey};
+use super::host::{Host, Setup, dump, send};
+use super::place::{Place, make_private};
+use super::survey::survey;
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::Form;
-use super::host::{Counters, Host, Setup, dump, send, survey};
+use super::host::{Counters, Host, Setup, dump, send};
 use super::strace::Tracer;
+use super::survey::survey;
 
 /// Two syncs belong to a dump: of the file and of its directory.
 const SYNCS: u32 = 2;

@@ -11,7 +11,8 @@ use memprof_host::client::ClientError;
 use serde_json::Value;
 
 use super::Form;
-use super::host::{Setup, connect, is_whole, send, survey};
+use super::host::{Setup, connect, send};
+use super::survey::{is_whole, survey};
 
 /// Half of the 64 threads come over the control socket, half are in the host.
 const CLIENTS: usize = 32;
