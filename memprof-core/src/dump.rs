@@ -5,11 +5,13 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result, describe};
 use crate::heap::{Summary, summarize};
+use crate::hidden;
 use crate::jemalloc::Jemalloc;
 use crate::objects::{self, LoadedObject};
 use crate::scratch::Scratch;
@@ -18,6 +20,10 @@ use crate::store::Store;
 /// A dump larger than this goes to an unnamed file on the disk of the dump directory the next
 /// time: memory is what the host may be short of. jemalloc does not tell beforehand.
 const MEMORY_LIMIT: u64 = 64 << 20;
+
+/// What a dump may need on each of its two threads, at the most. Beyond a limit on memory, a
+/// failed allocation of a few bytes would end the process.
+const MEMORY_NEEDED: usize = 1 << 20;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 
@@ -60,6 +66,7 @@ pub(crate) fn take(
     origin: &Origin,
     last_size: u64,
 ) -> Result<Dump> {
+    require_memory()?;
     jemalloc.leave_this_thread_out();
     let mut scratch = open_scratch(store.directory(), name, last_size)?;
     ask_jemalloc(jemalloc, &mut scratch)?;
@@ -84,9 +91,21 @@ pub(crate) fn take(
     })
 }
 
+/// Fails where this thread cannot have the memory that a dump takes.
+///
+/// # Errors
+/// ENOMEM.
+pub(crate) fn require_memory() -> Result<()> {
+    let mut probe = Vec::<u8>::new();
+    let reserved = probe.try_reserve_exact(MEMORY_NEEDED);
+    // Without it the compiler may leave the whole allocation out.
+    std::hint::black_box(&probe);
+    reserved.map_err(|_| Error::io("find memory for the dump", &Errno::NOMEM.into()))
+}
+
 fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scratch> {
     let scratch = if !Path::new("/proc/thread-self/fd").exists() {
-        Scratch::hidden(directory, &format!(".{name}.scratch"))
+        Scratch::hidden(directory, &hidden::name(name, ".scratch"))
     } else if last_size > MEMORY_LIMIT {
         Scratch::unnamed(directory).or_else(|_| Scratch::memory())
     } else {
@@ -98,19 +117,31 @@ fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scr
 
 fn ask_jemalloc(jemalloc: &Jemalloc, scratch: &mut Scratch) -> Result<()> {
     let dumped = jemalloc.mallctl.write_path(c"prof.dump", &scratch.path());
-    dumped.map_err(|errno| match scratch.why_not_writable() {
-        Some(cause) => {
-            let message = format!("jemalloc failed to write the dump: {}", describe(cause));
-            Error::new(ErrorKind::Io, message)
-        }
-        None => Error::mallctl("prof.dump", errno),
-    })
+    dumped
+        .map_err(|errno| not_written(scratch).unwrap_or_else(|| Error::mallctl("prof.dump", errno)))
+}
+
+/// The error that tells why the kernel does not let jemalloc write, if that is so.
+fn not_written(scratch: &mut Scratch) -> Option<Error> {
+    let cause = describe(scratch.why_not_writable()?);
+    let message = format!("jemalloc failed to write the dump: {cause}");
+    Some(Error::new(ErrorKind::Io, message))
 }
 
 fn check(scratch: &mut Scratch) -> Result<Summary> {
     let read = |error: io::Error| Error::io("read the dump back", &error);
     let file = scratch.rewound().map_err(read)?;
-    summarize(BufReader::with_capacity(1 << 16, file)).map_err(|error| match error.kind() {
+    let summary = summarize(BufReader::with_capacity(1 << 16, file));
+    // jemalloc takes a short write for a whole one, and that may end after any line.
+    let refused = match &summary {
+        Ok(summary) if !summary.has_mappings => not_written(scratch),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => not_written(scratch),
+        Ok(_) | Err(_) => None,
+    };
+    if let Some(refused) = refused {
+        return Err(refused);
+    }
+    summary.map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => Error::new(ErrorKind::Allocator, error.to_string()),
         _ => read(error),
     })

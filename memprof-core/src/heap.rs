@@ -17,6 +17,8 @@ pub(crate) struct Summary {
     /// Where the stacks end: before the blank line and `MAPPED_LIBRARIES:`, or the whole length
     /// where jemalloc could not read its mappings (which it does not report).
     pub profile_len: u64,
+    /// False where jemalloc could not read its mappings, or was cut off after a line.
+    pub has_mappings: bool,
 }
 
 impl Summary {
@@ -68,6 +70,7 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<Summary> {
             Some(b'@') => summary.stacks += 1,
             Some(b'M') if line == b"MAPPED_LIBRARIES:\n" => {
                 summary.profile_len -= blank;
+                summary.has_mappings = true;
                 break;
             }
             Some(b' ' | b'\n') => {}
@@ -127,12 +130,18 @@ mod tests {
             bytes: 3_000_000,
             stacks: 2,
             profile_len: PROFILE.len() as u64,
+            has_mappings: true,
         };
-        let check =
-            |text: &str| assert_eq!(summarize(text.as_bytes()).unwrap(), expected, "{text}");
-        check(PROFILE);
-        check(&format!("{PROFILE}{MAPS}"));
-        check(&format!("{PROFILE}\nMAPPED_LIBRARIES:\n"));
+        let check = |text: &str, has_mappings| {
+            let expected = Summary {
+                has_mappings,
+                ..expected
+            };
+            assert_eq!(summarize(text.as_bytes()).unwrap(), expected, "{text}");
+        };
+        check(PROFILE, false);
+        check(&format!("{PROFILE}{MAPS}"), true);
+        check(&format!("{PROFILE}\nMAPPED_LIBRARIES:\n"), true);
     }
 
     #[test]

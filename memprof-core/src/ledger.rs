@@ -3,7 +3,7 @@
 //!
 //! RSS = file pages + shared pages + anonymous pages, and the anonymous ones are live heap,
 //! fragmentation, dirty pages, the allocator's metadata, and what no allocator knows: stacks, raw
-//! `mmap`s, static data. Only cheap sources: `/proc/self/status`, the allocators' totals, two
+//! `mmap`s, static data. Only cheap sources: `/proc/thread-self/status`, the allocators' totals, two
 //! cgroup files.
 
 use serde::Serialize;

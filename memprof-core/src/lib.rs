@@ -18,6 +18,7 @@ mod facts;
 #[cfg(test)]
 mod fake;
 mod heap;
+mod hidden;
 mod jemalloc;
 mod lease;
 mod ledger;

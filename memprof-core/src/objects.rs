@@ -42,8 +42,9 @@ pub(crate) struct Segment {
     pub offset: u64,
 }
 
-/// The program itself, also when its file was deleted or replaced.
-pub(crate) const EXECUTABLE: &str = "/proc/self/exe";
+/// The program itself, also when its file was deleted or replaced. Not `self`, which has nothing
+/// once the main thread has exited.
+pub(crate) const EXECUTABLE: &str = "/proc/thread-self/exe";
 
 impl LoadedObject {
     /// True when `address` lies in one of its segments.
@@ -244,7 +245,7 @@ mod tests {
         let maps = maps(&objects);
         let first = maps.lines().next().unwrap();
         assert!(
-            first.contains(" 00000000 00:00 0 /proc/self/exe"),
+            first.contains(" 00000000 00:00 0 /proc/thread-self/exe"),
             "{first}"
         );
         assert_eq!(

@@ -113,6 +113,11 @@ impl Profiler {
         self.require_profiling(&allocators)?;
         let mut warnings = Vec::new();
         let _running = lg_sample.map(|_| self.begin_dump()).transpose()?;
+        // Held over the switching: the switch is read back, and another thread may turn it.
+        let mut since = self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for jemalloc in allocators.iter() {
             match jemalloc.require_profiling() {
                 Ok(()) => {
@@ -125,10 +130,6 @@ impl Profiler {
                 Err(error) => warnings.push(with_remedy(&error)),
             }
         }
-        let mut since = self
-            .active_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
         since.get_or_insert_with(SystemTime::now);
         drop(since);
         warnings.dedup();
@@ -148,10 +149,15 @@ impl Profiler {
     /// jemalloc refused.
     pub fn deactivate(&self) -> Result<Activation> {
         let allocators = self.allocators();
+        let mut since = self
+            .active_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         allocators
             .iter()
             .try_for_each(|jemalloc| jemalloc.set_active(false))?;
-        self.set_active_since(None);
+        *since = None;
+        drop(since);
         self.set_lease(None);
         let unavailable = self.require_profiling(&allocators).err();
         let warnings = unavailable.iter().map(with_remedy).collect();
@@ -213,7 +219,7 @@ impl Profiler {
     /// were read last.
     ///
     /// # Errors
-    /// `/proc/self/status` cannot be read; jemalloc refused.
+    /// `/proc/thread-self/status` cannot be read; jemalloc refused.
     pub fn ledger(&self) -> Result<Ledger> {
         if let Ok(_running) = self.begin_dump() {
             let heap = self.heap()?;
@@ -227,7 +233,7 @@ impl Profiler {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let read = |path: &str| std::fs::read_to_string(path).ok();
-        let cgroup = read("/proc/self/cgroup")
+        let cgroup = read("/proc/thread-self/cgroup")
             .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
         Ok(ledger::reconcile(self.resident()?, heap, cgroup))
     }
@@ -262,7 +268,7 @@ impl Profiler {
     }
 
     fn resident(&self) -> Result<Resident> {
-        const STATUS: &str = "/proc/self/status";
+        const STATUS: &str = "/proc/thread-self/status";
         let status = std::fs::read_to_string(STATUS)
             .map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
         Resident::parse(&status)
@@ -299,6 +305,7 @@ impl Profiler {
     pub fn dump(&self, trigger: &'static str) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
+        dump::require_memory()?;
         self.look_again();
         let allocators = self.allocators();
         self.require_profiling(&allocators)?;

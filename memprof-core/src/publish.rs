@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags};
 use rustix::io::{Errno, retry_on_intr};
 
+use crate::hidden;
 use crate::scratch::PRIVATE;
 
 /// Copies `body` into a new file `name` of `directory` that appears complete and on disk.
@@ -73,10 +74,10 @@ fn publish_hidden(
     body: &mut dyn Read,
 ) -> Result<u64, (&'static str, io::Error)> {
     let hidden = format!(".{name}");
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = retry_on_intr(|| rustix::fs::openat(directory, &hidden, flags, PRIVATE))
+    let file = hidden::create(directory, &hidden)
         .map_err(|errno| ("create a file for the dump", errno.into()))?;
-    let length = fill(&mut File::from(file), body).and_then(|length| {
+    let mut file = File::from(file);
+    let length = fill(&mut file, body).and_then(|length| {
         rename(directory, &hidden, name).map_err(|errno| ("name the dump", errno.into()))?;
         Ok(length)
     });

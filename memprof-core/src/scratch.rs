@@ -6,12 +6,14 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
+
+use crate::hidden;
 
 /// Owner may read and write; nobody else.
 pub(crate) const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -62,9 +64,12 @@ impl Scratch {
     /// On the disk of `directory`, under the hidden name `name`, which must be new.
     pub(crate) fn hidden(directory: &Path, name: &str) -> io::Result<Self> {
         let path = directory.join(name);
-        let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
-        let file: OwnedFd = retry_on_intr(|| rustix::fs::open(&path, flags, PRIVATE))?;
+        let place = rustix::fs::open(
+            directory,
+            OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        let file = hidden::create(&place, name)?;
         Ok(Self {
             file: file.into(),
             name: Name::Hidden(path),

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
@@ -13,10 +14,14 @@ use serde::Serialize;
 
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
+use crate::hidden;
 use crate::publish::publish;
 use crate::scratch::PRIVATE;
 
 const EXTENSION: &str = ".heap";
+
+/// Another process that dumps into the same directory may be a moment ahead.
+const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// How many dumps to keep. The oldest go first, before a new one is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +138,8 @@ impl Store {
     /// The directory cannot be made, is not safe, or takes no more; nothing is left behind.
     pub(crate) fn add(&self, name: &DumpName, size: u64, body: &mut dyn Read) -> Result<Kept> {
         let directory = self.open_or_make()?;
-        self.make_room(&directory, size)?;
+        hidden::sweep(&directory).map_err(|errno| self.unusable("list", errno.into()))?;
+        self.make_room(&directory, name.taken, size)?;
         let id = name.to_string();
         let file_name = format!("{id}{EXTENSION}");
         let bytes = publish(&directory, &file_name, body).map_err(|(act, cause)| {
@@ -254,8 +260,13 @@ impl Store {
         }
     }
 
-    fn make_room(&self, directory: &OwnedFd, size: u64) -> Result<()> {
-        let kept = self.kept_in(directory)?;
+    fn make_room(&self, directory: &OwnedFd, now: SystemTime, size: u64) -> Result<()> {
+        let mut kept = self.kept_in(directory)?;
+        // The clock was set back since: what is of later than now is older than what is of now.
+        let later = |dump: &Kept| {
+            DumpName::parse(&dump.id).is_some_and(|name| name.taken > now + CLOCK_SLACK)
+        };
+        kept.sort_by_key(later);
         let mut room = self.keep.bytes.saturating_sub(size);
         let places = self.keep.count.saturating_sub(1);
         let mut full = false;
@@ -283,7 +294,6 @@ impl Store {
 mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::time::{Duration, SystemTime};
 
     fn name(seconds: u64, sequence: u32) -> DumpName {
         let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564 + seconds);
@@ -361,6 +371,31 @@ mod tests {
             &[4, 3, 2],
         );
         check(Keep { count: 1, bytes: 1 }, &[4]);
+    }
+
+    #[test]
+    fn the_newest_stays_whatever_the_clock_does() {
+        const YEAR: u64 = 365 * 24 * 3600;
+        let check = |taken: &[u64], expected: &[u32]| {
+            let (_parent, store) = store(Keep {
+                count: 2,
+                ..Keep::default()
+            });
+            for (at, seconds) in (1..).zip(taken) {
+                add(&store, &name(*seconds, at), b"12345");
+            }
+            let mut kept: Vec<_> = store
+                .list()
+                .unwrap()
+                .iter()
+                .map(|kept| DumpName::parse(&kept.id).unwrap().sequence)
+                .collect();
+            kept.sort_unstable();
+            assert_eq!(kept, expected, "{taken:?}");
+        };
+        check(&[0, 1, YEAR, YEAR + 1], &[3, 4]);
+        check(&[YEAR, YEAR + 1, 0, 1], &[3, 4]);
+        check(&[YEAR, 0, 1, YEAR + 2], &[3, 4]);
     }
 
     #[test]

@@ -158,8 +158,14 @@ impl Client {
         if !params.is_null() {
             request["params"] = params;
         }
-        self.write(format!("{request}\n").as_bytes())?;
-        let (line, file) = self.read_line()?;
+        let written = self.write(format!("{request}\n").as_bytes());
+        // A host that refuses a connection answers before it closes, and may do so before this.
+        let (line, file) = match written {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.read_line().map_err(|_| error)?
+            }
+            written => written.and_then(|()| self.read_line())?,
+        };
         let strange = |error: serde_json::Error| ClientError::Protocol(error.to_string());
         let response: Response = serde_json::from_slice(&line).map_err(strange)?;
         if let Some(ResponseError { code, message }) = response.error {

@@ -7,6 +7,7 @@ use anyhow::Result;
 use crate::dist::{self, Profile};
 use crate::packages;
 use crate::run::{cargo, run};
+use crate::torture;
 
 /// Builds everything and runs every test.
 pub(crate) fn test() -> Result<()> {
@@ -28,6 +29,7 @@ pub(crate) fn run_ci() -> Result<()> {
         "warnings",
     ]))?;
     test()?;
+    torture::command(&["--short"])?;
     let mut docs = cargo(&[
         "doc",
         "--workspace",

@@ -73,22 +73,42 @@ fn built_dir(profile: Profile) -> PathBuf {
     })
 }
 
-/// What is not Rust.
-fn build_c() -> Result<()> {
-    let host_library = dist().join("lib/libmemprof_host.a");
-    let host_library = host_library
-        .to_str()
-        .context("the path of target/dist is not UTF-8")?;
-    let dynamic = [host_library, "-lpthread", "-ldl", "-lm"];
-    // Not exported (-rdynamic), so that only its symbol table tells of it.
-    let with_jemalloc = [
+/// The host of `cargo xtask torture`, without a jemalloc and with one; after [`build`].
+pub(crate) fn build_torture() -> Result<()> {
+    let source = "xtask/src/torture/stress_host.c";
+    let library = host_library()?;
+    compile("cc", source, "torture/stress_host", &dynamic(&library))?;
+    let place = "torture/stress_host_static";
+    compile("cc", source, place, &with_jemalloc(&library))
+}
+
+fn host_library() -> Result<String> {
+    let library = dist().join("lib/libmemprof_host.a");
+    let library = library.to_str();
+    Ok(library
+        .context("the path of target/dist is not UTF-8")?
+        .to_owned())
+}
+
+fn dynamic(host_library: &str) -> [&str; 4] {
+    [host_library, "-lpthread", "-ldl", "-lm"]
+}
+
+/// Not exported (-rdynamic), so that only its symbol table tells of it.
+fn with_jemalloc(host_library: &str) -> [&str; 6] {
+    [
         host_library,
         "-l:libjemalloc.a",
         "-lstdc++",
         "-lpthread",
         "-ldl",
         "-lm",
-    ];
+    ]
+}
+
+/// What is not Rust.
+fn build_c() -> Result<()> {
+    let library = host_library()?;
     compile(
         "cc",
         "plugins/hello-c/hello_c.c",
@@ -99,19 +119,19 @@ fn build_c() -> Result<()> {
         "cc",
         "hosts-examples/c/c_host.c",
         "examples/c_host",
-        &dynamic,
+        &dynamic(&library),
     )?;
     compile(
         "cc",
         "hosts-examples/c/c_host.c",
         "examples/c_host_static",
-        &with_jemalloc,
+        &with_jemalloc(&library),
     )?;
     compile(
         "c++",
         "hosts-examples/cpp/cpp_host.cc",
         "examples/cpp_host",
-        &dynamic,
+        &dynamic(&library),
     )?;
     compile(
         "cc",

@@ -6,6 +6,7 @@ mod demo;
 mod dist;
 mod packages;
 mod run;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -16,7 +17,10 @@ usage: cargo xtask COMMAND
   demo                find a leak in a running process, step by step
   test                install what the tests need, build, run every test
   bench               build for release, and print what the plugin costs its host
-  ci                  format, clippy, test, docs, deny: what CI runs";
+  torture [SUITE] [--short]
+                      hosts under every fault: storm, stall, inject, kill, hostile, paths,
+                      resources
+  ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -28,6 +32,7 @@ fn main() -> ExitCode {
         ["test"] => ci::test(),
         ["bench"] => bench::build_and_run(),
         ["bench-here"] => bench::measure(),
+        ["torture", args @ ..] => torture::command(args),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");

@@ -260,6 +260,25 @@ fn more_connections_than_allowed_push_out_the_silent_ones() {
 }
 
 #[test]
+fn slow_senders_make_room_for_others() {
+    let host = Setup::of("c_host").start();
+    let slow: Vec<_> = (0..32)
+        .map(|_| {
+            let mut stream = connect(&host);
+            stream.write_all(b"{").unwrap();
+            stream
+        })
+        .collect();
+    // In order: this one is accepted after all of them.
+    let answered = ask(
+        &mut connect(&host),
+        r#"{"jsonrpc":"2.0","id":1,"method":"memprof.host"}"#,
+    );
+    assert_eq!(answered["result"]["pid"], host.pid());
+    drop(slow);
+}
+
+#[test]
 fn fifty_thousand_connections_leave_no_descriptor_behind() {
     let host = Setup::of("c_host").start();
     host.memprof("status", &[]).exits(0);

@@ -148,6 +148,22 @@ fn activation_that_cannot_work_names_cause_and_remedy() {
 }
 
 #[test]
+fn two_operators_may_switch_at_the_same_time() {
+    let host = Setup::of("c_host").start();
+    let switch_often = |message: &str| {
+        let mut client = host.client();
+        for _ in 0..500 {
+            let reply = client.message("memory_profile", message, "", None).unwrap();
+            assert_eq!(reply.result.status_code, 0, "{reply:?}");
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| switch_often("activate"));
+        scope.spawn(|| switch_often("deactivate"));
+    });
+}
+
+#[test]
 fn stats_are_printed_to_the_log_and_returned() {
     let host = Setup::of("c_host").start();
     let stats = host.memprof("stats", &["--json"]).exits(0).json();

@@ -20,26 +20,37 @@ use crate::protocol::{self, FRAME_LIMIT};
 /// From a frame's first byte to its last, and from a response's first byte to its last.
 const FRAME_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Since when nothing was asked; `None` while a frame arrives or is answered.
-pub(super) type Activity = Arc<Mutex<Option<Instant>>>;
+/// What a connection's thread does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Activity {
+    /// Waits for the peer to send a frame.
+    Reads(Instant),
+    /// Works for the peer.
+    Answers,
+    /// Waits for the peer to take a response.
+    Writes(Instant),
+}
 
 /// An open connection and its thread.
 #[derive(Debug)]
 pub(super) struct Conversation {
     stream: Arc<UnixStream>,
-    activity: Activity,
+    activity: Arc<Mutex<Activity>>,
     thread: JoinHandle<()>,
 }
 
 impl Conversation {
     pub(super) fn start(
         stream: UnixStream,
-        spawn: impl FnOnce(Arc<UnixStream>, Activity) -> io::Result<JoinHandle<()>>,
+        spawn: impl FnOnce(Arc<UnixStream>, Arc<Mutex<Activity>>) -> io::Result<JoinHandle<()>>,
     ) -> io::Result<Self> {
-        let activity = Activity::new(Mutex::new(Some(Instant::now())));
+        let activity = Arc::new(Mutex::new(Activity::Reads(Instant::now())));
         stream.set_nonblocking(true)?;
         let stream = Arc::new(stream);
-        let thread = spawn(Arc::clone(&stream), Arc::clone(&activity))?;
+        let thread = spawn(Arc::clone(&stream), Arc::clone(&activity)).inspect_err(|error| {
+            let message = format!("no thread for this connection: {error}");
+            refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
+        })?;
         Ok(Self {
             stream,
             activity,
@@ -55,8 +66,17 @@ impl Conversation {
         self.thread
     }
 
-    pub(super) fn silent_since(&self) -> Option<Instant> {
-        *self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Since when the peer lets the host wait. A request that arrived and was not read yet is no
+    /// fault of the peer's.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        match *self.activity.lock().unwrap_or_else(PoisonError::into_inner) {
+            Activity::Reads(since) => {
+                let unread = rustix::io::ioctl_fionread(&*self.stream);
+                (!matches!(unread, Ok(1..))).then_some(since)
+            }
+            Activity::Answers => None,
+            Activity::Writes(since) => Some(since),
+        }
     }
 }
 
@@ -68,15 +88,15 @@ pub(super) struct Response {
 }
 
 /// Answers one frame after the other until the peer leaves or breaks a rule.
-pub(super) fn serve(stream: &UnixStream, activity: &Activity, service: &Service) {
-    let mark = |silent| *activity.lock().unwrap_or_else(PoisonError::into_inner) = silent;
+pub(super) fn serve(stream: &UnixStream, activity: &Mutex<Activity>, service: &Service) {
+    let mark = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut frames = Frames {
         stream,
         buffer: Vec::with_capacity(FRAME_LIMIT),
     };
     loop {
-        mark(Some(Instant::now()));
-        let frame = match frames.next(|| mark(None)) {
+        mark(Activity::Reads(Instant::now()));
+        let frame = match frames.next(|| mark(Activity::Reads(Instant::now()))) {
             Ok(Some(frame)) => frame,
             Ok(None) => return,
             Err(error) => {
@@ -84,9 +104,11 @@ pub(super) fn serve(stream: &UnixStream, activity: &Activity, service: &Service)
                 return;
             }
         };
+        mark(Activity::Answers);
         let Some(response) = service.answer(&frame) else {
             continue;
         };
+        mark(Activity::Writes(Instant::now()));
         if let Err(error) = send(stream, &response) {
             log::debug!("control connection: {error}");
             return;

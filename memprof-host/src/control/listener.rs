@@ -48,7 +48,10 @@ impl Listener {
         let lock = lock(&path).map_err(failed)?;
         let socket = bind(&path).map_err(failed)?;
         let link = link.filter(|link| {
-            let linked = make_private(&default).and_then(|()| relink(&path, link));
+            let linked = make_private(&default).and_then(|()| {
+                sweep(&default);
+                relink(&path, link)
+            });
             // The socket works without it; only `memprof ps` will not list this host.
             linked
                 .inspect_err(|e| log::warn!("{} is not listed: {e}", path.display()))
@@ -143,7 +146,14 @@ fn is_socket(metadata: &std::fs::Metadata) -> bool {
     metadata.file_type().is_socket()
 }
 
+/// Links to `socket`, whose lock we hold: another link to it is of a host that died.
 fn relink(socket: &Path, link: &Path) -> io::Result<()> {
+    let directory = link.parent().unwrap_or(Path::new("/"));
+    for other in sockets(directory)? {
+        if other.read_link().is_ok_and(|target| target == socket) {
+            remove(&other);
+        }
+    }
     remove(link);
     symlink(socket, link)
 }
@@ -168,5 +178,24 @@ fn remove(path: &Path) {
             log::warn!("failed to remove {}: {error}", path.display());
         }
         Ok(()) | Err(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_hosts_that_died_are_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("run");
+        std::fs::create_dir(&directory).unwrap();
+        let link = |pid: u32| directory.join(format!("{pid}.sock"));
+        symlink("/other/host.sock", link(1)).unwrap();
+        symlink("/my/host.sock", link(2)).unwrap();
+        symlink("/my/host.sock", link(3)).unwrap();
+        relink(Path::new("/my/host.sock"), &link(3)).unwrap();
+        relink(Path::new("/my/host.sock"), &link(4)).unwrap();
+        assert_eq!(sockets(&directory).unwrap(), [link(1), link(4)]);
     }
 }

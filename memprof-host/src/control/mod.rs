@@ -18,7 +18,7 @@ use std::time::Instant;
 use std::{io, mem};
 
 use nix::sys::signal::SigSet;
-use rustix::net::sockopt::socket_peercred;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::Value;
 
 use crate::protocol::{self, HostInfo};
@@ -27,7 +27,8 @@ use connection::{Conversation, serve};
 use listener::Listener;
 use service::Service;
 
-/// More connections than these at a time push out the one that was silent longest.
+/// More connections than these at a time push out the one that let the host wait longest: a
+/// silent one, one that sends slowly, or one that does not read.
 const CONNECTION_LIMIT: usize = 32;
 const STACK_SIZE: usize = 256 * 1024;
 
@@ -183,8 +184,11 @@ impl Shared {
     }
 
     fn authorize(&self, stream: &UnixStream) -> Result<(), String> {
-        let peer = socket_peercred(stream).map_err(|errno| format!("unknown peer: {errno}"))?;
-        let uid = peer.uid.as_raw();
+        // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
+        let peer = getsockopt(stream, PeerCredentials);
+        let uid = peer
+            .map_err(|errno| format!("unknown peer: {errno}"))?
+            .uid();
         let own = rustix::process::geteuid().as_raw();
         if uid == 0 || uid == own || self.allow_uids.contains(&uid) {
             return Ok(());
@@ -196,13 +200,13 @@ impl Shared {
 }
 
 impl Conversations {
-    /// Ends the connection that has been silent longest. False when all are at work.
+    /// Ends the connection that lets the host wait longest. False when it works for all of them.
     fn push_out(&mut self) -> bool {
-        let silent = self
+        let waiting = self
             .open
             .iter()
-            .filter_map(|(id, c)| Some((c.silent_since()?, *id)));
-        let Some((_, id)) = silent.min_by_key(|(since, _): &(Instant, u64)| *since) else {
+            .filter_map(|(id, c)| Some((c.waits_since()?, *id)));
+        let Some((_, id)) = waiting.min_by_key(|(since, _): &(Instant, u64)| *since) else {
             return false;
         };
         if let Some(conversation) = self.open.remove(&id) {

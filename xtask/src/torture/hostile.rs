@@ -1,0 +1,163 @@
+//! Clients that break every rule, beside one that keeps them.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::Form;
+use super::host::{Setup, connect, send};
+use super::survey::survey;
+
+const SLOWEST_PROBE: Duration = Duration::from_millis(50);
+const LEAST_THROUGHPUT: f64 = 5000.0;
+const BETWEEN_PROBES: Duration = Duration::from_millis(10);
+const LONG_LINE: usize = 1 << 20;
+
+const DUMP: &[u8] = br#"{"jsonrpc":"2.0","id":1,"method":"memprof.message","params":{"plugin":"memory_profile","message":"dump"}}
+"#;
+const PLUGINS: &[u8] = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"memprof.plugins\"}\n";
+
+/// One visit of a hostile client. An error is the host's answer to it.
+type Attack = fn(UnixStream) -> std::io::Result<()>;
+
+/// What comes how often at the same time: together more than the 32 connections of a host.
+const ATTACKS: [(Attack, usize); 6] = [
+    (drip, 16),
+    (garbage, 2),
+    (long_line, 2),
+    (never_read, 8),
+    (dump_and_leave, 2),
+    (stay_silent, 16),
+];
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let time = form.pick(Duration::from_secs(3), Duration::from_secs(15));
+    let mut host = Setup::default().start()?;
+    let before = host.descriptors()?;
+    let throughput = throughput(&host.place().socket(), form.pick(3000, 30_000))?;
+    ensure!(throughput >= LEAST_THROUGHPUT, "{throughput:.0} messages/s");
+
+    let socket = host.place().socket();
+    let until = Instant::now() + time;
+    let (mut probes, attacks) = thread::scope(|scope| {
+        let attackers: Vec<_> = ATTACKS
+            .iter()
+            .flat_map(|(attack, count)| std::iter::repeat_n(*attack, *count))
+            .map(|attack| {
+                let socket = &socket;
+                scope.spawn(move || attack_until(until, socket, attack))
+            })
+            .collect();
+        let probes = probe_until(until, &socket);
+        let attacks: Result<usize> = attackers
+            .into_iter()
+            .map(|attacker| attacker.join().expect("no panic"))
+            .sum();
+        anyhow::Ok((probes?, attacks?))
+    })?;
+    host.check_alive()?;
+    ensure!(
+        host.falls_to(before)?,
+        "{} descriptors, {before} before",
+        host.descriptors()?
+    );
+    let found = survey(&host.place().dumps())?;
+    ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
+    probes.sort_unstable();
+    let p99 = probes[probes.len() * 99 / 100];
+    ensure!(p99 < SLOWEST_PROBE, "p99 is {p99:?}");
+    Ok(format!(
+        "{attacks} hostile visits in {} s: 100 % of {} probes answered, p99 {:.1} ms, \
+         descriptors back to {before}; one client: {throughput:.0} messages/s",
+        time.as_secs(),
+        probes.len(),
+        p99.as_secs_f64() * 1000.0
+    ))
+}
+
+fn throughput(socket: &Path, count: u32) -> Result<f64> {
+    let mut client = connect(socket)?;
+    let begun = Instant::now();
+    for _ in 0..count {
+        send(&mut client, "status", "")?;
+    }
+    Ok(f64::from(count) / begun.elapsed().as_secs_f64())
+}
+
+/// How long each answer took; every one must come.
+fn probe_until(until: Instant, socket: &Path) -> Result<Vec<Duration>> {
+    let mut answers = Vec::new();
+    while Instant::now() < until {
+        let begun = Instant::now();
+        let status = send(&mut connect(socket)?, "status", "")?;
+        ensure!(status["status"] == "ok", "{status}");
+        answers.push(begun.elapsed());
+        thread::sleep(BETWEEN_PROBES);
+    }
+    Ok(answers)
+}
+
+fn attack_until(until: Instant, socket: &Path, attack: Attack) -> Result<usize> {
+    let mut visits = 0;
+    while Instant::now() < until {
+        let stream = UnixStream::connect(socket)?;
+        match attack(stream) {
+            Err(error)
+                if !matches!(
+                    error.kind(),
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::WouldBlock
+                ) =>
+            {
+                return Err(error.into());
+            }
+            Ok(()) | Err(_) => visits += 1,
+        }
+    }
+    Ok(visits)
+}
+
+/// A byte now and then, for as long as the host lets it.
+fn drip(mut stream: UnixStream) -> std::io::Result<()> {
+    loop {
+        stream.write_all(b"[")?;
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn garbage(mut stream: UnixStream) -> std::io::Result<()> {
+    let lines: Vec<u8> = (0..4096u32)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    stream.write_all(&lines)?;
+    thread::sleep(Duration::from_millis(5));
+    Ok(())
+}
+
+fn long_line(mut stream: UnixStream) -> std::io::Result<()> {
+    thread::sleep(Duration::from_millis(5));
+    stream.write_all(&vec![b'x'; LONG_LINE])
+}
+
+/// Asks until nothing more fits, then stays.
+fn never_read(mut stream: UnixStream) -> std::io::Result<()> {
+    stream.set_nonblocking(true)?;
+    while stream.write(PLUGINS).is_ok() {}
+    thread::sleep(Duration::from_millis(500));
+    Ok(())
+}
+
+fn dump_and_leave(mut stream: UnixStream) -> std::io::Result<()> {
+    stream.write_all(DUMP)?;
+    thread::sleep(Duration::from_millis(20));
+    Ok(())
+}
+
+/// Until the host needs the place.
+fn stay_silent(mut stream: UnixStream) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_millis(300)))?;
+    stream.read(&mut [0]).map(drop)
+}

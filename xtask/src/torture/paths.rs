@@ -1,0 +1,152 @@
+//! Attempts to make a host read or write outside of its dump directory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use super::Form;
+use super::host::{Setup, dump, send};
+use super::survey::survey;
+
+const SECRET: &str = "heap_v2/1 the secret";
+
+/// Names as a dump has them, under which something else lies.
+const LINK: &str = "20200101T000000Z.1.1.00000001";
+const FIFO: &str = "20200101T000000Z.1.2.00000002";
+const DIRECTORY: &str = "20200101T000000Z.1.3.00000003";
+const PROC_LINK: &str = "20200101T000000Z.1.4.00000004";
+
+/// What is asked for instead of an id, and in front of or behind a true one (`ID`).
+const IDS: [&str; 27] = [
+    "..",
+    ".",
+    "",
+    "/",
+    "/etc/passwd",
+    "//etc/passwd",
+    "../secret",
+    "../../secret",
+    "./ID",
+    "ID/",
+    "ID/..",
+    "ID/../../secret",
+    "../dumps/ID",
+    "ID.heap",
+    ".ID",
+    "ID\0",
+    "ID\0.heap",
+    "\0",
+    "ID%00",
+    "..%2fsecret",
+    "..\\secret",
+    "/proc/self/environ",
+    "/proc/self/fd/0",
+    "/proc/thread-self/maps",
+    "file:///etc/passwd",
+    "*",
+    "~root/.profile",
+];
+
+/// Arguments that no message has.
+const ARGUMENTS: [(&str, &str); 9] = [
+    ("dump", "path=OUTSIDE/x.heap"),
+    ("dump", "OUTSIDE/x.heap"),
+    ("dump", "dump_dir=OUTSIDE"),
+    ("dump", "prefix=../../x"),
+    ("dump", "id=../x"),
+    ("activate", "dump_dir=OUTSIDE"),
+    ("activate", "path=/proc/self/mem"),
+    ("stats", "file=OUTSIDE/stats"),
+    ("list", "dir=OUTSIDE"),
+];
+
+pub(super) fn run(_: Form) -> Result<String> {
+    let host = Setup::default().start()?;
+    let mut client = host.client()?;
+    let id = dump(&mut client)?["id"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    let outside = host.place().path().join("outside");
+    fs::create_dir(&outside)?;
+    fs::write(outside.join("secret"), SECRET)?;
+    fs::write(host.place().path().join("secret"), SECRET)?;
+    let dumps = host.place().dumps();
+    let planted = plant(&dumps, &outside)?;
+    let before = fingerprint(&outside)?;
+
+    let mut attacks = 0;
+    let mut attack = |message: &str, args: &str| -> Result<()> {
+        attacks += 1;
+        let reply = send(&mut client, message, args)?.to_string();
+        ensure!(!reply.contains(SECRET), "{message} {args:?} read outside");
+        ensure!(
+            reply.contains("\"error\""),
+            "{message} {args:?} was accepted: {reply}"
+        );
+        Ok(())
+    };
+    for hostile in IDS {
+        attack("fetch", &format!("id={}", hostile.replace("ID", &id)))?;
+    }
+    for planted in [LINK, FIFO, DIRECTORY, PROC_LINK] {
+        attack("fetch", &format!("id={planted}"))?;
+    }
+    let outside_name = outside.display().to_string();
+    for (message, args) in ARGUMENTS {
+        attack(message, &args.replace("OUTSIDE", &outside_name))?;
+    }
+    // Enough to prune everything that retention takes for its own.
+    for _ in 0..40 {
+        let reply = dump(&mut client)?;
+        ensure!(reply["status"] == "ok", "{reply}");
+    }
+    ensure!(
+        fingerprint(&outside)? == before,
+        "something outside changed"
+    );
+    for path in &planted {
+        ensure!(
+            path.symlink_metadata().is_ok(),
+            "{} was removed",
+            path.display()
+        );
+        if path.is_dir() {
+            fs::remove_dir(path)?
+        } else {
+            fs::remove_file(path)?
+        }
+    }
+    let found = survey(&dumps)?;
+    ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
+    Ok(format!(
+        "{attacks} attacks: 0 reads and 0 writes outside, {} dumps, all 0600",
+        found.whole
+    ))
+}
+
+/// Puts what is no dump where dumps lie.
+fn plant(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
+    let place = |id: &str| dumps.join(format!("{id}.heap"));
+    symlink(outside.join("secret"), place(LINK))?;
+    mkfifo(&place(FIFO), Mode::S_IRUSR | Mode::S_IWUSR)?;
+    fs::create_dir(place(DIRECTORY))?;
+    symlink("/proc/self/environ", place(PROC_LINK))?;
+    Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(place).to_vec())
+}
+
+/// Every file's name, content and time of change.
+fn fingerprint(directory: &Path) -> Result<BTreeMap<String, (Vec<u8>, i64)>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        files.insert(name, (fs::read(entry.path())?, entry.metadata()?.mtime()));
+    }
+    Ok(files)
+}

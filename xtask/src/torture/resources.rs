@@ -1,0 +1,229 @@
+//! A host that runs out of something, or whose surroundings change: a named error or a whole
+//! dump, and it lives.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use memprof_host::client::Client;
+use nix::unistd::{Gid, Uid, chown, geteuid};
+
+use super::Form;
+use super::host::{Host, Setup, dump, send};
+use super::place::{Place, make_private};
+use super::survey::survey;
+
+/// A user who owns nothing.
+const NOBODY: u32 = 65534;
+
+/// What dumps came to.
+#[derive(Debug, Default)]
+struct Tally {
+    whole: usize,
+    named: usize,
+}
+
+type Case = (&'static str, fn(Form, &mut Tally) -> Result<()>);
+
+const CASES: &[Case] = &[
+    ("descriptors", descriptors),
+    ("file size", file_size),
+    ("address space", address_space),
+    ("alarms", alarms),
+    ("main thread gone", main_thread_gone),
+    ("PID namespace", pid_namespace),
+];
+
+/// What only root can do to a process.
+const CASES_OF_ROOT: &[Case] = &[
+    ("chroot without /proc", chroot_without_proc),
+    ("uid drop", uid_drop),
+    ("threads", threads),
+];
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let mut tally = Tally::default();
+    let cases_of_root = if geteuid().is_root() {
+        CASES_OF_ROOT
+    } else {
+        eprintln!("not root: without chroot, uid drop and thread limit");
+        &[]
+    };
+    for (name, case) in CASES.iter().chain(cases_of_root) {
+        case(form, &mut tally).context(*name)?;
+    }
+    Ok(format!(
+        "{} cases: {} whole dumps, {} named errors, 0 bad files, every host alive",
+        CASES.len() + cases_of_root.len(),
+        tally.whole,
+        tally.named
+    ))
+}
+
+/// Dumps once: whole, or with an error that names its errno or holds `expected`.
+fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool> {
+    let reply = dump(client)?;
+    if reply["status"] == "ok" {
+        tally.whole += 1;
+        return Ok(true);
+    }
+    let message = reply["error"]["message"].as_str().context("message")?;
+    ensure!(
+        message.contains(expected),
+        "the cause is not named: {reply}"
+    );
+    tally.named += 1;
+    Ok(false)
+}
+
+/// The host answers on a new connection, and its dump directory is in order.
+fn check_after(host: &mut Host, directory: &Path) -> Result<()> {
+    host.check_alive()?;
+    let status = send(&mut host.client()?, "status", "")?;
+    ensure!(status["busy"] == false, "{status}");
+    let found = survey(directory)?;
+    ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
+    Ok(())
+}
+
+fn descriptors(_: Form, tally: &mut Tally) -> Result<()> {
+    let mut host = Setup::default().start()?;
+    let mut client = host.client()?;
+    ensure!(check(&mut client, "", tally)?, "no dump before the limit");
+    for spare in 0..8 {
+        host.limit(&format!("--nofile={}:1024", host.descriptors()? + spare))?;
+        check(&mut client, "(EMFILE)", tally)?;
+        host.limit("--nofile=1024:1024")?;
+    }
+    ensure!(check(&mut client, "", tally)?, "no dump after the limit");
+    let dumps = host.place().dumps();
+    check_after(&mut host, &dumps)
+}
+
+fn file_size(_: Form, tally: &mut Tally) -> Result<()> {
+    let mut host = Setup::default().start()?;
+    let mut client = host.client()?;
+    for limit in [0, 1, 4096, 16 << 10] {
+        host.limit(&format!("--fsize={limit}:unlimited"))?;
+        check(&mut client, "(EFBIG)", tally)?;
+    }
+    host.limit("--fsize=unlimited:unlimited")?;
+    ensure!(check(&mut client, "", tally)?, "no dump after the limit");
+    let dumps = host.place().dumps();
+    check_after(&mut host, &dumps)
+}
+
+fn address_space(_: Form, tally: &mut Tally) -> Result<()> {
+    let mut host = Setup::default().start()?;
+    let mut client = host.client()?;
+    // A new thread cannot do without memory; these have begun.
+    ensure!(check(&mut client, "", tally)?, "no dump before the limit");
+    for spare_kib in [0, 64, 256, 1024, 16 << 10] {
+        let limit = (host.status("VmSize:")? + spare_kib) << 10;
+        host.limit(&format!("--as={limit}:unlimited"))?;
+        check(&mut client, "(E", tally).with_context(|| host.log())?;
+        host.check_alive()
+            .with_context(|| format!("{spare_kib} KiB spare"))?;
+    }
+    host.limit("--as=unlimited:unlimited")?;
+    ensure!(check(&mut client, "", tally)?, "no dump after the limit");
+    let dumps = host.place().dumps();
+    check_after(&mut host, &dumps)
+}
+
+fn alarms(form: Form, tally: &mut Tally) -> Result<()> {
+    let time = form.pick(Duration::from_secs(1), Duration::from_secs(10));
+    let mut host = Setup::with("allocate=2 alarms=1").start()?;
+    let mut client = host.client()?;
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        ensure!(check(&mut client, "", tally)?, "an interrupted dump failed");
+    }
+    let alarms = host.counters()?.alarms;
+    ensure!(
+        alarms as f64 > 100.0 * time.as_secs_f64(),
+        "only {alarms} alarms"
+    );
+    let dumps = host.place().dumps();
+    check_after(&mut host, &dumps)
+}
+
+fn main_thread_gone(_: Form, tally: &mut Tally) -> Result<()> {
+    let mut host = Setup::with("allocate=2 main=ends").start()?;
+    let mut client = host.client()?;
+    ensure!(check(&mut client, "", tally)?, "no dump");
+    let ledger = send(&mut client, "ledger", "")?;
+    ensure!(ledger["status"] == "ok", "{ledger}");
+    let dumps = host.place().dumps();
+    check_after(&mut host, &dumps)
+}
+
+fn pid_namespace(_: Form, tally: &mut Tally) -> Result<()> {
+    let mut wrapper = vec!["unshare", "--pid", "--fork", "--kill-child"];
+    if !geteuid().is_root() {
+        wrapper.push("--map-root-user");
+    }
+    let mut host = Setup {
+        wrapper,
+        ..Setup::default()
+    }
+    .start()?;
+    ensure!(check(&mut host.client()?, "", tally)?, "no dump");
+    let dumps = host.place().dumps();
+    check_after(&mut host, &dumps)
+}
+
+fn chroot_without_proc(_: Form, tally: &mut Tally) -> Result<()> {
+    let place = Place::new()?;
+    let (root, inside) = (place.jail()?, place.jailed_dumps());
+    let option = format!("allocate=2 chroot={}", root.display());
+    let mut host = Setup::with(&option).start_in(place)?;
+    ensure!(check(&mut host.client()?, "", tally)?, "no dump");
+    ensure!(survey(&inside)?.whole == 1, "no dump in the new root");
+    check_after(&mut host, &inside)
+}
+
+fn uid_drop(_: Form, tally: &mut Tally) -> Result<()> {
+    let place = Place::new()?;
+    place.open_to_all()?;
+    make_private(&place.dumps())?;
+    let mut host = Setup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
+    let mut client = host.client()?;
+    ensure!(
+        !check(&mut client, "", tally)?,
+        "a dump into the directory of another user"
+    );
+    let dumps = host.place().dumps();
+    give_to_nobody(&dumps)?;
+    ensure!(check(&mut client, "", tally)?, "no dump");
+    check_after(&mut host, &dumps)
+}
+
+fn threads(_: Form, tally: &mut Tally) -> Result<()> {
+    let place = Place::new()?;
+    place.open_to_all()?;
+    make_private(&place.dumps())?;
+    give_to_nobody(&place.dumps())?;
+    let mut host = Setup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
+    let mut client = host.client()?;
+    ensure!(check(&mut client, "", tally)?, "no dump before the limit");
+    host.limit("--nproc=0:1000")?;
+    ensure!(
+        check(&mut client, "", tally)?,
+        "no dump on an open connection"
+    );
+    // A new connection has no thread, but an answer.
+    let refused = send(&mut host.client()?, "status", "").expect_err("a thread beyond the limit");
+    ensure!(
+        format!("{refused:#}").contains("no thread for this connection"),
+        "{refused:#}"
+    );
+    host.limit("--nproc=1000:1000")?;
+    let dumps = host.place().dumps();
+    check_after(&mut host, &dumps)
+}
+
+fn give_to_nobody(path: &Path) -> Result<()> {
+    let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+    chown(path, Some(uid), Some(gid)).with_context(|| path.display().to_string())
+}

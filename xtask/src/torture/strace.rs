@@ -1,0 +1,59 @@
+//! strace(1) on one thread of a running host.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::NamedTempFile;
+
+/// An attached strace; detached when dropped.
+#[derive(Debug)]
+pub(super) struct Tracer {
+    child: Child,
+    output: NamedTempFile,
+}
+
+impl Tracer {
+    /// Attaches to the thread `id` with more options, and returns once it has.
+    pub(super) fn attach(id: u32, options: &[&str]) -> Result<Self> {
+        let output = NamedTempFile::new()?;
+        let mut child = Command::new("strace")
+            .args(["-p", &id.to_string(), "-o"])
+            .arg(output.path())
+            .args(options)
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("failed to start strace")?;
+        let stderr = child.stderr.take().context("stderr is piped")?;
+        let tracer = Self { child, output };
+        let mut line = String::new();
+        BufReader::new(stderr).read_line(&mut line)?;
+        ensure!(line.contains("attached"), "{line}");
+        Ok(tracer)
+    }
+
+    /// Detaches and returns what was traced.
+    pub(super) fn detach(mut self) -> Result<String> {
+        self.end()?;
+        Ok(fs::read_to_string(self.output.path())?)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if self.child.try_wait()?.is_none() {
+            kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?;
+            self.child.wait()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("failed to end strace: {error:#}");
+        }
+    }
+}
