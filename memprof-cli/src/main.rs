@@ -10,6 +10,7 @@ mod message;
 mod output;
 mod ps;
 mod report;
+mod run;
 mod target;
 
 use std::process::ExitCode;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Outcome {
     match command {
+        Command::Run(command) => run::run(&command),
         Command::Ps { json } => ps::run(json),
         Command::Msg(send)
         | Command::Plugin {

@@ -6,6 +6,7 @@ mod host;
 mod memprof;
 
 mod artifact;
+mod bus_preload;
 mod control;
 mod dumps;
 
