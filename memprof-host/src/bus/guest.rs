@@ -11,18 +11,23 @@ use std::time::Duration;
 
 use log::Level;
 use memprof_plugin_abi::Failure;
-use memprof_plugin_abi::raw::{MEMPROF_PANIC, memprof_plugin_entry_t};
+use memprof_plugin_abi::raw::{
+    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_PANIC, memprof_plugin_entry_t,
+};
 
 use super::door;
 use super::lines::Lines;
 use super::words::{Control, Settings};
 use crate::instance::{Instance, text};
 use crate::program::Program;
-use crate::router::Router;
+use crate::protocol::{FRAME_LIMIT, split_message};
+use crate::router::{Reply, Router};
 
 /// One plugin in one process, on however many buses.
 #[derive(Debug)]
 pub(super) struct Guest {
+    #[cfg(feature = "bus-redis")]
+    entry: &'static memprof_plugin_entry_t,
     id: String,
     program: Program,
     router: Arc<Router>,
@@ -111,6 +116,8 @@ impl Guest {
         let mut router = Router::default();
         router.add(id.clone(), plugin);
         Self {
+            #[cfg(feature = "bus-redis")]
+            entry,
             id,
             program,
             router: Arc::new(router),
@@ -124,6 +131,48 @@ impl Guest {
 
     pub(super) fn router(&self) -> Arc<Router> {
         Arc::clone(&self.router)
+    }
+
+    /// The plugin's name.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Sends a message that is one text: a name, a blank, arguments.
+    pub(super) fn message(&self, data: &[u8]) -> Reply {
+        if data.len() > FRAME_LIMIT {
+            let message = format!(
+                "a message has at most {FRAME_LIMIT} bytes, this one has {}",
+                data.len()
+            );
+            return Reply::failed(&Failure::new(MEMPROF_INVALID_ARGUMENT, message));
+        }
+        // Bytes that are no text make the name unknown or the argument invalid.
+        let data = String::from_utf8_lossy(data);
+        let (name, args) = split_message(&data);
+        self.router
+            .message(&self.id, name, args)
+            .unwrap_or_else(|unknown| {
+                Reply::failed(&Failure::new(MEMPROF_INTERNAL, unknown.to_string()))
+            })
+    }
+
+    /// Each message as a person would type it, and what it does.
+    #[cfg(feature = "bus-redis")]
+    pub(super) fn help(&self) -> Vec<String> {
+        let messages = (0..self.entry.message_count).map(|at| {
+            // SAFETY: memprof.h: `messages` points to `message_count` pointers.
+            let message = unsafe { self.entry.messages.add(at) };
+            // SAFETY: as above.
+            let message = unsafe { *message };
+            // SAFETY: each of them points to a message, which lives as long as the process.
+            let message = unsafe { &*message };
+            // SAFETY: and so do its texts.
+            [message.name, message.usage, message.help].map(|part| unsafe { text(part) })
+        });
+        messages
+            .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
+            .collect()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Log lines on their way to a foreign program's log.
 
+use std::ffi::CString;
+
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 /// A foreign program's log. It never logs through the `log` crate: in a plugin's library that
@@ -45,6 +47,16 @@ pub(super) fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
+/// The first `limit` bytes of a text, for a function that takes C strings.
+pub(super) fn c_text(text: &str, limit: usize) -> CString {
+    let mut text = text.replace('\0', " ");
+    if text.len() > limit {
+        text.truncate(text.floor_char_boundary(limit));
+        text.push_str(" [...]");
+    }
+    CString::new(text).expect("NULs were replaced")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +70,17 @@ mod tests {
             "{line}"
         );
         assert!(!line.contains(['\n', '|']), "{line}");
+    }
+
+    #[test]
+    fn c_texts_are_cut_between_characters() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(c_text(text, 4).to_str().unwrap(), expected);
+        };
+        check("abc", "abc");
+        check("abcd", "abcd");
+        check("abcde", "abcd [...]");
+        check("abc\u{e9}", "abc [...]");
+        check("a\0b", "a b");
     }
 }

@@ -5,6 +5,9 @@
 //! instance in the process and passes the program's messages to it.
 //!
 //! - [`preload`]: any program, by `LD_PRELOAD`; its bus is the control socket.
+//! - [`redis`]: a Redis module; the reply goes to the client.
+//! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
+//! - [`traffic_server`]: an Apache Traffic Server plugin; the reply goes to the log.
 //!
 //! Loading never fails the program. Whatever is wrong is logged in one line, and every message
 //! is answered with it.
@@ -12,8 +15,15 @@
 mod door;
 mod guest;
 mod lines;
+#[cfg(feature = "bus-mosquitto")]
+pub mod mosquitto;
 #[cfg(feature = "bus-preload")]
 pub mod preload;
+#[cfg(feature = "bus-redis")]
+pub mod redis;
+mod symbol;
+#[cfg(feature = "bus-traffic-server")]
+pub mod traffic_server;
 mod words;
 
 use std::panic::{self, AssertUnwindSafe};
@@ -29,7 +39,7 @@ use std::panic::{self, AssertUnwindSafe};
 #[macro_export]
 macro_rules! export_buses {
     ($entry:path) => {
-        $crate::export_buses!($entry: preload);
+        $crate::export_buses!($entry: preload, redis, mosquitto, traffic_server);
     };
     ($entry:path: $($bus:ident),+ $(,)?) => {
         $($crate::__export_bus!($bus, $entry);)+
@@ -49,6 +59,76 @@ macro_rules! __export_bus {
             }
             loaded
         };
+    };
+    (redis, $entry:path) => {
+        /// What Redis calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Redis calls it, as redismodule.h says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn RedisModule_OnLoad(
+            ctx: *mut ::std::ffi::c_void,
+            argv: *const *const ::std::ffi::c_void,
+            argc: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Redis, unchanged.
+            unsafe { $crate::bus::redis::load(&$entry, ctx, argv, argc) }
+        }
+    };
+    (mosquitto, $entry:path) => {
+        /// Which interface Mosquitto and this library share.
+        ///
+        /// # Safety
+        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn mosquitto_plugin_version(
+            count: ::std::ffi::c_int,
+            versions: *const ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Mosquitto, unchanged.
+            unsafe { $crate::bus::mosquitto::version(count, versions) }
+        }
+
+        /// What Mosquitto calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn mosquitto_plugin_init(
+            identifier: *mut ::std::ffi::c_void,
+            _data: *mut *mut ::std::ffi::c_void,
+            options: *const $crate::bus::mosquitto::Opt,
+            count: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Mosquitto, unchanged.
+            unsafe { $crate::bus::mosquitto::init(&$entry, identifier, options, count) }
+        }
+
+        /// What Mosquitto calls at its end: nothing is left to do.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn mosquitto_plugin_cleanup(
+            _data: *mut ::std::ffi::c_void,
+            _options: *const $crate::bus::mosquitto::Opt,
+            _count: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            0
+        }
+    };
+    (traffic_server, $entry:path) => {
+        /// What Traffic Server calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Traffic Server calls it, as ts/ts.h says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn TSPluginInit(
+            argc: ::std::ffi::c_int,
+            argv: *const *const ::std::ffi::c_char,
+        ) {
+            // SAFETY: the arguments of Traffic Server, unchanged.
+            unsafe { $crate::bus::traffic_server::init(&$entry, argc, argv) }
+        }
     };
 }
 

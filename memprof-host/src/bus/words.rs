@@ -60,6 +60,16 @@ pub(super) fn parse<'a>(
     Ok(Settings { plugin, control })
 }
 
+/// Takes one `key=value` word apart.
+///
+/// # Errors
+/// It has another form.
+#[cfg(feature = "bus-traffic-server")]
+pub(super) fn pair(word: &str) -> Result<(&str, &str), Failure> {
+    word.split_once('=')
+        .ok_or_else(|| invalid(format!("config word {word:?} is not of the form key=value")))
+}
+
 fn typed(value: &str) -> Value {
     match value {
         "true" | "on" => Value::Boolean(true),
