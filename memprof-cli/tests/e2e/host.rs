@@ -212,6 +212,27 @@ impl Host {
         found.unwrap_or_else(|| panic!("the log has no line with {text:?}:\n{}", lines.join("\n")))
     }
 
+    /// Waits until `count` lines hold `text`, and returns them.
+    pub(crate) fn wait_for_lines(&self, text: &str, count: usize) -> Vec<String> {
+        let those = |lines: &[String]| -> Vec<String> {
+            let those = lines.iter().filter(|line| line.contains(text));
+            those.cloned().collect()
+        };
+        let (lines, _) = self
+            .log
+            .1
+            .wait_timeout_while(self.log.0.lock().unwrap(), PATIENCE, |lines| {
+                those(lines).len() < count
+            })
+            .unwrap();
+        let found = those(&lines);
+        assert!(
+            found.len() >= count,
+            "not {count} lines with {text:?}: {lines:#?}"
+        );
+        found
+    }
+
     /// Runs `memprof COMMAND -t PID ARGS`.
     pub(crate) fn memprof(&self, command: &str, args: &[&str]) -> Run {
         let pid = self.pid().to_string();
