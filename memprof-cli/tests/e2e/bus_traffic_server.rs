@@ -37,16 +37,7 @@ impl Server for TrafficServer {
     const UNAVAILABLE: &'static str = "no jemalloc that memprof can find";
 
     fn start(load: &Load<'_>) -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let port = free_port();
-        lay_out(place.path(), port, load);
-        let mut command = as_its_user("traffic_manager");
-        command
-            .env("TS_RUNROOT", place.path().join("runroot.yaml"))
-            .envs(load.env.iter().copied());
-        let host = Host::spawn(command, place);
-        host.wait_for_log("Traffic Server is fully initialized");
-        Self { host, port }
+        Self::start_by(as_its_user("traffic_manager"), "#-1", load)
     }
 
     fn host(&self) -> &Host {
@@ -79,6 +70,21 @@ impl Server for TrafficServer {
     }
 }
 
+impl TrafficServer {
+    /// Starts it by `command`, as a server that changes to `user`.
+    fn start_by(mut command: Command, user: &str, load: &Load<'_>) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let port = free_port();
+        lay_out(place.path(), port, user, load);
+        command
+            .env("TS_RUNROOT", place.path().join("runroot.yaml"))
+            .envs(load.env.iter().copied());
+        let host = Host::spawn(command, place);
+        host.wait_for_log("Traffic Server is fully initialized");
+        Self { host, port }
+    }
+}
+
 impl Drop for TrafficServer {
     fn drop(&mut self) {
         // The manager takes the server with it.
@@ -96,7 +102,7 @@ fn as_its_user(program: &str) -> Command {
 }
 
 /// Config, state and plugins, where its user can read and write.
-fn lay_out(place: &Path, port: u16, load: &Load<'_>) {
+fn lay_out(place: &Path, port: u16, user: &str, load: &Load<'_>) {
     for directory in ["etc", "log", "state", "cache", "dumps", "plugins"] {
         fs::create_dir(place.join(directory)).unwrap();
     }
@@ -138,7 +144,7 @@ fn lay_out(place: &Path, port: u16, load: &Load<'_>) {
             "etc/records.config",
             format!(
                 "CONFIG proxy.config.http.server_ports STRING {port}:ip-in=127.0.0.1\n\
-                 CONFIG proxy.config.admin.user_id STRING #-1\n\
+                 CONFIG proxy.config.admin.user_id STRING {user}\n\
                  CONFIG proxy.config.exec_thread.autoconfig INT 0\n\
                  CONFIG proxy.config.exec_thread.limit INT 2\n\
                  CONFIG proxy.config.diags.output.note STRING E\n\
@@ -201,4 +207,20 @@ fn survives_whatever_is_wrong() {
             "config word \"nonsense\" is not of the form key=value",
         ),
     ]);
+}
+
+#[test]
+fn a_server_that_changes_its_user_says_that_it_ignores_the_environment() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let load = Load {
+        env: TrafficServer::ENV,
+        ..Load::default()
+    };
+    let manager = Command::new("traffic_manager");
+    let server = TrafficServer::start_by(manager, "trafficserver", &load);
+    let refused = server.send("memory_profile", "activate");
+    assert!(refused.contains("AT_SECURE"), "{refused}");
+    server.work();
 }
