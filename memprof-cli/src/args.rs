@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +23,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run a program with jemalloc and the plugin preloaded; nothing in it changes.
+    Run(Run),
     /// List the hosts that are running.
     Ps {
         /// Print JSON.
@@ -80,6 +83,25 @@ pub(crate) enum Command {
         #[arg(value_name = "BINARY|PID")]
         program: Option<String>,
     },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    /// Sample from the start; else `memprof activate` starts it.
+    #[arg(long)]
+    pub(crate) active: bool,
+    /// One sample per 2^N allocated bytes.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
+    pub(crate) lg_sample: Option<u8>,
+    /// Where the control sockets go; `MEMPROF_SOCKET_DIR` must name it for other commands.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) socket_dir: Option<PathBuf>,
+    /// The plugin's file; by default the one that is installed with this program.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
+    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Debug, Subcommand)]

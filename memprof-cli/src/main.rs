@@ -12,6 +12,7 @@ mod output;
 mod ps;
 mod record;
 mod report;
+mod run;
 mod target;
 
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Outcome {
     match command {
+        Command::Run(command) => run::run(&command),
         Command::Ps { json } => ps::run(json),
         Command::Msg(send)
         | Command::Plugin {

@@ -43,11 +43,15 @@ fn of_file(path: &Path) -> anyhow::Result<String> {
 }
 
 /// What a program's file says of its jemalloc.
-enum Own {
-    /// It is configured by this variable.
+pub(crate) enum Own {
+    /// It is linked in, and configured by this variable.
     Variable(String),
+    /// It is linked to the shared library.
+    Linked,
     /// It has none.
     Nothing,
+    /// It has one, but its symbols are stripped: nothing tells the variable.
+    Hidden,
     /// Its symbols are stripped, so a linked-in jemalloc cannot be told from none.
     Stripped,
 }
@@ -56,7 +60,14 @@ fn variable_in(path: &Path) -> anyhow::Result<Own> {
     let failed = || format!("failed to read {}", path.display());
     let bytes = std::fs::read(path).with_context(failed)?;
     let elf = ElfFile64::<Endianness>::parse(&*bytes).with_context(failed)?;
+    variable_of(&elf).with_context(failed)
+}
+
+/// Looks for a jemalloc in a program's file.
+pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
     const FUNCTION: &[u8] = b"mallctlnametomib";
+    /// What each of its messages starts with, in every build.
+    const MESSAGE: &[u8] = b"<jemalloc>: ";
     let names = elf.symbols().chain(elf.dynamic_symbols());
     let defined = names.filter(|symbol| symbol.is_definition());
     let prefix = defined
@@ -66,12 +77,14 @@ fn variable_in(path: &Path) -> anyhow::Result<Own> {
         let prefix = String::from_utf8_lossy(prefix).to_uppercase();
         return Ok(Own::Variable(format!("{prefix}MALLOC_CONF")));
     }
-    let mut needed = elf.import_libraries().with_context(failed)?;
+    let mut needed = elf.import_libraries()?;
     if needed.any(|library| library.is_ok_and(|l| l.name().starts_with(b"libjemalloc.so"))) {
-        return Ok(Own::Variable("MALLOC_CONF".to_owned()));
+        return Ok(Own::Linked);
     }
     Ok(if elf.symbols().next().is_some() {
         Own::Nothing
+    } else if memchr::memmem::find(elf.data(), MESSAGE).is_some() {
+        Own::Hidden
     } else {
         Own::Stripped
     })
@@ -79,7 +92,7 @@ fn variable_in(path: &Path) -> anyhow::Result<Own> {
 
 fn without_jemalloc(own: Own, what: &str) -> anyhow::Result<String> {
     match own {
-        Own::Stripped => {
+        Own::Stripped | Own::Hidden => {
             eprintln!(
                 "note: {what} is stripped; if jemalloc is linked in, its own variable may be \
                  _RJEM_MALLOC_CONF (Rust) or MALLOC_CONF"
@@ -87,6 +100,7 @@ fn without_jemalloc(own: Own, what: &str) -> anyhow::Result<String> {
             Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
         }
         Own::Nothing => Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}")),
+        Own::Linked => Ok(format!("MALLOC_CONF={OPTIONS}")),
         Own::Variable(variable) => Err(coded(UNAVAILABLE, format!("{what} reads {variable}"))),
     }
 }

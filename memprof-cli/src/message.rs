@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use memprof_host::client::{Client, Delivered};
 use memprof_host::protocol::Deliver;
+use memprof_plugin_abi::Arguments;
 use serde_json::Value;
 
 use crate::args::{Send, Short, To};
@@ -114,34 +115,6 @@ fn text(reply: &Delivered) -> String {
     }
 }
 
-/// The words as one string; a value with blanks gets its quotes back, which the shell took.
 fn words(args: &[String]) -> String {
-    let quoted = |arg: &String| match arg.split_once('=') {
-        Some((key, value)) if value.contains([' ', '"', '\t', '\n']) => {
-            format!(
-                "{key}=\"{}\"",
-                value.replace('\\', "\\\\").replace('"', "\\\"")
-            )
-        }
-        _ => arg.clone(),
-    };
-    args.iter().map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::words;
-
-    #[test]
-    fn values_with_blanks_are_quoted() {
-        let check = |args: &[&str], expected: &str| {
-            let args: Vec<_> = args.iter().map(ToString::to_string).collect();
-            assert_eq!(words(&args), expected);
-        };
-        check(&[], "");
-        check(&["a=1", "b=2"], "a=1 b=2");
-        check(&["name=two words"], "name=\"two words\"");
-        check(&["name=a \"b\" \\"], r#"name="a \"b\" \\""#);
-        check(&["not a pair"], "not a pair");
-    }
+    Arguments::join(args.iter().map(String::as_str))
 }

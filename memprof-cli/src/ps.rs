@@ -1,6 +1,6 @@
 //! `memprof ps`: the hosts that are running.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memprof_host::client::Client;
@@ -26,6 +26,15 @@ struct Row {
     command: String,
     socket: PathBuf,
     plugins: Vec<String>,
+    /// The allocators that can be profiled, by kind and version.
+    allocator: String,
+    profiling: String,
+}
+
+/// What the plugins of a host say of it.
+struct Answer {
+    plugins: Vec<String>,
+    allocator: String,
     profiling: String,
 }
 
@@ -45,18 +54,23 @@ pub(crate) fn run(json: bool) -> Outcome {
 }
 
 fn describe(Running { socket, info }: Running) -> Row {
-    let (plugins, profiling) = ask(&socket).unwrap_or_else(|error| (Vec::new(), error.to_string()));
+    let answer = ask(&socket).unwrap_or_else(|error| Answer {
+        plugins: Vec::new(),
+        allocator: String::new(),
+        profiling: error.to_string(),
+    });
     Row {
         pid: info.pid,
         name: info.name,
         command: info.command,
         socket,
-        plugins,
-        profiling,
+        plugins: answer.plugins,
+        allocator: answer.allocator,
+        profiling: answer.profiling,
     }
 }
 
-fn ask(socket: &std::path::Path) -> anyhow::Result<(Vec<String>, String)> {
+fn ask(socket: &Path) -> anyhow::Result<Answer> {
     let mut client = Client::connect(socket)?;
     client.set_timeout(ANSWER)?;
     let plugins: Vec<_> = client
@@ -65,41 +79,58 @@ fn ask(socket: &std::path::Path) -> anyhow::Result<(Vec<String>, String)> {
         .map(|plugin| plugin.id)
         .collect();
     if !plugins.iter().any(|id| id == "memory_profile") {
-        return Ok((plugins, "no memory_profile".to_owned()));
+        return Ok(Answer {
+            plugins,
+            allocator: String::new(),
+            profiling: "no memory_profile".to_owned(),
+        });
     }
     let status = client.message("memory_profile", "status", "", None)?;
-    let profiling = status
-        .result
-        .body
-        .as_ref()
-        .and_then(|body| body.get("profiling"));
-    let profiling = profiling
-        .and_then(Value::as_str)
-        .unwrap_or("unavailable")
-        .to_owned();
-    Ok((plugins, profiling))
+    let status = status.result.body.unwrap_or(Value::Null);
+    let allocators = status["allocators"].as_array();
+    let names = allocators.into_iter().flatten().map(allocator);
+    Ok(Answer {
+        plugins,
+        allocator: names.collect::<Vec<_>>().join(", "),
+        profiling: status["profiling"]
+            .as_str()
+            .unwrap_or("unavailable")
+            .to_owned(),
+    })
+}
+
+/// `jemalloc 5.3.0`: what stands behind the first dash is the commit.
+fn allocator(allocator: &Value) -> String {
+    let text = |key: &str| allocator[key].as_str().unwrap_or_default();
+    let version = text("version").split('-').next().unwrap_or_default();
+    format!("{} {version}", text("kind"))
 }
 
 fn table(hosts: &[Row]) -> String {
-    let width = hosts
-        .iter()
-        .map(|host| host.name.len())
-        .max()
-        .unwrap_or(0)
-        .max("NAME".len());
-    let mut lines = vec![format!(
-        "{:>7}  {:<width$}  {:<11}  COMMAND",
-        "PID", "NAME", "PROFILING"
-    )];
-    lines.extend(hosts.iter().map(|host| {
-        let Row {
-            pid,
-            name,
-            command,
-            profiling,
-            ..
-        } = host;
-        format!("{pid:>7}  {name:<width$}  {profiling:<11}  {command}")
-    }));
-    lines.join("\n")
+    let width = |title: &str, column: fn(&Row) -> &str| {
+        let longest = hosts.iter().map(|host| column(host).len()).max();
+        longest.unwrap_or(0).max(title.len())
+    };
+    let name_width = width("NAME", |host| &host.name);
+    let allocator_width = width("ALLOCATOR", |host| &host.allocator);
+    let line = |pid: &str, name: &str, allocator: &str, profiling: &str, command: &str| {
+        format!(
+            "{pid:>7}  {name:<name_width$}  {allocator:<allocator_width$}  {profiling:<11}  \
+             {command}"
+        )
+    };
+    let title = line("PID", "NAME", "ALLOCATOR", "PROFILING", "COMMAND");
+    let rows = hosts.iter().map(|host| {
+        line(
+            &host.pid.to_string(),
+            &host.name,
+            &host.allocator,
+            &host.profiling,
+            &host.command,
+        )
+    });
+    std::iter::once(title)
+        .chain(rows)
+        .collect::<Vec<_>>()
+        .join("\n")
 }

@@ -141,6 +141,14 @@ fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
              malloc_stats_print), do not strip it, or hand the functions over \
              (memprof.jemalloc/1)",
         )),
+        [] if facts.secure_execution => findings.push(finding(
+            "secure_execution",
+            Error,
+            "this process runs in secure-execution mode (AT_SECURE), so the loader ignores \
+             LD_PRELOAD",
+            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
+             use /etc/ld.so.preload and /etc/malloc.conf",
+        )),
         [] => findings.push(finding(
             "no_jemalloc",
             Error,
@@ -397,6 +405,16 @@ mod tests {
             "no_jemalloc",
             Error,
             "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true",
+        );
+        let changed_user = |facts: &mut Facts| {
+            facts.allocators.clear();
+            facts.secure_execution = true;
+        };
+        check(
+            changed_user,
+            "secure_execution",
+            Error,
+            "/etc/ld.so.preload",
         );
         let hidden = |facts: &mut Facts| {
             facts.allocators.clear();

@@ -13,7 +13,7 @@ use crate::dump_name::DumpName;
 use crate::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
-use crate::jemalloc::{Jemalloc, discover};
+use crate::jemalloc::{Jemalloc, discover, is_secure_execution};
 use crate::lease::Lease;
 use crate::ledger::{self, Ledger, Resident};
 use crate::mallctl::Mallctl;
@@ -519,11 +519,17 @@ fn explain(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) ->
 }
 
 fn no_jemalloc() -> Error {
-    Error::new(
+    let error = Error::new(
         ErrorKind::Unavailable,
         "this process has no jemalloc that memprof can find",
-    )
-    .remedy(
+    );
+    if is_secure_execution() {
+        return error.remedy(
+            "it runs in secure-execution mode (AT_SECURE), in which the loader ignores LD_PRELOAD: \
+             start it without changing uid, or use /etc/ld.so.preload and /etc/malloc.conf",
+        );
+    }
+    error.remedy(
         "start it with LD_PRELOAD=libjemalloc.so.2 and MALLOC_CONF=prof:true,prof_active:false; \
          if jemalloc is linked in, do not strip the program, or export mallctl",
     )

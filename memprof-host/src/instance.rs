@@ -240,7 +240,7 @@ fn incomplete(id: &str) -> Refused {
 
 /// # Safety
 /// `raw` borrows bytes that live as long as the process.
-unsafe fn text(raw: memprof_str_t) -> String {
+pub(crate) unsafe fn text(raw: memprof_str_t) -> String {
     // SAFETY: promised by the caller.
     String::from_utf8_lossy(unsafe { raw.as_bytes() }).into_owned()
 }

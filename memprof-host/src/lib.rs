@@ -11,10 +11,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! In programs that know nothing of memprof, [`bus`] plays the host's part.
+//!
 //! To write a plugin, see `memprof-plugin-abi`. To embed a host in C or C++, see
 //! `memprof-host-c`.
 
 mod body;
+#[cfg(feature = "bus")]
+pub mod bus;
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "loader")]

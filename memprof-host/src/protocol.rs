@@ -124,6 +124,14 @@ pub struct MessageResult {
     pub size: Option<u64>,
 }
 
+/// Takes a message in one text apart: its name, a blank, its arguments. Traffic Server 9 sends
+/// the terminating NUL too.
+pub fn split_message(data: &str) -> (&str, &str) {
+    let data = data.trim_end_matches('\0').trim();
+    let (name, args) = data.split_once(char::is_whitespace).unwrap_or((data, ""));
+    (name, args.trim_start())
+}
+
 /// Splits a reply into what goes into the line and what goes beside it.
 pub fn message_result(
     reply: Reply,
@@ -184,4 +192,19 @@ pub fn result_line(id: &Value, result: &impl Serialize) -> String {
 pub fn error_line(id: &Value, code: i32, message: &str) -> String {
     let error = json!({ "code": code, "message": message });
     json!({ "jsonrpc": "2.0", "id": id, "error": error }).to_string() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split_message;
+
+    #[test]
+    fn messages_in_one_text() {
+        let check = |data: &str, expected| assert_eq!(split_message(data), expected, "{data:?}");
+        check("dump", ("dump", ""));
+        check("dump\0", ("dump", ""));
+        check(" fetch  id=7 x=\"a b\" \n\0", ("fetch", "id=7 x=\"a b\""));
+        check("", ("", ""));
+        check("\0", ("", ""));
+    }
 }

@@ -28,6 +28,18 @@ impl Reply {
             body,
         }
     }
+
+    /// What a person reads: the `text` of a JSON object, else the body.
+    pub fn into_text(self) -> String {
+        let body = self.body.into_text();
+        let text = serde_json::from_str(&body)
+            .ok()
+            .and_then(|json: serde_json::Value| {
+                let text = json.get("text")?.as_str()?;
+                Some(text.to_owned())
+            });
+        text.unwrap_or(body)
+    }
 }
 
 /// No plugin of that name was named in the host's config.

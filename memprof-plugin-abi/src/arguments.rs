@@ -36,6 +36,19 @@ impl Arguments {
         })
     }
 
+    /// Words as one text that [`parse`](Self::parse) takes apart again: a value with blanks gets
+    /// the quotes back that a shell took from it.
+    pub fn join<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+        let quoted = |word: &str| match word.split_once('=') {
+            Some((key, value)) if value.contains([' ', '"', '\t', '\n']) => {
+                let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+                format!("{key}=\"{value}\"")
+            }
+            _ => word.to_owned(),
+        };
+        words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+    }
+
     /// Removes and returns the value of `key`.
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
@@ -133,6 +146,18 @@ mod tests {
         check("=7", "argument \"=7\" is not of the form key=value");
         check("a=1 a=2", "argument \"a\" is given twice");
         check("a=\"x", "a quote is left open in \"a=\\\"x\"");
+    }
+
+    #[test]
+    fn joined_words_get_their_quotes_back() {
+        let check = |words: &[&str], expected: &str| {
+            assert_eq!(Arguments::join(words.iter().copied()), expected);
+        };
+        check(&[], "");
+        check(&["a=1", "b=2"], "a=1 b=2");
+        check(&["name=two words"], "name=\"two words\"");
+        check(&["name=a \"b\" \\"], r#"name="a \"b\" \\""#);
+        check(&["not a pair"], "not a pair");
     }
 
     #[test]

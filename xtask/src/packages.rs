@@ -13,7 +13,17 @@ use crate::run::run;
 pub(crate) const BUILD: &[&str] = &["g++", "libjemalloc-dev", "libjemalloc2"];
 
 /// For the tests.
-pub(crate) const TEST: &[&str] = &["abigail-tools", "binutils", "strace"];
+pub(crate) const TEST: &[&str] = &[
+    "abigail-tools",
+    "binutils",
+    "mosquitto",
+    "mosquitto-clients",
+    "perl",
+    "redis-server",
+    "redis-tools",
+    "strace",
+    "trafficserver",
+];
 
 /// Installs what is missing of `packages`, as root; else says how.
 pub(crate) fn require(packages: &[&str]) -> Result<()> {

@@ -22,12 +22,34 @@ fn plugins_export_their_entry_and_nothing_else() {
     for plugin in PLUGINS {
         let mut exported = nm(&["-D", "--defined-only"], plugin);
         exported.sort();
-        // The second one is abi_stable's description of the layouts.
+        // The third one is abi_stable's description of the layouts; most others are what servers
+        // look for.
         let expected = [
+            "RedisModule_OnLoad",
+            "TSPluginInit",
             "_1as_0lib_1header_0root_bmodule_bloader",
             "memprof_plugin_entry",
+            "mosquitto_plugin_cleanup",
+            "mosquitto_plugin_init",
+            "mosquitto_plugin_version",
         ];
         assert_eq!(exported, expected, "{plugin}");
+    }
+}
+
+#[test]
+fn plugins_need_nothing_of_the_program_that_loads_them() {
+    for plugin in PLUGINS {
+        let needed = nm(&["-D", "--undefined-only"], plugin);
+        // The compiler's own, weak; resolved to null where nobody has them.
+        let weak = ["_ITM_", "__gmon_start__"];
+        let known = |name: &String| {
+            name.contains("@GLIBC_")
+                || name.contains("@GCC_")
+                || weak.iter().any(|prefix| name.starts_with(prefix))
+        };
+        let strange: Vec<_> = needed.iter().filter(|name| !known(name)).collect();
+        assert!(strange.is_empty(), "{plugin}: {strange:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! A host process of `target/dist/examples`, ended when dropped.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
@@ -212,6 +212,27 @@ impl Host {
         found.unwrap_or_else(|| panic!("the log has no line with {text:?}:\n{}", lines.join("\n")))
     }
 
+    /// Waits until `count` lines hold `text`, and returns them.
+    pub(crate) fn wait_for_lines(&self, text: &str, count: usize) -> Vec<String> {
+        let those = |lines: &[String]| -> Vec<String> {
+            let those = lines.iter().filter(|line| line.contains(text));
+            those.cloned().collect()
+        };
+        let (lines, _) = self
+            .log
+            .1
+            .wait_timeout_while(self.log.0.lock().unwrap(), PATIENCE, |lines| {
+                those(lines).len() < count
+            })
+            .unwrap();
+        let found = those(&lines);
+        assert!(
+            found.len() >= count,
+            "not {count} lines with {text:?}: {lines:#?}"
+        );
+        found
+    }
+
     /// Runs `memprof COMMAND -t PID ARGS`.
     pub(crate) fn memprof(&self, command: &str, args: &[&str]) -> Run {
         let pid = self.pid().to_string();
@@ -261,6 +282,17 @@ impl Host {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
+    }
+
+    /// Writes a line to its standard input, which must be a pipe.
+    pub(crate) fn type_line(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        writeln!(stdin, "{line}").unwrap();
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
     }
 
     /// Ends it as an operator would.

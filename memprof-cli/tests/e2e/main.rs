@@ -6,6 +6,11 @@ mod host;
 mod memprof;
 
 mod artifact;
+mod bus;
+mod bus_mosquitto;
+mod bus_preload;
+mod bus_redis;
+mod bus_traffic_server;
 mod control;
 mod dumps;
 

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,11 +20,55 @@ const BACKLOG: i32 = 64;
 #[derive(Debug)]
 pub(super) struct Listener {
     path: PathBuf,
-    socket: UnixListener,
+    /// The process that opened it: a forked child must leave its parent's files alone.
+    owner: u32,
+    socket: Ours<UnixListener>,
     /// Held while the host lives; decides who may replace a socket that is left over.
-    lock: File,
+    lock: Ours<File>,
     /// Where the default directory tells of a socket elsewhere.
     link: Option<PathBuf>,
+}
+
+/// A descriptor in a program that may close it behind our back, as daemons do that close all
+/// they have: its number can then stand for a file of the program's. So it is closed only while
+/// it still is what it was.
+#[derive(Debug)]
+struct Ours<T: AsFd> {
+    descriptor: ManuallyDrop<T>,
+    opened: (u64, u64),
+}
+
+impl<T: AsFd> Ours<T> {
+    fn new(descriptor: T) -> io::Result<Self> {
+        Ok(Self {
+            opened: identity(&descriptor)?,
+            descriptor: ManuallyDrop::new(descriptor),
+        })
+    }
+
+    fn is_open(&self) -> bool {
+        identity(&*self.descriptor).is_ok_and(|now| now == self.opened)
+    }
+
+    fn close(&self) {
+        if self.is_open()
+            && let Err(errno) = nix::unistd::close(self.descriptor.as_fd().as_raw_fd())
+        {
+            log::debug!("closing {:?}: {errno}", self.opened);
+        }
+    }
+}
+
+impl<T: AsFd> Drop for Ours<T> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Device and inode.
+fn identity(descriptor: &impl AsFd) -> io::Result<(u64, u64)> {
+    let stat = rustix::fs::fstat(descriptor)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 impl Listener {
@@ -45,8 +91,8 @@ impl Listener {
                 Some(default.join(&own_name))
             }
         };
-        let lock = lock(&path).map_err(failed)?;
-        let socket = bind(&path).map_err(failed)?;
+        let lock = lock(&path).and_then(Ours::new).map_err(failed)?;
+        let socket = bind(&path).and_then(Ours::new).map_err(failed)?;
         let link = link.filter(|link| {
             let linked = make_private(&default).and_then(|()| {
                 sweep(&default);
@@ -59,6 +105,7 @@ impl Listener {
         });
         Ok(Self {
             path,
+            owner: std::process::id(),
             socket,
             lock,
             link,
@@ -70,19 +117,35 @@ impl Listener {
     }
 
     pub(super) fn accept(&self) -> io::Result<UnixStream> {
-        self.socket.accept().map(|(stream, _)| stream)
+        self.socket.descriptor.accept().map(|(stream, _)| stream)
+    }
+
+    /// False when the program closed our descriptors.
+    pub(super) fn is_open(&self) -> bool {
+        self.socket.is_open()
     }
 
     /// Wakes `accept`, which then fails.
     pub(super) fn close(&self) {
-        if let Err(errno) = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both) {
+        if let Err(errno) =
+            rustix::net::shutdown(&*self.socket.descriptor, rustix::net::Shutdown::Both)
+        {
             log::debug!("closing {}: {errno}", self.path.display());
         }
     }
-}
 
-impl Drop for Listener {
-    fn drop(&mut self) {
+    /// Closes the descriptors, which a forked child inherits: it would hold the lock that tells
+    /// whether the parent lives.
+    pub(super) fn let_go(&self) {
+        self.socket.close();
+        self.lock.close();
+    }
+
+    /// Removes the files, which tell of a process that ends.
+    pub(super) fn remove_files(&self) {
+        if self.owner != std::process::id() {
+            return;
+        }
         // The lock's file goes last, while the lock is still held.
         let lock_file = lock_path(&self.path);
         for path in [Some(&self.path), self.link.as_ref(), Some(&lock_file)]
@@ -91,7 +154,13 @@ impl Drop for Listener {
         {
             remove(path);
         }
-        log::debug!("{:?} is released", self.lock);
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.remove_files();
+        self.let_go();
     }
 }
 

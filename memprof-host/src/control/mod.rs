@@ -58,13 +58,16 @@ pub struct ControlError {
 /// An open control socket; closed and removed when dropped.
 #[derive(Debug)]
 pub struct ControlSocket {
+    path: PathBuf,
     shared: Arc<Shared>,
     accepting: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    listener: Listener,
+    configured: Option<PathBuf>,
+    /// `None` once it was lost for good.
+    listener: Mutex<Option<Arc<Listener>>>,
     service: Service,
     allow_uids: Vec<u32>,
     stopping: AtomicBool,
@@ -87,7 +90,8 @@ impl ControlSocket {
         let path = listener.path().to_owned();
         let info = HostInfo::own(listen.name, listen.version);
         let shared = Arc::new(Shared {
-            listener,
+            configured: listen.path,
+            listener: Mutex::new(Some(Arc::new(listener))),
             service: Service { router, info },
             allow_uids: listen.allow_uids,
             stopping: AtomicBool::new(false),
@@ -100,8 +104,12 @@ impl ControlSocket {
                 let shared = Arc::clone(&shared);
                 move || shared.accept()
             })
-            .map_err(|cause| ControlError { path, cause })?;
+            .map_err(|cause| ControlError {
+                path: path.clone(),
+                cause,
+            })?;
         Ok(Self {
+            path,
             shared,
             accepting: Some(accepting),
         })
@@ -109,14 +117,37 @@ impl ControlSocket {
 
     /// Where it listens.
     pub fn path(&self) -> &Path {
-        self.shared.listener.path()
+        &self.path
+    }
+
+    /// For a forked child, in which the threads are gone: closes what it inherited of the
+    /// parent's socket. Waits for no lock, whose holder may be gone too.
+    #[cfg(feature = "bus")]
+    pub(crate) fn abandon(&self) {
+        if let Ok(listener) = self.shared.listener.try_lock()
+            && let Some(listener) = &*listener
+        {
+            listener.let_go();
+        }
+    }
+
+    /// For a process that ends without dropping it: removes the socket's files.
+    #[cfg(feature = "bus")]
+    pub(crate) fn remove_files(&self) {
+        if let Ok(listener) = self.shared.listener.try_lock()
+            && let Some(listener) = &*listener
+        {
+            listener.remove_files();
+        }
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        self.shared.listener.close();
+        if let Some(listener) = self.shared.listener() {
+            listener.close();
+        }
         if let Some(accepting) = self.accepting.take()
             && accepting.join().is_err()
         {
@@ -125,10 +156,30 @@ impl Drop for ControlSocket {
         // A connection's thread may hold the last use of a plugin: wait for all of them.
         let open = mem::take(&mut self.shared.lock().open);
         open.into_values().for_each(Conversation::end);
+        drop(self.shared.take_listener());
     }
 }
 
 impl Shared {
+    fn listener(&self) -> Option<Arc<Listener>> {
+        let listener = self.listener.lock();
+        listener.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn take_listener(&self) -> Option<Arc<Listener>> {
+        let listener = self.listener.lock();
+        listener.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Opens the socket again after the program closed it.
+    fn reopen(&self) -> Result<Arc<Listener>, ControlError> {
+        drop(self.take_listener());
+        let listener = Arc::new(Listener::bind(self.configured.as_deref())?);
+        let mut slot = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        *slot = Some(Arc::clone(&listener));
+        Ok(listener)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Conversations> {
         self.conversations
             .lock()
@@ -141,17 +192,36 @@ impl Shared {
             log::error!("the control socket is closed, because it cannot block signals: {errno}");
             return;
         }
-        loop {
-            match self.listener.accept() {
-                _ if self.stopping.load(Ordering::Acquire) => return,
+        let mut listener = self.listener();
+        // Asked before each accept, or it would take the connections of a socket of the
+        // program's, and after it, so that who is answered can connect again.
+        while let Some(open) = self.open_one(listener.take()) {
+            let accepted = open.accept();
+            if self.stopping.load(Ordering::Acquire) {
+                return;
+            }
+            listener = self.open_one(Some(open));
+            match accepted {
                 Ok(stream) => self.admit(stream),
                 Err(error) => {
-                    log::warn!("control socket {}: {error}", self.listener.path().display());
+                    log::warn!("control socket: {error}");
                     // Out of descriptors or memory: without a pause this would spin.
                     std::thread::park_timeout(std::time::Duration::from_millis(100));
                 }
             }
         }
+    }
+
+    /// The listener, or a new one when the program closed its descriptors.
+    fn open_one(&self, listener: Option<Arc<Listener>>) -> Option<Arc<Listener>> {
+        let listener = listener?;
+        if listener.is_open() {
+            return Some(listener);
+        }
+        drop(listener);
+        self.reopen()
+            .inspect_err(|error| log::error!("the program closed the control socket: {error}"))
+            .ok()
     }
 
     fn admit(self: &Arc<Self>, stream: UnixStream) {

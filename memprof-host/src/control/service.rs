@@ -12,7 +12,7 @@ use super::connection::Response;
 use crate::protocol::{
     BASIC_MESSAGE, BasicMessage, HOST, HostInfo, INVALID_PARAMS, INVALID_REQUEST, MESSAGE,
     METHOD_NOT_FOUND, MessageParams, PARSE_ERROR, PLUGINS, PluginInfo, Request, UNKNOWN_PLUGIN,
-    error_line, message_result, result_line,
+    error_line, message_result, result_line, split_message,
 };
 use crate::router::{Reply, Router};
 
@@ -88,16 +88,14 @@ impl Service {
     }
 
     fn basic_message(&self, id: &Value, params: &BasicMessage) -> Result<Response, Fault> {
-        // Traffic Server 9 sends the terminating NUL of the data.
-        let data = params.data.trim_end_matches('\0').trim();
-        let (name, args) = data.split_once(char::is_whitespace).unwrap_or((data, ""));
-        let reply = self.send(&params.tag, name, args.trim_start())?;
+        let (name, args) = split_message(&params.data);
+        let reply = self.send(&params.tag, name, args)?;
         let level = if reply.status_code == 0 {
             log::Level::Info
         } else {
             log::Level::Warn
         };
-        log::log!(level, "{} {name}: {}", params.tag, outcome(reply));
+        log::log!(level, "{} {name}: {}", params.tag, reply.into_text());
         Ok(line(result_line(id, &"success")))
     }
 
@@ -117,19 +115,6 @@ impl Service {
             },
         };
         self.router.plugins().map(describe).collect()
-    }
-}
-
-/// What a person reads of a reply: the `text` of a JSON object, else the body.
-fn outcome(reply: Reply) -> String {
-    let body = reply.body.into_text();
-    let json: Result<Value, _> = serde_json::from_str(&body);
-    match json
-        .ok()
-        .and_then(|json| Some(json.get("text")?.as_str()?.to_owned()))
-    {
-        Some(text) => text,
-        None => body,
     }
 }
 

@@ -27,3 +27,4 @@ impl Plugin for Hello {
 }
 
 export_plugin!(Hello);
+memprof_host::export_buses!(memprof_plugin_entry);

@@ -7,3 +7,4 @@ mod shim;
 mod text;
 
 memprof_plugin_abi::export_plugin!(messages::MemoryProfile);
+memprof_host::export_buses!(memprof_plugin_entry);

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use memprof_core::{Activation, Profiler, Settings, Severity};
+use memprof_core::{Activation, ErrorKind, Profiler, Settings, Severity};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
@@ -156,7 +156,13 @@ impl Plugin for MemoryProfile {
 
 impl MemoryProfile {
     fn dump(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let report = self.profiler.dump("message").map_err(failure)?;
+        let report = self.profiler.dump("message").map_err(|error| {
+            // What the system refuses is for whoever runs the host, not only for who asked.
+            if error.kind == ErrorKind::Io {
+                log::warn!("{error}");
+            }
+            failure(error)
+        })?;
         let text = dump_text(&report);
         log::info!("{text}");
         ok(reply, &text, &report)

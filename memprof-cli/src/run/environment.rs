@@ -1,0 +1,143 @@
+//! The environment of a program that is to be profiled: what the user set stays.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use crate::exit::{USAGE, coded};
+
+/// The options of jemalloc with profiling possible, and those of the user's that stand against
+/// what was asked for. What the user has set is never changed.
+pub(crate) fn malloc_conf(
+    before: Option<&str>,
+    active: bool,
+    lg_sample: Option<u8>,
+) -> (String, Vec<String>) {
+    let before = before.unwrap_or_default();
+    let mut wanted = vec![
+        ("prof", "true".to_owned()),
+        ("prof_active", active.to_string()),
+    ];
+    wanted.extend(lg_sample.map(|lg| ("lg_prof_sample", lg.to_string())));
+    let mut options: Vec<String> = Vec::new();
+    let mut kept = Vec::new();
+    for (key, value) in wanted {
+        let users = before
+            .split(',')
+            .rev()
+            .find_map(|option| option.split_once(':').filter(|(name, _)| *name == key));
+        match users {
+            None => options.push(format!("{key}:{value}")),
+            Some((_, users)) if users != value => kept.push(format!("{key}:{users}")),
+            Some(_) => {}
+        }
+    }
+    options.extend((!before.is_empty()).then(|| before.to_owned()));
+    (options.join(","), kept)
+}
+
+/// `LD_PRELOAD` with `libraries` behind what the user preloads.
+///
+/// # Errors
+/// A path that the loader would take for two.
+pub(crate) fn preload<'a>(
+    before: Option<&OsStr>,
+    libraries: impl IntoIterator<Item = &'a Path>,
+) -> anyhow::Result<OsString> {
+    let mut value = before
+        .map(|before| before.as_bytes().to_vec())
+        .unwrap_or_default();
+    for library in libraries {
+        let path = library.as_os_str().as_bytes();
+        // ld.so(8): colons and blanks both separate, and nothing escapes them.
+        if path.contains(&b':') || path.contains(&b' ') {
+            let message = format!(
+                "{} cannot be preloaded: its path has a blank or a colon",
+                library.display()
+            );
+            return Err(coded(USAGE, message));
+        }
+        if value
+            .split(|byte| b": ".contains(byte))
+            .any(|known| known == path)
+        {
+            continue;
+        }
+        if !value.is_empty() {
+            value.push(b':');
+        }
+        value.extend_from_slice(path);
+    }
+    Ok(OsString::from_vec(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_the_user_stay() {
+        let check = |before: Option<&str>, active, lg, expected: &str, kept: &[&str]| {
+            assert_eq!(
+                malloc_conf(before, active, lg),
+                (
+                    expected.to_owned(),
+                    kept.iter().map(ToString::to_string).collect()
+                ),
+            );
+        };
+        check(None, false, None, "prof:true,prof_active:false", &[]);
+        check(
+            Some(""),
+            true,
+            Some(12),
+            "prof:true,prof_active:true,lg_prof_sample:12",
+            &[],
+        );
+        check(
+            Some("background_thread:true"),
+            false,
+            None,
+            "prof:true,prof_active:false,background_thread:true",
+            &[],
+        );
+        check(
+            Some("prof:false,lg_prof_sample:19"),
+            true,
+            Some(12),
+            "prof_active:true,prof:false,lg_prof_sample:19",
+            &["prof:false", "lg_prof_sample:19"],
+        );
+        check(
+            Some("prof:true,prof_active:false,prof_active:true"),
+            true,
+            None,
+            "prof:true,prof_active:false,prof_active:true",
+            &[],
+        );
+    }
+
+    #[test]
+    fn libraries_come_behind_the_users() {
+        let check = |before: Option<&str>, expected: &str| {
+            let libraries = [Path::new("/l/libjemalloc.so.2"), Path::new("/p/m.so")];
+            let found = preload(before.map(OsStr::new), libraries).unwrap();
+            assert_eq!(found, expected);
+        };
+        check(None, "/l/libjemalloc.so.2:/p/m.so");
+        check(Some("/u/x.so"), "/u/x.so:/l/libjemalloc.so.2:/p/m.so");
+        check(
+            Some("/p/m.so /u/x.so"),
+            "/p/m.so /u/x.so:/l/libjemalloc.so.2",
+        );
+    }
+
+    #[test]
+    fn a_path_that_the_loader_splits_is_refused() {
+        let refused = preload(None, [Path::new("/a b/m.so")]).unwrap_err();
+        assert!(
+            refused.to_string().contains("has a blank or a colon"),
+            "{refused}"
+        );
+    }
+}

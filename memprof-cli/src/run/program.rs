@@ -1,0 +1,199 @@
+//! The program that is to be profiled: its file, and what stands against preloading.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{Endianness, elf};
+
+use crate::exit::{UNAVAILABLE, USAGE, coded};
+use crate::malloc_conf::{Own, variable_of};
+
+/// A program that can be profiled.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// The file that is executed: a binary or a script.
+    pub(crate) path: PathBuf,
+    provided: Provided,
+}
+
+/// The jemalloc that a program has without our doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Provided {
+    /// None.
+    Nothing,
+    /// It is linked to the shared library.
+    Linked,
+    /// It has one under a prefix, beside `malloc`; this variable configures it.
+    Own(String),
+    /// It has one that serves as its `malloc`.
+    OwnMalloc,
+    /// It has one, and nothing tells where.
+    Unknown,
+}
+
+/// A script may name another script as its interpreter (execve(2)).
+const INTERPRETER_LIMIT: usize = 4;
+
+const SETUID: u32 = 0o4000;
+const SETGID: u32 = 0o2000;
+
+impl Program {
+    /// Finds a program as a shell would.
+    ///
+    /// # Errors
+    /// There is none, or nothing can be preloaded into it.
+    pub(crate) fn find(name: &OsStr) -> anyhow::Result<Self> {
+        let path = search(name, std::env::var_os("PATH"))?;
+        let mut binary = path.clone();
+        for _ in 0..INTERPRETER_LIMIT {
+            let bytes = read(&binary)?;
+            refuse_more_rights(&binary)?;
+            match interpreter(&bytes) {
+                Some(interpreter) => binary = interpreter,
+                None => {
+                    let provided = inspect(&binary, &bytes)?;
+                    return Ok(Self { path, provided });
+                }
+            }
+        }
+        let message = format!("{}: too many interpreters", path.display());
+        Err(coded(USAGE, message))
+    }
+
+    /// What it brings.
+    pub(crate) fn provided(&self) -> &Provided {
+        &self.provided
+    }
+
+    /// Which variables configure the jemallocs of the process.
+    pub(crate) fn conf_variables(&self) -> Vec<&str> {
+        match &self.provided {
+            Provided::Own(variable) => vec!["MALLOC_CONF", variable],
+            _ => vec!["MALLOC_CONF"],
+        }
+    }
+}
+
+fn search(name: &OsStr, path: Option<OsString>) -> anyhow::Result<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Ok(PathBuf::from(name));
+    }
+    let path = path.unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let found = std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|file| {
+            file.metadata()
+                .is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0)
+        });
+    found.ok_or_else(|| coded(USAGE, format!("no program {} is in PATH", name.display())))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))
+}
+
+/// The loader ignores `LD_PRELOAD` in a process that has more rights than who started it.
+fn refuse_more_rights(path: &Path) -> anyhow::Result<()> {
+    let metadata = path
+        .metadata()
+        .with_context(|| path.display().to_string())?;
+    let (uid, gid) = (
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    let changes_user = metadata.mode() & SETUID != 0 && metadata.uid() != uid;
+    let changes_group = metadata.mode() & SETGID != 0 && metadata.gid() != gid;
+    let has_capabilities = uid != 0 && has_capabilities(path);
+    if changes_user || changes_group || has_capabilities {
+        let message = format!(
+            "{} runs with other rights than yours (setuid, setgid or capabilities), so the loader \
+             ignores LD_PRELOAD; run memprof as the user that it changes to",
+            path.display()
+        );
+        return Err(coded(UNAVAILABLE, message));
+    }
+    Ok(())
+}
+
+fn has_capabilities(path: &Path) -> bool {
+    let mut value = [0; 64];
+    rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
+}
+
+/// The program that runs a script.
+fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
+    let line = bytes
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
+    let line = line.trim_ascii_start();
+    let path = line.split(u8::is_ascii_whitespace).next()?;
+    Some(PathBuf::from(OsStr::from_bytes(path)))
+}
+
+fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
+    let failed = || format!("{} is no program of this machine", path.display());
+    let elf = ElfFile64::<Endianness>::parse(bytes).with_context(failed)?;
+    let is_dynamic = elf
+        .elf_program_headers()
+        .iter()
+        .any(|header| header.p_type(elf.endian()) == elf::PT_INTERP);
+    if !is_dynamic {
+        let message = format!(
+            "{} is statically linked, so nothing can be preloaded into it; build the plugin's \
+             host into it (memprof-host), or link it dynamically",
+            path.display()
+        );
+        return Err(coded(UNAVAILABLE, message));
+    }
+    let class = elf.elf_header().e_machine(elf.endian());
+    if class != elf::EM_X86_64 {
+        anyhow::bail!(failed());
+    }
+    Ok(match variable_of(&elf).with_context(failed)? {
+        Own::Linked => Provided::Linked,
+        Own::Variable(variable) if variable == "MALLOC_CONF" => Provided::OwnMalloc,
+        Own::Variable(variable) => Provided::Own(variable),
+        Own::Hidden => Provided::Unknown,
+        Own::Stripped | Own::Nothing => Provided::Nothing,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreters_of_scripts() {
+        let check = |script: &str, expected: Option<&str>| {
+            assert_eq!(interpreter(script.as_bytes()), expected.map(PathBuf::from));
+        };
+        check("#!/usr/bin/perl -w\nprint 1;", Some("/usr/bin/perl"));
+        check("#! /bin/sh", Some("/bin/sh"));
+        check("\u{7f}ELF", None);
+        check("", None);
+    }
+
+    #[test]
+    fn what_cannot_be_profiled_is_told_why() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("program");
+        let check = |path: &Path, expected: &str| {
+            let refused = format!("{:#}", Program::find(path.as_os_str()).unwrap_err());
+            assert!(refused.contains(expected), "{refused}");
+        };
+        check(&file, "failed to read ");
+        std::fs::write(&file, "text").unwrap();
+        check(&file, "is no program of this machine");
+        std::fs::write(&file, format!("#!{}\n", file.display())).unwrap();
+        check(&file, "too many interpreters");
+        check(
+            Path::new("no-such-program"),
+            "no program no-such-program is in PATH",
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! Mosquitto of Debian's.
+
+use std::process::Command;
+
+use crate::bus::{self, CONF, Load, Server, free_port, text_of};
+use crate::dist::{dist, tool_text};
+use crate::host::Host;
+
+struct Mosquitto {
+    host: Host,
+    port: String,
+}
+
+impl Server for Mosquitto {
+    const NAME: &'static str = "mosquitto";
+    const PROGRAM: &'static str = "/usr/sbin/mosquitto";
+    const FUNCTION: &'static str = "mosquitto_main_loop";
+    const ENV: &'static [(&'static str, &'static str)] =
+        &[("LD_PRELOAD", "libjemalloc.so.2"), CONF];
+    const UNAVAILABLE: &'static str = "no jemalloc that memprof can find";
+
+    fn start(load: &Load<'_>) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let port = free_port().to_string();
+        let mut config = format!(
+            "listener {port} 127.0.0.1\nallow_anonymous true\nlog_dest stderr\nuser root\n"
+        );
+        for _ in 0..=usize::from(load.twice) {
+            let plugin = dist("plugins/memory_profile.so");
+            config += &format!("plugin {}\n", plugin.display());
+            for (key, value) in load.words(place.path()) {
+                config += &format!("plugin_opt_{key} {value}\n");
+            }
+        }
+        config += &format!("plugin {}\n", dist("plugins/hello_rust.so").display());
+        let file = place.path().join("mosquitto.conf");
+        std::fs::write(&file, config).unwrap();
+        let mut command = Command::new(Self::PROGRAM);
+        command.arg("-c").arg(&file).envs(load.env.iter().copied());
+        let host = Host::spawn(command, place);
+        host.wait_for_log(" running");
+        Self { host, port }
+    }
+
+    fn host(&self) -> &Host {
+        &self.host
+    }
+
+    fn send(&self, plugin: &str, message: &str) -> String {
+        let topic = format!("$CONTROL/{plugin}/v1");
+        let response = format!("{topic}/response");
+        let body = self.client(
+            "mosquitto_rr",
+            &[
+                "-V", "5", "-W", "60", "-t", &topic, "-e", &response, "-m", message,
+            ],
+        );
+        text_of(&body)
+    }
+
+    fn work(&self) {
+        let value = "x".repeat(20_000);
+        self.client("mosquitto_pub", &["-r", "-t", "work", "-m", &value]);
+        let found = self.client("mosquitto_sub", &["-W", "60", "-C", "1", "-t", "work"]);
+        assert_eq!(found.trim(), value);
+    }
+}
+
+impl Mosquitto {
+    fn client(&self, program: &str, args: &[&str]) -> String {
+        let mut client = Command::new(program);
+        client.args(["-p", &self.port]).args(args);
+        tool_text("mosquitto-clients", &mut client)
+    }
+}
+
+#[test]
+fn does_the_main_job() {
+    bus::does_the_main_job::<Mosquitto>();
+}
+
+#[test]
+fn refuses_what_is_no_message() {
+    bus::refuses_what_is_no_message::<Mosquitto>();
+}
+
+#[test]
+fn survives_whatever_is_wrong() {
+    bus::survives_whatever_is_wrong::<Mosquitto>(&[
+        (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
+        (&[("keep.count", "many")], "expected usize"),
+        (&[("config", "/no/such.toml")], "config file /no/such.toml"),
+    ]);
+}

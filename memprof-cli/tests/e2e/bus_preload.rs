@@ -1,0 +1,414 @@
+//! `memprof run`: programs of Debian's, as they are.
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::dist::dist;
+use crate::host::{Host, PATIENCE};
+use crate::hosts::cumulative_percent;
+use crate::memprof::memprof;
+
+/// Grows without end, and answers a line with a line.
+const GROWING: &str = r#"
+    $| = 1;
+    my @kept;
+    sub grow { push @kept, "x" x 1000 for 1 .. 2000 }
+    while (<STDIN>) { grow(); print STDERR "served $_" }
+"#;
+
+/// `memprof run ARGS`, which reads what the test writes.
+fn run(args: &[&str], env: &[(&str, &str)]) -> Host {
+    let mut command = Command::new(dist("bin/memprof"));
+    command.arg("run").args(args);
+    start(command, env)
+}
+
+fn start(mut command: Command, env: &[(&str, &str)]) -> Host {
+    command
+        .env("MEMPROF_LOG", "info")
+        .stdin(Stdio::piped())
+        .envs(env.iter().copied());
+    Host::spawn(command, tempfile::tempdir().unwrap())
+}
+
+/// The program works: it answers.
+fn serves(host: &mut Host, line: &str) {
+    host.type_line(line);
+    host.wait_for_log(&format!("served {line}"));
+}
+
+fn listed(host: &Host, pid: u32) -> Option<Value> {
+    let listing = memprof(&host.socket_dir(), &["ps", "--json"])
+        .exits(0)
+        .json();
+    let hosts = listing["hosts"].as_array().unwrap();
+    hosts.iter().find(|row| row["pid"] == pid).cloned()
+}
+
+fn wait_until_listed(host: &Host, pid: u32) -> Value {
+    let begun = Instant::now();
+    loop {
+        if let Some(row) = listed(host, pid) {
+            return row;
+        }
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{pid} is not listed: {:?}",
+            host.log()
+        );
+    }
+}
+
+#[test]
+fn perl_is_profiled_as_it_is() {
+    let mut host = run(&["--lg-sample", "12", "--", "perl", "-e", GROWING], &[]);
+    host.wait_for_log("control socket ");
+    let row = wait_until_listed(&host, host.pid());
+    assert_eq!(row["name"], "perl");
+    assert_eq!(row["profiling"], "inactive");
+    assert!(
+        row["allocator"].as_str().unwrap().starts_with("jemalloc 5"),
+        "{row}"
+    );
+    assert!(
+        row["command"].as_str().unwrap().starts_with("perl -e"),
+        "{row}"
+    );
+
+    host.memprof("activate", &[]).exits(0);
+    serves(&mut host, "one");
+    let dump = host.dump_of(1_000_000);
+    let perl = Path::new("/usr/bin/perl").canonicalize().unwrap();
+    let path = Path::new(dump["path"].as_str().unwrap());
+    let percent = cumulative_percent(&perl, path, "Perl_runops_standard");
+    assert!(percent >= 80.0, "{percent} %");
+    let stats = host.memprof("stats", &[]).exits(0);
+    assert!(
+        stats.stdout.contains("End jemalloc statistics"),
+        "{stats:?}"
+    );
+    host.memprof("deactivate", &[]).exits(0);
+    serves(&mut host, "two");
+}
+
+#[test]
+fn sampling_can_start_with_the_program() {
+    let host = run(&["--active", "perl", "-e", GROWING], &[]);
+    host.wait_for_log("control socket ");
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "active", "{status}");
+}
+
+#[test]
+fn what_the_user_set_stays() {
+    let env = [
+        ("MALLOC_CONF", "lg_prof_sample:16"),
+        ("LD_PRELOAD", "libm.so.6"),
+    ];
+    let host = run(&["--lg-sample", "12", "perl", "-e", GROWING], &env);
+    host.wait_for_log("MALLOC_CONF already sets lg_prof_sample:16, which stays");
+    host.wait_for_log("control socket ");
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["sample_interval"], 65536, "{status}");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", host.pid())).unwrap();
+    assert!(maps.contains("libm.so.6"), "{maps}");
+}
+
+#[test]
+fn messages_that_are_no_messages_are_answered() {
+    let mut host = run(&["perl", "-e", GROWING], &[]);
+    host.wait_for_log("control socket ");
+    let check = |message: &str| {
+        let args = ["memory_profile", message, "--json"];
+        let refused = host.memprof("msg", &args).exits(2).json();
+        assert_eq!(
+            refused["error"]["kind"], "unknown_message",
+            "{message:?}: {refused}"
+        );
+    };
+    check("d");
+    check("dumpp");
+    check("DUMP");
+    check("");
+    let huge = "x".repeat(100_000);
+    let refused = host.memprof("msg", &["memory_profile", &huge]).exits(2);
+    assert!(refused.stderr.contains("at most 4096 bytes"), "{refused:?}");
+    serves(&mut host, "still");
+}
+
+/// A program with threads that allocate, which forks one child that stays and one that executes
+/// another program. Both end with it.
+const FORKING: &str = r#"
+    use threads;
+    $| = 1;
+    sub grow { my @kept; while (1) { @kept = map { "x" x 1000 } 1 .. 500 } }
+    threads->create(\&grow)->detach for 1 .. 3;
+    pipe(my $end, my $alive) or die;
+    my $stays = fork // die;
+    if (!$stays) { close $alive; 1 while <$end>; exit }
+    my $runs = fork // die;
+    if (!$runs) { close $alive; open STDIN, "<&", $end or die; exec "cat" or die }
+    print STDERR "forked $stays $runs\n";
+    while (<STDIN>) { last if /end/; print STDERR "served $_" }
+    exit;
+"#;
+
+#[test]
+fn forked_and_executed_children_have_sockets_of_their_own() {
+    let mut host = run(
+        &["--active", "--lg-sample", "12", "perl", "-e", FORKING],
+        &[],
+    );
+    let line = host.wait_for_log("forked ");
+    let mut children = line
+        .split(' ')
+        .skip(1)
+        .map(|pid| pid.parse::<u32>().unwrap());
+    let (stays, runs) = (children.next().unwrap(), children.next().unwrap());
+    let check = |pid: u32, name: &str| {
+        assert_eq!(wait_until_listed(&host, pid)["name"], name);
+        let target = pid.to_string();
+        let args = ["dump", "-t", &target, "--json"];
+        let dump = memprof(&host.socket_dir(), &args).exits(0).json();
+        assert!(
+            dump["id"].as_str().unwrap().contains(&format!(".{pid}.")),
+            "{dump}"
+        );
+    };
+    check(host.pid(), "perl");
+    check(stays, "perl");
+    check(runs, "cat");
+    let own = listening(host.pid());
+    assert_eq!(own.len(), 1, "{own:?}");
+    for child in [stays, runs] {
+        let shared = listening(child).iter().any(|inode| own.contains(inode));
+        assert!(!shared, "{child} holds the socket of its parent");
+    }
+    serves(&mut host, "still");
+    host.type_line("end");
+    assert!(host.wait().success());
+    assert!(!host.socket().exists(), "its socket is left over");
+}
+
+/// The inodes of the unix sockets that a process listens on.
+fn listening(pid: u32) -> Vec<String> {
+    let listening: Vec<String> = std::fs::read_to_string("/proc/net/unix")
+        .unwrap()
+        .lines()
+        .filter(|line| line.split_whitespace().nth(3) == Some("00010000"))
+        .filter_map(|line| Some(format!("socket:[{}]", line.split_whitespace().nth(6)?)))
+        .collect();
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .filter_map(|entry| Some(entry.ok()?.path().read_link().ok()?.display().to_string()))
+        .filter(|target| listening.contains(target))
+        .collect()
+}
+
+/// Closes every descriptor once the control socket is open, and listens on sockets of its own
+/// under the same numbers.
+const CLOSING: &str = r#"
+    use POSIX ();
+    use IO::Socket::INET;
+    $| = 1;
+    <STDIN>;
+    POSIX::close($_) for 3 .. 255;
+    my @own = map { IO::Socket::INET->new(Listen => 5, LocalAddr => "127.0.0.1") or die } 1 .. 9;
+    print STDERR "closed ", join(" ", map { $_->sockport } @own), "\n";
+    for my $own (@own) { my $client = $own->accept; print $client "hello\n"; close $client }
+    print STDERR "served all\n";
+    1 while <STDIN>;
+"#;
+
+#[test]
+fn a_daemon_that_closes_all_descriptors_keeps_its_own_and_is_reached_again() {
+    let mut host = run(&["perl", "-e", CLOSING], &[]);
+    host.wait_for_log("control socket ");
+    host.type_line("close");
+    let line = host.wait_for_log("closed ");
+    for _ in 0..3 {
+        host.memprof("status", &[]).exits(0);
+    }
+    for port in line.split(' ').skip(1) {
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut greeting = String::new();
+        stream.read_to_string(&mut greeting).unwrap();
+        assert_eq!(greeting, "hello\n", "port {port}");
+    }
+    host.wait_for_log("served all");
+    host.memprof("status", &[]).exits(0);
+}
+
+/// Forks twice and lets the parents end, as a daemon does.
+const DAEMON: &str = r#"
+    use POSIX ();
+    $| = 1;
+    fork and POSIX::_exit(0);
+    POSIX::setsid();
+    fork and POSIX::_exit(0);
+    print STDERR "daemon $$\n";
+    while (<STDIN>) { print STDERR "served $_" }
+"#;
+
+#[test]
+fn a_daemon_is_reached_under_its_own_pid() {
+    let mut host = run(&["perl", "-e", DAEMON], &[]);
+    let line = host.wait_for_log("daemon ");
+    let pid: u32 = line.trim_start_matches("daemon ").parse().unwrap();
+    assert_eq!(wait_until_listed(&host, pid)["profiling"], "inactive");
+    serves(&mut host, "daemon");
+}
+
+#[test]
+fn a_program_that_is_a_host_itself_keeps_its_own_socket() {
+    let place = tempfile::tempdir().unwrap();
+    let config = place.path().join("host.toml");
+    let plugin = dist("plugins/memory_profile.so");
+    std::fs::write(&config, format!("[[plugin]]\npath = {plugin:?}\n")).unwrap();
+    let (program, config) = (dist("examples/c_host"), config.display().to_string());
+    let host = run(&[program.to_str().unwrap(), "--config", &config], &[]);
+    host.wait_for_log("this program is a memprof host itself");
+    host.memprof("activate", &[]).exits(0);
+}
+
+#[test]
+fn a_jemalloc_of_its_own_is_told_and_driven() {
+    let check = |program: &str, note: &str| {
+        let place = tempfile::tempdir().unwrap();
+        let config = place.path().join("host.toml");
+        std::fs::write(&config, "[control]\nsocket = \"off\"\n").unwrap();
+        let (program, config) = (dist("examples").join(program), config.display().to_string());
+        let args = [
+            "--lg-sample",
+            "12",
+            program.to_str().unwrap(),
+            "--config",
+            &config,
+        ];
+        let host = run(&args, &[]);
+        host.wait_for_log(note);
+        host.wait_for_log("control socket ");
+        host.memprof("activate", &[]).exits(0);
+        let dump = host.dump_of(3_000_000);
+        let path = Path::new(dump["path"].as_str().unwrap());
+        let percent = cumulative_percent(&program, path, "grow_cache");
+        assert!(percent >= 80.0, "{percent} %");
+    };
+    check(
+        "rust_host",
+        "brings a jemalloc of its own, which reads _RJEM_MALLOC_CONF",
+    );
+    check("c_host_static", "brings its own jemalloc as malloc");
+}
+
+#[test]
+fn whatever_is_missing_the_program_runs_and_every_message_says_why() {
+    let check = |env: &[(&str, &str)], kind: &str, reason: &str| {
+        let mut command = Command::new("perl");
+        command.args(["-e", GROWING]);
+        let plugin = dist("plugins/memory_profile.so").display().to_string();
+        let preload = format!("{plugin}:{}", env_value(env, "LD_PRELOAD"));
+        let mut env = env.to_vec();
+        env.retain(|(name, _)| *name != "LD_PRELOAD");
+        env.extend([("MEMPROF_RUN", "1"), ("LD_PRELOAD", preload.as_str())]);
+        let mut host = start(command, &env);
+        wait_until_listed(&host, host.pid());
+        for message in ["dump", "activate", "status"] {
+            let reply = host.memprof(message, &["--json"]);
+            if reply.code == 0 {
+                continue;
+            }
+            let error = &reply.json()["error"];
+            assert_eq!(error["kind"], kind, "{message}: {error}");
+            assert!(
+                error["message"].as_str().unwrap().contains(reason),
+                "{error}"
+            );
+        }
+        host.wait_for_log(reason);
+        let lines = host.log();
+        let about: Vec<_> = lines.iter().filter(|line| line.contains(reason)).collect();
+        assert_eq!(about.len(), 1, "{lines:#?}");
+        serves(&mut host, "still");
+    };
+    let jemalloc = ("LD_PRELOAD", "libjemalloc.so.2");
+    let conf = ("MALLOC_CONF", "prof:true,prof_active:true");
+    check(&[], "unavailable", "no jemalloc that memprof can find");
+    check(&[jemalloc], "unavailable", "opt.prof=false");
+    check(
+        &[jemalloc, conf, ("MEMPROF_DUMP_DIR", "/proc/no/dumps")],
+        "io",
+        "/proc/no/dumps",
+    );
+    check(
+        &[jemalloc, conf, ("MEMPROF_CONFIG", "/no/such.toml")],
+        "invalid_argument",
+        "config file /no/such.toml: No such file",
+    );
+    check(
+        &[jemalloc, conf, ("MEMPROF_DUMP_DIR", "relative")],
+        "invalid_argument",
+        "dump_dir \"relative\" is not an absolute path",
+    );
+    check(
+        &[jemalloc, conf, ("MEMPROF_LOG", "loud")],
+        "invalid_argument",
+        "MEMPROF_LOG=loud is none of",
+    );
+}
+
+fn env_value<'a>(env: &[(&str, &'a str)], name: &str) -> &'a str {
+    let found = env.iter().find(|(known, _)| *known == name);
+    found.map_or("", |(_, value)| value)
+}
+
+#[test]
+fn without_the_marker_a_preloaded_plugin_does_nothing() {
+    let plugin = dist("plugins/memory_profile.so").display().to_string();
+    let mut command = Command::new("perl");
+    command.args(["-e", GROWING]);
+    let mut host = start(command, &[("LD_PRELOAD", plugin.as_str())]);
+    serves(&mut host, "one");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
+    assert_eq!(threads.count(), 1);
+    assert!(!host.socket_dir().exists());
+}
+
+#[test]
+fn what_nothing_can_be_preloaded_into_is_refused_with_the_reason() {
+    let place = tempfile::tempdir().unwrap();
+    let check = |args: &[&str], code: i32, reason: &str| {
+        let refused = memprof(place.path(), &[&["run"], args].concat()).exits(code);
+        assert!(refused.stderr.contains(reason), "{refused:?}");
+    };
+    check(&["/sbin/ldconfig", "-p"], 4, "is statically linked");
+    check(
+        &["no-such-program"],
+        2,
+        "no program no-such-program is in PATH",
+    );
+    check(
+        &["--plugin", "/no/such.so", "perl"],
+        1,
+        "no plugin is at /no/such.so",
+    );
+    check(&["--lg-sample", "3", "perl"], 2, "3 is not in 10..=24");
+    if nix::unistd::geteuid().is_root() {
+        let copy = place.path().join("true");
+        std::fs::copy("/bin/true", &copy).unwrap();
+        std::os::unix::fs::chown(&copy, Some(12_345), None).unwrap();
+        std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o4755)).unwrap();
+        check(
+            &[copy.to_str().unwrap()],
+            4,
+            "runs with other rights than yours",
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! Redis of Debian's, which is linked to jemalloc.
+
+use std::process::Command;
+
+use crate::bus::{self, CONF, Load, Server, text_of};
+use crate::dist::{dist, tool_text};
+use crate::host::Host;
+
+struct Redis(Host);
+
+impl Server for Redis {
+    const NAME: &'static str = "redis-server";
+    const PROGRAM: &'static str = "/usr/bin/redis-server";
+    const FUNCTION: &'static str = "aeMain";
+    const ENV: &'static [(&'static str, &'static str)] = &[CONF];
+    const UNAVAILABLE: &'static str = "was started with opt.prof=false";
+
+    fn start(load: &Load<'_>) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$0\" \"$@\" >&2", Self::PROGRAM]);
+        command.args(["--port", "0", "--save", "", "--unixsocket"]);
+        command.arg(place.path().join("redis.sock"));
+        for _ in 0..=usize::from(load.twice) {
+            command
+                .arg("--loadmodule")
+                .arg(dist("plugins/memory_profile.so"));
+            for (key, value) in load.words(place.path()) {
+                command.args([key, value].iter().filter(|word| !word.is_empty()));
+            }
+        }
+        command
+            .arg("--loadmodule")
+            .arg(dist("plugins/hello_rust.so"));
+        command.envs(load.env.iter().copied());
+        let host = Host::spawn(command, place);
+        host.wait_for_log("ready to accept connections");
+        Self(host)
+    }
+
+    fn host(&self) -> &Host {
+        &self.0
+    }
+
+    fn send(&self, plugin: &str, message: &str) -> String {
+        // The client takes its own words; the shell's quotes are redis-cli's.
+        let (name, args) = message.split_once(' ').unwrap_or((message, ""));
+        let args = (!args.is_empty()).then(|| args.replace('"', ""));
+        let mut words = vec![plugin.to_uppercase(), name.to_owned()];
+        words.extend(args);
+        text_of(&self.command(&words))
+    }
+
+    fn work(&self) {
+        let value = "x".repeat(20_000);
+        assert_eq!(
+            self.command(&["SET".into(), "key".into(), value.clone()])
+                .trim(),
+            "OK"
+        );
+        assert_eq!(self.command(&["GET".into(), "key".into()]).trim(), value);
+    }
+}
+
+impl Redis {
+    fn command(&self, words: &[String]) -> String {
+        let mut client = Command::new("redis-cli");
+        client
+            .arg("-s")
+            .arg(self.0.place().join("redis.sock"))
+            .args(words);
+        tool_text("redis-tools", &mut client)
+    }
+}
+
+#[test]
+fn does_the_main_job() {
+    bus::does_the_main_job::<Redis>();
+}
+
+#[test]
+fn refuses_what_is_no_message() {
+    bus::refuses_what_is_no_message::<Redis>();
+}
+
+#[test]
+fn survives_whatever_is_wrong() {
+    bus::survives_whatever_is_wrong::<Redis>(&[
+        (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
+        (
+            &[("control", "maybe")],
+            "control=\"maybe\" is none of on, off",
+        ),
+        (&[("config", "/no/such.toml")], "config file /no/such.toml"),
+        (&[("alone", "")], "has no value"),
+    ]);
+}
+
+#[test]
+fn help_lists_the_messages_and_no_message_is_wrong_arity() {
+    let redis = Redis::start(&Load::default());
+    let help = redis.command(&["MEMORY_PROFILE".into(), "HELP".into()]);
+    assert!(help.lines().any(|line| line.starts_with("dump ")), "{help}");
+    assert!(
+        help.lines().any(|line| line.starts_with("fetch id=ID ")),
+        "{help}"
+    );
+    let refused = redis.command(&["memory_profile".into()]);
+    assert!(refused.contains("wrong number of arguments"), "{refused}");
+}

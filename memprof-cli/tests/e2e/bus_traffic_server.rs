@@ -1,0 +1,226 @@
+//! Traffic Server of Debian's, with its manager, which owns the management socket.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::Command;
+
+use nix::unistd::{User, geteuid};
+
+use crate::bus::{self, CONF, Load, Server, free_port};
+use crate::dist::{dist, tool_text};
+use crate::host::{Host, PATIENCE};
+
+struct TrafficServer {
+    host: Host,
+    port: u16,
+}
+
+/// As an unprivileged user from its start: started as root it changes its user, and a process
+/// that did so ignores `LD_PRELOAD` and `MALLOC_CONF`. The manager wants these capabilities.
+const AS_ITS_USER: &[&str] = &[
+    "--reuid=trafficserver",
+    "--regid=trafficserver",
+    "--init-groups",
+    "--inh-caps=+chown,+dac_override,+fowner,+kill,+setgid,+setuid",
+    "--ambient-caps=+chown,+dac_override,+fowner,+kill,+setgid,+setuid",
+];
+
+impl Server for TrafficServer {
+    const NAME: &'static str = "traffic_server";
+    const PROGRAM: &'static str = "/usr/bin/traffic_server";
+    const FUNCTION: &'static str = "EThread::execute";
+    const ENV: &'static [(&'static str, &'static str)] =
+        &[("LD_PRELOAD", "libjemalloc.so.2"), CONF];
+    const UNAVAILABLE: &'static str = "no jemalloc that memprof can find";
+
+    fn start(load: &Load<'_>) -> Self {
+        Self::start_by(as_its_user("traffic_manager"), "#-1", load)
+    }
+
+    fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The bus takes no reply: the log has it.
+    fn send(&self, plugin: &str, message: &str) -> String {
+        let replies = |line: &&String| line.contains("memprof: ");
+        let before = self.host.log().iter().filter(replies).count();
+        let mut command = as_its_user("traffic_ctl");
+        command
+            .args(["plugin", "msg", plugin, message])
+            .env("TS_RUNROOT", self.host.place().join("runroot.yaml"));
+        tool_text("trafficserver", &mut command);
+        // A failed dump has a line of the plugin's before the reply's.
+        self.host
+            .wait_for_lines("memprof: ", before + 1)
+            .pop()
+            .unwrap()
+    }
+
+    fn work(&self) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1."), "{answer}");
+    }
+}
+
+impl TrafficServer {
+    /// Starts it by `command`, as a server that changes to `user`.
+    fn start_by(mut command: Command, user: &str, load: &Load<'_>) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let port = free_port();
+        lay_out(place.path(), port, user, load);
+        command
+            .env("TS_RUNROOT", place.path().join("runroot.yaml"))
+            .envs(load.env.iter().copied());
+        let host = Host::spawn(command, place);
+        host.wait_for_log("Traffic Server is fully initialized");
+        Self { host, port }
+    }
+}
+
+impl Drop for TrafficServer {
+    fn drop(&mut self) {
+        // The manager takes the server with it.
+        self.host.terminate();
+    }
+}
+
+fn as_its_user(program: &str) -> Command {
+    if !geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(AS_ITS_USER).arg(program);
+    command
+}
+
+/// Config, state and plugins, where its user can read and write.
+fn lay_out(place: &Path, port: u16, user: &str, load: &Load<'_>) {
+    for directory in ["etc", "log", "state", "cache", "dumps", "plugins"] {
+        fs::create_dir(place.join(directory)).unwrap();
+    }
+    for entry in fs::read_dir("/etc/trafficserver").unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, place.join("etc").join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let plugin = |name: &str| {
+        let copy = place.join("plugins").join(name);
+        fs::copy(dist("plugins").join(name), &copy).unwrap();
+        copy.display().to_string()
+    };
+    let words = load.words(place);
+    let words = words.iter().map(|(key, value)| match value.as_str() {
+        "" => format!(" {key}"),
+        value => format!(" {key}={value}"),
+    });
+    let line = format!(
+        "{}{}\n",
+        plugin("memory_profile.so"),
+        words.collect::<String>()
+    );
+    let plugins = line.repeat(1 + usize::from(load.twice)) + &plugin("hello_rust.so") + "\n";
+    let here = place.display();
+    let files = [
+        (
+            "runroot.yaml",
+            format!(
+                "prefix: /usr\nexec_prefix: /usr\nbindir: /usr/bin\nsbindir: /usr/sbin\n\
+                 sysconfdir: {here}/etc\ndatadir: {here}/cache\nincludedir: /usr/include\n\
+                 libdir: /usr/lib\nlibexecdir: /usr/lib/trafficserver/modules\n\
+                 localstatedir: {here}/state\nruntimedir: {here}/state\nlogdir: {here}/log\n\
+                 cachedir: {here}/cache\n"
+            ),
+        ),
+        (
+            "etc/records.config",
+            format!(
+                "CONFIG proxy.config.http.server_ports STRING {port}:ip-in=127.0.0.1\n\
+                 CONFIG proxy.config.admin.user_id STRING {user}\n\
+                 CONFIG proxy.config.exec_thread.autoconfig INT 0\n\
+                 CONFIG proxy.config.exec_thread.limit INT 2\n\
+                 CONFIG proxy.config.diags.output.note STRING E\n\
+                 CONFIG proxy.config.diags.output.warning STRING E\n\
+                 CONFIG proxy.config.diags.output.error STRING E\n"
+            ),
+        ),
+        ("etc/storage.config", format!("{here}/cache 16M\n")),
+        ("etc/plugin.config", plugins),
+    ];
+    for (name, text) in files {
+        fs::write(place.join(name), text).unwrap();
+    }
+    if geteuid().is_root() {
+        let user = User::from_name("trafficserver")
+            .unwrap()
+            .expect("the package's user");
+        give(place, &user);
+    }
+}
+
+fn give(path: &Path, user: &User) {
+    chown(path, Some(user.uid.as_raw()), Some(user.gid.as_raw())).unwrap();
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            give(&entry.unwrap().path(), user);
+        }
+    }
+}
+
+#[test]
+fn does_the_main_job() {
+    bus::does_the_main_job::<TrafficServer>();
+}
+
+#[test]
+fn stats_go_whole_to_standard_error() {
+    let server = TrafficServer::start(&Load {
+        env: TrafficServer::ENV,
+        ..Load::default()
+    });
+    let line = server.send("memory_profile", "stats");
+    assert!(line.len() < 1200 && line.ends_with("[...]"), "{line}");
+    server
+        .host()
+        .wait_for_log("--- End jemalloc statistics ---");
+}
+
+#[test]
+fn refuses_what_is_no_message() {
+    bus::refuses_what_is_no_message::<TrafficServer>();
+}
+
+#[test]
+fn survives_whatever_is_wrong() {
+    bus::survives_whatever_is_wrong::<TrafficServer>(&[
+        (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
+        (
+            &[("nonsense", "")],
+            "config word \"nonsense\" is not of the form key=value",
+        ),
+    ]);
+}
+
+#[test]
+fn a_server_that_changes_its_user_says_that_it_ignores_the_environment() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let load = Load {
+        env: TrafficServer::ENV,
+        ..Load::default()
+    };
+    let manager = Command::new("traffic_manager");
+    let server = TrafficServer::start_by(manager, "trafficserver", &load);
+    let refused = server.send("memory_profile", "activate");
+    assert!(refused.contains("AT_SECURE"), "{refused}");
+    server.work();
+}

@@ -1,0 +1,77 @@
+//! The control socket of a foreign program, through which `memprof` reaches the guest.
+#![expect(unsafe_code, reason = "handlers of fork and exit")]
+
+use std::process;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use log::Level;
+
+use super::contain;
+use super::guest::{Bus, Guest};
+use super::words::Control;
+use crate::control::{ControlSocket, Listen};
+
+/// The process that opened its socket. A forked child has another number.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The socket of the process, or in a forked child its parent's. Never freed: a program may end
+/// while it is in use.
+static SOCKET: AtomicPtr<ControlSocket> = AtomicPtr::new(ptr::null_mut());
+
+/// Opens the socket, once in a process.
+pub(super) fn open(guest: &Guest, bus: &Bus, control: &Control) {
+    let path = match control {
+        Control::Off => return,
+        Control::On => None,
+        Control::At(path) => Some(path.clone()),
+    };
+    let own = process::id();
+    if OWNER.swap(own, Ordering::AcqRel) == own {
+        return;
+    }
+    let program = guest.program();
+    let listen = Listen {
+        path,
+        name: program.name.to_owned(),
+        version: program.version.to_owned(),
+        allow_uids: Vec::new(),
+    };
+    match ControlSocket::open(listen, guest.router()) {
+        Ok(socket) => {
+            let line = format!("control socket {}", socket.path().display());
+            bus.log.line(Level::Info, &line);
+            SOCKET.store(Box::into_raw(Box::new(socket)), Ordering::Release);
+            watch();
+        }
+        Err(error) => {
+            let line = format!("{error}; memprof cannot reach this program");
+            bus.log.line(Level::Error, &line);
+        }
+    }
+}
+
+/// Ends the parent's socket in forked children, and its files with the process.
+fn watch() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: pthread_atfork(3): the library that holds the handler is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: atexit(3): as above.
+        unsafe { libc::atexit(at_exit) };
+    });
+}
+
+extern "C" fn in_child() {
+    contain((), || socket().map_or((), ControlSocket::abandon));
+}
+
+extern "C" fn at_exit() {
+    contain((), || socket().map_or((), ControlSocket::remove_files));
+}
+
+fn socket() -> Option<&'static ControlSocket> {
+    // SAFETY: null, or leaked by `open`.
+    unsafe { SOCKET.load(Ordering::Acquire).as_ref() }
+}

@@ -1,0 +1,189 @@
+//! The plugin as the guest of a program that was not written for it.
+#![expect(unsafe_code, reason = "the ABI boundary: the entry of this library")]
+
+use std::ffi::{CStr, c_char};
+use std::panic::{self, AssertUnwindSafe};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use log::Level;
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::{
+    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_PANIC, memprof_plugin_entry_t,
+};
+
+use super::door;
+use super::lines::Lines;
+use super::words::{Control, Settings};
+use crate::instance::{Instance, text};
+use crate::program::Program;
+use crate::protocol::{FRAME_LIMIT, split_message};
+use crate::router::{Reply, Router};
+
+/// One plugin in one process, on however many buses.
+#[derive(Debug)]
+pub(super) struct Guest {
+    #[cfg(feature = "bus-redis")]
+    entry: &'static memprof_plugin_entry_t,
+    id: String,
+    program: Program,
+    router: Arc<Router>,
+}
+
+/// The bus on which a program loads the plugin.
+#[derive(Debug)]
+pub(super) struct Bus {
+    /// The program's log.
+    pub(super) log: &'static Lines,
+    /// The control socket where the config says nothing.
+    pub(super) control: Control,
+}
+
+static GUEST: OnceLock<Guest> = OnceLock::new();
+
+/// The process in which a thread makes the guest. A child that was forked meanwhile does not
+/// have that thread, and makes its own guest.
+static MAKER: AtomicU32 = AtomicU32::new(0);
+
+/// The guest, once a bus has made it.
+pub(super) fn guest() -> Option<&'static Guest> {
+    GUEST.get()
+}
+
+/// Makes the guest, or joins the one that another bus made, and opens the control socket. What
+/// is wrong is logged in one line, and answered to every message.
+pub(super) fn settle(
+    entry: &'static memprof_plugin_entry_t,
+    bus: &Bus,
+    settings: Result<Settings, Failure>,
+) -> &'static Guest {
+    let control = match &settings {
+        Ok(Settings { control, .. }) => control.clone(),
+        Err(_) => None,
+    };
+    let guest = loop {
+        if let Some(guest) = GUEST.get() {
+            let message = format!("{} is loaded already: its first config stays", guest.id);
+            bus.log.line(Level::Warn, &message);
+            break guest;
+        }
+        if claim() {
+            break GUEST.get_or_init(|| Guest::new(entry, bus, settings));
+        }
+        // Another thread makes it, which takes milliseconds.
+        thread::sleep(Duration::from_millis(1));
+    };
+    door::open(guest, bus, control.as_ref().unwrap_or(&bus.control));
+    guest
+}
+
+/// True for the one thread of this process that is to make the guest.
+fn claim() -> bool {
+    let own = process::id();
+    MAKER.swap(own, Ordering::AcqRel) != own
+}
+
+impl Guest {
+    fn new(
+        entry: &'static memprof_plugin_entry_t,
+        bus: &Bus,
+        settings: Result<Settings, Failure>,
+    ) -> Self {
+        // SAFETY: the entry's texts live as long as it does.
+        let id = unsafe { text(entry.id) };
+        let program = Program {
+            name: Box::leak(program_name().into_boxed_str()),
+            version: "",
+            log: bus.log,
+            jemalloc: None,
+        };
+        let create = || {
+            let config = settings?.plugin.to_string();
+            // SAFETY: the entry of the library that this code is part of; it is never unloaded
+            // (`-z nodelete`).
+            unsafe { Instance::create(entry, program, &config) }
+        };
+        let plugin = panic::catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|payload| {
+            std::mem::forget(payload);
+            Err(Failure::new(MEMPROF_PANIC, "loading the plugin panicked"))
+        });
+        if let Err(failure) = &plugin {
+            bus.log.line(Level::Error, &failure.to_string());
+        }
+        let mut router = Router::default();
+        router.add(id.clone(), plugin);
+        Self {
+            #[cfg(feature = "bus-redis")]
+            entry,
+            id,
+            program,
+            router: Arc::new(router),
+        }
+    }
+
+    /// The program.
+    pub(super) fn program(&self) -> Program {
+        self.program
+    }
+
+    pub(super) fn router(&self) -> Arc<Router> {
+        Arc::clone(&self.router)
+    }
+
+    /// The plugin's name.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Sends a message that is one text: a name, a blank, arguments.
+    pub(super) fn message(&self, data: &[u8]) -> Reply {
+        if data.len() > FRAME_LIMIT {
+            let message = format!(
+                "a message has at most {FRAME_LIMIT} bytes, this one has {}",
+                data.len()
+            );
+            return Reply::failed(&Failure::new(MEMPROF_INVALID_ARGUMENT, message));
+        }
+        // Bytes that are no text make the name unknown or the argument invalid.
+        let data = String::from_utf8_lossy(data);
+        let (name, args) = split_message(&data);
+        self.router
+            .message(&self.id, name, args)
+            .unwrap_or_else(|unknown| {
+                Reply::failed(&Failure::new(MEMPROF_INTERNAL, unknown.to_string()))
+            })
+    }
+
+    /// Each message as a person would type it, and what it does.
+    #[cfg(feature = "bus-redis")]
+    pub(super) fn help(&self) -> Vec<String> {
+        let messages = (0..self.entry.message_count).map(|at| {
+            // SAFETY: memprof.h: `messages` points to `message_count` pointers.
+            let message = unsafe { self.entry.messages.add(at) };
+            // SAFETY: as above.
+            let message = unsafe { *message };
+            // SAFETY: each of them points to a message, which lives as long as the process.
+            let message = unsafe { &*message };
+            // SAFETY: and so do its texts.
+            [message.name, message.usage, message.help].map(|part| unsafe { text(part) })
+        });
+        messages
+            .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
+            .collect()
+    }
+}
+
+/// The file name that the program was started by: a link's own name, a script's for a script.
+fn program_name() -> String {
+    // SAFETY: getauxval(3) reads a constant of this process.
+    let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
+    if name.is_null() {
+        return "program".to_owned();
+    }
+    // SAFETY: the kernel puts a NUL-terminated text there (getauxval(3), AT_EXECFN).
+    let path = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    path.rsplit('/').next().unwrap_or_default().to_owned()
+}

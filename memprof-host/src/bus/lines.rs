@@ -1,0 +1,86 @@
+//! Log lines on their way to a foreign program's log.
+
+use std::ffi::CString;
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+/// A foreign program's log. It never logs through the `log` crate: in a plugin's library that
+/// leads back here.
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// The least important lines that are written.
+    pub(super) level: LevelFilter,
+    /// Writes one line, without newline.
+    pub(super) sink: fn(Level, &str),
+}
+
+impl Lines {
+    /// Writes a text as one line.
+    pub(super) fn line(&self, level: Level, text: &str) {
+        if level <= self.level {
+            (self.sink)(level, &one_line(text));
+        }
+    }
+}
+
+impl Log for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= self.level
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        self.line(record.level(), &record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+/// The text as one line, without control characters and without the excerpts that the TOML
+/// parser draws below its first line.
+pub(super) fn one_line(text: &str) -> String {
+    let is_excerpt = |line: &str| {
+        let line = line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
+        line.starts_with('|')
+    };
+    let lines = text.lines().filter(|line| !is_excerpt(line)).map(str::trim);
+    let text = lines.collect::<Vec<_>>().join("; ");
+    text.replace(char::is_control, " ")
+}
+
+/// The first `limit` bytes of a text, for a function that takes C strings.
+pub(super) fn c_text(text: &str, limit: usize) -> CString {
+    let mut text = text.replace('\0', " ");
+    if text.len() > limit {
+        text.truncate(text.floor_char_boundary(limit));
+        text.push_str(" [...]");
+    }
+    CString::new(text).expect("NULs were replaced")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parser_error_becomes_one_line() {
+        let error = "1 | x = 1\n".parse::<toml::Table>().unwrap_err();
+        let line = one_line(&format!("config: {error}"));
+        assert!(
+            line.starts_with("config: TOML parse error at line 1, column 3; "),
+            "{line}"
+        );
+        assert!(!line.contains(['\n', '|']), "{line}");
+    }
+
+    #[test]
+    fn c_texts_are_cut_between_characters() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(c_text(text, 4).to_str().unwrap(), expected);
+        };
+        check("abc", "abc");
+        check("abcd", "abcd");
+        check("abcde", "abcd [...]");
+        check("abc\u{e9}", "abc [...]");
+        check("a\0b", "a b");
+    }
+}

@@ -1,0 +1,142 @@
+//! Programs that were not written for memprof, and the buses on which they already load plugins.
+//!
+//! [`export_buses!`](crate::export_buses) gives a plugin's library the entry points that these
+//! programs look for. Behind them, this module plays the host: it makes the plugin's one
+//! instance in the process and passes the program's messages to it.
+//!
+//! - [`preload`]: any program, by `LD_PRELOAD`; its bus is the control socket.
+//! - [`redis`]: a Redis module; the reply goes to the client.
+//! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
+//! - [`traffic_server`]: an Apache Traffic Server plugin; the reply goes to the log.
+//!
+//! Loading never fails the program. Whatever is wrong is logged in one line, and every message
+//! is answered with it.
+
+mod door;
+mod guest;
+mod lines;
+#[cfg(feature = "bus-mosquitto")]
+pub mod mosquitto;
+#[cfg(feature = "bus-preload")]
+pub mod preload;
+#[cfg(feature = "bus-redis")]
+pub mod redis;
+mod symbol;
+#[cfg(feature = "bus-traffic-server")]
+pub mod traffic_server;
+mod words;
+
+use std::panic::{self, AssertUnwindSafe};
+
+/// Makes a plugin's library loadable by other programs' own buses. `$entry` is the plugin's
+/// `memprof_plugin_entry`; the buses are chosen after a colon, all of them by default. Call it
+/// once, in the cdylib, beside `export_plugin!`; each bus needs its feature of this crate.
+///
+/// ```ignore
+/// memprof_plugin_abi::export_plugin!(Greeter);
+/// memprof_host::export_buses!(memprof_plugin_entry: redis, preload);
+/// ```
+#[macro_export]
+macro_rules! export_buses {
+    ($entry:path) => {
+        $crate::export_buses!($entry: preload, redis, mosquitto, traffic_server);
+    };
+    ($entry:path: $($bus:ident),+ $(,)?) => {
+        $($crate::__export_bus!($bus, $entry);)+
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_bus {
+    (preload, $entry:path) => {
+        /// What the dynamic loader calls when it has loaded this library.
+        #[used]
+        #[unsafe(link_section = ".init_array")]
+        static MEMPROF_PRELOAD: extern "C" fn() = {
+            extern "C" fn loaded() {
+                $crate::bus::preload::loaded(&$entry);
+            }
+            loaded
+        };
+    };
+    (redis, $entry:path) => {
+        /// What Redis calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Redis calls it, as redismodule.h says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn RedisModule_OnLoad(
+            ctx: *mut ::std::ffi::c_void,
+            argv: *const *const ::std::ffi::c_void,
+            argc: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Redis, unchanged.
+            unsafe { $crate::bus::redis::load(&$entry, ctx, argv, argc) }
+        }
+    };
+    (mosquitto, $entry:path) => {
+        /// Which interface Mosquitto and this library share.
+        ///
+        /// # Safety
+        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn mosquitto_plugin_version(
+            count: ::std::ffi::c_int,
+            versions: *const ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Mosquitto, unchanged.
+            unsafe { $crate::bus::mosquitto::version(count, versions) }
+        }
+
+        /// What Mosquitto calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn mosquitto_plugin_init(
+            identifier: *mut ::std::ffi::c_void,
+            _data: *mut *mut ::std::ffi::c_void,
+            options: *const $crate::bus::mosquitto::Opt,
+            count: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Mosquitto, unchanged.
+            unsafe { $crate::bus::mosquitto::init(&$entry, identifier, options, count) }
+        }
+
+        /// What Mosquitto calls at its end: nothing is left to do.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn mosquitto_plugin_cleanup(
+            _data: *mut ::std::ffi::c_void,
+            _options: *const $crate::bus::mosquitto::Opt,
+            _count: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            0
+        }
+    };
+    (traffic_server, $entry:path) => {
+        /// What Traffic Server calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Traffic Server calls it, as ts/ts.h says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn TSPluginInit(
+            argc: ::std::ffi::c_int,
+            argv: *const *const ::std::ffi::c_char,
+        ) {
+            // SAFETY: the arguments of Traffic Server, unchanged.
+            unsafe { $crate::bus::traffic_server::init(&$entry, argc, argv) }
+        }
+    };
+}
+
+/// Runs the code of an exported function; should it panic, the program gets `otherwise`.
+fn contain<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
+    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        // Dropping a payload runs foreign code, which may panic again.
+        std::mem::forget(payload);
+        otherwise
+    })
+}

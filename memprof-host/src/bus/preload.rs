@@ -1,0 +1,192 @@
+//! Any program, by `LD_PRELOAD`: nothing in it changes, and it gets a control socket.
+//!
+//! The library does nothing unless `MEMPROF_RUN=1` is in the environment (`memprof run` sets it),
+//! so that a program which merely loads it is left alone. Then a thread waits for 100 ms before
+//! it makes the plugin and opens the socket: a process that ends or executes another program
+//! sooner is not touched.
+//!
+//! - A forked child closes its parent's socket at once, and opens one of its own by the same
+//!   rule. An executed program inherits the environment, so it does the same.
+//! - A daemon that closes all descriptors loses the socket and opens it again at the next
+//!   connection; it never takes a descriptor of the daemon's for its own.
+//! - Limits: a process has a thread of ours from its start, so `unshare(CLONE_NEWUSER)` and
+//!   `setns` into a user namespace fail as they do in any program with threads. A seccomp filter
+//!   that the program puts on all its threads holds for ours. Children made by `vfork`, `_Fork`
+//!   or a bare `clone` are not noticed until they execute a program.
+#![expect(unsafe_code, reason = "what the loader calls, and handlers of fork")]
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::thread::{self, Builder};
+use std::time::Duration;
+
+use log::{Level, LevelFilter};
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
+use nix::sys::signal::{SigSet, SigmaskHow};
+use rustix::fs::fstat;
+
+use super::guest::{self, Bus};
+use super::lines::Lines;
+use super::words::{self, Control, Settings};
+use super::{contain, door};
+use crate::socket_dir::own_default_dir;
+
+/// How long a process is left alone.
+const REST: Duration = Duration::from_millis(100);
+const STACK_SIZE: usize = 256 * 1024;
+
+/// What the environment said when the program started. It is not read again, because the
+/// program may change it at any time on another thread.
+struct Start {
+    entry: &'static memprof_plugin_entry_t,
+    bus: Bus,
+    settings: Result<Settings, Failure>,
+    /// Device and inode of standard error: the program may open other files under its number.
+    stderr: Option<(u64, u64)>,
+}
+
+static START: OnceLock<Start> = OnceLock::new();
+
+/// Runs when the library is loaded.
+#[doc(hidden)]
+pub fn loaded(entry: &'static memprof_plugin_entry_t) {
+    contain((), || {
+        let marked = environment("MEMPROF_RUN").is_some_and(|marker| marker == "1");
+        if !marked || is_secure_execution() {
+            return;
+        }
+        let level = level();
+        let log = Box::leak(Box::new(Lines {
+            level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
+            sink: write,
+        }));
+        let start = Start {
+            entry,
+            bus: Bus {
+                log,
+                control: Control::On,
+            },
+            settings: level.and_then(|_| settings()),
+            stderr: stderr(),
+        };
+        if START.set(start).is_ok() {
+            // SAFETY: pthread_atfork(3): this library is never unloaded.
+            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+            begin();
+        }
+    });
+}
+
+/// The words of the environment, as the other buses have them in their configs.
+fn settings() -> Result<Settings, Failure> {
+    let named = [
+        ("config", "MEMPROF_CONFIG"),
+        ("dump_dir", "MEMPROF_DUMP_DIR"),
+    ];
+    let values = named.map(|(key, name)| Some((key, environment(name)?)));
+    let words = values.iter().flatten();
+    words::parse(words.map(|(key, value)| (*key, value.as_str())))
+}
+
+/// The least important lines that go to standard error.
+fn level() -> Result<LevelFilter, Failure> {
+    environment("MEMPROF_LOG").map_or(Ok(LevelFilter::Warn), |word| {
+        word.parse().map_err(|_| {
+            let message =
+                format!("MEMPROF_LOG={word} is none of off, error, warn, info, debug, trace");
+            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+        })
+    })
+}
+
+/// A variable of the environment. It is read while the loader loads this library, before the
+/// program can change it.
+fn environment(name: &str) -> Option<String> {
+    let value = std::env::var_os(name)?.to_string_lossy().into_owned();
+    (!value.is_empty()).then_some(value)
+}
+
+/// Whether the process runs with more rights than who started it: its environment is then
+/// somebody else's.
+fn is_secure_execution() -> bool {
+    // SAFETY: getauxval(3) reads a constant of this process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+extern "C" fn forked() {
+    contain((), begin);
+}
+
+/// Starts the thread that opens the socket.
+fn begin() {
+    let spawn = || {
+        Builder::new()
+            .name("memprof-preload".into())
+            .stack_size(STACK_SIZE)
+            .spawn(|| contain((), arrive))
+    };
+    // The thread inherits the mask: a signal of the program's never lands on it.
+    let Ok(mask) = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK) else {
+        return;
+    };
+    let spawned = spawn();
+    if let (Some(start), Err(error)) = (START.get(), &spawned) {
+        let message = format!("memprof cannot reach this program: no thread: {error}");
+        start.bus.log.line(Level::Error, &message);
+    }
+    if let (Some(start), Err(errno)) = (START.get(), mask.thread_set_mask()) {
+        let message = format!("cannot restore the signal mask: {errno}");
+        start.bus.log.line(Level::Error, &message);
+    }
+}
+
+fn arrive() {
+    thread::sleep(REST);
+    let Some(start) = START.get() else {
+        return;
+    };
+    if is_host() {
+        start
+            .bus
+            .log
+            .line(Level::Info, "this program is a memprof host itself");
+        return;
+    }
+    match guest::guest() {
+        Some(guest) => door::open(guest, &start.bus, &start.control()),
+        None => drop(guest::settle(
+            start.entry,
+            &start.bus,
+            start.settings.clone(),
+        )),
+    }
+}
+
+/// Whether the program serves this process's control socket by its own doing.
+fn is_host() -> bool {
+    let name = format!("{}.sock", std::process::id());
+    UnixStream::connect(own_default_dir().join(name)).is_ok()
+}
+
+impl Start {
+    fn control(&self) -> Control {
+        let asked = self.settings.as_ref().ok().and_then(|s| s.control.clone());
+        asked.unwrap_or_else(|| self.bus.control.clone())
+    }
+}
+
+fn stderr() -> Option<(u64, u64)> {
+    let stat = fstat(io::stderr()).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// Writes to standard error, as long as it is the one that the program was started with.
+fn write(level: Level, text: &str) {
+    if START.get().is_some_and(|start| start.stderr == stderr()) {
+        let line = format!("memprof: {}: {text}\n", level.as_str().to_lowercase());
+        // Nobody is left to be told that standard error is broken.
+        io::stderr().write_all(line.as_bytes()).unwrap_or(());
+    }
+}

@@ -1,0 +1,261 @@
+//! Redis 4 and later: `loadmodule /path/memory_profile.so [key value …]`.
+//!
+//! The module has one command, the plugin's name in capitals: `MEMORY_PROFILE dump` sends the
+//! message, and the client gets the reply, a bulk string or an error of one line. Its flags are
+//! `admin readonly`. It runs on Redis' main thread, as every command does: Redis waits for a
+//! dump. `MEMORY_PROFILE HELP` lists the messages.
+#![expect(unsafe_code, reason = "the API of Redis modules")]
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::slice;
+use std::sync::OnceLock;
+
+use log::{Level, LevelFilter};
+use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_plugin_entry_t};
+use memprof_plugin_abi::{Arguments, Failure};
+
+use super::contain;
+use super::guest::{Bus, Guest, guest, settle};
+use super::lines::{Lines, c_text, one_line};
+use super::symbol::function;
+use super::words::{self, Control, Settings};
+
+const OK: c_int = 0;
+const ERR: c_int = 1;
+const API_VERSION: c_int = 1;
+/// Redis cuts a line off there (server.h, `LOG_MAX_LEN`).
+const LINE_LIMIT: usize = 1000;
+const ERROR_LIMIT: usize = 4000;
+
+type Ctx = *mut c_void;
+type Word = *const c_void;
+type Command = unsafe extern "C" fn(Ctx, *const Word, c_int) -> c_int;
+
+/// What this module uses of redismodule.h, under the names it has there.
+#[derive(Clone, Copy, Debug)]
+struct Api {
+    set_module_attribs: unsafe extern "C" fn(Ctx, *const c_char, c_int, c_int),
+    is_module_name_busy: unsafe extern "C" fn(*const c_char) -> c_int,
+    create_command: unsafe extern "C" fn(
+        Ctx,
+        *const c_char,
+        Command,
+        *const c_char,
+        c_int,
+        c_int,
+        c_int,
+    ) -> c_int,
+    string_ptr_len: unsafe extern "C" fn(Word, *mut usize) -> *const c_char,
+    reply_with_string_buffer: unsafe extern "C" fn(Ctx, *const c_char, usize) -> c_int,
+    reply_with_error: unsafe extern "C" fn(Ctx, *const c_char) -> c_int,
+    reply_with_array: unsafe extern "C" fn(Ctx, c_long) -> c_int,
+    wrong_arity: unsafe extern "C" fn(Ctx) -> c_int,
+    log: unsafe extern "C" fn(Ctx, *const c_char, *const c_char, ...),
+}
+
+type GetApi = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
+
+impl Api {
+    /// # Safety
+    /// `ctx` is the context that Redis passes to `RedisModule_OnLoad`.
+    unsafe fn of(ctx: Ctx) -> Option<Self> {
+        // SAFETY: redismodule.h, `RedisModule_Init`: the context starts with `GetApi`.
+        let get_api = unsafe { *ctx.cast::<*mut c_void>() };
+        // SAFETY: as above.
+        let get_api: GetApi = unsafe { function(get_api) }?;
+        let find = |name: &CStr| {
+            let mut address = std::ptr::null_mut();
+            // SAFETY: stores the function's address, or returns an error and leaves it null.
+            unsafe { get_api(name.as_ptr(), &raw mut address) };
+            address
+        };
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+        // SAFETY: redismodule.h declares them so, since Redis 4.0.
+        Some(unsafe {
+            Self {
+                set_module_attribs: function(find(c"RedisModule_SetModuleAttribs"))?,
+                is_module_name_busy: function(find(c"RedisModule_IsModuleNameBusy"))?,
+                create_command: function(find(c"RedisModule_CreateCommand"))?,
+                string_ptr_len: function(find(c"RedisModule_StringPtrLen"))?,
+                reply_with_string_buffer: function(find(c"RedisModule_ReplyWithStringBuffer"))?,
+                reply_with_error: function(find(c"RedisModule_ReplyWithError"))?,
+                reply_with_array: function(find(c"RedisModule_ReplyWithArray"))?,
+                wrong_arity: function(find(c"RedisModule_WrongArity"))?,
+                log: function(find(c"RedisModule_Log"))?,
+            }
+        })
+    }
+
+    /// # Safety
+    /// `argv` points to `argc` strings of Redis.
+    unsafe fn words(&self, argv: *const Word, argc: c_int) -> Vec<String> {
+        let count = usize::try_from(argc).unwrap_or(0);
+        if argv.is_null() || count == 0 {
+            return Vec::new();
+        }
+        // SAFETY: promised by the caller.
+        let argv = unsafe { slice::from_raw_parts(argv, count) };
+        let text = |word: &Word| {
+            let mut length = 0;
+            // SAFETY: one of the strings that Redis passed.
+            let bytes = unsafe { (self.string_ptr_len)(*word, &raw mut length) };
+            // SAFETY: `length` bytes, which Redis keeps during the call.
+            let bytes = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) };
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        argv.iter().map(text).collect()
+    }
+
+    fn reply(&self, ctx: Ctx, bytes: &[u8]) -> c_int {
+        // SAFETY: called on the context of the running command; Redis copies the bytes.
+        unsafe { (self.reply_with_string_buffer)(ctx, bytes.as_ptr().cast(), bytes.len()) }
+    }
+
+    fn refuse(&self, ctx: Ctx, text: &str) -> c_int {
+        let line = c_text(&format!("ERR {}", one_line(text)), ERROR_LIMIT);
+        // SAFETY: as in `reply`.
+        unsafe { (self.reply_with_error)(ctx, line.as_ptr()) }
+    }
+}
+
+static API: OnceLock<Api> = OnceLock::new();
+
+static LOG: Lines = Lines {
+    level: LevelFilter::Info,
+    sink: write,
+};
+
+const BUS: Bus = Bus {
+    log: &LOG,
+    control: Control::Off,
+};
+
+/// Loads the module. Fails only in a Redis that lacks a function which every Redis has: any
+/// other failure would keep Redis from starting.
+///
+/// # Safety
+/// Redis calls `RedisModule_OnLoad` with these arguments.
+#[doc(hidden)]
+pub unsafe fn load(
+    entry: &'static memprof_plugin_entry_t,
+    ctx: Ctx,
+    argv: *const Word,
+    argc: c_int,
+) -> c_int {
+    contain(ERR, || {
+        // SAFETY: promised by the caller.
+        let Some(api) = (unsafe { Api::of(ctx) }) else {
+            return ERR;
+        };
+        let again = API.get().is_some();
+        let api = API.get_or_init(|| api);
+        // SAFETY: promised by the caller.
+        let words = unsafe { api.words(argv, argc) };
+        let guest = settle(entry, &BUS, settings(&words));
+        if !register(api, ctx, guest) && !again {
+            let line = "the module's command exists already, and stays as it is";
+            LOG.line(Level::Warn, line);
+        }
+        OK
+    })
+}
+
+fn settings(words: &[String]) -> Result<Settings, Failure> {
+    let pairs = words.chunks(2).map(|pair| match pair {
+        [key, value] => Ok((key.as_str(), value.as_str())),
+        rest => Err(Failure::new(
+            MEMPROF_INVALID_ARGUMENT,
+            format!(
+                "config word {:?} has no value; loadmodule takes key value pairs",
+                rest.concat()
+            ),
+        )),
+    });
+    words::parse(pairs.collect::<Result<Vec<_>, _>>()?)
+}
+
+/// Names the module and makes its command. False when there is a command of that name.
+fn register(api: &Api, ctx: Ctx, guest: &Guest) -> bool {
+    // A module that is loaded again under another path needs a name of its own; Redis crashes
+    // over one without a name.
+    let names = std::iter::once(guest.id().to_owned())
+        .chain((2..).map(|number| format!("{}_{number}", guest.id())));
+    let free = names.map(|name| c_text(&name, LINE_LIMIT)).find(|name| {
+        // SAFETY: takes a NUL-terminated name.
+        unsafe { (api.is_module_name_busy)(name.as_ptr()) == 0 }
+    });
+    let name = free.expect("there is no end of names");
+    // SAFETY: called in `RedisModule_OnLoad`; Redis copies the name.
+    unsafe { (api.set_module_attribs)(ctx, name.as_ptr(), 1, API_VERSION) };
+    let command = c_text(&guest.id().to_uppercase(), LINE_LIMIT);
+    // SAFETY: as above; the function's library is never unloaded.
+    let created = unsafe {
+        (api.create_command)(
+            ctx,
+            command.as_ptr(),
+            answer,
+            c"admin readonly".as_ptr(),
+            0,
+            0,
+            0,
+        )
+    };
+    created == OK
+}
+
+/// The command.
+unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
+    contain(ERR, || {
+        let (Some(api), Some(guest)) = (API.get(), guest()) else {
+            return ERR;
+        };
+        // SAFETY: redismodule.h, `RedisModuleCmdFunc`.
+        let words = unsafe { api.words(argv, argc) };
+        match words.get(1..) {
+            None | Some([]) => {
+                // SAFETY: called on the context of the running command.
+                unsafe { (api.wrong_arity)(ctx) }
+            }
+            Some([help]) if help == "HELP" => {
+                let lines = guest.help();
+                // SAFETY: as above; the elements follow.
+                unsafe { (api.reply_with_array)(ctx, lines.len() as c_long) };
+                lines.iter().for_each(|line| {
+                    api.reply(ctx, line.as_bytes());
+                });
+                OK
+            }
+            Some(words) => {
+                let message = Arguments::join(words.iter().map(String::as_str));
+                let reply = guest.message(message.as_bytes());
+                if reply.status_code != MEMPROF_OK {
+                    return api.refuse(ctx, &reply.into_text());
+                }
+                match reply.body.into_bytes() {
+                    Ok(bytes) => api.reply(ctx, &bytes),
+                    Err(error) => api.refuse(ctx, &format!("the reply is lost: {error}")),
+                }
+            }
+        }
+    })
+}
+
+fn write(level: Level, text: &str) {
+    let level = match level {
+        Level::Error | Level::Warn => c"warning",
+        Level::Info => c"notice",
+        Level::Debug | Level::Trace => c"debug",
+    };
+    let text = c_text(&format!("memprof: {text}"), LINE_LIMIT);
+    if let Some(api) = API.get() {
+        // SAFETY: the text is no format; without a context any thread may log.
+        unsafe {
+            (api.log)(
+                std::ptr::null_mut(),
+                level.as_ptr(),
+                c"%s".as_ptr(),
+                text.as_ptr(),
+            )
+        };
+    }
+}

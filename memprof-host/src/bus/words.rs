@@ -1,0 +1,214 @@
+//! A plugin's config as a foreign host passes it: words, which become the plugin's TOML table.
+
+use std::path::{Path, PathBuf};
+
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
+use toml::{Table, Value};
+
+/// What the words ask for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Settings {
+    /// The plugin's own table.
+    pub(super) plugin: Table,
+    /// The control socket; where nothing is said, the bus decides.
+    pub(super) control: Option<Control>,
+}
+
+/// Whether and where to open the control socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Control {
+    Off,
+    /// In the default directory.
+    On,
+    At(PathBuf),
+}
+
+const CONFIG: &str = "config";
+const CONTROL: &str = "control";
+
+/// Reads `key` and `value` pairs. Dots in a key open tables; `config` names a TOML file, over
+/// which the other words win; `control` is `on`, `off` or an absolute path.
+///
+/// # Errors
+/// Names the word.
+pub(super) fn parse<'a>(
+    words: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<Settings, Failure> {
+    let mut given = Table::new();
+    let mut file = None;
+    for (key, value) in words {
+        if key == CONFIG {
+            if file.replace(value).is_some() {
+                return Err(twice(key));
+            }
+        } else if key == CONTROL {
+            insert(&mut given, key, Value::String(value.to_owned()))?;
+        } else {
+            insert(&mut given, key, typed(value))?;
+        }
+    }
+    let mut table = file.map(|file| read(file.as_ref())).transpose()?;
+    let mut plugin = match table.take() {
+        Some(mut table) => {
+            merge(&mut table, given);
+            table
+        }
+        None => given,
+    };
+    let control = plugin.remove(CONTROL).map(control).transpose()?;
+    Ok(Settings { plugin, control })
+}
+
+/// Takes one `key=value` word apart.
+///
+/// # Errors
+/// It has another form.
+#[cfg(feature = "bus-traffic-server")]
+pub(super) fn pair(word: &str) -> Result<(&str, &str), Failure> {
+    word.split_once('=')
+        .ok_or_else(|| invalid(format!("config word {word:?} is not of the form key=value")))
+}
+
+fn typed(value: &str) -> Value {
+    match value {
+        "true" | "on" => Value::Boolean(true),
+        "false" | "off" => Value::Boolean(false),
+        text => match text.parse() {
+            Ok(number) => Value::Integer(number),
+            Err(_) => Value::String(text.to_owned()),
+        },
+    }
+}
+
+fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
+    let (tables, last) = match key.rsplit_once('.') {
+        Some((tables, last)) => (Some(tables), last),
+        None => (None, key),
+    };
+    let mut table = table;
+    for name in tables.into_iter().flat_map(|tables| tables.split('.')) {
+        let inner = table
+            .entry(name)
+            .or_insert_with(|| Value::Table(Table::new()));
+        table = inner.as_table_mut().ok_or_else(|| twice(key))?;
+    }
+    if last.is_empty() {
+        return Err(invalid(format!("config key {key:?} has no name")));
+    }
+    match table.insert(last.to_owned(), value) {
+        None => Ok(()),
+        Some(_) => Err(twice(key)),
+    }
+}
+
+fn merge(below: &mut Table, above: Table) {
+    for (key, value) in above {
+        match (below.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above),
+            (_, value) => drop(below.insert(key, value)),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Table, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
+    text.and_then(|text| text.parse().map_err(|e: toml::de::Error| e.to_string()))
+        .map_err(|why| invalid(format!("config file {}: {why}", path.display())))
+}
+
+fn control(value: Value) -> Result<Control, Failure> {
+    match value {
+        Value::Boolean(true) => Ok(Control::On),
+        Value::Boolean(false) => Ok(Control::Off),
+        Value::String(word) if word == "on" => Ok(Control::On),
+        Value::String(word) if word == "off" => Ok(Control::Off),
+        Value::String(path) if path.starts_with('/') => Ok(Control::At(path.into())),
+        other => Err(invalid(format!(
+            "control={other} is none of on, off or an absolute path"
+        ))),
+    }
+}
+
+fn twice(key: &str) -> Failure {
+    invalid(format!("config key {key:?} is given twice"))
+}
+
+fn invalid(message: String) -> Failure {
+    Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(words: &[&str]) -> Result<Settings, Failure> {
+        parse(words.iter().map(|word| word.split_once('=').unwrap()))
+    }
+
+    #[test]
+    fn words_become_a_table() {
+        let check = |words: &[&str], expected: &str, control: Option<Control>| {
+            let settings = of(words).unwrap();
+            assert_eq!(settings.plugin.to_string(), expected, "{words:?}");
+            assert_eq!(settings.control, control, "{words:?}");
+        };
+        check(&[], "", None);
+        check(&["dump_dir=/x y"], "dump_dir = \"/x y\"\n", None);
+        check(
+            &["activate_at_start=on", "lg_sample=12"],
+            "activate_at_start = true\nlg_sample = 12\n",
+            None,
+        );
+        check(
+            &["keep.count=3", "keep.bytes=9"],
+            "[keep]\nbytes = 9\ncount = 3\n",
+            None,
+        );
+        check(&["control=off"], "", Some(Control::Off));
+        check(
+            &["control=/run/x.sock"],
+            "",
+            Some(Control::At("/run/x.sock".into())),
+        );
+        check(&["name=a=b"], "name = \"a=b\"\n", None);
+    }
+
+    #[test]
+    fn words_win_over_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "control = true\ndump_dir = \"/f\"\n[keep]\ncount = 1\nbytes = 2\n";
+        std::fs::write(file.path(), text).unwrap();
+        let config = format!("config={}", file.path().display());
+        let settings = of(&["keep.count=7", &config]).unwrap();
+        assert_eq!(settings.control, Some(Control::On));
+        assert_eq!(
+            settings.plugin.to_string(),
+            "dump_dir = \"/f\"\n\n[keep]\nbytes = 2\ncount = 7\n"
+        );
+    }
+
+    #[test]
+    fn refusals_name_the_word() {
+        let check = |words: &[&str], expected: &str| {
+            let refused = of(words).unwrap_err().to_string();
+            assert!(refused.contains(expected), "{words:?}: {refused}");
+        };
+        check(&["=7"], "config key \"\" has no name");
+        check(&["keep.=7"], "config key \"keep.\" has no name");
+        check(&["a=1", "a=2"], "config key \"a\" is given twice");
+        check(
+            &["keep=1", "keep.count=2"],
+            "config key \"keep.count\" is given twice",
+        );
+        check(
+            &["config=/x", "config=/y"],
+            "config key \"config\" is given twice",
+        );
+        check(
+            &["config=/no/such.toml"],
+            "config file /no/such.toml: No such file",
+        );
+        check(&["control=maybe"], "control=\"maybe\" is none of on, off");
+    }
+}
