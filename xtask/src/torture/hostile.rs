@@ -12,8 +12,6 @@ use super::Form;
 use super::host::{Setup, connect, send};
 use super::survey::survey;
 
-const SLOWEST_PROBE: Duration = Duration::from_millis(50);
-const LEAST_THROUGHPUT: f64 = 5000.0;
 const BETWEEN_PROBES: Duration = Duration::from_millis(10);
 const LONG_LINE: usize = 1 << 20;
 
@@ -36,10 +34,13 @@ const ATTACKS: [(Attack, usize); 6] = [
 
 pub(super) fn run(form: Form) -> Result<String> {
     let time = form.pick(Duration::from_secs(3), Duration::from_secs(15));
+    // CI shares its cores: there only a host that stops answering shows.
+    let slowest_probe = form.pick(Duration::from_millis(500), Duration::from_millis(50));
+    let least_throughput = form.pick(1000.0, 5000.0);
     let mut host = Setup::default().start()?;
     let before = host.descriptors()?;
     let throughput = throughput(&host.place().socket(), form.pick(3000, 30_000))?;
-    ensure!(throughput >= LEAST_THROUGHPUT, "{throughput:.0} messages/s");
+    ensure!(throughput >= least_throughput, "{throughput:.0} messages/s");
 
     let socket = host.place().socket();
     let until = Instant::now() + time;
@@ -69,7 +70,7 @@ pub(super) fn run(form: Form) -> Result<String> {
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     probes.sort_unstable();
     let p99 = probes[probes.len() * 99 / 100];
-    ensure!(p99 < SLOWEST_PROBE, "p99 is {p99:?}");
+    ensure!(p99 < slowest_probe, "p99 is {p99:?}");
     Ok(format!(
         "{attacks} hostile visits in {} s: 100 % of {} probes answered, p99 {:.1} ms, \
          descriptors back to {before}; one client: {throughput:.0} messages/s",

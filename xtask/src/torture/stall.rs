@@ -12,11 +12,12 @@ use super::survey::survey;
 
 /// Two syncs belong to a dump: of the file and of its directory.
 const SYNCS: u32 = 2;
-const LEAST_RATE: f64 = 0.9;
-const SLOWEST_FORK: Duration = Duration::from_millis(100);
 
 pub(super) fn run(form: Form) -> Result<String> {
     let stall = form.pick(Duration::from_secs(2), Duration::from_secs(10));
+    // CI shares its cores, which is noise in two seconds; a host that waits would fall to nothing.
+    let least_rate = form.pick(0.7, 0.9);
+    let slowest_fork = form.pick(Duration::from_millis(500), Duration::from_millis(100));
     let host = Setup::with("allocate=8 fork=1").start()?;
     dump(&mut host.client()?)?;
     let (usual, _) = measure(&host, || {
@@ -45,12 +46,12 @@ pub(super) fn run(form: Form) -> Result<String> {
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     let share = rate / usual;
     ensure!(
-        share > LEAST_RATE,
+        share > least_rate,
         "allocations fell to {:.0} %",
         share * 100.0
     );
     let fork = after.slowest_fork;
-    ensure!(fork < SLOWEST_FORK, "a fork took {fork:?}");
+    ensure!(fork < slowest_fork, "a fork took {fork:?}");
     Ok(format!(
         "disk stalled for {} s: allocation rate {:.0} %, slowest of {} forks {:.1} ms, status all the while",
         stall.as_secs(),
