@@ -7,12 +7,19 @@ use super::numbers::hexadecimal;
 use crate::profile::Address;
 use crate::stacks::{AddressId, Mix, Stacks};
 
-/// The first 16 bytes of a word of 8 to 15 bytes, from its blank on cleared. All others go the long way: a
-/// process has few addresses below 1 MiB, and none above 2^52.
+/// The first 16 bytes of the text, as two words.
+type Head = (u64, u64);
+
+const HEAD: usize = 16;
+
+/// A word of 8 to 15 bytes with the blank behind it, the rest cleared. All others go the long way: a process
+/// has few addresses below 1 MiB, and none above 2^52.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Key(u64, u64);
 
-const KEY: usize = 16;
+/// The width of such a word: the bits beyond its first 8 bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Width(u32);
 
 #[derive(Debug, Default)]
 pub(super) struct FrameReader {
@@ -25,29 +32,48 @@ pub(super) struct FrameReader {
 
 impl FrameReader {
     /// Pushes the addresses of `0x… 0x…`; on failure, the text of the wrong one.
+    ///
+    /// A word is most often as wide as the one before. Guessing that, the processor need not wait for the end
+    /// of one to find the next; a wrong guess is no key.
     pub(super) fn read<'t>(
         &mut self,
         mut text: &'t [u8],
         stacks: &mut Stacks,
     ) -> Result<(), &'t [u8]> {
+        let mut width = Width::default();
         while !text.is_empty() {
-            let (key, mut length) = key_of(text);
-            let id = match self.get(key) {
-                Some(id) => id,
+            let head = head(text);
+            let (id, length) = match width.key(head).and_then(|key| self.get(key)) {
+                Some(id) => (id, width.length()),
                 None => {
-                    let whole = memchr::memchr(b' ', text).unwrap_or(text.len());
-                    let id = stacks.intern_address(address(&text[..whole]).ok_or(text)?);
-                    if whole == length && length < KEY {
-                        self.insert(key, id);
-                    }
-                    length = whole;
-                    id
+                    width = Width::of(head);
+                    self.read_word(text, width, head, stacks).ok_or(text)?
                 }
             };
             stacks.push(id);
             text = text.get(length + 1..).unwrap_or_default();
         }
         Ok(())
+    }
+
+    /// The address at the start of `text`, new or not, and the length of its word.
+    fn read_word(
+        &mut self,
+        text: &[u8],
+        width: Width,
+        head: Head,
+        stacks: &mut Stacks,
+    ) -> Option<(AddressId, usize)> {
+        let key = width.key(head);
+        if let Some(id) = key.and_then(|key| self.get(key)) {
+            return Some((id, width.length()));
+        }
+        let length = memchr::memchr(b' ', text).unwrap_or(text.len());
+        let id = stacks.intern_address(address(&text[..length])?);
+        if let Some(key) = key.filter(|_| length == width.length()) {
+            self.insert(key, id);
+        }
+        Some((id, length))
     }
 
     fn get(&self, key: Key) -> Option<AddressId> {
@@ -91,34 +117,98 @@ impl FrameReader {
     }
 }
 
-/// The key and the length of the first word of `text`, right for words that have one. Another word's key is
-/// that of no address: it has a blank where keys have none, or no blank at all.
-fn key_of(text: &[u8]) -> (Key, usize) {
-    const BLANKS: u64 = u64::from_ne_bytes([b' '; 8]);
-    const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
-    const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
-    let word = match text.first_chunk::<KEY>() {
-        Some(chunk) => u128::from_le_bytes(*chunk),
+const BLANKS: u64 = u64::from_ne_bytes([b' '; 8]);
+
+/// The first bytes of `text`; where it is shorter, blanks follow.
+fn head(text: &[u8]) -> Head {
+    let bytes = match text.first_chunk::<HEAD>() {
+        Some(chunk) => *chunk,
         None => {
-            let mut padded = [b' '; KEY];
+            let mut padded = [b' '; HEAD];
             padded[..text.len()].copy_from_slice(text);
-            u128::from_le_bytes(padded)
+            padded
         }
     };
-    let (low, high) = (word as u64, (word >> 64) as u64);
-    let other = high ^ BLANKS;
-    // The lowest byte whose high bit is set here is the first blank; those above it may be wrong.
-    let blanks = other.wrapping_sub(ONES) & !other & HIGHS;
-    let before = blanks.wrapping_sub(1) & !blanks;
-    (
-        Key(low, high & before),
-        8 + blanks.trailing_zeros() as usize / 8,
-    )
+    let word = u128::from_le_bytes(bytes);
+    (word as u64, (word >> 64) as u64)
+}
+
+impl Width {
+    /// That of the first word of `head`; any, where it has no end there.
+    fn of((_, high): Head) -> Self {
+        const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
+        const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
+        let other = high ^ BLANKS;
+        // The lowest byte whose high bit is set here is the first blank; those above it may be wrong.
+        let blanks = other.wrapping_sub(ONES) & !other & HIGHS;
+        Self(blanks.trailing_zeros() & 0b11_1000)
+    }
+
+    /// The key of the first word of `head`, if it is this wide. It is that of no address if it is not: the
+    /// blank lies elsewhere.
+    fn key(self, (low, high): Head) -> Option<Key> {
+        let end = high >> self.0;
+        let blank = end as u8 == b' ';
+        blank.then_some(Key(low, high ^ (end & !0xff) << self.0))
+    }
+
+    fn length(self) -> usize {
+        8 + self.0 as usize / 8
+    }
 }
 
 fn address(word: &[u8]) -> Option<Address> {
     match hexadecimal(word.strip_prefix(b"0x")?)? {
         (address, []) => Some(Address(address)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FrameReader;
+    use crate::stacks::Stacks;
+
+    fn check(line: &str, expected: Result<&[u64], &str>) {
+        let (mut reader, mut stacks) = (FrameReader::default(), Stacks::default());
+        let known = b"0x123456 0x1234567 0x7f9538aa2630 0x123456";
+        assert_eq!(reader.read(known, &mut stacks), Ok(()));
+        stacks.clear();
+        let result = reader.read(line.as_bytes(), &mut stacks);
+        assert_eq!(result, expected.map(|_| ()).map_err(str::as_bytes));
+        if let Ok(expected) = expected {
+            let stack = stacks.finish();
+            let read = stacks.frames(stack).iter().map(|&id| stacks.address(id).0);
+            assert_eq!(read.collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
+    fn words_of_all_widths() {
+        check("", Ok(&[]));
+        check("0x1 0x123456 0x12", Ok(&[0x1, 0x12_3456, 0x12]));
+        check(
+            "0x7f9538aa2630 0x123456 0x1234567 0x123456",
+            Ok(&[0x7f95_38aa_2630, 0x12_3456, 0x123_4567, 0x12_3456]),
+        );
+        check(
+            "0xffffffffffffffff 0x00123456 0x7f9538aa2630",
+            Ok(&[u64::MAX, 0x12_3456, 0x7f95_38aa_2630]),
+        );
+    }
+
+    #[test]
+    fn what_only_looks_like_a_known_word() {
+        for wrong in [
+            "0x123456\0\0 0x1",
+            "0x123456\0",
+            "0x123456g 0x123456",
+            "0x12345678901234567",
+            " 0x123456",
+            "0x",
+        ] {
+            check(wrong, Err(wrong));
+            check(&format!("0x123456 {wrong}"), Err(wrong));
+        }
     }
 }

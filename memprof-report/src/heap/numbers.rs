@@ -11,10 +11,14 @@ pub(super) struct Counts {
 
 /// A decimal number and what follows it; none without digits or beyond `i64`.
 pub(super) fn decimal(text: &[u8]) -> Option<(i64, &[u8])> {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let number = text[..digits].iter().try_fold(0_i64, |number, digit| {
-        number.checked_mul(10)?.checked_add(i64::from(digit - b'0'))
-    })?;
+    let mut number = 0_i64;
+    let mut digits = 0;
+    while let Some(digit @ b'0'..=b'9') = text.get(digits) {
+        number = number
+            .checked_mul(10)?
+            .checked_add(i64::from(digit - b'0'))?;
+        digits += 1;
+    }
     (digits > 0).then_some((number, &text[digits..]))
 }
 

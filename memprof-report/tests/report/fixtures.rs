@@ -1,8 +1,9 @@
 //! Names of programs that are built here: inlines, PIE, dlopen, stripped, moved and wrong binaries.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use memprof_report::{ErrorKind, Format, Granularity, Options, Result, Sources};
 use tempfile::TempDir;
@@ -240,6 +241,74 @@ fn another_machine() {
         with_root.contains("main;shop::serve;shop::Basket::add<int>;shop::capture "),
         "{with_root}"
     );
+}
+
+/// A process of `shop` that has printed its dump.
+struct Living {
+    process: Child,
+    dump: Vec<u8>,
+}
+
+impl Living {
+    fn start(shop: &Shop) -> Self {
+        let mut process = Command::new(shop.path("shop"))
+            .arg(shop.path("libplugin.so"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut dump = Vec::new();
+        let mut out = process.stdout.take().expect("it is a pipe");
+        out.read_to_end(&mut dump).expect("it can be read");
+        Self { process, dump }
+    }
+
+    fn proc(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{file}", self.process.id()))
+    }
+
+    /// What `memprof report --pid` looks at, without the files of this machine.
+    fn sources(&self) -> Sources {
+        Sources {
+            roots: vec![self.proc("root")],
+            ..Sources::default()
+        }
+    }
+}
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        self.process.kill().expect("it is alive");
+        self.process.wait().expect("it ends");
+    }
+}
+
+#[test]
+fn files_of_a_living_process() {
+    let shop = Shop::build();
+    let living = Living::start(&shop);
+    assert_named(&stacks(&living.dump, &living.sources()));
+}
+
+/// The path leads to the new file, which is not what runs.
+#[test]
+fn replaced_binary_of_a_living_process() {
+    let shop = Shop::build();
+    let living = Living::start(&shop);
+    let id = shop.build_id("shop");
+    fs::remove_file(shop.path("shop")).expect("it can be removed");
+    fs::copy(shop.path("libplugin.so"), shop.path("shop")).expect("it can be replaced");
+    let mut dump = living.dump.clone();
+    let path = shop.path("shop").display().to_string();
+    dump.extend_from_slice(format!("# memprof 1\n# build-id: {id} {path}\n").as_bytes());
+
+    let error = collapsed(&dump, &living.sources(), Granularity::Functions).expect_err("it is new");
+    assert_eq!(error.kind(), ErrorKind::BuildIdMismatch);
+    let running = Sources {
+        binary: Some(living.proc("exe")),
+        ..living.sources()
+    };
+    assert_named(&stacks(&dump, &running));
 }
 
 /// A dump may name anything: devices, FIFOs, directories. None is waited for.
