@@ -187,3 +187,17 @@ fn doctor_recognizes_a_stripped_program() {
         "{run:?}"
     );
 }
+
+#[test]
+fn the_first_dump_outlasts_the_quota() {
+    let host = Setup::of("c_host")
+        .config("[plugin.config.keep]\ncount = 3\nage = \"7d\"\nkeep_first = true")
+        .start();
+    let ids: Vec<_> = (0..5)
+        .map(|_| host.memprof("dump", &["--json"]).exits(0).json()["id"].clone())
+        .collect();
+    let list = host.memprof("list", &["--json"]).exits(0).json();
+    let kept = list["dumps"].as_array().unwrap().iter();
+    let kept: Vec<_> = kept.map(|dump| &dump["id"]).collect();
+    assert_eq!(kept, [&ids[4], &ids[3], &ids[0]]);
+}
