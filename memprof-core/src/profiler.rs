@@ -18,6 +18,7 @@ use crate::lease::Lease;
 use crate::ledger::{self, Ledger, Resident};
 use crate::mallctl::Mallctl;
 use crate::objects;
+use crate::printout::{PrintOptions, Printout};
 use crate::stats::{Figures, ReadFigures, ReadReport, Stats};
 use crate::status::{Activation, Allocator, DumpReport, Purged, Status};
 use crate::store::{Kept, Store};
@@ -351,11 +352,11 @@ impl Profiler {
         })
     }
 
-    /// The allocators' own figures.
+    /// The allocators' own figures, and what `malloc_stats_print` says under `options`.
     ///
     /// # Errors
     /// `Busy` while a dump runs, whose lock jemalloc's statistics would wait for.
-    pub fn stats(&self) -> Result<Vec<Stats>> {
+    pub fn stats(&self, options: Option<&PrintOptions>) -> Result<Vec<Stats>> {
         let _running = self.begin_dump()?;
         self.look_again();
         let allocators = self.allocators();
@@ -364,12 +365,15 @@ impl Profiler {
         }
         let read = |jemalloc: &Jemalloc| {
             let figures = (self.settings.read_figures)(&jemalloc.mallctl)?;
-            let report = (self.settings.read_report)(&jemalloc.mallctl)?;
+            let report = match options {
+                None => (self.settings.read_report)(&jemalloc.mallctl)?,
+                Some(options) => Printout::of(&jemalloc.mallctl, options),
+            };
             Ok(Stats {
                 kind: "jemalloc",
                 version: jemalloc.version.clone(),
                 figures: jemalloc.config_stats.then_some(figures),
-                report,
+                report: report.into_text(),
             })
         };
         allocators.iter().map(read).collect()

@@ -115,6 +115,18 @@ fn malformed_arguments_are_named() {
     check("activate", "for=8d", "is too long");
     check("activate", "for=0s", "is no time");
     check("reset", "lg_sample=9", "out of range 10..=24");
+    check(
+        "stats",
+        "opts=Jz",
+        "has the unknown letter 'z'; valid letters: Jgmdablxeh",
+    );
+    check("stats", "opts=aa", "has a letter twice");
+    check(
+        "stats",
+        "format=xml",
+        "format=\"xml\" is no format; valid formats: text, json",
+    );
+    check("stats", "opts=J format=text", "contradicts J in opts");
     check("activate", "lg_sample=", "is not a number");
     check("activate", "lg_sample=12 lg_sample=13", "is given twice");
 }

@@ -201,3 +201,27 @@ fn the_first_dump_outlasts_the_quota() {
     let kept: Vec<_> = kept.map(|dump| &dump["id"]).collect();
     assert_eq!(kept, [&ids[4], &ids[3], &ids[0]]);
 }
+
+#[test]
+fn stats_come_as_they_are_asked_for() {
+    for program in ["c_host", "rust_host"] {
+        let host = Setup::of(program).start();
+        let report = |args: &[&str]| {
+            let stats = host.memprof("stats", args).exits(0).json();
+            stats["allocators"][0]["report"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        };
+        let json: Value = serde_json::from_str(&report(&["--json", "format=json"])).unwrap();
+        assert!(json["jemalloc"]["version"].is_string(), "{json}");
+        assert!(json["jemalloc"]["stats"]["allocated"].is_u64(), "{json}");
+        assert!(report(&["--json"]).contains("Merged arenas stats"));
+        assert!(!report(&["--json", "opts=amx"]).contains("Merged arenas stats"));
+        let plain = host
+            .memprof("stats", &["--json", "format=text"])
+            .exits(0)
+            .stdout;
+        assert!(plain.starts_with("jemalloc "), "{plain}");
+    }
+}

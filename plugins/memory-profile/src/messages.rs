@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::config::Config;
 use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
+use crate::stats_format::StatsFormat;
 use crate::text::{
     activation_text, dump_text, findings_text, kept_text, ledger_text, purged_text, stats_text,
     status_text,
@@ -42,7 +43,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "stats",
-            "",
+            "[opts=Jgmdablxeh] [format=text|json]",
             "Prints the allocator's figures to the host's log, and returns them.",
         ),
         Message::new(
@@ -130,6 +131,13 @@ impl Plugin for MemoryProfile {
                 args.finish()?;
                 activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
             }
+            "stats" => {
+                let opts = args.take("opts");
+                let format = args.take("format");
+                args.finish()?;
+                let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
+                self.stats(&format, reply)
+            }
             "fetch" => {
                 let id = args.require("id")?;
                 args.finish()?;
@@ -143,7 +151,6 @@ impl Plugin for MemoryProfile {
                     "ledger" => self.ledger(reply),
                     "doctor" => self.doctor(reply),
                     "dump" => self.dump(reply),
-                    "stats" => self.stats(reply),
                     "status" => self.status(reply),
                     "list" => self.list(reply),
                     "help" => help(reply),
@@ -162,10 +169,16 @@ impl MemoryProfile {
         ok(reply, &text, &report)
     }
 
-    fn stats(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let stats = self.profiler.stats().map_err(failure)?;
+    fn stats(&self, format: &StatsFormat, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let stats = self
+            .profiler
+            .stats(format.options.as_ref())
+            .map_err(failure)?;
         let text: String = stats.iter().map(stats_text).collect();
         text.lines().for_each(|line| log::info!("{line}"));
+        if format.is_plain {
+            return reply.text(&text);
+        }
         ok(reply, &text, json!({ "allocators": stats }))
     }
 
