@@ -8,6 +8,7 @@
 #[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
+mod background;
 mod discover;
 mod doctor;
 mod dump;
@@ -32,6 +33,7 @@ mod stats;
 mod status;
 mod store;
 
+pub use background::Background;
 pub use discover::FoundBy;
 pub use doctor::{Finding, Severity};
 pub use dump::Dump;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
+use crate::background::{self, Background};
 use crate::doctor::{Finding, Severity, examine};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::DumpName;
@@ -208,6 +209,29 @@ impl Profiler {
             anonymous_after_bytes: after,
             released_bytes: before.saturating_sub(after),
         })
+    }
+
+    /// Switches jemalloc's background threads in every jemalloc that has them, at most `max`.
+    ///
+    /// # Errors
+    /// `Busy` while a dump runs; no jemalloc has them; `max` is out of range; jemalloc refused.
+    pub fn background_threads(&self, on: bool, max: Option<u64>) -> Result<Vec<Background>> {
+        let _running = self.begin_dump()?;
+        self.look_again();
+        let allocators = self.allocators();
+        let able = |jemalloc: &&Jemalloc| background::require(jemalloc).is_ok();
+        let with_threads: Vec<_> = allocators.iter().filter(able).collect();
+        if with_threads.is_empty() {
+            let first = allocators.first().ok_or_else(no_jemalloc)?;
+            background::require(first)?;
+        }
+        if let Some(max) = max {
+            // All of them before the first is changed.
+            let mut allocators = with_threads.iter();
+            allocators.try_for_each(|jemalloc| background::check_max(jemalloc, max))?;
+        }
+        let switch = |jemalloc: &Jemalloc| background::switch(jemalloc, on, max);
+        with_threads.into_iter().map(switch).collect()
     }
 
     /// Where the resident memory is. At once, also while a dump runs: then with the totals that

@@ -225,3 +225,29 @@ fn stats_come_as_they_are_asked_for() {
         assert!(plain.starts_with("jemalloc "), "{plain}");
     }
 }
+
+#[test]
+fn background_threads_are_switched_and_read_back() {
+    let host = Setup::of("c_host").start();
+    let switch = |args: &[&str]| {
+        let args = [&["--json"], args].concat();
+        let reply = host.memprof("background_thread", &args).exits(0).json();
+        reply["allocators"][0].clone()
+    };
+    let on = switch(&["state=on", "max=1"]);
+    assert_eq!(on["background_thread"], true);
+    assert_eq!(on["max_background_threads"], 1);
+    // To raise the limit beyond that of the start is refused, and changes nothing.
+    let refused = host.memprof("background_thread", &["state=off", "max=9999"]);
+    assert!(
+        refused
+            .exits(2)
+            .stderr
+            .contains("max=9999 is out of range 1..=")
+    );
+    let off = switch(&["state=off"]);
+    assert_eq!(off["background_thread"], false);
+    assert_eq!(off["max_background_threads"], 1);
+    let none = Setup::without_profiling("c_host").start();
+    none.memprof("background_thread", &["state=on"]).exits(4);
+}

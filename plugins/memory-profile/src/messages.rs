@@ -14,8 +14,8 @@ use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::stats_format::StatsFormat;
 use crate::text::{
-    activation_text, dump_text, findings_text, kept_text, ledger_text, purged_text, stats_text,
-    status_text,
+    activation_text, background_text, dump_text, findings_text, kept_text, ledger_text,
+    purged_text, stats_text, status_text,
 };
 
 /// The content type of a dump.
@@ -60,6 +60,11 @@ impl Plugin for MemoryProfile {
             "purge",
             "",
             "Gives the allocator's free pages back to the kernel.",
+        ),
+        Message::new(
+            "background_thread",
+            "state=on|off [max=N]",
+            "Switches the allocator's threads that give free pages back by themselves.",
         ),
         Message::new(
             "reset",
@@ -114,7 +119,7 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let lg_sample = take_lg_sample(&mut args)?;
+                let lg_sample = take_number(&mut args, "lg_sample")?;
                 let duration = args
                     .take("for")
                     .map(|text| parse_duration(&text))
@@ -127,9 +132,15 @@ impl Plugin for MemoryProfile {
                 activated(reply, activation)
             }
             "reset" => {
-                let lg_sample = take_lg_sample(&mut args)?;
+                let lg_sample = take_number(&mut args, "lg_sample")?;
                 args.finish()?;
                 activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
+            }
+            "background_thread" => {
+                let on = take_switch(&mut args, "state")?;
+                let max = take_number(&mut args, "max")?;
+                args.finish()?;
+                self.background_thread(on, max, reply)
             }
             "stats" => {
                 let opts = args.take("opts");
@@ -187,6 +198,18 @@ impl MemoryProfile {
         let text = purged_text(&purged);
         log::info!("{text}");
         ok(reply, &text, purged)
+    }
+
+    fn background_thread(
+        &self,
+        on: bool,
+        max: Option<u64>,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
+        let switched = self.profiler.background_threads(on, max).map_err(failure)?;
+        let text = background_text(&switched);
+        log::info!("{text}");
+        ok(reply, &text, json!({ "allocators": switched }))
     }
 
     fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -250,7 +273,7 @@ fn help(reply: &mut Reply<'_>) -> Result<(), Failure> {
         .collect();
     let text = MemoryProfile::MESSAGES
         .iter()
-        .map(|m| format!("{:<32}{}", format!("{} {}", m.name(), m.usage()), m.help()))
+        .map(|m| format!("{:<44}{}", format!("{} {}", m.name(), m.usage()), m.help()))
         .collect::<Vec<_>>()
         .join("\n");
     ok(reply, &text, json!({ "messages": messages }))
@@ -263,14 +286,25 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     ok(reply, &text, activation)
 }
 
-fn take_lg_sample(args: &mut Arguments) -> Result<Option<u64>, Failure> {
+fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
     let parse = |text: String| {
         text.parse().map_err(|_| {
-            let message = format!("lg_sample={text:?} is not a number");
+            let message = format!("{key}={text:?} is not a number");
             Failure::new(MEMPROF_INVALID_ARGUMENT, message)
         })
     };
-    args.take("lg_sample").map(parse).transpose()
+    args.take(key).map(parse).transpose()
+}
+
+fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
+    match args.require(key)?.as_str() {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => {
+            let message = format!("{key}={other:?} is neither on nor off");
+            Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
+        }
+    }
 }
 
 /// The longest activation: what runs longer needs no end.
