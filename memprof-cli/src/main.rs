@@ -49,6 +49,7 @@ fn run(command: Command) -> Outcome {
         Command::Doctor(short) => message::short("doctor", &short),
         Command::Ledger(short) => message::short("ledger", &short),
         Command::Purge(short) => message::short("purge", &short),
+        Command::BackgroundThread(short) => message::short("background_thread", &short),
         Command::Reset(short) => message::short("reset", &short),
         Command::List(short) => message::short("list", &short),
         Command::Dump { short, output } => message::dump(&short, output.as_deref()),

@@ -79,7 +79,8 @@ pub(crate) fn take(
         .rewound()
         .map_err(|error| Error::io("rewind the dump", &error))?;
     let mut body = profile.take(summary.profile_len).chain(tail.as_bytes());
-    let kept = store.add(name, summary.profile_len + tail.len() as u64, &mut body)?;
+    let length = summary.profile_len + tail.len() as u64;
+    let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
         id: kept.id,
         path: kept.path,
@@ -214,7 +215,7 @@ mod tests {
     use crate::discover::{Candidate, FoundBy};
     use crate::fake::{Behaviour, fake};
     use crate::jemalloc::identify;
-    use crate::store::Keep;
+    use crate::retention::Keep;
 
     fn take_from<B: Behaviour + 'static>() -> (Result<Dump>, Store, tempfile::TempDir) {
         let place = tempfile::tempdir().unwrap();

@@ -17,6 +17,8 @@ pub(crate) trait Behaviour {
     const DUMPED: c_int = 0;
     /// What it writes then.
     const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1\n  t*: 1: 100 [0: 0]\n";
+    /// The pieces in which it prints its statistics.
+    const PRINTED: &'static [&'static CStr] = &[];
 }
 
 /// The control functions of a fake.
@@ -25,7 +27,7 @@ pub(crate) fn fake<B: Behaviour + 'static>() -> Mallctl {
         mallctl::<B> as MallctlFn as *const c_void,
         name_to_mib as NameToMibFn as *const c_void,
         by_mib as ByMibFn as *const c_void,
-        stats_print as StatsPrintFn as *const c_void,
+        stats_print::<B> as StatsPrintFn as *const c_void,
     ];
     // SAFETY: of the types that jemalloc(3) gives, and static.
     unsafe { Mallctl::from_pointers(functions) }
@@ -84,4 +86,13 @@ unsafe extern "C" fn by_mib(
     libc::ENOENT
 }
 
-unsafe extern "C" fn stats_print(_: StatsCallback, _: *mut c_void, _: *const c_char) {}
+unsafe extern "C" fn stats_print<B: Behaviour>(
+    write: StatsCallback,
+    opaque: *mut c_void,
+    _: *const c_char,
+) {
+    for piece in B::PRINTED {
+        // SAFETY: the caller's callback, with the caller's pointer.
+        unsafe { write.unwrap()(opaque, piece.as_ptr()) };
+    }
+}

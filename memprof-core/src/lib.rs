@@ -8,6 +8,7 @@
 #[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
+mod background;
 mod discover;
 mod doctor;
 mod dump;
@@ -24,13 +25,16 @@ mod lease;
 mod ledger;
 mod mallctl;
 mod objects;
+mod printout;
 mod profiler;
 mod publish;
+mod retention;
 mod scratch;
 mod stats;
 mod status;
 mod store;
 
+pub use background::Background;
 pub use discover::FoundBy;
 pub use doctor::{Finding, Severity};
 pub use dump::Dump;
@@ -38,7 +42,9 @@ pub use error::{Error, ErrorKind, Result};
 pub use jemalloc::{Jemalloc, LG_SAMPLE, discover, is_secure_execution};
 pub use ledger::{Cgroup, Ledger, Row, Verdict};
 pub use mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn, Value};
+pub use printout::{PrintOptions, Printout};
 pub use profiler::{Profiler, Settings};
+pub use retention::Keep;
 pub use stats::{Figures, ReadFigures, ReadReport, Stats};
 pub use status::{Activation, Allocator, DumpReport, Purged, Status};
-pub use store::{Keep, Kept, Store, default_dump_dir};
+pub use store::{Kept, Store, default_dump_dir};

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{fmt, ptr};
 
 use rustix::io::Errno;
@@ -145,6 +146,13 @@ impl Mallctl {
         check(unsafe { (self.mallctl)(name.as_ptr(), null, ptr::null_mut(), null, 0) })
     }
 
+    /// Calls `malloc_stats_print`, which calls `sink` with pieces of any length.
+    pub(crate) fn print_stats(&self, options: &CStr, mut sink: &mut dyn FnMut(&[u8])) {
+        let opaque = (&raw mut sink).cast();
+        // SAFETY: jemalloc.3: calls `pass_on` with `opaque`, which lives until the call returns.
+        unsafe { (self.stats_print)(Some(pass_on), opaque, options.as_ptr()) }
+    }
+
     /// Writes a switch.
     ///
     /// # Errors
@@ -159,6 +167,22 @@ impl Mallctl {
     /// What `mallctl` returned; file trouble of any kind is EFAULT.
     pub fn write_path(&self, name: &CStr, path: &CStr) -> Result<(), Errno> {
         self.write(name, path.as_ptr() as usize)
+    }
+}
+
+/// Hands a piece of `malloc_stats_print` to the sink that `opaque` points to.
+unsafe extern "C" fn pass_on(opaque: *mut c_void, piece: *const c_char) {
+    if piece.is_null() {
+        return;
+    }
+    // SAFETY: jemalloc.3: a piece is NUL-terminated and valid during the call.
+    let piece = unsafe { CStr::from_ptr(piece) }.to_bytes();
+    // SAFETY: `print_stats` passed its sink, which nothing else uses meanwhile.
+    let sink = unsafe { &mut *opaque.cast::<&mut dyn FnMut(&[u8])>() };
+    let passed = catch_unwind(AssertUnwindSafe(|| sink(piece)));
+    if let Err(payload) = passed {
+        // A panic must not cross jemalloc's frames, and dropping its payload may panic again.
+        std::mem::forget(payload);
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
+use crate::background::{self, Background};
 use crate::doctor::{Finding, Severity, examine};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::DumpName;
@@ -18,6 +19,7 @@ use crate::lease::Lease;
 use crate::ledger::{self, Ledger, Resident};
 use crate::mallctl::Mallctl;
 use crate::objects;
+use crate::printout::{PrintOptions, Printout};
 use crate::stats::{Figures, ReadFigures, ReadReport, Stats};
 use crate::status::{Activation, Allocator, DumpReport, Purged, Status};
 use crate::store::{Kept, Store};
@@ -215,6 +217,29 @@ impl Profiler {
         })
     }
 
+    /// Switches jemalloc's background threads in every jemalloc that has them, at most `max`.
+    ///
+    /// # Errors
+    /// `Busy` while a dump runs; no jemalloc has them; `max` is out of range; jemalloc refused.
+    pub fn background_threads(&self, on: bool, max: Option<u64>) -> Result<Vec<Background>> {
+        let _running = self.begin_dump()?;
+        self.look_again();
+        let allocators = self.allocators();
+        let able = |jemalloc: &&Jemalloc| background::require(jemalloc).is_ok();
+        let with_threads: Vec<_> = allocators.iter().filter(able).collect();
+        if with_threads.is_empty() {
+            let first = allocators.first().ok_or_else(no_jemalloc)?;
+            background::require(first)?;
+        }
+        if let Some(max) = max {
+            // All of them before the first is changed.
+            let mut allocators = with_threads.iter();
+            allocators.try_for_each(|jemalloc| background::check_max(jemalloc, max))?;
+        }
+        let switch = |jemalloc: &Jemalloc| background::switch(jemalloc, on, max);
+        with_threads.into_iter().map(switch).collect()
+    }
+
     /// Where the resident memory is. At once, also while a dump runs: then with the totals that
     /// were read last.
     ///
@@ -358,11 +383,11 @@ impl Profiler {
         })
     }
 
-    /// The allocators' own figures.
+    /// The allocators' own figures, and what `malloc_stats_print` says under `options`.
     ///
     /// # Errors
     /// `Busy` while a dump runs, whose lock jemalloc's statistics would wait for.
-    pub fn stats(&self) -> Result<Vec<Stats>> {
+    pub fn stats(&self, options: Option<&PrintOptions>) -> Result<Vec<Stats>> {
         let _running = self.begin_dump()?;
         self.look_again();
         let allocators = self.allocators();
@@ -371,12 +396,15 @@ impl Profiler {
         }
         let read = |jemalloc: &Jemalloc| {
             let figures = (self.settings.read_figures)(&jemalloc.mallctl)?;
-            let report = (self.settings.read_report)(&jemalloc.mallctl)?;
+            let report = match options {
+                None => (self.settings.read_report)(&jemalloc.mallctl)?,
+                Some(options) => Printout::of(&jemalloc.mallctl, options),
+            };
             Ok(Stats {
                 kind: "jemalloc",
                 version: jemalloc.version.clone(),
                 figures: jemalloc.config_stats.then_some(figures),
-                report,
+                report: report.into_text(),
             })
         };
         allocators.iter().map(read).collect()

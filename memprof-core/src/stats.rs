@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::mallctl::Mallctl;
+use crate::printout::Printout;
 
 /// jemalloc's totals in bytes, in its own words (jemalloc(3), `stats.*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -40,8 +41,8 @@ impl Figures {
 /// can be bound to a jemalloc of the host's only in a cdylib.
 pub type ReadFigures = fn(&Mallctl) -> Result<Figures, Error>;
 
-/// Reads what `malloc_stats_print` says; as [`ReadFigures`].
-pub type ReadReport = fn(&Mallctl) -> Result<String, Error>;
+/// Reads what `malloc_stats_print` says without single arenas; as [`ReadFigures`].
+pub type ReadReport = fn(&Mallctl) -> Result<Printout, Error>;
 
 /// One allocator's figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -53,6 +54,6 @@ pub struct Stats {
     /// The totals; absent when this jemalloc was built without statistics.
     #[serde(flatten)]
     pub figures: Option<Figures>,
-    /// What `malloc_stats_print` says, without the single arenas.
+    /// What `malloc_stats_print` says; without other options, leaving single arenas out.
     pub report: String,
 }

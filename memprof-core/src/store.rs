@@ -1,5 +1,6 @@
-//! The dump directory: names, listing, retention.
+//! The dump directory: listing, publishing, pruning.
 
+use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
@@ -16,30 +17,13 @@ use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hidden;
 use crate::publish::publish;
+use crate::retention::{Entry, Keep, Newcomer, superfluous};
 use crate::scratch::PRIVATE;
 
 const EXTENSION: &str = ".heap";
 
 /// Another process that dumps into the same directory may be a moment ahead.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
-
-/// How many dumps to keep. The oldest go first, before a new one is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
-    /// At most so many dumps, at least 1.
-    pub count: usize,
-    /// At most so many bytes in all.
-    pub bytes: u64,
-}
-
-impl Default for Keep {
-    fn default() -> Self {
-        Self {
-            count: 32,
-            bytes: 1 << 30,
-        }
-    }
-}
 
 /// One kept dump.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -99,7 +83,10 @@ impl Store {
     /// The directory cannot be read or is not safe to use. A missing one is empty.
     pub fn list(&self) -> Result<Vec<Kept>> {
         match self.open() {
-            Ok(directory) => self.kept_in(&directory),
+            Ok(directory) => {
+                let entries = self.entries(&directory)?;
+                Ok(entries.iter().map(|entry| self.kept(entry)).collect())
+            }
             Err(Errno::NOENT) => Ok(Vec::new()),
             Err(errno) => Err(self.unusable("read", errno.into())),
         }
@@ -131,28 +118,34 @@ impl Store {
         Ok(File::from(file))
     }
 
-    /// Publishes a dump under a new name, after making room for it. Returns its id, path and
-    /// length.
+    /// Publishes a dump of a process that `started` then under a new name, after making room for
+    /// it. Returns its id, path and length.
     ///
     /// # Errors
     /// The directory cannot be made, is not safe, or takes no more; nothing is left behind.
-    pub(crate) fn add(&self, name: &DumpName, size: u64, body: &mut dyn Read) -> Result<Kept> {
+    pub(crate) fn add(
+        &self,
+        name: &DumpName,
+        started: SystemTime,
+        size: u64,
+        body: &mut dyn Read,
+    ) -> Result<Kept> {
         let directory = self.open_or_make()?;
         hidden::sweep(&directory).map_err(|errno| self.unusable("list", errno.into()))?;
-        self.make_room(&directory, name.taken, size)?;
-        let id = name.to_string();
-        let file_name = format!("{id}{EXTENSION}");
-        let bytes = publish(&directory, &file_name, body).map_err(|(act, cause)| {
+        let newcomer = Newcomer {
+            name,
+            bytes: size,
+            started,
+        };
+        self.make_room(&directory, &newcomer)?;
+        let bytes = publish(&directory, &file_name(name), body).map_err(|(act, cause)| {
             self.unusable(&format!("{act} in"), cause)
                 .remedy("free space or choose another dump_dir in the plugin's config")
         })?;
-        Ok(Kept {
-            id,
-            path: self.directory.join(file_name),
+        Ok(self.kept(&Entry {
+            name: name.clone(),
             bytes,
-            taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
-            pid: name.pid,
-        })
+        }))
     }
 
     /// Makes the directory if need be, and checks that dumps can be kept in it.
@@ -220,65 +213,54 @@ impl Store {
         retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
     }
 
-    fn kept_in(&self, directory: &OwnedFd) -> Result<Vec<Kept>> {
+    /// The dumps in the directory, newest first.
+    fn entries(&self, directory: &OwnedFd) -> Result<Vec<Entry>> {
         let failed = |errno: Errno| self.unusable("list", errno.into());
-        let mut kept = Vec::new();
+        let mut entries = Vec::new();
         for entry in Dir::read_from(directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let Some(id) = entry
-                .file_name()
-                .to_str()
-                .ok()
-                .and_then(|n| n.strip_suffix(EXTENSION))
-            else {
-                continue;
-            };
-            let Some(name) = DumpName::parse(id) else {
+            let id = entry.file_name().to_str().ok();
+            let id = id.and_then(|name| name.strip_suffix(EXTENSION));
+            let Some(name) = id.and_then(DumpName::parse) else {
                 continue;
             };
             let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
             match stat {
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
-                    kept.push((name.taken, name.sequence, self.kept(id, &name, &stat)));
+                    let bytes = stat.st_size.unsigned_abs();
+                    entries.push(Entry { name, bytes });
                 }
                 // Another process of this program may prune at the same time.
                 Ok(_) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
         }
-        kept.sort_by(|a, b| (b.0, b.1, &b.2.id).cmp(&(a.0, a.1, &a.2.id)));
-        Ok(kept.into_iter().map(|(_, _, kept)| kept).collect())
+        entries.sort_by_cached_key(|entry| {
+            let name = &entry.name;
+            Reverse((name.taken, name.sequence, name.to_string()))
+        });
+        Ok(entries)
     }
 
-    fn kept(&self, id: &str, name: &DumpName, stat: &Stat) -> Kept {
+    fn kept(&self, entry: &Entry) -> Kept {
+        let Entry { name, bytes } = entry;
         Kept {
-            id: id.to_owned(),
-            path: self.directory.join(format!("{id}{EXTENSION}")),
-            bytes: stat.st_size.unsigned_abs(),
+            id: name.to_string(),
+            path: self.directory.join(file_name(name)),
+            bytes: *bytes,
             taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
             pid: name.pid,
         }
     }
 
-    fn make_room(&self, directory: &OwnedFd, now: SystemTime, size: u64) -> Result<()> {
-        let mut kept = self.kept_in(directory)?;
+    fn make_room(&self, directory: &OwnedFd, newcomer: &Newcomer<'_>) -> Result<()> {
+        let mut entries = self.entries(directory)?;
         // The clock was set back since: what is of later than now is older than what is of now.
-        let later = |dump: &Kept| {
-            DumpName::parse(&dump.id).is_some_and(|name| name.taken > now + CLOCK_SLACK)
-        };
-        kept.sort_by_key(later);
-        let mut room = self.keep.bytes.saturating_sub(size);
-        let places = self.keep.count.saturating_sub(1);
-        let mut full = false;
-        for (at, dump) in kept.iter().enumerate() {
-            full |= at >= places || dump.bytes > room;
-            if !full {
-                room -= dump.bytes;
-                continue;
-            }
-            let name = format!("{}{EXTENSION}", dump.id);
-            match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {}", dump.id),
+        let latest = newcomer.name.taken + CLOCK_SLACK;
+        entries.sort_by_key(|entry| entry.name.taken > latest);
+        for Entry { name, .. } in superfluous(&entries, newcomer, &self.keep) {
+            match rustix::fs::unlinkat(directory, file_name(name), AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {name}"),
                 Err(errno) => return Err(self.unusable("prune a dump in", errno.into())),
             }
         }
@@ -290,10 +272,16 @@ impl Store {
     }
 }
 
+fn file_name(name: &DumpName) -> String {
+    format!("{name}{EXTENSION}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const STARTED: SystemTime = SystemTime::UNIX_EPOCH;
 
     fn name(seconds: u64, sequence: u32) -> DumpName {
         let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564 + seconds);
@@ -312,7 +300,9 @@ mod tests {
     }
 
     fn add(store: &Store, name: &DumpName, body: &[u8]) -> Kept {
-        store.add(name, body.len() as u64, &mut &*body).unwrap()
+        store
+            .add(name, STARTED, body.len() as u64, &mut &*body)
+            .unwrap()
     }
 
     #[test]
@@ -332,7 +322,9 @@ mod tests {
     fn publishing_the_same_name_twice_overwrites_nothing() {
         let (_parent, store) = store(Keep::default());
         let kept = add(&store, &name(0, 1), b"one");
-        let refused = store.add(&name(0, 1), 3, &mut &b"two"[..]).unwrap_err();
+        let refused = store
+            .add(&name(0, 1), STARTED, 3, &mut &b"two"[..])
+            .unwrap_err();
         assert!(
             refused.message.ends_with("File exists (EEXIST)"),
             "{refused}"
@@ -360,6 +352,7 @@ mod tests {
             Keep {
                 count: 2,
                 bytes: 1000,
+                ..Keep::default()
             },
             &[4, 3],
         );
@@ -367,10 +360,16 @@ mod tests {
             Keep {
                 count: 9,
                 bytes: 16,
+                ..Keep::default()
             },
             &[4, 3, 2],
         );
-        check(Keep { count: 1, bytes: 1 }, &[4]);
+        let one = Keep {
+            count: 1,
+            bytes: 1,
+            ..Keep::default()
+        };
+        check(one, &[4]);
     }
 
     #[test]
@@ -400,7 +399,10 @@ mod tests {
 
     #[test]
     fn retention_never_touches_foreign_files() {
-        let (_parent, store) = store(Keep { count: 1, bytes: 1 });
+        let (_parent, store) = store(Keep {
+            count: 1,
+            ..Keep::default()
+        });
         add(&store, &name(0, 1), b"one");
         let foreign = store.directory().join("notes.heap");
         std::fs::write(&foreign, "mine").unwrap();
@@ -443,7 +445,9 @@ mod tests {
         let (_parent, store) = store(Keep::default());
         std::fs::create_dir(store.directory()).unwrap();
         std::fs::set_permissions(store.directory(), PermissionsExt::from_mode(0o777)).unwrap();
-        let refused = store.add(&name(0, 1), 3, &mut &b"one"[..]).unwrap_err();
+        let refused = store
+            .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])
+            .unwrap_err();
         assert!(
             refused.message.ends_with("others may write to it"),
             "{refused}"
@@ -454,7 +458,9 @@ mod tests {
     fn a_file_in_place_of_the_directory_is_named() {
         let (_parent, store) = store(Keep::default());
         std::fs::write(store.directory(), "").unwrap();
-        let refused = store.add(&name(0, 1), 3, &mut &b"one"[..]).unwrap_err();
+        let refused = store
+            .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])
+            .unwrap_err();
         assert!(refused.message.contains("ENOTDIR"), "{refused}");
     }
 

@@ -80,7 +80,7 @@ fn messages_are_matched_exactly() {
         let body = reply.result.body.unwrap();
         assert_eq!(body["error"]["kind"], "unknown_message");
         let remedy = body["error"]["remedy"].as_str().unwrap();
-        let valid = "activate, deactivate, dump, stats, status, ledger, purge, reset, doctor, list, fetch, help";
+        let valid = "activate, deactivate, dump, stats, status, ledger, purge, background_thread, reset, doctor, list, fetch, help";
         assert_eq!(remedy, format!("valid messages: {valid}"));
     }
 }
@@ -115,6 +115,34 @@ fn malformed_arguments_are_named() {
     check("activate", "for=8d", "is too long");
     check("activate", "for=0s", "is no time");
     check("reset", "lg_sample=9", "out of range 10..=24");
+    check(
+        "stats",
+        "opts=Jz",
+        "has the unknown letter 'z'; valid letters: Jgmdablxeh",
+    );
+    check("background_thread", "", "argument \"state\" is missing");
+    check(
+        "background_thread",
+        "state=yes",
+        "state=\"yes\" is neither on nor off",
+    );
+    check(
+        "background_thread",
+        "state=on max=0",
+        "max=0 is out of range 1..=",
+    );
+    check(
+        "background_thread",
+        "state=on max=many",
+        "max=\"many\" is not a number",
+    );
+    check("stats", "opts=aa", "has a letter twice");
+    check(
+        "stats",
+        "format=xml",
+        "format=\"xml\" is no format; valid formats: text, json",
+    );
+    check("stats", "opts=J format=text", "contradicts J in opts");
     check("activate", "lg_sample=", "is not a number");
     check("activate", "lg_sample=12 lg_sample=13", "is given twice");
 }

@@ -249,8 +249,13 @@ impl Host {
     pub(crate) fn dump_of(&self, bytes: u64) -> Value {
         let begun = Instant::now();
         loop {
-            let reply = self.memprof("dump", &["--json"]).exits(0).json();
-            if reply["estimated_inuse_bytes"].as_u64().unwrap() >= bytes {
+            let reply = self.memprof("dump", &["--json"]).json();
+            let is_busy = reply["error"]["kind"] == "busy";
+            assert!(is_busy || reply["status"] == "ok", "{reply}");
+            if reply["estimated_inuse_bytes"]
+                .as_u64()
+                .is_some_and(|inuse| inuse >= bytes)
+            {
                 return reply;
             }
             assert!(

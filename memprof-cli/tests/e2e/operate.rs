@@ -244,3 +244,67 @@ fn leaks_names_what_keeps_growing() {
     assert!(text.contains("\n    grow_cache\n"), "{text}");
     host.memprof("leaks", &["--last", "2"]).exits(2);
 }
+
+#[test]
+fn the_first_dump_outlasts_the_quota() {
+    let host = Setup::of("c_host")
+        .config("[plugin.config.keep]\ncount = 3\nage = \"7d\"\nkeep_first = true")
+        .start();
+    let ids: Vec<_> = (0..5)
+        .map(|_| host.memprof("dump", &["--json"]).exits(0).json()["id"].clone())
+        .collect();
+    let list = host.memprof("list", &["--json"]).exits(0).json();
+    let kept = list["dumps"].as_array().unwrap().iter();
+    let kept: Vec<_> = kept.map(|dump| &dump["id"]).collect();
+    assert_eq!(kept, [&ids[4], &ids[3], &ids[0]]);
+}
+
+#[test]
+fn stats_come_as_they_are_asked_for() {
+    for program in ["c_host", "rust_host"] {
+        let host = Setup::of(program).start();
+        let report = |args: &[&str]| {
+            let stats = host.memprof("stats", args).exits(0).json();
+            stats["allocators"][0]["report"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        };
+        let json: Value = serde_json::from_str(&report(&["--json", "format=json"])).unwrap();
+        assert!(json["jemalloc"]["version"].is_string(), "{json}");
+        assert!(json["jemalloc"]["stats"]["allocated"].is_u64(), "{json}");
+        assert!(report(&["--json"]).contains("Merged arenas stats"));
+        assert!(!report(&["--json", "opts=amx"]).contains("Merged arenas stats"));
+        let plain = host
+            .memprof("stats", &["--json", "format=text"])
+            .exits(0)
+            .stdout;
+        assert!(plain.starts_with("jemalloc "), "{plain}");
+    }
+}
+
+#[test]
+fn background_threads_are_switched_and_read_back() {
+    let host = Setup::of("c_host").start();
+    let switch = |args: &[&str]| {
+        let args = [&["--json"], args].concat();
+        let reply = host.memprof("background_thread", &args).exits(0).json();
+        reply["allocators"][0].clone()
+    };
+    let on = switch(&["state=on", "max=1"]);
+    assert_eq!(on["background_thread"], true);
+    assert_eq!(on["max_background_threads"], 1);
+    // To raise the limit beyond that of the start is refused, and changes nothing.
+    let refused = host.memprof("background_thread", &["state=off", "max=9999"]);
+    assert!(
+        refused
+            .exits(2)
+            .stderr
+            .contains("max=9999 is out of range 1..=")
+    );
+    let off = switch(&["state=off"]);
+    assert_eq!(off["background_thread"], false);
+    assert_eq!(off["max_background_threads"], 1);
+    let none = Setup::without_profiling("c_host").start();
+    none.memprof("background_thread", &["state=on"]).exits(4);
+}

@@ -1,11 +1,13 @@
 //! The plugin's TOML table.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use memprof_core::{Keep, Store, default_dump_dir, is_secure_execution};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 /// `[plugin.config]`.
 #[derive(Debug, Default, Deserialize)]
@@ -18,7 +20,8 @@ pub(crate) struct Config {
     /// log2 of the sample interval to set at activation.
     pub lg_sample: Option<u64>,
     /// How many dumps are kept.
-    keep: KeepConfig,
+    #[serde(deserialize_with = "keep")]
+    keep: Keep,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -26,6 +29,64 @@ pub(crate) struct Config {
 struct KeepConfig {
     count: Option<usize>,
     bytes: Option<u64>,
+    /// A duration: `7d`.
+    age: Option<String>,
+    keep_first: KeepFirst,
+}
+
+/// `true` for one, or how many.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "keep_first is true, false or a number of dumps")]
+enum KeepFirst {
+    Switch(bool),
+    Count(usize),
+}
+
+impl Default for KeepFirst {
+    fn default() -> Self {
+        Self::Switch(false)
+    }
+}
+
+impl KeepConfig {
+    fn keep(&self) -> Result<Keep, Failure> {
+        let default = Keep::default();
+        let count = self.count.unwrap_or(default.count);
+        if count == 0 {
+            return Err(invalid("keep.count must be at least 1".to_owned()));
+        }
+        let first = match self.keep_first {
+            KeepFirst::Switch(switch) => usize::from(switch),
+            KeepFirst::Count(count) => count,
+        };
+        if first >= count {
+            return Err(invalid(format!(
+                "keep.keep_first = {first} leaves no place for a new dump: it must be below \
+                 keep.count, which is {count}"
+            )));
+        }
+        Ok(Keep {
+            count,
+            bytes: self.bytes.unwrap_or(default.bytes),
+            age: self.age.as_deref().map(parse_age).transpose()?,
+            first,
+        })
+    }
+}
+
+fn keep<'de, D: Deserializer<'de>>(table: D) -> Result<Keep, D::Error> {
+    KeepConfig::deserialize(table)?
+        .keep()
+        .map_err(D::Error::custom)
+}
+
+fn parse_age(text: &str) -> Result<Duration, Failure> {
+    match humantime::parse_duration(text) {
+        Ok(age) if !age.is_zero() => Ok(age),
+        _ => Err(invalid(format!(
+            "keep.age = {text:?} is no age, which is for example \"12h\" or \"7d\""
+        ))),
+    }
 }
 
 impl Config {
@@ -40,9 +101,6 @@ impl Config {
                 "dump_dir {relative:?} is not an absolute path"
             )));
         }
-        if config.keep.count == Some(0) {
-            return Err(invalid("keep.count must be at least 1".to_owned()));
-        }
         Ok(config)
     }
 
@@ -55,12 +113,7 @@ impl Config {
                 std::env::var_os(name).filter(|_| !is_secure_execution())
             })
         });
-        let default = Keep::default();
-        let keep = Keep {
-            count: self.keep.count.unwrap_or(default.count),
-            bytes: self.keep.bytes.unwrap_or(default.bytes),
-        };
-        Store::new(directory, keep)
+        Store::new(directory, self.keep)
     }
 }
 
@@ -70,7 +123,7 @@ fn invalid(message: String) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::Config;
+    use super::*;
 
     #[test]
     fn mistakes_are_named() {
@@ -83,6 +136,37 @@ mod tests {
         check("dump_dir = \"x\"", "dump_dir \"x\" is not an absolute path");
         check("[keep]\ncount = 0", "keep.count must be at least 1");
         check("[keep]\ndays = 1", "unknown field `days`");
+        check("[keep]\nage = \"7\"", "keep.age = \"7\" is no age");
+        check("[keep]\nage = \"0s\"", "keep.age = \"0s\" is no age");
+        check("[keep]\nage = 7", "expected a string");
+        check("[keep]\nkeep_first = \"x\"", "true, false or a number");
+        check(
+            "[keep]\ncount = 3\nkeep_first = 3",
+            "must be below keep.count, which is 3",
+        );
+    }
+
+    #[test]
+    fn what_is_kept_can_be_configured() {
+        let check = |text: &str, expected: Keep| {
+            assert_eq!(Config::parse(text).unwrap().keep, expected, "{text}");
+        };
+        let first = |first| Keep {
+            first,
+            ..Keep::default()
+        };
+        check("", first(0));
+        check("[keep]\nkeep_first = false", first(0));
+        check("[keep]\nkeep_first = true", first(1));
+        check("[keep]\nkeep_first = 3", first(3));
+        let week = Some(Duration::from_secs(7 * 24 * 60 * 60));
+        check(
+            "[keep]\nage = \"7d\"",
+            Keep {
+                age: week,
+                ..first(0)
+            },
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod config;
 mod messages;
 mod reply;
 mod shim;
+mod stats_format;
 mod text;
 
 memprof_plugin_abi::export_plugin!(messages::MemoryProfile);

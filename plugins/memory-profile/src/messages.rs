@@ -12,9 +12,10 @@ use serde_json::json;
 use crate::config::Config;
 use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
+use crate::stats_format::StatsFormat;
 use crate::text::{
-    activation_text, dump_text, findings_text, kept_text, ledger_text, purged_text, stats_text,
-    status_text,
+    activation_text, background_text, dump_text, findings_text, kept_text, ledger_text,
+    purged_text, stats_text, status_text,
 };
 
 /// The content type of a dump.
@@ -42,7 +43,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "stats",
-            "",
+            "[opts=Jgmdablxeh] [format=text|json]",
             "Prints the allocator's figures to the host's log, and returns them.",
         ),
         Message::new(
@@ -59,6 +60,11 @@ impl Plugin for MemoryProfile {
             "purge",
             "",
             "Gives the allocator's free pages back to the kernel.",
+        ),
+        Message::new(
+            "background_thread",
+            "state=on|off [max=N]",
+            "Switches the allocator's threads that give free pages back by themselves.",
         ),
         Message::new(
             "reset",
@@ -113,7 +119,7 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let lg_sample = take_lg_sample(&mut args)?;
+                let lg_sample = take_number(&mut args, "lg_sample")?;
                 let duration = args
                     .take("for")
                     .map(|text| parse_duration(&text))
@@ -126,9 +132,22 @@ impl Plugin for MemoryProfile {
                 activated(reply, activation)
             }
             "reset" => {
-                let lg_sample = take_lg_sample(&mut args)?;
+                let lg_sample = take_number(&mut args, "lg_sample")?;
                 args.finish()?;
                 activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
+            }
+            "background_thread" => {
+                let on = take_switch(&mut args, "state")?;
+                let max = take_number(&mut args, "max")?;
+                args.finish()?;
+                self.background_thread(on, max, reply)
+            }
+            "stats" => {
+                let opts = args.take("opts");
+                let format = args.take("format");
+                args.finish()?;
+                let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
+                self.stats(&format, reply)
             }
             "fetch" => {
                 let id = args.require("id")?;
@@ -143,7 +162,6 @@ impl Plugin for MemoryProfile {
                     "ledger" => self.ledger(reply),
                     "doctor" => self.doctor(reply),
                     "dump" => self.dump(reply),
-                    "stats" => self.stats(reply),
                     "status" => self.status(reply),
                     "list" => self.list(reply),
                     "help" => help(reply),
@@ -168,10 +186,16 @@ impl MemoryProfile {
         ok(reply, &text, &report)
     }
 
-    fn stats(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let stats = self.profiler.stats().map_err(failure)?;
+    fn stats(&self, format: &StatsFormat, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let stats = self
+            .profiler
+            .stats(format.options.as_ref())
+            .map_err(failure)?;
         let text: String = stats.iter().map(stats_text).collect();
         text.lines().for_each(|line| log::info!("{line}"));
+        if format.is_plain {
+            return reply.text(&text);
+        }
         ok(reply, &text, json!({ "allocators": stats }))
     }
 
@@ -180,6 +204,18 @@ impl MemoryProfile {
         let text = purged_text(&purged);
         log::info!("{text}");
         ok(reply, &text, purged)
+    }
+
+    fn background_thread(
+        &self,
+        on: bool,
+        max: Option<u64>,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
+        let switched = self.profiler.background_threads(on, max).map_err(failure)?;
+        let text = background_text(&switched);
+        log::info!("{text}");
+        ok(reply, &text, json!({ "allocators": switched }))
     }
 
     fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -243,7 +279,7 @@ fn help(reply: &mut Reply<'_>) -> Result<(), Failure> {
         .collect();
     let text = MemoryProfile::MESSAGES
         .iter()
-        .map(|m| format!("{:<32}{}", format!("{} {}", m.name(), m.usage()), m.help()))
+        .map(|m| format!("{:<44}{}", format!("{} {}", m.name(), m.usage()), m.help()))
         .collect::<Vec<_>>()
         .join("\n");
     ok(reply, &text, json!({ "messages": messages }))
@@ -256,14 +292,25 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     ok(reply, &text, activation)
 }
 
-fn take_lg_sample(args: &mut Arguments) -> Result<Option<u64>, Failure> {
+fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
     let parse = |text: String| {
         text.parse().map_err(|_| {
-            let message = format!("lg_sample={text:?} is not a number");
+            let message = format!("{key}={text:?} is not a number");
             Failure::new(MEMPROF_INVALID_ARGUMENT, message)
         })
     };
-    args.take("lg_sample").map(parse).transpose()
+    args.take(key).map(parse).transpose()
+}
+
+fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
+    match args.require(key)?.as_str() {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => {
+            let message = format!("{key}={other:?} is neither on nor off");
+            Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
+        }
+    }
 }
 
 /// The longest activation: what runs longer needs no end.

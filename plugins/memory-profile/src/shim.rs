@@ -9,12 +9,11 @@
 
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
-use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use memprof_core::{Error, Figures, Mallctl};
+use memprof_core::{Error, Figures, Mallctl, Printout};
 use memprof_plugin_abi::Host;
 use tikv_jemalloc_ctl::{epoch, stats, stats_print};
 
@@ -83,24 +82,20 @@ pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
     Some(unsafe { Mallctl::from_pointers(pointers) })
 }
 
-/// The longest text of `malloc_stats_print` that is passed on: with hundreds of arenas it grows
-/// to megabytes.
-const REPORT_LIMIT: usize = 256 * 1024;
-
 /// The totals of a jemalloc.
 pub(crate) fn read_figures(mallctl: &Mallctl) -> Result<Figures, Error> {
     bound(mallctl, totals).map_err(|error| refused("stats", &error.to_string()))
 }
 
 /// What `malloc_stats_print` says, without single arenas.
-pub(crate) fn read_report(mallctl: &Mallctl) -> Result<String, Error> {
+pub(crate) fn read_report(mallctl: &Mallctl) -> Result<Printout, Error> {
     bound(mallctl, || {
         let mut options = stats_print::Options::default();
         options.skip_per_arena = true;
-        let mut report = Capped(Vec::new());
+        let mut report = Printout::default();
         stats_print::stats_print(&mut report, options)
             .map_err(|error| refused("malloc_stats_print", &error.to_string()))?;
-        Ok(String::from_utf8_lossy(&report.0).into_owned())
+        Ok(report)
     })
 }
 
@@ -118,19 +113,4 @@ fn totals() -> tikv_jemalloc_ctl::Result<Figures> {
 
 fn refused(what: &str, why: &str) -> Error {
     Error::allocator(format!("jemalloc refused {what}: {why}"))
-}
-
-/// Keeps the first [`REPORT_LIMIT`] bytes.
-struct Capped(Vec<u8>);
-
-impl io::Write for Capped {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let room = REPORT_LIMIT.saturating_sub(self.0.len());
-        self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -1,7 +1,7 @@
 //! What a person reads of a reply.
 
 use memprof_core::{
-    Activation, DumpReport, Finding, Kept, Ledger, Purged, Severity, Stats, Status,
+    Activation, Background, DumpReport, Finding, Kept, Ledger, Purged, Severity, Stats, Status,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
@@ -62,6 +62,21 @@ pub(crate) fn purged_text(purged: &Purged) -> String {
         bytes(before),
         bytes(after)
     )
+}
+
+pub(crate) fn background_text(switched: &[Background]) -> String {
+    let line = |background: &Background| {
+        let state = if background.background_thread {
+            "on"
+        } else {
+            "off"
+        };
+        format!(
+            "background threads of {} {} are {state}, at most {}",
+            background.kind, background.version, background.max_background_threads
+        )
+    };
+    switched.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 pub(crate) fn ledger_text(ledger: &Ledger) -> String {

@@ -1,0 +1,67 @@
+//! How the allocator's figures are asked for.
+
+use memprof_core::PrintOptions;
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
+
+use crate::reply::failure;
+
+/// What `stats` was asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct StatsFormat {
+    /// None: without single arenas.
+    pub(crate) options: Option<PrintOptions>,
+    /// The reply is the text alone.
+    pub(crate) is_plain: bool,
+}
+
+impl StatsFormat {
+    /// From the arguments `opts` and `format`; `format=json` is the option `J`.
+    ///
+    /// # Errors
+    /// A letter or a format that is none, or text and JSON at once.
+    pub(crate) fn parse(opts: Option<&str>, format: Option<&str>) -> Result<Self, Failure> {
+        let given = opts.map(PrintOptions::parse).transpose().map_err(failure)?;
+        let wants_json = given.as_ref().is_some_and(PrintOptions::is_json);
+        let options = match format {
+            Some("json") if !wants_json => {
+                let letters = format!("J{}", opts.unwrap_or("a"));
+                Some(PrintOptions::parse(&letters).map_err(failure)?)
+            }
+            Some("text") if wants_json => {
+                return Err(invalid("format=\"text\" contradicts J in opts"));
+            }
+            None | Some("json" | "text") => given,
+            Some(other) => return Err(invalid(&format!("format={other:?} is no format"))),
+        };
+        Ok(Self {
+            options,
+            is_plain: format == Some("text"),
+        })
+    }
+}
+
+fn invalid(message: &str) -> Failure {
+    Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("valid formats: text, json (opts=J)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_and_formats() {
+        let check = |opts, format, letters: Option<&str>, is_plain| {
+            let options = letters.map(|letters| PrintOptions::parse(letters).unwrap());
+            let expected = StatsFormat { options, is_plain };
+            assert_eq!(StatsFormat::parse(opts, format).unwrap(), expected);
+        };
+        check(None, None, None, false);
+        check(None, Some("text"), None, true);
+        check(None, Some("json"), Some("Ja"), false);
+        check(Some("g"), Some("json"), Some("Jg"), false);
+        check(Some("gJ"), Some("json"), Some("gJ"), false);
+        check(Some("gh"), Some("text"), Some("gh"), true);
+        check(Some(""), None, Some(""), false);
+    }
+}
