@@ -32,7 +32,7 @@ use std::panic::{self, AssertUnwindSafe};
 /// `memprof_plugin_entry`; the buses are chosen after a colon, all of them by default. Call it
 /// once, in the cdylib, beside `export_plugin!`; each bus needs its feature of this crate.
 ///
-/// ```ignore
+/// ```text
 /// memprof_plugin_abi::export_plugin!(Greeter);
 /// memprof_host::export_buses!(memprof_plugin_entry: redis, preload);
 /// ```
