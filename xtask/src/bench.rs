@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: what the plugin costs its host. Each figure stands beside its limit or
-//! its peer, both measured in this run.
+//! `cargo xtask bench`: what the plugin costs its host, and how fast the reader is. Each figure
+//! stands beside its limit or its peer, both measured in this run.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,7 +24,7 @@ const ROUND_TRIPS: u32 = 50_000;
 const DISPATCHES: u32 = 2_000_000;
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Builds for release, this program too, and measures.
+/// Builds for release, this program too, and measures; then the reader beside its peers.
 pub(crate) fn build_and_run() -> Result<()> {
     dist::build(Profile::Release)?;
     run(&mut cargo(&[
@@ -35,6 +35,14 @@ pub(crate) fn build_and_run() -> Result<()> {
         "xtask",
         "--",
         "bench-here",
+    ]))?;
+    run(&mut cargo(&[
+        "bench",
+        "--quiet",
+        "--package",
+        "memprof-report",
+        "--bench",
+        "peers",
     ]))
 }
 
