@@ -70,15 +70,11 @@ pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Resul
 fn show(reply: Delivered, json: bool) -> Outcome {
     let status = reply.result.status_code;
     if reply.file.is_some() {
-        let mut bytes = reply
-            .into_bytes()
-            .context("failed to read the reply")?
-            .into_iter();
-        let bytes = bytes.as_mut_slice();
-        return match std::str::from_utf8(bytes) {
+        let bytes = reply.into_bytes().context("failed to read the reply")?;
+        return match std::str::from_utf8(&bytes) {
             Ok(text) => show_text(text, status, json),
             Err(_) => {
-                output::save(&mut &*bytes, Path::new("-"))?;
+                output::save(&mut bytes.as_slice(), Path::new("-"))?;
                 Ok(code_of_status(status).into())
             }
         };

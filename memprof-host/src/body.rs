@@ -71,9 +71,12 @@ impl Body {
         Ok(file)
     }
 
-    /// The bytes as text; what is not UTF-8 is replaced.
+    /// The bytes as text; what is not UTF-8 is replaced. Says so where they cannot be read back.
     pub fn into_text(self) -> String {
-        String::from_utf8_lossy(&self.into_bytes().unwrap_or_default()).into_owned()
+        match self.into_bytes() {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) => format!("the reply cannot be read back: {error}"),
+        }
     }
 
     /// The bytes.
