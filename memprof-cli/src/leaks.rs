@@ -75,6 +75,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
     clear_progress();
     let span = match (kept.first(), kept.last()) {
+        // No time has passed where the clock was set back: then there is no rate.
         (Some(first), Some(last)) => last.taken.duration_since(first.taken).unwrap_or_default(),
         _ => Duration::ZERO,
     };

@@ -229,6 +229,7 @@ fn relink(socket: &Path, link: &Path) -> io::Result<()> {
 
 /// Removes what hosts that died left in the default directory.
 fn sweep(directory: &Path) {
+    // What cannot be read is not swept; binding tells what is wrong with the directory.
     let left = sockets(directory).unwrap_or_default();
     for socket in left {
         // A link has its lock elsewhere: whoever listens there keeps it.

@@ -304,7 +304,7 @@ impl Conversation {
 
 impl HostInfo {
     fn own(name: String, version: String) -> Self {
-        let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let command = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");
         let started = std::time::SystemTime::UNIX_EPOCH.elapsed();
         Self {
