@@ -113,7 +113,9 @@ fn limits_on_files_and_descriptors() {
             "File too large (EFBIG)",
         );
     }
-    for spare in 0..4 {
+    // Three are open at once, and a waiting accept(2) holds the number of one that nobody sees.
+    let enough = 4;
+    for spare in 0..=enough {
         // Which act fails depends on how many are spare; the cause is always named.
         let tight = format!("--nofile={}:1024", host.descriptors() + spare);
         limit(&tight);
@@ -124,7 +126,7 @@ fn limits_on_files_and_descriptors() {
             ok || reply["text"].as_str().unwrap().contains("(EMFILE)"),
             "{spare}: {reply}"
         );
-        assert!(ok || spare < 3, "{spare}: {reply}");
+        assert!(ok || spare < enough, "{spare}: {reply}");
     }
     for name in files(&host.dump_dir()) {
         assert!(is_whole(&host.dump_dir().join(&name)), "{name}");
