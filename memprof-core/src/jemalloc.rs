@@ -135,6 +135,20 @@ impl Jemalloc {
             .map_err(|errno| Error::mallctl("prof.reset", errno))
     }
 
+    /// Switches jemalloc's own dumps at high water off; tells whether they were on.
+    ///
+    /// # Errors
+    /// jemalloc refused.
+    pub(crate) fn end_own_gdump(&self) -> Result<bool> {
+        let was_on = self.mallctl.read_bool(c"prof.gdump").unwrap_or(false);
+        if was_on {
+            self.mallctl
+                .write_bool(c"prof.gdump", false)
+                .map_err(|errno| Error::mallctl("prof.gdump", errno))?;
+        }
+        Ok(was_on)
+    }
+
     /// Gives all free pages of all arenas back to the kernel.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 
 use serde::Serialize;
 
+use crate::cgroup::Cgroup;
 use crate::stats::Figures;
 
 /// Above this ratio of active to allocated bytes, fragmentation is worth a word.
@@ -42,15 +43,6 @@ impl Resident {
     fn total(&self) -> u64 {
         self.anonymous + self.file + self.shared
     }
-}
-
-/// What the process's memory cgroup says, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Cgroup {
-    /// What all its processes and their page cache use.
-    pub usage_bytes: u64,
-    /// Its limit; absent when there is none.
-    pub limit_bytes: Option<u64>,
 }
 
 /// One part of the resident memory.
@@ -221,20 +213,6 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// The memory cgroup (version 2) of the process whose `/proc/self/cgroup` is `membership`. `read`
-/// reads a file below `/sys/fs/cgroup`.
-pub(crate) fn cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
-    let path = membership
-        .lines()
-        .find_map(|line| line.strip_prefix("0::"))?;
-    let path = path.trim_end_matches('/');
-    let number = |file: &str| read(&format!("{path}/{file}"))?.trim().parse().ok();
-    Some(Cgroup {
-        usage_bytes: number("memory.current")?,
-        limit_bytes: number("memory.max"),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,35 +302,6 @@ mod tests {
                 .starts_with("purging will not help")
         );
         assert!(ledger.verdicts[0].why.contains("is 1.50, above 1.3"));
-    }
-
-    #[test]
-    fn the_cgroup_is_read_where_the_process_is() {
-        let check = |membership: &str, expected: Option<Cgroup>| {
-            let read = |path: &str| match path {
-                "/web/memory.current" | "/memory.current" => Some("4096\n".to_owned()),
-                "/web/memory.max" => Some("8192\n".to_owned()),
-                "/memory.max" => Some("max\n".to_owned()),
-                _ => None,
-            };
-            assert_eq!(cgroup(membership, read), expected);
-        };
-        check(
-            "0::/web\n",
-            Some(Cgroup {
-                usage_bytes: 4096,
-                limit_bytes: Some(8192),
-            }),
-        );
-        check(
-            "0::/\n",
-            Some(Cgroup {
-                usage_bytes: 4096,
-                limit_bytes: None,
-            }),
-        );
-        check("0::/elsewhere\n", None);
-        check("4:memory:/web\n", None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod dumping;
 mod figures;
 mod switching;
+mod watching;
 
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use crate::objects;
 use crate::stats::{Figures, ReadFigures, ReadReport};
 use crate::status::{Allocator, Status};
 use crate::store::{Kept, Store};
+use crate::watcher::Watcher;
 
 /// What a profiler needs to know of its process.
 #[derive(Debug)]
@@ -51,6 +53,7 @@ pub struct Profiler {
     sequence: AtomicU32,
     last_size: AtomicU64,
     last_heap: Mutex<Option<Figures>>,
+    watcher: Mutex<Option<Arc<Watcher>>>,
 }
 
 /// The allocators, and how many libraries had been loaded when they were looked for.
@@ -84,6 +87,7 @@ impl Profiler {
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
             last_heap: Mutex::new(None),
+            watcher: Mutex::new(None),
         };
         if profiler.allocators().iter().any(Jemalloc::prof_active) {
             *lock(&profiler.active_since) = Some(now);
@@ -124,6 +128,8 @@ impl Profiler {
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
             busy: self.dumping.load(Ordering::Acquire) == process::id(),
+            watch: self.watch_status(),
+            gdump: self.gdump_status(),
         }
     }
 

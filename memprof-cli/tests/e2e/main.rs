@@ -13,8 +13,8 @@ mod bus_redis;
 mod bus_traffic_server;
 mod control;
 mod dumps;
-
 mod hosts;
 mod operate;
 mod plugins;
 mod report;
+mod watch;

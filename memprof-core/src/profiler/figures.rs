@@ -2,12 +2,14 @@
 
 use super::{Profiler, lock, no_jemalloc};
 use crate::background::{self, Background};
+use crate::cgroup::Cgroup;
 use crate::doctor::{Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
 use crate::jemalloc::Jemalloc;
 use crate::ledger::{self, Ledger, Resident};
 use crate::printout::{PrintOptions, Printout};
+use crate::recent::{self, Recent};
 use crate::stats::{Figures, Stats};
 use crate::status::Purged;
 
@@ -39,6 +41,32 @@ impl Profiler {
         allocators.iter().map(read).collect()
     }
 
+    /// The latest sampled allocations, of every jemalloc that keeps them; `max` sets how many.
+    ///
+    /// # Errors
+    /// `Busy` while a dump runs; `Unsupported` where jemalloc is too old; none are kept yet; `max`
+    /// is out of range.
+    pub fn recent(&self, max: Option<u64>) -> Result<Vec<Recent>> {
+        let _running = self.begin_dump()?;
+        self.look_again();
+        let allocators = self.allocators();
+        let first = allocators.first().ok_or_else(no_jemalloc)?;
+        let able = |jemalloc: &&Jemalloc| recent::require(jemalloc, max).is_ok();
+        let mut able = allocators.iter().filter(able).peekable();
+        if able.peek().is_none() {
+            recent::require(first, max)?;
+        }
+        // Where signals are blocked, and what is allocated is left out of the profile.
+        let take = |jemalloc: &Jemalloc| {
+            let jemalloc = jemalloc.clone();
+            self.dumper.run(move || {
+                jemalloc.leave_this_thread_out();
+                recent::take(&jemalloc, max)
+            })?
+        };
+        able.map(take).collect()
+    }
+
     /// Where the resident memory is. At once, also while a dump runs: then with the totals that
     /// were read last.
     ///
@@ -50,9 +78,7 @@ impl Profiler {
             *lock(&self.last_heap) = heap;
         }
         let heap = *lock(&self.last_heap);
-        let read = |path: &str| std::fs::read_to_string(path).ok();
-        let cgroup = read("/proc/thread-self/cgroup")
-            .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
+        let cgroup = Cgroup::of_this_process();
         Ok(ledger::reconcile(self.resident()?, heap, cgroup))
     }
 
