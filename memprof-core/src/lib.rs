@@ -8,6 +8,7 @@
 #[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
+mod backend;
 mod background;
 mod discover;
 mod doctor;
@@ -20,6 +21,7 @@ mod facts;
 mod fake;
 mod heap;
 mod hidden;
+mod interval;
 mod jemalloc;
 mod lease;
 mod ledger;
@@ -39,12 +41,13 @@ pub use discover::FoundBy;
 pub use doctor::{Finding, Severity};
 pub use dump::Dump;
 pub use error::{Error, ErrorKind, Result};
-pub use jemalloc::{Jemalloc, LG_SAMPLE, discover, is_secure_execution};
+pub use interval::SampleInterval;
+pub use jemalloc::is_secure_execution;
 pub use ledger::{Cgroup, Ledger, Row, Verdict};
 pub use mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn, Value};
 pub use printout::{PrintOptions, Printout};
 pub use profiler::{Profiler, Settings};
 pub use retention::Keep;
-pub use stats::{Figures, ReadFigures, ReadReport, Stats};
+pub use stats::{Figures, ReadFigures, ReadReport, Readers, Stats};
 pub use status::{Activation, Allocator, DumpReport, Purged, Status};
 pub use store::{Kept, Store, default_dump_dir};

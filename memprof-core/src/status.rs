@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use crate::dump::Dump;
-use crate::jemalloc::Jemalloc;
 
 /// One allocator, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -86,19 +85,4 @@ pub struct DumpReport {
     pub dumps: Vec<Dump>,
     /// What the operator should know.
     pub warnings: Vec<String>,
-}
-
-impl From<&Jemalloc> for Allocator {
-    fn from(jemalloc: &Jemalloc) -> Self {
-        Self {
-            kind: "jemalloc",
-            version: jemalloc.version.clone(),
-            found_by: jemalloc.found_by.to_string(),
-            config_prof: jemalloc.config_prof,
-            opt_prof: jemalloc.opt_prof,
-            prof_active: jemalloc.prof_active(),
-            lg_sample: jemalloc.lg_sample(),
-            owns_malloc: jemalloc.owns_malloc,
-        }
-    }
 }

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use memprof_core::{Activation, ErrorKind, Profiler, Settings, Severity};
+use memprof_core::{Activation, ErrorKind, Profiler, Readers, SampleInterval, Settings, Severity};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
@@ -89,8 +89,10 @@ impl Plugin for MemoryProfile {
                 host: host_mallctl(&host),
                 own_image: read_figures as *const () as usize,
                 store: config.store(host.name()),
-                read_figures,
-                read_report,
+                readers: Readers {
+                    figures: read_figures,
+                    report: read_report,
+                },
             },
             SystemTime::now(),
         ));
@@ -103,7 +105,8 @@ impl Plugin for MemoryProfile {
             );
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
-            match profiler.activate(config.lg_sample, None) {
+            let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
+            match interval.and_then(|interval| profiler.activate(interval, None)) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
@@ -119,7 +122,7 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
+                let interval = take_interval(&mut args)?;
                 let duration = args
                     .take("for")
                     .map(|text| parse_duration(&text))
@@ -127,14 +130,14 @@ impl Plugin for MemoryProfile {
                 args.finish()?;
                 let activation = self
                     .profiler
-                    .activate(lg_sample, duration)
+                    .activate(interval, duration)
                     .map_err(failure)?;
                 activated(reply, activation)
             }
             "reset" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
+                let interval = take_interval(&mut args)?;
                 args.finish()?;
-                activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
+                activated(reply, self.profiler.reset(interval).map_err(failure)?)
             }
             "background_thread" => {
                 let on = take_switch(&mut args, "state")?;
@@ -290,6 +293,12 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     let text = activation_text(&activation);
     log::info!("{text}");
     ok(reply, &text, activation)
+}
+
+fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
+    let lg_sample = take_number(args, "lg_sample")?;
+    let interval = lg_sample.map(SampleInterval::from_lg).transpose();
+    interval.map_err(failure)
 }
 
 fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
