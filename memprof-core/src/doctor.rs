@@ -78,7 +78,7 @@ impl Examined {
             .read::<usize>(c"opt.lg_prof_interval")
             .unwrap_or(usize::MAX);
         Self {
-            version: jemalloc.version.clone(),
+            version: jemalloc.identity.version.clone(),
             conf_variable: jemalloc.conf_variable.clone(),
             config_prof: jemalloc.config_prof,
             config_stats: jemalloc.config_stats,

@@ -18,7 +18,7 @@ const FUSE: i64 = 0x6573_5546;
 
 /// Reads the facts. `allocated` gives an allocator's live bytes, where it tells.
 pub(crate) fn gather(
-    allocators: &[Jemalloc],
+    allocators: &[&Jemalloc],
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {

@@ -8,6 +8,7 @@
 #[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
+mod backend;
 mod background;
 mod cgroup;
 mod discover;
@@ -22,6 +23,7 @@ mod fake;
 mod gdump;
 mod heap;
 mod hidden;
+mod interval;
 mod jemalloc;
 mod lease;
 mod ledger;
@@ -48,14 +50,15 @@ pub use doctor::{Finding, Severity};
 pub use dump::Dump;
 pub use error::{Error, ErrorKind, Result};
 pub use gdump::{GdumpLimits, GdumpStatus};
-pub use jemalloc::{Jemalloc, LG_SAMPLE, discover, is_secure_execution};
+pub use interval::SampleInterval;
+pub use jemalloc::is_secure_execution;
 pub use ledger::{Ledger, Row, Verdict};
 pub use mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn, Value};
 pub use printout::{PrintOptions, Printout};
 pub use profiler::{Profiler, Settings};
 pub use recent::{RECENT, Recent};
 pub use retention::Keep;
-pub use stats::{Figures, ReadFigures, ReadReport, Stats};
+pub use stats::{Figures, ReadFigures, ReadReport, Readers, Stats};
 pub use status::{Activation, Allocator, DumpReport, Gdumping, Purged, Status};
 pub use store::{Kept, Store, default_dump_dir};
 pub use trigger::Trigger;

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use rustix::io::Errno;
 use serde::Serialize;
 
+use crate::backend::Backend;
 use crate::error::{Error, ErrorKind, Result};
 use crate::jemalloc::Jemalloc;
 use crate::printout::Printout;
@@ -74,7 +75,7 @@ pub(crate) fn take(jemalloc: &Jemalloc, max: Option<u64>) -> Result<Recent> {
         .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_dump", errno))?;
     Ok(Recent {
         kind: "jemalloc",
-        version: jemalloc.version.clone(),
+        version: jemalloc.identity.version.clone(),
         alloc_max,
         report: printout.into_text(),
     })
@@ -84,7 +85,7 @@ fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
     match jemalloc.mallctl.read::<usize>(MAX) {
         Ok(max) => Ok(max as i64),
         Err(Errno::NOENT) => {
-            let version = &jemalloc.version;
+            let version = &jemalloc.identity.version;
             let message = format!("jemalloc {version} has no experimental.prof_recent");
             Err(Error::new(ErrorKind::Unsupported, message).remedy("use jemalloc 5.3"))
         }
@@ -96,7 +97,7 @@ fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
 mod tests {
     use super::*;
     use crate::discover::{Candidate, FoundBy};
-    use crate::fake::{Behaviour, fake};
+    use crate::fake::{Behaviour, READERS, fake};
     use crate::jemalloc::identify;
 
     struct Old;
@@ -113,7 +114,7 @@ mod tests {
             found_by: FoundBy::Host,
             prefix: None,
         };
-        require(&identify(candidate).unwrap(), max).unwrap_err()
+        require(&identify(candidate, READERS).unwrap(), max).unwrap_err()
     }
 
     #[test]

@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use crate::dump::Dump;
 use crate::gdump::GdumpStatus;
-use crate::jemalloc::Jemalloc;
 use crate::watcher::WatchStatus;
 
 /// One allocator, as `status` shows it.
@@ -101,19 +100,4 @@ pub struct DumpReport {
     pub dumps: Vec<Dump>,
     /// What the operator should know.
     pub warnings: Vec<String>,
-}
-
-impl From<&Jemalloc> for Allocator {
-    fn from(jemalloc: &Jemalloc) -> Self {
-        Self {
-            kind: "jemalloc",
-            version: jemalloc.version.clone(),
-            found_by: jemalloc.found_by.to_string(),
-            config_prof: jemalloc.config_prof,
-            opt_prof: jemalloc.opt_prof,
-            prof_active: jemalloc.prof_active(),
-            lg_sample: jemalloc.lg_sample(),
-            owns_malloc: jemalloc.owns_malloc,
-        }
-    }
 }

@@ -1,22 +1,23 @@
 //! A dump of every allocator that profiles.
 
 use std::process;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::{Profiler, lock, rfc3339};
+use super::{Profiler, lock, require_profiling, rfc3339};
+use crate::backend::Backend;
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::{Cause, DumpName};
 use crate::error::{Error, ErrorKind, Result};
-use crate::jemalloc::Jemalloc;
 use crate::reading::rss;
 use crate::status::DumpReport;
 use crate::trigger::Trigger;
 
 impl Profiler {
-    /// Takes a dump of every jemalloc that profiles, and keeps it.
+    /// Takes a dump of every allocator that profiles, and keeps it.
     ///
     /// # Errors
     /// `Busy` while another one runs; why profiling is not on; what the system refused.
@@ -25,8 +26,8 @@ impl Profiler {
         let begun = Instant::now();
         dump::require_memory()?;
         self.look_again();
-        let allocators = self.allocators();
-        self.require_profiling(&allocators)?;
+        let backends = self.backends();
+        require_profiling(&backends)?;
         let active_since = *lock(&self.active_since);
         let origin = Origin {
             program: self.settings.program.clone(),
@@ -36,8 +37,11 @@ impl Profiler {
             rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
-        for jemalloc in allocators.iter().filter(|jemalloc| jemalloc.opt_prof) {
-            dumps.push(self.dump_one(jemalloc.clone(), origin.clone())?);
+        for backend in backends
+            .iter()
+            .filter(|each| each.require_profiling().is_ok())
+        {
+            dumps.push(self.dump_one(Arc::clone(backend), origin.clone())?);
         }
         let largest = dumps
             .iter()
@@ -54,12 +58,12 @@ impl Profiler {
         })
     }
 
-    fn dump_one(&self, jemalloc: Jemalloc, origin: Origin) -> Result<Dump> {
+    fn dump_one(&self, backend: Arc<dyn Backend>, origin: Origin) -> Result<Dump> {
         let name = self.next_name(&origin)?;
         let store = self.settings.store.clone();
         let last_size = self.last_size.load(Ordering::Relaxed);
         self.dumper
-            .run(move || dump::take(&jemalloc, &store, &name, &origin, last_size))?
+            .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
     }
 
     fn next_name(&self, origin: &Origin) -> Result<DumpName> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Profiler, lock};
+use super::figures::jemallocs;
+use super::{Profiler, lock, require_profiling};
 use crate::error::{ErrorKind, Result};
 use crate::gdump::{GdumpLimits, GdumpStatus};
 use crate::jemalloc::Jemalloc;
@@ -35,7 +36,7 @@ impl Profiler {
     /// Why profiling is not on; the thread that watches cannot be started.
     pub fn gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<Gdumping> {
         self.look_again();
-        self.require_profiling(&self.allocators())?;
+        require_profiling(&self.backends())?;
         let watcher = self.watcher().unwrap_or_else(|| {
             let fresh = Watcher::new(&[]);
             *lock(&self.watcher) = Some(Arc::clone(&fresh));
@@ -63,15 +64,11 @@ impl Profiler {
     pub fn end_gdump(&self) -> Result<Gdumping> {
         let ended = self.watcher().and_then(|watcher| watcher.end_gdump());
         let mut warnings = Vec::new();
-        for jemalloc in self
-            .allocators()
-            .iter()
-            .filter(|jemalloc| jemalloc.opt_prof)
-        {
+        for jemalloc in jemallocs(&self.backends()) {
             if jemalloc.end_own_gdump()? {
                 warnings.push(format!(
                     "jemalloc {}'s own prof.gdump was on, and is off now",
-                    jemalloc.version
+                    jemalloc.identity.version
                 ));
             }
         }
@@ -121,8 +118,11 @@ impl Profiler {
     fn start_watching(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
         // Weak: a thread must not keep the profiler of a host that ends.
         let profiler = Arc::downgrade(self);
-        let allocators = self.allocators();
-        let enter = move || allocators.iter().for_each(Jemalloc::leave_this_thread_out);
+        let backends = self.backends();
+        let enter = move || {
+            let jemallocs = jemallocs(&backends).into_iter();
+            jemallocs.for_each(Jemalloc::leave_this_thread_out);
+        };
         watcher.start(enter, move |due| match profiler.upgrade() {
             Some(profiler) => profiler.act(due),
             None => Outcome::Done,

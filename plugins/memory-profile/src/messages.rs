@@ -4,7 +4,10 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use memprof_core::{Activation, ErrorKind, GdumpLimits, Profiler, Settings, Severity, Trigger};
+use memprof_core::{
+    Activation, ErrorKind, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Severity,
+    Trigger,
+};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
@@ -101,8 +104,10 @@ impl Plugin for MemoryProfile {
                 host: host_mallctl(&host),
                 own_image: read_figures as *const () as usize,
                 store: config.store(host.name()),
-                read_figures,
-                read_report,
+                readers: Readers {
+                    figures: read_figures,
+                    report: read_report,
+                },
             },
             SystemTime::now(),
         ));
@@ -115,7 +120,8 @@ impl Plugin for MemoryProfile {
             );
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
-            match profiler.activate(config.lg_sample, None) {
+            let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
+            match interval.and_then(|interval| profiler.activate(interval, None)) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
@@ -137,19 +143,19 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
+                let interval = take_interval(&mut args)?;
                 let duration = take_duration(&mut args)?;
                 args.finish()?;
                 let activation = self
                     .profiler
-                    .activate(lg_sample, duration)
+                    .activate(interval, duration)
                     .map_err(failure)?;
                 activated(reply, activation)
             }
             "reset" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
+                let interval = take_interval(&mut args)?;
                 args.finish()?;
-                activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
+                activated(reply, self.profiler.reset(interval).map_err(failure)?)
             }
             "background_thread" => {
                 let on = take_switch(&mut args, "state")?;
@@ -342,6 +348,12 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     let text = activation_text(&activation);
     log::info!("{text}");
     ok(reply, &text, activation)
+}
+
+fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
+    let lg_sample = take_number(args, "lg_sample")?;
+    let interval = lg_sample.map(SampleInterval::from_lg).transpose();
+    interval.map_err(failure)
 }
 
 pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
