@@ -78,11 +78,19 @@ pub struct Ledger {
     pub verdicts: Vec<Verdict>,
 }
 
+/// The bytes that an allocator counts as its own and the process has not touched yet, as far as
+/// they show: by so much its parts exceed what is resident. Mostly metadata, laid out early.
+pub(crate) fn untouched(anonymous: u64, heap: &Figures) -> u64 {
+    let counted = heap.resident.max(heap.active + heap.metadata);
+    counted.saturating_sub(anonymous)
+}
+
 /// Reconciles. `heap` is the sum over all allocators that keep figures; without one, the heap is
-/// among what no allocator knows.
+/// among what no allocator knows. So many bytes of metadata are known to be [`untouched`].
 pub(crate) fn reconcile(
     resident: Resident,
     heap: Option<Figures>,
+    untouched: u64,
     cgroup: Option<Cgroup>,
 ) -> Ledger {
     let heap = heap.unwrap_or_default();
@@ -101,7 +109,7 @@ pub(crate) fn reconcile(
             .saturating_sub(heap.active)
             .saturating_sub(heap.metadata),
     );
-    let metadata = take(heap.metadata);
+    let metadata = take(heap.metadata.saturating_sub(untouched));
     let rows = vec![
         Row {
             name: "live_heap",
@@ -242,7 +250,7 @@ mod tests {
                 file: 7,
                 shared: 3,
             };
-            let ledger = reconcile(resident, heap, None);
+            let ledger = reconcile(resident, heap, 0, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
             assert_eq!(rows[..5], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
@@ -256,6 +264,25 @@ mod tests {
     }
 
     #[test]
+    fn metadata_that_was_never_touched_stays_out_of_a_difference() {
+        let heap = heap(50, 60, 25, 90);
+        let resident = |anonymous| Resident {
+            anonymous,
+            file: 0,
+            shared: 0,
+        };
+        let untouched = untouched(70, &heap.unwrap());
+        assert_eq!(untouched, 20);
+        let outside = |anonymous| {
+            let ledger = reconcile(resident(anonymous), heap, untouched, None);
+            let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
+            (rows[3], rows[4])
+        };
+        assert_eq!(outside(70), (5, 0));
+        assert_eq!(outside(170), (5, 100));
+    }
+
+    #[test]
     fn verdicts_pass_their_thresholds_and_not_before() {
         let check = |heap: Option<Figures>, anonymous: u64, expected: &[&str]| {
             let ledger = reconcile(
@@ -265,6 +292,7 @@ mod tests {
                     shared: 0,
                 },
                 heap,
+                0,
                 None,
             );
             assert_eq!(kinds(&ledger), expected);
@@ -295,7 +323,7 @@ mod tests {
             file: 0,
             shared: 0,
         };
-        let ledger = reconcile(resident, heap(100 * MIB, 150 * MIB, 0, 150 * MIB), None);
+        let ledger = reconcile(resident, heap(100 * MIB, 150 * MIB, 0, 150 * MIB), 0, None);
         assert!(
             ledger.verdicts[0]
                 .remedy

@@ -54,6 +54,8 @@ pub struct Profiler {
     sequence: AtomicU32,
     last_size: AtomicU64,
     last_heap: Mutex<Option<Figures>>,
+    /// The most bytes that the allocators were seen to count without having touched them.
+    untouched: AtomicU64,
     watcher: Mutex<Option<Arc<Watcher>>>,
 }
 
@@ -91,6 +93,7 @@ impl Profiler {
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
             last_heap: Mutex::new(None),
+            untouched: AtomicU64::new(0),
             watcher: Mutex::new(None),
         };
         if profiler.backends().iter().any(|each| each.is_active()) {

@@ -6,7 +6,7 @@ use crate::bus::{self, CONF, Load, Server, text_of};
 use crate::dist::{dist, tool_text};
 use crate::host::Host;
 
-struct Redis(Host);
+pub(crate) struct Redis(Host);
 
 impl Server for Redis {
     const NAME: &'static str = "redis-server";

@@ -14,6 +14,7 @@ mod bus_traffic_server;
 mod control;
 mod dumps;
 mod hosts;
+mod ledger;
 mod operate;
 mod plugins;
 mod report;

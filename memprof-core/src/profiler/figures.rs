@@ -1,6 +1,7 @@
 //! What the allocators hold, and what can be done about it without a profile.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::{Profiler, lock, no_jemalloc};
 use crate::backend::Backend;
@@ -45,13 +46,20 @@ impl Profiler {
     /// # Errors
     /// `/proc/thread-self/status` cannot be read; jemalloc refused.
     pub fn ledger(&self) -> Result<Ledger> {
+        let before = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
             let heap = self.heap()?;
             *lock(&self.last_heap) = heap;
+            // Pages that came or went meanwhile are no untouched ones.
+            let most = before.anonymous.max(self.resident()?.anonymous);
+            let untouched = heap.map_or(0, |heap| ledger::untouched(most, &heap));
+            // Beside other memory it does not show: so the most that was ever seen.
+            self.untouched.fetch_max(untouched, Ordering::Relaxed);
         }
         let heap = *lock(&self.last_heap);
+        let untouched = self.untouched.load(Ordering::Relaxed);
         let cgroup = Cgroup::of_this_process();
-        Ok(ledger::reconcile(self.resident()?, heap, cgroup))
+        Ok(ledger::reconcile(self.resident()?, heap, untouched, cgroup))
     }
 
     /// The sum over all allocators that keep figures.
