@@ -1,11 +1,10 @@
 //! Dumps that nobody asked for just then: watch rules, high water, the exit.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup};
 
 fn watched(program: &str, rules: &str) -> Host {
     Setup::of(program)
@@ -120,22 +119,13 @@ fn kept(dumps: &Path, part: &str) -> usize {
 
 #[test]
 fn without_a_rule_that_needs_it_no_thread_watches() {
-    let threads = |host: &Host| -> Vec<String> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
-        let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
-        names.map(|name| name.unwrap().trim().to_owned()).collect()
-    };
     let watcher = "memprof-watch".to_owned();
     let none = Setup::of("c_host").start();
-    assert!(!threads(&none).contains(&watcher));
+    assert!(!none.threads().contains(&watcher));
     let at_exit = watched("c_host", "[[plugin.config.watch]]\nat_exit = true");
-    assert!(!threads(&at_exit).contains(&watcher));
+    assert!(!at_exit.threads().contains(&watcher));
     let hourly = watched("c_host", "[[plugin.config.watch]]\nevery = \"1h\"");
-    // A thread takes its name itself.
-    let begun = Instant::now();
-    while !threads(&hourly).contains(&watcher) {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", threads(&hourly));
-    }
+    hourly.wait_for_thread(&watcher);
 }
 
 #[test]
