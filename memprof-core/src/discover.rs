@@ -223,7 +223,8 @@ fn in_table<'data>(
         .collect()
 }
 
-fn real_path(path: &Path) -> PathBuf {
+/// The file itself, for the program too.
+pub(crate) fn real_path(path: &Path) -> PathBuf {
     if path != Path::new(EXECUTABLE) {
         return path.to_owned();
     }

@@ -2,7 +2,9 @@
 
 mod dumping;
 mod figures;
+mod recent;
 mod switching;
+mod watching;
 
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,6 +22,7 @@ use crate::objects;
 use crate::stats::{Figures, Readers};
 use crate::status::Status;
 use crate::store::{Kept, Store};
+use crate::watcher::Watcher;
 
 /// What a profiler needs to know of its process.
 #[derive(Debug)]
@@ -51,6 +54,9 @@ pub struct Profiler {
     sequence: AtomicU32,
     last_size: AtomicU64,
     last_heap: Mutex<Option<Figures>>,
+    /// The most bytes that the allocators were seen to count without having touched them.
+    untouched: AtomicU64,
+    watcher: Mutex<Option<Arc<Watcher>>>,
 }
 
 /// Every allocator of the process.
@@ -87,6 +93,8 @@ impl Profiler {
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
             last_heap: Mutex::new(None),
+            untouched: AtomicU64::new(0),
+            watcher: Mutex::new(None),
         };
         if profiler.backends().iter().any(|each| each.is_active()) {
             *lock(&profiler.active_since) = Some(now);
@@ -123,6 +131,8 @@ impl Profiler {
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
             busy: self.dumping.load(Ordering::Acquire) == process::id(),
+            watch: self.watch_status(),
+            gdump: self.gdump_status(),
         }
     }
 

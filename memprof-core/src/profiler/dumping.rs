@@ -10,16 +10,18 @@ use rustix::rand::GetRandomFlags;
 use super::{Profiler, lock, require_profiling, rfc3339};
 use crate::backend::Backend;
 use crate::dump::{self, Dump, Origin};
-use crate::dump_name::DumpName;
+use crate::dump_name::{Cause, DumpName};
 use crate::error::{Error, ErrorKind, Result};
+use crate::reading::rss;
 use crate::status::DumpReport;
+use crate::trigger::Trigger;
 
 impl Profiler {
     /// Takes a dump of every allocator that profiles, and keeps it.
     ///
     /// # Errors
     /// `Busy` while another one runs; why profiling is not on; what the system refused.
-    pub fn dump(&self, trigger: &'static str) -> Result<DumpReport> {
+    pub fn dump(&self, trigger: Trigger) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
         dump::require_memory()?;
@@ -32,6 +34,7 @@ impl Profiler {
             started: self.started,
             active_since,
             trigger,
+            rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
         for backend in backends
@@ -56,14 +59,14 @@ impl Profiler {
     }
 
     fn dump_one(&self, backend: Arc<dyn Backend>, origin: Origin) -> Result<Dump> {
-        let name = self.next_name()?;
+        let name = self.next_name(&origin)?;
         let store = self.settings.store.clone();
         let last_size = self.last_size.load(Ordering::Relaxed);
         self.dumper
             .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
     }
 
-    fn next_name(&self) -> Result<DumpName> {
+    fn next_name(&self, origin: &Origin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
             .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
@@ -72,6 +75,10 @@ impl Profiler {
             pid: process::id(),
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
             random: u32::from_ne_bytes(random),
+            cause: origin.rss.map(|rss| Cause {
+                trigger: origin.trigger.word(),
+                rss_kib: rss / 1024,
+            }),
         })
     }
 }

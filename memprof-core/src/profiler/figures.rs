@@ -1,10 +1,12 @@
 //! What the allocators hold, and what can be done about it without a profile.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::{Profiler, lock, no_jemalloc};
 use crate::backend::Backend;
 use crate::background::{self, Background};
+use crate::cgroup::Cgroup;
 use crate::doctor::{Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
@@ -44,15 +46,20 @@ impl Profiler {
     /// # Errors
     /// `/proc/thread-self/status` cannot be read; jemalloc refused.
     pub fn ledger(&self) -> Result<Ledger> {
+        let before = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
             let heap = self.heap()?;
             *lock(&self.last_heap) = heap;
+            // Pages that came or went meanwhile are no untouched ones.
+            let most = before.anonymous.max(self.resident()?.anonymous);
+            let untouched = heap.map_or(0, |heap| ledger::untouched(most, &heap));
+            // Beside other memory it does not show: so the most that was ever seen.
+            self.untouched.fetch_max(untouched, Ordering::Relaxed);
         }
         let heap = *lock(&self.last_heap);
-        let read = |path: &str| std::fs::read_to_string(path).ok();
-        let cgroup = read("/proc/thread-self/cgroup")
-            .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
-        Ok(ledger::reconcile(self.resident()?, heap, cgroup))
+        let untouched = self.untouched.load(Ordering::Relaxed);
+        let cgroup = Cgroup::of_this_process();
+        Ok(ledger::reconcile(self.resident()?, heap, untouched, cgroup))
     }
 
     /// The sum over all allocators that keep figures.
@@ -138,6 +145,6 @@ impl Profiler {
     }
 }
 
-fn jemallocs(backends: &[Arc<dyn Backend>]) -> Vec<&Jemalloc> {
+pub(super) fn jemallocs(backends: &[Arc<dyn Backend>]) -> Vec<&Jemalloc> {
     backends.iter().filter_map(|each| each.jemalloc()).collect()
 }
