@@ -136,6 +136,15 @@ fn mistakes_in_rules_are_named_and_the_host_lives() {
     assert_ne!(status.code, 0);
     let expected = "rss_above = \"120%\" is neither \"1%\" to \"100%\" nor a size";
     assert!(status.stderr.contains(expected), "{status:?}");
+    // The line of the host's own file.
+    let config = std::fs::read_to_string(host.place().join("host.toml")).unwrap();
+    let line = config
+        .lines()
+        .position(|line| line.contains("120%"))
+        .unwrap()
+        + 1;
+    let place = format!("line {line}, column 13");
+    assert!(status.stderr.contains(&place), "{place}: {status:?}");
 }
 
 #[test]
