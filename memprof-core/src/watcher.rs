@@ -1,5 +1,6 @@
 //! The thread that looks at the memory now and then, while there is a rule that needs it.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
@@ -154,36 +155,57 @@ impl Watcher {
     }
 
     fn poll(&self, act: &impl Fn(Due) -> Outcome) {
-        let mut watch = self.lock();
         let mut is_blind = false;
-        while let Some(rest) = watch.rest(Instant::now()) {
-            let rest = if is_blind { POLL } else { rest };
-            let waited = self.changed.wait_timeout(watch, rest);
-            watch = waited.unwrap_or_else(PoisonError::into_inner).0;
+        while self.rest(is_blind) {
             let reading = match Reading::take() {
                 Ok(reading) => reading,
-                Err(error) if !is_blind => {
-                    log::warn!("watch rules wait: {error}");
+                Err(error) => {
+                    if !is_blind {
+                        log::warn!("watch rules wait: {error}");
+                    }
                     is_blind = true;
                     continue;
                 }
-                Err(_) => continue,
             };
             is_blind = false;
             let now = Instant::now();
-            if let Some(due) = watch.due(&reading, now) {
-                drop(watch);
-                let outcome = act(due);
-                watch = self.lock();
-                watch.settle(outcome, &reading, now);
+            let due = self.lock().due(&reading, now);
+            if let Some(due) = due {
+                let outcome = contain(|| act(due));
+                self.lock().settle(outcome, &reading, now);
             }
         }
-        watch.is_polled = false;
+    }
+
+    /// Sleeps until the next look is due. False when there is nothing to poll for any more.
+    fn rest(&self, is_blind: bool) -> bool {
+        let mut watch = self.lock();
+        match watch.rest(Instant::now()) {
+            Some(rest) => {
+                let rest = if is_blind { POLL } else { rest };
+                let waited = self.changed.wait_timeout(watch, rest);
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
+                true
+            }
+            None => {
+                watch.is_polled = false;
+                false
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Watch> {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A panic, which the hook has logged, ends neither the thread nor the rule.
+fn contain(act: impl FnOnce() -> Outcome) -> Outcome {
+    panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|payload| {
+        // Dropping a payload runs foreign code, which may panic again.
+        std::mem::forget(payload);
+        Outcome::Done
+    })
 }
 
 impl Watch {
@@ -354,6 +376,25 @@ mod tests {
         assert!(watcher.end());
         assert!(!watcher.end());
         assert!(!Watcher::new(&[]).end());
+    }
+
+    #[test]
+    fn a_panic_ends_neither_the_thread_nor_the_rule() {
+        let rule = Rule {
+            condition: Condition::Every(Duration::from_millis(1)),
+            min_interval: Duration::ZERO,
+            activate: false,
+        };
+        let watcher = Watcher::new(&[rule]);
+        let (acted, acts) = std::sync::mpsc::sync_channel(0);
+        let act = move |_| {
+            acted.send(()).unwrap();
+            panic!("on purpose");
+        };
+        watcher.start(|| {}, act).unwrap();
+        acts.recv().unwrap();
+        acts.recv().unwrap();
+        watcher.end();
     }
 
     #[test]
