@@ -79,6 +79,19 @@ fn a_threshold_that_stays_passed_is_dumped_once() {
     assert_eq!(rule(&status, "rss_above = 1048576")["fired"], 1);
 }
 
+/// Where the machine has no memory cgroup for the process, the log says that nothing comes of it.
+#[test]
+fn the_cgroup_is_watched_where_there_is_one() {
+    let host = watched("c_host", "[[plugin.config.watch]]\ncgroup_above = \"1MiB\"");
+    let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
+    if ledger["cgroup"].is_null() {
+        host.wait_for_log("cgroup_above never fires: no memory cgroup");
+        return;
+    }
+    let line = host.wait_for_log("cgroup_above = 1048576 at ");
+    tells_of(&host, &line, "cgroup-above", "cgroup_above = 1048576 at ");
+}
+
 #[test]
 fn a_rule_activates_only_where_it_says_so() {
     let rules = "[[plugin.config.watch]]\nrss_above = \"1MiB\"";
