@@ -10,7 +10,7 @@ use nix::sys::signal::SigSet;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::gdump::{Decision, Gdump, GdumpLimits, GdumpStatus};
+use crate::gdump::{Gdump, GdumpLimits, GdumpStatus};
 use crate::reading::Reading;
 use crate::trigger::Trigger;
 use crate::watch::{Condition, Rule, Watched};
@@ -140,9 +140,13 @@ impl Watcher {
         let (now, clock) = (Instant::now(), SystemTime::now());
         let text = |instant: Instant| {
             let time = match instant.checked_duration_since(now) {
-                Some(ahead) => clock + ahead,
-                None => clock - now.duration_since(instant),
+                Some(ahead) => clock.checked_add(ahead),
+                None => clock.checked_sub(now.duration_since(instant)),
             };
+            // The clock may have been set to anything.
+            let time = time
+                .unwrap_or(SystemTime::UNIX_EPOCH)
+                .max(SystemTime::UNIX_EPOCH);
             humantime::format_rfc3339_seconds(time).to_string()
         };
         let status = |watched: &Watched| WatchStatus {
@@ -156,7 +160,8 @@ impl Watcher {
 
     fn poll(&self, act: &impl Fn(Due) -> Outcome) {
         let mut is_blind = false;
-        while self.rest(is_blind) {
+        let mut is_busy = false;
+        while self.rest(is_blind || is_busy) {
             let reading = match Reading::take() {
                 Ok(reading) => reading,
                 Err(error) => {
@@ -169,20 +174,27 @@ impl Watcher {
             };
             is_blind = false;
             let now = Instant::now();
+            // Nothing foreign, the log neither, runs while the lock is held.
+            let ended = self.lock().gdump_over(now);
+            if let Some(GdumpStatus { taken, .. }) = ended {
+                log::info!("gdump is over: it took {taken} dumps");
+            }
             let due = self.lock().due(&reading, now);
-            if let Some(due) = due {
+            is_busy = due.is_some_and(|due| {
                 let outcome = contain(|| act(due));
                 self.lock().settle(outcome, &reading, now);
-            }
+                outcome == Outcome::Busy
+            });
         }
     }
 
-    /// Sleeps until the next look is due. False when there is nothing to poll for any more.
-    fn rest(&self, is_blind: bool) -> bool {
+    /// Sleeps until the next look is due, which is not at once when the last one came to nothing.
+    /// False when there is nothing to poll for any more.
+    fn rest(&self, came_to_nothing: bool) -> bool {
         let mut watch = self.lock();
         match watch.rest(Instant::now()) {
             Some(rest) => {
-                let rest = if is_blind { POLL } else { rest };
+                let rest = if came_to_nothing { POLL } else { rest };
                 let waited = self.changed.wait_timeout(watch, rest);
                 drop(waited.unwrap_or_else(PoisonError::into_inner));
                 true
@@ -235,24 +247,20 @@ impl Watch {
                 due = Some(Due { trigger, activate });
             }
         }
-        let decision = self
-            .gdump
-            .as_mut()
-            .map(|gdump| gdump.judge(reading.rss, now));
-        match decision {
-            Some(Decision::Over) => {
-                let taken = self.gdump.take().map_or(0, |gdump| gdump.status().taken);
-                log::info!("gdump is over: it took {taken} dumps");
-            }
-            Some(Decision::Dump) => {
-                due.get_or_insert(Due {
-                    trigger: Trigger::HighWater(reading.rss),
-                    activate: false,
-                });
-            }
-            Some(Decision::Wait) | None => {}
+        let gdump = self.gdump.as_mut();
+        if due.is_none() && gdump.is_some_and(|gdump| gdump.wants(reading.rss)) {
+            due = Some(Due {
+                trigger: Trigger::HighWater(reading.rss),
+                activate: false,
+            });
         }
         due
+    }
+
+    /// Ends a `gdump` whose time or files are up.
+    fn gdump_over(&mut self, now: Instant) -> Option<GdumpStatus> {
+        let ended = self.gdump.take_if(|gdump| gdump.is_over(now))?;
+        Some(ended.status())
     }
 
     /// Everything that wanted the dump has it: what [`due`](Self::due) judged at `now`.
@@ -267,7 +275,7 @@ impl Watch {
         }
         if let Some(gdump) = &mut self.gdump
             && outcome == Outcome::Done
-            && gdump.judge(reading.rss, now) == Decision::Dump
+            && gdump.wants(reading.rss)
         {
             gdump.take(reading.rss);
         }
@@ -335,7 +343,8 @@ mod tests {
         with_gdump.gdump = Some(Gdump::new(limits, start, SystemTime::UNIX_EPOCH));
         assert_eq!(with_gdump.rest(start), Some(POLL));
         // Its time is over, and with it the poll.
-        assert!(with_gdump.due(&reading(1), start + seconds(1)).is_none());
+        assert!(with_gdump.gdump_over(start).is_none());
+        assert!(with_gdump.gdump_over(start + seconds(1)).is_some());
         assert_eq!(with_gdump.rest(start), Some(seconds(600)));
     }
 

@@ -1,4 +1,4 @@
-//! How long a host with many arenas takes to answer an operator.
+//! How long a host with many arenas takes to answer an operator, and what watching it costs.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,8 +23,12 @@ const QUESTIONS: &[(&[&str], Duration)] = &[
     (&["stats"], Duration::from_millis(5)),
 ];
 
+/// Watched for so long.
+const WATCHED: Duration = Duration::from_secs(10);
+
 pub(super) fn measure() -> Result<()> {
     let host = Host::start()?;
+    watching(&host)?;
     let mut client = Client::connect(&host.socket)?;
     let arenas = arenas(&mut client)?;
     for (questions, limit) in QUESTIONS {
@@ -45,6 +49,27 @@ pub(super) fn measure() -> Result<()> {
             limit.as_micros()
         );
     }
+    Ok(())
+}
+
+/// The processor time of the thread that watches, while its rule never fires.
+fn watching(host: &Host) -> Result<()> {
+    let task = host.task("memprof-watch")?;
+    let nanoseconds = || -> Result<(u64, u64)> {
+        let text = fs::read_to_string(task.join("schedstat"))?;
+        let mut words = text.split_whitespace().map(str::parse::<u64>);
+        let (time, runs) = (words.next(), words.nth(1));
+        Ok((time.context("schedstat")??, runs.context("schedstat")??))
+    };
+    let before = nanoseconds()?;
+    thread::sleep(WATCHED);
+    let after = nanoseconds()?;
+    let (time, looks) = (after.0 - before.0, after.1 - before.1);
+    println!(
+        "watching RSS and the cgroup for {} s: {looks} looks, {} us of processor time each",
+        WATCHED.as_secs(),
+        time / 1000 / looks.max(1)
+    );
     Ok(())
 }
 
@@ -88,7 +113,7 @@ impl Host {
         let (config, socket) = (place.path().join("host.toml"), place.path().join("sock"));
         let text = format!(
             "[control]\nsocket = {socket:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\n\
-             dump_dir = {:?}\n",
+             dump_dir = {:?}\n[[plugin.config.watch]]\nrss_above = \"100%\"\n",
             dist().join("plugins/memory_profile.so"),
             place.path().join("dumps")
         );
@@ -117,6 +142,25 @@ impl Host {
             socket,
             _place: place,
         })
+    }
+}
+
+impl Host {
+    /// The thread of that name, once it has taken it.
+    fn task(&self, name: &str) -> Result<PathBuf> {
+        let begun = Instant::now();
+        loop {
+            for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+                let task = task?.path();
+                if fs::read_to_string(task.join("comm"))?.trim() == name {
+                    return Ok(task);
+                }
+            }
+            ensure!(
+                begun.elapsed() < Duration::from_secs(30),
+                "no thread {name}"
+            );
+        }
     }
 }
 
