@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: what the plugin costs its host, and how fast the reader is. Each figure
 //! stands beside its limit or its peer, both measured in this run.
 
+mod answers;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -54,7 +56,8 @@ pub(crate) fn measure() -> Result<()> {
     resident()?;
     let host = Host::start()?;
     round_trips(&host)?;
-    idle(&host)
+    idle(&host)?;
+    answers::measure()
 }
 
 /// A log that counts its lines.

@@ -58,7 +58,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "ledger",
-            "",
+            "[smaps=on]",
             "Tells where the resident memory is, and what would help.",
         ),
         Message::new(
@@ -163,6 +163,11 @@ impl Plugin for MemoryProfile {
                 args.finish()?;
                 self.background_thread(on, max, reply)
             }
+            "ledger" => {
+                let smaps = take_optional_switch(&mut args, "smaps")?;
+                args.finish()?;
+                self.ledger(smaps, reply)
+            }
             "gdump" => {
                 let limits = gdump::parse(args)?;
                 self.gdump(limits, reply)
@@ -189,7 +194,6 @@ impl Plugin for MemoryProfile {
                 match name {
                     "deactivate" => activated(reply, self.profiler.deactivate().map_err(failure)?),
                     "purge" => self.purge(reply),
-                    "ledger" => self.ledger(reply),
                     "doctor" => self.doctor(reply),
                     "dump" => self.dump(reply),
                     "status" => self.status(reply),
@@ -276,8 +280,12 @@ impl MemoryProfile {
         ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
     }
 
-    fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let ledger = self.profiler.ledger().map_err(failure)?;
+    fn ledger(&self, smaps: Option<bool>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let ledger = match smaps {
+            Some(true) => self.profiler.ledger_with_smaps(),
+            Some(false) | None => self.profiler.ledger(),
+        };
+        let ledger = ledger.map_err(failure)?;
         ok(reply, &ledger_text(&ledger), ledger)
     }
 
@@ -367,7 +375,17 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
 }
 
 pub(crate) fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
-    match args.require(key)?.as_str() {
+    parse_switch(key, &args.require(key)?)
+}
+
+fn take_optional_switch(args: &mut Arguments, key: &'static str) -> Result<Option<bool>, Failure> {
+    args.take(key)
+        .map(|word| parse_switch(key, &word))
+        .transpose()
+}
+
+fn parse_switch(key: &str, word: &str) -> Result<bool, Failure> {
+    match word {
         "on" => Ok(true),
         "off" => Ok(false),
         other => {
