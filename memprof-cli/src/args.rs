@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
+use crate::serve::ServeArgs;
 
 /// Heap profiles of running processes that loaded the memory_profile plugin.
 #[derive(Debug, Parser)]
@@ -71,6 +72,7 @@ pub(crate) enum Command {
     Record(RecordArgs),
     Leaks(LeaksArgs),
     Report(ReportArgs),
+    Serve(ServeArgs),
     /// Check a plugin's file as a host would, in a process of its own.
     Check {
         /// The plugin's file.

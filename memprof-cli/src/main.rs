@@ -13,6 +13,7 @@ mod ps;
 mod record;
 mod report;
 mod run;
+mod serve;
 mod target;
 
 use std::process::ExitCode;
@@ -53,6 +54,7 @@ fn run(command: Command) -> Outcome {
         Command::Reset(short) => message::short("reset", &short),
         Command::List(short) => message::short("list", &short),
         Command::Dump { short, output } => message::dump(&short, output.as_deref()),
+        Command::Serve(args) => serve::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Report(args) => {

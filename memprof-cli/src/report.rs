@@ -174,7 +174,7 @@ pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
         top: Some(what.top),
         ..Options::default()
     };
-    let sources = sources_of(Some(what.pid));
+    let sources = Sources::of_process(Some(what.pid));
     let written = memprof_report::report(
         input,
         None,
@@ -196,26 +196,6 @@ fn tell(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
         eprintln!("memprof: note: {note}");
     }
     Ok(())
-}
-
-/// Where the binaries of a living process lie, or of one that ran on this machine.
-pub(crate) fn sources_of(pid: Option<u32>) -> Sources {
-    let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
-    Sources {
-        binary: pid.and_then(deleted_binary),
-        roots: root.into_iter().chain([PathBuf::from("/")]).collect(),
-        binary_root: None,
-        machine: Some(machine()),
-        force: false,
-    }
-}
-
-/// The main program of a process where its file was replaced: the kernel still has what runs.
-fn deleted_binary(pid: u32) -> Option<PathBuf> {
-    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
-    let target = std::fs::read_link(&exe).ok()?;
-    let is_deleted = target.to_string_lossy().ends_with(" (deleted)");
-    is_deleted.then_some(exe)
 }
 
 impl ReportArgs {
@@ -242,7 +222,7 @@ impl ReportArgs {
     }
 
     fn sources(&self) -> Sources {
-        let found = sources_of(self.pid);
+        let found = Sources::of_process(self.pid);
         Sources {
             binary: self.binary.clone().or(found.binary),
             binary_root: self.binary_root.clone(),
@@ -250,14 +230,6 @@ impl ReportArgs {
             ..found
         }
     }
-}
-
-/// This machine's name, as dumps hold it.
-fn machine() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
 }
 
 /// When the file was written: the best guess for a dump that does not tell. 0, pprof's unknown, for what

@@ -1,0 +1,177 @@
+//! Kept dumps as reports.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use memprof_report::{Filter, Format, Granularity, Input, Options, SampleType, Sources, pattern};
+use serde::{Deserialize, Serialize};
+
+use crate::gateway::{Gateway, Kept, blocking};
+use crate::problem::{Problem, Result};
+
+/// What of a dump is wanted: the parameters of a query.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct View {
+    pub(crate) format: Option<String>,
+    /// The id of another kept dump: every value is the change since then.
+    pub(crate) base: Option<String>,
+    pub(crate) sample_type: Option<String>,
+    pub(crate) focus: Option<String>,
+    pub(crate) ignore: Option<String>,
+    /// Split functions into lines.
+    pub(crate) lines: Option<String>,
+}
+
+/// What `format` names: how it is made, its content type, and the file's extension where it is one
+/// to keep.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// As jemalloc wrote it.
+    Heap,
+    Report(Format),
+}
+
+struct Kind {
+    wanted: Wanted,
+    content_type: &'static str,
+    extension: &'static str,
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+impl Kind {
+    fn of(format: &str) -> Result<Self> {
+        let kind = |format, content_type, extension| Self {
+            wanted: Wanted::Report(format),
+            content_type,
+            extension,
+        };
+        Ok(match format {
+            "heap" => Self {
+                wanted: Wanted::Heap,
+                content_type: "application/x-jemalloc-heap-profile",
+                extension: "heap",
+            },
+            "pprof" => kind(Format::Pprof, "application/octet-stream", "pb.gz"),
+            "collapsed" => kind(Format::Collapsed, TEXT, "collapsed.txt"),
+            "flamegraph" => kind(Format::Flamegraph, SVG, "flamegraph.svg"),
+            "html" => kind(Format::Html, "text/html; charset=utf-8", "html"),
+            "view" => kind(Format::View, "application/json", "view.json"),
+            "text" => kind(Format::Text, TEXT, "txt"),
+            "tree" => kind(Format::Tree, TEXT, "tree.txt"),
+            "jeprof" => kind(Format::Jeprof, TEXT, "jeprof"),
+            "json" => kind(Format::Json, "application/json", "json"),
+            "svg" => kind(Format::Svg, SVG, "svg"),
+            "dot" => kind(Format::Dot, "text/vnd.graphviz; charset=utf-8", "dot"),
+            other => {
+                return Err(Problem::invalid(format!("format={other:?} is no format")).remedy(
+                    "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
+                     jeprof, json, svg, dot",
+                ));
+            }
+        })
+    }
+}
+
+impl View {
+    /// The report of a kept dump, from the cache where it was made before.
+    pub(crate) async fn of_kept(&self, host: &Gateway, id: &str) -> Result<Response> {
+        let kind = Kind::of(self.format.as_deref().unwrap_or("text"))?;
+        let bytes = match kind.wanted {
+            Wanted::Heap => host.fetch(&host.kept_as(id).await?.id).await?,
+            Wanted::Report(format) => self.report(host, id, format).await?,
+        };
+        let name = format!("inline; filename=\"{id}.{}\"", kind.extension);
+        let headers = [
+            (CONTENT_TYPE, kind.content_type.to_owned()),
+            (CONTENT_DISPOSITION, name),
+        ];
+        Ok((headers, bytes).into_response())
+    }
+
+    async fn report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
+        let options = self.options(format)?;
+        let key = serde_json::to_string(&(id, self))
+            .map_err(|error| Problem::internal(error.to_string()))?;
+        let render = || async {
+            let dump = Fetched::of(host, id).await?;
+            let base = match &self.base {
+                Some(base) => Some(Fetched::of(host, base).await?),
+                None => None,
+            };
+            let pid = host.host().await?.pid;
+            blocking(move || render(&dump, base.as_ref(), pid, options)).await?
+        };
+        host.renders.get_or(&key, render).await
+    }
+
+    fn options(&self, format: Format) -> Result<Options> {
+        let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
+        let lines = self.lines.as_deref();
+        Ok(Options {
+            format,
+            sample_type: sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
+            granularity: match lines {
+                Some("1" | "true") => Granularity::Lines,
+                _ => Granularity::Functions,
+            },
+            filter: Filter {
+                focus: compile(&self.focus)?,
+                ignore: compile(&self.ignore)?,
+            },
+            ..Options::default()
+        })
+    }
+}
+
+fn sample_type(name: &str) -> Result<SampleType> {
+    let known = SampleType::ALL
+        .into_iter()
+        .find(|known| known.name() == name);
+    known.ok_or_else(|| {
+        let names = SampleType::ALL.map(SampleType::name).join(", ");
+        Problem::invalid(format!("sample_type={name:?} is none"))
+            .remedy(format!("valid sample types: {names}"))
+    })
+}
+
+/// A kept dump and its bytes.
+struct Fetched {
+    kept: Kept,
+    bytes: Bytes,
+}
+
+impl Fetched {
+    async fn of(host: &Gateway, id: &str) -> Result<Arc<Self>> {
+        let kept = host.kept_as(id).await?;
+        let bytes = host.fetch(&kept.id).await?;
+        Ok(Arc::new(Self { kept, bytes }))
+    }
+}
+
+fn render(
+    dump: &Fetched,
+    base: Option<&Arc<Fetched>>,
+    pid: u32,
+    options: Options,
+) -> Result<Bytes> {
+    // The files of a living process are its own dumps' only.
+    let sources = Sources::of_process((dump.kept.pid == pid).then_some(pid));
+    let mut bytes = &dump.bytes[..];
+    let input = Input {
+        name: &dump.kept.id,
+        bytes: &mut bytes,
+    };
+    let mut base_bytes = base.map(|base| &base.bytes[..]);
+    let base = base.zip(base_bytes.as_mut()).map(|(base, bytes)| Input {
+        name: &base.kept.id,
+        bytes,
+    });
+    let mut out = Vec::new();
+    memprof_report::report(input, base, Some(&sources), &options, &|_, _| {}, &mut out)?;
+    Ok(out.into())
+}
