@@ -97,6 +97,18 @@ impl Subject<'_> {
         )
     }
 
+    /// What the reader of the report should know: warnings and notes, a line each.
+    pub(crate) fn notes(&self) -> Vec<&str> {
+        let named = [Some(self.profile), self.base];
+        let notes = named.into_iter().flatten();
+        let mut notes: Vec<_> = notes
+            .flat_map(|named| &named.profile.warnings)
+            .map(String::as_str)
+            .collect();
+        notes.dedup();
+        notes
+    }
+
     /// What every view says of itself: how much, of what, and how far it is an estimate.
     fn heading(&self, options: &Options) -> String {
         let sample_type = options.sample_type;

@@ -9,7 +9,7 @@ export function amount(value, unit = 'bytes') {
   if (unit !== 'bytes') return sign + size.toLocaleString('en');
   const step = size < 1 ? 0 : Math.min(Math.floor(Math.log2(size) / 10), UNITS.length - 1);
   const scaled = size / 1024 ** step;
-  return `${sign}${step ? scaled.toFixed(scaled < 100 ? 1 : 0) : scaled} ${UNITS[step]}`;
+  return `${sign}${Number.isInteger(scaled) ? scaled : scaled.toFixed(scaled < 100 ? 1 : 0)} ${UNITS[step]}`;
 }
 
 // A change, with a sign that needs no colour.

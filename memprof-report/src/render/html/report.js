@@ -11,8 +11,4 @@ const viewer = showProfile(document.querySelector('main'), view, state, now => {
   const kept = new URLSearchParams(Object.entries(now).filter(([, value]) => value));
   history.replaceState(null, '', `#${kept}`);
 });
-document.addEventListener('keydown', event => {
-  if (event.key !== '/' || event.target.matches('input')) return;
-  event.preventDefault();
-  viewer.focusSearch();
-});
+document.addEventListener('keydown', event => viewer.key(event));

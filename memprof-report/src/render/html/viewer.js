@@ -10,10 +10,10 @@ const SIGNS = ['', '▲', '▼', '+', '−'];
 const SHOWS = ['flamegraph', 'table', 'tree'];
 
 // Fills `place` with the viewer of `view`. `state` says where it begins: {show, search, what, zoom}, all texts,
-// all optional; `remember(state)` is told what the user made of it.
+// all optional; `remember(state)` is told what the user made of it. Returns the keys that the whole page has.
 export function showProfile(place, view, state = {}, remember = () => {}) {
   const profile = profileOf(view);
-  const now = { show: 'flamegraph', search: '', what: '', zoom: '', ...state };
+  const now = { show: SHOWS[0], search: '', what: '', zoom: '', ...state };
   const parts = build(place, profile);
   const { box, output, details, tabs, panels, kinds, whole } = parts;
   let hits = null, hit = -1, nodes = [];
@@ -41,11 +41,11 @@ export function showProfile(place, view, state = {}, remember = () => {}) {
   function keep(change) {
     Object.assign(now, change);
     whole.hidden = !now.zoom && !now.search && !now.what;
-    remember({ ...now });
+    remember({ ...now, show: now.show === SHOWS[0] ? '' : now.show });
   }
 
   function open(show) {
-    const shown = SHOWS.includes(show) ? show : 'flamegraph';
+    const shown = SHOWS.includes(show) ? show : SHOWS[0];
     for (const name of SHOWS) {
       panels[name].hidden = name !== shown;
       tabs[name].ariaSelected = name === shown;
@@ -111,14 +111,21 @@ export function showProfile(place, view, state = {}, remember = () => {}) {
       if (now.what) open('table');
     });
   }
-  place.addEventListener('keydown', event => { if (event.key === 'Escape') all(); });
 
   box.value = now.search;
   const start = Number(now.zoom);
   if (box.value || now.what) find();
   open(now.show);
   zoom(Number.isInteger(start) && start > 0 && start < profile.count ? start : 0);
-  return { focusSearch: () => box.focus() };
+  return {
+    // For keys pressed anywhere on the page.
+    key(event) {
+      if (event.key === 'Escape') return all();
+      if (event.key !== '/' || event.target.matches('input, select')) return;
+      event.preventDefault();
+      box.focus();
+    },
+  };
 }
 
 function describe(profile, n) {
@@ -149,7 +156,8 @@ function build(place, profile) {
   const kinds = profile.isDiff ? kindButtons(profile) : [];
   const bar = element('div', { className: 'bar' }, tablist, box, output, whole, ...kinds);
   const details = element('p', { id: 'details', role: 'status' });
-  place.replaceChildren(element('p', { id: 'heading', textContent: profile.heading }), bar,
+  const notes = profile.notes.map(note => element('p', { className: 'note', textContent: `Note: ${note}` }));
+  place.replaceChildren(element('p', { id: 'heading', textContent: profile.heading }), ...notes, bar,
     ...Object.values(panels), details);
   place.classList.add('viewer');
   return { box, output, details, tabs, panels, kinds, whole, tablist };
