@@ -5,7 +5,7 @@ import { clock, secondsSince, span } from './words.js';
 
 const $ = id => document.getElementById(id);
 
-let shown = '', dumps = [];
+let shown = null, dumps = [];
 
 export const hash = state => `#${new URLSearchParams(Object.entries(state).filter(([, value]) => value))}`;
 
@@ -53,7 +53,7 @@ function draw() {
       href: hash({ view: id, base }), textContent: 'Diff', ariaLabel: `What changed up to the dump of ${time}`,
     }));
     return element('tr', {},
-      element('td', {}, time, element('small')),
+      element('td', {}, time, ' ', element('small')),
       element('td', { className: 'links' }, ...links),
       element('td', { textContent: pid }),
       element('td', { textContent: amount(bytes) }));

@@ -7,11 +7,11 @@ const $ = id => document.getElementById(id);
 
 // What each row of the ledger is called here.
 const ROWS = {
-  live_heap: ['Live heap', 'what the program holds; a dump shows who allocated it'],
+  live_heap: ['Live heap', 'a dump shows who allocated it'],
   fragmentation: ['Fragmentation', 'lost in pages that are partly in use'],
   dirty: ['Free, kept by the allocator', 'for the next allocation'],
   metadata: ['The allocator’s own records', ''],
-  not_the_allocator: ['Outside of the allocator', 'stacks, mmap, static data; no dump shows it'],
+  not_the_allocator: ['Outside of the allocator', 'stacks, mmap; in no dump'],
   file: ['Files', 'the program and its libraries'],
   shared: ['Shared memory', ''],
 };

@@ -1,6 +1,6 @@
 // Whether the host samples its allocations, and the switch for it.
 
-import { amount, element } from './viewer/format.js';
+import { amount } from './viewer/format.js';
 import { clock, secondsSince, span } from './words.js';
 
 const $ = id => document.getElementById(id);
@@ -41,10 +41,7 @@ export function showSampling(status) {
 }
 
 function sentence({ profiling, reason, remedy, active_since: since, active_until: until, sample_interval: interval }) {
-  if (profiling === 'unavailable') {
-    return [element('strong', { textContent: 'This process cannot be profiled: ' }), `${reason}. `,
-      element('strong', { textContent: 'What helps: ' }), `${remedy}.`];
-  }
+  if (profiling === 'unavailable') return [`It cannot be on: ${reason}. What helps: ${remedy}.`];
   if (profiling !== 'active') {
     return ['It is off and costs nothing. Start it, let the program work for a while, then take a dump: '
       + 'what was allocated before the start is not in it.'];
