@@ -62,9 +62,11 @@ pub(crate) enum Command {
     Ledger(Short),
     /// Give the allocator's free pages back to the kernel.
     Purge(Short),
-    /// Switch the allocator's threads that give free pages back: state=on|off [max=N].
+    /// Switch the allocator's threads that give free pages back: [state=on|off] [max=N].
     #[command(name = "background_thread")]
     BackgroundThread(Short),
+    /// Switch the allocator's own dumps at every new peak of memory: state=on|off.
+    Gdump(Short),
     /// Drop all samples.
     Reset(Short),
     /// List the kept dumps, newest first.

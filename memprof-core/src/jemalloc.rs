@@ -87,6 +87,28 @@ impl Jemalloc {
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
     }
 
+    /// Whether it writes a dump of its own at every new peak of mapped memory.
+    pub fn prof_gdump(&self) -> bool {
+        self.opt_prof && self.mallctl.read_bool(c"prof.gdump").unwrap_or(false)
+    }
+
+    /// Whether it samples in threads that start from now on.
+    pub fn prof_thread_active_init(&self) -> bool {
+        const INIT: &CStr = c"prof.thread_active_init";
+        self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
+    }
+
+    /// Switches the dumps at every new peak.
+    ///
+    /// # Errors
+    /// `Unavailable` when profiling cannot be on in this process, `Allocator` otherwise.
+    pub(crate) fn set_gdump(&self, on: bool) -> Result<()> {
+        self.require_profiling()?;
+        self.mallctl
+            .write_bool(c"prof.gdump", on)
+            .map_err(|errno| Error::mallctl("prof.gdump", errno))
+    }
+
     /// log2 of the sample interval in bytes.
     pub fn lg_sample(&self) -> Option<u64> {
         self.mallctl

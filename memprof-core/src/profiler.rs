@@ -197,6 +197,32 @@ impl Profiler {
         })
     }
 
+    /// Switches jemalloc's own dumps at every new peak of mapped memory, in every jemalloc that
+    /// profiles.
+    ///
+    /// # Errors
+    /// Why profiling is not on; jemalloc refused.
+    pub fn set_gdump(&self, on: bool) -> Result<Activation> {
+        let allocators = self.allocators();
+        self.require_profiling(&allocators)?;
+        allocators
+            .iter()
+            .filter(|jemalloc| jemalloc.opt_prof)
+            .try_for_each(|jemalloc| jemalloc.set_gdump(on))?;
+        let mut warnings = Vec::new();
+        if on {
+            warnings.push(
+                "jemalloc writes these dumps itself, to the names that opt.prof_prefix gives: they \
+                 are not kept, nor limited, with the others"
+                    .to_owned(),
+            );
+        }
+        Ok(Activation {
+            status: self.status(),
+            warnings,
+        })
+    }
+
     /// Gives all free pages back to the kernel.
     ///
     /// # Errors
@@ -217,11 +243,16 @@ impl Profiler {
         })
     }
 
-    /// Switches jemalloc's background threads in every jemalloc that has them, at most `max`.
+    /// Switches jemalloc's background threads where `on` is given, at most `max`, in every jemalloc
+    /// that has them.
     ///
     /// # Errors
     /// `Busy` while a dump runs; no jemalloc has them; `max` is out of range; jemalloc refused.
-    pub fn background_threads(&self, on: bool, max: Option<u64>) -> Result<Vec<Background>> {
+    pub fn background_threads(
+        &self,
+        on: Option<bool>,
+        max: Option<u64>,
+    ) -> Result<Vec<Background>> {
         let _running = self.begin_dump()?;
         self.look_again();
         let allocators = self.allocators();

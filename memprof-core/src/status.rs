@@ -20,6 +20,10 @@ pub struct Allocator {
     pub opt_prof: bool,
     /// Samples now.
     pub prof_active: bool,
+    /// Samples in threads that start from now on.
+    pub prof_thread_active_init: bool,
+    /// Writes a dump of its own at every new peak of mapped memory.
+    pub prof_gdump: bool,
     /// log2 of the sample interval.
     pub lg_sample: Option<u64>,
     /// Serves this process's `malloc`.
@@ -97,6 +101,8 @@ impl From<&Jemalloc> for Allocator {
             config_prof: jemalloc.config_prof,
             opt_prof: jemalloc.opt_prof,
             prof_active: jemalloc.prof_active(),
+            prof_thread_active_init: jemalloc.prof_thread_active_init(),
+            prof_gdump: jemalloc.prof_gdump(),
             lg_sample: jemalloc.lg_sample(),
             owns_malloc: jemalloc.owns_malloc,
         }

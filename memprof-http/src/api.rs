@@ -26,6 +26,7 @@ const CHANGING: &[&str] = &[
     "reset",
     "purge",
     "background_thread",
+    "gdump",
 ];
 /// More than the arguments of any message.
 const ARGUMENTS: usize = 4096;

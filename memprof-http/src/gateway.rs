@@ -86,6 +86,40 @@ impl Gateway {
         })
     }
 
+    /// The bytes of a dump that is taken now.
+    pub(crate) async fn dump_bytes(&self) -> Result<Bytes> {
+        let dump = self.dump().await?;
+        self.fetch(id_of(&dump)?).await
+    }
+
+    /// What `malloc_stats_print` says of every allocator under these options.
+    pub(crate) async fn stats_text(&self, opts: &str) -> Result<String> {
+        // Whoever asks over HTTP reads the reply, not the host's log.
+        let stats = self
+            .tell("stats", &[("opts", opts), ("log", "off")])
+            .await?;
+        let reports = stats["allocators"].as_array().into_iter().flatten();
+        let reports = reports.filter_map(|each| each["report"].as_str());
+        Ok(reports.collect())
+    }
+
+    /// The same as one JSON document, of the allocator that holds most.
+    pub(crate) async fn stats_json(&self) -> Result<String> {
+        // What is too long is cut, which JSON does not survive: then without single arenas.
+        for opts in ["J", "Ja", "Jablx"] {
+            let stats = self
+                .tell("stats", &[("opts", opts), ("log", "off")])
+                .await?;
+            let allocators = stats["allocators"].as_array().into_iter().flatten();
+            let largest = allocators.max_by_key(|each| each["allocated"].as_u64());
+            let report = largest.and_then(|each| each["report"].as_str());
+            if let Some(report) = report.filter(|text| is_json(text)) {
+                return Ok(report.to_owned());
+            }
+        }
+        Err(Problem::internal("the allocator printed no JSON"))
+    }
+
     /// The bytes of a kept dump.
     pub(crate) async fn fetch(&self, id: &str) -> Result<Bytes> {
         let answer = self.ask("fetch", &[("id", id)]).await?;
@@ -94,6 +128,16 @@ impl Gateway {
             _ => Err(Problem::of_answer(&answer)),
         }
     }
+}
+
+/// The id of a dump that was just taken.
+pub(crate) fn id_of(dump: &Value) -> Result<&str> {
+    let id = dump["id"].as_str();
+    id.ok_or_else(|| Problem::internal("the reply to dump has no id"))
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 /// `key=value` words, which the plugin takes apart again.

@@ -7,6 +7,10 @@
 
 mod router;
 
+mod access;
+mod headers;
+mod token;
+
 mod hosts;
 mod in_process;
 mod remote;
@@ -18,15 +22,20 @@ mod renders;
 mod report;
 
 mod api;
+mod compat;
+mod metrics;
 mod page;
 
 mod problem;
 
 mod listener;
 
+pub use access::Access;
+pub use compat::Compat;
 pub use hosts::Hosts;
 pub use in_process::InProcess;
 pub use listener::{Listener, serve};
 pub use remote::{Remote, Wanted};
-pub use router::router;
+pub use router::{Settings, router};
 pub use target::{Answer, Gone, Target};
+pub use token::{Token, TokenError};

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::target::{Answer, Gone};
 
-pub(crate) type Result<T> = std::result::Result<T, Problem>;
+pub(crate) type Result<T, E = Problem> = std::result::Result<T, E>;
 
 /// How long a client should wait for a host that went away, in seconds.
 const HOST_RETRY: u64 = 2;
@@ -27,7 +27,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
             kind: kind.into(),
@@ -62,6 +62,16 @@ impl Problem {
     pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self
+    }
+
+    /// Whether the plugin could not do it, rather than that nobody answered.
+    pub(crate) fn is_the_hosts(&self) -> bool {
+        !matches!(&*self.kind, "host_gone" | "not_found" | "empty")
+    }
+
+    /// Whether another request would have been answered.
+    pub(crate) fn is_the_clients(&self) -> bool {
+        self.kind == "invalid_argument"
     }
 
     /// The error that the plugin replied.
@@ -111,6 +121,9 @@ impl From<Error> for Problem {
                 .remedy("POST /api/v1/activate, let the program allocate, and dump again"),
             ErrorKind::BuildIdMismatch => {
                 Self::new(StatusCode::CONFLICT, "build_id_mismatch", message)
+            }
+            _ if matches!(error, Error::Program { .. }) => {
+                Self::new(StatusCode::NOT_IMPLEMENTED, "missing_program", message)
             }
             _ => Self::internal(message),
         }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use memprof_report::{Filter, Format, Granularity, Input, Options, SampleType, Sources, pattern};
+use memprof_report::{
+    Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::gateway::{Gateway, Kept, blocking};
+use crate::gateway::{Gateway, Kept, blocking, id_of};
 use crate::problem::{Problem, Result};
 
 /// What of a dump is wanted: the parameters of a query.
@@ -40,6 +42,8 @@ struct Kind {
     extension: &'static str,
 }
 
+/// The most that an upload is after decompression.
+const UPLOADED: u64 = 256 << 20;
 const TEXT: &str = "text/plain; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
@@ -78,6 +82,37 @@ impl Kind {
 }
 
 impl View {
+    /// A dump in one of the formats, as a whole.
+    pub(crate) fn of_format(format: &str) -> Self {
+        Self {
+            format: Some(format.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// The report of a dump that is taken now.
+    pub(crate) async fn of_new(&self, host: &Gateway) -> Result<Response> {
+        let dump = host.dump().await?;
+        self.of_kept(host, id_of(&dump)?).await
+    }
+
+    /// The same; a call graph that cannot be drawn is a flamegraph.
+    pub(crate) async fn of_new_without_graphviz(&self, host: &Gateway) -> Result<Response> {
+        let dump = host.dump().await?;
+        let id = id_of(&dump)?;
+        match self.of_kept(host, id).await {
+            Err(problem) if problem.kind == "missing_program" => {
+                let format = Some("flamegraph".to_owned());
+                let flamegraph = Self {
+                    format,
+                    ..self.clone()
+                };
+                flamegraph.of_kept(host, id).await
+            }
+            report => report,
+        }
+    }
+
     /// The report of a kept dump, from the cache where it was made before.
     pub(crate) async fn of_kept(&self, host: &Gateway, id: &str) -> Result<Response> {
         let kind = Kind::of(self.format.as_deref().unwrap_or("text"))?;
@@ -126,6 +161,47 @@ impl View {
             ..Options::default()
         })
     }
+}
+
+/// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read.
+pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Bytes> {
+    let dump = host.dump().await?;
+    let id = id_of(&dump)?;
+    let rewrite = || async {
+        let dump = host.fetch(id).await?;
+        blocking(move || {
+            let mut text = Vec::with_capacity(dump.len());
+            let limits = Limits::default();
+            memprof_report::write_tcmalloc(&mut &dump[..], &limits, &mut text)?;
+            Ok(text.into())
+        })
+        .await?
+    };
+    host.renders
+        .get_or(&format!("tcmalloc of {id}"), rewrite)
+        .await
+}
+
+/// The flamegraph of a dump that somebody brings.
+pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<Response> {
+    let pid = host.host().await?.pid;
+    let dump = Fetched {
+        kept: Kept {
+            id: "upload".to_owned(),
+            pid,
+        },
+        bytes: dump,
+    };
+    let options = Options {
+        format: Format::Flamegraph,
+        limits: Limits {
+            bytes: UPLOADED,
+            ..Limits::default()
+        },
+        ..Options::default()
+    };
+    let svg = blocking(move || render(&dump, None, pid, options)).await??;
+    Ok(([(CONTENT_TYPE, SVG)], svg).into_response())
 }
 
 fn sample_type(name: &str) -> Result<SampleType> {

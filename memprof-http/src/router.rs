@@ -7,31 +7,49 @@ use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
 use axum::routing::get;
 
+use crate::access::Access;
+use crate::compat::Compat;
 use crate::gateway::{Gateway, blocking};
 use crate::hosts::Hosts;
 use crate::problem::{Problem, Result};
-use crate::{api, page};
+use crate::{access, api, metrics, page};
 
 /// What every handler can reach.
 pub(crate) type Shared = Arc<Hosts>;
 
+/// Who may ask, and for what.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The rules of access.
+    pub access: Access,
+    /// The other systems' endpoints.
+    pub compat: Compat,
+}
+
 /// All routes over `hosts`.
-pub fn router(hosts: Hosts) -> Router {
+pub fn router(hosts: Hosts, settings: Settings) -> Router {
+    let of_host = of_host(settings.compat);
     let shared: Shared = Arc::new(hosts);
-    Router::new()
+    let routes = Router::new()
         .route("/", get(page::index))
-        .merge(of_host())
+        .merge(of_host.clone())
         .route("/api/v1/hosts", get(api::hosts))
         .route("/host/{host_pid}", get(page::with_slash))
         .route("/host/{host_pid}/", get(page::index))
-        .nest("/host/{host_pid}", of_host())
+        .nest("/host/{host_pid}", of_host)
         .fallback(|| async { Problem::not_found("there is no such page") })
-        .with_state(shared)
+        .with_state(shared);
+    // Around the router, not in it: a token is taken off the path before a route is looked for.
+    let guard = axum::middleware::from_fn_with_state(Arc::new(settings.access), access::guard);
+    Router::new().fallback_service(routes).layer(guard)
 }
 
 /// The routes of one host.
-fn of_host() -> Router<Shared> {
-    page::routes().merge(api::routes())
+fn of_host(compat: Compat) -> Router<Shared> {
+    page::routes()
+        .merge(api::routes())
+        .merge(compat.routes())
+        .route("/metrics", get(metrics::of_host))
 }
 
 /// The host that a request is about.

@@ -36,6 +36,7 @@ pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, pattern};
 pub use fold::{Folded, FoldedStack, Granularity, Named};
+pub use heap::write_tcmalloc;
 pub use input::parse;
 pub use limits::Limits;
 pub use names::{Detail, Frame, Names, StringId, Strings};

@@ -80,7 +80,7 @@ fn messages_are_matched_exactly() {
         let body = reply.result.body.unwrap();
         assert_eq!(body["error"]["kind"], "unknown_message");
         let remedy = body["error"]["remedy"].as_str().unwrap();
-        let valid = "activate, deactivate, dump, stats, status, ledger, purge, background_thread, reset, doctor, list, fetch, help";
+        let valid = "activate, deactivate, dump, stats, status, ledger, purge, background_thread, gdump, reset, doctor, list, fetch, help";
         assert_eq!(remedy, format!("valid messages: {valid}"));
     }
 }
@@ -120,7 +120,6 @@ fn malformed_arguments_are_named() {
         "opts=Jz",
         "has the unknown letter 'z'; valid letters: Jgmdablxeh",
     );
-    check("background_thread", "", "argument \"state\" is missing");
     check(
         "background_thread",
         "state=yes",
@@ -136,7 +135,10 @@ fn malformed_arguments_are_named() {
         "state=on max=many",
         "max=\"many\" is not a number",
     );
+    check("gdump", "", "argument \"state\" is missing");
+    check("gdump", "state=1", "state=\"1\" is neither on nor off");
     check("stats", "opts=aa", "has a letter twice");
+    check("stats", "log=no", "log=\"no\" is neither on nor off");
     check(
         "stats",
         "format=xml",

@@ -14,7 +14,7 @@ use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::stats_format::StatsFormat;
 use crate::text::{
-    activation_text, background_text, dump_text, findings_text, kept_text, ledger_text,
+    activation_text, background_text, dump_text, findings_text, gdump_text, kept_text, ledger_text,
     purged_text, stats_text, status_text,
 };
 
@@ -43,8 +43,8 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "stats",
-            "[opts=Jgmdablxeh] [format=text|json]",
-            "Prints the allocator's figures to the host's log, and returns them.",
+            "[opts=Jgmdablxeh] [format=text|json] [log=on|off]",
+            "Returns the allocator's figures, and prints them to the host's log.",
         ),
         Message::new(
             "status",
@@ -63,8 +63,13 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "background_thread",
-            "state=on|off [max=N]",
+            "[state=on|off] [max=N]",
             "Switches the allocator's threads that give free pages back by themselves.",
+        ),
+        Message::new(
+            "gdump",
+            "state=on|off",
+            "Switches jemalloc's own dumps at every new peak of memory.",
         ),
         Message::new(
             "reset",
@@ -136,8 +141,19 @@ impl Plugin for MemoryProfile {
                 args.finish()?;
                 activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
             }
+            "gdump" => {
+                let on = parse_switch("state", &args.require("state")?)?;
+                args.finish()?;
+                let switched = self.profiler.set_gdump(on).map_err(failure)?;
+                let text = gdump_text(on, &switched);
+                log::info!("{text}");
+                ok(reply, &text, switched)
+            }
             "background_thread" => {
-                let on = take_switch(&mut args, "state")?;
+                let state = args.take("state");
+                let on = state
+                    .map(|state| parse_switch("state", &state))
+                    .transpose()?;
                 let max = take_number(&mut args, "max")?;
                 args.finish()?;
                 self.background_thread(on, max, reply)
@@ -145,9 +161,13 @@ impl Plugin for MemoryProfile {
             "stats" => {
                 let opts = args.take("opts");
                 let format = args.take("format");
+                let is_logged = match args.take("log") {
+                    Some(log) => parse_switch("log", &log)?,
+                    None => true,
+                };
                 args.finish()?;
                 let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
-                self.stats(&format, reply)
+                self.stats(&format, is_logged, reply)
             }
             "fetch" => {
                 let id = args.require("id")?;
@@ -186,13 +206,20 @@ impl MemoryProfile {
         ok(reply, &text, &report)
     }
 
-    fn stats(&self, format: &StatsFormat, reply: &mut Reply<'_>) -> Result<(), Failure> {
+    fn stats(
+        &self,
+        format: &StatsFormat,
+        is_logged: bool,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
         let stats = self
             .profiler
             .stats(format.options.as_ref())
             .map_err(failure)?;
         let text: String = stats.iter().map(stats_text).collect();
-        text.lines().for_each(|line| log::info!("{line}"));
+        if is_logged {
+            text.lines().for_each(|line| log::info!("{line}"));
+        }
         if format.is_plain {
             return reply.text(&text);
         }
@@ -208,7 +235,7 @@ impl MemoryProfile {
 
     fn background_thread(
         &self,
-        on: bool,
+        on: Option<bool>,
         max: Option<u64>,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
@@ -302,8 +329,8 @@ fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, F
     args.take(key).map(parse).transpose()
 }
 
-fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
-    match args.require(key)?.as_str() {
+fn parse_switch(key: &str, text: &str) -> Result<bool, Failure> {
+    match text {
         "on" => Ok(true),
         "off" => Ok(false),
         other => {

@@ -8,6 +8,11 @@ pub(crate) fn activation_text(activation: &Activation) -> String {
     joined(status_text(&activation.status), &activation.warnings)
 }
 
+pub(crate) fn gdump_text(on: bool, switched: &Activation) -> String {
+    let state = if on { "on" } else { "off" };
+    joined(format!("gdump is {state}"), &switched.warnings)
+}
+
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let text = format!(
