@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use memprof_report::{
-    Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
+    Filter, Format, Granularity, Input, Limits, Options, POLICY, SampleType, Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
 
@@ -125,7 +125,14 @@ impl View {
             (CONTENT_TYPE, kind.content_type.to_owned()),
             (CONTENT_DISPOSITION, name),
         ];
-        Ok((headers, bytes).into_response())
+        let mut response = (headers, bytes).into_response();
+        if let Wanted::Report(Format::Html) = kind.wanted {
+            let policy = HeaderValue::from_static(&POLICY);
+            response
+                .headers_mut()
+                .insert(CONTENT_SECURITY_POLICY, policy);
+        }
+        Ok(response)
     }
 
     async fn report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {

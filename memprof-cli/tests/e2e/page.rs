@@ -2,11 +2,12 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::browser::Browser;
-use crate::dist::source;
+use crate::dist::{dist, source};
 use crate::host::{Host, Setup};
 use crate::memprof::memprof;
 use crate::server::Server;
@@ -191,12 +192,19 @@ fn hostile_names_are_text() {
     ];
     memprof(&host.socket_dir(), &args).exits(0);
     let browser = Browser::open();
-    for (address, own) in [
+    let served = format!("{}api/v1/dumps/{id}?format=html", server.address);
+    for (name, address, own) in [
         (
+            "page",
             format!("{}#view={id}&show=table", server.address),
-            server.address.clone(),
+            &server.address,
         ),
-        (format!("file://{out}#show=table"), format!("file://{out}")),
+        ("served", format!("{served}#show=table"), &served),
+        (
+            "file",
+            format!("file://{out}#show=table"),
+            &format!("file://{out}"),
+        ),
     ] {
         browser.go("about:blank");
         browser.go(&address);
@@ -215,9 +223,16 @@ fn hostile_names_are_text() {
         browser.wait("document.querySelectorAll('#panel-table td.name').length === 1");
         browser.click("#tab-tree");
         browser.wait("document.querySelector('#panel-tree td.hit')");
-        browser.screenshot(&format!("hostile_{}", own.split(':').next().unwrap()));
-        is_quiet(&browser, &own);
+        browser.screenshot(&format!("hostile_{name}"));
+        is_quiet(&browser, own);
     }
+    let drawing = format!("{}api/v1/dumps/{id}?format=flamegraph", server.address);
+    browser.go(&drawing);
+    browser.wait(
+        "document.querySelector('#search').classList.contains('show')
+        || document.querySelector('#search').onclick",
+    );
+    is_quiet(&browser, &drawing);
 }
 
 #[test]
@@ -320,4 +335,63 @@ fn a_narrow_and_dark_window_shows_everything() {
     browser.dark(false);
     let light = browser.run("return getComputedStyle(document.body).backgroundColor");
     assert_ne!(dark, light);
+}
+
+/// `memprof` with a browser, and one without.
+#[test]
+fn reports_open_in_a_browser_or_say_where_they_lie() {
+    let host = host();
+    let place = host.place();
+    let opened = place.join("opened");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&opened)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let browser = place.join("browser");
+    fs::write(
+        &browser,
+        format!("#!/bin/sh\necho \"$1\" > {}\n", opened.display()),
+    )
+    .unwrap();
+    fs::set_permissions(&browser, Permissions::from_mode(0o700)).unwrap();
+    let pages = place.join("pages");
+    fs::create_dir(&pages).unwrap();
+    let (named, pid) = (
+        source("memprof-report/tests/named.heap"),
+        host.pid().to_string(),
+    );
+    host.memprof("activate", &[]).exits(0);
+    host.dump_of(1);
+    let is_page = |path: &str| {
+        let page = fs::read_to_string(path.trim_end()).unwrap();
+        assert!(path.starts_with(pages.to_str().unwrap()), "{path}");
+        assert!(page.starts_with("<!doctype html>"), "{page}");
+    };
+    for args in [
+        &["report", "--no-symbols", "--open", named.to_str().unwrap()][..],
+        &["dump", "-t", &pid, "--open"],
+        &["record", "-t", &pid, "--for", "1ms", "--open"],
+    ] {
+        let mut memprof = Command::new(dist("bin/memprof"));
+        memprof
+            .args(args)
+            .env("MEMPROF_SOCKET_DIR", host.socket_dir())
+            .env("TMPDIR", &pages)
+            .env_remove("DISPLAY")
+            .env_remove("WAYLAND_DISPLAY");
+        let alone = memprof.env_remove("BROWSER").output().unwrap();
+        let stdout = String::from_utf8(alone.stdout).unwrap();
+        is_page(stdout.lines().last().unwrap_or_else(|| panic!("{args:?}")));
+        memprof.env("BROWSER", format!("/nowhere/browser:{}", browser.display()));
+        let with = memprof.output().unwrap();
+        is_page(&fs::read_to_string(&opened).unwrap());
+        let notes = String::from_utf8(with.stderr).unwrap();
+        assert!(
+            notes.contains("note: failed to start /nowhere/browser: No such file"),
+            "{notes}"
+        );
+    }
 }
