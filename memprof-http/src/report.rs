@@ -64,6 +64,7 @@ impl Kind {
             "collapsed" => kind(Format::Collapsed, TEXT, "collapsed.txt"),
             "flamegraph" => kind(Format::Flamegraph, SVG, "flamegraph.svg"),
             "html" => kind(Format::Html, "text/html; charset=utf-8", "html"),
+            "view" => kind(Format::View, "application/json", "view.json"),
             "text" => kind(Format::Text, TEXT, "txt"),
             "tree" => kind(Format::Tree, TEXT, "tree.txt"),
             "jeprof" => kind(Format::Jeprof, TEXT, "jeprof"),
@@ -72,8 +73,8 @@ impl Kind {
             "dot" => kind(Format::Dot, "text/vnd.graphviz; charset=utf-8", "dot"),
             other => {
                 return Err(Problem::invalid(format!("format={other:?} is no format")).remedy(
-                    "valid formats: heap, pprof, collapsed, flamegraph, html, text, tree, jeprof, \
-                     json, svg, dot",
+                    "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
+                     jeprof, json, svg, dot",
                 ));
             }
         })

@@ -16,6 +16,8 @@ pub(crate) const BUILD: &[&str] = &["g++", "libjemalloc-dev", "libjemalloc2"];
 pub(crate) const TEST: &[&str] = &[
     "abigail-tools",
     "binutils",
+    "chromium",
+    "chromium-driver",
     "mosquitto",
     "mosquitto-clients",
     "perl",

@@ -1,9 +1,11 @@
 //! The real thing: hosts, plugins and `memprof` as they lie in `target/dist`, over real sockets,
 //! with real jemalloc and stock jeprof.
 
+mod browser;
 mod dist;
 mod host;
 mod memprof;
+mod server;
 
 mod artifact;
 mod bus;
@@ -16,5 +18,6 @@ mod dumps;
 
 mod hosts;
 mod operate;
+mod page;
 mod plugins;
 mod report;

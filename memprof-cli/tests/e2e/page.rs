@@ -1,0 +1,323 @@
+//! The page, driven in a real browser. What it looks like lies in `target/screenshots` afterwards.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::Value;
+
+use crate::browser::Browser;
+use crate::dist::source;
+use crate::host::{Host, Setup};
+use crate::memprof::memprof;
+use crate::server::Server;
+
+/// A symbol that ends a script, opens an element and runs code, if anything takes it for markup.
+const HOSTILE: &str = "<img src=x onerror=alert(1)>;\"&'\\";
+
+fn host() -> Host {
+    Setup::of("rust_host").start()
+}
+
+fn server(host: &Host) -> Server {
+    Server::start(&host.socket_dir(), &[])
+}
+
+/// Puts a dump with hostile names among those that the host keeps.
+fn keep_hostile_dump(host: &Host) -> &'static str {
+    const ID: &str = "20260102T030405Z.4242.1.0a1b2c3d";
+    host.memprof("dump", &[]).exits(0);
+    let file = host.dump_dir().join(format!("{ID}.heap"));
+    fs::copy(source("memprof-report/tests/named.heap"), &file).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    ID
+}
+
+/// What is wrong with a page that was looked at: complaints in the console, requests elsewhere.
+#[track_caller]
+fn is_quiet(browser: &Browser, address: &str) {
+    assert_eq!(browser.console(), [""; 0]);
+    let elsewhere: Vec<_> = browser
+        .requests()
+        .into_iter()
+        .filter(|request| !request.starts_with(address) && !request.starts_with("data:"))
+        .collect();
+    assert_eq!(elsewhere, [""; 0]);
+}
+
+#[test]
+fn two_dumps_are_taken_and_compared() {
+    let host = host();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#resident').textContent.endsWith('resident')");
+    assert_eq!(
+        browser.text("#name"),
+        format!("rust_host, pid {}", host.pid())
+    );
+    assert_eq!(browser.text("#state"), "not sampling");
+    browser.click("#start");
+    browser.wait("document.querySelector('#state').textContent === 'sampling'");
+    assert!(browser.text("#sampling").contains("ends by itself in "));
+
+    for count in 1..=2 {
+        let before = host.dump_of(u64::from(count == 2) << 20);
+        browser.click("#take");
+        browser.wait(&format!(
+            "document.querySelectorAll('#dump-rows tr').length > {count}"
+        ));
+        browser
+            .wait("document.querySelector('#notice').textContent.includes('The dump is taken: ')");
+        assert_ne!(before["id"], Value::Null);
+    }
+    browser.run("scrollTo(0, document.body.scrollHeight);");
+    browser.screenshot("overview");
+
+    // The newest against the oldest: one click.
+    browser.click("#dump-rows tr:first-child a:nth-of-type(2)");
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    let heading = browser.text("#heading");
+    assert!(heading.contains("inuse_space: changed by"), "{heading}");
+    let kinds =
+        browser.run("return [...document.querySelectorAll('.kind')].map(kind => kind.textContent)");
+    assert_eq!(kinds.as_array().unwrap().len(), 4, "{kinds}");
+    browser.screenshot("diff_flamegraph");
+
+    browser.click("#tab-table");
+    let rows = "document.querySelectorAll('#panel-table tbody tr[aria-rowindex]')";
+    browser.wait(&format!("{rows}.length > 3"));
+    let first = browser.text("#panel-table tbody tr[aria-rowindex='2'] td.change");
+    assert!(first.starts_with('▲') || first.starts_with('▼'), "{first}");
+    browser.screenshot("diff_table");
+    browser.click("#tab-tree");
+    browser.wait("document.querySelector('#panel-tree [role=treegrid] tr[aria-level=\"2\"]')");
+    browser.screenshot("diff_tree");
+
+    // The same address shows the same again, and other numbers of the same dumps.
+    let address = browser.run("return location.href");
+    assert!(address.as_str().unwrap().contains("show=tree"), "{address}");
+    browser.go("about:blank");
+    browser.go(address.as_str().unwrap());
+    browser.wait("document.querySelector('#tab-tree').ariaSelected === 'true'");
+    assert_eq!(browser.text("#heading"), heading);
+    browser.run(
+        "const type = document.querySelector('#type'); type.value = 'inuse_objects';
+        type.dispatchEvent(new Event('change'));",
+    );
+    browser.wait("document.querySelector('#heading')?.textContent.startsWith('inuse_objects: ')");
+
+    let downloads = "[...document.querySelectorAll('#downloads a')]";
+    let names = browser.run(&format!(
+        "return {downloads}.map(link => link.textContent).join()"
+    ));
+    assert_eq!(names, "pprof,collapsed,SVG,HTML,heap");
+    let statuses = browser.run_async(&format!(
+        "Promise.all({downloads}.map(async link => (await fetch(link.href)).status)).then(done);"
+    ));
+    assert_eq!(statuses, serde_json::json!([200, 200, 200, 200, 200]));
+    is_quiet(&browser, &server.address);
+}
+
+#[test]
+fn zoom_search_and_keys() {
+    let host = host();
+    let id = keep_hostile_dump(&host);
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&format!("{}#view={id}", server.address));
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    let details = || browser.text("#details");
+    assert!(details().starts_with("total: "), "{}", details());
+
+    // `/` finds the search, Enter the next place, Escape ends it.
+    browser.keys("body", "/");
+    browser.wait("document.activeElement.id === 'search'");
+    browser.keys("#search", "^read_body$");
+    browser.wait("document.querySelector('#found').textContent.endsWith(' in 1 place')");
+    browser.keys("#search", "\u{e007}");
+    assert!(details().starts_with("read_body: "), "{}", details());
+    browser.keys("#search", "\u{e00c}");
+    browser.wait("document.querySelector('#search').value === ''");
+
+    // Down from the root to main, and into it.
+    browser.keys("#panel-flamegraph", "\u{e015}\u{e015}\u{e007}");
+    let zoomed = browser.wait(
+        "document.querySelector('#panel-flamegraph').dataset.drawn !== '0'
+        && document.querySelector('#panel-flamegraph').dataset.drawn",
+    );
+    let address = browser.run("return location.hash");
+    assert!(
+        address
+            .as_str()
+            .unwrap()
+            .contains(&format!("zoom={}", zoomed.as_str().unwrap()))
+    );
+    browser.keys("#panel-flamegraph", "\u{e00c}");
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+
+    // A click in the picture zooms too.
+    browser.click("#panel-flamegraph canvas");
+    browser.keys("#panel-flamegraph", "\u{e00c}");
+
+    // Every column sorts, both ways.
+    browser.click("#tab-table");
+    browser.click("#panel-table th.name button");
+    let names = "return [...document.querySelectorAll('#panel-table tbody td.name')].map(cell => cell.textContent)";
+    let rising = browser.run(names);
+    browser.click("#panel-table th.name button");
+    let mut falling = browser.run(names);
+    falling.as_array_mut().unwrap().reverse();
+    assert_eq!(rising, falling);
+    assert_eq!(rising.as_array().unwrap().len(), 7);
+    is_quiet(&browser, &server.address);
+}
+
+#[test]
+fn hostile_names_are_text() {
+    let host = host();
+    let id = keep_hostile_dump(&host);
+    let server = server(&host);
+    let report = host.place().join("report.html");
+    let file = source("memprof-report/tests/named.heap");
+    let (file, out) = (file.to_str().unwrap(), report.to_str().unwrap());
+    let args = [
+        "report",
+        file,
+        "--no-symbols",
+        "--format",
+        "html",
+        "-o",
+        out,
+    ];
+    memprof(&host.socket_dir(), &args).exits(0);
+    let browser = Browser::open();
+    for (address, own) in [
+        (
+            format!("{}#view={id}&show=table", server.address),
+            server.address.clone(),
+        ),
+        (format!("file://{out}#show=table"), format!("file://{out}")),
+    ] {
+        browser.go("about:blank");
+        browser.go(&address);
+        browser.wait("document.querySelectorAll('#panel-table td.name').length === 7");
+        let names = browser.run("return [...document.querySelectorAll('#panel-table td.name')].map(cell => cell.innerText)");
+        assert!(
+            names.as_array().unwrap().contains(&HOSTILE.into()),
+            "{names}"
+        );
+        assert_eq!(
+            browser.run("return document.querySelectorAll('img').length"),
+            0
+        );
+        browser.keys("body", "/");
+        browser.keys("#search", "onerror");
+        browser.wait("document.querySelectorAll('#panel-table td.name').length === 1");
+        browser.click("#tab-tree");
+        browser.wait("document.querySelector('#panel-tree td.hit')");
+        browser.screenshot(&format!("hostile_{}", own.split(':').next().unwrap()));
+        is_quiet(&browser, &own);
+    }
+}
+
+#[test]
+fn a_host_that_ends_is_missed_and_found_again() {
+    let mut host = host();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#resident').textContent");
+    host.terminate();
+    browser.wait("!document.querySelector('#gone').hidden");
+    let words = browser.text("#gone");
+    assert!(
+        words.starts_with(&format!("rust_host (pid {}) does not answer", host.pid())),
+        "{words}"
+    );
+    assert_eq!(browser.text("#state"), "does not answer");
+    browser.screenshot("host_gone");
+    let again = Setup::of("rust_host").sockets(&host.socket_dir()).start();
+    browser.wait("document.querySelector('#gone').hidden");
+    assert_eq!(
+        browser.text("#name"),
+        format!("rust_host, pid {}", again.pid())
+    );
+    drop(server);
+    browser.wait("!document.querySelector('#gone').hidden");
+    assert!(
+        browser
+            .text("#gone")
+            .starts_with("The server behind this page, memprof serve, does not answer")
+    );
+}
+
+#[test]
+fn one_of_several_hosts_is_chosen() {
+    let one = host();
+    let other = Setup::of("c_host").sockets(&one.socket_dir()).start();
+    let server = server(&one);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelectorAll('#host-rows tr').length === 2");
+    browser.screenshot("hosts");
+    browser.click(&format!("#host-rows a[href='host/{}/']", other.pid()));
+    browser.wait("document.querySelector('#resident').textContent");
+    assert_eq!(
+        browser.text("#name"),
+        format!("c_host, pid {}", other.pid())
+    );
+    browser.click("#all");
+    browser.wait("document.querySelectorAll('#host-rows tr').length === 2");
+    is_quiet(&browser, &server.address);
+}
+
+#[test]
+fn a_host_without_profiling_says_what_helps() {
+    let host = Setup::without_profiling("rust_host").start();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#finding-rows li.error')");
+    let words = browser.text("#findings");
+    assert!(
+        words.contains("What helps: ") && words.contains("prof:true"),
+        "{words}"
+    );
+    assert_eq!(
+        browser.run("return document.querySelector('#take').disabled"),
+        true
+    );
+    browser.screenshot("cannot_profile");
+}
+
+#[test]
+fn a_narrow_and_dark_window_shows_everything() {
+    let host = host();
+    let id = keep_hostile_dump(&host);
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.size(400, 800);
+    browser.dark(true);
+    let fits = || {
+        let width = browser.run("return document.documentElement.scrollWidth");
+        assert!(width.as_u64().unwrap() <= 400, "{width}");
+    };
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#resident').textContent");
+    fits();
+    browser.screenshot("narrow_overview");
+    browser.go(&format!("{}#view={id}", server.address));
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    for show in ["flamegraph", "table", "tree"] {
+        browser.click(&format!("#tab-{show}"));
+        fits();
+        browser.screenshot(&format!("narrow_{show}"));
+    }
+    browser.size(1280, 900);
+    browser.click("#tab-flamegraph");
+    browser.screenshot("dark_flamegraph");
+    let dark = browser.run("return getComputedStyle(document.body).backgroundColor");
+    browser.dark(false);
+    let light = browser.run("return getComputedStyle(document.body).backgroundColor");
+    assert_ne!(dark, light);
+}
