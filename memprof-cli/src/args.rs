@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
@@ -86,6 +87,17 @@ pub(crate) enum Command {
         /// Load it here.
         #[arg(long, hide = true)]
         in_child: bool,
+    },
+    /// Print what a shell needs to complete memprof's commands.
+    Completions {
+        /// For example: memprof completions bash > /etc/bash_completion.d/memprof
+        shell: Shell,
+    },
+    /// Print the manual page, or write the pages of all commands to a directory.
+    Man {
+        /// Where memprof.1, memprof-dump.1 and the others go.
+        #[arg(long, value_name = "DIR")]
+        directory: Option<PathBuf>,
     },
     /// Print the environment that switches profiling on in a program.
     MallocConf {

@@ -8,6 +8,7 @@ mod check;
 mod exit;
 mod leaks;
 mod malloc_conf;
+mod manual;
 mod message;
 mod output;
 mod ps;
@@ -75,6 +76,8 @@ fn run(command: Command) -> Outcome {
             plugin,
             in_child: true,
         } => check::in_child(&plugin),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man { directory } => manual::man(directory.as_deref()),
         Command::MallocConf { program } => malloc_conf::run(program.as_deref()),
     }
 }

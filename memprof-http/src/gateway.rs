@@ -24,6 +24,7 @@ pub(crate) struct Gateway {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Kept {
     pub(crate) id: String,
+    pub(crate) taken: String,
     pub(crate) pid: u32,
 }
 

@@ -24,6 +24,7 @@ mod report;
 mod api;
 mod compat;
 mod metrics;
+mod openapi;
 mod page;
 
 mod problem;

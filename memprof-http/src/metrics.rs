@@ -1,4 +1,4 @@
-//! `/metrics`, in the text of OpenMetrics.
+//! `/metrics`, for Prometheus.
 
 use std::sync::atomic::AtomicU64;
 

@@ -1,16 +1,19 @@
 //! Kept dumps as reports.
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use axum::body::Bytes;
-use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use memprof_report::{
-    Filter, Format, Granularity, Input, Limits, Options, POLICY, SampleType, Sources, pattern,
+    FLAMEGRAPH_POLICY, Filter, Format, Granularity, Input, Limits, Options, POLICY, SampleType,
+    Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::gateway::{Gateway, Kept, blocking, id_of};
+use crate::headers;
 use crate::problem::{Problem, Result};
 
 /// What of a dump is wanted: the parameters of a query.
@@ -34,6 +37,16 @@ enum Wanted {
     /// As jemalloc wrote it.
     Heap,
     Report(Format),
+}
+
+impl Wanted {
+    fn policy(self) -> String {
+        headers::document(match self {
+            Self::Report(Format::Html) => &POLICY,
+            Self::Report(Format::Flamegraph) => &FLAMEGRAPH_POLICY,
+            Self::Report(_) | Self::Heap => "default-src 'none'; style-src 'unsafe-inline'",
+        })
+    }
 }
 
 struct Kind {
@@ -124,15 +137,9 @@ impl View {
         let headers = [
             (CONTENT_TYPE, kind.content_type.to_owned()),
             (CONTENT_DISPOSITION, name),
+            (CONTENT_SECURITY_POLICY, kind.wanted.policy()),
         ];
-        let mut response = (headers, bytes).into_response();
-        if let Wanted::Report(Format::Html) = kind.wanted {
-            let policy = HeaderValue::from_static(&POLICY);
-            response
-                .headers_mut()
-                .insert(CONTENT_SECURITY_POLICY, policy);
-        }
-        Ok(response)
+        Ok((headers, bytes).into_response())
     }
 
     async fn report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
@@ -195,6 +202,7 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
     let dump = Fetched {
         kept: Kept {
             id: "upload".to_owned(),
+            taken: String::new(),
             pid,
         },
         bytes: dump,
@@ -208,7 +216,14 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
         ..Options::default()
     };
     let svg = blocking(move || render(&dump, None, pid, options)).await??;
-    Ok(([(CONTENT_TYPE, SVG)], svg).into_response())
+    let headers = [
+        (CONTENT_TYPE, SVG.to_owned()),
+        (
+            CONTENT_SECURITY_POLICY,
+            Wanted::Report(Format::Flamegraph).policy(),
+        ),
+    ];
+    Ok((headers, svg).into_response())
 }
 
 fn sample_type(name: &str) -> Result<SampleType> {
@@ -236,12 +251,21 @@ impl Fetched {
     }
 }
 
+/// 0, pprof's unknown, for what has no time.
+fn time_nanos(kept: &Kept) -> i64 {
+    let taken = humantime::parse_rfc3339(&kept.taken).ok();
+    let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
+    let nanos = since.and_then(|since| i64::try_from(since.as_nanos()).ok());
+    nanos.unwrap_or(0)
+}
+
 fn render(
     dump: &Fetched,
     base: Option<&Arc<Fetched>>,
     pid: u32,
-    options: Options,
+    mut options: Options,
 ) -> Result<Bytes> {
+    options.time_nanos = time_nanos(&dump.kept);
     // The files of a living process are its own dumps' only.
     let sources = Sources::of_process((dump.kept.pid == pid).then_some(pid));
     let mut bytes = &dump.bytes[..];

@@ -12,7 +12,7 @@ use crate::compat::Compat;
 use crate::gateway::{Gateway, blocking};
 use crate::hosts::Hosts;
 use crate::problem::{Problem, Result};
-use crate::{access, api, metrics, page};
+use crate::{access, api, metrics, openapi, page};
 
 /// What every handler can reach.
 pub(crate) type Shared = Arc<Hosts>;
@@ -34,6 +34,7 @@ pub fn router(hosts: Hosts, settings: Settings) -> Router {
         .route("/", get(page::index))
         .merge(of_host.clone())
         .route("/api/v1/hosts", get(api::hosts))
+        .route("/api/v1/openapi.json", get(openapi::document))
         .route("/host/{host_pid}", get(page::with_slash))
         .route("/host/{host_pid}/", get(page::index))
         .nest("/host/{host_pid}", of_host)

@@ -43,7 +43,7 @@ pub use names::{Detail, Frame, Names, StringId, Strings};
 pub use profile::{
     Address, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Values,
 };
-pub use render::{Format, POLICY, Subject, VIEWER, amount, render};
+pub use render::{FLAMEGRAPH_POLICY, Format, POLICY, Subject, VIEWER, amount, render};
 pub use report::{Input, Options, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use symbolize::{Progress, Sources, symbolize};

@@ -13,6 +13,7 @@ mod svg;
 mod text;
 mod tree;
 
+pub use flamegraph::FLAMEGRAPH_POLICY;
 pub use html::{POLICY, VIEWER};
 
 use std::io::Write;

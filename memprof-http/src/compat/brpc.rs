@@ -5,8 +5,8 @@ mod hotspots;
 
 use axum::Router;
 use axum::extract::Query;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderName, StatusCode};
+use axum::http::header::{CONTENT_TYPE, USER_AGENT};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
@@ -69,9 +69,17 @@ struct Display {
     opts: Option<String>,
 }
 
-async fn heap(To(host): To, Query(query): Query<Display>) -> Result<Response> {
+/// `go tool pprof` asks the binary for names before it asks here, and that of Go 1.19 gets wrong ones
+/// for programs that lld linked, as Rust's are. So it is given a profile that has its names.
+fn is_go(headers: &HeaderMap) -> bool {
+    let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
+    agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
+}
+
+async fn heap(To(host): To, headers: HeaderMap, Query(query): Query<Display>) -> Result<Response> {
     let display = query.display.as_deref().unwrap_or_default();
     let done = match display {
+        "" if is_go(&headers) => View::of_format("pprof").of_new(&host).await,
         "" => tcmalloc_of_new(&host)
             .await
             .map(|text| ([TEXT], text).into_response()),
