@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use serde_json::Value;
+use webdriver::Browser;
 
-use crate::browser::Browser;
 use crate::dist::{dist, source};
 use crate::host::{Host, Setup};
 use crate::memprof::memprof;
@@ -21,6 +21,13 @@ fn host() -> Host {
 
 fn server(host: &Host) -> Server {
     Server::start(&host.socket_dir(), &[])
+}
+
+/// Keeps what is seen as `target/screenshots/NAME.png`.
+fn screenshot(browser: &Browser, name: &str) {
+    let directory = source("target/screenshots");
+    fs::create_dir_all(&directory).unwrap();
+    browser.screenshot(&directory.join(format!("{name}.png")));
 }
 
 /// Puts a dump with hostile names among those that the host keeps.
@@ -72,7 +79,7 @@ fn two_dumps_are_taken_and_compared() {
         assert_ne!(before["id"], Value::Null);
     }
     browser.run("scrollTo(0, document.body.scrollHeight);");
-    browser.screenshot("overview");
+    screenshot(&browser, "overview");
 
     // The newest against the oldest: one click.
     browser.click("#dump-rows tr:first-child a:nth-of-type(2)");
@@ -82,17 +89,17 @@ fn two_dumps_are_taken_and_compared() {
     let kinds =
         browser.run("return [...document.querySelectorAll('.kind')].map(kind => kind.textContent)");
     assert_eq!(kinds.as_array().unwrap().len(), 4, "{kinds}");
-    browser.screenshot("diff_flamegraph");
+    screenshot(&browser, "diff_flamegraph");
 
     browser.click("#tab-table");
     let rows = "document.querySelectorAll('#panel-table tbody tr[aria-rowindex]')";
     browser.wait(&format!("{rows}.length > 3"));
     let first = browser.text("#panel-table tbody tr[aria-rowindex='2'] td.change");
     assert!(first.starts_with('▲') || first.starts_with('▼'), "{first}");
-    browser.screenshot("diff_table");
+    screenshot(&browser, "diff_table");
     browser.click("#tab-tree");
     browser.wait("document.querySelector('#panel-tree [role=treegrid] tr[aria-level=\"2\"]')");
-    browser.screenshot("diff_tree");
+    screenshot(&browser, "diff_tree");
 
     // The same address shows the same again, and other numbers of the same dumps.
     let address = browser.run("return location.href");
@@ -223,7 +230,7 @@ fn hostile_names_are_text() {
         browser.wait("document.querySelectorAll('#panel-table td.name').length === 1");
         browser.click("#tab-tree");
         browser.wait("document.querySelector('#panel-tree td.hit')");
-        browser.screenshot(&format!("hostile_{name}"));
+        screenshot(&browser, &format!("hostile_{name}"));
         is_quiet(&browser, own);
     }
     let drawing = format!("{}api/v1/dumps/{id}?format=flamegraph", server.address);
@@ -254,7 +261,7 @@ fn a_host_that_ends_is_missed_and_found_again() {
         "{words}"
     );
     assert_eq!(browser.text("#state"), "does not answer");
-    browser.screenshot("host_gone");
+    screenshot(&browser, "host_gone");
     let again = Setup::of("rust_host").sockets(&host.socket_dir()).start();
     browser.wait("document.querySelector('#gone').hidden");
     assert_eq!(
@@ -278,7 +285,7 @@ fn one_of_several_hosts_is_chosen() {
     let browser = Browser::open();
     browser.go(&server.address);
     browser.wait("document.querySelectorAll('#host-rows tr').length === 2");
-    browser.screenshot("hosts");
+    screenshot(&browser, "hosts");
     browser.click(&format!("#host-rows a[href='host/{}/']", other.pid()));
     browser.wait("document.querySelector('#resident').textContent");
     assert_eq!(
@@ -306,7 +313,7 @@ fn a_host_without_profiling_says_what_helps() {
         browser.run("return document.querySelector('#take').disabled"),
         true
     );
-    browser.screenshot("cannot_profile");
+    screenshot(&browser, "cannot_profile");
 }
 
 #[test]
@@ -324,17 +331,17 @@ fn a_narrow_and_dark_window_shows_everything() {
     browser.go(&server.address);
     browser.wait("document.querySelector('#resident').textContent");
     fits();
-    browser.screenshot("narrow_overview");
+    screenshot(&browser, "narrow_overview");
     browser.go(&format!("{}#view={id}", server.address));
     browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     for show in ["flamegraph", "table", "tree"] {
         browser.click(&format!("#tab-{show}"));
         fits();
-        browser.screenshot(&format!("narrow_{show}"));
+        screenshot(&browser, &format!("narrow_{show}"));
     }
     browser.size(1280, 900);
     browser.click("#tab-flamegraph");
-    browser.screenshot("dark_flamegraph");
+    screenshot(&browser, "dark_flamegraph");
     let dark = browser.run("return getComputedStyle(document.body).backgroundColor");
     browser.dark(false);
     let light = browser.run("return getComputedStyle(document.body).backgroundColor");
