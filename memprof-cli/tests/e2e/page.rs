@@ -4,6 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use webdriver::Browser;
 
@@ -12,8 +13,19 @@ use crate::host::{Host, Setup};
 use crate::memprof::memprof;
 use crate::server::Server;
 
-/// A symbol that ends a script, opens an element and runs code, if anything takes it for markup.
-const HOSTILE: &str = "<img src=x onerror=alert(1)>;\"&'\\";
+/// What runs code in a page that takes a symbol for markup.
+const HOSTILE: [&str; 10] = [
+    "<img src=x onerror=top.pwned=1>",
+    "<script>top.pwned=1</script>",
+    "</script><script>top.pwned=1</script>",
+    "\"><svg onload=top.pwned=1>",
+    "javascript:top.pwned=1",
+    "';top.pwned=1;'",
+    "${top.pwned=1}`",
+    "&lt;img src=x onerror=top.pwned=1&gt;",
+    "<iframe srcdoc='<script>top.pwned=1</script>'>",
+    "]]></style><style>*{display:none}",
+];
 
 fn host() -> Host {
     Setup::of("rust_host").start()
@@ -30,14 +42,36 @@ fn screenshot(browser: &Browser, name: &str) {
     browser.screenshot(&directory.join(format!("{name}.png")));
 }
 
-/// Puts a dump with hostile names among those that the host keeps.
-fn keep_hostile_dump(host: &Host) -> &'static str {
+/// Puts a dump among those that the host keeps, and returns its id.
+fn keep(host: &Host, dump: &str) -> &'static str {
     const ID: &str = "20260102T030405Z.4242.1.0a1b2c3d";
     host.memprof("dump", &[]).exits(0);
     let file = host.dump_dir().join(format!("{ID}.heap"));
-    fs::copy(source("memprof-report/tests/named.heap"), &file).unwrap();
+    fs::write(&file, dump).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     ID
+}
+
+/// One with seven functions.
+fn keep_named(host: &Host) -> &'static str {
+    let named = source("memprof-report/tests/named.heap");
+    keep(host, &fs::read_to_string(named).unwrap())
+}
+
+/// A dump of one function for each name.
+fn dump_of_names(names: &[String]) -> String {
+    let address = |index: usize| 0x1001 + 16 * index;
+    let of = |line: &dyn Fn(usize, &String) -> String| -> String {
+        let lines = names.iter().enumerate();
+        lines.map(|(index, name)| line(index, name)).collect()
+    };
+    let symbols = of(&|index, name| format!("{:#018x} {name}\n", address(index) - 1));
+    let stacks = of(&|index, _| format!("@ {:#x}\n  t*: 1: 4096 [0: 0]\n", address(index)));
+    let (count, bytes) = (names.len(), 4096 * names.len());
+    format!(
+        "--- symbol\nbinary=/usr/bin/x\n{symbols}---\n--- heap\nheap_v2/512\n  t*: {count}: {bytes} [0: 0]\n\
+         {stacks}\nMAPPED_LIBRARIES:\n00001000-00080000 r-xp 00000000 fe:00 1 /usr/bin/x\n"
+    )
 }
 
 /// What is wrong with a page that was looked at: complaints in the console, requests elsewhere.
@@ -129,7 +163,7 @@ fn two_dumps_are_taken_and_compared() {
 #[test]
 fn zoom_search_and_keys() {
     let host = host();
-    let id = keep_hostile_dump(&host);
+    let id = keep_named(&host);
     let server = server(&host);
     let browser = Browser::open();
     browser.go(&format!("{}#view={id}", server.address));
@@ -183,10 +217,15 @@ fn zoom_search_and_keys() {
 #[test]
 fn hostile_names_are_text() {
     let host = host();
-    let id = keep_hostile_dump(&host);
+    let names = HOSTILE
+        .iter()
+        .flat_map(|name| (10..30).map(move |n| format!("{name}{n}")));
+    let mut names: Vec<_> = names.collect();
+    let id = keep(&host, &dump_of_names(&names));
+    names.sort();
     let server = server(&host);
     let report = host.place().join("report.html");
-    let file = source("memprof-report/tests/named.heap");
+    let file = host.dump_dir().join(format!("{id}.heap"));
     let (file, out) = (file.to_str().unwrap(), report.to_str().unwrap());
     let args = [
         "report",
@@ -215,19 +254,21 @@ fn hostile_names_are_text() {
     ] {
         browser.go("about:blank");
         browser.go(&address);
-        browser.wait("document.querySelectorAll('#panel-table td.name').length === 7");
-        let names = browser.run("return [...document.querySelectorAll('#panel-table td.name')].map(cell => cell.innerText)");
-        assert!(
-            names.as_array().unwrap().contains(&HOSTILE.into()),
-            "{names}"
-        );
-        assert_eq!(
-            browser.run("return document.querySelectorAll('img').length"),
-            0
-        );
+        // The rows out of sight come into the document as the box grows.
+        browser.size(1280, 200 * 26 + 900);
+        browser.wait("document.querySelectorAll('#panel-table td.name').length === 200");
+        let cells = browser.run("return [...document.querySelectorAll('#panel-table td.name')].map(cell => cell.textContent).sort()");
+        assert_eq!(cells, serde_json::json!(names));
+        let elements = "img, iframe, #viewer svg, main script, main style, header script";
+        let made = browser.run(&format!(
+            "return document.querySelectorAll('{elements}').length"
+        ));
+        assert_eq!(made, 0);
+        assert_eq!(browser.run("return top.pwned ?? null"), Value::Null);
+        browser.size(1280, 900);
         browser.keys("body", "/");
-        browser.keys("#search", "onerror");
-        browser.wait("document.querySelectorAll('#panel-table td.name').length === 1");
+        browser.keys("#search", "onerror.*10");
+        browser.wait("document.querySelectorAll('#panel-table td.name').length === 2");
         browser.click("#tab-tree");
         browser.wait("document.querySelector('#panel-tree td.hit')");
         screenshot(&browser, &format!("hostile_{name}"));
@@ -253,6 +294,10 @@ fn a_host_that_ends_is_missed_and_found_again() {
     let browser = Browser::open();
     browser.go(&server.address);
     browser.wait("document.querySelector('#resident').textContent");
+    host.signal(Signal::SIGSTOP);
+    browser.wait("!document.querySelector('#gone').hidden");
+    host.signal(Signal::SIGCONT);
+    browser.wait("document.querySelector('#gone').hidden");
     host.terminate();
     browser.wait("!document.querySelector('#gone').hidden");
     let words = browser.text("#gone");
@@ -298,6 +343,27 @@ fn one_of_several_hosts_is_chosen() {
 }
 
 #[test]
+fn a_token_in_the_path_stays_before_every_request() {
+    let host = host();
+    let id = keep_named(&host);
+    let token = "0123456789abcdef0123456789abcdef";
+    let file = host.place().join("token");
+    fs::write(&file, token).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    let server = Server::start(
+        &host.socket_dir(),
+        &["--token-file", file.to_str().unwrap()],
+    );
+    let browser = Browser::open();
+    let address = format!("{}t/{token}/", server.address);
+    browser.go(&format!("{address}#view={id}"));
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.click("#back");
+    browser.wait("document.querySelector('#resident').textContent");
+    is_quiet(&browser, &address);
+}
+
+#[test]
 fn a_host_without_profiling_says_what_helps() {
     let host = Setup::without_profiling("rust_host").start();
     let server = server(&host);
@@ -319,7 +385,7 @@ fn a_host_without_profiling_says_what_helps() {
 #[test]
 fn a_narrow_and_dark_window_shows_everything() {
     let host = host();
-    let id = keep_hostile_dump(&host);
+    let id = keep_named(&host);
     let server = server(&host);
     let browser = Browser::open();
     browser.size(400, 800);
