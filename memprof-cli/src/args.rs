@@ -90,7 +90,7 @@ pub(crate) enum Command {
     },
     /// Print what a shell needs to complete memprof's commands.
     Completions {
-        /// For example: memprof completions bash > /etc/bash_completion.d/memprof
+        /// Which: put the output where it looks, for bash in `/etc/bash_completion.d/memprof`.
         shell: Shell,
     },
     /// Print the manual page, or write the pages of all commands to a directory.
