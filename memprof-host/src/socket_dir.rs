@@ -44,14 +44,21 @@ pub fn all_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Pa
         let users = children("/run/user")
             .into_iter()
             .map(|dir| dir.join("memprof"));
-        let own_name = |dir: &PathBuf| dir.to_string_lossy().starts_with("/tmp/memprof-");
-        dirs.extend(users.chain(children("/tmp").into_iter().filter(own_name)));
+        let tmp = children("/tmp").into_iter().filter(|dir| is_of_a_user(dir));
+        dirs.extend(users.chain(tmp));
     } else {
         dirs.push(PathBuf::from(format!("/run/user/{uid}/memprof")));
     }
     dirs.sort();
     dirs.dedup();
     dirs
+}
+
+/// Named as [`default_dir`] names one in `/tmp`: anybody may put anything else there.
+fn is_of_a_user(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let uid = name.and_then(|name| name.strip_prefix("memprof-"));
+    uid.is_some_and(|uid| uid.parse::<u32>().is_ok())
 }
 
 /// The default directory of this process.
@@ -99,7 +106,14 @@ pub fn check_parent(directory: &Path) -> io::Result<()> {
 /// It cannot be read.
 pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(Vec::new());
+        }
         entries => entries?,
     };
     let mut sockets = Vec::new();
@@ -140,6 +154,15 @@ mod tests {
         check(0, Some("/run/user/0"), "/run/user/0/memprof");
         check(1000, Some(""), "/tmp/memprof-1000");
         check(1000, None, "/tmp/memprof-1000");
+    }
+
+    #[test]
+    fn files_in_the_place_of_directories_hold_no_socket() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(sockets(file.path()).unwrap().is_empty());
+        assert!(is_of_a_user(Path::new("/tmp/memprof-1000")));
+        assert!(!is_of_a_user(Path::new("/tmp/memprof-report.html")));
+        assert!(!is_of_a_user(Path::new("/tmp/memprof-")));
     }
 
     #[test]
