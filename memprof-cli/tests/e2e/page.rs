@@ -112,7 +112,6 @@ fn two_dumps_are_taken_and_compared() {
             .wait("document.querySelector('#notice').textContent.includes('The dump is taken: ')");
         assert_ne!(before["id"], Value::Null);
     }
-    browser.run("scrollTo(0, document.body.scrollHeight);");
     screenshot(&browser, "overview");
 
     // The newest against the oldest: one click.
