@@ -2,6 +2,7 @@
 //! with real jemalloc and stock jeprof.
 
 mod browser;
+mod curl;
 mod dist;
 mod host;
 mod memprof;
@@ -13,10 +14,14 @@ mod bus_mosquitto;
 mod bus_preload;
 mod bus_redis;
 mod bus_traffic_server;
+mod compat;
 mod control;
 mod dumps;
 
 mod hosts;
+mod http_access;
+mod http_api;
+mod http_tools;
 mod operate;
 mod page;
 mod plugins;
