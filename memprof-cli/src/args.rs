@@ -52,6 +52,9 @@ pub(crate) enum Command {
         /// Also write the dump to this file (`-`: stdout); the bytes come over the socket.
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
+        /// Open a report of it in a browser, or print where the report lies.
+        #[arg(long)]
+        open: bool,
     },
     /// Show the allocator's figures; they are also printed to the host's log.
     Stats(Short),

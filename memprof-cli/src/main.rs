@@ -3,6 +3,7 @@
 //! stdout is data, stderr is notes. Exit codes: see [`exit`].
 
 mod args;
+mod browser;
 mod check;
 mod exit;
 mod leaks;
@@ -55,7 +56,11 @@ fn run(command: Command) -> Outcome {
         Command::Gdump(short) => message::short("gdump", &short),
         Command::Reset(short) => message::short("reset", &short),
         Command::List(short) => message::short("list", &short),
-        Command::Dump { short, output } => message::dump(&short, output.as_deref()),
+        Command::Dump {
+            short,
+            output,
+            open,
+        } => message::dump(&short, output.as_deref(), open),
         Command::Serve(args) => serve::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Leaks(args) => leaks::run(&args),

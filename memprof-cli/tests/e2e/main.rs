@@ -1,7 +1,6 @@
 //! The real thing: hosts, plugins and `memprof` as they lie in `target/dist`, over real sockets,
 //! with real jemalloc and stock jeprof.
 
-mod browser;
 mod curl;
 mod dist;
 mod host;

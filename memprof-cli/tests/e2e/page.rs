@@ -2,17 +2,30 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
+use webdriver::Browser;
 
-use crate::browser::Browser;
-use crate::dist::source;
+use crate::dist::{dist, source};
 use crate::host::{Host, Setup};
 use crate::memprof::memprof;
 use crate::server::Server;
 
-/// A symbol that ends a script, opens an element and runs code, if anything takes it for markup.
-const HOSTILE: &str = "<img src=x onerror=alert(1)>;\"&'\\";
+/// What runs code in a page that takes a symbol for markup.
+const HOSTILE: [&str; 10] = [
+    "<img src=x onerror=top.pwned=1>",
+    "<script>top.pwned=1</script>",
+    "</script><script>top.pwned=1</script>",
+    "\"><svg onload=top.pwned=1>",
+    "javascript:top.pwned=1",
+    "';top.pwned=1;'",
+    "${top.pwned=1}`",
+    "&lt;img src=x onerror=top.pwned=1&gt;",
+    "<iframe srcdoc='<script>top.pwned=1</script>'>",
+    "]]></style><style>*{display:none}",
+];
 
 fn host() -> Host {
     Setup::of("rust_host").start()
@@ -22,14 +35,43 @@ fn server(host: &Host) -> Server {
     Server::start(&host.socket_dir(), &[])
 }
 
-/// Puts a dump with hostile names among those that the host keeps.
-fn keep_hostile_dump(host: &Host) -> &'static str {
+/// Keeps what is seen as `target/screenshots/NAME.png`.
+fn screenshot(browser: &Browser, name: &str) {
+    let directory = source("target/screenshots");
+    fs::create_dir_all(&directory).unwrap();
+    browser.screenshot(&directory.join(format!("{name}.png")));
+}
+
+/// Puts a dump among those that the host keeps, and returns its id.
+fn keep(host: &Host, dump: &str) -> &'static str {
     const ID: &str = "20260102T030405Z.4242.1.0a1b2c3d";
     host.memprof("dump", &[]).exits(0);
     let file = host.dump_dir().join(format!("{ID}.heap"));
-    fs::copy(source("memprof-report/tests/named.heap"), &file).unwrap();
+    fs::write(&file, dump).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     ID
+}
+
+/// One with seven functions.
+fn keep_named(host: &Host) -> &'static str {
+    let named = source("memprof-report/tests/named.heap");
+    keep(host, &fs::read_to_string(named).unwrap())
+}
+
+/// A dump of one function for each name.
+fn dump_of_names(names: &[String]) -> String {
+    let address = |index: usize| 0x1001 + 16 * index;
+    let of = |line: &dyn Fn(usize, &String) -> String| -> String {
+        let lines = names.iter().enumerate();
+        lines.map(|(index, name)| line(index, name)).collect()
+    };
+    let symbols = of(&|index, name| format!("{:#018x} {name}\n", address(index) - 1));
+    let stacks = of(&|index, _| format!("@ {:#x}\n  t*: 1: 4096 [0: 0]\n", address(index)));
+    let (count, bytes) = (names.len(), 4096 * names.len());
+    format!(
+        "--- symbol\nbinary=/usr/bin/x\n{symbols}---\n--- heap\nheap_v2/512\n  t*: {count}: {bytes} [0: 0]\n\
+         {stacks}\nMAPPED_LIBRARIES:\n00001000-00080000 r-xp 00000000 fe:00 1 /usr/bin/x\n"
+    )
 }
 
 /// What is wrong with a page that was looked at: complaints in the console, requests elsewhere.
@@ -71,7 +113,7 @@ fn two_dumps_are_taken_and_compared() {
         assert_ne!(before["id"], Value::Null);
     }
     browser.run("scrollTo(0, document.body.scrollHeight);");
-    browser.screenshot("overview");
+    screenshot(&browser, "overview");
 
     // The newest against the oldest: one click.
     browser.click("#dump-rows tr:first-child a:nth-of-type(2)");
@@ -81,17 +123,17 @@ fn two_dumps_are_taken_and_compared() {
     let kinds =
         browser.run("return [...document.querySelectorAll('.kind')].map(kind => kind.textContent)");
     assert_eq!(kinds.as_array().unwrap().len(), 4, "{kinds}");
-    browser.screenshot("diff_flamegraph");
+    screenshot(&browser, "diff_flamegraph");
 
     browser.click("#tab-table");
     let rows = "document.querySelectorAll('#panel-table tbody tr[aria-rowindex]')";
     browser.wait(&format!("{rows}.length > 3"));
     let first = browser.text("#panel-table tbody tr[aria-rowindex='2'] td.change");
     assert!(first.starts_with('▲') || first.starts_with('▼'), "{first}");
-    browser.screenshot("diff_table");
+    screenshot(&browser, "diff_table");
     browser.click("#tab-tree");
     browser.wait("document.querySelector('#panel-tree [role=treegrid] tr[aria-level=\"2\"]')");
-    browser.screenshot("diff_tree");
+    screenshot(&browser, "diff_tree");
 
     // The same address shows the same again, and other numbers of the same dumps.
     let address = browser.run("return location.href");
@@ -121,7 +163,7 @@ fn two_dumps_are_taken_and_compared() {
 #[test]
 fn zoom_search_and_keys() {
     let host = host();
-    let id = keep_hostile_dump(&host);
+    let id = keep_named(&host);
     let server = server(&host);
     let browser = Browser::open();
     browser.go(&format!("{}#view={id}", server.address));
@@ -175,10 +217,15 @@ fn zoom_search_and_keys() {
 #[test]
 fn hostile_names_are_text() {
     let host = host();
-    let id = keep_hostile_dump(&host);
+    let names = HOSTILE
+        .iter()
+        .flat_map(|name| (10..30).map(move |n| format!("{name}{n}")));
+    let mut names: Vec<_> = names.collect();
+    let id = keep(&host, &dump_of_names(&names));
+    names.sort();
     let server = server(&host);
     let report = host.place().join("report.html");
-    let file = source("memprof-report/tests/named.heap");
+    let file = host.dump_dir().join(format!("{id}.heap"));
     let (file, out) = (file.to_str().unwrap(), report.to_str().unwrap());
     let args = [
         "report",
@@ -191,33 +238,53 @@ fn hostile_names_are_text() {
     ];
     memprof(&host.socket_dir(), &args).exits(0);
     let browser = Browser::open();
-    for (address, own) in [
+    let served = format!("{}api/v1/dumps/{id}?format=html", server.address);
+    for (name, address, own) in [
         (
+            "page",
             format!("{}#view={id}&show=table", server.address),
-            server.address.clone(),
+            &server.address,
         ),
-        (format!("file://{out}#show=table"), format!("file://{out}")),
+        ("served", format!("{served}#show=table"), &served),
+        (
+            "file",
+            format!("file://{out}#show=table"),
+            &format!("file://{out}"),
+        ),
     ] {
         browser.go("about:blank");
         browser.go(&address);
-        browser.wait("document.querySelectorAll('#panel-table td.name').length === 7");
-        let names = browser.run("return [...document.querySelectorAll('#panel-table td.name')].map(cell => cell.innerText)");
-        assert!(
-            names.as_array().unwrap().contains(&HOSTILE.into()),
-            "{names}"
-        );
-        assert_eq!(
-            browser.run("return document.querySelectorAll('img').length"),
-            0
-        );
+        // The rows out of sight come into the document as the box grows.
+        browser.size(1280, 200 * 26 + 900);
+        browser.wait("document.querySelectorAll('#panel-table td.name').length === 200");
+        let cells = browser.run("return [...document.querySelectorAll('#panel-table td.name')].map(cell => cell.textContent).sort()");
+        assert_eq!(cells, serde_json::json!(names));
+        let elements = "img, iframe, #viewer svg, main script, main style, header script";
+        let made = browser.run(&format!(
+            "return document.querySelectorAll('{elements}').length"
+        ));
+        assert_eq!(made, 0);
+        assert_eq!(browser.run("return top.pwned ?? null"), Value::Null);
+        browser.size(1280, 900);
         browser.keys("body", "/");
-        browser.keys("#search", "onerror");
-        browser.wait("document.querySelectorAll('#panel-table td.name').length === 1");
+        browser.keys("#search", "onerror.*10");
+        browser.wait("document.querySelectorAll('#panel-table td.name').length === 2");
         browser.click("#tab-tree");
         browser.wait("document.querySelector('#panel-tree td.hit')");
-        browser.screenshot(&format!("hostile_{}", own.split(':').next().unwrap()));
-        is_quiet(&browser, &own);
+        screenshot(&browser, &format!("hostile_{name}"));
+        is_quiet(&browser, own);
     }
+    let drawing = format!("{}api/v1/dumps/{id}?format=flamegraph", server.address);
+    browser.go(&drawing);
+    // Its own script makes its frames zoom.
+    let reset = "document.querySelector('#unzoom').classList.contains('hide')";
+    browser.wait(reset);
+    browser.run(
+        "document.querySelector('#frames g:last-child rect')
+            .dispatchEvent(new MouseEvent('click', { bubbles: true }));",
+    );
+    browser.wait(&format!("!{reset}"));
+    is_quiet(&browser, &drawing);
 }
 
 #[test]
@@ -227,6 +294,10 @@ fn a_host_that_ends_is_missed_and_found_again() {
     let browser = Browser::open();
     browser.go(&server.address);
     browser.wait("document.querySelector('#resident').textContent");
+    host.signal(Signal::SIGSTOP);
+    browser.wait("!document.querySelector('#gone').hidden");
+    host.signal(Signal::SIGCONT);
+    browser.wait("document.querySelector('#gone').hidden");
     host.terminate();
     browser.wait("!document.querySelector('#gone').hidden");
     let words = browser.text("#gone");
@@ -235,7 +306,7 @@ fn a_host_that_ends_is_missed_and_found_again() {
         "{words}"
     );
     assert_eq!(browser.text("#state"), "does not answer");
-    browser.screenshot("host_gone");
+    screenshot(&browser, "host_gone");
     let again = Setup::of("rust_host").sockets(&host.socket_dir()).start();
     browser.wait("document.querySelector('#gone').hidden");
     assert_eq!(
@@ -259,7 +330,7 @@ fn one_of_several_hosts_is_chosen() {
     let browser = Browser::open();
     browser.go(&server.address);
     browser.wait("document.querySelectorAll('#host-rows tr').length === 2");
-    browser.screenshot("hosts");
+    screenshot(&browser, "hosts");
     browser.click(&format!("#host-rows a[href='host/{}/']", other.pid()));
     browser.wait("document.querySelector('#resident').textContent");
     assert_eq!(
@@ -269,6 +340,27 @@ fn one_of_several_hosts_is_chosen() {
     browser.click("#all");
     browser.wait("document.querySelectorAll('#host-rows tr').length === 2");
     is_quiet(&browser, &server.address);
+}
+
+#[test]
+fn a_token_in_the_path_stays_before_every_request() {
+    let host = host();
+    let id = keep_named(&host);
+    let token = "0123456789abcdef0123456789abcdef";
+    let file = host.place().join("token");
+    fs::write(&file, token).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    let server = Server::start(
+        &host.socket_dir(),
+        &["--token-file", file.to_str().unwrap()],
+    );
+    let browser = Browser::open();
+    let address = format!("{}t/{token}/", server.address);
+    browser.go(&format!("{address}#view={id}"));
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.click("#back");
+    browser.wait("document.querySelector('#resident').textContent");
+    is_quiet(&browser, &address);
 }
 
 #[test]
@@ -287,13 +379,13 @@ fn a_host_without_profiling_says_what_helps() {
         browser.run("return document.querySelector('#take').disabled"),
         true
     );
-    browser.screenshot("cannot_profile");
+    screenshot(&browser, "cannot_profile");
 }
 
 #[test]
 fn a_narrow_and_dark_window_shows_everything() {
     let host = host();
-    let id = keep_hostile_dump(&host);
+    let id = keep_named(&host);
     let server = server(&host);
     let browser = Browser::open();
     browser.size(400, 800);
@@ -305,19 +397,78 @@ fn a_narrow_and_dark_window_shows_everything() {
     browser.go(&server.address);
     browser.wait("document.querySelector('#resident').textContent");
     fits();
-    browser.screenshot("narrow_overview");
+    screenshot(&browser, "narrow_overview");
     browser.go(&format!("{}#view={id}", server.address));
     browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     for show in ["flamegraph", "table", "tree"] {
         browser.click(&format!("#tab-{show}"));
         fits();
-        browser.screenshot(&format!("narrow_{show}"));
+        screenshot(&browser, &format!("narrow_{show}"));
     }
     browser.size(1280, 900);
     browser.click("#tab-flamegraph");
-    browser.screenshot("dark_flamegraph");
+    screenshot(&browser, "dark_flamegraph");
     let dark = browser.run("return getComputedStyle(document.body).backgroundColor");
     browser.dark(false);
     let light = browser.run("return getComputedStyle(document.body).backgroundColor");
     assert_ne!(dark, light);
+}
+
+/// `memprof` with a browser, and one without.
+#[test]
+fn reports_open_in_a_browser_or_say_where_they_lie() {
+    let host = host();
+    let place = host.place();
+    let opened = place.join("opened");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&opened)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let browser = place.join("browser");
+    fs::write(
+        &browser,
+        format!("#!/bin/sh\necho \"$1\" > {}\n", opened.display()),
+    )
+    .unwrap();
+    fs::set_permissions(&browser, Permissions::from_mode(0o700)).unwrap();
+    let pages = place.join("pages");
+    fs::create_dir(&pages).unwrap();
+    let (named, pid) = (
+        source("memprof-report/tests/named.heap"),
+        host.pid().to_string(),
+    );
+    host.memprof("activate", &[]).exits(0);
+    host.dump_of(1);
+    let is_page = |path: &str| {
+        let page = fs::read_to_string(path.trim_end()).unwrap();
+        assert!(path.starts_with(pages.to_str().unwrap()), "{path}");
+        assert!(page.starts_with("<!doctype html>"), "{page}");
+    };
+    for args in [
+        &["report", "--no-symbols", "--open", named.to_str().unwrap()][..],
+        &["dump", "-t", &pid, "--open"],
+        &["record", "-t", &pid, "--for", "1ms", "--open"],
+    ] {
+        let mut memprof = Command::new(dist("bin/memprof"));
+        memprof
+            .args(args)
+            .env("MEMPROF_SOCKET_DIR", host.socket_dir())
+            .env("TMPDIR", &pages)
+            .env_remove("DISPLAY")
+            .env_remove("WAYLAND_DISPLAY");
+        let alone = memprof.env_remove("BROWSER").output().unwrap();
+        let stdout = String::from_utf8(alone.stdout).unwrap();
+        is_page(stdout.lines().last().unwrap_or_else(|| panic!("{args:?}")));
+        memprof.env("BROWSER", format!("/nowhere/browser:{}", browser.display()));
+        let with = memprof.output().unwrap();
+        is_page(&fs::read_to_string(&opened).unwrap());
+        let notes = String::from_utf8(with.stderr).unwrap();
+        assert!(
+            notes.contains("note: failed to start /nowhere/browser: No such file"),
+            "{notes}"
+        );
+    }
 }

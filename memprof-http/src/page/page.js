@@ -14,11 +14,12 @@ const PAUSE = 2000;
 // A dump that meets another one waits for it this often.
 const PATIENCE = 20;
 
-let host = null, isGone = true, timer = 0, isTaking = false;
+let host = null, isGone = true, timer = 0, looks = 0, isTaking = false;
 
 async function look() {
   clearTimeout(timer);
   if (document.hidden) return;
+  const mine = ++looks;
   try {
     const all = await hosts();
     const found = pid ? all.find(one => one.pid === pid) : all.length === 1 ? all[0] : null;
@@ -30,7 +31,7 @@ async function look() {
     // While a dump runs, the allocator's figures must wait.
     else if (failure.kind !== 'busy') tell(failure);
   }
-  timer = setTimeout(look, PAUSE);
+  if (mine === looks) timer = setTimeout(look, PAUSE);
 }
 
 function choose(all) {

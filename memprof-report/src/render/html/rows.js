@@ -20,7 +20,7 @@ export class Rows {
       const row = event.target.closest('tr[aria-rowindex]');
       if (row) this.choose(row.ariaRowIndex - 2, true);
     });
-    new ResizeObserver(() => this.draw()).observe(box);
+    new ResizeObserver(() => { this.reveal(); this.draw(); }).observe(box);
   }
 
   show(count, current = -1) {

@@ -6,6 +6,8 @@ import { Rows } from './rows.js';
 
 // Up to this share of the greatest value, or change, a node is closed at first.
 const NOTABLE = 0.05;
+// So many of the places that a search finds are opened.
+const OPENED = 20;
 
 export class Tree {
   // `select(n)` is called for the node whose row is chosen.
@@ -69,15 +71,18 @@ export class Tree {
     this.select(n);
   }
 
-  // Opens the way to a node.
-  reveal(n) {
-    for (let p = this.profile.parent[n]; p >= 0; p = this.profile.parent[p]) this.isOpen[p] = 1;
-    this.arrange(n);
+  // Opens the way to some nodes, and chooses the first.
+  reveal(nodes) {
+    for (const n of nodes) {
+      for (let p = this.profile.parent[n]; p >= 0; p = this.profile.parent[p]) this.isOpen[p] = 1;
+    }
+    this.arrange(nodes[0] ?? -1);
   }
 
-  filter(hits) {
+  // Marks the functions in `hits`, and opens the way to the first of the nodes that have them.
+  filter(hits, nodes) {
     this.hits = hits;
-    this.arrange();
+    this.reveal(nodes.slice(0, OPENED));
   }
 
   key(event) {

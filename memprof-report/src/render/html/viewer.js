@@ -74,7 +74,7 @@ export function showProfile(place, view, state = {}, remember = () => {}) {
     const kind = Math.max(0, KINDS.indexOf(now.what));
     for (const button of kinds) button.ariaPressed = button.value === now.what;
     table.filter(hits, kind);
-    tree.filter(hits);
+    tree.filter(hits, nodes);
     graph.filter(hits);
   }
 
@@ -84,7 +84,7 @@ export function showProfile(place, view, state = {}, remember = () => {}) {
     hit = (hit + 1) % nodes.length;
     zoom(0);
     select(nodes[hit]);
-    tree.reveal(nodes[hit]);
+    tree.reveal([nodes[hit]]);
   }
 
   function all() {

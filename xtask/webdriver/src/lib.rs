@@ -1,9 +1,11 @@
-//! A headless Chromium, driven over WebDriver (w3.org/TR/webdriver2), ended when dropped.
+//! A headless Chromium for tests and benches, driven over `WebDriver` (w3.org/TR/webdriver2).
+//!
+//! Whatever goes wrong is a panic that says what: a test can do nothing else about it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use base64::Engine;
@@ -25,12 +27,12 @@ const CHROMIUM: [&str; 9] = [
 ];
 /// Longer than anything takes on a busy machine.
 const PATIENCE_MS: u64 = 60_000;
-/// How WebDriver names an element in JSON.
+/// How `WebDriver` names an element in JSON.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// A browser with one window.
+/// A browser with one window, ended when dropped.
 #[derive(Debug)]
-pub(crate) struct Browser {
+pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
@@ -39,7 +41,8 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    pub(crate) fn open() -> Self {
+    /// Starts Debian's chromium and chromedriver, with a new profile.
+    pub fn open() -> Self {
         let mut driver = Command::new("chromedriver")
             .arg("--port=0")
             .stdout(Stdio::piped())
@@ -79,23 +82,23 @@ impl Browser {
     }
 
     /// Loads an address.
-    pub(crate) fn go(&self, address: &str) {
+    pub fn go(&self, address: &str) {
         self.session("url", &json!({ "url": address }));
     }
 
     /// Runs a script, which may return something.
-    pub(crate) fn run(&self, script: &str) -> Value {
+    pub fn run(&self, script: &str) -> Value {
         self.session("execute/sync", &json!({ "script": script, "args": [] }))
     }
 
     /// Runs a script that calls `done(value)`.
-    pub(crate) fn run_async(&self, script: &str) -> Value {
+    pub fn run_async(&self, script: &str) -> Value {
         let script = format!("const done = arguments[0]; {script}");
         self.session("execute/async", &json!({ "script": script, "args": [] }))
     }
 
     /// Waits until an expression is true, and returns it.
-    pub(crate) fn wait(&self, expression: &str) -> Value {
+    pub fn wait(&self, expression: &str) -> Value {
         self.run_async(&format!(
             "const look = () => {{
                 let value;
@@ -107,13 +110,13 @@ impl Browser {
     }
 
     /// Clicks in the middle of the element that a CSS selector finds, as a person would.
-    pub(crate) fn click(&self, selector: &str) {
+    pub fn click(&self, selector: &str) {
         let element = self.find(selector);
         self.session(&format!("element/{element}/click"), &json!({}));
     }
 
     /// Types into an element.
-    pub(crate) fn keys(&self, selector: &str, text: &str) {
+    pub fn keys(&self, selector: &str, text: &str) {
         let element = self.find(selector);
         self.session(
             &format!("element/{element}/value"),
@@ -122,7 +125,7 @@ impl Browser {
     }
 
     /// The text of an element as it is seen.
-    pub(crate) fn text(&self, selector: &str) -> String {
+    pub fn text(&self, selector: &str) -> String {
         let element = self.find(selector);
         let text = self.get(&format!("element/{element}/text"));
         text.as_str().unwrap().to_owned()
@@ -137,14 +140,14 @@ impl Browser {
     }
 
     /// Sets the size of what the page sees, in pixels.
-    pub(crate) fn size(&self, width: u32, height: u32) {
+    pub fn size(&self, width: u32, height: u32) {
         let metrics =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
         self.devtools("Emulation.setDeviceMetricsOverride", &metrics);
     }
 
     /// Prefers dark colours, or light ones.
-    pub(crate) fn dark(&self, dark: bool) {
+    pub fn dark(&self, dark: bool) {
         let value = if dark { "dark" } else { "light" };
         let feature = json!({ "name": "prefers-color-scheme", "value": value });
         self.devtools(
@@ -160,19 +163,16 @@ impl Browser {
         );
     }
 
-    /// Draws what is seen into `target/screenshots`.
-    pub(crate) fn screenshot(&self, name: &str) {
+    /// Draws what is seen into a file.
+    pub fn screenshot(&self, file: &Path) {
         // What was asked for last is drawn first.
         self.run_async("requestAnimationFrame(() => requestAnimationFrame(done));");
         let png = self.get("screenshot");
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/screenshots");
-        fs::create_dir_all(&directory).unwrap();
-        let file: PathBuf = directory.join(format!("{name}.png"));
         fs::write(file, BASE64_STANDARD.decode(png.as_str().unwrap()).unwrap()).unwrap();
     }
 
     /// What the console says since the last call, errors of the network and of the policy included.
-    pub(crate) fn console(&self) -> Vec<String> {
+    pub fn console(&self) -> Vec<String> {
         let log = self.session("se/log", &json!({ "type": "browser" }));
         let lines = log.as_array().unwrap().iter();
         lines
@@ -181,7 +181,7 @@ impl Browser {
     }
 
     /// The addresses that pages asked for since the last call.
-    pub(crate) fn requests(&self) -> Vec<String> {
+    pub fn requests(&self) -> Vec<String> {
         let log = self.session("se/log", &json!({ "type": "performance" }));
         let lines = log.as_array().unwrap().iter();
         lines
