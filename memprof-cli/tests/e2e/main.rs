@@ -16,12 +16,13 @@ mod bus_traffic_server;
 mod compat;
 mod control;
 mod dumps;
-
 mod hosts;
 mod http_access;
 mod http_api;
 mod http_tools;
+mod ledger;
 mod operate;
 mod page;
 mod plugins;
 mod report;
+mod watch;
