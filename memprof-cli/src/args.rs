@@ -69,10 +69,12 @@ pub(crate) enum Command {
     /// Switch the allocator's threads that give free pages back: [state=on|off] [max=N].
     #[command(name = "background_thread")]
     BackgroundThread(Short),
-    /// Switch the allocator's own dumps at every new peak of memory: state=on|off.
-    Gdump(Short),
     /// Drop all samples.
     Reset(Short),
+    /// Dump at each new high-water mark for a while: state=on|off [files=16] [for=10m].
+    Gdump(Short),
+    /// Show the latest sampled allocations as JSON, where jemalloc keeps them: [max=0..512].
+    Recent(Short),
     /// List the kept dumps, newest first.
     List(Short),
     Record(RecordArgs),

@@ -53,8 +53,9 @@ fn run(command: Command) -> Outcome {
         Command::Ledger(short) => message::short("ledger", &short),
         Command::Purge(short) => message::short("purge", &short),
         Command::BackgroundThread(short) => message::short("background_thread", &short),
-        Command::Gdump(short) => message::short("gdump", &short),
         Command::Reset(short) => message::short("reset", &short),
+        Command::Gdump(short) => message::short("gdump", &short),
+        Command::Recent(short) => message::short("recent", &short),
         Command::List(short) => message::short("list", &short),
         Command::Dump {
             short,

@@ -44,8 +44,10 @@ pub fn all_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Pa
         let users = children("/run/user")
             .into_iter()
             .map(|dir| dir.join("memprof"));
-        let tmp = children("/tmp").into_iter().filter(|dir| is_of_a_user(dir));
-        dirs.extend(users.chain(tmp));
+        let of_users = children("/tmp")
+            .into_iter()
+            .filter(|path| is_of_a_user(path));
+        dirs.extend(users.chain(of_users));
     } else {
         dirs.push(PathBuf::from(format!("/run/user/{uid}/memprof")));
     }
@@ -54,11 +56,15 @@ pub fn all_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Pa
     dirs
 }
 
-/// Named as [`default_dir`] names one in `/tmp`: anybody may put anything else there.
+/// Whether it is a directory `/tmp/memprof-<uid>`: others may put anything into `/tmp`.
 fn is_of_a_user(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str());
-    let uid = name.and_then(|name| name.strip_prefix("memprof-"));
-    uid.is_some_and(|uid| uid.parse::<u32>().is_ok())
+    let name = path.to_string_lossy();
+    let uid = name.strip_prefix("/tmp/memprof-").unwrap_or_default();
+    let is_uid = !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_digit());
+    is_uid
+        && path
+            .symlink_metadata()
+            .is_ok_and(|metadata| metadata.is_dir())
 }
 
 /// The default directory of this process.
@@ -106,14 +112,7 @@ pub fn check_parent(directory: &Path) -> io::Result<()> {
 /// It cannot be read.
 pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(directory) {
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(Vec::new());
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
     let mut sockets = Vec::new();
@@ -157,12 +156,20 @@ mod tests {
     }
 
     #[test]
-    fn files_in_the_place_of_directories_hold_no_socket() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(sockets(file.path()).unwrap().is_empty());
-        assert!(is_of_a_user(Path::new("/tmp/memprof-1000")));
-        assert!(!is_of_a_user(Path::new("/tmp/memprof-report.html")));
+    fn only_directories_of_users_are_looked_into() {
+        let place = tempfile::Builder::new()
+            .prefix("memprof-")
+            .tempdir_in("/tmp")
+            .unwrap();
+        assert!(!is_of_a_user(place.path()));
+        assert!(!is_of_a_user(Path::new("/tmp")));
         assert!(!is_of_a_user(Path::new("/tmp/memprof-")));
+        let uid = std::process::id() + 1_000_000_000;
+        let file = PathBuf::from(format!("/tmp/memprof-{uid}"));
+        std::fs::write(&file, "").unwrap();
+        let taken = is_of_a_user(&file);
+        std::fs::remove_file(&file).unwrap();
+        assert!(!taken);
     }
 
     #[test]

@@ -50,3 +50,82 @@ impl Dumping {
         outcome
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use serde_json::json;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// Dumps that end when they are told to, and are counted.
+    #[derive(Default)]
+    struct Host {
+        taken: AtomicU32,
+        end: Notify,
+    }
+
+    impl Host {
+        fn dump(self: &Arc<Self>) -> impl Future<Output = Outcome> + Send + 'static {
+            let host = Arc::clone(self);
+            async move {
+                let number = host.taken.fetch_add(1, Ordering::Relaxed) + 1;
+                host.end.notified().await;
+                Ok(Arc::new(json!(number)))
+            }
+        }
+    }
+
+    fn run(future: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(future);
+    }
+
+    #[test]
+    fn requests_while_a_dump_runs_share_it() {
+        run(async {
+            let (host, dumping) = (Arc::new(Host::default()), Dumping::default());
+            let end = async { host.end.notify_one() };
+            let join = || dumping.join(|| host.dump());
+            let (a, b, c, ()) = tokio::join!(join(), join(), join(), end);
+            assert_eq!(
+                [a.unwrap(), b.unwrap(), c.unwrap()].map(|dump| (*dump).clone()),
+                [1, 1, 1]
+            );
+            host.end.notify_one();
+            assert_eq!(*join().await.unwrap(), 2);
+        });
+    }
+
+    #[test]
+    fn a_dump_goes_on_when_nobody_waits() {
+        run(async {
+            let (host, dumping) = (Arc::new(Host::default()), Dumping::default());
+            let leaves = async {
+                tokio::select! {
+                    biased;
+                    _ = dumping.join(|| host.dump()) => panic!("nobody ended it"),
+                    () = async {} => {}
+                }
+            };
+            leaves.await;
+            host.end.notify_one();
+            let shared = dumping.join(|| host.dump()).await.unwrap();
+            assert_eq!(*shared, 1);
+            assert_eq!(host.taken.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn those_who_share_a_dump_share_its_failure() {
+        run(async {
+            let dumping = Dumping::default();
+            let fail = || async { Err(Problem::gone("it ended")) };
+            let (a, b) = tokio::join!(dumping.join(fail), dumping.join(fail));
+            assert_eq!(a.unwrap_err().kind, "host_gone");
+            assert_eq!(b.unwrap_err().kind, "host_gone");
+        });
+    }
+}

@@ -76,8 +76,12 @@ pub(crate) const ROUTES: [Route; 14] = [
     ),
     post(
         "/api/v1/gdump",
-        "Switch the allocator's own dumps at every new peak of memory",
-        &[("state", "on or off")],
+        "Dump at each new high-water mark of the resident memory",
+        &[
+            ("state", "on or off"),
+            ("files", "At most so many dumps, 16 unless given"),
+            ("for", "How long, 10m unless given"),
+        ],
     ),
     post(
         "/api/v1/dump",

@@ -215,7 +215,12 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
         },
         ..Options::default()
     };
-    let svg = blocking(move || render(&dump, None, pid, options)).await??;
+    let rendered = blocking(move || render(&dump, None, pid, options)).await?;
+    // What cannot be read is the fault of whoever sent it.
+    let svg = rendered.map_err(|problem| match &*problem.kind {
+        "internal" => Problem::invalid(problem.message),
+        _ => problem,
+    })?;
     let headers = [
         (CONTENT_TYPE, SVG.to_owned()),
         (

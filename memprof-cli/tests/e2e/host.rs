@@ -45,7 +45,7 @@ impl<'a> Setup<'a> {
         let preload = |env: &mut Vec<_>| env.push(("LD_PRELOAD", "libjemalloc.so.2".to_owned()));
         let mut env = Vec::new();
         match program {
-            "rust_host" => env.push(("_RJEM_MALLOC_CONF", CONF.to_owned())),
+            "rust_host" | "rust_http" => env.push(("_RJEM_MALLOC_CONF", CONF.to_owned())),
             "c_host_static" => env.push(("MALLOC_CONF", CONF.to_owned())),
             _ => {
                 env.push(("MALLOC_CONF", CONF.to_owned()));

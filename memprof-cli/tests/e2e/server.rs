@@ -18,10 +18,26 @@ pub(crate) struct Server {
 impl Server {
     /// Serves the hosts whose sockets lie in `sockets`.
     pub(crate) fn start(sockets: &Path, args: &[&str]) -> Self {
+        Self::start_with(sockets, args, &[])
+    }
+
+    /// The same with an environment.
+    pub(crate) fn start_with(sockets: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
+        let args = [&["--listen", "127.0.0.1:0"], args].concat();
+        Self::spawn(sockets, &args, env)
+    }
+
+    /// One on a Unix socket.
+    pub(crate) fn at(sockets: &Path, path: &str) -> Self {
+        Self::spawn(sockets, &["--socket", path], &[])
+    }
+
+    fn spawn(sockets: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
         let mut child = Command::new(dist("bin/memprof"))
-            .args(["serve", "--listen", "127.0.0.1:0"])
+            .arg("serve")
             .args(args)
             .env("MEMPROF_SOCKET_DIR", sockets)
+            .envs(env.iter().copied())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

@@ -90,9 +90,7 @@ async fn deactivate(To(host): To) -> Result<&'static str> {
 
 async fn gdump(To(host): To) -> Result<Response> {
     let status = host.tell("status", &[]).await?;
-    let allocators = status["allocators"].as_array();
-    let mut allocators = allocators.into_iter().flatten();
-    Ok(switch(allocators.any(|each| each["prof_gdump"] == true)))
+    Ok(switch(!status["gdump"].is_null()))
 }
 
 /// With the blank that scripts look for.

@@ -4,12 +4,17 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use memprof_core::{Activation, ErrorKind, Profiler, Settings, Severity};
+use memprof_core::{
+    Activation, ErrorKind, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Severity,
+    Trigger,
+};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
 use crate::config::Config;
+use crate::exit::end_at_exit;
+use crate::gdump;
 use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::stats_format::StatsFormat;
@@ -67,14 +72,19 @@ impl Plugin for MemoryProfile {
             "Switches the allocator's threads that give free pages back by themselves.",
         ),
         Message::new(
-            "gdump",
-            "state=on|off",
-            "Switches jemalloc's own dumps at every new peak of memory.",
-        ),
-        Message::new(
             "reset",
             "[lg_sample=10..24]",
             "Drops all samples; sets the sample interval.",
+        ),
+        Message::new(
+            "gdump",
+            "state=on|off [files=16] [for=10m]",
+            "Dumps at each new high-water mark of the resident memory, within these limits.",
+        ),
+        Message::new(
+            "recent",
+            "[max=0..512]",
+            "Returns the latest sampled allocations, where jemalloc keeps them; max sets how many.",
         ),
         Message::new(
             "doctor",
@@ -94,8 +104,10 @@ impl Plugin for MemoryProfile {
                 host: host_mallctl(&host),
                 own_image: read_figures as *const () as usize,
                 store: config.store(host.name()),
-                read_figures,
-                read_report,
+                readers: Readers {
+                    figures: read_figures,
+                    report: read_report,
+                },
             },
             SystemTime::now(),
         ));
@@ -108,10 +120,17 @@ impl Plugin for MemoryProfile {
             );
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
-            match profiler.activate(config.lg_sample, None) {
+            let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
+            match interval.and_then(|interval| profiler.activate(interval, None)) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
+        }
+        if !config.watch().is_empty() {
+            if let Err(error) = profiler.watch(config.watch()) {
+                log::error!("watch: {}", failure(error));
+            }
+            end_at_exit(&profiler);
         }
         Ok(Self { profiler })
     }
@@ -124,47 +143,39 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
-                let duration = args
-                    .take("for")
-                    .map(|text| parse_duration(&text))
-                    .transpose()?;
+                let interval = take_interval(&mut args)?;
+                let duration = take_duration(&mut args)?;
                 args.finish()?;
                 let activation = self
                     .profiler
-                    .activate(lg_sample, duration)
+                    .activate(interval, duration)
                     .map_err(failure)?;
                 activated(reply, activation)
             }
             "reset" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
+                let interval = take_interval(&mut args)?;
                 args.finish()?;
-                activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
-            }
-            "gdump" => {
-                let on = parse_switch("state", &args.require("state")?)?;
-                args.finish()?;
-                let switched = self.profiler.set_gdump(on).map_err(failure)?;
-                let text = gdump_text(on, &switched);
-                log::info!("{text}");
-                ok(reply, &text, switched)
+                activated(reply, self.profiler.reset(interval).map_err(failure)?)
             }
             "background_thread" => {
-                let state = args.take("state");
-                let on = state
-                    .map(|state| parse_switch("state", &state))
-                    .transpose()?;
+                let on = take_switch(&mut args, "state")?;
                 let max = take_number(&mut args, "max")?;
                 args.finish()?;
                 self.background_thread(on, max, reply)
             }
+            "gdump" => {
+                let limits = gdump::parse(args)?;
+                self.gdump(limits, reply)
+            }
+            "recent" => {
+                let max = take_number(&mut args, "max")?;
+                args.finish()?;
+                self.recent(max, reply)
+            }
             "stats" => {
                 let opts = args.take("opts");
                 let format = args.take("format");
-                let is_logged = match args.take("log") {
-                    Some(log) => parse_switch("log", &log)?,
-                    None => true,
-                };
+                let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
                 args.finish()?;
                 let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
                 self.stats(&format, is_logged, reply)
@@ -192,9 +203,15 @@ impl Plugin for MemoryProfile {
     }
 }
 
+impl Drop for MemoryProfile {
+    fn drop(&mut self) {
+        self.profiler.end();
+    }
+}
+
 impl MemoryProfile {
     fn dump(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let report = self.profiler.dump("message").map_err(|error| {
+        let report = self.profiler.dump(Trigger::Message).map_err(|error| {
             // What the system refuses is for whoever runs the host, not only for who asked.
             if error.kind == ErrorKind::Io {
                 log::warn!("{error}");
@@ -243,6 +260,28 @@ impl MemoryProfile {
         let text = background_text(&switched);
         log::info!("{text}");
         ok(reply, &text, json!({ "allocators": switched }))
+    }
+
+    fn gdump(&self, limits: Option<GdumpLimits>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let (is_on, gdumping) = match limits {
+            Some(limits) => (true, self.profiler.gdump(limits)),
+            None => (false, self.profiler.end_gdump()),
+        };
+        let gdumping = gdumping.map_err(failure)?;
+        let text = gdump_text(is_on, &gdumping);
+        log::info!("{text}");
+        let fields = json!({
+            "state": if is_on { "on" } else { "off" },
+            "gdump": gdumping.gdump,
+            "warnings": gdumping.warnings,
+        });
+        ok(reply, &text, fields)
+    }
+
+    fn recent(&self, max: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let recent = self.profiler.recent(max).map_err(failure)?;
+        let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
+        ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
     }
 
     fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -319,7 +358,13 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     ok(reply, &text, activation)
 }
 
-fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
+fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
+    let lg_sample = take_number(args, "lg_sample")?;
+    let interval = lg_sample.map(SampleInterval::from_lg).transpose();
+    interval.map_err(failure)
+}
+
+pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
     let parse = |text: String| {
         text.parse().map_err(|_| {
             let message = format!("{key}={text:?} is not a number");
@@ -329,11 +374,15 @@ fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, F
     args.take(key).map(parse).transpose()
 }
 
-fn parse_switch(key: &str, text: &str) -> Result<bool, Failure> {
-    match text {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        other => {
+pub(crate) fn take_switch(
+    args: &mut Arguments,
+    key: &'static str,
+) -> Result<Option<bool>, Failure> {
+    match args.take(key).as_deref() {
+        None => Ok(None),
+        Some("on") => Ok(Some(true)),
+        Some("off") => Ok(Some(false)),
+        Some(other) => {
             let message = format!("{key}={other:?} is neither on nor off");
             Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
         }
@@ -342,6 +391,11 @@ fn parse_switch(key: &str, text: &str) -> Result<bool, Failure> {
 
 /// The longest activation: what runs longer needs no end.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Failure> {
+    let text = args.take("for");
+    text.map(|text| parse_duration(&text)).transpose()
+}
 
 fn parse_duration(text: &str) -> Result<Duration, Failure> {
     let invalid = |why: &str| {
