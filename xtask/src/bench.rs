@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what the plugin costs its host, and how fast the reader and the page are. Each figure
 //! stands beside its limit or its peer, both measured in this run.
 
+mod server;
 mod viewer;
 
 use std::collections::BTreeMap;
@@ -57,6 +58,7 @@ pub(crate) fn measure() -> Result<()> {
     let host = Host::start()?;
     round_trips(&host)?;
     idle(&host)?;
+    server::measure(&root().join("target/bench"))?;
     viewer::measure(&root().join("target/bench"))
 }
 
