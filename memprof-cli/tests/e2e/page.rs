@@ -112,7 +112,6 @@ fn two_dumps_are_taken_and_compared() {
             .wait("document.querySelector('#notice').textContent.includes('The dump is taken: ')");
         assert_ne!(before["id"], Value::Null);
     }
-    browser.run("scrollTo(0, document.body.scrollHeight);");
     screenshot(&browser, "overview");
 
     // The newest against the oldest: one click.
@@ -253,6 +252,8 @@ fn hostile_names_are_text() {
         ),
     ] {
         browser.go("about:blank");
+        // What the page before asked for last.
+        drop(browser.requests());
         browser.go(&address);
         // The rows out of sight come into the document as the box grows.
         browser.size(1280, 200 * 26 + 900);
@@ -275,6 +276,8 @@ fn hostile_names_are_text() {
         is_quiet(&browser, own);
     }
     let drawing = format!("{}api/v1/dumps/{id}?format=flamegraph", server.address);
+    browser.go("about:blank");
+    drop(browser.requests());
     browser.go(&drawing);
     // Its own script makes its frames zoom.
     let reset = "document.querySelector('#unzoom').classList.contains('hide')";
@@ -412,6 +415,22 @@ fn a_narrow_and_dark_window_shows_everything() {
     browser.dark(false);
     let light = browser.run("return getComputedStyle(document.body).backgroundColor");
     assert_ne!(dark, light);
+}
+
+#[test]
+fn an_address_with_an_unknown_dump_says_so() {
+    let host = host();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&format!(
+        "{}#view=20200101T000000Z.1.1.00000000",
+        server.address
+    ));
+    browser.wait(
+        "document.querySelector('#loading').textContent.startsWith('no kept dump has the id')",
+    );
+    browser.click("#back");
+    browser.wait("!document.querySelector('#overview').hidden");
 }
 
 /// `memprof` with a browser, and one without.

@@ -78,6 +78,7 @@ function drawLine() {
   const points = value => history
     .map(look => `${(600 * (look.at - first.at) / time).toFixed(1)},${(136 - 132 * value(look) / top).toFixed(1)}`)
     .join(' ');
+  $('line-top').textContent = amount(top);
   $('line-rss').setAttribute('points', points(look => look.rss));
   $('line-heap').setAttribute('points', points(look => look.heap));
   const key = (className, text) => element('span', { className }, text);

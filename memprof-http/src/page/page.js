@@ -58,9 +58,9 @@ async function lookAt(found, all) {
   showSampling(status);
   showDumps(kept.dumps);
   if (isGone) {
+    showFindings((await ask('doctor')).findings);
     isGone = false;
     $('gone').hidden = true;
-    showFindings((await ask('doctor')).findings);
     route();
   }
   showMemory(await ask('ledger'), () => change('purge', {}));

@@ -33,7 +33,7 @@ export function showSampling(status) {
   $('state').className = profiling;
   $('sampling').replaceChildren(...sentence(status));
   $('activate').hidden = profiling === 'unavailable';
-  $('start').textContent = profiling === 'active' ? 'Start anew' : 'Start sampling';
+  $('start').textContent = profiling === 'active' ? 'Apply' : 'Start sampling';
   $('start').classList.toggle('main', profiling !== 'active');
   $('stop').hidden = profiling !== 'active';
   $('take').disabled = profiling === 'unavailable' || status.busy;

@@ -26,7 +26,7 @@ const CHROMIUM: [&str; 9] = [
     "--lang=en-GB",
 ];
 /// Longer than anything takes on a busy machine.
-const PATIENCE_MS: u64 = 60_000;
+const PATIENCE_MS: u64 = 120_000;
 /// How `WebDriver` names an element in JSON.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
