@@ -2,6 +2,7 @@
 //! stands beside its limit or its peer, both measured in this run.
 
 mod answers;
+mod server;
 mod viewer;
 
 use std::collections::BTreeMap;
@@ -59,6 +60,7 @@ pub(crate) fn measure() -> Result<()> {
     round_trips(&host)?;
     idle(&host)?;
     answers::measure()?;
+    server::measure(&root().join("target/bench"))?;
     viewer::measure(&root().join("target/bench"))
 }
 

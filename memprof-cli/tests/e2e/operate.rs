@@ -312,7 +312,7 @@ fn statistics_leave_the_log_alone_when_asked() {
     let host = Setup::of("rust_host").start();
     let lines = |text: &str| host.log().iter().filter(|line| line.contains(text)).count();
     host.memprof("stats", &["log=off"]).exits(0);
-    assert_eq!(lines("allocated"), 0);
+    assert_eq!(lines("retained"), 0);
     host.memprof("stats", &[]).exits(0);
-    host.wait_for_log("allocated");
+    host.wait_for_log("retained");
 }
