@@ -156,11 +156,16 @@ impl Profiler {
         })
     }
 
-    /// Switches jemalloc's background threads in every jemalloc that has them, at most `max`.
+    /// Switches jemalloc's background threads where `on` is given, at most `max`, in every jemalloc
+    /// that has them.
     ///
     /// # Errors
     /// `Busy` while a dump runs; no jemalloc has them; `max` is out of range; jemalloc refused.
-    pub fn background_threads(&self, on: bool, max: Option<u64>) -> Result<Vec<Background>> {
+    pub fn background_threads(
+        &self,
+        on: Option<bool>,
+        max: Option<u64>,
+    ) -> Result<Vec<Background>> {
         let _running = self.begin_dump()?;
         self.look_again();
         let backends = self.backends();

@@ -48,8 +48,8 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "stats",
-            "[opts=Jgmdablxeh] [format=text|json]",
-            "Prints the allocator's figures to the host's log, and returns them.",
+            "[opts=Jgmdablxeh] [format=text|json] [log=on|off]",
+            "Returns the allocator's figures, and prints them to the host's log.",
         ),
         Message::new(
             "status",
@@ -68,7 +68,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "background_thread",
-            "state=on|off [max=N]",
+            "[state=on|off] [max=N]",
             "Switches the allocator's threads that give free pages back by themselves.",
         ),
         Message::new(
@@ -164,7 +164,7 @@ impl Plugin for MemoryProfile {
                 self.background_thread(on, max, reply)
             }
             "ledger" => {
-                let smaps = take_optional_switch(&mut args, "smaps")?;
+                let smaps = take_switch(&mut args, "smaps")?;
                 args.finish()?;
                 self.ledger(smaps, reply)
             }
@@ -180,9 +180,10 @@ impl Plugin for MemoryProfile {
             "stats" => {
                 let opts = args.take("opts");
                 let format = args.take("format");
+                let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
                 args.finish()?;
                 let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
-                self.stats(&format, reply)
+                self.stats(&format, is_logged, reply)
             }
             "fetch" => {
                 let id = args.require("id")?;
@@ -226,13 +227,20 @@ impl MemoryProfile {
         ok(reply, &text, &report)
     }
 
-    fn stats(&self, format: &StatsFormat, reply: &mut Reply<'_>) -> Result<(), Failure> {
+    fn stats(
+        &self,
+        format: &StatsFormat,
+        is_logged: bool,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
         let stats = self
             .profiler
             .stats(format.options.as_ref())
             .map_err(failure)?;
         let text: String = stats.iter().map(stats_text).collect();
-        text.lines().for_each(|line| log::info!("{line}"));
+        if is_logged {
+            text.lines().for_each(|line| log::info!("{line}"));
+        }
         if format.is_plain {
             return reply.text(&text);
         }
@@ -248,7 +256,7 @@ impl MemoryProfile {
 
     fn background_thread(
         &self,
-        on: bool,
+        on: Option<bool>,
         max: Option<u64>,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
@@ -374,21 +382,15 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     args.take(key).map(parse).transpose()
 }
 
-pub(crate) fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
-    parse_switch(key, &args.require(key)?)
-}
-
-fn take_optional_switch(args: &mut Arguments, key: &'static str) -> Result<Option<bool>, Failure> {
-    args.take(key)
-        .map(|word| parse_switch(key, &word))
-        .transpose()
-}
-
-fn parse_switch(key: &str, word: &str) -> Result<bool, Failure> {
-    match word {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        other => {
+pub(crate) fn take_switch(
+    args: &mut Arguments,
+    key: &'static str,
+) -> Result<Option<bool>, Failure> {
+    match args.take(key).as_deref() {
+        None => Ok(None),
+        Some("on") => Ok(Some(true)),
+        Some("off") => Ok(Some(false)),
+        Some(other) => {
             let message = format!("{key}={other:?} is neither on nor off");
             Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
         }
