@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::backend::{Backend, Identity};
+use crate::backend::{Backend, Identity, ProfileKind};
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hidden;
@@ -22,7 +22,7 @@ const MEMORY_LIMIT: u64 = 64 << 20;
 
 /// What a dump may need on each of its two threads, at the most. Beyond a limit on memory, a
 /// failed allocation of a few bytes would end the process.
-const MEMORY_NEEDED: usize = 1 << 20;
+const MEMORY_NEEDED: u64 = 1 << 20;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 
@@ -31,15 +31,17 @@ const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 pub struct Dump {
     /// What `fetch` takes.
     pub id: String,
+    /// What it tells.
+    pub kind: ProfileKind,
     /// Where it lies, absolute.
     pub path: PathBuf,
     /// Its length.
     pub bytes: u64,
     /// The number of stacks in it.
     pub stacks: u64,
-    /// Mean bytes between samples.
+    /// Mean bytes between samples; 0 where it is not sampled.
     pub sample_interval: u64,
-    /// Live bytes, corrected for sampling.
+    /// Live bytes, corrected for sampling; of growth, all of it.
     pub estimated_inuse_bytes: u64,
     /// The allocator it is of: `jemalloc 5.3.0`.
     pub allocator: String,
@@ -52,6 +54,7 @@ pub(crate) struct Origin {
     pub started: SystemTime,
     pub active_since: Option<SystemTime>,
     pub trigger: &'static str,
+    pub kind: ProfileKind,
 }
 
 /// Takes a dump of `backend` into `store`. `last_size` is the length of the previous one.
@@ -67,7 +70,7 @@ pub(crate) fn take(
 ) -> Result<Dump> {
     require_memory()?;
     let mut scratch = open_scratch(store.directory(), name, last_size)?;
-    let summary = backend.write_profile(&mut scratch)?;
+    let summary = backend.write_profile(origin.kind, &mut scratch)?;
     let objects = objects::loaded();
     let maps = own_maps(&objects)?;
     let comments = comments(backend.identity(), name, origin, &objects, &maps);
@@ -80,11 +83,12 @@ pub(crate) fn take(
     let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
         id: kept.id,
+        kind: origin.kind,
         path: kept.path,
         bytes: kept.bytes,
         stacks: summary.stacks,
         sample_interval: summary.sample_interval,
-        estimated_inuse_bytes: summary.estimated_inuse_bytes(),
+        estimated_inuse_bytes: summary.estimated_inuse_bytes,
         allocator: backend.identity().to_string(),
     })
 }
@@ -94,8 +98,16 @@ pub(crate) fn take(
 /// # Errors
 /// ENOMEM.
 pub(crate) fn require_memory() -> Result<()> {
+    require_memory_for(MEMORY_NEEDED)
+}
+
+/// Fails where this thread cannot have that many bytes.
+///
+/// # Errors
+/// ENOMEM.
+pub(crate) fn require_memory_for(bytes: u64) -> Result<()> {
     let mut probe = Vec::<u8>::new();
-    let reserved = probe.try_reserve_exact(MEMORY_NEEDED);
+    let reserved = probe.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX));
     // Without it the compiler may leave the whole allocation out.
     std::hint::black_box(&probe);
     reserved.map_err(|_| Error::io("find memory for the dump", &Errno::NOMEM.into()))
@@ -113,7 +125,7 @@ fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scr
     scratch.map_err(|error| Error::io("make room for the dump", &error))
 }
 
-/// jemalloc appends /proc/self/maps too, but answers success when it could not read it.
+/// Allocators append /proc/self/maps too, but answer success when they could not read it.
 fn own_maps(objects: &[LoadedObject]) -> Result<String> {
     match std::fs::read("/proc/thread-self/maps") {
         Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
@@ -145,6 +157,7 @@ fn comments(
         format!("# taken: {}", time(name.taken)),
         format!("# trigger: {}", origin.trigger),
         format!("# allocator: {allocator}"),
+        format!("# kind: {}", origin.kind),
     ];
     lines.extend(
         origin
@@ -202,6 +215,7 @@ mod tests {
             started,
             active_since: Some(started),
             trigger: "message",
+            kind: ProfileKind::Heap,
         };
         let dump = take(
             &identify(candidate, READERS).unwrap(),

@@ -5,10 +5,13 @@
 )]
 
 use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use memchr::memmem;
 
-use crate::doctor::{DumpDir, Examined, Facts};
+use crate::backend::Backend;
+use crate::doctor::{DumpDir, Examined, Facts, Seen};
 use crate::jemalloc::{Jemalloc, is_secure_execution};
 use crate::objects::EXECUTABLE;
 use crate::store::Store;
@@ -18,16 +21,20 @@ const FUSE: i64 = 0x6573_5546;
 
 /// Reads the facts. `allocated` gives an allocator's live bytes, where it tells.
 pub(crate) fn gather(
-    allocators: &[&Jemalloc],
+    backends: &[Arc<dyn Backend>],
+    unknown_malloc: Option<PathBuf>,
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {
+    let jemallocs: Vec<_> = backends.iter().filter_map(|each| each.jemalloc()).collect();
     Facts {
-        allocators: allocators
-            .iter()
+        program_contains_jemalloc: jemallocs.is_empty() && program_contains_jemalloc(),
+        jemallocs: jemallocs
+            .into_iter()
             .map(|each| Examined::of(each, allocated(each)))
             .collect(),
-        program_contains_jemalloc: allocators.is_empty() && program_contains_jemalloc(),
+        allocators: backends.iter().map(|each| Seen::of(&**each)).collect(),
+        unknown_malloc,
         secure_execution: is_secure_execution(),
         environment: malloc_variables(),
         lock_free_unwinding: has_find_object(),

@@ -8,7 +8,8 @@
 
 use serde::Serialize;
 
-use crate::stats::Figures;
+use crate::backend::Kind;
+use crate::stats::{Figures, Totals};
 
 /// Above this ratio of active to allocated bytes, fragmentation is worth a word.
 const FRAGMENTED: f64 = 1.3;
@@ -56,7 +57,8 @@ pub struct Cgroup {
 /// One part of the resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// `live_heap`, `fragmentation`, `dirty`, `metadata`, `not_the_allocator`, `file`, `shared`.
+    /// `live_heap`, `fragmentation`, `dirty`, `metadata`, `undivided_heap`, `not_the_allocator`,
+    /// `file`, `shared`.
     pub name: &'static str,
     /// How much.
     pub bytes: u64,
@@ -73,6 +75,23 @@ pub struct Verdict {
     pub remedy: String,
 }
 
+/// One allocator's part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Heap {
+    /// Which one.
+    pub kind: Kind,
+    /// Its version.
+    pub version: String,
+    /// Serves this process's `malloc`.
+    pub owns_malloc: bool,
+    /// What it says that it holds; absent where it keeps no count.
+    #[serde(flatten)]
+    pub totals: Option<Totals>,
+    /// Why it does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
 /// RSS, accounted for: the rows sum to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ledger {
@@ -80,20 +99,28 @@ pub struct Ledger {
     pub rss_bytes: u64,
     /// Its parts.
     pub rows: Vec<Row>,
+    /// What each allocator says of the heap's rows.
+    pub allocators: Vec<Heap>,
     /// The limits that the process lives under.
     pub cgroup: Option<Cgroup>,
     /// What is worth a word.
     pub verdicts: Vec<Verdict>,
 }
 
-/// Reconciles. `heap` is the sum over all allocators that keep figures; without one, the heap is
-/// among what no allocator knows.
+/// Reconciles. The heap of an allocator that keeps no count is among what no allocator knows.
 pub(crate) fn reconcile(
     resident: Resident,
-    heap: Option<Figures>,
+    allocators: Vec<Heap>,
     cgroup: Option<Cgroup>,
 ) -> Ledger {
-    let heap = heap.unwrap_or_default();
+    let mut heap = Figures::default();
+    let mut committed = 0u64;
+    for totals in allocators.iter().filter_map(|each| each.totals) {
+        match totals {
+            Totals::Divided(figures) => heap = heap.plus(figures),
+            Totals::Committed { committed: more } => committed = committed.saturating_add(more),
+        }
+    }
     let mut left = resident.anonymous;
     // An allocator counts a page as its own before the process has touched it, so its parts may
     // exceed what is resident. What was touched for certain is taken first.
@@ -110,6 +137,8 @@ pub(crate) fn reconcile(
             .saturating_sub(heap.metadata),
     );
     let metadata = take(heap.metadata);
+    // Committed pages need not have been touched, so this is at most what it is.
+    let undivided = take(committed);
     let rows = vec![
         Row {
             name: "live_heap",
@@ -126,6 +155,10 @@ pub(crate) fn reconcile(
         Row {
             name: "metadata",
             bytes: metadata,
+        },
+        Row {
+            name: "undivided_heap",
+            bytes: undivided,
         },
         Row {
             name: "not_the_allocator",
@@ -150,6 +183,7 @@ pub(crate) fn reconcile(
     Ledger {
         rss_bytes,
         rows,
+        allocators,
         cgroup,
         verdicts: verdicts.into_iter().flatten().collect(),
     }
@@ -241,15 +275,26 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn heap(allocated: u64, active: u64, metadata: u64, resident: u64) -> Option<Figures> {
-        Some(Figures {
+    fn of(kind: Kind, totals: Totals) -> Vec<Heap> {
+        vec![Heap {
+            kind,
+            version: "1".to_owned(),
+            owns_malloc: true,
+            totals: Some(totals),
+            error: None,
+        }]
+    }
+
+    fn heap(allocated: u64, active: u64, metadata: u64, resident: u64) -> Vec<Heap> {
+        let figures = Figures {
             allocated,
             active,
             metadata,
             resident,
             mapped: 0,
             retained: 0,
-        })
+        };
+        of(Kind::Jemalloc, Totals::Divided(figures))
     }
 
     fn kinds(ledger: &Ledger) -> Vec<&str> {
@@ -258,7 +303,7 @@ mod tests {
 
     #[test]
     fn rows_sum_to_rss() {
-        let check = |anonymous: u64, heap: Option<Figures>, expected: [u64; 5]| {
+        let check = |anonymous: u64, heap: Vec<Heap>, expected: [u64; 6]| {
             let resident = Resident {
                 anonymous,
                 file: 7,
@@ -266,20 +311,32 @@ mod tests {
             };
             let ledger = reconcile(resident, heap, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
-            assert_eq!(rows[..5], expected);
+            assert_eq!(rows[..6], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
         };
-        check(100, heap(50, 60, 5, 80), [50, 10, 15, 5, 20]);
-        check(100, None, [0, 0, 0, 0, 100]);
+        check(100, heap(50, 60, 5, 80), [50, 10, 15, 5, 0, 20]);
+        check(100, Vec::new(), [0, 0, 0, 0, 0, 100]);
         // Metadata that was never touched.
-        check(70, heap(50, 60, 25, 90), [50, 10, 5, 5, 0]);
-        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0]);
-        check(0, heap(0, 0, 0, 0), [0; 5]);
+        check(70, heap(50, 60, 25, 90), [50, 10, 5, 5, 0, 0]);
+        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0, 0]);
+        check(0, heap(0, 0, 0, 0), [0; 6]);
+        let committed = |bytes| of(Kind::Mimalloc, Totals::Committed { committed: bytes });
+        check(100, committed(80), [0, 0, 0, 0, 80, 20]);
+        check(100, committed(u64::MAX), [0, 0, 0, 0, 100, 0]);
+        let both = [heap(50, 60, 5, 80), committed(10)].concat();
+        check(100, both, [50, 10, 15, 5, 10, 10]);
+        // An allocator that lies.
+        let all = u64::MAX;
+        check(
+            100,
+            [heap(all, all, all, all), heap(all, all, all, all)].concat(),
+            [100, 0, 0, 0, 0, 0],
+        );
     }
 
     #[test]
     fn verdicts_pass_their_thresholds_and_not_before() {
-        let check = |heap: Option<Figures>, anonymous: u64, expected: &[&str]| {
+        let check = |heap: Vec<Heap>, anonymous: u64, expected: &[&str]| {
             let ledger = reconcile(
                 Resident {
                     anonymous,

@@ -56,9 +56,18 @@ impl LoadedObject {
 
     /// True when `address` may be called.
     pub(crate) fn is_code(&self, address: usize) -> bool {
+        self.has(address, PF_X)
+    }
+
+    /// True when a variable may lie at `address`.
+    pub(crate) fn is_writable(&self, address: usize) -> bool {
+        self.has(address, PF_W)
+    }
+
+    fn has(&self, address: usize, flag: u32) -> bool {
         self.segments
             .iter()
-            .any(|segment| segment.flags & PF_X != 0 && segment.range.contains(&address))
+            .any(|segment| segment.flags & flag != 0 && segment.range.contains(&address))
     }
 }
 

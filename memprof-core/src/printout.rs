@@ -1,4 +1,4 @@
-//! What `malloc_stats_print` says, as it was asked for.
+//! What an allocator prints of itself, as it was asked for.
 
 use std::ffi::CString;
 use std::io;
@@ -44,7 +44,7 @@ impl PrintOptions {
     }
 }
 
-/// What `malloc_stats_print` wrote, as far as it was kept.
+/// What an allocator printed, as far as it was kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Printout {
     bytes: Vec<u8>,
@@ -59,6 +59,13 @@ impl Printout {
         printout
     }
 
+    /// Of a text that is at hand.
+    pub(crate) fn from(text: &[u8]) -> Self {
+        let mut printout = Self::default();
+        printout.push(text);
+        printout
+    }
+
     /// The text, and a line that tells where it was cut.
     pub fn into_text(self) -> String {
         let text = String::from_utf8_lossy(&self.bytes).into_owned();
@@ -69,7 +76,7 @@ impl Printout {
         text
     }
 
-    fn push(&mut self, piece: &[u8]) {
+    pub(crate) fn push(&mut self, piece: &[u8]) {
         let kept = &piece[..piece.len().min(LIMIT.saturating_sub(self.bytes.len()))];
         // The allocator is what it asks about: it may have nothing left.
         let has_room = self.bytes.try_reserve(kept.len()).is_ok();

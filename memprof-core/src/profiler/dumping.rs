@@ -7,37 +7,49 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::{Profiler, lock, require_profiling, rfc3339};
-use crate::backend::Backend;
+use super::{Profiler, lock, rfc3339};
+use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::status::DumpReport;
 
 impl Profiler {
-    /// Takes a dump of every allocator that profiles, and keeps it.
+    /// Takes a dump of every allocator that can, of those that `allocator` names, else of those
+    /// that are driven; and keeps it.
     ///
     /// # Errors
     /// `Busy` while another one runs; why profiling is not on; what the system refused.
-    pub fn dump(&self, trigger: &'static str) -> Result<DumpReport> {
+    pub fn dump(
+        &self,
+        allocator: Option<Kind>,
+        kind: ProfileKind,
+        trigger: &'static str,
+    ) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
         dump::require_memory()?;
         self.look_again();
-        let backends = self.backends();
-        require_profiling(&backends)?;
+        let backends = self.driven(allocator)?;
+        let (able, unable): (Vec<_>, Vec<_>) = backends
+            .iter()
+            .map(|each| each.require_profile(kind).map(|()| each))
+            .partition(Result::is_ok);
+        if able.is_empty()
+            && let Some(Err(error)) = unable.into_iter().next()
+        {
+            return Err(error);
+        }
         let active_since = *lock(&self.active_since);
         let origin = Origin {
             program: self.settings.program.clone(),
             started: self.started,
             active_since,
             trigger,
+            kind,
         };
         let mut dumps = Vec::new();
-        for backend in backends
-            .iter()
-            .filter(|each| each.require_profiling().is_ok())
-        {
+        for backend in able.into_iter().flatten() {
             dumps.push(self.dump_one(Arc::clone(backend), origin.clone())?);
         }
         let largest = dumps
@@ -47,7 +59,10 @@ impl Profiler {
             .ok_or_else(|| Error::new(ErrorKind::Internal, "no allocator was dumped"))?;
         self.last_size.store(largest.bytes, Ordering::Relaxed);
         Ok(DumpReport {
-            warnings: explain(&dumps, active_since, SystemTime::now()),
+            warnings: match kind {
+                ProfileKind::Heap => explain(&dumps, active_since, SystemTime::now()),
+                ProfileKind::Growth => Vec::new(),
+            },
             largest,
             active_since: active_since.map(rfc3339),
             duration_ms: begun.elapsed().as_millis() as u64,
