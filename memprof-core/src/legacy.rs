@@ -5,25 +5,31 @@
 //!      1:      500 [     1:      500] @ 0x4005d0 0x4004f1
 //! ```
 //!
-//! A profile of growth ends its header with `@ growthz`: it is not sampled.
+//! A profile of growth ends its header with `@ growth`: it is not sampled.
 
 use std::io;
 
 use crate::heap::{Summary, unsampled};
 
 const HEAP_V2: &str = "heap_v2/";
-const GROWTH: &str = "growthz";
+const GROWTH: &str = "growth";
 const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 
-/// Checks the text line by line, and its lines against its header.
+/// Checks the text line by line, and its lines against its header. `interval` is what it was
+/// sampled at where its header tells 0, which is what tcmalloc writes while sampling is off.
 ///
 /// # Errors
 /// `InvalidData` that quotes the first line that is not as it should be.
-pub(crate) fn summarize(text: &[u8]) -> io::Result<Summary> {
+pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<Summary> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n');
     let header = lines.next().unwrap_or_default();
-    let (total, interval) = parse_header(header)
+    let (total, told) = parse_header(header)
         .ok_or_else(|| damaged("heap profile: … @ heap_v2/<sample interval>", header))?;
+    let interval = match told {
+        Some(0) => interval,
+        Some(told) => told,
+        None => 0,
+    };
     let mut summary = Summary {
         sample_interval: interval,
         profile_len: header.len() as u64,
@@ -65,13 +71,13 @@ fn damaged(expected: &str, found: &[u8]) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// The totals, and the sample interval: 0 where sampling is off or there is none.
-fn parse_header(line: &[u8]) -> Option<(Counts, u64)> {
+/// The totals, and the sample interval, which growth has none of.
+fn parse_header(line: &[u8]) -> Option<(Counts, Option<u64>)> {
     let (counts, kind) = parse_counts(text(line)?.strip_prefix("heap profile:")?)?;
     if kind == GROWTH {
-        return Some((counts, 0));
+        return Some((counts, None));
     }
-    Some((counts, kind.strip_prefix(HEAP_V2)?.parse().ok()?))
+    Some((counts, Some(kind.strip_prefix(HEAP_V2)?.parse().ok()?)))
 }
 
 fn parse_stack(line: &[u8]) -> Option<Counts> {
@@ -106,7 +112,7 @@ mod tests {
     const HEAP: &str = "heap profile:      3:     1600 [     3:     1600] @ heap_v2/524288\n\
                         \x20    1:      500 [     1:      500] @ 0x7f12 0x5576\n\
                         \x20    2:     1100 [     2:     1100] @ 0x7f12\n";
-    const GROWTH: &str = "heap profile:      1:  1048576 [     1:  1048576] @ growthz\n\
+    const GROWTH: &str = "heap profile:      1:  1048576 [     1:  1048576] @ growth\n\
                           \x20    1:  1048576 [     1:  1048576] @ 0x7f12 0x5576\n";
 
     #[test]
@@ -121,28 +127,34 @@ mod tests {
                     has_mappings,
                 };
                 let whole = format!("{text}{tail}");
-                assert_eq!(summarize(whole.as_bytes()).unwrap(), expected, "{whole}");
+                assert_eq!(
+                    summarize(whole.as_bytes(), 4096).unwrap(),
+                    expected,
+                    "{whole}"
+                );
             }
         };
         // A sample of objects that are small against the interval stands for one interval each.
         check(HEAP, 524_288, 2, 524_538 + 1_049_126);
         check(GROWTH, 0, 1, 1 << 20);
         let empty = "heap profile:      0:        0 [     0:        0] @ heap_v2/0\n";
-        check(empty, 0, 0, 0);
+        check(empty, 4096, 0, 0);
+        let off = HEAP.replace("524288", "0");
+        check(&off, 4096, 2, 4_351 + 8_754);
     }
 
     #[test]
     fn cut_anywhere_is_an_error() {
         for length in 0..HEAP.len() {
             let cut = &HEAP[..length];
-            assert!(summarize(cut.as_bytes()).is_err(), "{cut:?}");
+            assert!(summarize(cut.as_bytes(), 4096).is_err(), "{cut:?}");
         }
     }
 
     #[test]
     fn foreign_text_is_quoted() {
         let check = |text: &str, expected: &str| {
-            let error = summarize(text.as_bytes()).unwrap_err().to_string();
+            let error = summarize(text.as_bytes(), 4096).unwrap_err().to_string();
             assert!(error.ends_with(expected), "{error}");
         };
         check("", "@ heap_v2/<sample interval>, found \"\"");

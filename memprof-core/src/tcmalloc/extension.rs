@@ -18,8 +18,8 @@ pub(super) const VERSION: &CStr = c"tc_version";
 /// `MallocExtension_kOwned`.
 const OWNED: c_int = 1;
 
-/// Room for `MallocExtension_GetStats`, whose text is about 2 KiB.
-const STATS_ROOM: usize = 16 << 10;
+/// Room for `MallocExtension_GetStats`. From 10,000 bytes on it also lists each size class.
+const STATS_ROOM: usize = 8 << 10;
 
 type GetFn = unsafe extern "C" fn(*const c_char, *mut usize) -> c_int;
 type SetFn = unsafe extern "C" fn(*const c_char, usize) -> c_int;

@@ -111,10 +111,9 @@ impl Profiles {
             )));
         }
         let refused = |error: io::Error| Error::allocator(format!("{allocator}: {error}"));
-        let summary = legacy::summarize(text).map_err(refused)?;
+        let summary = legacy::summarize(text, interval).map_err(refused)?;
         let profile = &text[..summary.profile_len as usize];
-        store(profile, kind, interval, summary, scratch)
-            .map_err(|error| Error::io("write the dump", &error))
+        store(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
     }
 
     fn take(&self, kind: ProfileKind, allocator: &Identity) -> Result<CxxString> {
@@ -136,28 +135,24 @@ impl Profiles {
 }
 
 /// tcmalloc's header tells the interval of now, and readers refuse 0, which is off.
-fn store(
-    profile: &[u8],
-    kind: ProfileKind,
-    interval: u64,
-    summary: Summary,
-    scratch: &mut Scratch,
-) -> io::Result<Summary> {
+fn store(profile: &[u8], summary: Summary, scratch: &mut Scratch) -> io::Result<Summary> {
+    const OFF: &[u8] = b"heap_v2/0";
     let file = scratch.rewound()?;
-    if kind == ProfileKind::Growth || summary.sample_interval > 0 {
+    let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
+    let (header, stacks) = profile.split_at(end);
+    let Some(header) = header.strip_suffix(OFF) else {
         file.write_all(profile)?;
         return Ok(summary);
-    }
-    let first = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
-    let head = profile[..first]
-        .strip_suffix(b"0")
-        .unwrap_or(&profile[..first]);
-    let head = [head, interval.to_string().as_bytes()].concat();
-    file.write_all(&head)?;
-    file.write_all(&profile[first..])?;
+    };
+    let header = [
+        header,
+        format!("heap_v2/{}", summary.sample_interval).as_bytes(),
+    ]
+    .concat();
+    file.write_all(&header)?;
+    file.write_all(stacks)?;
     Ok(Summary {
-        sample_interval: interval,
-        profile_len: (head.len() + profile.len() - first) as u64,
+        profile_len: (header.len() + stacks.len()) as u64,
         ..summary
     })
 }
