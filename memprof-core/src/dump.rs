@@ -15,6 +15,7 @@ use crate::hidden;
 use crate::objects::{self, LoadedObject};
 use crate::scratch::Scratch;
 use crate::store::Store;
+use crate::trigger::Trigger;
 
 /// A dump larger than this goes to an unnamed file on the disk of the dump directory the next
 /// time: memory is what the host may be short of. No allocator tells beforehand.
@@ -53,8 +54,10 @@ pub(crate) struct Origin {
     pub program: String,
     pub started: SystemTime,
     pub active_since: Option<SystemTime>,
-    pub trigger: &'static str,
+    pub trigger: Trigger,
     pub kind: ProfileKind,
+    /// The resident bytes, where the kernel tells.
+    pub rss: Option<u64>,
 }
 
 /// Takes a dump of `backend` into `store`. `last_size` is the length of the previous one.
@@ -159,6 +162,7 @@ fn comments(
         format!("# allocator: {allocator}"),
         format!("# kind: {}", origin.kind),
     ];
+    lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
     lines.extend(
         origin
             .active_since
@@ -209,13 +213,15 @@ mod tests {
             pid: 7,
             sequence: 1,
             random: 1,
+            cause: None,
         };
         let origin = Origin {
             program: "a\nb".to_owned(),
             started,
             active_since: Some(started),
-            trigger: "message",
+            trigger: Trigger::Message,
             kind: ProfileKind::Heap,
+            rss: Some(4096),
         };
         let dump = take(
             &identify(candidate, READERS).unwrap(),
@@ -245,6 +251,8 @@ mod tests {
             tail.contains("# active-since: 2026-11-21T11:12:44Z\n"),
             "{tail}"
         );
+        assert!(tail.contains("# trigger: message\n"), "{tail}");
+        assert!(tail.contains("# rss: 4096\n"), "{tail}");
         assert!(tail.contains("/libc.so.6\n"), "{tail}");
         assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
         assert_eq!(dump.bytes, text.len() as u64);

@@ -205,8 +205,22 @@ impl Jemalloc {
         Ok(())
     }
 
+    /// Switches jemalloc's own dumps at high water off; tells whether they were on.
+    ///
+    /// # Errors
+    /// jemalloc refused.
+    pub(crate) fn end_own_gdump(&self) -> Result<bool> {
+        let was_on = self.opt_prof && self.mallctl.read_bool(c"prof.gdump").unwrap_or(false);
+        if was_on {
+            self.mallctl
+                .write_bool(c"prof.gdump", false)
+                .map_err(|errno| Error::mallctl("prof.gdump", errno))?;
+        }
+        Ok(was_on)
+    }
+
     /// Leaves the calling thread out of the profile: a thread of ours is nothing of the host's.
-    fn leave_this_thread_out(&self) {
+    pub(crate) fn leave_this_thread_out(&self) {
         match self.mallctl.write_bool(c"thread.prof.active", false) {
             // ENOENT: no profiling, so there is nothing to be left out of.
             Ok(()) | Err(Errno::NOENT) => {}

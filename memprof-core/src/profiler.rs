@@ -2,7 +2,9 @@
 
 mod dumping;
 mod figures;
+mod recent;
 mod switching;
+mod watching;
 
 use std::path::PathBuf;
 use std::process;
@@ -21,6 +23,7 @@ use crate::objects;
 use crate::stats::Readers;
 use crate::status::{Allocator, Status};
 use crate::store::{Kept, Store};
+use crate::watcher::Watcher;
 
 /// What a profiler needs to know of its process.
 #[derive(Debug)]
@@ -52,6 +55,9 @@ pub struct Profiler {
     sequence: AtomicU32,
     last_size: AtomicU64,
     last_heaps: Mutex<Vec<Heap>>,
+    /// The most bytes that the allocators were seen to count without having touched them.
+    untouched: AtomicU64,
+    watcher: Mutex<Option<Arc<Watcher>>>,
 }
 
 /// Some or all allocators of the process.
@@ -102,6 +108,8 @@ impl Profiler {
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
             last_heaps: Mutex::new(Vec::new()),
+            untouched: AtomicU64::new(0),
+            watcher: Mutex::new(None),
         };
         if profiler.is_active() {
             *lock(&profiler.active_since) = Some(now);
@@ -139,6 +147,8 @@ impl Profiler {
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
             busy: self.dumping.load(Ordering::Acquire) == process::id(),
+            watch: self.watch_status(),
+            gdump: self.gdump_status(),
         }
     }
 
@@ -292,6 +302,12 @@ fn with_each(
         Some(error) if !is_done => Err(error),
         _ => Ok(warnings),
     }
+}
+
+/// Why a process without jemalloc is refused what `only jemalloc` completes.
+fn only_jemalloc(has: &str) -> Error {
+    let message = format!("only jemalloc {has}, and this process has none that memprof can find");
+    Error::new(ErrorKind::Unsupported, message).remedy(use_jemalloc())
 }
 
 fn with_remedy(error: &Error) -> String {

@@ -4,6 +4,8 @@ use serde::Serialize;
 
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::Dump;
+use crate::gdump::GdumpStatus;
+use crate::watcher::WatchStatus;
 
 /// One allocator, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -109,6 +111,10 @@ pub struct Status {
     pub kept: usize,
     /// A dump is running.
     pub busy: bool,
+    /// The watch rules.
+    pub watch: Vec<WatchStatus>,
+    /// Dumps at high water, while they are on.
+    pub gdump: Option<GdumpStatus>,
 }
 
 /// What `activate` and `deactivate` did.
@@ -117,6 +123,15 @@ pub struct Activation {
     /// The state after it.
     #[serde(flatten)]
     pub status: Status,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// What `gdump` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gdumping {
+    /// What it is doing now, or was doing until it was switched off.
+    pub gdump: Option<GdumpStatus>,
     /// What the operator should know.
     pub warnings: Vec<String>,
 }

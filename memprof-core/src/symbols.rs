@@ -195,7 +195,8 @@ fn is_mapped_from(
             .is_ok_and(|id| id == object.build_id.as_deref())
 }
 
-fn real_path(path: &Path) -> PathBuf {
+/// The file itself, for the program too.
+pub(crate) fn real_path(path: &Path) -> PathBuf {
     if path != Path::new(EXECUTABLE) {
         return path.to_owned();
     }

@@ -10,9 +10,11 @@ use rustix::rand::GetRandomFlags;
 use super::{Profiler, lock, rfc3339};
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
-use crate::dump_name::DumpName;
+use crate::dump_name::{Cause, DumpName};
 use crate::error::{Error, ErrorKind, Result};
+use crate::reading::rss;
 use crate::status::DumpReport;
+use crate::trigger::Trigger;
 
 impl Profiler {
     /// Takes a dump of every allocator that can, of those that `allocator` names, else of those
@@ -24,7 +26,7 @@ impl Profiler {
         &self,
         allocator: Option<Kind>,
         kind: ProfileKind,
-        trigger: &'static str,
+        trigger: Trigger,
     ) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
@@ -47,6 +49,7 @@ impl Profiler {
             active_since,
             trigger,
             kind,
+            rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
         for backend in able.into_iter().flatten() {
@@ -71,14 +74,14 @@ impl Profiler {
     }
 
     fn dump_one(&self, backend: Arc<dyn Backend>, origin: Origin) -> Result<Dump> {
-        let name = self.next_name()?;
+        let name = self.next_name(&origin)?;
         let store = self.settings.store.clone();
         let last_size = self.last_size.load(Ordering::Relaxed);
         self.dumper
             .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
     }
 
-    fn next_name(&self) -> Result<DumpName> {
+    fn next_name(&self, origin: &Origin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
             .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
@@ -87,6 +90,10 @@ impl Profiler {
             pid: process::id(),
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
             random: u32::from_ne_bytes(random),
+            cause: origin.rss.map(|rss| Cause {
+                trigger: origin.trigger.word(),
+                rss_kib: rss / 1024,
+            }),
         })
     }
 }

@@ -1,10 +1,12 @@
 //! What the allocators hold, and what can be done about it without a profile.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::{Profiler, lock, with_remedy};
+use super::{Profiler, lock, only_jemalloc, with_remedy};
 use crate::backend::{Backend, Kind, use_jemalloc};
 use crate::background::{self, Background};
+use crate::cgroup::Cgroup;
 use crate::doctor::{Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
@@ -53,15 +55,25 @@ impl Profiler {
     /// # Errors
     /// `/proc/thread-self/status` cannot be read.
     pub fn ledger(&self) -> Result<Ledger> {
+        let before = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
-            let heaps = self.backends().iter().map(|each| heap(&**each)).collect();
+            let heaps: Vec<_> = self.backends().iter().map(|each| heap(&**each)).collect();
+            // Pages that came or went meanwhile are no untouched ones.
+            let most = before.anonymous.max(self.resident()?.anonymous);
+            let untouched = ledger::untouched(most, &heaps);
             *lock(&self.last_heaps) = heaps;
+            // Beside other memory it does not show: so the most that was ever seen.
+            self.untouched.fetch_max(untouched, Ordering::Relaxed);
         }
         let heaps = lock(&self.last_heaps).clone();
-        let read = |path: &str| std::fs::read_to_string(path).ok();
-        let cgroup = read("/proc/thread-self/cgroup")
-            .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
-        Ok(ledger::reconcile(self.resident()?, heaps, cgroup))
+        let untouched = self.untouched.load(Ordering::Relaxed);
+        let cgroup = Cgroup::of_this_process();
+        Ok(ledger::reconcile(
+            self.resident()?,
+            heaps,
+            untouched,
+            cgroup,
+        ))
     }
 
     fn resident(&self) -> Result<Resident> {
@@ -125,7 +137,8 @@ impl Profiler {
         let able = |jemalloc: &&Jemalloc| background::require(jemalloc).is_ok();
         let with_threads: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if with_threads.is_empty() {
-            let first = jemallocs.first().ok_or_else(no_background_threads)?;
+            let none = || only_jemalloc("has background threads");
+            let first = jemallocs.first().ok_or_else(none)?;
             background::require(first)?;
         }
         if let Some(max) = max {
@@ -179,11 +192,6 @@ fn no_allocator() -> Error {
     .remedy(use_jemalloc())
 }
 
-fn no_background_threads() -> Error {
-    let message = "only jemalloc has background threads, and this process has none";
-    Error::new(ErrorKind::Unsupported, message).remedy("`purge` gives free pages back once")
-}
-
-fn jemallocs(backends: &[Arc<dyn Backend>]) -> Vec<&Jemalloc> {
+pub(super) fn jemallocs(backends: &[Arc<dyn Backend>]) -> Vec<&Jemalloc> {
     backends.iter().filter_map(|each| each.jemalloc()).collect()
 }

@@ -6,19 +6,22 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use memprof_core::{
-    Activation, ErrorKind, Kind, ProfileKind, Profiler, Readers, SampleInterval, Settings, Severity,
+    Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers, SampleInterval,
+    Settings, Severity, Trigger,
 };
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
 use crate::config::Config;
+use crate::exit::end_at_exit;
+use crate::gdump;
 use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::stats_format::StatsFormat;
 use crate::text::{
-    abilities_text, activation_text, background_text, dump_text, findings_text, kept_text,
-    ledger_text, purged_text, stats_text, status_text,
+    abilities_text, activation_text, background_text, dump_text, findings_text, gdump_text,
+    kept_text, ledger_text, purged_text, stats_text, status_text,
 };
 
 /// The content type of jemalloc's dumps.
@@ -81,6 +84,16 @@ impl Plugin for MemoryProfile {
             "Drops all samples; sets the sample interval.",
         ),
         Message::new(
+            "gdump",
+            "state=on|off [files=16] [for=10m]",
+            "Dumps at each new high-water mark of the resident memory, within these limits.",
+        ),
+        Message::new(
+            "recent",
+            "[max=0..512]",
+            "Returns the latest sampled allocations, where jemalloc keeps them; max sets how many.",
+        ),
+        Message::new(
             "doctor",
             "",
             "Tells what is wrong with profiling here, and what mends it.",
@@ -120,6 +133,12 @@ impl Plugin for MemoryProfile {
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
         }
+        if !config.watch().is_empty() {
+            if let Err(error) = profiler.watch(config.watch()) {
+                log::error!("watch: {}", failure(error));
+            }
+            end_at_exit(&profiler);
+        }
         Ok(Self { profiler })
     }
 
@@ -133,10 +152,7 @@ impl Plugin for MemoryProfile {
             "activate" => {
                 let allocator = take_allocator(&mut args)?;
                 let interval = take_interval(&mut args)?;
-                let duration = args
-                    .take("for")
-                    .map(|text| parse_duration(&text))
-                    .transpose()?;
+                let duration = take_duration(&mut args)?;
                 args.finish()?;
                 let activation = self
                     .profiler
@@ -176,6 +192,15 @@ impl Plugin for MemoryProfile {
                 args.finish()?;
                 self.background_thread(on, max, reply)
             }
+            "gdump" => {
+                let limits = gdump::parse(args)?;
+                self.gdump(limits, reply)
+            }
+            "recent" => {
+                let max = take_number(&mut args, "max")?;
+                args.finish()?;
+                self.recent(max, reply)
+            }
             "stats" => {
                 let allocator = take_allocator(&mut args)?;
                 let opts = args.take("opts");
@@ -204,6 +229,12 @@ impl Plugin for MemoryProfile {
     }
 }
 
+impl Drop for MemoryProfile {
+    fn drop(&mut self) {
+        self.profiler.end();
+    }
+}
+
 impl MemoryProfile {
     fn dump(
         &self,
@@ -213,7 +244,7 @@ impl MemoryProfile {
     ) -> Result<(), Failure> {
         let report = self
             .profiler
-            .dump(allocator, kind, "message")
+            .dump(allocator, kind, Trigger::Message)
             .map_err(|error| {
                 // What the system refuses is for whoever runs the host, not only for who asked.
                 if error.kind == ErrorKind::Io {
@@ -261,6 +292,28 @@ impl MemoryProfile {
         let text = background_text(&switched);
         log::info!("{text}");
         ok(reply, &text, json!({ "allocators": switched }))
+    }
+
+    fn gdump(&self, limits: Option<GdumpLimits>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let (is_on, gdumping) = match limits {
+            Some(limits) => (true, self.profiler.gdump(limits)),
+            None => (false, self.profiler.end_gdump()),
+        };
+        let gdumping = gdumping.map_err(failure)?;
+        let text = gdump_text(is_on, &gdumping);
+        log::info!("{text}");
+        let fields = json!({
+            "state": if is_on { "on" } else { "off" },
+            "gdump": gdumping.gdump,
+            "warnings": gdumping.warnings,
+        });
+        ok(reply, &text, fields)
+    }
+
+    fn recent(&self, max: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let recent = self.profiler.recent(max).map_err(failure)?;
+        let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
+        ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
     }
 
     fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -370,7 +423,7 @@ fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure
     interval.map_err(failure)
 }
 
-fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
+pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
     let parse = |text: String| {
         text.parse().map_err(|_| {
             let message = format!("{key}={text:?} is not a number");
@@ -380,7 +433,7 @@ fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, F
     args.take(key).map(parse).transpose()
 }
 
-fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
+pub(crate) fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
     match args.require(key)?.as_str() {
         "on" => Ok(true),
         "off" => Ok(false),
@@ -393,6 +446,11 @@ fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure>
 
 /// The longest activation: what runs longer needs no end.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Failure> {
+    let text = args.take("for");
+    text.map(|text| parse_duration(&text)).transpose()
+}
 
 fn parse_duration(text: &str) -> Result<Duration, Failure> {
     let invalid = |why: &str| {
