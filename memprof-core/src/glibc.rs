@@ -33,10 +33,12 @@ impl Glibc {
     /// None where it holds nothing, because another one is `malloc`.
     pub(crate) fn identify(symbols: &Symbols<'_>) -> Option<Self> {
         let version = symbols.function(ANCHOR)?;
-        // SAFETY: gnu_get_libc_version(3): takes nothing.
+        // SAFETY: gnu_get_libc_version(3).
         let version: unsafe extern "C" fn() -> *const c_char = unsafe { as_function(version) };
-        // SAFETY: as above: a constant text.
-        let version = unsafe { CStr::from_ptr(version()) };
+        // SAFETY: gnu_get_libc_version(3): takes nothing.
+        let version = unsafe { version() };
+        // SAFETY: gnu_get_libc_version(3): a constant text.
+        let version = unsafe { CStr::from_ptr(version) };
         let functions = Functions {
             mallinfo: symbols
                 .function(c"mallinfo2")

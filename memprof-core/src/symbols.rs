@@ -245,4 +245,37 @@ mod tests {
         libc.build_id = Some(vec![0; 20]);
         assert!(Symbols::in_file(libc, wanted).is_none());
     }
+
+    #[test]
+    fn an_object_whose_functions_are_kept_outlasts_its_dlclose() {
+        let place = tempfile::tempdir().unwrap();
+        let (code, library) = (place.path().join("x.c"), place.path().join("x.so"));
+        std::fs::write(&code, "int mi_version(void) { return 209; }\n").unwrap();
+        let mut cc = std::process::Command::new("cc");
+        let cc = cc.args(["-shared", "-fPIC", "-o"]).args([&library, &code]);
+        assert!(cc.status().unwrap().success());
+        let is_loaded = || {
+            objects::loaded()
+                .iter()
+                .any(|object| object.path == library)
+        };
+
+        let path = CString::new(library.as_os_str().as_bytes()).unwrap();
+        // SAFETY: dlopen(3) of a library without constructors.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        let objects = objects::loaded();
+        let object = objects
+            .iter()
+            .find(|object| object.path == library)
+            .unwrap();
+        let symbols = Symbols::in_file(object, |name| name == b"mi_version").unwrap();
+        let function = symbols.function(c"mi_version").unwrap();
+        drop(symbols);
+        // SAFETY: dlclose(3) of the handle above.
+        unsafe { libc::dlclose(handle) };
+        assert!(is_loaded());
+        // SAFETY: of this type, as its source says.
+        let function: extern "C" fn() -> i32 = unsafe { as_function(function) };
+        assert_eq!(function(), 209);
+    }
 }

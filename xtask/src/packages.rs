@@ -16,6 +16,10 @@ pub(crate) const BUILD: &[&str] = &["g++", "libjemalloc-dev", "libjemalloc2"];
 pub(crate) const TEST: &[&str] = &[
     "abigail-tools",
     "binutils",
+    "google-perftools",
+    "libgoogle-perftools4",
+    "libmimalloc2.0",
+    "libtcmalloc-minimal4",
     "mosquitto",
     "mosquitto-clients",
     "perl",

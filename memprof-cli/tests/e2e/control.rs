@@ -101,8 +101,21 @@ fn malformed_arguments_are_named() {
     check(
         "dump",
         "path=/etc/passwd",
+        "unknown argument \"path\"; valid arguments: allocator, kind",
+    );
+    check(
+        "status",
+        "path=/etc/passwd",
         "unknown argument \"path\"; this message takes no arguments",
     );
+    check("dump", "kind=cpu", "valid kinds: heap, growth");
+    check(
+        "purge",
+        "allocator=x",
+        "valid allocators: jemalloc, tcmalloc",
+    );
+    check("activate", "sample_interval=3KiB", "is out of range");
+    check("activate", "sample_interval=1KiB lg_sample=10", "give one");
     check("dump", "now", "\"now\" is not of the form key=value");
     check("fetch", "", "argument \"id\" is missing");
     check("fetch", "id=../../etc/passwd", "no kept dump has the id");

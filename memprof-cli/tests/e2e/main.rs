@@ -1,10 +1,11 @@
 //! The real thing: hosts, plugins and `memprof` as they lie in `target/dist`, over real sockets,
-//! with real jemalloc and stock jeprof.
+//! with real allocators and stock jeprof.
 
 mod dist;
 mod host;
 mod memprof;
 
+mod allocators;
 mod artifact;
 mod bus;
 mod bus_mosquitto;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Profiler, lock, only_jemalloc, with_remedy};
+use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
 use crate::backend::{Backend, Kind, use_jemalloc};
 use crate::background::{self, Background};
 use crate::cgroup::Cgroup;
@@ -116,7 +116,7 @@ impl Profiler {
         let _running = self.begin_dump()?;
         let backends = self.driven(allocator)?;
         let before = self.resident()?.anonymous;
-        backends.iter().try_for_each(|each| each.purge())?;
+        with_each(&backends, |each| each.purge().map(|()| Vec::new()))?;
         let after = self.resident()?.anonymous;
         Ok(Purged {
             anonymous_before_bytes: before,

@@ -54,11 +54,18 @@ impl Profiler {
             named => self.driven(named)?,
         };
         let mut since = lock(&self.active_since);
-        backends.iter().try_for_each(|each| each.deactivate())?;
+        // All of them, also where the first refuses.
+        let refusals: Vec<_> = backends
+            .iter()
+            .filter_map(|each| each.deactivate().err())
+            .collect();
         if !self.is_active() {
             *since = None;
         }
         drop(since);
+        if let Some(refusal) = refusals.into_iter().next() {
+            return Err(refusal);
+        }
         self.set_lease(None);
         let unavailable = self.unavailable();
         Ok(Activation {

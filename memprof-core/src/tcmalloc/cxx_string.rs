@@ -24,7 +24,7 @@ impl Delete {
     }
 }
 
-/// The layout of `std::__cxx11::string` (bits/basic_string.h), stable since GCC 5.
+/// The layout of `std::__cxx11::string` in `bits/basic_string.h`, stable since GCC 5.
 #[derive(Debug)]
 #[repr(C)]
 struct Layout {
