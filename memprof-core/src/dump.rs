@@ -55,7 +55,6 @@ pub(crate) struct Origin {
     pub started: SystemTime,
     pub active_since: Option<SystemTime>,
     pub trigger: Trigger,
-    pub kind: ProfileKind,
     /// The resident bytes, where the kernel tells.
     pub rss: Option<u64>,
 }
@@ -73,7 +72,7 @@ pub(crate) fn take(
 ) -> Result<Dump> {
     require_memory()?;
     let mut scratch = open_scratch(store.directory(), name, last_size)?;
-    let summary = backend.write_profile(origin.kind, &mut scratch)?;
+    let summary = backend.write_profile(name.kind, &mut scratch)?;
     let objects = objects::loaded();
     let maps = own_maps(&objects)?;
     let comments = comments(backend.identity(), name, origin, &objects, &maps);
@@ -86,7 +85,7 @@ pub(crate) fn take(
     let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
         id: kept.id,
-        kind: origin.kind,
+        kind: name.kind,
         path: kept.path,
         bytes: kept.bytes,
         stacks: summary.stacks,
@@ -160,7 +159,7 @@ fn comments(
         format!("# taken: {}", time(name.taken)),
         format!("# trigger: {}", origin.trigger),
         format!("# allocator: {allocator}"),
-        format!("# kind: {}", origin.kind),
+        format!("# kind: {}", name.kind),
     ];
     lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
     lines.extend(
@@ -214,13 +213,13 @@ mod tests {
             sequence: 1,
             random: 1,
             cause: None,
+            kind: ProfileKind::Heap,
         };
         let origin = Origin {
             program: "a\nb".to_owned(),
             started,
             active_since: Some(started),
             trigger: Trigger::Message,
-            kind: ProfileKind::Heap,
             rss: Some(4096),
         };
         let dump = take(

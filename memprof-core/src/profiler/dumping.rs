@@ -48,12 +48,11 @@ impl Profiler {
             started: self.started,
             active_since,
             trigger,
-            kind,
             rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
         for backend in able.into_iter().flatten() {
-            dumps.push(self.dump_one(Arc::clone(backend), origin.clone())?);
+            dumps.push(self.dump_one(Arc::clone(backend), kind, origin.clone())?);
         }
         let largest = dumps
             .iter()
@@ -73,15 +72,20 @@ impl Profiler {
         })
     }
 
-    fn dump_one(&self, backend: Arc<dyn Backend>, origin: Origin) -> Result<Dump> {
-        let name = self.next_name(&origin)?;
+    fn dump_one(
+        &self,
+        backend: Arc<dyn Backend>,
+        kind: ProfileKind,
+        origin: Origin,
+    ) -> Result<Dump> {
+        let name = self.next_name(kind, &origin)?;
         let store = self.settings.store.clone();
         let last_size = self.last_size.load(Ordering::Relaxed);
         self.dumper
             .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
     }
 
-    fn next_name(&self, origin: &Origin) -> Result<DumpName> {
+    fn next_name(&self, kind: ProfileKind, origin: &Origin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
             .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
@@ -94,6 +98,7 @@ impl Profiler {
                 trigger: origin.trigger.word(),
                 rss_kib: rss / 1024,
             }),
+            kind,
         })
     }
 }
