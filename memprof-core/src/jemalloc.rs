@@ -184,6 +184,12 @@ impl Backend for Jemalloc {
 }
 
 impl Jemalloc {
+    /// Whether threads that start from now on are sampled.
+    pub(crate) fn samples_new_threads(&self) -> bool {
+        const INIT: &CStr = c"prof.thread_active_init";
+        self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
+    }
+
     /// log2 of the sample interval in bytes.
     pub(crate) fn lg_sample(&self) -> Option<u64> {
         self.mallctl

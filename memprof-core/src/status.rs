@@ -40,6 +40,8 @@ pub struct JemallocOptions {
     pub config_prof: bool,
     /// Started with profiling.
     pub opt_prof: bool,
+    /// Samples in threads that start from now on.
+    pub prof_thread_active_init: bool,
     /// log2 of the sample interval.
     pub lg_sample: Option<u64>,
 }
@@ -61,6 +63,7 @@ impl Allocator {
             jemalloc: backend.jemalloc().map(|jemalloc| JemallocOptions {
                 config_prof: jemalloc.config_prof,
                 opt_prof: jemalloc.opt_prof,
+                prof_thread_active_init: jemalloc.samples_new_threads(),
                 lg_sample: jemalloc.lg_sample(),
             }),
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
 use crate::backend::{Backend, Kind, use_jemalloc};
@@ -11,10 +12,14 @@ use crate::doctor::{Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
 use crate::jemalloc::Jemalloc;
-use crate::ledger::{self, Heap, Ledger, Resident};
+use crate::ledger::{self, Earlier, Heap, Ledger, Resident};
 use crate::printout::{PrintOptions, Printout};
+use crate::smaps::Smaps;
 use crate::stats::{Stats, Totals};
 use crate::status::Purged;
+
+/// A ledger is compared to the first one of the last hour.
+const COMPARED: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
     /// The allocators' own figures, and what they print of themselves. `options` are jemalloc's,
@@ -55,11 +60,13 @@ impl Profiler {
     /// # Errors
     /// `/proc/thread-self/status` cannot be read.
     pub fn ledger(&self) -> Result<Ledger> {
-        let before = self.resident()?;
+        let mut resident = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
             let heaps: Vec<_> = self.backends().iter().map(|each| heap(&**each)).collect();
+            let before = resident.anonymous;
+            resident = self.resident()?;
             // Pages that came or went meanwhile are no untouched ones.
-            let most = before.anonymous.max(self.resident()?.anonymous);
+            let most = before.max(resident.anonymous);
             let untouched = ledger::untouched(most, &heaps);
             *lock(&self.last_heaps) = heaps;
             // Beside other memory it does not show: so the most that was ever seen.
@@ -67,13 +74,38 @@ impl Profiler {
         }
         let heaps = lock(&self.last_heaps).clone();
         let untouched = self.untouched.load(Ordering::Relaxed);
+        let allocated = (!heaps.is_empty()).then(|| ledger::divided(&heaps).allocated);
+        let earlier = allocated.and_then(|allocated| self.earlier(allocated));
         let cgroup = Cgroup::of_this_process();
         Ok(ledger::reconcile(
-            self.resident()?,
-            heaps,
-            untouched,
-            cgroup,
+            resident, heaps, untouched, earlier, cgroup,
         ))
+    }
+
+    /// The ledger with the kernel's account of all mappings, for which it walks every page.
+    ///
+    /// # Errors
+    /// As [`ledger`](Self::ledger); `/proc/thread-self/smaps_rollup` cannot be read.
+    pub fn ledger_with_smaps(&self) -> Result<Ledger> {
+        Ok(Ledger {
+            smaps: Some(Smaps::of_this_process()?),
+            ..self.ledger()?
+        })
+    }
+
+    /// The live heap of an earlier ledger, to which `allocated` is compared.
+    fn earlier(&self, allocated: u64) -> Option<Earlier> {
+        let now = Instant::now();
+        let mut first = lock(&self.first_heap);
+        let earlier = first.map(|(at, allocated)| Earlier {
+            allocated,
+            ago: now.duration_since(at),
+        });
+        let is_stale = |earlier: Earlier| earlier.ago > COMPARED;
+        if earlier.is_none_or(is_stale) {
+            *first = Some((now, allocated));
+        }
+        earlier
     }
 
     fn resident(&self) -> Result<Resident> {
@@ -125,11 +157,16 @@ impl Profiler {
         })
     }
 
-    /// Switches jemalloc's background threads in every jemalloc that has them, at most `max`.
+    /// Switches jemalloc's background threads where `on` is given, at most `max`, in every jemalloc
+    /// that has them.
     ///
     /// # Errors
     /// `Busy` while a dump runs; no jemalloc has them; `max` is out of range; jemalloc refused.
-    pub fn background_threads(&self, on: bool, max: Option<u64>) -> Result<Vec<Background>> {
+    pub fn background_threads(
+        &self,
+        on: Option<bool>,
+        max: Option<u64>,
+    ) -> Result<Vec<Background>> {
         let _running = self.begin_dump()?;
         self.look_again();
         let backends = self.backends();
