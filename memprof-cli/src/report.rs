@@ -50,7 +50,7 @@ pub(crate) struct ReportArgs {
     #[arg(long)]
     cum: bool,
 
-    /// Show this many functions [default: all; 80 in a graph]
+    /// Show this many functions, or nodes of a tree [default: all; 80 in a graph]
     #[arg(long, value_name = "N")]
     top: Option<usize>,
 

@@ -47,6 +47,8 @@ fn exit_codes() {
     check("junk", &[], 1, "failed to recognise the input");
     check("heap_v2/512\n  t*: 0:", &[], 1, "line 2 has no end");
     check(EMPTY, &["--format", "peek"], 2, "peek needs --focus");
+    let collapsed = ["--format", "collapsed", "--top", "3"];
+    check(EMPTY, &collapsed, 2, "--top is for text, tree, peek");
     check(EMPTY, &["--focus", "("], 2, "no regular expression");
     check(EMPTY, &["--format", "poem"], 2, "invalid value");
     check(EMPTY, &[], 5, "the profile is empty");
