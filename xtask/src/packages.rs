@@ -16,13 +16,18 @@ pub(crate) const BUILD: &[&str] = &["g++", "libjemalloc-dev", "libjemalloc2"];
 pub(crate) const TEST: &[&str] = &[
     "abigail-tools",
     "binutils",
+    "golang-go",
+    "google-perftools",
+    "graphviz",
     "mosquitto",
     "mosquitto-clients",
     "perl",
+    "python3",
     "redis-server",
     "redis-tools",
     "strace",
     "trafficserver",
+    "xz-utils",
 ];
 
 /// Installs what is missing of `packages`, as root; else says how.

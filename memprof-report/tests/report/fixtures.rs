@@ -79,6 +79,35 @@ impl Shop {
             o.arg("--only-keep-debug").arg(&file).arg(&debug)
         });
     }
+
+    /// Strips `file` as Fedora does: its symbols stay in `.gnu_debugdata`. `pack` makes that section of the
+    /// ELF file that holds them.
+    fn strip_to_mini_debug(&self, file: &str, pack: impl FnOnce(Vec<u8>) -> Vec<u8>) {
+        let (debug, mini) = (self.path("full.debug"), self.path("mini.debug"));
+        self.split_debug(file, "full.debug");
+        run("objcopy", "binutils", |o| {
+            o.arg("--strip-debug").arg(&debug).arg(&mini)
+        });
+        self.strip(file);
+        let packed = self.path("packed");
+        fs::write(&packed, pack(fs::read(&mini).expect("it is there"))).expect("it can be written");
+        let section = format!("--add-section=.gnu_debugdata={}", packed.display());
+        run("objcopy", "binutils", |o| {
+            o.arg(section).arg(self.path(file))
+        });
+        for used in [debug, mini, packed] {
+            fs::remove_file(used).expect("it can be removed");
+        }
+    }
+}
+
+fn xz(bytes: Vec<u8>) -> Vec<u8> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("file");
+    fs::write(&file, bytes).expect("it can be written");
+    run("xz", "xz-utils", |xz| {
+        xz.args(["-0", "--stdout"]).arg(&file)
+    })
 }
 
 fn here() -> Sources {
@@ -158,6 +187,47 @@ fn stripped_with_a_build_id_directory() {
         ..here()
     };
     assert_named(&stacks(&shop.dump, &sources));
+}
+
+#[test]
+fn stripped_with_mini_debug_information() {
+    let shop = Shop::build();
+    shop.strip_to_mini_debug("shop", xz);
+    shop.strip_to_mini_debug("libplugin.so", xz);
+    let (stacks, notes) =
+        collapsed(&shop.dump, &here(), Granularity::Functions).expect("it is a good dump");
+    // There are symbols in it, no inlined functions.
+    assert!(
+        stacks.contains("main;shop::serve;shop::capture "),
+        "{stacks}"
+    );
+    let plugin = "main;plugin_work;hidden_helper;shop::capture ";
+    assert!(stacks.contains(plugin), "{stacks}");
+    assert!(!notes.concat().contains("gnu_debugdata"), "{notes:?}");
+}
+
+#[test]
+fn damaged_mini_debug_information() {
+    let bomb = |_| xz(vec![0; (128 << 20) + 1]);
+    let cut = |bytes| {
+        let whole = xz(bytes);
+        whole[..whole.len() / 2].to_vec()
+    };
+    let not_elf = |_| xz(b"hello".to_vec());
+    check_mini_debug(bomb, "passes the limit of 134217728 bytes");
+    check_mini_debug(cut, "");
+    check_mini_debug(not_elf, "");
+}
+
+#[track_caller]
+fn check_mini_debug(pack: impl FnOnce(Vec<u8>) -> Vec<u8>, problem: &str) {
+    let shop = Shop::build();
+    shop.strip_to_mini_debug("shop", pack);
+    let (stacks, notes) =
+        collapsed(&shop.dump, &here(), Granularity::Functions).expect("it is a good dump");
+    assert!(stacks.contains(";shop+0x"), "{stacks}");
+    let note = format!("its .gnu_debugdata cannot be read: {problem}");
+    assert!(notes.concat().contains(&note), "{notes:?}");
 }
 
 #[test]
