@@ -1,0 +1,107 @@
+//! A dump of every allocator that profiles.
+
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::rand::GetRandomFlags;
+
+use super::{Profiler, lock, require_profiling, rfc3339};
+use crate::backend::Backend;
+use crate::dump::{self, Dump, Origin};
+use crate::dump_name::{Cause, DumpName};
+use crate::error::{Error, ErrorKind, Result};
+use crate::reading::rss;
+use crate::status::DumpReport;
+use crate::trigger::Trigger;
+
+impl Profiler {
+    /// Takes a dump of every allocator that profiles, and keeps it.
+    ///
+    /// # Errors
+    /// `Busy` while another one runs; why profiling is not on; what the system refused.
+    pub fn dump(&self, trigger: Trigger) -> Result<DumpReport> {
+        let _running = self.begin_dump()?;
+        let begun = Instant::now();
+        dump::require_memory()?;
+        self.look_again();
+        let backends = self.backends();
+        require_profiling(&backends)?;
+        let active_since = *lock(&self.active_since);
+        let origin = Origin {
+            program: self.settings.program.clone(),
+            started: self.started,
+            active_since,
+            trigger,
+            rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
+        };
+        let mut dumps = Vec::new();
+        for backend in backends
+            .iter()
+            .filter(|each| each.require_profiling().is_ok())
+        {
+            dumps.push(self.dump_one(Arc::clone(backend), origin.clone())?);
+        }
+        let largest = dumps
+            .iter()
+            .max_by_key(|dump| dump.estimated_inuse_bytes)
+            .cloned()
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "no allocator was dumped"))?;
+        self.last_size.store(largest.bytes, Ordering::Relaxed);
+        Ok(DumpReport {
+            warnings: explain(&dumps, active_since, SystemTime::now()),
+            largest,
+            active_since: active_since.map(rfc3339),
+            duration_ms: begun.elapsed().as_millis() as u64,
+            dumps,
+        })
+    }
+
+    fn dump_one(&self, backend: Arc<dyn Backend>, origin: Origin) -> Result<Dump> {
+        let name = self.next_name(&origin)?;
+        let store = self.settings.store.clone();
+        let last_size = self.last_size.load(Ordering::Relaxed);
+        self.dumper
+            .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
+    }
+
+    fn next_name(&self, origin: &Origin) -> Result<DumpName> {
+        let mut random = [0; 4];
+        rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
+            .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
+        Ok(DumpName {
+            taken: SystemTime::now(),
+            pid: process::id(),
+            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+            random: u32::from_ne_bytes(random),
+            cause: origin.rss.map(|rss| Cause {
+                trigger: origin.trigger.word(),
+                rss_kib: rss / 1024,
+            }),
+        })
+    }
+}
+
+/// What a reader of these dumps may wonder about.
+fn explain(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) -> Vec<String> {
+    let mut warnings = Vec::new();
+    match active_since {
+        None => warnings.push(
+            "profiling is inactive: the dump holds only what was sampled before and still lives; \
+             send `activate`, wait, dump again"
+                .to_owned(),
+        ),
+        Some(since) if dumps.iter().all(|dump| dump.stacks == 0) => {
+            let elapsed = now.duration_since(since).unwrap_or(Duration::ZERO);
+            warnings.push(format!(
+                "no samples yet: profiling became active {} ago and samples about once every {} \
+                 allocated bytes",
+                humantime::format_duration(Duration::from_secs(elapsed.as_secs())),
+                dumps.first().map_or(0, |dump| dump.sample_interval),
+            ));
+        }
+        Some(_) => {}
+    }
+    warnings
+}
