@@ -12,7 +12,7 @@ use memprof_report::{AddressId, Limits, Sources, parse, symbolize};
 const ADDRESSES: usize = 200;
 
 fuzz_target!(|bytes: &[u8]| {
-    let file = env::temp_dir().join(format!("memprof-fuzz-{}", process::id()));
+    let file = env::temp_dir().join(format!("fuzzed-elf-{}", process::id()));
     fs::write(&file, bytes).expect("the file can be written");
     let mut dump = "heap_v2/512\n  t*: 1: 1 [0: 0]\n".to_owned();
     for index in 1..=ADDRESSES {

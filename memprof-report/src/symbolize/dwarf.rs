@@ -2,12 +2,15 @@
 
 use std::borrow::Cow;
 
-use addr2line::gimli::{DwarfSections, EndianSlice, RunTimeEndian, SectionId};
+use addr2line::gimli::{self, DwarfSections, EndianSlice, RunTimeEndian, SectionId};
 use object::{Object as _, ObjectSection as _, ReadRef};
 
 use super::elf::LinkedAddress;
 use super::frames::Frames;
 use crate::stacks::AddressId;
+
+/// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
+const DEEPEST: isize = 1000;
 
 type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
@@ -33,15 +36,38 @@ impl<'d> Dwarf<'d> {
             true => RunTimeEndian::Little,
             false => RunTimeEndian::Big,
         };
-        Some(Self { sections, endian })
+        let found = Self { sections, endian };
+        (!is_deep(&found.borrow()).ok()?).then_some(found)
+    }
+
+    fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
+        self.sections
+            .borrow(|section| EndianSlice::new(section, self.endian))
     }
 
     pub(super) fn context(&self) -> Option<Context<'_>> {
-        let dwarf = self
-            .sections
-            .borrow(|section| EndianSlice::new(section, self.endian));
-        addr2line::Context::from_dwarf(dwarf).ok().map(Context)
+        addr2line::Context::from_dwarf(self.borrow())
+            .ok()
+            .map(Context)
     }
+}
+
+/// Whether entries lie deeper in each other than any compiler writes them, in one pass over them.
+fn is_deep(dwarf: &gimli::Dwarf<Slice<'_>>) -> gimli::Result<bool> {
+    let mut units = dwarf.units();
+    while let Some(unit) = units.next()? {
+        let abbreviations = dwarf.abbreviations(&unit)?;
+        let mut entries = unit.entries_raw(&abbreviations, None)?;
+        while !entries.is_empty() {
+            if entries.next_depth() > DEEPEST {
+                return Ok(true);
+            }
+            if let Some(abbreviation) = entries.read_abbreviation()? {
+                entries.skip_attributes(abbreviation.attributes())?;
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Where variables live and what macros were is not asked, and is half of the bytes.

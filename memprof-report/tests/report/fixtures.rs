@@ -402,6 +402,58 @@ fn mappings_that_are_no_files() {
     }
 }
 
+/// Cut anywhere and with bytes changed, a binary gives names or numbers, as many as there are stacks.
+#[test]
+fn damaged_binaries() {
+    let shop = Shop::build();
+    shop.strip_to_mini_debug("libplugin.so", xz);
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    // Without the system's libraries, which are large.
+    let text = str::from_utf8(&shop.dump).expect("it is text");
+    let dump: String = text
+        .split_inclusive('\n')
+        .filter(|line| !line.contains(" /usr/lib/") && !line.contains(" /lib/"))
+        .collect();
+    for file in ["shop", "libplugin.so"] {
+        let whole = fs::read(shop.path(file)).expect("it is there");
+        for round in 0..100 {
+            let mut damaged = whole.clone();
+            for _ in 0..20 {
+                damaged[next(whole.len())] = next(256) as u8;
+            }
+            if round % 4 == 0 {
+                damaged.truncate(next(whole.len()));
+            }
+            fs::write(shop.path(file), damaged).expect("it can be written");
+            assert_eq!(stacks(dump.as_bytes(), &here()).lines().count(), 2);
+        }
+        fs::write(shop.path(file), whole).expect("it can be written");
+    }
+}
+
+#[test]
+fn debug_information_without_a_bottom() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let library = directory.path().join("libdeep.so");
+    run("gcc", "gcc", |gcc| {
+        gcc.args(["-shared", "-nostdlib", "-Wl,-Ttext=0x1000", "-o"])
+            .arg(&library)
+            .arg(path("fixtures/deep.s"))
+    });
+    let dump = format!(
+        "heap_v2/512\n  t*: 1: 1 [0: 0]\n@ 0x1010\n  t*: 1: 1 [0: 0]\n\nMAPPED_LIBRARIES:\n\
+         00001000-00002000 r-xp 00001000 fe:00 1 {}\n",
+        library.display()
+    );
+    assert_eq!(stacks(dump.as_bytes(), &here()), "deep 513\n");
+}
+
 #[test]
 fn rust_names() {
     let directory = tempfile::tempdir().expect("a directory");
