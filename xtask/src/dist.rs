@@ -38,6 +38,7 @@ const CARGO: &[(&str, &str, &str)] = &[
         "lib/libmemprof_host.a",
     ),
     ("rust-host", "rust_host", "examples/rust_host"),
+    ("rust-http", "rust_http", "examples/rust_http"),
 ];
 
 /// Builds everything. One cargo call for each package: a workspace build would unify features
