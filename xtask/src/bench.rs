@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what the plugin costs its host, and how fast the reader and the page are. Each figure
 //! stands beside its limit or its peer, both measured in this run.
 
+mod answers;
 mod server;
 mod viewer;
 
@@ -58,6 +59,7 @@ pub(crate) fn measure() -> Result<()> {
     let host = Host::start()?;
     round_trips(&host)?;
     idle(&host)?;
+    answers::measure()?;
     server::measure(&root().join("target/bench"))?;
     viewer::measure(&root().join("target/bench"))
 }

@@ -289,6 +289,7 @@ fn background_threads_are_switched_and_read_back() {
     };
     let on = switch(&["state=on", "max=1"]);
     assert_eq!(on["background_thread"], true);
+    host.wait_for_thread("jemalloc_bg_thd");
     assert_eq!(on["max_background_threads"], 1);
     assert_eq!(switch(&[])["background_thread"], true);
     // To raise the limit beyond that of the start is refused, and changes nothing.
