@@ -62,7 +62,7 @@ pub(crate) enum Command {
     Status(Short),
     /// Tell what is wrong with profiling in a host, and what mends it; exit 4 when it cannot be on.
     Doctor(Short),
-    /// Show where the resident memory is, and what would help.
+    /// Show where the resident memory is, and what would help: [smaps=on] for the kernel's account.
     Ledger(Short),
     /// Give the allocator's free pages back to the kernel.
     Purge(Short),

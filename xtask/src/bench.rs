@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: what the plugin costs its host, and how fast the reader and the page are. Each figure
 //! stands beside its limit or its peer, both measured in this run.
 
+mod answers;
+mod server;
 mod viewer;
 
 use std::collections::BTreeMap;
@@ -57,6 +59,8 @@ pub(crate) fn measure() -> Result<()> {
     let host = Host::start()?;
     round_trips(&host)?;
     idle(&host)?;
+    answers::measure()?;
+    server::measure(&root().join("target/bench"))?;
     viewer::measure(&root().join("target/bench"))
 }
 

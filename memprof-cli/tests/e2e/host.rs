@@ -285,6 +285,24 @@ impl Host {
         }
     }
 
+    /// The names of its threads.
+    pub(crate) fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        // One that ends meanwhile has no name any more.
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+        let names = tasks.filter_map(|task| name(task.unwrap()).ok());
+        names.map(|name| name.trim().to_owned()).collect()
+    }
+
+    /// Waits for a thread of that name, which it takes itself once it runs.
+    pub(crate) fn wait_for_thread(&self, name: &str) {
+        let begun = Instant::now();
+        while !self.threads().iter().any(|thread| thread == name) {
+            assert!(begun.elapsed() < PATIENCE, "{:?}", self.threads());
+            thread::yield_now();
+        }
+    }
+
     /// Its open descriptors.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))

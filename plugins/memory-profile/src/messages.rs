@@ -58,7 +58,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "ledger",
-            "",
+            "[smaps=on]",
             "Tells where the resident memory is, and what would help.",
         ),
         Message::new(
@@ -158,10 +158,15 @@ impl Plugin for MemoryProfile {
                 activated(reply, self.profiler.reset(interval).map_err(failure)?)
             }
             "background_thread" => {
-                let on = take_switch(&mut args, "state")?;
+                let on = take_optional_switch(&mut args, "state")?;
                 let max = take_number(&mut args, "max")?;
                 args.finish()?;
                 self.background_thread(on, max, reply)
+            }
+            "ledger" => {
+                let smaps = take_optional_switch(&mut args, "smaps")?;
+                args.finish()?;
+                self.ledger(smaps, reply)
             }
             "gdump" => {
                 let limits = gdump::parse(args)?;
@@ -175,7 +180,7 @@ impl Plugin for MemoryProfile {
             "stats" => {
                 let opts = args.take("opts");
                 let format = args.take("format");
-                let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
+                let is_logged = take_optional_switch(&mut args, "log")?.unwrap_or(true);
                 args.finish()?;
                 let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
                 self.stats(&format, is_logged, reply)
@@ -190,7 +195,6 @@ impl Plugin for MemoryProfile {
                 match name {
                     "deactivate" => activated(reply, self.profiler.deactivate().map_err(failure)?),
                     "purge" => self.purge(reply),
-                    "ledger" => self.ledger(reply),
                     "doctor" => self.doctor(reply),
                     "dump" => self.dump(reply),
                     "status" => self.status(reply),
@@ -284,8 +288,12 @@ impl MemoryProfile {
         ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
     }
 
-    fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let ledger = self.profiler.ledger().map_err(failure)?;
+    fn ledger(&self, smaps: Option<bool>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let ledger = match smaps {
+            Some(true) => self.profiler.ledger_with_smaps(),
+            Some(false) | None => self.profiler.ledger(),
+        };
+        let ledger = ledger.map_err(failure)?;
         ok(reply, &ledger_text(&ledger), ledger)
     }
 
@@ -374,15 +382,21 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     args.take(key).map(parse).transpose()
 }
 
-pub(crate) fn take_switch(
-    args: &mut Arguments,
-    key: &'static str,
-) -> Result<Option<bool>, Failure> {
-    match args.take(key).as_deref() {
-        None => Ok(None),
-        Some("on") => Ok(Some(true)),
-        Some("off") => Ok(Some(false)),
-        Some(other) => {
+pub(crate) fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
+    parse_switch(key, &args.require(key)?)
+}
+
+fn take_optional_switch(args: &mut Arguments, key: &'static str) -> Result<Option<bool>, Failure> {
+    args.take(key)
+        .map(|word| parse_switch(key, &word))
+        .transpose()
+}
+
+fn parse_switch(key: &str, word: &str) -> Result<bool, Failure> {
+    match word {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => {
             let message = format!("{key}={other:?} is neither on nor off");
             Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
         }
