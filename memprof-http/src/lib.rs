@@ -16,6 +16,7 @@ mod in_process;
 mod remote;
 mod target;
 
+mod chunks;
 mod dumping;
 mod gateway;
 mod renders;
@@ -38,5 +39,5 @@ pub use in_process::InProcess;
 pub use listener::{Listener, serve};
 pub use remote::{Remote, Wanted};
 pub use router::{Settings, router};
-pub use target::{Answer, Gone, Target};
+pub use target::{Answer, Fetched, Gone, Target};
 pub use token::{Token, TokenError};

@@ -490,4 +490,14 @@ fn reports_open_in_a_browser_or_say_where_they_lie() {
             "{notes}"
         );
     }
+    let named = named.to_str().unwrap();
+    let run = memprof(
+        &host.socket_dir(),
+        &["report", "--open", "--format", "text", named],
+    )
+    .exits(2);
+    assert_eq!(
+        run.stderr,
+        "memprof: --open shows html, no other --format\n"
+    );
 }
