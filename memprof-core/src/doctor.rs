@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::backend::{Backend, Kind};
 use crate::facts::is_shared;
 use crate::jemalloc::Jemalloc;
+use crate::tcmalloc;
 
 /// Fewer samples than these of the live heap make a poor profile.
 const FEW_SAMPLES: u64 = 100;
@@ -312,14 +313,21 @@ fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
             "what needs them is refused; use a whole and newer build of it",
         ));
     }
-    let is_fine = |interval: &u64| *interval < 1 << FINE_LG_SAMPLE;
-    if let Some(interval) = allocator.sample_interval.filter(is_fine) {
+    let (finest, catch) = match allocator.kind {
+        Kind::Tcmalloc => (
+            tcmalloc::FINE_INTERVAL,
+            "which gives each sampled object a page of its own",
+        ),
+        _ => (1 << FINE_LG_SAMPLE, "which slows allocations down"),
+    };
+    if let Some(interval) = allocator
+        .sample_interval
+        .filter(|interval| *interval < finest)
+    {
         findings.push(finding(
             "fine_interval",
             Severity::Warning,
-            format!(
-                "{name} takes one sample for each {interval} bytes, which slows allocations down"
-            ),
+            format!("{name} takes one sample for each {interval} bytes, {catch}"),
             "`activate sample_interval=512KiB` samples once for 512 KiB",
         ));
     }
@@ -651,6 +659,14 @@ mod tests {
         check(shared, "shared_dumps", Warning, "/tmp/jeprof");
         let fine = |facts: &mut Facts| facts.allocators[0].sample_interval = Some(512);
         check(fine, "fine_interval", Warning, "each 512 bytes");
+        let pages = |facts: &mut Facts| {
+            facts.allocators = vec![Seen {
+                sample_interval: Some(64 << 10),
+                ..seen(Kind::Tcmalloc)
+            }];
+            facts.jemallocs.clear();
+        };
+        check(pages, "fine_interval", Warning, "a page of its own");
         let coarse = |facts: &mut Facts| jemalloc(facts).allocated = Some(10 << 20);
         check(coarse, "coarse_interval", Warning, "about 20 samples");
         let unwinder = |facts: &mut Facts| facts.lock_free_unwinding = false;
