@@ -13,6 +13,7 @@ use core::sync::atomic::{
 use crate::compare::{Walk, leaf_of};
 use crate::memory::Stack;
 use crate::object::{FindObject, loaded_rule_at};
+use crate::own_stack::{self, OwnStack, set_main_stack_top};
 use crate::rule::Rule;
 use crate::table::Table;
 use crate::walk::{End, Frame, Registers, as_frames, walk};
@@ -73,14 +74,21 @@ pub struct Counts {
     pub given_up: bool,
 }
 
-/// Makes ready what all hooks share. `find` is the loader's own `_dl_find_object`.
-pub fn prepare(find: FindObject) {
+/// Makes ready what all hooks share. `find` is the loader's own `_dl_find_object`; the other is
+/// an address at the top of the main thread's stack, as getauxval(3) tells `AT_RANDOM`.
+pub fn prepare(find: FindObject, main_stack_top: usize) {
+    set_main_stack_top(main_stack_top);
     FIND_OBJECT.store(find as usize, Release);
 }
 
 /// Forgets all rules: code may have been unloaded, and other code loaded in its place.
 pub fn forget_rules() {
     RULES.clear();
+}
+
+/// Forgets which stacks were read: threads may have ended.
+pub fn forget_stacks() {
+    own_stack::forget();
 }
 
 /// How often a rule was read from call frame information, in all.
@@ -237,10 +245,14 @@ impl Hook {
             }
             Some(_) | None => (0, room),
         };
-        // SAFETY: the stack pointer of a caller on this stack.
-        let mut stack = unsafe { Stack::from(start.sp) };
+        let own = OwnStack::around(start.sp);
+        // SAFETY: a caller's stack pointer; and what `OwnStack` tells.
+        let mut stack = unsafe { Stack::from(start.sp, &own.known) };
         let rule_at = |address| RULES.get_or_find(address, read_rule);
         let (frames, end) = walk(start, room, rule_at, |address| stack.word(address));
+        if !own.known.contains(&start.sp) {
+            own.remember(start.sp, stack.end());
+        }
         match end {
             End::Outermost | End::Full => {}
             End::Unreadable => {

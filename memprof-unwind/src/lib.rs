@@ -17,11 +17,12 @@ mod compare;
 mod hook;
 mod memory;
 mod object;
+mod own_stack;
 mod rule;
 mod table;
 mod walk;
 
-pub use hook::{Counts, HOOKS, Hook, Walker, forget_rules, prepare, rules_read};
+pub use hook::{Counts, HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read};
 pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
 pub use rule::{Cfa, Rule, SavedBp};

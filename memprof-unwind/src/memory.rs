@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "a system call, and words of the stack")]
 
 use core::arch::asm;
+use core::ops::Range;
 
 /// No page of x86-64 is smaller.
 pub(crate) const PAGE: usize = 4096;
@@ -34,23 +35,36 @@ pub fn is_readable(address: usize) -> bool {
     answer == -EINVAL
 }
 
-/// The words around a stack pointer, read page after page as far as they can be.
+/// The words of a stack from a stack pointer on, as far as they can be read.
 #[derive(Debug)]
 pub struct Stack {
-    /// Whole words from here to `end` can be read.
+    /// Every aligned word from here to `end` can be read.
     start: usize,
+    /// The end of a page.
     end: usize,
+    /// So can every one from here to `known_end`.
+    known: usize,
+    known_end: usize,
 }
 
 impl Stack {
-    /// The stack on which the caller runs, from `sp` on.
+    /// The stack on which the caller runs, from `sp` on. What is `known` to be readable is not
+    /// asked for again.
     ///
     /// # Safety
-    /// `sp` lies in memory that can be read, and stays so while this lives.
-    pub unsafe fn from(sp: usize) -> Self {
+    /// `sp` lies in memory that can be read, and so does all that is known.
+    #[inline(always)]
+    pub unsafe fn from(sp: usize, known: &Range<usize>) -> Self {
+        let end = if known.contains(&sp) {
+            known.end
+        } else {
+            page_of(sp) + PAGE
+        };
         Self {
             start: sp,
-            end: (sp | (PAGE - 1)) + 1,
+            end,
+            known: known.start,
+            known_end: known.end,
         }
     }
 
@@ -60,26 +74,42 @@ impl Stack {
         if address % WORD != 0 {
             return None;
         }
-        // An aligned word does not cross the end, which is a page's.
         if !(self.start..self.end).contains(&address) {
-            self.move_to(address)?;
+            self.take_in(address)?;
         }
-        // SAFETY: the kernel just read this page, or the stack's owner runs on it.
+        // SAFETY: aligned, so within one page; the kernel read it just now, or `from` was promised
+        // that it can be read.
         Some(unsafe { (address as *const usize).read_volatile() })
     }
 
     /// Takes in the page with `address`: of the same stack when it is the next one, else of
     /// another, as after a signal handler with a stack of its own.
     #[cold]
-    fn move_to(&mut self, address: usize) -> Option<()> {
-        if !is_readable(address) {
+    #[inline(never)]
+    fn take_in(&mut self, address: usize) -> Option<()> {
+        let page = page_of(address);
+        let is_known = (self.known..self.known_end).contains(&page);
+        if !is_known && !is_readable(page) {
             return None;
         }
-        let page = address & !(PAGE - 1);
         if page != self.end {
             self.start = page;
         }
-        self.end = page.checked_add(PAGE)?;
+        self.end = if is_known {
+            self.known_end
+        } else {
+            page.checked_add(PAGE)?
+        };
         Some(())
     }
+
+    /// The end of what was read last.
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+}
+
+/// Where the page with `address` starts.
+pub(crate) fn page_of(address: usize) -> usize {
+    address & !(PAGE - 1)
 }
