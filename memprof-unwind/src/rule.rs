@@ -62,8 +62,8 @@ impl Packed {
 }
 
 const KIND_BITS: u32 = 3;
-const CFA_BITS: u32 = 14;
-const BP_BITS: u32 = 13;
+const CFA_BITS: u32 = 13;
+const BP_BITS: u32 = 12;
 
 /// One more than the longest distance of a CFA.
 pub(crate) const CFA_LIMIT: u16 = 1 << CFA_BITS;

@@ -4,22 +4,35 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::rule::{Packed, Rule};
 
-/// log2 of how many rules are kept; the rest are found again.
-const INDEX_BITS: u32 = 14;
 /// User addresses on x86-64 with four-level paging are shorter.
-const ADDRESS_BITS: u32 = 48;
-/// What remains of an address beside its place in the table.
-const TAG_BITS: u32 = ADDRESS_BITS - INDEX_BITS;
+const ADDRESS_BITS: u32 = 47;
+/// log2 of the size of a piece of code whose rules lie in one line: calls in one function are
+/// often followed by others of it.
+const PIECE_BITS: u32 = 6;
+const PIECE_ID_BITS: u32 = ADDRESS_BITS - PIECE_BITS;
+/// log2 of how many lines there are.
+const LINE_BITS: u32 = 11;
+/// Rules in a line.
+const WAYS: usize = 8;
+/// What remains of an address beside its line.
+const TAG_BITS: u32 = ADDRESS_BITS - LINE_BITS;
 
 const _: () = assert!(TAG_BITS + Packed::BITS == u64::BITS);
 
-/// Rules by address. A later one takes an earlier one's place.
+/// The rules of 16,384 addresses; the rest are found again.
 ///
-/// A slot is one word, so nobody reads half a rule; and it holds the whole address, so nobody
-/// reads another one's.
+/// A slot is one word, so nobody reads half a rule; with its line it holds the whole address, so
+/// nobody reads another one's.
 #[derive(Debug)]
 pub struct Table {
-    slots: [AtomicU64; 1 << INDEX_BITS],
+    lines: [Line; 1 << LINE_BITS],
+}
+
+/// What the processor fetches at once.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line {
+    slots: [AtomicU64; WAYS],
 }
 
 impl Table {
@@ -27,47 +40,74 @@ impl Table {
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
         Self {
-            slots: [const { AtomicU64::new(0) }; 1 << INDEX_BITS],
+            lines: [const {
+                Line {
+                    slots: [const { AtomicU64::new(0) }; WAYS],
+                }
+            }; 1 << LINE_BITS],
         }
     }
 
-    /// The rule at an address, from `find` where it is not known yet.
+    /// The rule at an address, from `find` where it is not known.
     #[inline(always)]
     pub fn get_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Rule {
-        let address = address as u64;
         if address >> ADDRESS_BITS != 0 {
             return Rule::Outermost;
         }
-        let (index, tag) = place(address);
-        let slot = &self.slots[index];
-        let known = slot.load(Relaxed);
-        if known >> Packed::BITS == tag && known != 0 {
-            return Packed::from_bits(known as u32 & ((1 << Packed::BITS) - 1)).into();
+        let place = Place::of(address as u64);
+        let slots = &self.lines[place.line].slots;
+        for way in place.ways() {
+            let known = slots[way].load(Relaxed);
+            if known >> Packed::BITS == place.tag {
+                return Packed::from_bits(known as u32 & ((1 << Packed::BITS) - 1)).into();
+            }
         }
-        let rule = find(address as usize);
-        let bits = Packed::from(rule).bits();
-        slot.store(tag << Packed::BITS | u64::from(bits), Relaxed);
+        let rule = find(address);
+        let bits = u64::from(Packed::from(rule).bits());
+        let mut ways = place.ways();
+        let free = ways.find(|&way| slots[way].load(Relaxed) == 0);
+        slots[free.unwrap_or(place.first)].store(place.tag << Packed::BITS | bits, Relaxed);
         rule
     }
 
     /// Forgets all rules.
     pub fn clear(&self) {
-        for slot in &self.slots {
+        for slot in self.lines.iter().flat_map(|line| &line.slots) {
             slot.store(0, Relaxed);
         }
     }
 }
 
-/// Where an address belongs, and what tells it from the others that belong there. One to one: both
-/// steps can be undone.
-#[inline(always)]
-fn place(address: u64) -> (usize, u64) {
-    const MASK: u64 = (1 << ADDRESS_BITS) - 1;
-    // Odd, near 2^48 divided by the golden ratio (Knuth, TAOCP 3, 6.4).
-    let mixed = address.wrapping_mul(0x9E37_79B9_7F4B) & MASK;
-    let mixed = mixed ^ mixed >> (ADDRESS_BITS / 2 + 1);
-    let index = mixed & ((1 << INDEX_BITS) - 1);
-    (index as usize, mixed >> INDEX_BITS)
+/// Where an address belongs.
+struct Place {
+    line: usize,
+    /// Where to look first.
+    first: usize,
+    /// What tells it from all others of that line.
+    tag: u64,
+}
+
+impl Place {
+    /// One to one: each step can be undone.
+    #[inline(always)]
+    fn of(address: u64) -> Self {
+        const MASK: u64 = (1 << PIECE_ID_BITS) - 1;
+        let (piece, within) = (address >> PIECE_BITS, address & ((1 << PIECE_BITS) - 1));
+        // Odd, near 2^41 divided by the golden ratio (Knuth, TAOCP 3, 6.4).
+        let mixed = piece.wrapping_mul(0x13C_6EF3_72FF) & MASK;
+        let mixed = mixed ^ mixed >> (PIECE_ID_BITS / 2 + 1);
+        Self {
+            line: (mixed & ((1 << LINE_BITS) - 1)) as usize,
+            first: (within ^ within >> 3) as usize % WAYS,
+            tag: mixed >> LINE_BITS << PIECE_BITS | within,
+        }
+    }
+
+    #[inline(always)]
+    fn ways(&self) -> impl Iterator<Item = usize> {
+        let first = self.first;
+        (0..WAYS).map(move |offset| (first + offset) % WAYS)
+    }
 }
 
 #[cfg(test)]
