@@ -14,9 +14,9 @@ use crate::compare::{Walk, leaf_of};
 use crate::memory::Stack;
 use crate::object::{FindObject, loaded_rule_at};
 use crate::own_stack::{self, OwnStack, set_main_stack_top};
-use crate::rule::Rule;
+use crate::rule::{Packed, Rule};
 use crate::table::Table;
-use crate::walk::{End, Frame, Registers, as_frames, walk};
+use crate::walk::{End, Frame, Registers, Rules, as_frames, walk};
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3: fills the first array with at most so many program
 /// counters from the leaf on, and sets how many. The count is 0 before the call.
@@ -248,8 +248,7 @@ impl Hook {
         let own = OwnStack::around(start.sp);
         // SAFETY: a caller's stack pointer; and what `OwnStack` tells.
         let mut stack = unsafe { Stack::from(start.sp, &own.known) };
-        let rule_at = |address| RULES.get_or_find(address, read_rule);
-        let (frames, end) = walk(start, room, rule_at, |address| stack.word(address));
+        let (frames, end) = walk(start, room, &mut Loaded, &mut stack);
         if !own.known.contains(&start.sp) {
             own.remember(start.sp, stack.end());
         }
@@ -311,6 +310,16 @@ impl Hook {
             self.given_up.store(true, Release);
         }
         leaf.is_some()
+    }
+}
+
+/// The rules of this process.
+struct Loaded;
+
+impl Rules for Loaded {
+    #[inline(always)]
+    fn rule_at(&mut self, address: usize) -> Packed {
+        RULES.get_or_find(address, read_rule)
     }
 }
 

@@ -25,6 +25,6 @@ mod walk;
 pub use hook::{Counts, HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read};
 pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
-pub use rule::{Cfa, Rule, SavedBp};
+pub use rule::{Cfa, Packed, Rule, SavedBp};
 pub use table::Table;
-pub use walk::{End, Frame, Registers, as_frames, walk};
+pub use walk::{End, Frame, Memory, Registers, Rules, as_frames, walk};

@@ -4,6 +4,8 @@
 use core::arch::asm;
 use core::ops::Range;
 
+use crate::walk::Memory;
+
 /// No page of x86-64 is smaller.
 pub(crate) const PAGE: usize = 4096;
 const WORD: usize = size_of::<usize>();
@@ -68,20 +70,6 @@ impl Stack {
         }
     }
 
-    /// The word at an address; None where it cannot be read, or is not aligned.
-    #[inline(always)]
-    pub fn word(&mut self, address: usize) -> Option<usize> {
-        if address % WORD != 0 {
-            return None;
-        }
-        if !(self.start..self.end).contains(&address) {
-            self.take_in(address)?;
-        }
-        // SAFETY: aligned, so within one page; the kernel read it just now, or `from` was promised
-        // that it can be read.
-        Some(unsafe { (address as *const usize).read_volatile() })
-    }
-
     /// Takes in the page with `address`: of the same stack when it is the next one, else of
     /// another, as after a signal handler with a stack of its own.
     #[cold]
@@ -106,6 +94,22 @@ impl Stack {
     /// The end of what was read last.
     pub(crate) fn end(&self) -> usize {
         self.end
+    }
+}
+
+impl Memory for Stack {
+    /// None also where the address is not aligned.
+    #[inline(always)]
+    fn word(&mut self, address: usize) -> Option<usize> {
+        if address % WORD != 0 {
+            return None;
+        }
+        if !(self.start..self.end).contains(&address) {
+            self.take_in(address)?;
+        }
+        // SAFETY: aligned, so within one page; the kernel read it just now, or `from` was promised
+        // that it can be read.
+        Some(unsafe { (address as *const usize).read_volatile() })
     }
 }
 

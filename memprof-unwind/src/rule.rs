@@ -43,11 +43,42 @@ pub enum SavedBp {
     AtBp,
 }
 
-/// A rule in 30 bits, never 0.
+/// A rule in 28 bits, never 0.
 ///
-/// From the lowest: 3 bits of kind, 14 bits of the CFA's distance, 13 bits of the frame pointer's.
+/// From the lowest: 3 bits of kind, 13 bits of the CFA's distance, 12 bits of the frame pointer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Packed(u32);
+pub struct Packed(u32);
+
+const KIND_BITS: u32 = 3;
+const CFA_BITS: u32 = 13;
+const BP_BITS: u32 = 12;
+
+/// One more than the longest distance of a CFA.
+pub(crate) const CFA_LIMIT: u16 = 1 << CFA_BITS;
+/// One more than the longest distance of a saved frame pointer.
+pub(crate) const BP_LIMIT: u16 = AT_BP;
+
+/// Instead of a distance.
+const AT_BP: u16 = (1 << BP_BITS) - 1;
+
+/// The two that nearly all frames have differ in one bit.
+const SP: u32 = 0b010;
+const BP: u32 = 0b011;
+const BELOW_BP: u32 = 0b100;
+const PLT: u32 = 0b101;
+const SIGNAL: u32 = 0b110;
+const OUTERMOST: u32 = 0b111;
+const UNSUPPORTED: u32 = 0b001;
+
+/// A frame of the usual kind: its CFA is a register and a distance, and the caller's frame pointer
+/// is in its register or below the CFA.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usual {
+    pub(crate) cfa_is_above_bp: bool,
+    pub(crate) cfa: usize,
+    /// 0: in its register.
+    pub(crate) bp_below_cfa: usize,
+}
 
 impl Packed {
     pub(crate) const BITS: u32 = KIND_BITS + CFA_BITS + BP_BITS;
@@ -59,29 +90,28 @@ impl Packed {
     pub(crate) fn bits(self) -> u32 {
         self.0
     }
+
+    #[inline(always)]
+    pub(crate) fn usual(self) -> Option<Usual> {
+        let is_usual = self.0 & 0b110 == SP;
+        let bp = self.bp_field();
+        (is_usual && bp != AT_BP).then_some(Usual {
+            cfa_is_above_bp: self.0 & 1 != 0,
+            cfa: self.cfa_field().into(),
+            bp_below_cfa: bp.into(),
+        })
+    }
+
+    #[inline(always)]
+    fn cfa_field(self) -> u16 {
+        (self.0 >> KIND_BITS) as u16 & (CFA_LIMIT - 1)
+    }
+
+    #[inline(always)]
+    fn bp_field(self) -> u16 {
+        (self.0 >> (KIND_BITS + CFA_BITS)) as u16 & AT_BP
+    }
 }
-
-const KIND_BITS: u32 = 3;
-const CFA_BITS: u32 = 13;
-const BP_BITS: u32 = 12;
-
-/// One more than the longest distance of a CFA.
-pub(crate) const CFA_LIMIT: u16 = 1 << CFA_BITS;
-/// One more than the longest distance of a saved frame pointer.
-pub(crate) const BP_LIMIT: u16 = AT_BP;
-
-const AT_BP: u16 = (1 << BP_BITS) - 1;
-
-const UNSUPPORTED: u32 = 0;
-const SP: u32 = 1;
-const BP: u32 = 2;
-const BELOW_BP: u32 = 3;
-const PLT: u32 = 4;
-const SIGNAL: u32 = 5;
-const OUTERMOST: u32 = 6;
-
-/// Above all kinds, so that an unsupported frame is not 0 either.
-const NOT_ZERO: u32 = 1 << KIND_BITS;
 
 impl From<Rule> for Packed {
     fn from(rule: Rule) -> Self {
@@ -89,7 +119,7 @@ impl From<Rule> for Packed {
             Rule::Frame { cfa, bp } => (cfa, bp),
             Rule::Signal => return Self(SIGNAL),
             Rule::Outermost => return Self(OUTERMOST),
-            Rule::Unsupported => return Self(UNSUPPORTED | NOT_ZERO),
+            Rule::Unsupported => return Self(UNSUPPORTED),
         };
         let (kind, distance) = match cfa {
             Cfa::Sp(words) => (SP, words),
@@ -107,10 +137,9 @@ impl From<Rule> for Packed {
 }
 
 impl From<Packed> for Rule {
-    #[inline(always)]
-    fn from(Packed(bits): Packed) -> Self {
-        let distance = (bits >> KIND_BITS) as u16 & (CFA_LIMIT - 1);
-        let cfa = match bits & ((1 << KIND_BITS) - 1) {
+    fn from(packed: Packed) -> Self {
+        let distance = packed.cfa_field();
+        let cfa = match packed.0 & ((1 << KIND_BITS) - 1) {
             SP => Cfa::Sp(distance),
             BP => Cfa::Bp(distance),
             BELOW_BP => Cfa::BelowBp(distance),
@@ -119,7 +148,7 @@ impl From<Packed> for Rule {
             OUTERMOST => return Self::Outermost,
             _ => return Self::Unsupported,
         };
-        let bp = match (bits >> (KIND_BITS + CFA_BITS)) as u16 & AT_BP {
+        let bp = match packed.bp_field() {
             0 => SavedBp::Unchanged,
             AT_BP => SavedBp::AtBp,
             words => SavedBp::BelowCfa(words),

@@ -35,6 +35,25 @@ struct Line {
     slots: [AtomicU64; WAYS],
 }
 
+impl Line {
+    #[inline(always)]
+    fn get(&self, way: usize, tag: u64) -> Option<Packed> {
+        let bits = self.slots[way % WAYS].load(Relaxed) ^ tag << Packed::BITS;
+        // 0 would be a free slot under the tag 0.
+        let is_it = (1..1 << Packed::BITS).contains(&bits);
+        is_it.then_some(Packed::from_bits(bits as u32))
+    }
+
+    fn is_free(&self, way: usize) -> bool {
+        self.slots[way % WAYS].load(Relaxed) == 0
+    }
+
+    fn set(&self, way: usize, tag: u64, rule: Packed) {
+        let bits = tag << Packed::BITS | u64::from(rule.bits());
+        self.slots[way % WAYS].store(bits, Relaxed);
+    }
+}
+
 impl Table {
     /// Without any rule.
     #[expect(clippy::new_without_default, reason = "for statics")]
@@ -50,23 +69,30 @@ impl Table {
 
     /// The rule at an address, from `find` where it is not known.
     #[inline(always)]
-    pub fn get_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Rule {
+    pub fn get_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Packed {
+        let place = Place::of(address as u64);
+        match self.lines[place.line].get(place.first, place.tag) {
+            Some(rule) if address >> ADDRESS_BITS == 0 => rule,
+            _ => self.look_further_or_find(address, find),
+        }
+    }
+
+    /// Out of the way of what is found at once.
+    #[cold]
+    #[inline(never)]
+    fn look_further_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Packed {
         if address >> ADDRESS_BITS != 0 {
-            return Rule::Outermost;
+            return Rule::Outermost.into();
         }
         let place = Place::of(address as u64);
-        let slots = &self.lines[place.line].slots;
-        for way in place.ways() {
-            let known = slots[way].load(Relaxed);
-            if known >> Packed::BITS == place.tag {
-                return Packed::from_bits(known as u32 & ((1 << Packed::BITS) - 1)).into();
-            }
+        let line = &self.lines[place.line];
+        let mut ways = (0..WAYS).map(|offset| place.first + offset);
+        if let Some(rule) = ways.clone().find_map(|way| line.get(way, place.tag)) {
+            return rule;
         }
-        let rule = find(address);
-        let bits = u64::from(Packed::from(rule).bits());
-        let mut ways = place.ways();
-        let free = ways.find(|&way| slots[way].load(Relaxed) == 0);
-        slots[free.unwrap_or(place.first)].store(place.tag << Packed::BITS | bits, Relaxed);
+        let rule = Packed::from(find(address));
+        let free = ways.find(|&way| line.is_free(way));
+        line.set(free.unwrap_or(place.first), place.tag, rule);
         rule
     }
 
@@ -102,12 +128,6 @@ impl Place {
             tag: mixed >> LINE_BITS << PIECE_BITS | within,
         }
     }
-
-    #[inline(always)]
-    fn ways(&self) -> impl Iterator<Item = usize> {
-        let first = self.first;
-        (0..WAYS).map(move |offset| (first + offset) % WAYS)
-    }
 }
 
 #[cfg(test)]
@@ -125,10 +145,10 @@ mod tests {
     #[test]
     fn a_rule_is_found_once_and_again_after_a_clear() {
         let table = Table::new();
-        assert_eq!(table.get_or_find(0x5000, |_| frame(1)), frame(1));
-        assert_eq!(table.get_or_find(0x5000, |_| frame(2)), frame(1));
+        assert_eq!(table.get_or_find(0x5000, |_| frame(1)), frame(1).into());
+        assert_eq!(table.get_or_find(0x5000, |_| frame(2)), frame(1).into());
         table.clear();
-        assert_eq!(table.get_or_find(0x5000, |_| frame(3)), frame(3));
+        assert_eq!(table.get_or_find(0x5000, |_| frame(3)), frame(3).into());
     }
 
     #[test]
@@ -137,10 +157,17 @@ mod tests {
         // Many times more than fit.
         for address in (0..1 << 20).map(|n: usize| 0x7F00_0000_0000 + n * 7) {
             let own = frame(1 + (address % 1009) as u16);
-            assert_eq!(table.get_or_find(address, |_| own), own);
+            assert_eq!(table.get_or_find(address, |_| own), own.into());
             let again = table.get_or_find(address, |_| Rule::Unsupported);
-            assert_eq!(again, own);
+            assert_eq!(again, own.into());
         }
+    }
+
+    #[test]
+    fn a_free_slot_is_no_rule() {
+        let table = Table::new();
+        // Of line 0 and tag 0.
+        assert_eq!(table.get_or_find(0, |_| frame(1)), frame(1).into());
     }
 
     #[test]
@@ -148,9 +175,9 @@ mod tests {
         let table = Table::new();
         let check = |address| {
             let rule = table.get_or_find(address, |_| frame(1));
-            assert_eq!(rule, Rule::Outermost, "{address:#x}");
+            assert_eq!(rule, Rule::Outermost.into(), "{address:#x}");
         };
-        check(1 << 48);
+        check(1 << 47);
         check(usize::MAX);
     }
 }

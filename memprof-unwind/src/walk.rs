@@ -3,7 +3,7 @@
 
 use core::mem::MaybeUninit;
 
-use crate::rule::{Cfa, Rule, SavedBp};
+use crate::rule::{Cfa, Packed, Rule, SavedBp};
 
 /// The registers that a walk follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,74 +39,110 @@ pub fn as_frames(room: &mut [usize]) -> &mut [Frame] {
     unsafe { &mut *frames }
 }
 
-/// Writes the program counters from `start` outwards into `room`, and returns how many, and why
-/// no more.
-///
-/// `rule_at` takes an address inside of the frame's call; `read` yields the word at an address,
-/// or None where none may be read.
-#[inline(always)]
-pub fn walk(
-    start: Registers,
-    room: &mut [Frame],
-    mut rule_at: impl FnMut(usize) -> Rule,
-    mut read: impl FnMut(usize) -> Option<usize>,
-) -> (usize, End) {
-    let mut at = start;
-    // A return address lies behind the call, maybe in the next function.
-    let mut into_call = 1;
-    let mut frames = 0;
-    loop {
-        if at.pc == 0 {
-            return (frames, End::Outermost);
-        }
-        let Some(frame) = room.get_mut(frames) else {
-            return (frames, End::Full);
-        };
-        frame.write(at.pc);
-        frames += 1;
-        let caller = match rule_at(at.pc.wrapping_sub(into_call)) {
-            Rule::Frame { cfa, bp } => {
-                into_call = 1;
-                caller(at, cfa, bp, &mut read)
-            }
-            Rule::Signal => {
-                into_call = 0;
-                interrupted(at, &mut read)
-            }
-            Rule::Outermost => return (frames, End::Outermost),
-            Rule::Unsupported => return (frames, End::Unsupported),
-        };
-        let Some(caller) = caller else {
-            return (frames, End::Unreadable);
-        };
-        at = caller;
-    }
+/// Where a walk gets its rules from.
+pub trait Rules {
+    /// The rule at an address.
+    fn rule_at(&mut self, address: usize) -> Packed;
+}
+
+/// Where a walk reads the stack.
+pub trait Memory {
+    /// The word at an address, or None where none may be read.
+    fn word(&mut self, address: usize) -> Option<usize>;
 }
 
 const WORD: usize = size_of::<usize>();
 
+/// Writes the program counters from `start` outwards into `room`, and returns how many, and why
+/// no more.
 #[inline(always)]
-fn caller(
+pub fn walk(
+    start: Registers,
+    room: &mut [Frame],
+    rules: &mut impl Rules,
+    memory: &mut impl Memory,
+) -> (usize, End) {
+    // Apart, so that they stay in registers.
+    let Registers {
+        mut pc,
+        mut sp,
+        mut bp,
+    } = start;
+    // A return address lies behind the call, maybe in the next function.
+    let mut into_call = 1;
+    let mut frames = 0;
+    while pc != 0 {
+        let Some(frame) = room.get_mut(frames) else {
+            return (frames, End::Full);
+        };
+        frame.write(pc);
+        frames += 1;
+        let rule = rules.rule_at(pc.wrapping_sub(into_call));
+        if let Some(usual) = rule.usual() {
+            let base = if usual.cfa_is_above_bp { bp } else { sp };
+            let cfa = base.wrapping_add(usual.cfa * WORD);
+            let Some(return_address) = memory.word(cfa.wrapping_sub(WORD)) else {
+                return (frames, End::Unreadable);
+            };
+            if usual.bp_below_cfa != 0 {
+                let Some(saved) = memory.word(cfa.wrapping_sub(usual.bp_below_cfa * WORD)) else {
+                    return (frames, End::Unreadable);
+                };
+                bp = saved;
+            }
+            (pc, sp, into_call) = (return_address, cfa, 1);
+        } else {
+            match unusual_caller(Registers { pc, sp, bp }, rule.into(), memory) {
+                Ok((caller, was_interrupted)) => {
+                    Registers { pc, sp, bp } = caller;
+                    into_call = usize::from(!was_interrupted);
+                }
+                Err(end) => return (frames, end),
+            }
+        }
+    }
+    (frames, End::Outermost)
+}
+
+/// The caller's registers, and whether it did not call but was interrupted by a signal.
+#[cold]
+#[inline(never)]
+fn unusual_caller(
+    at: Registers,
+    rule: Rule,
+    memory: &mut impl Memory,
+) -> Result<(Registers, bool), End> {
+    let caller = match rule {
+        Rule::Frame { cfa, bp } => frame_caller(at, cfa, bp, memory),
+        Rule::Signal => interrupted(at, memory),
+        Rule::Outermost => return Err(End::Outermost),
+        Rule::Unsupported => return Err(End::Unsupported),
+    };
+    let caller = caller.ok_or(End::Unreadable)?;
+    Ok((caller, rule == Rule::Signal))
+}
+
+fn frame_caller(
     at: Registers,
     cfa: Cfa,
     saved_bp: SavedBp,
-    read: &mut impl FnMut(usize) -> Option<usize>,
+    memory: &mut impl Memory,
 ) -> Option<Registers> {
     let bytes = |words: u16| usize::from(words) * WORD;
     let cfa = match cfa {
         Cfa::Sp(words) => at.sp.wrapping_add(bytes(words)),
         Cfa::Bp(words) => at.bp.wrapping_add(bytes(words)),
-        Cfa::BelowBp(words) => read(at.bp.wrapping_sub(bytes(words)))?,
+        Cfa::BelowBp(words) => memory.word(at.bp.wrapping_sub(bytes(words)))?,
         Cfa::Plt(byte) => {
             let pushed = at.pc & 15 >= usize::from(byte);
             at.sp.wrapping_add(bytes(1 + u16::from(pushed)))
         }
     };
-    let pc = read(cfa.wrapping_sub(WORD))?;
+    let pc = memory.word(cfa.wrapping_sub(WORD))?;
     let bp = match saved_bp {
         SavedBp::Unchanged => at.bp,
-        SavedBp::BelowCfa(words) => read(cfa.wrapping_sub(bytes(words)))?,
-        SavedBp::AtBp => read(at.bp)?,
+        SavedBp::BelowCfa(words) => memory.word(cfa.wrapping_sub(bytes(words)))?,
+        SavedBp::AtBp => memory.word(at.bp)?,
     };
     Some(Registers { pc, sp: cfa, bp })
 }
@@ -117,9 +153,8 @@ const SIGNAL_BP: usize = 120;
 const SIGNAL_SP: usize = 160;
 const SIGNAL_PC: usize = 168;
 
-#[cold]
-fn interrupted(at: Registers, read: &mut impl FnMut(usize) -> Option<usize>) -> Option<Registers> {
-    let mut word = |offset| read(at.sp.wrapping_add(offset));
+fn interrupted(at: Registers, memory: &mut impl Memory) -> Option<Registers> {
+    let mut word = |offset| memory.word(at.sp.wrapping_add(offset));
     let bp = word(SIGNAL_BP)?;
     let sp = word(SIGNAL_SP)?;
     let pc = word(SIGNAL_PC)?;
