@@ -80,7 +80,9 @@ impl OwnStack {
     #[inline(never)]
     pub(crate) fn remember(&self, sp: usize, reached: usize) {
         let Range { start, end: top } = self.known;
-        let came_near = top.checked_sub(reached).is_some_and(|above| above <= MOST_ABOVE);
+        let came_near = top
+            .checked_sub(reached)
+            .is_some_and(|above| above <= MOST_ABOVE);
         let unknown = page_of(sp)..start;
         if !came_near || unknown.is_empty() || unknown.len() > MOST_AT_ONCE {
             return;

@@ -9,7 +9,6 @@ const ADDRESS_BITS: u32 = 47;
 /// log2 of the size of a piece of code whose rules lie in one line: calls in one function are
 /// often followed by others of it.
 const PIECE_BITS: u32 = 6;
-const PIECE_ID_BITS: u32 = ADDRESS_BITS - PIECE_BITS;
 /// log2 of how many lines there are.
 const LINE_BITS: u32 = 11;
 /// Rules in a line.
@@ -114,18 +113,16 @@ struct Place {
 }
 
 impl Place {
-    /// One to one: each step can be undone.
+    /// One to one: what is mixed into the number of the line is in the tag.
     #[inline(always)]
     fn of(address: u64) -> Self {
-        const MASK: u64 = (1 << PIECE_ID_BITS) - 1;
         let (piece, within) = (address >> PIECE_BITS, address & ((1 << PIECE_BITS) - 1));
-        // Odd, near 2^41 divided by the golden ratio (Knuth, TAOCP 3, 6.4).
-        let mixed = piece.wrapping_mul(0x13C_6EF3_72FF) & MASK;
-        let mixed = mixed ^ mixed >> (PIECE_ID_BITS / 2 + 1);
+        let rest = piece >> LINE_BITS;
+        let mixed = piece ^ rest ^ rest >> LINE_BITS;
         Self {
             line: (mixed & ((1 << LINE_BITS) - 1)) as usize,
             first: (within ^ within >> 3) as usize % WAYS,
-            tag: mixed >> LINE_BITS << PIECE_BITS | within,
+            tag: rest << PIECE_BITS | within,
         }
     }
 }
