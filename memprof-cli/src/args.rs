@@ -66,6 +66,10 @@ pub(crate) enum Command {
     BackgroundThread(Short),
     /// Drop all samples.
     Reset(Short),
+    /// Dump at each new high-water mark for a while: state=on|off [files=16] [for=10m].
+    Gdump(Short),
+    /// Show the latest sampled allocations as JSON, where jemalloc keeps them: [max=0..512].
+    Recent(Short),
     /// List the kept dumps, newest first.
     List(Short),
     Record(RecordArgs),

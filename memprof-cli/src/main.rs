@@ -51,6 +51,8 @@ fn run(command: Command) -> Outcome {
         Command::Purge(short) => message::short("purge", &short),
         Command::BackgroundThread(short) => message::short("background_thread", &short),
         Command::Reset(short) => message::short("reset", &short),
+        Command::Gdump(short) => message::short("gdump", &short),
+        Command::Recent(short) => message::short("recent", &short),
         Command::List(short) => message::short("list", &short),
         Command::Dump { short, output } => message::dump(&short, output.as_deref()),
         Command::Record(args) => record::run(&args),

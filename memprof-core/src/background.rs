@@ -49,9 +49,9 @@ pub(crate) fn switch(jemalloc: &Jemalloc, on: bool, max: Option<u64>) -> Result<
         .map_err(|errno| Error::mallctl("background_thread", errno))?;
     let background = read(jemalloc)?;
     if background.background_thread != on {
-        let version = &jemalloc.version;
         return Err(Error::allocator(format!(
-            "jemalloc {version} accepted background_thread and ignored it"
+            "{} accepted background_thread and ignored it",
+            jemalloc.identity
         )));
     }
     Ok(background)
@@ -65,8 +65,7 @@ pub(crate) fn require(jemalloc: &Jemalloc) -> Result<()> {
     match jemalloc.mallctl.read_bool(c"background_thread") {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) => {
-            let version = &jemalloc.version;
-            let message = format!("jemalloc {version} was built without background threads");
+            let message = format!("{} was built without background threads", jemalloc.identity);
             Err(Error::new(ErrorKind::Unsupported, message).remedy(
                 "use jemalloc 5 (Rust: feature \"background_threads_runtime_support\" of \
                  tikv-jemallocator); `purge` gives free pages back once",
@@ -88,8 +87,8 @@ fn limit(jemalloc: &Jemalloc) -> Result<u64> {
 fn read(jemalloc: &Jemalloc) -> Result<Background> {
     let mallctl = &jemalloc.mallctl;
     Ok(Background {
-        kind: "jemalloc",
-        version: jemalloc.version.clone(),
+        kind: jemalloc.identity.kind,
+        version: jemalloc.identity.version.clone(),
         background_thread: mallctl
             .read_bool(c"background_thread")
             .map_err(|errno| Error::mallctl("background_thread", errno))?,

@@ -12,14 +12,18 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fmt, ptr};
 
 use memchr::memmem;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSymbol, ObjectSymbolTable};
 
+use crate::backend::Backend;
+use crate::jemalloc::identify;
 use crate::mallctl::Mallctl;
 use crate::objects::{self, EXECUTABLE, LoadedObject};
+use crate::stats::Readers;
 
 /// How a jemalloc was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,9 +66,22 @@ const NAMES: [&str; 4] = [
     "malloc_stats_print",
 ];
 
+/// Every allocator in the process except one in the image that holds `own_image`.
+pub(crate) fn discover(
+    host: Option<Mallctl>,
+    own_image: usize,
+    readers: Readers,
+) -> Vec<Arc<dyn Backend>> {
+    candidates(host, own_image)
+        .into_iter()
+        .filter_map(|candidate| identify(candidate, readers))
+        .map(|jemalloc| Arc::new(jemalloc) as Arc<dyn Backend>)
+        .collect()
+}
+
 /// Every distinct candidate, in order of trust. `own_image` is an address inside the image that
 /// must not be searched: the plugin's.
-pub(crate) fn candidates(host: Option<Mallctl>, own_image: usize) -> Vec<Candidate> {
+fn candidates(host: Option<Mallctl>, own_image: usize) -> Vec<Candidate> {
     let objects: Vec<_> = objects::loaded()
         .into_iter()
         .filter(|object| !object.contains(own_image))
@@ -206,7 +223,8 @@ fn in_table<'data>(
         .collect()
 }
 
-fn real_path(path: &Path) -> PathBuf {
+/// The file itself, for the program too.
+pub(crate) fn real_path(path: &Path) -> PathBuf {
     if path != Path::new(EXECUTABLE) {
         return path.to_owned();
     }

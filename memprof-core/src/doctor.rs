@@ -50,6 +50,10 @@ pub(crate) struct Facts {
     pub environment: Vec<(String, String)>,
     /// The loader offers `_dl_find_object`, so libgcc unwinds without a lock.
     pub lock_free_unwinding: bool,
+    /// The C library is musl.
+    pub is_musl: bool,
+    /// The file whose `dl_iterate_phdr` stands before the C library's.
+    pub interposer: Option<String>,
     pub dump_dir: DumpDir,
 }
 
@@ -58,6 +62,8 @@ pub(crate) struct Facts {
 pub(crate) struct Examined {
     pub version: String,
     pub conf_variable: Option<String>,
+    /// What the program sets in a variable of its own that this jemalloc cannot see.
+    pub hidden_conf: Option<String>,
     pub config_prof: bool,
     pub config_stats: bool,
     pub opt_prof: bool,
@@ -70,7 +76,11 @@ pub(crate) struct Examined {
 }
 
 impl Examined {
-    pub(crate) fn of(jemalloc: &Jemalloc, allocated: Option<u64>) -> Self {
+    pub(crate) fn of(
+        jemalloc: &Jemalloc,
+        allocated: Option<u64>,
+        hidden_conf: Option<String>,
+    ) -> Self {
         let mallctl = &jemalloc.mallctl;
         let on = |name| mallctl.read_bool(name).unwrap_or(false);
         // -1 (all bits set) means never.
@@ -78,8 +88,9 @@ impl Examined {
             .read::<usize>(c"opt.lg_prof_interval")
             .unwrap_or(usize::MAX);
         Self {
-            version: jemalloc.version.clone(),
+            version: jemalloc.identity.version.clone(),
             conf_variable: jemalloc.conf_variable.clone(),
+            hidden_conf,
             config_prof: jemalloc.config_prof,
             config_stats: jemalloc.config_stats,
             opt_prof: jemalloc.opt_prof,
@@ -166,8 +177,25 @@ fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
             "`dump` writes one file for each; `status` tells which one serves malloc",
         )),
     }
-    if !facts.lock_free_unwinding && facts.allocators.iter().any(|jemalloc| jemalloc.opt_prof) {
-        findings.push(finding(
+    if facts.allocators.iter().any(|jemalloc| jemalloc.opt_prof) {
+        findings.extend(unwinder(facts));
+    }
+}
+
+/// What a sample may meet while it walks the stack.
+fn unwinder(facts: &Facts) -> Option<Finding> {
+    use Severity::Warning;
+    if facts.is_musl {
+        return Some(finding(
+            "musl",
+            Warning,
+            "the C library is musl: a sample that is taken during dlopen may deadlock or crash",
+            "run the program with glibc (a Debian image instead of Alpine), or activate only \
+             after it has loaded everything",
+        ));
+    }
+    if !facts.lock_free_unwinding {
+        return Some(finding(
             "exposed_unwinder",
             Warning,
             "this C library has no _dl_find_object (glibc 2.35): a sample that is taken during \
@@ -175,6 +203,16 @@ fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
             "activate when no library is being loaded, or use a newer glibc",
         ));
     }
+    let interposer = facts.interposer.as_ref()?;
+    Some(finding(
+        "interposed_unwinder",
+        Warning,
+        format!(
+            "{interposer} stands before the C library's dl_iterate_phdr: an unwinder that calls \
+             it runs that code in each sample, inside of malloc"
+        ),
+        "it must neither allocate nor lock; activate for a while on a test instance first",
+    ))
 }
 
 fn one_allocator(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>) {
@@ -196,6 +234,17 @@ fn one_allocator(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>
         ));
     } else if !jemalloc.opt_prof {
         findings.push(not_started(jemalloc, facts, severity));
+    }
+    if let Some(symbol) = &jemalloc.hidden_conf {
+        findings.push(finding(
+            "hidden_malloc_conf",
+            Warning,
+            format!(
+                "the program has a variable {symbol}, but does not export it: jemalloc {version}, \
+                 which lies in a shared library, does not see it"
+            ),
+            format!("link the program with -Wl,--export-dynamic-symbol={symbol}"),
+        ));
     }
     if !jemalloc.config_stats {
         findings.push(finding(
@@ -351,6 +400,7 @@ mod tests {
         Examined {
             version: "5.3.0".to_owned(),
             conf_variable: Some("MALLOC_CONF".to_owned()),
+            hidden_conf: None,
             config_prof: true,
             config_stats: true,
             opt_prof: true,
@@ -484,6 +534,23 @@ mod tests {
         check(coarse, "coarse_interval", Warning, "about 20 samples");
         let unwinder = |facts: &mut Facts| facts.lock_free_unwinding = false;
         check(unwinder, "exposed_unwinder", Warning, "_dl_find_object");
+        let musl = |facts: &mut Facts| {
+            facts.is_musl = true;
+            facts.lock_free_unwinding = false;
+        };
+        check(musl, "musl", Warning, "run the program with glibc");
+        let interposed = |facts: &mut Facts| facts.interposer = Some("/usr/bin/db".to_owned());
+        check(
+            interposed,
+            "interposed_unwinder",
+            Warning,
+            "/usr/bin/db stands before",
+        );
+        let conf = |facts: &mut Facts| {
+            jemalloc(facts).hidden_conf = Some("malloc_conf".to_owned());
+        };
+        let remedy = "-Wl,--export-dynamic-symbol=malloc_conf";
+        check(conf, "hidden_malloc_conf", Warning, remedy);
         let two = |facts: &mut Facts| facts.allocators.push(healthy_jemalloc());
         check(two, "several_allocators", Warning, "2 jemallocs");
     }

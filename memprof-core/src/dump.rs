@@ -1,24 +1,24 @@
 //! Taking a dump so that the host never waits for a disk, nothing partial is ever visible, and
 //! every failure is told with its true cause.
 
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::io::Errno;
 use serde::Serialize;
 
+use crate::backend::{Backend, Identity};
 use crate::dump_name::DumpName;
-use crate::error::{Error, ErrorKind, Result, describe};
-use crate::heap::{Summary, summarize};
+use crate::error::{Error, ErrorKind, Result};
 use crate::hidden;
-use crate::jemalloc::Jemalloc;
 use crate::objects::{self, LoadedObject};
 use crate::scratch::Scratch;
 use crate::store::Store;
+use crate::trigger::Trigger;
 
 /// A dump larger than this goes to an unnamed file on the disk of the dump directory the next
-/// time: memory is what the host may be short of. jemalloc does not tell beforehand.
+/// time: memory is what the host may be short of. No allocator tells beforehand.
 const MEMORY_LIMIT: u64 = 64 << 20;
 
 /// What a dump may need on each of its two threads, at the most. Beyond a limit on memory, a
@@ -52,28 +52,28 @@ pub(crate) struct Origin {
     pub program: String,
     pub started: SystemTime,
     pub active_since: Option<SystemTime>,
-    pub trigger: &'static str,
+    pub trigger: Trigger,
+    /// The resident bytes, where the kernel tells.
+    pub rss: Option<u64>,
 }
 
-/// Takes a dump of `jemalloc` into `store`. `last_size` is the length of the previous one.
+/// Takes a dump of `backend` into `store`. `last_size` is the length of the previous one.
 ///
 /// # Errors
 /// What failed and why; nothing is left behind then.
 pub(crate) fn take(
-    jemalloc: &Jemalloc,
+    backend: &dyn Backend,
     store: &Store,
     name: &DumpName,
     origin: &Origin,
     last_size: u64,
 ) -> Result<Dump> {
     require_memory()?;
-    jemalloc.leave_this_thread_out();
     let mut scratch = open_scratch(store.directory(), name, last_size)?;
-    ask_jemalloc(jemalloc, &mut scratch)?;
-    let summary = check(&mut scratch)?;
+    let summary = backend.write_profile(&mut scratch)?;
     let objects = objects::loaded();
     let maps = own_maps(&objects)?;
-    let comments = comments(jemalloc, name, origin, &objects, &maps);
+    let comments = comments(backend.identity(), name, origin, &objects, &maps);
     let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}");
     let profile = scratch
         .rewound()
@@ -88,7 +88,7 @@ pub(crate) fn take(
         stacks: summary.stacks,
         sample_interval: summary.sample_interval,
         estimated_inuse_bytes: summary.estimated_inuse_bytes(),
-        allocator: format!("jemalloc {}", jemalloc.version),
+        allocator: backend.identity().to_string(),
     })
 }
 
@@ -116,38 +116,6 @@ fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scr
     scratch.map_err(|error| Error::io("make room for the dump", &error))
 }
 
-fn ask_jemalloc(jemalloc: &Jemalloc, scratch: &mut Scratch) -> Result<()> {
-    let dumped = jemalloc.mallctl.write_path(c"prof.dump", &scratch.path());
-    dumped
-        .map_err(|errno| not_written(scratch).unwrap_or_else(|| Error::mallctl("prof.dump", errno)))
-}
-
-/// The error that tells why the kernel does not let jemalloc write, if that is so.
-fn not_written(scratch: &mut Scratch) -> Option<Error> {
-    let cause = describe(scratch.why_not_writable()?);
-    let message = format!("jemalloc failed to write the dump: {cause}");
-    Some(Error::new(ErrorKind::Io, message))
-}
-
-fn check(scratch: &mut Scratch) -> Result<Summary> {
-    let read = |error: io::Error| Error::io("read the dump back", &error);
-    let file = scratch.rewound().map_err(read)?;
-    let summary = summarize(BufReader::with_capacity(1 << 16, file));
-    // jemalloc takes a short write for a whole one, and that may end after any line.
-    let refused = match &summary {
-        Ok(summary) if !summary.has_mappings => not_written(scratch),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => not_written(scratch),
-        Ok(_) | Err(_) => None,
-    };
-    if let Some(refused) = refused {
-        return Err(refused);
-    }
-    summary.map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => Error::new(ErrorKind::Allocator, error.to_string()),
-        _ => read(error),
-    })
-}
-
 /// jemalloc appends /proc/self/maps too, but answers success when it could not read it.
 fn own_maps(objects: &[LoadedObject]) -> Result<String> {
     match std::fs::read("/proc/thread-self/maps") {
@@ -162,7 +130,7 @@ fn own_maps(objects: &[LoadedObject]) -> Result<String> {
 }
 
 fn comments(
-    jemalloc: &Jemalloc,
+    allocator: &Identity,
     name: &DumpName,
     origin: &Origin,
     objects: &[LoadedObject],
@@ -179,8 +147,9 @@ fn comments(
         format!("# started: {}", time(origin.started)),
         format!("# taken: {}", time(name.taken)),
         format!("# trigger: {}", origin.trigger),
-        format!("# allocator: jemalloc {}", jemalloc.version),
+        format!("# allocator: {allocator}"),
     ];
+    lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
     lines.extend(
         origin
             .active_since
@@ -213,7 +182,7 @@ mod tests {
 
     use super::*;
     use crate::discover::{Candidate, FoundBy};
-    use crate::fake::{Behaviour, fake};
+    use crate::fake::{Behaviour, READERS, fake};
     use crate::jemalloc::identify;
     use crate::retention::Keep;
 
@@ -231,14 +200,22 @@ mod tests {
             pid: 7,
             sequence: 1,
             random: 1,
+            cause: None,
         };
         let origin = Origin {
             program: "a\nb".to_owned(),
             started,
             active_since: Some(started),
-            trigger: "message",
+            trigger: Trigger::Message,
+            rss: Some(4096),
         };
-        let dump = take(&identify(candidate).unwrap(), &store, &name, &origin, 0);
+        let dump = take(
+            &identify(candidate, READERS).unwrap(),
+            &store,
+            &name,
+            &origin,
+            0,
+        );
         (dump, store, place)
     }
 
@@ -260,6 +237,8 @@ mod tests {
             tail.contains("# active-since: 2026-11-21T11:12:44Z\n"),
             "{tail}"
         );
+        assert!(tail.contains("# trigger: message\n"), "{tail}");
+        assert!(tail.contains("# rss: 4096\n"), "{tail}");
         assert!(tail.contains("/libc.so.6\n"), "{tail}");
         assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
         assert_eq!(dump.bytes, text.len() as u64);

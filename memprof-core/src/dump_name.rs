@@ -2,7 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>`.
+use crate::trigger::known_word;
+
+/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`. Names of earlier
+/// versions end with the random number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DumpName {
     /// When it was taken, to the second.
@@ -13,6 +16,17 @@ pub(crate) struct DumpName {
     pub sequence: u32,
     /// Tells apart what the rest does not, as after a restart in a container where every pid is 1.
     pub random: u32,
+    /// Why it was taken, and the resident memory then.
+    pub cause: Option<Cause>,
+}
+
+/// Why a dump was taken, as its name tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cause {
+    /// The word of a [`Trigger`](crate::Trigger).
+    pub trigger: &'static str,
+    /// Resident memory in KiB, as the kernel counts it.
+    pub rss_kib: u64,
 }
 
 impl DumpName {
@@ -20,11 +34,19 @@ impl DumpName {
         let mut parts = id.split('.');
         let mut part = || parts.next();
         let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
+        let cause = match part() {
+            Some(trigger) => Some(Cause {
+                trigger: known_word(trigger)?,
+                rss_kib: part()?.strip_suffix("kib")?.parse().ok()?,
+            }),
+            None => None,
+        };
         let name = Self {
             taken: parse_stamp(stamp)?,
             pid: pid.parse().ok()?,
             sequence: sequence.parse().ok()?,
             random: u32::from_str_radix(random, 16).ok()?,
+            cause,
         };
         // Only what we would write ourselves is ours.
         (name.to_string() == id).then_some(name)
@@ -38,11 +60,16 @@ impl std::fmt::Display for DumpName {
             pid,
             sequence,
             random,
+            cause,
         } = self;
         let stamp = humantime::format_rfc3339_seconds(*taken)
             .to_string()
             .replace(['-', ':'], "");
-        write!(f, "{stamp}.{pid}.{sequence}.{random:08x}")
+        write!(f, "{stamp}.{pid}.{sequence}.{random:08x}")?;
+        match cause {
+            Some(Cause { trigger, rss_kib }) => write!(f, ".{trigger}.{rss_kib}kib"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -68,9 +95,20 @@ mod tests {
             pid: 42,
             sequence: 7,
             random: 0xbeef,
+            cause: None,
         };
         assert_eq!(name.to_string(), "20261121T111244Z.42.7.0000beef");
-        assert_eq!(DumpName::parse(&name.to_string()), Some(name));
+        assert_eq!(DumpName::parse(&name.to_string()), Some(name.clone()));
+        let name = DumpName {
+            cause: Some(Cause {
+                trigger: "rss-above",
+                rss_kib: 3_355_443,
+            }),
+            ..name
+        };
+        let text = "20261121T111244Z.42.7.0000beef.rss-above.3355443kib";
+        assert_eq!(name.to_string(), text);
+        assert_eq!(DumpName::parse(text), Some(name));
     }
 
     #[test]
@@ -82,6 +120,13 @@ mod tests {
             "20261121T111244Z.42.7.beef",
             "20261121T111244Z.+42.7.0000beef",
             "20261121T111244Z.42.7.0000beef.1",
+            "20261121T111244Z.42.7.0000beef.message",
+            "20261121T111244Z.42.7.0000beef.message.9",
+            "20261121T111244Z.42.7.0000beef.message.09kib",
+            "20261121T111244Z.42.7.0000beef.message.-9kib",
+            "20261121T111244Z.42.7.0000beef.message.9kib.x",
+            "20261121T111244Z.42.7.0000beef.rumour.9kib",
+            "20261121T111244Z.42.7.0000beef.../etc.9kib",
             "20261321T113924Z.42.7.0000beef",
             "../../etc/passwd",
             "jeprof.1.0.f",

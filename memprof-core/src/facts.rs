@@ -4,13 +4,19 @@
     reason = "the loader's symbols, and the program's own file"
 )]
 
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
+use std::path::Path;
 
 use memchr::memmem;
+use object::read::elf::{ElfFile64, ElfSymbol64};
+use object::{Object, ObjectSymbol};
+
+use crate::discover::real_path;
 
 use crate::doctor::{DumpDir, Examined, Facts};
 use crate::jemalloc::{Jemalloc, is_secure_execution};
-use crate::objects::EXECUTABLE;
+use crate::objects::{self, EXECUTABLE, LoadedObject};
 use crate::store::Store;
 
 const NFS: i64 = 0x6969;
@@ -18,19 +24,22 @@ const FUSE: i64 = 0x6573_5546;
 
 /// Reads the facts. `allocated` gives an allocator's live bytes, where it tells.
 pub(crate) fn gather(
-    allocators: &[Jemalloc],
+    allocators: &[&Jemalloc],
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {
+    let objects = objects::loaded();
     Facts {
         allocators: allocators
             .iter()
-            .map(|each| Examined::of(each, allocated(each)))
+            .map(|each| Examined::of(each, allocated(each), hidden_conf(each, &objects)))
             .collect(),
         program_contains_jemalloc: allocators.is_empty() && program_contains_jemalloc(),
         secure_execution: is_secure_execution(),
         environment: malloc_variables(),
-        lock_free_unwinding: has_find_object(),
+        lock_free_unwinding: lookup(c"_dl_find_object") != 0,
+        is_musl: objects.iter().any(|object| is_musl(&object.path)),
+        interposer: interposer(&objects),
         dump_dir: look_at(store),
     }
 }
@@ -43,10 +52,46 @@ fn malloc_variables() -> Vec<(String, String)> {
         .collect()
 }
 
-fn has_find_object() -> bool {
+fn lookup(name: &CStr) -> usize {
     // SAFETY: dlsym(3) with a NUL-terminated name.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
-    !found.is_null()
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
+}
+
+fn is_musl(path: &Path) -> bool {
+    let name = path.file_name().and_then(OsStr::to_str);
+    name.is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
+}
+
+/// The file that has the first `dl_iterate_phdr`, where that is not the C library.
+fn interposer(objects: &[LoadedObject]) -> Option<String> {
+    let address = lookup(c"dl_iterate_phdr");
+    let object = objects.iter().find(|object| object.is_code(address))?;
+    let name = object.path.file_name()?.to_str()?;
+    let is_c_library = ["libc.so", "libc-", "ld-linux"]
+        .iter()
+        .any(|start| name.starts_with(start));
+    let path = real_path(&object.path).display().to_string();
+    (!is_c_library).then_some(path)
+}
+
+/// The variable for this jemalloc's options that the program defines and does not export, so
+/// that a jemalloc in a shared library reads its own, empty one.
+fn hidden_conf(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
+    let program = objects.first()?;
+    if program.contains(jemalloc.mallctl.address()) {
+        return None;
+    }
+    let symbol = jemalloc.conf_variable.as_ref()?.to_lowercase();
+    let file = File::open(EXECUTABLE).ok()?;
+    // SAFETY: read-only and private. Should another process truncate the file meanwhile, this
+    // process loses its own mapping of it too.
+    let bytes = unsafe { memmap2::Mmap::map(&file) }.ok()?;
+    let elf = ElfFile64::<object::Endianness>::parse(&*bytes).ok()?;
+    let is_it = |found: ElfSymbol64<'_, '_>| {
+        found.is_definition() && found.is_global() && found.name_bytes() == Ok(symbol.as_bytes())
+    };
+    let is_hidden = elf.symbols().any(is_it) && !elf.dynamic_symbols().any(is_it);
+    is_hidden.then_some(symbol)
 }
 
 /// Every jemalloc starts its complaints with this, so a program that links one in contains it.

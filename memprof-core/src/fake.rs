@@ -6,6 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn};
+use crate::printout::Printout;
+use crate::stats::{Figures, Readers};
+
+/// Readers that find nothing.
+pub(crate) const READERS: Readers = Readers {
+    figures: |_| Ok(Figures::default()),
+    report: |_| Ok(Printout::default()),
+};
 
 /// What a fake does.
 pub(crate) trait Behaviour {

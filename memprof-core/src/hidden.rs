@@ -79,6 +79,7 @@ mod tests {
                 pid: 42,
                 sequence,
                 random: 0xbeef,
+                cause: None,
             };
             name(&dump, extension)
         };

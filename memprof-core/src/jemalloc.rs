@@ -1,27 +1,30 @@
-//! One jemalloc in the process, and what memprof asks of it.
+//! One jemalloc in the process.
+
+mod profile;
 
 use std::ffi::CStr;
 use std::hint::black_box;
 
 use rustix::io::Errno;
 
-use crate::discover::{Candidate, FoundBy, candidates};
+use crate::backend::{Backend, Identity};
+use crate::discover::Candidate;
 use crate::error::{Error, ErrorKind, Result};
+use crate::heap::Summary;
+use crate::interval::SampleInterval;
 use crate::mallctl::Mallctl;
-
-/// The log2 of a sample interval that [`Jemalloc::reset`] accepts: 1 KiB to 16 MiB. A finer one
-/// records nearly everything, and a huge value blinds existing threads for good.
-pub const LG_SAMPLE: std::ops::RangeInclusive<u64> = 10..=24;
+use crate::printout::{PrintOptions, Printout};
+use crate::scratch::Scratch;
+use crate::stats::{Figures, Readers};
+use crate::status::Allocator;
 
 /// A jemalloc that serves this process.
 #[derive(Clone, Debug)]
-pub struct Jemalloc {
+pub(crate) struct Jemalloc {
+    /// Its version is for example `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
+    pub identity: Identity,
     /// Its functions.
     pub mallctl: Mallctl,
-    /// For example `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
-    pub version: String,
-    /// How it was found.
-    pub found_by: FoundBy,
     /// The environment variable that configures it; unknown for a nameless one.
     pub conf_variable: Option<String>,
     /// Compiled with profiling.
@@ -30,20 +33,11 @@ pub struct Jemalloc {
     pub config_stats: bool,
     /// Started with `prof:true`, without which nothing can be sampled.
     pub opt_prof: bool,
-    /// It serves this process's `malloc`.
-    pub owns_malloc: bool,
-}
-
-/// Every jemalloc in the process except one in the image that holds `own_image`.
-pub fn discover(host: Option<Mallctl>, own_image: usize) -> Vec<Jemalloc> {
-    candidates(host, own_image)
-        .into_iter()
-        .filter_map(identify)
-        .collect()
+    readers: Readers,
 }
 
 /// A candidate that does not answer as jemalloc(3) says is none.
-pub(crate) fn identify(candidate: Candidate) -> Option<Jemalloc> {
+pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemalloc> {
     let Candidate {
         mallctl,
         found_by,
@@ -56,11 +50,15 @@ pub(crate) fn identify(candidate: Candidate) -> Option<Jemalloc> {
         config_stats: switch(c"config.stats"),
         // ENOENT where profiling is not compiled in.
         opt_prof: switch(c"opt.prof"),
-        owns_malloc: owns_malloc(&mallctl),
         conf_variable: prefix.map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase())),
+        identity: Identity {
+            kind: "jemalloc",
+            version,
+            found_by,
+            owns_malloc: owns_malloc(&mallctl),
+        },
         mallctl,
-        version,
-        found_by,
+        readers,
     })
 }
 
@@ -80,91 +78,29 @@ fn owns_malloc(mallctl: &Mallctl) -> bool {
     after.is_ok_and(|after| after.wrapping_sub(before) >= PROBE as u64)
 }
 
-impl Jemalloc {
-    /// Whether it samples now.
-    pub fn prof_active(&self) -> bool {
-        // `prof.active` without `opt.prof` answers 0 and means nothing.
-        self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
+impl Backend for Jemalloc {
+    fn identity(&self) -> &Identity {
+        &self.identity
     }
 
-    /// log2 of the sample interval in bytes.
-    pub fn lg_sample(&self) -> Option<u64> {
-        self.mallctl
-            .read::<usize>(c"prof.lg_sample")
-            .ok()
-            .map(|lg| lg as u64)
-    }
-
-    /// Switches sampling, and reads the switch back: jemalloc 5.2.1 answers 0 without `opt.prof`
-    /// and does nothing.
-    ///
-    /// # Errors
-    /// `Unavailable` when profiling cannot be on in this process, `Allocator` otherwise.
-    pub fn set_active(&self, active: bool) -> Result<()> {
-        if active {
-            self.require_profiling()?;
-        } else if !self.opt_prof {
-            return Ok(());
-        }
-        self.mallctl
-            .write_bool(c"prof.active", active)
-            .map_err(|errno| Error::mallctl("prof.active", errno))?;
-        if self.prof_active() != active {
-            let message = format!(
-                "jemalloc {} accepted prof.active and ignored it",
-                self.version
-            );
-            return Err(Error::new(ErrorKind::Allocator, message));
-        }
-        Ok(())
-    }
-
-    /// Sets the sample interval to `2^lg_sample` bytes. Drops all live samples.
-    ///
-    /// # Errors
-    /// `Invalid` outside of [`LG_SAMPLE`], `Unavailable` without profiling.
-    pub fn reset(&self, lg_sample: u64) -> Result<()> {
-        if !LG_SAMPLE.contains(&lg_sample) {
-            let (low, high) = (LG_SAMPLE.start(), LG_SAMPLE.end());
-            let message = format!("lg_sample={lg_sample} is out of range {low}..={high}");
-            return Err(Error::new(ErrorKind::Invalid, message));
-        }
-        self.require_profiling()?;
-        self.mallctl
-            .write(c"prof.reset", lg_sample as usize)
-            .map_err(|errno| Error::mallctl("prof.reset", errno))
-    }
-
-    /// Gives all free pages of all arenas back to the kernel.
-    ///
-    /// # Errors
-    /// jemalloc refused.
-    pub(crate) fn purge(&self) -> Result<()> {
-        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
-        const PURGE: &CStr = c"arena.4096.purge";
-        self.mallctl
-            .act(PURGE)
-            .map_err(|errno| Error::mallctl("arena.4096.purge", errno))
-    }
-
-    /// Leaves the calling thread out of the profile: a thread of ours is nothing of the host's.
-    pub(crate) fn leave_this_thread_out(&self) {
-        match self.mallctl.write_bool(c"thread.prof.active", false) {
-            // ENOENT: no profiling, so there is nothing to be left out of.
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => log::debug!("{}", Error::mallctl("thread.prof.active", errno)),
+    fn describe(&self) -> Allocator {
+        Allocator {
+            kind: self.identity.kind,
+            version: self.identity.version.clone(),
+            found_by: self.identity.found_by.to_string(),
+            config_prof: self.config_prof,
+            opt_prof: self.opt_prof,
+            prof_active: self.is_active(),
+            lg_sample: self.lg_sample(),
+            owns_malloc: self.identity.owns_malloc,
         }
     }
 
-    /// An error that says why profiling cannot be on here, and what would mend it.
-    ///
-    /// # Errors
-    /// `Unsupported` when not compiled in, `Unavailable` when not switched on at the start.
-    pub fn require_profiling(&self) -> Result<()> {
+    fn require_profiling(&self) -> Result<()> {
         if !self.config_prof {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("jemalloc {} was built without profiling", self.version),
+                format!("{} was built without profiling", self.identity),
             )
             .remedy(
                 "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator), \
@@ -174,11 +110,130 @@ impl Jemalloc {
         if !self.opt_prof {
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("jemalloc {} was started with opt.prof=false", self.version),
+                format!("{} was started with opt.prof=false", self.identity),
             )
             .remedy(self.restart_remedy()));
         }
         Ok(())
+    }
+
+    fn is_active(&self) -> bool {
+        // `prof.active` without `opt.prof` answers 0 and means nothing.
+        self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
+    }
+
+    fn sample_interval(&self) -> Option<u64> {
+        let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
+        1u64.checked_shl(lg_sample as u32)
+    }
+
+    fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+        self.require_profiling()?;
+        let mut warnings = Vec::new();
+        if let Some(interval) = interval {
+            self.reset(Some(interval))?;
+            warnings.push("setting lg_sample dropped the samples so far".to_owned());
+        }
+        self.set_active(true)?;
+        Ok(warnings)
+    }
+
+    fn deactivate(&self) -> Result<()> {
+        if !self.opt_prof {
+            return Ok(());
+        }
+        self.set_active(false)
+    }
+
+    fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
+        self.require_profiling()?;
+        let lg_sample = match interval {
+            Some(interval) => Some(u64::from(interval.bytes().ilog2())),
+            None => self.lg_sample(),
+        };
+        let Some(lg_sample) = lg_sample else {
+            let message = format!("{} does not tell its sample interval", self.identity);
+            return Err(Error::allocator(message));
+        };
+        self.mallctl
+            .write(c"prof.reset", lg_sample as usize)
+            .map_err(|errno| Error::mallctl("prof.reset", errno))
+    }
+
+    fn write_profile(&self, scratch: &mut Scratch) -> Result<Summary> {
+        self.dump_into(scratch)
+    }
+
+    fn figures(&self) -> Result<Option<Figures>> {
+        if !self.config_stats {
+            return Ok(None);
+        }
+        (self.readers.figures)(&self.mallctl).map(Some)
+    }
+
+    fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
+        match options {
+            None => (self.readers.report)(&self.mallctl),
+            Some(options) => Ok(Printout::of(&self.mallctl, options)),
+        }
+    }
+
+    fn purge(&self) -> Result<()> {
+        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
+        const PURGE: &CStr = c"arena.4096.purge";
+        self.mallctl
+            .act(PURGE)
+            .map_err(|errno| Error::mallctl("arena.4096.purge", errno))
+    }
+
+    fn jemalloc(&self) -> Option<&Jemalloc> {
+        Some(self)
+    }
+}
+
+impl Jemalloc {
+    /// log2 of the sample interval in bytes.
+    pub(crate) fn lg_sample(&self) -> Option<u64> {
+        self.mallctl
+            .read::<usize>(c"prof.lg_sample")
+            .ok()
+            .map(|lg| lg as u64)
+    }
+
+    /// Switches sampling, and reads the switch back: jemalloc 5.2.1 answers 0 without `opt.prof`
+    /// and does nothing.
+    fn set_active(&self, active: bool) -> Result<()> {
+        self.mallctl
+            .write_bool(c"prof.active", active)
+            .map_err(|errno| Error::mallctl("prof.active", errno))?;
+        if self.is_active() != active {
+            let message = format!("{} accepted prof.active and ignored it", self.identity);
+            return Err(Error::allocator(message));
+        }
+        Ok(())
+    }
+
+    /// Switches jemalloc's own dumps at high water off; tells whether they were on.
+    ///
+    /// # Errors
+    /// jemalloc refused.
+    pub(crate) fn end_own_gdump(&self) -> Result<bool> {
+        let was_on = self.opt_prof && self.mallctl.read_bool(c"prof.gdump").unwrap_or(false);
+        if was_on {
+            self.mallctl
+                .write_bool(c"prof.gdump", false)
+                .map_err(|errno| Error::mallctl("prof.gdump", errno))?;
+        }
+        Ok(was_on)
+    }
+
+    /// Leaves the calling thread out of the profile: a thread of ours is nothing of the host's.
+    pub(crate) fn leave_this_thread_out(&self) {
+        match self.mallctl.write_bool(c"thread.prof.active", false) {
+            // ENOENT: no profiling, so there is nothing to be left out of.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => log::debug!("{}", Error::mallctl("thread.prof.active", errno)),
+        }
     }
 
     fn restart_remedy(&self) -> String {
@@ -206,16 +261,17 @@ pub fn is_secure_execution() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Behaviour, fake};
+    use crate::discover::FoundBy;
+    use crate::fake::{Behaviour, READERS, fake};
 
     fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
         let prefix = prefix.map(str::to_owned);
-        identify(Candidate {
+        let candidate = Candidate {
             mallctl: fake::<B>(),
             found_by: FoundBy::Host,
             prefix,
-        })
-        .unwrap()
+        };
+        identify(candidate, READERS).unwrap()
     }
 
     struct Deaf;
@@ -233,7 +289,7 @@ mod tests {
 
     #[test]
     fn activation_that_is_accepted_and_ignored_is_an_error() {
-        let error = found::<Deaf>(None).set_active(true).unwrap_err();
+        let error = found::<Deaf>(None).activate(None).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Allocator);
         assert_eq!(
             error.message,
@@ -243,7 +299,7 @@ mod tests {
 
     #[test]
     fn activation_that_is_refused_names_the_errno() {
-        let error = found::<Refusing>(None).set_active(true).unwrap_err();
+        let error = found::<Refusing>(None).activate(None).unwrap_err();
         let message = "jemalloc refused prof.active: Operation not permitted (EPERM)";
         assert_eq!(error.message, message);
     }
@@ -251,7 +307,7 @@ mod tests {
     #[test]
     fn the_remedy_names_the_variable_that_this_build_reads() {
         let check = |prefix: Option<&str>, expected: &str| {
-            let error = found::<Off>(prefix).set_active(true).unwrap_err();
+            let error = found::<Off>(prefix).activate(None).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unavailable);
             let expected =
                 format!("restart this program with {expected}=prof:true,prof_active:false");
@@ -264,14 +320,6 @@ mod tests {
 
     #[test]
     fn deactivation_without_profiling_is_no_error() {
-        assert_eq!(found::<Off>(None).set_active(false), Ok(()));
-    }
-
-    #[test]
-    fn intervals_that_blind_threads_are_refused() {
-        for lg_sample in [0, 9, 25, u64::MAX] {
-            let error = found::<Deaf>(None).reset(lg_sample).unwrap_err();
-            assert_eq!(error.kind, ErrorKind::Invalid, "{lg_sample}");
-        }
+        assert_eq!(found::<Off>(None).deactivate(), Ok(()));
     }
 }

@@ -8,6 +8,7 @@
 
 use serde::Serialize;
 
+use crate::cgroup::Cgroup;
 use crate::stats::Figures;
 
 /// Above this ratio of active to allocated bytes, fragmentation is worth a word.
@@ -44,15 +45,6 @@ impl Resident {
     }
 }
 
-/// What the process's memory cgroup says, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Cgroup {
-    /// What all its processes and their page cache use.
-    pub usage_bytes: u64,
-    /// Its limit; absent when there is none.
-    pub limit_bytes: Option<u64>,
-}
-
 /// One part of the resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
@@ -86,11 +78,19 @@ pub struct Ledger {
     pub verdicts: Vec<Verdict>,
 }
 
+/// The bytes that an allocator counts as its own and the process has not touched yet, as far as
+/// they show: by so much its parts exceed what is resident. Mostly metadata, laid out early.
+pub(crate) fn untouched(anonymous: u64, heap: &Figures) -> u64 {
+    let counted = heap.resident.max(heap.active + heap.metadata);
+    counted.saturating_sub(anonymous)
+}
+
 /// Reconciles. `heap` is the sum over all allocators that keep figures; without one, the heap is
-/// among what no allocator knows.
+/// among what no allocator knows. So many bytes of metadata are known to be [`untouched`].
 pub(crate) fn reconcile(
     resident: Resident,
     heap: Option<Figures>,
+    untouched: u64,
     cgroup: Option<Cgroup>,
 ) -> Ledger {
     let heap = heap.unwrap_or_default();
@@ -109,7 +109,7 @@ pub(crate) fn reconcile(
             .saturating_sub(heap.active)
             .saturating_sub(heap.metadata),
     );
-    let metadata = take(heap.metadata);
+    let metadata = take(heap.metadata.saturating_sub(untouched));
     let rows = vec![
         Row {
             name: "live_heap",
@@ -221,20 +221,6 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// The memory cgroup (version 2) of the process whose `/proc/self/cgroup` is `membership`. `read`
-/// reads a file below `/sys/fs/cgroup`.
-pub(crate) fn cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
-    let path = membership
-        .lines()
-        .find_map(|line| line.strip_prefix("0::"))?;
-    let path = path.trim_end_matches('/');
-    let number = |file: &str| read(&format!("{path}/{file}"))?.trim().parse().ok();
-    Some(Cgroup {
-        usage_bytes: number("memory.current")?,
-        limit_bytes: number("memory.max"),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,7 +250,7 @@ mod tests {
                 file: 7,
                 shared: 3,
             };
-            let ledger = reconcile(resident, heap, None);
+            let ledger = reconcile(resident, heap, 0, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
             assert_eq!(rows[..5], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
@@ -278,6 +264,25 @@ mod tests {
     }
 
     #[test]
+    fn metadata_that_was_never_touched_stays_out_of_a_difference() {
+        let heap = heap(50, 60, 25, 90);
+        let resident = |anonymous| Resident {
+            anonymous,
+            file: 0,
+            shared: 0,
+        };
+        let untouched = untouched(70, &heap.unwrap());
+        assert_eq!(untouched, 20);
+        let outside = |anonymous| {
+            let ledger = reconcile(resident(anonymous), heap, untouched, None);
+            let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
+            (rows[3], rows[4])
+        };
+        assert_eq!(outside(70), (5, 0));
+        assert_eq!(outside(170), (5, 100));
+    }
+
+    #[test]
     fn verdicts_pass_their_thresholds_and_not_before() {
         let check = |heap: Option<Figures>, anonymous: u64, expected: &[&str]| {
             let ledger = reconcile(
@@ -287,6 +292,7 @@ mod tests {
                     shared: 0,
                 },
                 heap,
+                0,
                 None,
             );
             assert_eq!(kinds(&ledger), expected);
@@ -317,42 +323,13 @@ mod tests {
             file: 0,
             shared: 0,
         };
-        let ledger = reconcile(resident, heap(100 * MIB, 150 * MIB, 0, 150 * MIB), None);
+        let ledger = reconcile(resident, heap(100 * MIB, 150 * MIB, 0, 150 * MIB), 0, None);
         assert!(
             ledger.verdicts[0]
                 .remedy
                 .starts_with("purging will not help")
         );
         assert!(ledger.verdicts[0].why.contains("is 1.50, above 1.3"));
-    }
-
-    #[test]
-    fn the_cgroup_is_read_where_the_process_is() {
-        let check = |membership: &str, expected: Option<Cgroup>| {
-            let read = |path: &str| match path {
-                "/web/memory.current" | "/memory.current" => Some("4096\n".to_owned()),
-                "/web/memory.max" => Some("8192\n".to_owned()),
-                "/memory.max" => Some("max\n".to_owned()),
-                _ => None,
-            };
-            assert_eq!(cgroup(membership, read), expected);
-        };
-        check(
-            "0::/web\n",
-            Some(Cgroup {
-                usage_bytes: 4096,
-                limit_bytes: Some(8192),
-            }),
-        );
-        check(
-            "0::/\n",
-            Some(Cgroup {
-                usage_bytes: 4096,
-                limit_bytes: None,
-            }),
-        );
-        check("0::/elsewhere\n", None);
-        check("4:memory:/web\n", None);
     }
 
     #[test]

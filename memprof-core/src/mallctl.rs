@@ -30,6 +30,13 @@ pub struct Mallctl {
     stats_print: StatsPrintFn,
 }
 
+/// What a control that prints takes (ctl.c, `write_cb_packet_t`).
+#[repr(C)]
+struct Callback {
+    write: StatsCallback,
+    opaque: *mut c_void,
+}
+
 /// A type that jemalloc(3) documents for some control.
 pub trait Value: Copy + Default + sealed::Sealed {}
 
@@ -153,6 +160,33 @@ impl Mallctl {
         unsafe { (self.stats_print)(Some(pass_on), opaque, options.as_ptr()) }
     }
 
+    /// Has a control print, such as `experimental.prof_recent.alloc_dump`, which calls `sink` with
+    /// pieces of any length.
+    ///
+    /// # Errors
+    /// What `mallctl` returned.
+    pub(crate) fn print_to(
+        &self,
+        name: &CStr,
+        mut sink: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), Errno> {
+        let mut callback = Callback {
+            write: Some(pass_on),
+            opaque: (&raw mut sink).cast(),
+        };
+        // SAFETY: ctl.c, `write_cb_packet_t`: reads the two pointers, and calls the first with the
+        // second, which lives until the call returns.
+        check(unsafe {
+            (self.mallctl)(
+                name.as_ptr(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                (&raw mut callback).cast(),
+                size_of::<Callback>(),
+            )
+        })
+    }
+
     /// Writes a switch.
     ///
     /// # Errors
@@ -170,14 +204,14 @@ impl Mallctl {
     }
 }
 
-/// Hands a piece of `malloc_stats_print` to the sink that `opaque` points to.
+/// Hands a piece of what jemalloc prints to the sink that `opaque` points to.
 unsafe extern "C" fn pass_on(opaque: *mut c_void, piece: *const c_char) {
     if piece.is_null() {
         return;
     }
     // SAFETY: jemalloc.3: a piece is NUL-terminated and valid during the call.
     let piece = unsafe { CStr::from_ptr(piece) }.to_bytes();
-    // SAFETY: `print_stats` passed its sink, which nothing else uses meanwhile.
+    // SAFETY: `print_stats` or `print_to` passed its sink, which nothing else uses meanwhile.
     let sink = unsafe { &mut *opaque.cast::<&mut dyn FnMut(&[u8])>() };
     let passed = catch_unwind(AssertUnwindSafe(|| sink(piece)));
     if let Err(payload) = passed {

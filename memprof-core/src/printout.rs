@@ -3,6 +3,8 @@
 use std::ffi::CString;
 use std::io;
 
+use rustix::io::Errno;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::mallctl::Mallctl;
 
@@ -45,10 +47,21 @@ impl PrintOptions {
 }
 
 /// What `malloc_stats_print` wrote, as far as it was kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Printout {
     bytes: Vec<u8>,
+    limit: usize,
     is_cut: bool,
+}
+
+impl Default for Printout {
+    fn default() -> Self {
+        Self {
+            bytes: Vec::new(),
+            limit: LIMIT,
+            is_cut: false,
+        }
+    }
 }
 
 impl Printout {
@@ -59,18 +72,34 @@ impl Printout {
         printout
     }
 
+    /// An empty one that takes `limit` bytes without allocating.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn with_room(limit: usize) -> Result<Self> {
+        let mut bytes = Vec::new();
+        let reserved = bytes.try_reserve_exact(limit);
+        reserved.map_err(|_| Error::io("find memory for the report", &Errno::NOMEM.into()))?;
+        Ok(Self {
+            bytes,
+            limit,
+            is_cut: false,
+        })
+    }
+
     /// The text, and a line that tells where it was cut.
     pub fn into_text(self) -> String {
+        let limit = self.limit;
         let text = String::from_utf8_lossy(&self.bytes).into_owned();
         if self.is_cut {
             return text
-                + &format!("\n… cut after {LIMIT} bytes; opts=a leaves single arenas out\n");
+                + &format!("\n… cut after {limit} bytes; ask for less (opts=a, or a lower max)\n");
         }
         text
     }
 
-    fn push(&mut self, piece: &[u8]) {
-        let kept = &piece[..piece.len().min(LIMIT.saturating_sub(self.bytes.len()))];
+    pub(crate) fn push(&mut self, piece: &[u8]) {
+        let kept = &piece[..piece.len().min(self.limit.saturating_sub(self.bytes.len()))];
         // The allocator is what it asks about: it may have nothing left.
         let has_room = self.bytes.try_reserve(kept.len()).is_ok();
         if has_room && !self.is_cut {

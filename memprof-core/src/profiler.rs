@@ -2,22 +2,27 @@
 
 mod dumping;
 mod figures;
+mod recent;
 mod switching;
+mod watching;
 
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use crate::backend::Backend;
+use crate::discover::discover;
 use crate::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
-use crate::jemalloc::{Jemalloc, discover, is_secure_execution};
+use crate::jemalloc::is_secure_execution;
 use crate::lease::Lease;
 use crate::mallctl::Mallctl;
 use crate::objects;
-use crate::stats::{Figures, ReadFigures, ReadReport};
-use crate::status::{Allocator, Status};
+use crate::stats::{Figures, Readers};
+use crate::status::Status;
 use crate::store::{Kept, Store};
+use crate::watcher::Watcher;
 
 /// What a profiler needs to know of its process.
 #[derive(Debug)]
@@ -30,10 +35,8 @@ pub struct Settings {
     pub own_image: usize,
     /// Where dumps are kept.
     pub store: Store,
-    /// How to read the totals of a jemalloc.
-    pub read_figures: ReadFigures,
-    /// How to read what `malloc_stats_print` says.
-    pub read_report: ReadReport,
+    /// How to read a jemalloc's figures.
+    pub readers: Readers,
 }
 
 /// The profiler of this process.
@@ -51,12 +54,18 @@ pub struct Profiler {
     sequence: AtomicU32,
     last_size: AtomicU64,
     last_heap: Mutex<Option<Figures>>,
+    /// The most bytes that the allocators were seen to count without having touched them.
+    untouched: AtomicU64,
+    watcher: Mutex<Option<Arc<Watcher>>>,
 }
+
+/// Every allocator of the process.
+type Backends = Arc<[Arc<dyn Backend>]>;
 
 /// The allocators, and how many libraries had been loaded when they were looked for.
 #[derive(Debug)]
 struct Found {
-    allocators: Arc<[Jemalloc]>,
+    backends: Backends,
     load_count: u64,
 }
 
@@ -64,7 +73,7 @@ impl Found {
     fn look(settings: &Settings) -> Self {
         let load_count = objects::load_count();
         Self {
-            allocators: discover(settings.host, settings.own_image).into(),
+            backends: discover(settings.host, settings.own_image, settings.readers).into(),
             load_count,
         }
     }
@@ -84,8 +93,10 @@ impl Profiler {
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
             last_heap: Mutex::new(None),
+            untouched: AtomicU64::new(0),
+            watcher: Mutex::new(None),
         };
-        if profiler.allocators().iter().any(Jemalloc::prof_active) {
+        if profiler.backends().iter().any(|each| each.is_active()) {
             *lock(&profiler.active_since) = Some(now);
         }
         if let Err(error) = profiler.dumper.start() {
@@ -96,9 +107,9 @@ impl Profiler {
 
     /// The state, at once, also while a dump runs.
     pub fn status(&self) -> Status {
-        let allocators = self.allocators();
-        let unavailable = self.require_profiling(&allocators).err();
-        let active = allocators.iter().any(Jemalloc::prof_active);
+        let backends = self.backends();
+        let unavailable = require_profiling(&backends).err();
+        let active = backends.iter().any(|each| each.is_active());
         let since = *lock(&self.active_since);
         let (kept, unreadable) = match self.settings.store.list() {
             Ok(kept) => (kept.len(), None),
@@ -115,15 +126,13 @@ impl Profiler {
             remedy: remedy.filter(|remedy| !remedy.is_empty()),
             active_since: since.filter(|_| active).map(rfc3339),
             active_until: self.active_until().filter(|_| active).map(rfc3339),
-            sample_interval: allocators
-                .iter()
-                .filter(|jemalloc| jemalloc.opt_prof)
-                .find_map(Jemalloc::lg_sample)
-                .and_then(|lg| 1u64.checked_shl(lg as u32)),
-            allocators: allocators.iter().map(Allocator::from).collect(),
+            sample_interval: backends.iter().find_map(|each| each.sample_interval()),
+            allocators: backends.iter().map(|each| each.describe()).collect(),
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
             busy: self.dumping.load(Ordering::Acquire) == process::id(),
+            watch: self.watch_status(),
+            gdump: self.gdump_status(),
         }
     }
 
@@ -143,24 +152,16 @@ impl Profiler {
         self.settings.store.fetch(id)
     }
 
-    fn allocators(&self) -> Arc<[Jemalloc]> {
-        Arc::clone(&lock(&self.found).allocators)
+    fn backends(&self) -> Backends {
+        Arc::clone(&lock(&self.found).backends)
     }
 
-    /// A jemalloc may have come with a library that was loaded since.
+    /// An allocator may have come with a library that was loaded since.
     fn look_again(&self) {
         let known = lock(&self.found).load_count;
         if known != objects::load_count() {
             let found = Found::look(&self.settings);
             *lock(&self.found) = found;
-        }
-    }
-
-    fn require_profiling(&self, allocators: &[Jemalloc]) -> Result<()> {
-        let mut reasons = allocators.iter().map(Jemalloc::require_profiling);
-        match reasons.next() {
-            None => Err(no_jemalloc()),
-            Some(first) => first.or_else(|error| reasons.find_map(Result::ok).ok_or(error)),
         }
     }
 
@@ -178,7 +179,7 @@ impl Profiler {
     }
 }
 
-/// Marks the time during which jemalloc's dump lock may be held.
+/// Marks the time during which an allocator's dump lock may be held.
 struct Running<'a>(&'a AtomicU32);
 
 impl Drop for Running<'_> {
@@ -190,6 +191,18 @@ impl Drop for Running<'_> {
 /// Locks; a thread that panicked meanwhile left a whole value, old or new.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether one of them can be profiled.
+///
+/// # Errors
+/// Why the first cannot.
+fn require_profiling(backends: &[Arc<dyn Backend>]) -> Result<()> {
+    let mut reasons = backends.iter().map(|each| each.require_profiling());
+    match reasons.next() {
+        None => Err(no_jemalloc()),
+        Some(first) => first.or_else(|error| reasons.find_map(Result::ok).ok_or(error)),
+    }
 }
 
 fn no_jemalloc() -> Error {

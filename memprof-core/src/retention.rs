@@ -108,6 +108,7 @@ mod tests {
             pid,
             sequence: day as u32,
             random: 0,
+            cause: None,
         }
     }
 

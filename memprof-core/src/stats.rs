@@ -44,6 +44,15 @@ pub type ReadFigures = fn(&Mallctl) -> Result<Figures, Error>;
 /// Reads what `malloc_stats_print` says without single arenas; as [`ReadFigures`].
 pub type ReadReport = fn(&Mallctl) -> Result<Printout, Error>;
 
+/// How a jemalloc's figures are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Readers {
+    /// Its totals.
+    pub figures: ReadFigures,
+    /// What `malloc_stats_print` says.
+    pub report: ReadReport,
+}
+
 /// One allocator's figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stats {
@@ -51,7 +60,7 @@ pub struct Stats {
     pub kind: &'static str,
     /// Its version.
     pub version: String,
-    /// The totals; absent when this jemalloc was built without statistics.
+    /// The totals; absent where the allocator keeps none.
     #[serde(flatten)]
     pub figures: Option<Figures>,
     /// What `malloc_stats_print` says; without other options, leaving single arenas out.

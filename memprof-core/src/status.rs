@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use crate::dump::Dump;
-use crate::jemalloc::Jemalloc;
+use crate::gdump::GdumpStatus;
+use crate::watcher::WatchStatus;
 
 /// One allocator, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -49,6 +50,10 @@ pub struct Status {
     pub kept: usize,
     /// A dump is running.
     pub busy: bool,
+    /// The watch rules.
+    pub watch: Vec<WatchStatus>,
+    /// Dumps at high water, while they are on.
+    pub gdump: Option<GdumpStatus>,
 }
 
 /// What `activate` and `deactivate` did.
@@ -57,6 +62,15 @@ pub struct Activation {
     /// The state after it.
     #[serde(flatten)]
     pub status: Status,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// What `gdump` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gdumping {
+    /// What it is doing now, or was doing until it was switched off.
+    pub gdump: Option<GdumpStatus>,
     /// What the operator should know.
     pub warnings: Vec<String>,
 }
@@ -86,19 +100,4 @@ pub struct DumpReport {
     pub dumps: Vec<Dump>,
     /// What the operator should know.
     pub warnings: Vec<String>,
-}
-
-impl From<&Jemalloc> for Allocator {
-    fn from(jemalloc: &Jemalloc) -> Self {
-        Self {
-            kind: "jemalloc",
-            version: jemalloc.version.clone(),
-            found_by: jemalloc.found_by.to_string(),
-            config_prof: jemalloc.config_prof,
-            opt_prof: jemalloc.opt_prof,
-            prof_active: jemalloc.prof_active(),
-            lg_sample: jemalloc.lg_sample(),
-            owns_malloc: jemalloc.owns_malloc,
-        }
-    }
 }

@@ -38,6 +38,11 @@ pub struct Kept {
     pub taken: String,
     /// The process that wrote it.
     pub pid: u32,
+    /// Why: `message`, `every`, `rss-above`, `rss-growth`, `cgroup-above`, `gdump` or `at-exit`;
+    /// absent for a dump of an earlier version.
+    pub trigger: Option<&'static str>,
+    /// The process's resident memory then.
+    pub rss_bytes: Option<u64>,
 }
 
 /// The directory that holds a program's dumps, and nothing else.
@@ -250,6 +255,8 @@ impl Store {
             bytes: *bytes,
             taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
             pid: name.pid,
+            trigger: name.cause.map(|cause| cause.trigger),
+            rss_bytes: name.cause.map(|cause| cause.rss_kib.saturating_mul(1024)),
         }
     }
 
@@ -279,6 +286,7 @@ fn file_name(name: &DumpName) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dump_name::Cause;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     const STARTED: SystemTime = SystemTime::UNIX_EPOCH;
@@ -290,6 +298,7 @@ mod tests {
             pid: 42,
             sequence,
             random: 0xbeef,
+            cause: None,
         }
     }
 
@@ -395,6 +404,61 @@ mod tests {
         check(&[0, 1, YEAR, YEAR + 1], &[3, 4]);
         check(&[YEAR, YEAR + 1, 0, 1], &[3, 4]);
         check(&[YEAR, 0, 1, YEAR + 2], &[3, 4]);
+    }
+
+    #[test]
+    fn ten_thousand_triggers_leave_the_quota_and_never_more() {
+        const QUOTA: usize = 8;
+        // In memory: each dump is synced to its disk.
+        let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+        let keep = Keep {
+            count: QUOTA,
+            ..Keep::default()
+        };
+        let store = Store::new(parent.path().join("dumps"), keep);
+        let words = ["every", "rss-above", "gdump", "message"];
+        let mut most = 0;
+        for at in 0..10_000_u32 {
+            let cause = Some(Cause {
+                trigger: words[at as usize % words.len()],
+                rss_kib: u64::from(at),
+            });
+            let name = DumpName {
+                cause,
+                ..name(u64::from(at) / 7, at)
+            };
+            add(&store, &name, b"12345");
+            most = most.max(std::fs::read_dir(store.directory()).unwrap().count());
+        }
+        assert_eq!(most, QUOTA);
+        let kept = store.list().unwrap();
+        assert_eq!(kept.len(), QUOTA);
+        let newest = (kept[0].trigger, kept[0].rss_bytes);
+        assert_eq!(newest, (Some("message"), Some(9_999 * 1024)));
+    }
+
+    #[test]
+    fn dumps_of_an_earlier_version_are_listed_and_pruned() {
+        let (_parent, store) = store(Keep {
+            count: 1,
+            ..Keep::default()
+        });
+        let old = add(&store, &name(0, 1), b"one");
+        assert_eq!((old.trigger, old.rss_bytes), (None, None));
+        assert_eq!(store.list().unwrap(), [old]);
+        let cause = Some(Cause {
+            trigger: "message",
+            rss_kib: 4,
+        });
+        let new = add(
+            &store,
+            &DumpName {
+                cause,
+                ..name(1, 2)
+            },
+            b"two",
+        );
+        assert_eq!(store.list().unwrap(), [new]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::bus::{self, CONF, Load, Server, text_of};
 use crate::dist::{dist, tool_text};
 use crate::host::Host;
 
-struct Redis(Host);
+pub(crate) struct Redis(Host);
 
 impl Server for Redis {
     const NAME: &'static str = "redis-server";
@@ -94,6 +94,47 @@ fn survives_whatever_is_wrong() {
         (&[("config", "/no/such.toml")], "config file /no/such.toml"),
         (&[("alone", "")], "has no value"),
     ]);
+}
+
+/// A lease, rules from a file of the config's, and the dump at the end of a server that never
+/// unloads its modules.
+#[test]
+fn leases_and_rules_work_here_too() {
+    let place = tempfile::tempdir().unwrap();
+    let config = place.path().join("memprof.toml");
+    let dumps = place.path().join("dumps");
+    let rules = "[[watch]]\nrss_growth = \"8MiB\"\nmin_interval = \"0s\"\n\
+                 [[watch]]\nat_exit = true\n";
+    std::fs::write(&config, rules).unwrap();
+    let mut redis = Redis::start(&Load {
+        env: Redis::ENV,
+        config: &[
+            ("config", config.to_str().unwrap()),
+            ("dump_dir", dumps.to_str().unwrap()),
+        ],
+        twice: false,
+    });
+    let active = redis.send("memory_profile", "activate for=1s");
+    assert!(active.contains(", until "), "{active}");
+    redis
+        .0
+        .wait_for_log("profiling is inactive: its time is over");
+    redis.send("memory_profile", "activate");
+    let fill = "for i=1,20000 do redis.call('SET','key:'..i,string.rep('x',1000)) end";
+    redis.command(&["EVAL", fill, "0"].map(str::to_owned));
+    redis.0.wait_for_log("rss_growth = 8388608 at ");
+    let status = redis.send("memory_profile", "status");
+    assert!(
+        status.contains("watch rss_growth = 8388608: fired "),
+        "{status}"
+    );
+    assert!(redis.0.terminate().success());
+    let line = redis.0.wait_for_log("at_exit = true at ");
+    let names = std::fs::read_dir(&dumps).unwrap();
+    let at_exit = names
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_str().unwrap().contains(".at-exit."));
+    assert!(line.contains(at_exit.unwrap().to_str().unwrap()), "{line}");
 }
 
 #[test]

@@ -37,3 +37,16 @@ pub(crate) fn tool_text(package: &str, command: &mut Command) -> String {
     assert!(output.status.success(), "{command:?}: {notes}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
+
+/// A library to preload, compiled from a C file of the fixtures into `place`.
+pub(crate) fn preloadable(fixture: &str, place: &Path) -> PathBuf {
+    let library = place.join(fixture).with_extension("so");
+    let mut cc = Command::new("cc");
+    cc.args([
+        "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o",
+    ])
+    .arg(&library)
+    .arg(source("memprof-cli/tests/fixtures").join(fixture));
+    tool_text("gcc", &mut cc);
+    library
+}

@@ -13,8 +13,9 @@ mod bus_redis;
 mod bus_traffic_server;
 mod control;
 mod dumps;
-
 mod hosts;
+mod ledger;
 mod operate;
 mod plugins;
 mod report;
+mod watch;

@@ -1,40 +1,47 @@
 //! A dump of every allocator that profiles.
 
 use std::process;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::{Profiler, lock, rfc3339};
+use super::{Profiler, lock, require_profiling, rfc3339};
+use crate::backend::Backend;
 use crate::dump::{self, Dump, Origin};
-use crate::dump_name::DumpName;
+use crate::dump_name::{Cause, DumpName};
 use crate::error::{Error, ErrorKind, Result};
-use crate::jemalloc::Jemalloc;
+use crate::reading::rss;
 use crate::status::DumpReport;
+use crate::trigger::Trigger;
 
 impl Profiler {
-    /// Takes a dump of every jemalloc that profiles, and keeps it.
+    /// Takes a dump of every allocator that profiles, and keeps it.
     ///
     /// # Errors
     /// `Busy` while another one runs; why profiling is not on; what the system refused.
-    pub fn dump(&self, trigger: &'static str) -> Result<DumpReport> {
+    pub fn dump(&self, trigger: Trigger) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
         dump::require_memory()?;
         self.look_again();
-        let allocators = self.allocators();
-        self.require_profiling(&allocators)?;
+        let backends = self.backends();
+        require_profiling(&backends)?;
         let active_since = *lock(&self.active_since);
         let origin = Origin {
             program: self.settings.program.clone(),
             started: self.started,
             active_since,
             trigger,
+            rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
-        for jemalloc in allocators.iter().filter(|jemalloc| jemalloc.opt_prof) {
-            dumps.push(self.dump_one(jemalloc.clone(), origin.clone())?);
+        for backend in backends
+            .iter()
+            .filter(|each| each.require_profiling().is_ok())
+        {
+            dumps.push(self.dump_one(Arc::clone(backend), origin.clone())?);
         }
         let largest = dumps
             .iter()
@@ -51,15 +58,15 @@ impl Profiler {
         })
     }
 
-    fn dump_one(&self, jemalloc: Jemalloc, origin: Origin) -> Result<Dump> {
-        let name = self.next_name()?;
+    fn dump_one(&self, backend: Arc<dyn Backend>, origin: Origin) -> Result<Dump> {
+        let name = self.next_name(&origin)?;
         let store = self.settings.store.clone();
         let last_size = self.last_size.load(Ordering::Relaxed);
         self.dumper
-            .run(move || dump::take(&jemalloc, &store, &name, &origin, last_size))?
+            .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
     }
 
-    fn next_name(&self) -> Result<DumpName> {
+    fn next_name(&self, origin: &Origin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
             .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
@@ -68,6 +75,10 @@ impl Profiler {
             pid: process::id(),
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
             random: u32::from_ne_bytes(random),
+            cause: origin.rss.map(|rss| Cause {
+                trigger: origin.trigger.word(),
+                rss_kib: rss / 1024,
+            }),
         })
     }
 }

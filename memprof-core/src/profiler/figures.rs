@@ -1,13 +1,18 @@
 //! What the allocators hold, and what can be done about it without a profile.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use super::{Profiler, lock, no_jemalloc};
+use crate::backend::Backend;
 use crate::background::{self, Background};
+use crate::cgroup::Cgroup;
 use crate::doctor::{Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
 use crate::jemalloc::Jemalloc;
 use crate::ledger::{self, Ledger, Resident};
-use crate::printout::{PrintOptions, Printout};
+use crate::printout::PrintOptions;
 use crate::stats::{Figures, Stats};
 use crate::status::Purged;
 
@@ -19,24 +24,20 @@ impl Profiler {
     pub fn stats(&self, options: Option<&PrintOptions>) -> Result<Vec<Stats>> {
         let _running = self.begin_dump()?;
         self.look_again();
-        let allocators = self.allocators();
-        if allocators.is_empty() {
+        let backends = self.backends();
+        if backends.is_empty() {
             return Err(no_jemalloc());
         }
-        let read = |jemalloc: &Jemalloc| {
-            let figures = (self.settings.read_figures)(&jemalloc.mallctl)?;
-            let report = match options {
-                None => (self.settings.read_report)(&jemalloc.mallctl)?,
-                Some(options) => Printout::of(&jemalloc.mallctl, options),
-            };
+        let read = |backend: &Arc<dyn Backend>| {
+            let identity = backend.identity();
             Ok(Stats {
-                kind: "jemalloc",
-                version: jemalloc.version.clone(),
-                figures: jemalloc.config_stats.then_some(figures),
-                report: report.into_text(),
+                kind: identity.kind,
+                version: identity.version.clone(),
+                figures: backend.figures()?,
+                report: backend.report(options)?.into_text(),
             })
         };
-        allocators.iter().map(read).collect()
+        backends.iter().map(read).collect()
     }
 
     /// Where the resident memory is. At once, also while a dump runs: then with the totals that
@@ -45,23 +46,28 @@ impl Profiler {
     /// # Errors
     /// `/proc/thread-self/status` cannot be read; jemalloc refused.
     pub fn ledger(&self) -> Result<Ledger> {
+        let before = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
             let heap = self.heap()?;
             *lock(&self.last_heap) = heap;
+            // Pages that came or went meanwhile are no untouched ones.
+            let most = before.anonymous.max(self.resident()?.anonymous);
+            let untouched = heap.map_or(0, |heap| ledger::untouched(most, &heap));
+            // Beside other memory it does not show: so the most that was ever seen.
+            self.untouched.fetch_max(untouched, Ordering::Relaxed);
         }
         let heap = *lock(&self.last_heap);
-        let read = |path: &str| std::fs::read_to_string(path).ok();
-        let cgroup = read("/proc/thread-self/cgroup")
-            .and_then(|own| ledger::cgroup(&own, |file| read(&format!("/sys/fs/cgroup{file}"))));
-        Ok(ledger::reconcile(self.resident()?, heap, cgroup))
+        let untouched = self.untouched.load(Ordering::Relaxed);
+        let cgroup = Cgroup::of_this_process();
+        Ok(ledger::reconcile(self.resident()?, heap, untouched, cgroup))
     }
 
-    /// The sum over all jemallocs that keep figures.
+    /// The sum over all allocators that keep figures.
     fn heap(&self) -> Result<Option<Figures>> {
-        let allocators = self.allocators();
-        let with_figures = allocators.iter().filter(|jemalloc| jemalloc.config_stats);
-        let figures: Vec<Figures> = with_figures
-            .map(|jemalloc| (self.settings.read_figures)(&jemalloc.mallctl))
+        let backends = self.backends();
+        let figures: Vec<Figures> = backends
+            .iter()
+            .filter_map(|each| each.figures().transpose())
             .collect::<Result<_>>()?;
         Ok(figures.into_iter().reduce(Figures::plus))
     }
@@ -78,17 +84,18 @@ impl Profiler {
     /// without looking at how much is allocated.
     pub fn doctor(&self) -> Vec<Finding> {
         self.look_again();
-        let allocators = self.allocators();
+        let backends = self.backends();
+        let jemallocs = jemallocs(&backends);
         let running = self.begin_dump();
         let allocated = |jemalloc: &Jemalloc| {
-            let figures = (self.settings.read_figures)(&jemalloc.mallctl);
+            if running.is_err() {
+                return None;
+            }
             // A jemalloc that refuses its figures is told of by `stats`.
-            figures
-                .ok()
-                .filter(|_| running.is_ok() && jemalloc.config_stats)
-                .map(|f| f.allocated)
+            let figures = jemalloc.figures().ok().flatten();
+            figures.map(|figures| figures.allocated)
         };
-        let mut findings = examine(&gather(&allocators, allocated, &self.settings.store));
+        let mut findings = examine(&gather(&jemallocs, allocated, &self.settings.store));
         findings.sort_by_key(|finding| finding.severity != Severity::Error);
         findings
     }
@@ -96,15 +103,15 @@ impl Profiler {
     /// Gives all free pages back to the kernel.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; no jemalloc; jemalloc refused.
+    /// `Busy` while a dump runs; no allocator; it refused.
     pub fn purge(&self) -> Result<Purged> {
         let _running = self.begin_dump()?;
-        let allocators = self.allocators();
-        if allocators.is_empty() {
+        let backends = self.backends();
+        if backends.is_empty() {
             return Err(no_jemalloc());
         }
         let before = self.resident()?.anonymous;
-        allocators.iter().try_for_each(Jemalloc::purge)?;
+        backends.iter().try_for_each(|each| each.purge())?;
         let after = self.resident()?.anonymous;
         Ok(Purged {
             anonymous_before_bytes: before,
@@ -120,11 +127,12 @@ impl Profiler {
     pub fn background_threads(&self, on: bool, max: Option<u64>) -> Result<Vec<Background>> {
         let _running = self.begin_dump()?;
         self.look_again();
-        let allocators = self.allocators();
+        let backends = self.backends();
+        let jemallocs = jemallocs(&backends);
         let able = |jemalloc: &&Jemalloc| background::require(jemalloc).is_ok();
-        let with_threads: Vec<_> = allocators.iter().filter(able).collect();
+        let with_threads: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if with_threads.is_empty() {
-            let first = allocators.first().ok_or_else(no_jemalloc)?;
+            let first = jemallocs.first().ok_or_else(no_jemalloc)?;
             background::require(first)?;
         }
         if let Some(max) = max {
@@ -135,4 +143,8 @@ impl Profiler {
         let switch = |jemalloc: &Jemalloc| background::switch(jemalloc, on, max);
         with_threads.into_iter().map(switch).collect()
     }
+}
+
+pub(super) fn jemallocs(backends: &[Arc<dyn Backend>]) -> Vec<&Jemalloc> {
+    backends.iter().filter_map(|each| each.jemalloc()).collect()
 }

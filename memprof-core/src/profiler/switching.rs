@@ -3,39 +3,34 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{Profiler, lock, with_remedy};
-use crate::error::{Error, Result};
+use super::{Profiler, lock, require_profiling, with_remedy};
+use crate::error::Result;
+use crate::interval::SampleInterval;
 use crate::lease::Lease;
 use crate::status::Activation;
 
 impl Profiler {
-    /// Starts sampling in every jemalloc that can. `lg_sample` also sets the interval, which
-    /// drops the samples so far; `duration` is when it ends by itself. An activation without it
-    /// lasts, also where one with it is running.
+    /// Starts sampling in every allocator that can. `interval` may drop the samples so far;
+    /// `duration` is when it ends by itself. An activation without it lasts, also where one with
+    /// it is running.
     ///
     /// # Errors
     /// Why none of them can, with the remedy for this process.
     pub fn activate(
         self: &Arc<Self>,
-        lg_sample: Option<u64>,
+        interval: Option<SampleInterval>,
         duration: Option<Duration>,
     ) -> Result<Activation> {
         self.look_again();
-        let allocators = self.allocators();
-        self.require_profiling(&allocators)?;
+        let backends = self.backends();
+        require_profiling(&backends)?;
         let mut warnings = Vec::new();
-        let _running = lg_sample.map(|_| self.begin_dump()).transpose()?;
+        let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
-        for jemalloc in allocators.iter() {
-            match jemalloc.require_profiling() {
-                Ok(()) => {
-                    if let Some(lg_sample) = lg_sample {
-                        jemalloc.reset(lg_sample)?;
-                        warnings.push("setting lg_sample dropped the samples so far".to_owned());
-                    }
-                    jemalloc.set_active(true)?;
-                }
+        for backend in backends.iter() {
+            match backend.require_profiling() {
+                Ok(()) => warnings.extend(backend.activate(interval)?),
                 Err(error) => warnings.push(with_remedy(&error)),
             }
         }
@@ -55,17 +50,15 @@ impl Profiler {
     /// Stops sampling. What was sampled stays, and frees are still counted.
     ///
     /// # Errors
-    /// jemalloc refused.
+    /// An allocator refused.
     pub fn deactivate(&self) -> Result<Activation> {
-        let allocators = self.allocators();
+        let backends = self.backends();
         let mut since = lock(&self.active_since);
-        allocators
-            .iter()
-            .try_for_each(|jemalloc| jemalloc.set_active(false))?;
+        backends.iter().try_for_each(|each| each.deactivate())?;
         *since = None;
         drop(since);
         self.set_lease(None);
-        let unavailable = self.require_profiling(&allocators).err();
+        let unavailable = require_profiling(&backends).err();
         let warnings = unavailable.iter().map(with_remedy).collect();
         Ok(Activation {
             status: self.status(),
@@ -73,26 +66,19 @@ impl Profiler {
         })
     }
 
-    /// Drops all samples in every jemalloc that profiles, and sets the sample interval where
-    /// `lg_sample` is given.
+    /// Drops all samples in every allocator that profiles, and sets the sample interval where
+    /// `interval` is given.
     ///
     /// # Errors
     /// `Busy` while a dump runs; why profiling is not on.
-    pub fn reset(&self, lg_sample: Option<u64>) -> Result<Activation> {
+    pub fn reset(&self, interval: Option<SampleInterval>) -> Result<Activation> {
         let running = self.begin_dump()?;
-        let allocators = self.allocators();
-        self.require_profiling(&allocators)?;
-        for jemalloc in allocators.iter().filter(|jemalloc| jemalloc.opt_prof) {
-            let current = jemalloc.lg_sample();
-            match lg_sample.or(current) {
-                Some(lg_sample) => jemalloc.reset(lg_sample)?,
-                None => {
-                    return Err(Error::allocator(
-                        "jemalloc does not tell its sample interval",
-                    ));
-                }
-            }
-        }
+        let backends = self.backends();
+        require_profiling(&backends)?;
+        let mut able = backends
+            .iter()
+            .filter(|each| each.require_profiling().is_ok());
+        able.try_for_each(|each| each.reset(interval))?;
         drop(running);
         let warnings = vec!["all samples so far were dropped".to_owned()];
         Ok(Activation {

@@ -1,13 +1,17 @@
 //! The plugin's TOML table.
 
+mod watch;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memprof_core::{Keep, Store, default_dump_dir, is_secure_execution};
+use memprof_core::{Keep, Rule, Store, default_dump_dir, is_secure_execution};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+
+use watch::Rules;
 
 /// `[plugin.config]`.
 #[derive(Debug, Default, Deserialize)]
@@ -22,6 +26,8 @@ pub(crate) struct Config {
     /// How many dumps are kept.
     #[serde(deserialize_with = "keep")]
     keep: Keep,
+    /// When to dump without being asked.
+    watch: Rules,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -102,6 +108,11 @@ impl Config {
             )));
         }
         Ok(config)
+    }
+
+    /// The watch rules, in their order.
+    pub(crate) fn watch(&self) -> &[Rule] {
+        &self.watch.0
     }
 
     /// The store that it describes, for the program of that name.

@@ -1,6 +1,8 @@
 //! `memory_profile.so`: turns messages into calls of `memprof-core`, and its results into replies.
 
 mod config;
+mod exit;
+mod gdump;
 mod messages;
 mod reply;
 mod shim;

@@ -4,17 +4,22 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use memprof_core::{Activation, ErrorKind, Profiler, Settings, Severity};
+use memprof_core::{
+    Activation, ErrorKind, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Severity,
+    Trigger,
+};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
 use crate::config::Config;
+use crate::exit::end_at_exit;
+use crate::gdump;
 use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::stats_format::StatsFormat;
 use crate::text::{
-    activation_text, background_text, dump_text, findings_text, kept_text, ledger_text,
+    activation_text, background_text, dump_text, findings_text, gdump_text, kept_text, ledger_text,
     purged_text, stats_text, status_text,
 };
 
@@ -72,6 +77,16 @@ impl Plugin for MemoryProfile {
             "Drops all samples; sets the sample interval.",
         ),
         Message::new(
+            "gdump",
+            "state=on|off [files=16] [for=10m]",
+            "Dumps at each new high-water mark of the resident memory, within these limits.",
+        ),
+        Message::new(
+            "recent",
+            "[max=0..512]",
+            "Returns the latest sampled allocations, where jemalloc keeps them; max sets how many.",
+        ),
+        Message::new(
             "doctor",
             "",
             "Tells what is wrong with profiling here, and what mends it.",
@@ -89,8 +104,10 @@ impl Plugin for MemoryProfile {
                 host: host_mallctl(&host),
                 own_image: read_figures as *const () as usize,
                 store: config.store(host.name()),
-                read_figures,
-                read_report,
+                readers: Readers {
+                    figures: read_figures,
+                    report: read_report,
+                },
             },
             SystemTime::now(),
         ));
@@ -103,10 +120,17 @@ impl Plugin for MemoryProfile {
             );
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
-            match profiler.activate(config.lg_sample, None) {
+            let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
+            match interval.and_then(|interval| profiler.activate(interval, None)) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
+        }
+        if !config.watch().is_empty() {
+            if let Err(error) = profiler.watch(config.watch()) {
+                log::error!("watch: {}", failure(error));
+            }
+            end_at_exit(&profiler);
         }
         Ok(Self { profiler })
     }
@@ -119,28 +143,34 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
-                let duration = args
-                    .take("for")
-                    .map(|text| parse_duration(&text))
-                    .transpose()?;
+                let interval = take_interval(&mut args)?;
+                let duration = take_duration(&mut args)?;
                 args.finish()?;
                 let activation = self
                     .profiler
-                    .activate(lg_sample, duration)
+                    .activate(interval, duration)
                     .map_err(failure)?;
                 activated(reply, activation)
             }
             "reset" => {
-                let lg_sample = take_number(&mut args, "lg_sample")?;
+                let interval = take_interval(&mut args)?;
                 args.finish()?;
-                activated(reply, self.profiler.reset(lg_sample).map_err(failure)?)
+                activated(reply, self.profiler.reset(interval).map_err(failure)?)
             }
             "background_thread" => {
                 let on = take_switch(&mut args, "state")?;
                 let max = take_number(&mut args, "max")?;
                 args.finish()?;
                 self.background_thread(on, max, reply)
+            }
+            "gdump" => {
+                let limits = gdump::parse(args)?;
+                self.gdump(limits, reply)
+            }
+            "recent" => {
+                let max = take_number(&mut args, "max")?;
+                args.finish()?;
+                self.recent(max, reply)
             }
             "stats" => {
                 let opts = args.take("opts");
@@ -172,9 +202,15 @@ impl Plugin for MemoryProfile {
     }
 }
 
+impl Drop for MemoryProfile {
+    fn drop(&mut self) {
+        self.profiler.end();
+    }
+}
+
 impl MemoryProfile {
     fn dump(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let report = self.profiler.dump("message").map_err(|error| {
+        let report = self.profiler.dump(Trigger::Message).map_err(|error| {
             // What the system refuses is for whoever runs the host, not only for who asked.
             if error.kind == ErrorKind::Io {
                 log::warn!("{error}");
@@ -216,6 +252,28 @@ impl MemoryProfile {
         let text = background_text(&switched);
         log::info!("{text}");
         ok(reply, &text, json!({ "allocators": switched }))
+    }
+
+    fn gdump(&self, limits: Option<GdumpLimits>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let (is_on, gdumping) = match limits {
+            Some(limits) => (true, self.profiler.gdump(limits)),
+            None => (false, self.profiler.end_gdump()),
+        };
+        let gdumping = gdumping.map_err(failure)?;
+        let text = gdump_text(is_on, &gdumping);
+        log::info!("{text}");
+        let fields = json!({
+            "state": if is_on { "on" } else { "off" },
+            "gdump": gdumping.gdump,
+            "warnings": gdumping.warnings,
+        });
+        ok(reply, &text, fields)
+    }
+
+    fn recent(&self, max: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let recent = self.profiler.recent(max).map_err(failure)?;
+        let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
+        ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
     }
 
     fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -292,7 +350,13 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     ok(reply, &text, activation)
 }
 
-fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
+fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
+    let lg_sample = take_number(args, "lg_sample")?;
+    let interval = lg_sample.map(SampleInterval::from_lg).transpose();
+    interval.map_err(failure)
+}
+
+pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
     let parse = |text: String| {
         text.parse().map_err(|_| {
             let message = format!("{key}={text:?} is not a number");
@@ -302,7 +366,7 @@ fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, F
     args.take(key).map(parse).transpose()
 }
 
-fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
+pub(crate) fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
     match args.require(key)?.as_str() {
         "on" => Ok(true),
         "off" => Ok(false),
@@ -315,6 +379,11 @@ fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure>
 
 /// The longest activation: what runs longer needs no end.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Failure> {
+    let text = args.take("for");
+    text.map(|text| parse_duration(&text)).transpose()
+}
 
 fn parse_duration(text: &str) -> Result<Duration, Failure> {
     let invalid = |why: &str| {

@@ -1,11 +1,12 @@
 //! What a person reads of a reply.
 
 use memprof_core::{
-    Activation, Background, DumpReport, Finding, Kept, Ledger, Purged, Severity, Stats, Status,
+    Activation, Background, DumpReport, Finding, GdumpStatus, Gdumping, Kept, Ledger, Purged,
+    Severity, Stats, Status,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
-    joined(status_text(&activation.status), &activation.warnings)
+    joined(profiling_text(&activation.status), &activation.warnings)
 }
 
 pub(crate) fn dump_text(report: &DumpReport) -> String {
@@ -23,13 +24,17 @@ pub(crate) fn kept_text(kept: &[Kept]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
     }
-    let lines = kept
-        .iter()
-        .map(|dump| format!("{}  {}", dump.id, bytes(dump.bytes)));
-    lines.collect::<Vec<_>>().join("\n")
+    let line = |dump: &Kept| {
+        let line = format!("{}  {}", dump.id, bytes(dump.bytes));
+        match (dump.trigger, dump.rss_bytes) {
+            (Some(trigger), Some(rss)) => format!("{line}  {trigger}, RSS {}", bytes(rss)),
+            _ => line,
+        }
+    };
+    kept.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-pub(crate) fn status_text(status: &Status) -> String {
+fn profiling_text(status: &Status) -> String {
     let mut text = format!("profiling is {}", status.profiling);
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
         text += &format!(" since {since}, one sample per {interval} bytes");
@@ -38,6 +43,47 @@ pub(crate) fn status_text(status: &Status) -> String {
         text += &format!(", until {until}");
     }
     joined(text, status.reason.iter().chain(&status.remedy))
+}
+
+pub(crate) fn status_text(status: &Status) -> String {
+    let mut text = profiling_text(status);
+    if let Some(gdump) = &status.gdump {
+        text += &format!("; {}", gdump_progress(gdump));
+    }
+    for rule in &status.watch {
+        let never = || "never".to_owned();
+        let last = rule.last_fired.clone().unwrap_or_else(never);
+        text += &format!(
+            "\nwatch {}: fired {} times, last {last}",
+            rule.rule, rule.fired
+        );
+        if let Some(next) = &rule.next {
+            text += &format!(", next not before {next}");
+        }
+    }
+    text
+}
+
+pub(crate) fn gdump_text(is_on: bool, gdumping: &Gdumping) -> String {
+    let progress = gdumping.gdump.as_ref().map(gdump_progress);
+    let text = match (is_on, progress) {
+        (true, Some(progress)) => {
+            format!("{progress}; safe dumps of memprof's at high water, not jemalloc's prof.gdump")
+        }
+        (true, None) | (false, None) => "gdump is off".to_owned(),
+        (false, Some(progress)) => format!("gdump is off; before, {progress}"),
+    };
+    joined(text, &gdumping.warnings)
+}
+
+fn gdump_progress(gdump: &GdumpStatus) -> String {
+    let GdumpStatus {
+        taken,
+        files,
+        until,
+        ..
+    } = gdump;
+    format!("gdump took {taken} of {files} dumps, until {until}")
 }
 
 pub(crate) fn findings_text(findings: &[Finding]) -> String {

@@ -1,0 +1,153 @@
+//! Where the resident memory is, told by live hosts to which something was done.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::bus::{CONF, Load, Server};
+use crate::bus_redis::Redis;
+use crate::dist::{preloadable, tool_text};
+use crate::host::{Host, Setup};
+
+const MIB: u64 = 1 << 20;
+
+/// The program behind `inject.c`, and the way to it.
+struct Injection {
+    fifo: PathBuf,
+    library: PathBuf,
+    _place: TempDir,
+}
+
+impl Injection {
+    fn new() -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let fifo = place.path().join("orders");
+        tool_text("coreutils", Command::new("mkfifo").arg(&fifo));
+        Self {
+            library: preloadable("inject.c", place.path()),
+            fifo,
+            _place: place,
+        }
+    }
+
+    /// Runs `check` with each of the hosts on which a ledger has to hold.
+    fn each_host(check: impl Fn(&Self, &Host)) {
+        for program in ["rust_host", "c_host"] {
+            let injection = Self::new();
+            let jemalloc = if program == "c_host" {
+                "libjemalloc.so.2 "
+            } else {
+                ""
+            };
+            let host = Setup::of(program)
+                .env(
+                    "LD_PRELOAD",
+                    &format!("{jemalloc}{}", injection.library.display()),
+                )
+                .env("INJECT", injection.fifo.to_str().unwrap())
+                .start();
+            check(&injection, &host);
+        }
+        let injection = Self::new();
+        let redis = Redis::start(&Load {
+            env: &[
+                CONF,
+                ("LD_PRELOAD", injection.library.to_str().unwrap()),
+                ("INJECT", injection.fifo.to_str().unwrap()),
+            ],
+            config: &[("control", "on")],
+            twice: false,
+        });
+        redis.host().wait_for_log("control socket ");
+        check(&injection, redis.host());
+    }
+
+    /// Gives an order, and waits until it was obeyed.
+    fn order(&self, host: &Host, order: &str) {
+        std::fs::write(&self.fifo, format!("{order}\n")).unwrap();
+        host.wait_for_log(&format!("injected {order}"));
+    }
+}
+
+fn ledger(host: &Host) -> Value {
+    host.memprof("ledger", &["--json"]).exits(0).json()
+}
+
+pub(crate) fn row(ledger: &Value, name: &str) -> u64 {
+    let mut rows = ledger["rows"].as_array().unwrap().iter();
+    let row = rows.find(|row| row["name"] == name).unwrap();
+    row["bytes"].as_u64().unwrap()
+}
+
+/// What the kernel says of a process's resident memory.
+fn kernel_rss(host: &Host) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib = line.trim().strip_suffix(" kB").unwrap();
+    kib.trim().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn rows_sum_to_the_kernels_rss() {
+    Injection::each_host(|_, host| {
+        host.memprof("activate", &[]).exits(0);
+        let before = kernel_rss(host);
+        let told = ledger(host);
+        let after = kernel_rss(host);
+        let rows = told["rows"].as_array().unwrap().iter();
+        let sum: u64 = rows.map(|row| row["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(told["rss_bytes"], sum);
+        // Some hosts grow all the while.
+        let within = before as f64 * 0.99..=after as f64 * 1.01;
+        assert!(within.contains(&(sum as f64)), "{sum} is not in {within:?}");
+    });
+}
+
+#[test]
+fn a_mapping_of_the_programs_own_is_not_the_allocators() {
+    Injection::each_host(|injection, host| {
+        let before = row(&ledger(host), "not_the_allocator");
+        injection.order(host, "map 50");
+        let told = ledger(host);
+        let risen = row(&told, "not_the_allocator") - before;
+        eprintln!("risen by {:.2} MiB", risen as f64 / MIB as f64);
+        assert!((49 * MIB..=51 * MIB).contains(&risen), "{risen}: {told}");
+        let mut verdicts = told["verdicts"].as_array().unwrap().iter();
+        assert!(
+            verdicts.any(|verdict| verdict["kind"] == "not_the_allocator"),
+            "{told}"
+        );
+    });
+}
+
+#[test]
+fn fragmentation_is_told_and_purging_does_not_help() {
+    Injection::each_host(|injection, host| {
+        let status = host.memprof("status", &["--json"]).exits(0).json();
+        if status["allocators"][0]["owns_malloc"] == false {
+            // A jemalloc of Rust's own, which malloc does not reach.
+            return;
+        }
+        injection.order(host, "fragment 100");
+        let told = ledger(host);
+        let mut verdicts = told["verdicts"].as_array().unwrap().iter();
+        let fragmented = verdicts.find(|verdict| verdict["kind"] == "fragmentation");
+        let remedy = fragmented.unwrap()["remedy"].as_str().unwrap();
+        assert!(remedy.starts_with("purging will not help"), "{remedy}");
+        let lost = row(&told, "fragmentation");
+        assert!(lost > 80 * MIB, "{told}");
+        let purged = host.memprof("purge", &["--json"]).exits(0).json();
+        let released = purged["released_bytes"].as_u64().unwrap();
+        let left = row(&ledger(host), "fragmentation");
+        eprintln!(
+            "{} MiB fragmented, purge gave back {} MiB",
+            lost / MIB,
+            released / MIB
+        );
+        assert!(released < lost / 5, "{purged}: {told}");
+        assert!(left > lost * 9 / 10, "{left} of {lost}");
+    });
+}

@@ -1,0 +1,36 @@
+//! The latest sampled allocations.
+
+use super::figures::jemallocs;
+use super::{Profiler, no_jemalloc};
+use crate::error::Result;
+use crate::jemalloc::Jemalloc;
+use crate::recent::{self, Recent};
+
+impl Profiler {
+    /// The latest sampled allocations, of every jemalloc that keeps them; `max` sets how many.
+    ///
+    /// # Errors
+    /// `Busy` while a dump runs; `Unsupported` where jemalloc is too old; none are kept yet; `max`
+    /// is out of range.
+    pub fn recent(&self, max: Option<u64>) -> Result<Vec<Recent>> {
+        let _running = self.begin_dump()?;
+        self.look_again();
+        let backends = self.backends();
+        let jemallocs = jemallocs(&backends);
+        let first = jemallocs.first().ok_or_else(no_jemalloc)?;
+        let able = |jemalloc: &&Jemalloc| recent::require(jemalloc, max).is_ok();
+        let able: Vec<_> = jemallocs.iter().copied().filter(able).collect();
+        if able.is_empty() {
+            recent::require(first, max)?;
+        }
+        // Where signals are blocked, and what is allocated is left out of the profile.
+        let take = |jemalloc: &Jemalloc| {
+            let jemalloc = jemalloc.clone();
+            self.dumper.run(move || {
+                jemalloc.leave_this_thread_out();
+                recent::take(&jemalloc, max)
+            })?
+        };
+        able.into_iter().map(take).collect()
+    }
+}

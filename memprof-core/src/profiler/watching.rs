@@ -1,0 +1,156 @@
+//! Dumps that nobody asked for just then: watch rules, high water, the exit.
+
+use std::process;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::figures::jemallocs;
+use super::{Profiler, lock, require_profiling};
+use crate::error::{ErrorKind, Result};
+use crate::gdump::{GdumpLimits, GdumpStatus};
+use crate::jemalloc::Jemalloc;
+use crate::status::{DumpReport, Gdumping};
+use crate::trigger::Trigger;
+use crate::watch::{Condition, Rule};
+use crate::watcher::{Due, Outcome, WatchStatus, Watcher};
+
+/// How long the exit waits for a dump that is running.
+const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+const EXIT_TICK: Duration = Duration::from_millis(10);
+
+impl Profiler {
+    /// Watches by these rules, in place of those before.
+    ///
+    /// # Errors
+    /// The thread that watches cannot be started.
+    pub fn watch(self: &Arc<Self>, rules: &[Rule]) -> Result<()> {
+        let watcher = Watcher::new(rules);
+        *lock(&self.watcher) = Some(Arc::clone(&watcher));
+        self.start_watching(&watcher)
+    }
+
+    /// Dumps at each new high-water mark of the resident memory, within `limits`.
+    ///
+    /// # Errors
+    /// Why profiling is not on; the thread that watches cannot be started.
+    pub fn gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<Gdumping> {
+        self.look_again();
+        require_profiling(&self.backends())?;
+        let watcher = self.watcher().unwrap_or_else(|| {
+            let fresh = Watcher::new(&[]);
+            *lock(&self.watcher) = Some(Arc::clone(&fresh));
+            fresh
+        });
+        watcher.set_gdump(limits);
+        self.start_watching(&watcher)?;
+        let status = self.status();
+        let inactive = (status.profiling != "active").then(|| {
+            "profiling is inactive: the dumps hold only what was sampled before and still lives; \
+             send `activate`"
+                .to_owned()
+        });
+        Ok(Gdumping {
+            gdump: watcher.gdump_status(),
+            warnings: inactive.into_iter().collect(),
+        })
+    }
+
+    /// Ends the dumps at high water: ours, and jemalloc's own, which a host may have been started
+    /// with.
+    ///
+    /// # Errors
+    /// jemalloc refused.
+    pub fn end_gdump(&self) -> Result<Gdumping> {
+        let ended = self.watcher().and_then(|watcher| watcher.end_gdump());
+        let mut warnings = Vec::new();
+        for jemalloc in jemallocs(&self.backends()) {
+            if jemalloc.end_own_gdump()? {
+                warnings.push(format!(
+                    "jemalloc {}'s own prof.gdump was on, and is off now",
+                    jemalloc.identity.version
+                ));
+            }
+        }
+        Ok(Gdumping {
+            gdump: ended,
+            warnings,
+        })
+    }
+
+    /// The program ends: stops watching, and takes the dump that a rule `at_exit` asks for. Only
+    /// the first call does anything.
+    pub fn end(&self) {
+        let Some(watcher) = self.watcher() else {
+            return;
+        };
+        if !watcher.end() {
+            return;
+        }
+        let begun = Instant::now();
+        let trigger = || Trigger::Rule(Condition::AtExit, crate::reading::rss().unwrap_or(0));
+        loop {
+            match self.dump(trigger()) {
+                Err(error) if error.kind == ErrorKind::Busy && begun.elapsed() < EXIT_PATIENCE => {
+                    thread::sleep(EXIT_TICK);
+                }
+                Err(error) => return log::error!("no dump at the exit: {error}"),
+                Ok(report) => return log_dump(&report, &trigger()),
+            }
+        }
+    }
+
+    pub(super) fn watch_status(&self) -> Vec<WatchStatus> {
+        self.watcher()
+            .map_or(Vec::new(), |watcher| watcher.status())
+    }
+
+    pub(super) fn gdump_status(&self) -> Option<GdumpStatus> {
+        self.watcher()?.gdump_status()
+    }
+
+    /// This process's own: a forked child inherits the rules, but not the thread.
+    fn watcher(&self) -> Option<Arc<Watcher>> {
+        let watcher = lock(&self.watcher).clone();
+        watcher.filter(|watcher| watcher.owner == process::id())
+    }
+
+    fn start_watching(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
+        // Weak: a thread must not keep the profiler of a host that ends.
+        let profiler = Arc::downgrade(self);
+        let backends = self.backends();
+        let enter = move || {
+            let jemallocs = jemallocs(&backends).into_iter();
+            jemallocs.for_each(Jemalloc::leave_this_thread_out);
+        };
+        watcher.start(enter, move |due| match profiler.upgrade() {
+            Some(profiler) => profiler.act(due),
+            None => Outcome::Done,
+        })
+    }
+
+    fn act(self: &Arc<Self>, due: Due) -> Outcome {
+        if due.activate && self.status().profiling == "inactive" {
+            match self.activate(None, None) {
+                Ok(_) => log::info!("profiling is active: {}", due.trigger),
+                Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
+                Err(error) => log::error!("{}: {error}", due.trigger),
+            }
+            return Outcome::Activated;
+        }
+        match self.dump(due.trigger) {
+            Ok(report) => log_dump(&report, &due.trigger),
+            Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
+            Err(error) => log::error!("{}: {error}", due.trigger),
+        }
+        Outcome::Done
+    }
+}
+
+fn log_dump(report: &DumpReport, trigger: &Trigger) {
+    let path = report.largest.path.display();
+    log::info!(
+        "{trigger}: dumped {} stacks to {path}",
+        report.largest.stacks
+    );
+}

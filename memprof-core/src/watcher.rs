@@ -1,0 +1,389 @@
+//! The thread that looks at the memory now and then, while there is a rule that needs it.
+
+use std::process;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::signal::SigSet;
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::gdump::{Decision, Gdump, GdumpLimits, GdumpStatus};
+use crate::reading::Reading;
+use crate::trigger::Trigger;
+use crate::watch::{Condition, Rule, Watched};
+
+/// Between two looks at the memory; a rule `every` alone needs none.
+const POLL: Duration = Duration::from_millis(500);
+
+/// One rule, as `status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WatchStatus {
+    /// As the config has it: `rss_above = "80%"`.
+    pub rule: String,
+    /// How many times it fired.
+    pub fired: u64,
+    /// When it fired last: RFC 3339, UTC.
+    pub last_fired: Option<String>,
+    /// When it is due, or for a threshold may fire again: RFC 3339, UTC; absent for `at_exit`.
+    pub next: Option<String>,
+}
+
+/// What came of a rule that fired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// A dump was taken, or refused for a reason that another try does not mend.
+    Done,
+    /// Sampling was switched on instead.
+    Activated,
+    /// A dump was running: the next poll tries again.
+    Busy,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    pub trigger: Trigger,
+    /// Sampling may be switched on for it.
+    pub activate: bool,
+}
+
+/// The rules of one process. A forked child has its own, which is empty.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    pub owner: u32,
+    watch: Mutex<Watch>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Watch {
+    rules: Vec<Watched>,
+    gdump: Option<Gdump>,
+    is_polled: bool,
+    is_over: bool,
+}
+
+impl Watcher {
+    pub(crate) fn new(rules: &[Rule]) -> Arc<Self> {
+        let now = Instant::now();
+        let rules = rules.iter().map(|rule| Watched::new(*rule, now)).collect();
+        Arc::new(Self {
+            owner: process::id(),
+            watch: Mutex::new(Watch {
+                rules,
+                ..Watch::default()
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Starts the thread if there is something to poll for and none runs. `enter` is run on it
+    /// first; `act` does what is due.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        enter: impl FnOnce() + Send + 'static,
+        act: impl Fn(Due) -> Outcome + Send + 'static,
+    ) -> Result<()> {
+        let mut watch = self.lock();
+        if watch.is_polled || watch.rest(Instant::now()).is_none() {
+            return Ok(());
+        }
+        let watcher = Arc::clone(self);
+        Builder::new()
+            .name("memprof-watch".into())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                if let Err(errno) = SigSet::all().thread_block() {
+                    log::warn!("the watcher cannot block signals: {errno}");
+                }
+                enter();
+                watcher.poll(&act);
+            })
+            .map_err(|error| Error::io("start the thread that watches the memory", &error))?;
+        watch.is_polled = true;
+        Ok(())
+    }
+
+    /// Begins a `gdump`, in place of one that runs.
+    pub(crate) fn set_gdump(&self, limits: GdumpLimits) {
+        self.lock().gdump = Some(Gdump::new(limits, Instant::now(), SystemTime::now()));
+        self.changed.notify_all();
+    }
+
+    /// Ends the `gdump`; tells how far it came.
+    pub(crate) fn end_gdump(&self) -> Option<GdumpStatus> {
+        let ended = self.lock().gdump.take();
+        self.changed.notify_all();
+        ended.map(|gdump| gdump.status())
+    }
+
+    /// Ends the thread, and tells whether a dump is wanted at the exit: once.
+    pub(crate) fn end(&self) -> bool {
+        let mut watch = self.lock();
+        let first = !std::mem::replace(&mut watch.is_over, true);
+        self.changed.notify_all();
+        let at_exit = |watched: &Watched| watched.rule.condition == Condition::AtExit;
+        first && watch.rules.iter().any(at_exit)
+    }
+
+    pub(crate) fn gdump_status(&self) -> Option<GdumpStatus> {
+        self.lock().gdump.as_ref().map(Gdump::status)
+    }
+
+    pub(crate) fn status(&self) -> Vec<WatchStatus> {
+        let (now, clock) = (Instant::now(), SystemTime::now());
+        let text = |instant: Instant| {
+            let time = match instant.checked_duration_since(now) {
+                Some(ahead) => clock + ahead,
+                None => clock - now.duration_since(instant),
+            };
+            humantime::format_rfc3339_seconds(time).to_string()
+        };
+        let status = |watched: &Watched| WatchStatus {
+            rule: watched.rule.condition.to_string(),
+            fired: watched.fired,
+            last_fired: watched.last_fired.map(text),
+            next: watched.next().map(|next| text(next.max(now))),
+        };
+        self.lock().rules.iter().map(status).collect()
+    }
+
+    fn poll(&self, act: &impl Fn(Due) -> Outcome) {
+        let mut watch = self.lock();
+        let mut is_blind = false;
+        while let Some(rest) = watch.rest(Instant::now()) {
+            let rest = if is_blind { POLL } else { rest };
+            let waited = self.changed.wait_timeout(watch, rest);
+            watch = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let reading = match Reading::take() {
+                Ok(reading) => reading,
+                Err(error) if !is_blind => {
+                    log::warn!("watch rules wait: {error}");
+                    is_blind = true;
+                    continue;
+                }
+                Err(_) => continue,
+            };
+            is_blind = false;
+            let now = Instant::now();
+            if let Some(due) = watch.due(&reading, now) {
+                drop(watch);
+                let outcome = act(due);
+                watch = self.lock();
+                watch.settle(outcome, &reading, now);
+            }
+        }
+        watch.is_polled = false;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watch {
+    /// How long nothing needs to be looked at; None: there is nothing to poll for.
+    fn rest(&self, now: Instant) -> Option<Duration> {
+        if self.is_over {
+            return None;
+        }
+        let reads_memory = |watched: &Watched| watched.rule.condition.reads_memory();
+        let polls = self.gdump.is_some() || self.rules.iter().any(reads_memory);
+        let due = self.rules.iter().filter_map(Watched::next).min();
+        let due = due.map(|due| due.saturating_duration_since(now));
+        match due {
+            Some(due) if !polls => Some(due),
+            _ => polls.then_some(POLL),
+        }
+    }
+
+    /// The first thing to do, and what it is done for.
+    fn due(&mut self, reading: &Reading, now: Instant) -> Option<Due> {
+        let mut due = None;
+        for watched in &mut self.rules {
+            if let Some(bytes) = watched.judge(reading, now) {
+                let activate = due.is_some_and(|due: Due| due.activate) | watched.rule.activate;
+                let trigger = Trigger::Rule(watched.rule.condition, bytes);
+                let trigger = due.map_or(trigger, |due| due.trigger);
+                due = Some(Due { trigger, activate });
+            }
+        }
+        let decision = self
+            .gdump
+            .as_mut()
+            .map(|gdump| gdump.judge(reading.rss, now));
+        match decision {
+            Some(Decision::Over) => {
+                let taken = self.gdump.take().map_or(0, |gdump| gdump.status().taken);
+                log::info!("gdump is over: it took {taken} dumps");
+            }
+            Some(Decision::Dump) => {
+                due.get_or_insert(Due {
+                    trigger: Trigger::HighWater(reading.rss),
+                    activate: false,
+                });
+            }
+            Some(Decision::Wait) | None => {}
+        }
+        due
+    }
+
+    /// Everything that wanted the dump has it: what [`due`](Self::due) judged at `now`.
+    fn settle(&mut self, outcome: Outcome, reading: &Reading, now: Instant) {
+        for watched in &mut self.rules {
+            match outcome {
+                Outcome::Busy => {}
+                _ if watched.judge(reading, now).is_none() => {}
+                Outcome::Done => watched.fire(reading, now),
+                Outcome::Activated => watched.activate(reading, now),
+            }
+        }
+        if let Some(gdump) = &mut self.gdump
+            && outcome == Outcome::Done
+            && gdump.judge(reading.rss, now) == Decision::Dump
+        {
+            gdump.take(reading.rss);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::Threshold;
+
+    const START_RSS: u64 = 1000;
+
+    fn reading(rss: u64) -> Reading {
+        Reading {
+            rss,
+            available: 1 << 40,
+            cgroup: None,
+        }
+    }
+
+    fn watch(conditions: &[Condition], start: Instant) -> Watch {
+        let rule = |condition: &Condition| Rule {
+            condition: *condition,
+            min_interval: Duration::ZERO,
+            activate: false,
+        };
+        let rules = conditions
+            .iter()
+            .map(|condition| Watched::new(rule(condition), start));
+        Watch {
+            rules: rules.collect(),
+            ..Watch::default()
+        }
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn nothing_is_polled_without_a_rule_that_needs_it() {
+        let start = Instant::now();
+        let check = |conditions: &[Condition], expected: Option<Duration>| {
+            assert_eq!(
+                watch(conditions, start).rest(start),
+                expected,
+                "{conditions:?}"
+            );
+        };
+        let every = Condition::Every(seconds(600));
+        check(&[], None);
+        check(&[Condition::AtExit], None);
+        check(&[every], Some(seconds(600)));
+        check(&[every, Condition::Every(seconds(9))], Some(seconds(9)));
+        check(&[every, Condition::RssGrowth(1)], Some(POLL));
+        let mut over = watch(&[every], start);
+        over.is_over = true;
+        assert_eq!(over.rest(start), None);
+        let mut with_gdump = watch(&[every], start);
+        let limits = GdumpLimits {
+            files: 1,
+            duration: seconds(1),
+        };
+        with_gdump.gdump = Some(Gdump::new(limits, start, SystemTime::UNIX_EPOCH));
+        assert_eq!(with_gdump.rest(start), Some(POLL));
+        // Its time is over, and with it the poll.
+        assert!(with_gdump.due(&reading(1), start + seconds(1)).is_none());
+        assert_eq!(with_gdump.rest(start), Some(seconds(600)));
+    }
+
+    #[test]
+    fn rules_that_are_due_at_once_share_one_dump() {
+        let start = Instant::now();
+        let above = Condition::RssAbove(Threshold::Bytes(START_RSS));
+        let mut watch = watch(&[above, Condition::Every(seconds(5))], start);
+        let now = start + seconds(5);
+        let due = watch.due(&reading(START_RSS), now).unwrap();
+        assert_eq!(due.trigger, Trigger::Rule(above, START_RSS));
+        watch.settle(Outcome::Done, &reading(START_RSS), now);
+        let fired: Vec<_> = watch.rules.iter().map(|watched| watched.fired).collect();
+        assert_eq!(fired, [1, 1]);
+        assert!(watch.due(&reading(START_RSS), now).is_none());
+    }
+
+    #[test]
+    fn what_meets_a_running_dump_is_not_lost() {
+        let start = Instant::now();
+        let mut watch = watch(&[Condition::RssAbove(Threshold::Bytes(START_RSS))], start);
+        assert!(watch.due(&reading(START_RSS), start).is_some());
+        watch.settle(Outcome::Busy, &reading(START_RSS), start);
+        let later = start + POLL;
+        assert!(watch.due(&reading(START_RSS), later).is_some());
+        watch.settle(Outcome::Done, &reading(START_RSS), later);
+        assert!(watch.due(&reading(START_RSS), later + POLL).is_none());
+    }
+
+    #[test]
+    fn an_exit_wants_one_dump() {
+        let rule = Rule {
+            condition: Condition::AtExit,
+            min_interval: Duration::ZERO,
+            activate: false,
+        };
+        let watcher = Watcher::new(&[rule]);
+        assert!(watcher.end());
+        assert!(!watcher.end());
+        assert!(!Watcher::new(&[]).end());
+    }
+
+    #[test]
+    fn the_thread_acts_and_ends() {
+        let rule = Rule {
+            condition: Condition::RssAbove(Threshold::Bytes(1)),
+            min_interval: Duration::ZERO,
+            activate: false,
+        };
+        let watcher = Watcher::new(&[rule]);
+        let (acted, acts) = std::sync::mpsc::channel();
+        watcher
+            .start(
+                || {},
+                move |due| {
+                    acted.send(due.trigger).unwrap();
+                    Outcome::Done
+                },
+            )
+            .unwrap();
+        let trigger = acts.recv().unwrap();
+        assert_eq!(trigger.word(), "rss-above");
+        watcher.end();
+        // The closure goes with the thread.
+        assert!(acts.recv().is_err());
+        let status = watcher.status();
+        assert_eq!(
+            (status[0].rule.as_str(), status[0].fired),
+            ("rss_above = 1", 1)
+        );
+        assert!(status[0].last_fired.is_some());
+    }
+}

@@ -1,0 +1,338 @@
+//! `[[watch]]`: when to dump without being asked.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use memprof_core::{Condition, Rule, Threshold};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// A dump takes a part of a second: more often than that, it would be the program's work.
+const EVERY: RangeInclusive<Duration> = Duration::from_secs(1)..=MONTH;
+const MIN_INTERVAL: RangeInclusive<Duration> = Duration::ZERO..=MONTH;
+/// Between two dumps of one rule that does not say; `every` says.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
+/// Less growth is noise.
+const LEAST_GROWTH: u64 = 1 << 20;
+
+/// All tables.
+#[derive(Debug, Default)]
+pub(super) struct Rules(pub(super) Vec<Rule>);
+
+/// One table, as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Table {
+    #[serde(deserialize_with = "every")]
+    every: Option<Condition>,
+    #[serde(deserialize_with = "rss_above")]
+    rss_above: Option<Condition>,
+    #[serde(deserialize_with = "rss_growth")]
+    rss_growth: Option<Condition>,
+    #[serde(deserialize_with = "cgroup_above")]
+    cgroup_above: Option<Condition>,
+    at_exit: bool,
+    #[serde(deserialize_with = "min_interval")]
+    min_interval: Option<Duration>,
+    activate: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "Table")]
+struct Parsed(Rule);
+
+impl TryFrom<Table> for Parsed {
+    type Error = &'static str;
+
+    fn try_from(table: Table) -> Result<Self, &'static str> {
+        let at_exit = table.at_exit.then_some(Condition::AtExit);
+        let conditions = [
+            table.every,
+            table.rss_above,
+            table.rss_growth,
+            table.cgroup_above,
+            at_exit,
+        ];
+        let mut given = conditions.into_iter().flatten();
+        let (Some(condition), None) = (given.next(), given.next()) else {
+            return Err(
+                "a watch rule has exactly one of every, rss_above, rss_growth, cgroup_above, \
+                 at_exit = true",
+            );
+        };
+        if table.activate && at_exit.is_some() {
+            return Err(
+                "activate is of no use at_exit, where it comes too late: set \
+                        activate_at_start = true",
+            );
+        }
+        let default = match condition {
+            Condition::Every(_) => Duration::ZERO,
+            _ => DEFAULT_INTERVAL,
+        };
+        Ok(Self(Rule {
+            condition,
+            min_interval: table.min_interval.unwrap_or(default),
+            activate: table.activate,
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for Rules {
+    fn deserialize<D: Deserializer<'de>>(tables: D) -> Result<Self, D::Error> {
+        struct Tables;
+        impl<'de> Visitor<'de> for Tables {
+            type Value = Rules;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of tables, [[watch]]; on another program's bus in config=FILE")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut tables: A) -> Result<Rules, A::Error> {
+                let mut rules = Vec::new();
+                while let Some(Parsed(rule)) = tables.next_element()? {
+                    rules.push(rule);
+                }
+                Ok(Rules(rules))
+            }
+        }
+        tables.deserialize_any(Tables)
+    }
+}
+
+/// A number of bytes, or a text.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a size such as \"64MiB\", or a number of bytes"
+)]
+enum Amount {
+    Bytes(u64),
+    Text(String),
+}
+
+fn every<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+    let period = duration("every", &EVERY, value)?;
+    Ok(Some(Condition::Every(period)))
+}
+
+fn min_interval<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    duration("min_interval", &MIN_INTERVAL, value).map(Some)
+}
+
+fn rss_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+    let threshold = threshold("rss_above", value)?;
+    Ok(Some(Condition::RssAbove(threshold)))
+}
+
+fn cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+    let threshold = threshold("cgroup_above", value)?;
+    Ok(Some(Condition::CgroupAbove(threshold)))
+}
+
+fn rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+    let (bytes, shown) = match Amount::deserialize(value)? {
+        Amount::Bytes(bytes) => (Some(bytes), bytes.to_string()),
+        Amount::Text(text) => (size(&text), format!("{text:?}")),
+    };
+    match bytes {
+        Some(bytes) if bytes >= LEAST_GROWTH => Ok(Some(Condition::RssGrowth(bytes))),
+        Some(_) => Err(D::Error::custom(format!(
+            "rss_growth = {shown} is less than \"1MiB\""
+        ))),
+        None => Err(D::Error::custom(format!(
+            "rss_growth = {shown} is no size, which is for example \"64MiB\""
+        ))),
+    }
+}
+
+fn duration<'de, D: Deserializer<'de>>(
+    key: &str,
+    range: &RangeInclusive<Duration>,
+    value: D,
+) -> Result<Duration, D::Error> {
+    let text = String::deserialize(value)?;
+    let fault = match humantime::parse_duration(&text) {
+        Ok(duration) if range.contains(&duration) => return Ok(duration),
+        Ok(_) => "is out of range",
+        Err(_) => "is no duration",
+    };
+    let [low, high] = [range.start(), range.end()].map(|end| humantime::format_duration(*end));
+    Err(D::Error::custom(format!(
+        "{key} = {text:?} {fault}: for example \"10m\", from {low} to {high}"
+    )))
+}
+
+fn threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
+    let (threshold, shown) = match Amount::deserialize(value)? {
+        Amount::Bytes(bytes) => (Some(Threshold::Bytes(bytes)), bytes.to_string()),
+        Amount::Text(text) => {
+            let threshold = match text.strip_suffix('%') {
+                Some(percent) => percent.parse().ok().map(Threshold::Percent),
+                None => size(&text).map(Threshold::Bytes),
+            };
+            (threshold, format!("{text:?}"))
+        }
+    };
+    let is_possible = |threshold: &Threshold| match threshold {
+        Threshold::Bytes(bytes) => *bytes > 0,
+        Threshold::Percent(percent) => (1..=100).contains(percent),
+    };
+    threshold.filter(is_possible).ok_or_else(|| {
+        D::Error::custom(format!(
+            "{key} = {shown} is neither \"1%\" to \"100%\" nor a size, which is for example \"4GiB\""
+        ))
+    })
+}
+
+/// `64KiB`, `8MiB`, `4GiB`, or a number of bytes.
+fn size(text: &str) -> Option<u64> {
+    let units = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("", 1),
+    ];
+    let (number, unit) = units
+        .into_iter()
+        .find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number, unit)))?;
+    number.trim_end().parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    fn rule(condition: Condition, min_interval: u64) -> Rule {
+        Rule {
+            condition,
+            min_interval: Duration::from_secs(min_interval),
+            activate: false,
+        }
+    }
+
+    #[test]
+    fn rules_as_they_are_written() {
+        let check = |table: &str, expected: Rule| {
+            let config = Config::parse(&format!("[[watch]]\n{table}")).unwrap();
+            assert_eq!(config.watch(), [expected], "{table}");
+        };
+        let every = Condition::Every(Duration::from_secs(600));
+        check("every = \"10m\"", rule(every, 0));
+        let above = Condition::RssAbove;
+        check(
+            "rss_above = \"80%\"",
+            rule(above(Threshold::Percent(80)), 60),
+        );
+        check(
+            "rss_above = \"4GiB\"",
+            rule(above(Threshold::Bytes(4 << 30)), 60),
+        );
+        check("rss_above = 4096", rule(above(Threshold::Bytes(4096)), 60));
+        let growth = Condition::RssGrowth(64 << 20);
+        check("rss_growth = \"64MiB\"", rule(growth, 60));
+        check(
+            "rss_growth = \"65536KiB\"\nmin_interval = \"0s\"",
+            rule(growth, 0),
+        );
+        let cgroup = Condition::CgroupAbove(Threshold::Percent(100));
+        check(
+            "cgroup_above = \"100%\"\nmin_interval = \"5m\"\nactivate = true",
+            Rule {
+                activate: true,
+                ..rule(cgroup, 300)
+            },
+        );
+        check("at_exit = true", rule(Condition::AtExit, 60));
+        check(
+            "at_exit = false\nevery = \"1s\"",
+            rule(Condition::Every(Duration::from_secs(1)), 0),
+        );
+    }
+
+    #[test]
+    fn several_rules_keep_their_order() {
+        let config = Config::parse("[[watch]]\nat_exit = true\n[[watch]]\nevery = \"1h\"").unwrap();
+        let conditions: Vec<_> = config.watch().iter().map(|rule| rule.condition).collect();
+        let hour = Condition::Every(Duration::from_secs(3600));
+        assert_eq!(conditions, [Condition::AtExit, hour]);
+        assert_eq!(Config::parse("").unwrap().watch(), []);
+    }
+
+    #[test]
+    fn mistakes_name_key_value_and_what_is_allowed() {
+        let check = |table: &str, place: &str, expected: &str| {
+            let text = format!("dump_dir = \"/d\"\n[[watch]]\n{table}");
+            let error = Config::parse(&text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+            assert!(error.contains(place), "{error}");
+        };
+        let here = "line 3, column";
+        let durations = "from 1s to 30days";
+        check("every = \"soon\"", here, "every = \"soon\" is no duration");
+        check("every = \"0s\"", here, durations);
+        check(
+            "every = \"500ms\"",
+            here,
+            "every = \"500ms\" is out of range",
+        );
+        check("every = \"31d\"", here, durations);
+        check("every = 600", here, "expected a string");
+        let interval = "at_exit = true\nmin_interval = \"-1s\"";
+        check(
+            interval,
+            "line 4, column",
+            "min_interval = \"-1s\" is no duration",
+        );
+        for key in ["rss_above", "cgroup_above"] {
+            for value in [
+                "\"0%\"",
+                "\"101%\"",
+                "\"300%\"",
+                "\"8%0\"",
+                "\"4 parsecs\"",
+                "\"4GB\"",
+                "\"\"",
+                "\"-4GiB\"",
+                "\"99999999999GiB\"",
+                "0",
+            ] {
+                let expected = format!("{key} = {value} is neither \"1%\" to \"100%\" nor a size");
+                check(&format!("{key} = {value}"), here, &expected);
+            }
+            check(&format!("{key} = true"), here, "expected a size such as");
+        }
+        check(
+            "rss_growth = \"10%\"",
+            here,
+            "rss_growth = \"10%\" is no size",
+        );
+        check(
+            "rss_growth = 1000",
+            here,
+            "rss_growth = 1000 is less than \"1MiB\"",
+        );
+        check(
+            "evry = \"1h\"",
+            here,
+            "unknown field `evry`, expected one of `every`, `rss_above`",
+        );
+        let exactly_one = "exactly one of every, rss_above, rss_growth";
+        check("activate = true", "line 2, column", exactly_one);
+        check("at_exit = false", "line 2, column", exactly_one);
+        check(
+            "every = \"1h\"\nat_exit = true",
+            "line 2, column",
+            exactly_one,
+        );
+        let late = "at_exit = true\nactivate = true";
+        check(late, "line 2, column", "set activate_at_start = true");
+        let error = Config::parse("watch.every = \"1h\"")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("a list of tables, [[watch]]"), "{error}");
+    }
+}

@@ -1,0 +1,33 @@
+//! The end of a program that never tells its plugins so, as Redis and a preloaded one.
+#![expect(unsafe_code, reason = "the C library's list of what to run at exit")]
+
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, OnceLock, Weak};
+
+use memprof_core::Profiler;
+
+static PROFILER: OnceLock<Weak<Profiler>> = OnceLock::new();
+
+/// Has [`Profiler::end`] called by exit(3) and by the end of `main`. A profiler that has ended by
+/// then does nothing.
+pub(crate) fn end_at_exit(profiler: &Arc<Profiler>) {
+    if PROFILER.set(Arc::downgrade(profiler)).is_err() {
+        return;
+    }
+    // SAFETY: atexit(3): a function of this library, which is never unloaded.
+    if unsafe { libc::atexit(end) } != 0 {
+        log::warn!("the C library takes no more functions for the exit: no dump then");
+    }
+}
+
+extern "C" fn end() {
+    let end = || {
+        if let Some(profiler) = PROFILER.get().and_then(Weak::upgrade) {
+            profiler.end();
+        }
+    };
+    if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(end)) {
+        // Dropping a payload runs foreign code, which may panic again.
+        std::mem::forget(payload);
+    }
+}

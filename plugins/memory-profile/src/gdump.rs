@@ -1,0 +1,61 @@
+//! How `gdump` was asked for.
+
+use std::time::Duration;
+
+use memprof_core::GdumpLimits;
+use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
+use memprof_plugin_abi::{Arguments, Failure};
+
+use crate::messages::{take_duration, take_number, take_switch};
+
+const FILES: u32 = 16;
+const MOST_FILES: u64 = 1000;
+const DURATION: Duration = Duration::from_secs(10 * 60);
+
+/// The limits of a `gdump` that is switched on; None: it is switched off.
+///
+/// # Errors
+/// Names the argument and what is allowed.
+pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
+    let is_on = take_switch(&mut args, "state")?;
+    let files = take_number(&mut args, "files")?;
+    let duration = take_duration(&mut args)?;
+    args.finish()?;
+    if !is_on {
+        return match (files, duration) {
+            (None, None) => Ok(None),
+            _ => Err(invalid("files and for belong to state=on".to_owned())),
+        };
+    }
+    let files = files.unwrap_or(FILES.into());
+    if !(1..=MOST_FILES).contains(&files) {
+        return Err(invalid(format!(
+            "files={files} is out of range 1..={MOST_FILES}"
+        )));
+    }
+    Ok(Some(GdumpLimits {
+        files: files as u32,
+        duration: duration.unwrap_or(DURATION),
+    }))
+}
+
+fn invalid(message: String) -> Failure {
+    Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("for example state=on files=16 for=10m")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits() {
+        let check = |args: &str, expected: Option<(u32, u64)>| {
+            let limits = parse(Arguments::parse(args).unwrap()).unwrap();
+            let limits = limits.map(|limits| (limits.files, limits.duration.as_secs()));
+            assert_eq!(limits, expected, "{args}");
+        };
+        check("state=off", None);
+        check("state=on", Some((16, 600)));
+        check("state=on files=3 for=5s", Some((3, 5)));
+    }
+}
