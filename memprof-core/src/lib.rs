@@ -40,6 +40,7 @@ mod stats;
 mod status;
 mod store;
 mod trigger;
+mod unwinder;
 mod watch;
 mod watcher;
 
@@ -62,5 +63,6 @@ pub use stats::{Figures, ReadFigures, ReadReport, Readers, Stats};
 pub use status::{Activation, Allocator, DumpReport, Gdumping, Purged, Status};
 pub use store::{Kept, Store, default_dump_dir};
 pub use trigger::Trigger;
+pub use unwinder::{UnwinderChoice, UnwinderSettings, UnwinderStatus, Walker};
 pub use watch::{Condition, Rule, Threshold};
 pub use watcher::WatchStatus;

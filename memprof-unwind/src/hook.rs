@@ -10,6 +10,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use crate::Counts;
 use crate::compare::{Walk, leaf_of};
 use crate::memory::Stack;
 use crate::object::{FindObject, loaded_rule_at};
@@ -55,23 +56,6 @@ pub struct Hook {
     cut: AtomicU64,
     compared: AtomicU64,
     agreed: AtomicU64,
-}
-
-/// What a hook did since it was armed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Samples.
-    pub samples: u64,
-    /// Of these, left to the allocator's own walker: a frame takes more than our rules tell.
-    pub fallbacks: u64,
-    /// Of these, ended where memory could not be read.
-    pub cut: u64,
-    /// Of these, walked by both walkers.
-    pub compared: u64,
-    /// Of those compared, equal frame by frame.
-    pub agreed: u64,
-    /// Too few were equal: all is left to the allocator's own walker since.
-    pub given_up: bool,
 }
 
 /// Makes ready what all hooks share. `find` is the loader's own `_dl_find_object`; the other is

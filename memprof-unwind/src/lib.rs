@@ -5,15 +5,18 @@
 //! standard library and no allocator: there is nothing in it that could allocate, lock, print or
 //! touch thread-local storage. To put it into a process see `memprof-core`.
 //!
-//! A [`walk`](walk::walk) takes one [`Rule`] for each frame, found in the program's own call frame
+//! A [`walk()`] takes one [`Rule`] for each frame, found in the program's own call frame
 //! information ([`cfi`], [`object`]) and kept in a [`Table`]; it reads the stack through
 //! [`Stack`], which asks the kernel about each page before it is touched. [`hook`] is what the
 //! allocator calls: where our walk does not know the way, the allocator's own takes over.
+//!
+//! Only x86-64 is built: what knows the processor is [`rule`], [`walk`], [`memory`] and [`hook`].
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
 pub mod cfi;
 mod compare;
+mod counts;
 mod hook;
 mod memory;
 mod object;
@@ -22,7 +25,8 @@ mod rule;
 mod table;
 mod walk;
 
-pub use hook::{Counts, HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read};
+pub use counts::Counts;
+pub use hook::{HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read};
 pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
 pub use rule::{Cfa, Packed, Rule, SavedBp};

@@ -26,6 +26,7 @@ impl Profiler {
         let begun = Instant::now();
         dump::require_memory()?;
         self.look_again();
+        self.unwinder.tend();
         let backends = self.backends();
         require_profiling(&backends)?;
         let active_since = *lock(&self.active_since);

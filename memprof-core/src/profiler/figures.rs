@@ -7,7 +7,7 @@ use super::{Profiler, lock, no_jemalloc};
 use crate::backend::Backend;
 use crate::background::{self, Background};
 use crate::cgroup::Cgroup;
-use crate::doctor::{Finding, Severity, examine};
+use crate::doctor::{Facts, Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
 use crate::jemalloc::Jemalloc;
@@ -95,7 +95,11 @@ impl Profiler {
             let figures = jemalloc.figures().ok().flatten();
             figures.map(|figures| figures.allocated)
         };
-        let mut findings = examine(&gather(&jemallocs, allocated, &self.settings.store));
+        let facts = Facts {
+            given_up_walks: self.unwinder.given_up(),
+            ..gather(&jemallocs, allocated, &self.settings.store)
+        };
+        let mut findings = examine(&facts);
         findings.sort_by_key(|finding| finding.severity != Severity::Error);
         findings
     }

@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::figures::jemallocs;
 use super::{Profiler, lock, require_profiling, with_remedy};
 use crate::error::Result;
 use crate::interval::SampleInterval;
 use crate::lease::Lease;
 use crate::status::Activation;
+use crate::unwinder::{Tick, UnwinderChoice};
 
 impl Profiler {
     /// Starts sampling in every allocator that can. `interval` may drop the samples so far;
     /// `duration` is when it ends by itself. An activation without it lasts, also where one with
-    /// it is running.
+    /// it is running. `unwinder` is who walks the stacks until it ends, as configured where it is
+    /// not given.
     ///
     /// # Errors
     /// Why none of them can, with the remedy for this process.
@@ -20,6 +23,7 @@ impl Profiler {
         self: &Arc<Self>,
         interval: Option<SampleInterval>,
         duration: Option<Duration>,
+        unwinder: Option<UnwinderChoice>,
     ) -> Result<Activation> {
         self.look_again();
         let backends = self.backends();
@@ -28,6 +32,8 @@ impl Profiler {
         let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
+        warnings.extend(self.unwinder.install(&jemallocs(&backends), unwinder));
+        self.set_tick()?;
         for backend in backends.iter() {
             match backend.require_profiling() {
                 Ok(()) => warnings.extend(backend.activate(interval)?),
@@ -55,6 +61,8 @@ impl Profiler {
         let backends = self.backends();
         let mut since = lock(&self.active_since);
         backends.iter().try_for_each(|each| each.deactivate())?;
+        self.unwinder.remove();
+        *lock(&self.tick) = None;
         *since = None;
         drop(since);
         self.set_lease(None);
@@ -99,6 +107,21 @@ impl Profiler {
                 Err(error) => log::error!("profiling could not be ended in time: {error}"),
             }
         })
+    }
+
+    /// Looks after our walk while it is installed.
+    fn set_tick(self: &Arc<Self>) -> Result<()> {
+        let is_needed = self.unwinder.is_ours();
+        // Weak: a thread must not keep the profiler of a host that ends.
+        let profiler = Arc::downgrade(self);
+        let work = move || {
+            profiler.upgrade().is_some_and(|profiler| {
+                profiler.unwinder.tend();
+                profiler.unwinder.is_ours()
+            })
+        };
+        *lock(&self.tick) = is_needed.then(|| Tick::start(work)).transpose()?;
+        Ok(())
     }
 
     fn set_lease(&self, lease: Option<Lease>) {

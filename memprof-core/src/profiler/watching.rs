@@ -131,7 +131,7 @@ impl Profiler {
 
     fn act(self: &Arc<Self>, due: Due) -> Outcome {
         if due.activate && self.status().profiling == "inactive" {
-            match self.activate(None, None) {
+            match self.activate(None, None, None) {
                 Ok(_) => log::info!("profiling is active: {}", due.trigger),
                 Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
                 Err(error) => log::error!("{}: {error}", due.trigger),

@@ -37,8 +37,8 @@ impl Plugin for MemoryProfile {
     const MESSAGES: &'static [Message] = &[
         Message::new(
             "activate",
-            "[for=10m] [lg_sample=10..24]",
-            "Starts sampling allocations; with for, it ends by itself.",
+            "[for=10m] [lg_sample=10..24] [unwinder=auto|ours|allocator]",
+            "Starts sampling allocations; with for, it ends by itself; unwinder tells who walks the stacks.",
         ),
         Message::new("deactivate", "", "Stops sampling; what was sampled stays."),
         Message::new(
@@ -108,6 +108,7 @@ impl Plugin for MemoryProfile {
                     figures: read_figures,
                     report: read_report,
                 },
+                unwinder: config.unwinder(),
             },
             SystemTime::now(),
         ));
@@ -121,7 +122,7 @@ impl Plugin for MemoryProfile {
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
             let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
-            match interval.and_then(|interval| profiler.activate(interval, None)) {
+            match interval.and_then(|interval| profiler.activate(interval, None, None)) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
@@ -145,10 +146,12 @@ impl Plugin for MemoryProfile {
             "activate" => {
                 let interval = take_interval(&mut args)?;
                 let duration = take_duration(&mut args)?;
+                let unwinder = args.take("unwinder").map(|word| word.parse());
+                let unwinder = unwinder.transpose().map_err(failure)?;
                 args.finish()?;
                 let activation = self
                     .profiler
-                    .activate(interval, duration)
+                    .activate(interval, duration, unwinder)
                     .map_err(failure)?;
                 activated(reply, activation)
             }
