@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
+use crate::serve::ServeArgs;
 
 /// Heap profiles of running processes that loaded the memory_profile plugin.
 #[derive(Debug, Parser)]
@@ -50,6 +52,9 @@ pub(crate) enum Command {
         /// Also write the dump to this file (`-`: stdout); the bytes come over the socket.
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
+        /// Open a report of it in a browser, or print where the report lies.
+        #[arg(long)]
+        open: bool,
     },
     /// Show the allocator's figures; they are also printed to the host's log.
     Stats(Short),
@@ -57,11 +62,11 @@ pub(crate) enum Command {
     Status(Short),
     /// Tell what is wrong with profiling in a host, and what mends it; exit 4 when it cannot be on.
     Doctor(Short),
-    /// Show where the resident memory is, and what would help.
+    /// Show where the resident memory is, and what would help: [smaps=on] for the kernel's account.
     Ledger(Short),
     /// Give the allocator's free pages back to the kernel.
     Purge(Short),
-    /// Switch the allocator's threads that give free pages back: state=on|off [max=N].
+    /// Switch the allocator's threads that give free pages back: [state=on|off] [max=N].
     #[command(name = "background_thread")]
     BackgroundThread(Short),
     /// Drop all samples.
@@ -75,6 +80,7 @@ pub(crate) enum Command {
     Record(RecordArgs),
     Leaks(LeaksArgs),
     Report(ReportArgs),
+    Serve(ServeArgs),
     /// Check a plugin's file as a host would, in a process of its own.
     Check {
         /// The plugin's file.
@@ -83,6 +89,17 @@ pub(crate) enum Command {
         /// Load it here.
         #[arg(long, hide = true)]
         in_child: bool,
+    },
+    /// Print what a shell needs to complete memprof's commands.
+    Completions {
+        /// Which: put the output where it looks, for bash in `/etc/bash_completion.d/memprof`.
+        shell: Shell,
+    },
+    /// Print the manual page, or write the pages of all commands to a directory.
+    Man {
+        /// Where memprof.1, memprof-dump.1 and the others go.
+        #[arg(long, value_name = "DIR")]
+        directory: Option<PathBuf>,
     },
     /// Print the environment that switches profiling on in a program.
     MallocConf {

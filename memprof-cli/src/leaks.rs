@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::args::To;
 use crate::exit::{NO_DATA, Outcome, coded};
-use crate::report::{clear_progress, progress, sources_of};
+use crate::report::{clear_progress, progress};
 use crate::{output, target};
 
 /// Two dumps make a difference, three a trend.
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     let mut client = target::connect(args.to.target.as_deref())?;
     let pid = client.host()?.pid;
     let kept = newest(&mut client, pid, args.last)?;
-    let sources = sources_of(Some(pid));
+    let sources = Sources::of_process(Some(pid));
     let dumps = kept.iter().map(|dump| read(&mut client, dump, &sources));
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
     clear_progress();

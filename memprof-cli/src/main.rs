@@ -3,16 +3,19 @@
 //! stdout is data, stderr is notes. Exit codes: see [`exit`].
 
 mod args;
+mod browser;
 mod check;
 mod exit;
 mod leaks;
 mod malloc_conf;
+mod manual;
 mod message;
 mod output;
 mod ps;
 mod record;
 mod report;
 mod run;
+mod serve;
 mod target;
 
 use std::process::ExitCode;
@@ -54,7 +57,12 @@ fn run(command: Command) -> Outcome {
         Command::Gdump(short) => message::short("gdump", &short),
         Command::Recent(short) => message::short("recent", &short),
         Command::List(short) => message::short("list", &short),
-        Command::Dump { short, output } => message::dump(&short, output.as_deref()),
+        Command::Dump {
+            short,
+            output,
+            open,
+        } => message::dump(&short, output.as_deref(), open),
+        Command::Serve(args) => serve::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Report(args) => {
@@ -69,6 +77,8 @@ fn run(command: Command) -> Outcome {
             plugin,
             in_child: true,
         } => check::in_child(&plugin),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man { directory } => manual::man(directory.as_deref()),
         Command::MallocConf { program } => malloc_conf::run(program.as_deref()),
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::args::{Send, Short, To};
 use crate::exit::{Outcome, code_of_status};
-use crate::{output, target};
+use crate::{output, report, target};
 
 const MEMORY_PROFILE: &str = "memory_profile";
 
@@ -30,7 +30,7 @@ pub(crate) fn short(message: &str, short: &Short) -> Outcome {
 }
 
 /// `memprof dump`: takes a dump, and fetches it when it is wanted here.
-pub(crate) fn dump(short: &Short, file: Option<&Path>) -> Outcome {
+pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
     let Short {
         to: To { target, json },
         args,
@@ -41,13 +41,24 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>) -> Outcome {
         Some(Value::Object(object)) => object.get("id").and_then(Value::as_str).map(str::to_owned),
         _ => None,
     };
-    if let (0, Some(id), Some(file)) = (reply.result.status_code, id, file) {
+    let (0, Some(id)) = (reply.result.status_code, id) else {
+        return show(reply, *json);
+    };
+    if let Some(file) = file {
         let length = fetch(&mut client, &id, file)?;
         if file == Path::new("-") {
             eprintln!("{}", text(&reply));
             return Ok(0.into());
         }
         eprintln!("wrote {length} bytes to {}", file.display());
+    }
+    if open {
+        let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
+        let fetched = place.path().join(format!("{id}.heap"));
+        fetch(&mut client, &id, &fetched)?;
+        eprintln!("{}", text(&reply));
+        report::open(&fetched, client.host()?.pid)?;
+        return Ok(0.into());
     }
     show(reply, *json)
 }

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use memprof_host::Running;
 use memprof_host::client::Client;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::exit::Outcome;
 use crate::output;
-use crate::target::{self, Running};
 
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -39,7 +39,7 @@ struct Answer {
 }
 
 pub(crate) fn run(json: bool) -> Outcome {
-    let hosts: Vec<Row> = target::running()?.into_iter().map(describe).collect();
+    let hosts: Vec<Row> = memprof_host::running()?.into_iter().map(describe).collect();
     if json {
         output::print(&serde_json::to_string(&Listing {
             schema_version: 1,

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::exit::{Outcome, code_of_status, coded};
 use crate::report::{Show, show};
-use crate::{message, target};
+use crate::{message, report, target};
 
 /// How much longer than the recording its activation lasts, should this program be killed.
 const GRACE: Duration = Duration::from_secs(60);
@@ -32,6 +32,10 @@ pub(crate) struct RecordArgs {
     /// Keep the dump in this file too
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+
+    /// Then open a report of it in a browser, or print where the report lies
+    #[arg(long)]
+    open: bool,
 }
 
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
@@ -67,6 +71,9 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         pid,
         top: ROWS,
     })?;
+    if args.open {
+        report::open(file, pid)?;
+    }
     Ok(0.into())
 }
 

@@ -10,7 +10,7 @@ use memprof_report::{
     Error, ErrorKind, Filter, Format, Granularity, Input, Limits, Options, Sources, pattern,
 };
 
-use crate::output;
+use crate::{browser, output};
 
 /// Turn a heap profile into an answer: who holds the memory
 #[derive(clap::Args, Debug)]
@@ -26,9 +26,9 @@ pub(crate) struct ReportArgs {
     #[arg(long, requires = "base")]
     normalize: bool,
 
-    /// What to write
-    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
-    format: FormatArg,
+    /// What to write [default: text]
+    #[arg(long, value_enum)]
+    format: Option<FormatArg>,
 
     /// Which value to show; `alloc_*` needs a host with `prof_accum:true`
     #[arg(long, value_enum, default_value_t = SampleTypeArg::InuseSpace)]
@@ -77,6 +77,10 @@ pub(crate) struct ReportArgs {
     /// Write to this file, whole or not at all [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+
+    /// Open the html report in a browser, or print where it lies
+    #[arg(long)]
+    open: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -132,8 +136,8 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     let sources = (!args.no_symbols).then(|| args.sources());
-    let mut profile = open(&args.file)?;
-    let mut base = args.base.as_deref().map(open).transpose()?;
+    let mut profile = open_input(&args.file)?;
+    let mut base = args.base.as_deref().map(open_input).transpose()?;
     let base_name = args.base.as_deref().map(|base| base.display().to_string());
     let name = args.file.display().to_string();
     let input = Input {
@@ -147,11 +151,36 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let write = |out: &mut dyn Write| {
         memprof_report::report(input, base, sources.as_ref(), &options, &progress, out)
     };
-    let notes = match &args.output {
-        None => write(&mut stdout()).map_err(Into::into),
-        Some(path) => output::publish(path, |out| Ok(write(out)?)),
+    let (page, notes) = match &args.output {
+        Some(path) => (path.clone(), output::publish(path, |out| Ok(write(out)?))?),
+        None if args.open => browser::page(|out| Ok(write(out)?))?,
+        None => return tell(write(&mut stdout()).map_err(Into::into)),
     };
-    tell(notes)
+    tell(Ok(notes))?;
+    match args.open {
+        true => browser::open(&page),
+        false => Ok(()),
+    }
+}
+
+/// Opens a report of a dump of a living process in a browser.
+pub(crate) fn open(file: &Path, pid: u32) -> anyhow::Result<()> {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let input = Input {
+        name: &name,
+        bytes: &mut open_input(file)?,
+    };
+    let options = Options {
+        format: Format::Html,
+        ..Options::default()
+    };
+    let sources = Sources::of_process(Some(pid));
+    let (page, notes) = browser::page(|out| {
+        let report = memprof_report::report(input, None, Some(&sources), &options, &progress, out);
+        Ok(report?)
+    })?;
+    tell(Ok(notes))?;
+    browser::open(&page)
 }
 
 /// A table of a dump of a living process.
@@ -168,13 +197,13 @@ pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
     let name = what.file.display().to_string();
     let input = Input {
         name: &name,
-        bytes: &mut open(what.file)?,
+        bytes: &mut open_input(what.file)?,
     };
     let options = Options {
         top: Some(what.top),
         ..Options::default()
     };
-    let sources = sources_of(Some(what.pid));
+    let sources = Sources::of_process(Some(what.pid));
     let written = memprof_report::report(
         input,
         None,
@@ -198,30 +227,18 @@ fn tell(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the binaries of a living process lie, or of one that ran on this machine.
-pub(crate) fn sources_of(pid: Option<u32>) -> Sources {
-    let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
-    Sources {
-        binary: pid.and_then(deleted_binary),
-        roots: root.into_iter().chain([PathBuf::from("/")]).collect(),
-        binary_root: None,
-        machine: Some(machine()),
-        force: false,
-    }
-}
-
-/// The main program of a process where its file was replaced: the kernel still has what runs.
-fn deleted_binary(pid: u32) -> Option<PathBuf> {
-    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
-    let target = std::fs::read_link(&exe).ok()?;
-    let is_deleted = target.to_string_lossy().ends_with(" (deleted)");
-    is_deleted.then_some(exe)
-}
-
 impl ReportArgs {
+    fn format(&self) -> Result<Format, Error> {
+        match (self.format, self.open) {
+            (None | Some(FormatArg::Html), true) => Ok(Format::Html),
+            (Some(_), true) => Err(Error::Usage("--open shows html, no other --format".into())),
+            (format, false) => Ok(format.map_or(Format::Text, Into::into)),
+        }
+    }
+
     fn options(&self) -> Result<Options, Error> {
         Ok(Options {
-            format: self.format.into(),
+            format: self.format()?,
             sample_type: self.sample_type.into(),
             granularity: if self.lines {
                 Granularity::Lines
@@ -242,7 +259,7 @@ impl ReportArgs {
     }
 
     fn sources(&self) -> Sources {
-        let found = sources_of(self.pid);
+        let found = Sources::of_process(self.pid);
         Sources {
             binary: self.binary.clone().or(found.binary),
             binary_root: self.binary_root.clone(),
@@ -250,14 +267,6 @@ impl ReportArgs {
             ..found
         }
     }
-}
-
-/// This machine's name, as dumps hold it.
-fn machine() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
 }
 
 /// When the file was written: the best guess for a dump that does not tell. 0, pprof's unknown, for what
@@ -272,7 +281,7 @@ fn modified(path: &Path) -> i64 {
         .unwrap_or(0)
 }
 
-fn open(path: &Path) -> Result<Box<dyn BufRead>, Error> {
+fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdin().lock()));
     }

@@ -1,51 +1,12 @@
 //! Which host is meant.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_host::protocol::HostInfo;
-use memprof_host::socket_dir;
+use memprof_host::{Running, running};
 
 use crate::exit::{UNREACHABLE, USAGE, coded};
-
-/// A host that is busy with a dump still answers who it is at once.
-const INTRODUCTION: Duration = Duration::from_secs(2);
-
-/// A host that answered.
-#[derive(Debug)]
-pub(crate) struct Running {
-    pub(crate) socket: PathBuf,
-    pub(crate) info: HostInfo,
-}
-
-/// The hosts that answer.
-pub(crate) fn running() -> anyhow::Result<Vec<Running>> {
-    let uid = rustix::process::geteuid().as_raw();
-    let mut hosts: Vec<Running> = Vec::new();
-    for directory in socket_dir::all_dirs(uid, |name| std::env::var_os(name)) {
-        let failed = || format!("failed to read {}", directory.display());
-        for socket in socket_dir::sockets(&directory).with_context(failed)? {
-            // What does not answer is left over, or somebody else's.
-            let Ok(info) = introduce(&socket) else {
-                continue;
-            };
-            if !hosts.iter().any(|known| known.info.pid == info.pid) {
-                let socket = socket.canonicalize().unwrap_or(socket);
-                hosts.push(Running { socket, info });
-            }
-        }
-    }
-    hosts.sort_by_key(|host| host.info.pid);
-    Ok(hosts)
-}
-
-fn introduce(socket: &Path) -> anyhow::Result<HostInfo> {
-    let mut client = Client::connect(socket)?;
-    client.set_timeout(INTRODUCTION)?;
-    Ok(client.host()?)
-}
 
 /// Connects to the host that `target` names: a socket's path, a pid, or a name.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
@@ -59,7 +20,7 @@ pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
 fn choose(mut hosts: Vec<Running>, target: Option<&str>) -> anyhow::Result<Running> {
     let all = describe(&hosts);
     if let Some(target) = target {
-        hosts.retain(|host| is_called(&host.info, target));
+        hosts.retain(|host| host.is_called(target));
     }
     match (hosts.len(), target) {
         (1, _) => Ok(hosts.remove(0)),
@@ -85,12 +46,6 @@ fn choose(mut hosts: Vec<Running>, target: Option<&str>) -> anyhow::Result<Runni
     }
 }
 
-fn is_called(host: &HostInfo, target: &str) -> bool {
-    let program = host.command.split(' ').next().unwrap_or_default();
-    let file_name = program.rsplit('/').next().unwrap_or_default();
-    host.pid.to_string() == target || host.name == target || file_name == target
-}
-
 fn describe(hosts: &[Running]) -> String {
     let one = |host: &Running| format!("{} ({})", host.info.pid, host.info.name);
     match hosts {
@@ -101,6 +56,8 @@ fn describe(hosts: &[Running]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use memprof_host::protocol::HostInfo;
+
     use super::*;
 
     fn host(pid: u32, name: &str, command: &str) -> Running {

@@ -33,22 +33,29 @@ pub(crate) fn check_max(jemalloc: &Jemalloc, max: u64) -> Result<()> {
         .remedy("jemalloc takes a higher limit only at its start: max_background_threads:N"))
 }
 
-/// Switches the background threads, at most `max` of them, and reads back what they are.
+/// Switches the background threads where `on` is given, at most `max` of them, and reads back
+/// what they are.
 ///
 /// # Errors
 /// jemalloc refused, or ignored it.
-pub(crate) fn switch(jemalloc: &Jemalloc, on: bool, max: Option<u64>) -> Result<Background> {
+pub(crate) fn switch(
+    jemalloc: &Jemalloc,
+    on: Option<bool>,
+    max: Option<u64>,
+) -> Result<Background> {
     let mallctl = &jemalloc.mallctl;
     if let Some(max) = max {
         mallctl
             .write(c"max_background_threads", max as usize)
             .map_err(|errno| Error::mallctl("max_background_threads", errno))?;
     }
-    mallctl
-        .write_bool(c"background_thread", on)
-        .map_err(|errno| Error::mallctl("background_thread", errno))?;
+    if let Some(on) = on {
+        mallctl
+            .write_bool(c"background_thread", on)
+            .map_err(|errno| Error::mallctl("background_thread", errno))?;
+    }
     let background = read(jemalloc)?;
-    if background.background_thread != on {
+    if on.is_some_and(|on| background.background_thread != on) {
         return Err(Error::allocator(format!(
             "{} accepted background_thread and ignored it",
             jemalloc.identity

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::facts::is_shared;
 use crate::jemalloc::Jemalloc;
 
 /// Fewer samples than these of the live heap make a poor profile.
@@ -73,6 +74,8 @@ pub(crate) struct Examined {
     pub allocated: Option<u64>,
     /// `opt.prof_prefix`.
     pub prefix: String,
+    /// Everybody may write to the directory of `prefix`.
+    pub prefix_is_shared: bool,
     /// It dumps by itself: `prof_final`, `prof_gdump` or `lg_prof_interval`.
     pub dumps_by_itself: bool,
 }
@@ -89,6 +92,8 @@ impl Examined {
         let interval = mallctl
             .read::<usize>(c"opt.lg_prof_interval")
             .unwrap_or(usize::MAX);
+        let prefix = mallctl.read_text(c"opt.prof_prefix");
+        let prefix = prefix.unwrap_or_else(|_| String::new());
         Self {
             version: jemalloc.identity.version.clone(),
             conf_variable: jemalloc.conf_variable.clone(),
@@ -98,9 +103,8 @@ impl Examined {
             opt_prof: jemalloc.opt_prof,
             lg_sample: jemalloc.lg_sample(),
             allocated,
-            prefix: mallctl
-                .read_text(c"opt.prof_prefix")
-                .unwrap_or_else(|_| String::new()),
+            prefix_is_shared: is_shared(&prefix),
+            prefix,
             dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,
         }
     }
@@ -287,7 +291,7 @@ fn one_allocator(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>
             "separate options by commas: prof_prefix:PATH,OPTION:VALUE",
         ));
     }
-    if jemalloc.dumps_by_itself && is_shared(&jemalloc.prefix) {
+    if jemalloc.dumps_by_itself && jemalloc.prefix_is_shared {
         findings.push(finding(
             "shared_dumps",
             Warning,
@@ -366,13 +370,6 @@ fn sampling(jemalloc: &Examined, findings: &mut Vec<Finding>) {
     }
 }
 
-/// True for a prefix in a directory that everybody may write to.
-fn is_shared(prefix: &str) -> bool {
-    ["/tmp/", "/var/tmp/", "/dev/shm/"]
-        .iter()
-        .any(|shared| prefix.starts_with(shared))
-}
-
 fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
     let path = |dir: &DumpDir| -> String { Path::display(&dir.path).to_string() };
@@ -418,6 +415,7 @@ mod tests {
             lg_sample: Some(19),
             allocated: Some(1 << 30),
             prefix: "jeprof".to_owned(),
+            prefix_is_shared: false,
             dumps_by_itself: false,
         }
     }
@@ -536,6 +534,7 @@ mod tests {
         );
         let shared = |facts: &mut Facts| {
             jemalloc(facts).prefix = "/tmp/jeprof".to_owned();
+            jemalloc(facts).prefix_is_shared = true;
             jemalloc(facts).dumps_by_itself = true;
         };
         check(shared, "shared_dumps", Warning, "/tmp/jeprof");

@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use memchr::memmem;
@@ -56,6 +57,16 @@ fn malloc_variables() -> Vec<(String, String)> {
 fn lookup(name: &CStr) -> usize {
     // SAFETY: dlsym(3) with a NUL-terminated name.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
+}
+
+/// Whether everybody may write to the directory of the files that start with `prefix`.
+pub(crate) fn is_shared(prefix: &str) -> bool {
+    let directory = match Path::new(prefix).parent() {
+        Some(directory) if directory != Path::new("") => directory,
+        _ => Path::new("."),
+    };
+    let metadata = directory.metadata();
+    metadata.is_ok_and(|metadata| metadata.permissions().mode() & 0o002 != 0)
 }
 
 fn is_musl(path: &Path) -> bool {

@@ -45,14 +45,6 @@ pub(crate) struct Gdump {
     mark: Option<u64>,
 }
 
-/// What to do after a look at the memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
-    Wait,
-    Dump,
-    Over,
-}
-
 impl Gdump {
     pub(crate) fn new(limits: GdumpLimits, now: Instant, clock: SystemTime) -> Self {
         Self {
@@ -64,16 +56,15 @@ impl Gdump {
         }
     }
 
-    /// Goes on to say `Dump` until [`take`](Self::take).
-    pub(crate) fn judge(&mut self, rss: u64, now: Instant) -> Decision {
+    /// Its time is up, or its files.
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        now >= self.ends || self.taken >= self.limits.files
+    }
+
+    /// Whether `rss` is a new mark; it stays one until [`take`](Self::take).
+    pub(crate) fn wants(&mut self, rss: u64) -> bool {
         let mark = *self.mark.get_or_insert(rss);
-        if now >= self.ends || self.taken >= self.limits.files {
-            Decision::Over
-        } else if rss >= mark + SMALLEST_STEP.max(mark / STEP_SHARE) {
-            Decision::Dump
-        } else {
-            Decision::Wait
-        }
+        rss >= mark.saturating_add(SMALLEST_STEP.max(mark / STEP_SHARE))
     }
 
     /// A dump was taken at `rss`.
@@ -108,40 +99,39 @@ mod tests {
 
     #[test]
     fn each_new_mark_is_one_dump_and_the_files_end_it() {
-        use Decision::{Dump, Over, Wait};
         let start = Instant::now();
         let mut gdump = gdump(3, start);
         let steps = [
-            (10 * MIB, Wait),
-            (10 * MIB + 1000, Wait),
-            (11 * MIB, Dump),
+            (10 * MIB, false),
+            (10 * MIB + 1000, false),
+            (11 * MIB, true),
             // Lower, and up to the mark again: nothing new.
-            (5 * MIB, Wait),
-            (11 * MIB, Wait),
-            (500 * MIB, Dump),
+            (5 * MIB, false),
+            (11 * MIB, false),
+            (500 * MIB, true),
             // One per cent above the mark.
-            (504 * MIB, Wait),
-            (505 * MIB, Dump),
-            (900 * MIB, Over),
+            (504 * MIB, false),
+            (505 * MIB, true),
         ];
         for (rss, expected) in steps {
-            let decision = gdump.judge(rss, start);
-            assert_eq!(decision, expected, "{rss}");
-            if decision == Dump {
+            assert!(!gdump.is_over(start), "{rss}");
+            assert_eq!(gdump.wants(rss), expected, "{rss}");
+            if expected {
+                // As long as nobody takes it.
+                assert!(gdump.wants(rss), "{rss}");
                 gdump.take(rss);
             }
         }
+        assert!(gdump.is_over(start));
         assert_eq!(gdump.status().taken, 3);
     }
 
     #[test]
     fn its_time_ends_it() {
         let start = Instant::now();
-        let mut gdump = gdump(3, start);
-        let almost = start + Duration::from_secs(59);
-        assert_eq!(gdump.judge(MIB, almost), Decision::Wait);
-        let end = start + Duration::from_secs(60);
-        assert_eq!(gdump.judge(900 * MIB, end), Decision::Over);
+        let gdump = gdump(3, start);
+        assert!(!gdump.is_over(start + Duration::from_secs(59)));
+        assert!(gdump.is_over(start + Duration::from_secs(60)));
         assert_eq!(gdump.status().until, "1970-01-01T00:01:00Z");
     }
 
@@ -149,16 +139,11 @@ mod tests {
     fn ten_thousand_marks_are_three_dumps() {
         let start = Instant::now();
         let mut gdump = gdump(3, start);
-        let taken = (0..10_000u64)
-            .filter(|at| {
-                let rss = at * at * MIB;
-                let dumps = gdump.judge(rss, start) == Decision::Dump;
-                if dumps {
-                    gdump.take(rss);
-                }
-                dumps
-            })
-            .count();
-        assert_eq!(taken, 3);
+        for rss in (0..10_000u64).map(|at| at * at * MIB) {
+            if !gdump.is_over(start) && gdump.wants(rss) {
+                gdump.take(rss);
+            }
+        }
+        assert_eq!(gdump.status().taken, 3);
     }
 }

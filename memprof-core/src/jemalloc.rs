@@ -91,6 +91,7 @@ impl Backend for Jemalloc {
             config_prof: self.config_prof,
             opt_prof: self.opt_prof,
             prof_active: self.is_active(),
+            prof_thread_active_init: self.samples_new_threads(),
             lg_sample: self.lg_sample(),
             owns_malloc: self.identity.owns_malloc,
         }
@@ -192,6 +193,12 @@ impl Backend for Jemalloc {
 }
 
 impl Jemalloc {
+    /// Whether threads that start from now on are sampled.
+    fn samples_new_threads(&self) -> bool {
+        const INIT: &CStr = c"prof.thread_active_init";
+        self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
+    }
+
     /// log2 of the sample interval in bytes.
     pub(crate) fn lg_sample(&self) -> Option<u64> {
         self.mallctl

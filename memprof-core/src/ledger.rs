@@ -4,11 +4,14 @@
 //! RSS = file pages + shared pages + anonymous pages, and the anonymous ones are live heap,
 //! fragmentation, dirty pages, the allocator's metadata, and what no allocator knows: stacks, raw
 //! `mmap`s, static data. Only cheap sources: `/proc/thread-self/status`, the allocators' totals, two
-//! cgroup files.
+//! cgroup files. [`Smaps`] only on request.
+
+use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::cgroup::Cgroup;
+use crate::smaps::Smaps;
 use crate::stats::Figures;
 
 /// Above this ratio of active to allocated bytes, fragmentation is worth a word.
@@ -57,7 +60,7 @@ pub struct Row {
 /// Something in the ledger that is worth a word.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// `fragmentation`, `dirty`, `not_the_allocator` or `page_cache`.
+    /// `growth`, `fragmentation`, `dirty`, `not_the_allocator` or `page_cache`.
     pub kind: &'static str,
     /// The figures, and the threshold that they pass.
     pub why: String,
@@ -76,6 +79,9 @@ pub struct Ledger {
     pub cgroup: Option<Cgroup>,
     /// What is worth a word.
     pub verdicts: Vec<Verdict>,
+    /// The kernel's account of all mappings, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smaps: Option<Smaps>,
 }
 
 /// The bytes that an allocator counts as its own and the process has not touched yet, as far as
@@ -91,6 +97,7 @@ pub(crate) fn reconcile(
     resident: Resident,
     heap: Option<Figures>,
     untouched: u64,
+    earlier: Option<Earlier>,
     cgroup: Option<Cgroup>,
 ) -> Ledger {
     let heap = heap.unwrap_or_default();
@@ -142,6 +149,7 @@ pub(crate) fn reconcile(
     ];
     let rss_bytes = resident.total();
     let verdicts = [
+        growth(&heap, earlier),
         fragmented(&heap),
         dirty_pages(dirty, rss_bytes),
         outside(left, rss_bytes),
@@ -152,7 +160,33 @@ pub(crate) fn reconcile(
         rows,
         cgroup,
         verdicts: verdicts.into_iter().flatten().collect(),
+        smaps: None,
     }
+}
+
+/// What the live heap was before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Earlier {
+    pub allocated: u64,
+    pub ago: Duration,
+}
+
+fn growth(heap: &Figures, earlier: Option<Earlier>) -> Option<Verdict> {
+    let Earlier { allocated, ago } = earlier?;
+    let grown = heap.allocated.saturating_sub(allocated);
+    let share = grown as f64 / allocated.max(1) as f64;
+    (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "growth",
+        why: format!(
+            "the live heap grew by {} ({grown} bytes) in {}, above {}",
+            percent(share),
+            humantime::format_duration(Duration::from_secs(ago.as_secs())),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "`activate`, then three dumps with the load between them: `memprof leaks` names \
+                 what grows in each"
+            .to_owned(),
+    })
 }
 
 fn fragmented(heap: &Figures) -> Option<Verdict> {
@@ -250,7 +284,7 @@ mod tests {
                 file: 7,
                 shared: 3,
             };
-            let ledger = reconcile(resident, heap, 0, None);
+            let ledger = reconcile(resident, heap, 0, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
             assert_eq!(rows[..5], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
@@ -274,7 +308,7 @@ mod tests {
         let untouched = untouched(70, &heap.unwrap());
         assert_eq!(untouched, 20);
         let outside = |anonymous| {
-            let ledger = reconcile(resident(anonymous), heap, untouched, None);
+            let ledger = reconcile(resident(anonymous), heap, untouched, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
             (rows[3], rows[4])
         };
@@ -293,6 +327,7 @@ mod tests {
                 },
                 heap,
                 0,
+                None,
                 None,
             );
             assert_eq!(kinds(&ledger), expected);
@@ -317,13 +352,46 @@ mod tests {
     }
 
     #[test]
+    fn growth_is_told_with_the_time_that_it_took() {
+        let check = |allocated: u64, expected: &[&str]| {
+            let earlier = Earlier {
+                allocated: allocated * MIB,
+                ago: Duration::from_secs(90),
+            };
+            let resident = Resident {
+                anonymous: 200 * MIB,
+                file: 0,
+                shared: 0,
+            };
+            let heap = heap(200 * MIB, 200 * MIB, 0, 200 * MIB);
+            let ledger = reconcile(resident, heap, 0, Some(earlier), None);
+            assert_eq!(kinds(&ledger), expected);
+            for verdict in ledger.verdicts {
+                assert!(
+                    verdict.why.contains(" in 1m 30s, above 10 %"),
+                    "{verdict:?}"
+                );
+            }
+        };
+        check(100, &["growth"]);
+        check(190, &[]);
+        check(300, &[]);
+    }
+
+    #[test]
     fn fragmentation_says_that_purging_will_not_help() {
         let resident = Resident {
             anonymous: 150 * MIB,
             file: 0,
             shared: 0,
         };
-        let ledger = reconcile(resident, heap(100 * MIB, 150 * MIB, 0, 150 * MIB), 0, None);
+        let ledger = reconcile(
+            resident,
+            heap(100 * MIB, 150 * MIB, 0, 150 * MIB),
+            0,
+            None,
+            None,
+        );
         assert!(
             ledger.verdicts[0]
                 .remedy

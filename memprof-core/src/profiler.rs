@@ -9,7 +9,7 @@ mod watching;
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use crate::backend::Backend;
 use crate::discover::discover;
@@ -57,6 +57,8 @@ pub struct Profiler {
     sequence: AtomicU32,
     last_size: AtomicU64,
     last_heap: Mutex<Option<Figures>>,
+    /// The live bytes of an earlier ledger, and when.
+    first_heap: Mutex<Option<(Instant, u64)>>,
     /// The most bytes that the allocators were seen to count without having touched them.
     untouched: AtomicU64,
     watcher: Mutex<Option<Arc<Watcher>>>,
@@ -100,6 +102,7 @@ impl Profiler {
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
             last_heap: Mutex::new(None),
+            first_heap: Mutex::new(None),
             untouched: AtomicU64::new(0),
             watcher: Mutex::new(None),
         };

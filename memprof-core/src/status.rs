@@ -22,6 +22,8 @@ pub struct Allocator {
     pub opt_prof: bool,
     /// Samples now.
     pub prof_active: bool,
+    /// Samples in threads that start from now on.
+    pub prof_thread_active_init: bool,
     /// log2 of the sample interval.
     pub lg_sample: Option<u64>,
     /// Serves this process's `malloc`.

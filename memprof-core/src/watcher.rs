@@ -1,5 +1,6 @@
 //! The thread that looks at the memory now and then, while there is a rule that needs it.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
@@ -9,7 +10,7 @@ use nix::sys::signal::SigSet;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::gdump::{Decision, Gdump, GdumpLimits, GdumpStatus};
+use crate::gdump::{Gdump, GdumpLimits, GdumpStatus};
 use crate::reading::Reading;
 use crate::trigger::Trigger;
 use crate::watch::{Condition, Rule, Watched};
@@ -139,9 +140,13 @@ impl Watcher {
         let (now, clock) = (Instant::now(), SystemTime::now());
         let text = |instant: Instant| {
             let time = match instant.checked_duration_since(now) {
-                Some(ahead) => clock + ahead,
-                None => clock - now.duration_since(instant),
+                Some(ahead) => clock.checked_add(ahead),
+                None => clock.checked_sub(now.duration_since(instant)),
             };
+            // The clock may have been set to anything.
+            let time = time
+                .unwrap_or(SystemTime::UNIX_EPOCH)
+                .max(SystemTime::UNIX_EPOCH);
             humantime::format_rfc3339_seconds(time).to_string()
         };
         let status = |watched: &Watched| WatchStatus {
@@ -154,36 +159,65 @@ impl Watcher {
     }
 
     fn poll(&self, act: &impl Fn(Due) -> Outcome) {
-        let mut watch = self.lock();
         let mut is_blind = false;
-        while let Some(rest) = watch.rest(Instant::now()) {
-            let rest = if is_blind { POLL } else { rest };
-            let waited = self.changed.wait_timeout(watch, rest);
-            watch = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut is_busy = false;
+        while self.rest(is_blind || is_busy) {
             let reading = match Reading::take() {
                 Ok(reading) => reading,
-                Err(error) if !is_blind => {
-                    log::warn!("watch rules wait: {error}");
+                Err(error) => {
+                    if !is_blind {
+                        log::warn!("watch rules wait: {error}");
+                    }
                     is_blind = true;
                     continue;
                 }
-                Err(_) => continue,
             };
             is_blind = false;
             let now = Instant::now();
-            if let Some(due) = watch.due(&reading, now) {
-                drop(watch);
-                let outcome = act(due);
-                watch = self.lock();
-                watch.settle(outcome, &reading, now);
+            // Nothing foreign, the log neither, runs while the lock is held.
+            let ended = self.lock().gdump_over(now);
+            if let Some(GdumpStatus { taken, .. }) = ended {
+                log::info!("gdump is over: it took {taken} dumps");
+            }
+            let due = self.lock().due(&reading, now);
+            is_busy = due.is_some_and(|due| {
+                let outcome = contain(|| act(due));
+                self.lock().settle(outcome, &reading, now);
+                outcome == Outcome::Busy
+            });
+        }
+    }
+
+    /// Sleeps until the next look is due, which is not at once when the last one came to nothing.
+    /// False when there is nothing to poll for any more.
+    fn rest(&self, came_to_nothing: bool) -> bool {
+        let mut watch = self.lock();
+        match watch.rest(Instant::now()) {
+            Some(rest) => {
+                let rest = if came_to_nothing { POLL } else { rest };
+                let waited = self.changed.wait_timeout(watch, rest);
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
+                true
+            }
+            None => {
+                watch.is_polled = false;
+                false
             }
         }
-        watch.is_polled = false;
     }
 
     fn lock(&self) -> MutexGuard<'_, Watch> {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A panic, which the hook has logged, ends neither the thread nor the rule.
+fn contain(act: impl FnOnce() -> Outcome) -> Outcome {
+    panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|payload| {
+        // Dropping a payload runs foreign code, which may panic again.
+        std::mem::forget(payload);
+        Outcome::Done
+    })
 }
 
 impl Watch {
@@ -213,24 +247,20 @@ impl Watch {
                 due = Some(Due { trigger, activate });
             }
         }
-        let decision = self
-            .gdump
-            .as_mut()
-            .map(|gdump| gdump.judge(reading.rss, now));
-        match decision {
-            Some(Decision::Over) => {
-                let taken = self.gdump.take().map_or(0, |gdump| gdump.status().taken);
-                log::info!("gdump is over: it took {taken} dumps");
-            }
-            Some(Decision::Dump) => {
-                due.get_or_insert(Due {
-                    trigger: Trigger::HighWater(reading.rss),
-                    activate: false,
-                });
-            }
-            Some(Decision::Wait) | None => {}
+        let gdump = self.gdump.as_mut();
+        if due.is_none() && gdump.is_some_and(|gdump| gdump.wants(reading.rss)) {
+            due = Some(Due {
+                trigger: Trigger::HighWater(reading.rss),
+                activate: false,
+            });
         }
         due
+    }
+
+    /// Ends a `gdump` whose time or files are up.
+    fn gdump_over(&mut self, now: Instant) -> Option<GdumpStatus> {
+        let ended = self.gdump.take_if(|gdump| gdump.is_over(now))?;
+        Some(ended.status())
     }
 
     /// Everything that wanted the dump has it: what [`due`](Self::due) judged at `now`.
@@ -245,7 +275,7 @@ impl Watch {
         }
         if let Some(gdump) = &mut self.gdump
             && outcome == Outcome::Done
-            && gdump.judge(reading.rss, now) == Decision::Dump
+            && gdump.wants(reading.rss)
         {
             gdump.take(reading.rss);
         }
@@ -313,7 +343,8 @@ mod tests {
         with_gdump.gdump = Some(Gdump::new(limits, start, SystemTime::UNIX_EPOCH));
         assert_eq!(with_gdump.rest(start), Some(POLL));
         // Its time is over, and with it the poll.
-        assert!(with_gdump.due(&reading(1), start + seconds(1)).is_none());
+        assert!(with_gdump.gdump_over(start).is_none());
+        assert!(with_gdump.gdump_over(start + seconds(1)).is_some());
         assert_eq!(with_gdump.rest(start), Some(seconds(600)));
     }
 
@@ -354,6 +385,25 @@ mod tests {
         assert!(watcher.end());
         assert!(!watcher.end());
         assert!(!Watcher::new(&[]).end());
+    }
+
+    #[test]
+    fn a_panic_ends_neither_the_thread_nor_the_rule() {
+        let rule = Rule {
+            condition: Condition::Every(Duration::from_millis(1)),
+            min_interval: Duration::ZERO,
+            activate: false,
+        };
+        let watcher = Watcher::new(&[rule]);
+        let (acted, acts) = std::sync::mpsc::sync_channel(0);
+        let act = move |_| {
+            acted.send(()).unwrap();
+            panic!("on purpose");
+        };
+        watcher.start(|| {}, act).unwrap();
+        acts.recv().unwrap();
+        acts.recv().unwrap();
+        watcher.end();
     }
 
     #[test]

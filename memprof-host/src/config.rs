@@ -1,5 +1,7 @@
 //! The host's config file.
 
+mod in_place;
+
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -47,6 +49,9 @@ pub struct PluginConfig {
     /// `[plugin.config]`, handed to the plugin as it is.
     #[serde(default)]
     pub config: toml::Table,
+    /// The same where it stands in the file.
+    #[serde(skip)]
+    in_place: Option<String>,
 }
 
 /// A config file that cannot be used.
@@ -78,7 +83,10 @@ impl Config {
     /// # Errors
     /// The message names line and column.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let config: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        let mut config: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        for (index, plugin) in config.plugin.iter_mut().enumerate() {
+            plugin.in_place = in_place::in_place(text, index, &plugin.config);
+        }
         config.log.level()?;
         Ok(config)
     }
@@ -100,6 +108,13 @@ impl LogConfig {
 }
 
 impl PluginConfig {
+    /// `[plugin.config]` as the plugin gets it: on the lines that it has in the file, so that what
+    /// the plugin says of a line is true.
+    pub fn config_text(&self) -> String {
+        let in_place = self.in_place.clone();
+        in_place.unwrap_or_else(|| self.config.to_string())
+    }
+
     /// What the plugin is called until it has told its id: the file's name.
     pub fn file_name(&self) -> String {
         let stem = self.path.file_stem().unwrap_or(self.path.as_os_str());

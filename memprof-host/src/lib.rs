@@ -35,6 +35,8 @@ mod loader;
 mod program;
 pub mod protocol;
 mod router;
+#[cfg(feature = "client")]
+mod running;
 pub mod socket_dir;
 #[cfg(feature = "loader")]
 mod trust;
@@ -51,3 +53,5 @@ pub use instance::{Instance, Refused};
 pub use loader::{check, load};
 pub use program::Program;
 pub use router::{Reply, Router, UnknownPlugin};
+#[cfg(feature = "client")]
+pub use running::{Running, running};

@@ -31,7 +31,7 @@ pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Refused
     let path = inspect(&config.path, config.sha256.as_deref())?;
     let entry = open(&path)?;
     // SAFETY: `open` found it in a library that it leaked.
-    unsafe { Instance::create(entry, program, &config.config.to_string()) }
+    unsafe { Instance::create(entry, program, &config.config_text()) }
 }
 
 /// Makes all checks of [`load`] without creating the plugin. The library's constructors run.

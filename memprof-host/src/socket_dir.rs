@@ -44,14 +44,27 @@ pub fn all_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Pa
         let users = children("/run/user")
             .into_iter()
             .map(|dir| dir.join("memprof"));
-        let own_name = |dir: &PathBuf| dir.to_string_lossy().starts_with("/tmp/memprof-");
-        dirs.extend(users.chain(children("/tmp").into_iter().filter(own_name)));
+        let of_users = children("/tmp")
+            .into_iter()
+            .filter(|path| is_of_a_user(path));
+        dirs.extend(users.chain(of_users));
     } else {
         dirs.push(PathBuf::from(format!("/run/user/{uid}/memprof")));
     }
     dirs.sort();
     dirs.dedup();
     dirs
+}
+
+/// Whether it is a directory `/tmp/memprof-<uid>`: others may put anything into `/tmp`.
+fn is_of_a_user(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    let uid = name.strip_prefix("/tmp/memprof-").unwrap_or_default();
+    let is_uid = !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_digit());
+    is_uid
+        && path
+            .symlink_metadata()
+            .is_ok_and(|metadata| metadata.is_dir())
 }
 
 /// The default directory of this process.
@@ -140,6 +153,23 @@ mod tests {
         check(0, Some("/run/user/0"), "/run/user/0/memprof");
         check(1000, Some(""), "/tmp/memprof-1000");
         check(1000, None, "/tmp/memprof-1000");
+    }
+
+    #[test]
+    fn only_directories_of_users_are_looked_into() {
+        let place = tempfile::Builder::new()
+            .prefix("memprof-")
+            .tempdir_in("/tmp")
+            .unwrap();
+        assert!(!is_of_a_user(place.path()));
+        assert!(!is_of_a_user(Path::new("/tmp")));
+        assert!(!is_of_a_user(Path::new("/tmp/memprof-")));
+        let uid = std::process::id() + 1_000_000_000;
+        let file = PathBuf::from(format!("/tmp/memprof-{uid}"));
+        std::fs::write(&file, "").unwrap();
+        let taken = is_of_a_user(&file);
+        std::fs::remove_file(&file).unwrap();
+        assert!(!taken);
     }
 
     #[test]

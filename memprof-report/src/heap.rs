@@ -6,7 +6,10 @@ mod legacy;
 mod maps;
 mod numbers;
 mod symbols;
+mod tcmalloc;
 mod v2;
+
+pub use tcmalloc::write_tcmalloc;
 
 use std::io::BufRead;
 

@@ -36,13 +36,14 @@ pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, pattern};
 pub use fold::{Folded, FoldedStack, Granularity, Named};
+pub use heap::write_tcmalloc;
 pub use input::parse;
 pub use limits::Limits;
 pub use names::{Detail, Frame, Names, StringId, Strings};
 pub use profile::{
     Address, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Values,
 };
-pub use render::{Format, Subject, amount, render};
+pub use render::{FLAMEGRAPH_POLICY, Format, POLICY, Subject, VIEWER, amount, render};
 pub use report::{Input, Options, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use symbolize::{Progress, Sources, symbolize};

@@ -13,6 +13,9 @@ mod svg;
 mod text;
 mod tree;
 
+pub use flamegraph::FLAMEGRAPH_POLICY;
+pub use html::{POLICY, VIEWER};
+
 use std::io::Write;
 
 use crate::error::Result;
@@ -34,8 +37,10 @@ pub enum Format {
     Collapsed,
     /// An SVG with zoom and search.
     Flamegraph,
-    /// A page with flamegraph, table and search, which needs no other file.
+    /// A page with flamegraph, table, tree and search, which needs no other file.
     Html,
+    /// The data of that page, as JSON for [`VIEWER`].
+    View,
     /// The call graph for graphviz.
     Dot,
     /// The call graph, drawn by graphviz.
@@ -93,6 +98,18 @@ impl Subject<'_> {
         )
     }
 
+    /// What the reader of the report should know: warnings and notes, a line each.
+    pub(crate) fn notes(&self) -> Vec<&str> {
+        let named = [Some(self.profile), self.base];
+        let notes = named.into_iter().flatten();
+        let mut notes: Vec<_> = notes
+            .flat_map(|named| &named.profile.warnings)
+            .map(String::as_str)
+            .collect();
+        notes.dedup();
+        notes
+    }
+
     /// What every view says of itself: how much, of what, and how far it is an estimate.
     fn heading(&self, options: &Options) -> String {
         let sample_type = options.sample_type;
@@ -128,6 +145,7 @@ pub fn render(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> 
         Format::Collapsed => collapsed::write(&subject.fold(options), out),
         Format::Flamegraph => flamegraph::write(subject, options, out),
         Format::Html => html::write(subject, options, out),
+        Format::View => html::write_view(subject, options, out),
         Format::Dot => dot::write(subject, options, out),
         Format::Svg => svg::write(subject, options, out),
         Format::Pprof => pprof::write(subject, options, out),

@@ -92,10 +92,7 @@ pub fn report(
     };
     render::render(&subject, options, out)?;
     out.flush()?;
-    let mut notes = profile.profile.warnings;
-    notes.extend(base.into_iter().flat_map(|base| base.profile.warnings));
-    notes.dedup();
-    Ok(notes)
+    Ok(subject.notes().into_iter().map(str::to_owned).collect())
 }
 
 /// Parse, unsample, symbolize, trim, filter.

@@ -32,6 +32,29 @@ pub struct Sources {
     pub force: bool,
 }
 
+impl Sources {
+    /// The binaries of a living process, or of one that ran on this machine.
+    pub fn of_process(pid: Option<u32>) -> Self {
+        let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
+        let machine = rustix::system::uname();
+        Self {
+            binary: pid.and_then(deleted_binary),
+            roots: root.into_iter().chain([PathBuf::from("/")]).collect(),
+            binary_root: None,
+            machine: Some(machine.nodename().to_string_lossy().into_owned()),
+            force: false,
+        }
+    }
+}
+
+/// The main program of a process where its file was replaced: the kernel still has what runs.
+fn deleted_binary(pid: u32) -> Option<PathBuf> {
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let target = std::fs::read_link(&exe).ok()?;
+    let is_deleted = target.to_string_lossy().ends_with(" (deleted)");
+    is_deleted.then_some(exe)
+}
+
 /// Called as objects are done, with how many are and how many there are.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 

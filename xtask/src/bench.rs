@@ -1,5 +1,9 @@
-//! `cargo xtask bench`: what the plugin costs its host, and how fast the reader is. Each figure
+//! `cargo xtask bench`: what the plugin costs its host, and how fast the reader and the page are. Each figure
 //! stands beside its limit or its peer, both measured in this run.
+
+mod answers;
+mod server;
+mod viewer;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -54,7 +58,10 @@ pub(crate) fn measure() -> Result<()> {
     resident()?;
     let host = Host::start()?;
     round_trips(&host)?;
-    idle(&host)
+    idle(&host)?;
+    answers::measure()?;
+    server::measure(&root().join("target/bench"))?;
+    viewer::measure(&root().join("target/bench"))
 }
 
 /// A log that counts its lines.

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::dist::dist;
@@ -256,6 +258,61 @@ const DAEMON: &str = r#"
     print STDERR "daemon $$\n";
     while (<STDIN>) { print STDERR "served $_" }
 "#;
+
+/// A program that forks a child when it is told to; the child ends by itself once it was asked.
+const ENDING: &str = r#"
+    $| = 1;
+    <STDIN>;
+    my $child = fork // die;
+    if (!$child) { my $asked = 0; $SIG{USR1} = sub { $asked = 1 }; print STDERR "child $$\n";
+                   select(undef, undef, undef, 0.01) until $asked; exit }
+    waitpid $child, 0;
+    print STDERR "child ended\n";
+    while (<STDIN>) { exit if /end/ }
+"#;
+
+/// The rules are those of the process that loaded the plugin: a forked child neither watches nor
+/// dumps at its end, and may have a gdump of its own.
+#[test]
+fn watch_rules_are_not_a_forked_childs() {
+    let place = tempfile::tempdir().unwrap();
+    let config = place.path().join("memprof.toml");
+    let dumps = place.path().join("dumps");
+    let rules = "[[watch]]\nrss_growth = \"1MiB\"\n[[watch]]\nat_exit = true\n";
+    std::fs::write(&config, format!("dump_dir = {dumps:?}\n{rules}")).unwrap();
+    let config = ("MEMPROF_CONFIG", config.to_str().unwrap());
+    let mut host = run(&["--active", "perl", "-e", ENDING], &[config]);
+    // The plugin is there by now; a child forked before would load it by itself.
+    wait_until_listed(&host, host.pid());
+    host.type_line("fork");
+    let line = host.wait_for_log("child ");
+    let child: u32 = line.trim_start_matches("child ").parse().unwrap();
+    wait_until_listed(&host, child);
+    let ask = |pid: u32, args: &[&str]| {
+        let pid = pid.to_string();
+        let args = [args, &["-t", &pid, "--json"]].concat();
+        memprof(&host.socket_dir(), &args).exits(0).json()
+    };
+    assert_eq!(
+        ask(host.pid(), &["status"])["watch"][1]["rule"],
+        "at_exit = true"
+    );
+    assert_eq!(ask(child, &["status"])["watch"], Value::Array(vec![]));
+    assert_eq!(ask(child, &["gdump", "state=on"])["gdump"]["files"], 16);
+    assert_eq!(ask(host.pid(), &["status"])["gdump"], Value::Null);
+    kill(Pid::from_raw(child.cast_signed()), Signal::SIGUSR1).unwrap();
+    host.wait_for_log("child ended");
+    host.type_line("end");
+    assert!(host.wait().success());
+    let names = std::fs::read_dir(&dumps).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let at_exit: Vec<_> = names.filter(|name| name.contains(".at-exit.")).collect();
+    let of_parent = format!(".{}.", host.pid());
+    assert!(
+        at_exit.len() == 1 && at_exit[0].contains(&of_parent),
+        "{at_exit:?}"
+    );
+}
 
 #[test]
 fn a_daemon_is_reached_under_its_own_pid() {

@@ -85,66 +85,228 @@ fn messages_are_matched_exactly() {
     }
 }
 
-#[test]
-fn malformed_arguments_are_named() {
-    let host = Setup::of("c_host").start();
-    let check = |message: &str, args: &str, expected: &str| {
-        let reply = host
-            .client()
-            .message("memory_profile", message, args, None)
-            .unwrap();
-        assert_eq!(reply.result.status_code, -2, "{message} {args}");
-        let body = reply.result.body.unwrap();
-        let text = body["text"].as_str().unwrap();
-        assert!(text.contains(expected), "{text}");
-    };
-    check(
+/// Each message with arguments that it does not take, and what the refusal says: the key, and what
+/// is allowed.
+const MALFORMED: &[(&str, &str, &str)] = &[
+    (
         "dump",
         "path=/etc/passwd",
         "unknown argument \"path\"; this message takes no arguments",
-    );
-    check("dump", "now", "\"now\" is not of the form key=value");
-    check("fetch", "", "argument \"id\" is missing");
-    check("fetch", "id=../../etc/passwd", "no kept dump has the id");
-    check("activate", "lg_sample=64", "out of range 10..=24");
-    check(
+    ),
+    ("dump", "now", "\"now\" is not of the form key=value"),
+    ("dump", "=now", "\"=now\" is not of the form key=value"),
+    ("dump", "at=\"now", "a quote is left open"),
+    (
+        "deactivate",
+        "for=10m",
+        "unknown argument \"for\"; this message takes no arguments",
+    ),
+    ("status", "verbose=on", "unknown argument \"verbose\""),
+    ("purge", "arena=1", "unknown argument \"arena\""),
+    ("doctor", "fix=on", "unknown argument \"fix\""),
+    ("list", "count=1", "unknown argument \"count\""),
+    ("help", "message=dump", "unknown argument \"message\""),
+    (
+        "activate",
+        "lg_sample=64",
+        "lg_sample=64 is out of range 10..=24",
+    ),
+    (
+        "activate",
+        "lg_sample=9",
+        "lg_sample=9 is out of range 10..=24",
+    ),
+    ("activate", "lg_sample=", "lg_sample=\"\" is not a number"),
+    (
+        "activate",
+        "lg_sample=-1",
+        "lg_sample=\"-1\" is not a number",
+    ),
+    (
+        "activate",
+        "lg_sample=19.5",
+        "lg_sample=\"19.5\" is not a number",
+    ),
+    (
+        "activate",
+        "lg_sample=99999999999999999999",
+        "is not a number",
+    ),
+    (
+        "activate",
+        "lg_sample=12 lg_sample=13",
+        "argument \"lg_sample\" is given twice",
+    ),
+    (
         "activate",
         "for=soon",
         "for=\"soon\" is not a duration; for example for=10m",
-    );
-    check("activate", "for=8d", "is too long");
-    check("activate", "for=0s", "is no time");
-    check("reset", "lg_sample=9", "out of range 10..=24");
-    check(
+    ),
+    (
+        "activate",
+        "for=10",
+        "for=\"10\" is not a duration; for example for=10m",
+    ),
+    (
+        "activate",
+        "for=10parsecs",
+        "is not a duration; for example for=10m, at most 7d",
+    ),
+    ("activate", "for=-1s", "is not a duration"),
+    (
+        "activate",
+        "for=8d",
+        "for=\"8d\" is too long; for example for=10m, at most 7d",
+    ),
+    ("activate", "for=0s", "for=\"0s\" is no time"),
+    (
+        "activate",
+        "FOR=1s",
+        "unknown argument \"FOR\"; valid arguments: lg_sample",
+    ),
+    (
+        "reset",
+        "lg_sample=9",
+        "lg_sample=9 is out of range 10..=24",
+    ),
+    (
+        "reset",
+        "lg_sample=25",
+        "lg_sample=25 is out of range 10..=24",
+    ),
+    (
+        "reset",
+        "for=1m",
+        "unknown argument \"for\"; valid arguments: lg_sample",
+    ),
+    ("fetch", "", "argument \"id\" is missing"),
+    (
+        "fetch",
+        "id=",
+        "no kept dump has the id \"\"; send `list` for the ids",
+    ),
+    ("fetch", "id=../../etc/passwd", "no kept dump has the id"),
+    (
+        "fetch",
+        "id=a path=/etc",
+        "unknown argument \"path\"; valid arguments: id",
+    ),
+    (
         "stats",
         "opts=Jz",
-        "has the unknown letter 'z'; valid letters: Jgmdablxeh",
-    );
-    check("background_thread", "", "argument \"state\" is missing");
-    check(
-        "background_thread",
-        "state=yes",
-        "state=\"yes\" is neither on nor off",
-    );
-    check(
-        "background_thread",
-        "state=on max=0",
-        "max=0 is out of range 1..=",
-    );
-    check(
-        "background_thread",
-        "state=on max=many",
-        "max=\"many\" is not a number",
-    );
-    check("stats", "opts=aa", "has a letter twice");
-    check(
+        "opts=\"Jz\" has the unknown letter 'z'; valid letters: Jgmdablxeh",
+    ),
+    ("stats", "opts=aa", "opts=\"aa\" has a letter twice"),
+    (
         "stats",
         "format=xml",
         "format=\"xml\" is no format; valid formats: text, json",
-    );
-    check("stats", "opts=J format=text", "contradicts J in opts");
-    check("activate", "lg_sample=", "is not a number");
-    check("activate", "lg_sample=12 lg_sample=13", "is given twice");
+    ),
+    ("stats", "opts=J format=text", "contradicts J in opts"),
+    (
+        "stats",
+        "arenas=on",
+        "unknown argument \"arenas\"; valid arguments: opts, format",
+    ),
+    ("ledger", "smaps=yes", "smaps=\"yes\" is neither on nor off"),
+    (
+        "ledger",
+        "rows=7",
+        "unknown argument \"rows\"; valid arguments: smaps",
+    ),
+    ("gdump", "", "argument \"state\" is missing"),
+    ("stats", "log=no", "log=\"no\" is neither on nor off"),
+    (
+        "background_thread",
+        "state=yes",
+        "state=\"yes\" is neither on nor off",
+    ),
+    (
+        "background_thread",
+        "state=ON",
+        "state=\"ON\" is neither on nor off",
+    ),
+    (
+        "background_thread",
+        "state=on max=0",
+        "max=0 is out of range 1..=",
+    ),
+    (
+        "background_thread",
+        "state=on max=many",
+        "max=\"many\" is not a number",
+    ),
+    (
+        "background_thread",
+        "state=on n=1",
+        "unknown argument \"n\"; valid arguments: state, max",
+    ),
+    ("gdump", "state=1", "state=\"1\" is neither on nor off"),
+    (
+        "gdump",
+        "state=on files=0",
+        "files=0 is out of range 1..=1000; for example state=on",
+    ),
+    (
+        "gdump",
+        "state=on files=1001",
+        "files=1001 is out of range 1..=1000",
+    ),
+    (
+        "gdump",
+        "state=on files=all",
+        "files=\"all\" is not a number",
+    ),
+    ("gdump", "state=on for=8d", "for=\"8d\" is too long"),
+    (
+        "gdump",
+        "state=off files=1",
+        "files and for belong to state=on",
+    ),
+    (
+        "gdump",
+        "state=on step=1MiB",
+        "valid arguments: state, files, for",
+    ),
+    (
+        "recent",
+        "max=513",
+        "max=513 is out of range 0..=512; for example max=100",
+    ),
+    ("recent", "max=-1", "max=\"-1\" is not a number"),
+    (
+        "recent",
+        "count=1",
+        "unknown argument \"count\"; valid arguments: max",
+    ),
+];
+
+#[test]
+fn malformed_arguments_are_named_and_change_nothing() {
+    for program in ["c_host", "rust_host"] {
+        let host = Setup::of(program).start();
+        host.memprof("activate", &["for=1h"]).exits(0);
+        let before = host.memprof("status", &["--json"]).exits(0).json();
+        let messages = host.memprof("msg", &["memory_profile", "help", "--json"]);
+        let messages = messages.exits(0).json()["messages"].clone();
+        for message in messages.as_array().unwrap() {
+            let name = message["name"].as_str().unwrap();
+            let tried = |(tried, _, _): &(&str, &str, &str)| *tried == name;
+            assert!(MALFORMED.iter().any(tried), "{name} is not tried");
+        }
+        for (message, args, expected) in MALFORMED {
+            let reply = host.client().message("memory_profile", message, args, None);
+            let reply = reply.unwrap();
+            assert_eq!(reply.result.status_code, -2, "{message} {args}");
+            let body = reply.result.body.unwrap();
+            assert_eq!(body["error"]["kind"], "invalid_argument");
+            let text = body["text"].as_str().unwrap();
+            assert!(text.contains(expected), "{message} {args}: {text}");
+        }
+        let after = host.memprof("status", &["--json"]).exits(0).json();
+        assert_eq!(before, after, "{program}");
+        assert!(!host.threads().contains(&"jemalloc_bg_thd".to_owned()));
+    }
 }
 
 #[test]

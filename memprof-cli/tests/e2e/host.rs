@@ -32,6 +32,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) more: String,
     /// Shell commands to run before it, in mounts of its own; `$DUMPS` is the dump directory.
     pub(crate) mounts: String,
+    /// Where its control socket goes, when not to a place of its own.
+    pub(crate) sockets: Option<PathBuf>,
 }
 
 /// Samples often, so that a dump has something in it at once.
@@ -43,7 +45,7 @@ impl<'a> Setup<'a> {
         let preload = |env: &mut Vec<_>| env.push(("LD_PRELOAD", "libjemalloc.so.2".to_owned()));
         let mut env = Vec::new();
         match program {
-            "rust_host" => env.push(("_RJEM_MALLOC_CONF", CONF.to_owned())),
+            "rust_host" | "rust_http" => env.push(("_RJEM_MALLOC_CONF", CONF.to_owned())),
             "c_host_static" => env.push(("MALLOC_CONF", CONF.to_owned())),
             _ => {
                 env.push(("MALLOC_CONF", CONF.to_owned()));
@@ -56,6 +58,7 @@ impl<'a> Setup<'a> {
             config: String::new(),
             more: String::new(),
             mounts: String::new(),
+            sockets: None,
         }
     }
 
@@ -85,6 +88,11 @@ impl<'a> Setup<'a> {
 
     pub(crate) fn mounts(mut self, script: &str) -> Self {
         self.mounts = script.to_owned();
+        self
+    }
+
+    pub(crate) fn sockets(mut self, directory: &Path) -> Self {
+        self.sockets = Some(directory.to_owned());
         self
     }
 
@@ -118,7 +126,8 @@ impl<'a> Setup<'a> {
             in_own_mounts(&self.mounts, &program, &place.path().join("dumps"))
         };
         command.arg("--config").arg(&config).envs(self.env);
-        let host = Host::spawn(command, place);
+        let sockets = self.sockets.unwrap_or_else(|| place.path().join("run"));
+        let host = Host::spawn_in(command, place, sockets);
         host.wait_for_log("control socket ");
         host
     }
@@ -145,14 +154,20 @@ fn in_own_mounts(script: &str, program: &Path, dumps: &Path) -> Command {
 pub(crate) struct Host {
     child: Child,
     place: TempDir,
+    sockets: PathBuf,
     log: Arc<(Mutex<Vec<String>>, Condvar)>,
 }
 
 impl Host {
     /// Starts a program whose socket and state go to `place`.
-    pub(crate) fn spawn(mut command: Command, place: TempDir) -> Self {
+    pub(crate) fn spawn(command: Command, place: TempDir) -> Self {
+        let sockets = place.path().join("run");
+        Self::spawn_in(command, place, sockets)
+    }
+
+    fn spawn_in(mut command: Command, place: TempDir, sockets: PathBuf) -> Self {
         command
-            .env("MEMPROF_SOCKET_DIR", place.path().join("run"))
+            .env("MEMPROF_SOCKET_DIR", &sockets)
             .env("XDG_STATE_HOME", place.path().join("state"))
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
@@ -170,7 +185,12 @@ impl Host {
                 }
             }
         });
-        Self { child, place, log }
+        Self {
+            child,
+            place,
+            sockets,
+            log,
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -186,7 +206,7 @@ impl Host {
     }
 
     pub(crate) fn socket_dir(&self) -> PathBuf {
-        self.place.path().join("run")
+        self.sockets.clone()
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -262,6 +282,24 @@ impl Host {
                 begun.elapsed() < PATIENCE,
                 "the profile stays small: {reply}"
             );
+        }
+    }
+
+    /// The names of its threads.
+    pub(crate) fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        // One that ends meanwhile has no name any more.
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+        let names = tasks.filter_map(|task| name(task.unwrap()).ok());
+        names.map(|name| name.trim().to_owned()).collect()
+    }
+
+    /// Waits for a thread of that name, which it takes itself once it runs.
+    pub(crate) fn wait_for_thread(&self, name: &str) {
+        let begun = Instant::now();
+        while !self.threads().iter().any(|thread| thread == name) {
+            assert!(begun.elapsed() < PATIENCE, "{:?}", self.threads());
+            thread::yield_now();
         }
     }
 

@@ -1,9 +1,11 @@
 //! The real thing: hosts, plugins and `memprof` as they lie in `target/dist`, over real sockets,
 //! with real jemalloc and stock jeprof.
 
+mod curl;
 mod dist;
 mod host;
 mod memprof;
+mod server;
 
 mod artifact;
 mod bus;
@@ -11,11 +13,16 @@ mod bus_mosquitto;
 mod bus_preload;
 mod bus_redis;
 mod bus_traffic_server;
+mod compat;
 mod control;
 mod dumps;
 mod hosts;
+mod http_access;
+mod http_api;
+mod http_tools;
 mod ledger;
 mod operate;
+mod page;
 mod plugins;
 mod report;
 mod watch;

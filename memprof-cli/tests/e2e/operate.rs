@@ -289,7 +289,9 @@ fn background_threads_are_switched_and_read_back() {
     };
     let on = switch(&["state=on", "max=1"]);
     assert_eq!(on["background_thread"], true);
+    host.wait_for_thread("jemalloc_bg_thd");
     assert_eq!(on["max_background_threads"], 1);
+    assert_eq!(switch(&[])["background_thread"], true);
     // To raise the limit beyond that of the start is refused, and changes nothing.
     let refused = host.memprof("background_thread", &["state=off", "max=9999"]);
     assert!(
@@ -303,4 +305,14 @@ fn background_threads_are_switched_and_read_back() {
     assert_eq!(off["max_background_threads"], 1);
     let none = Setup::without_profiling("c_host").start();
     none.memprof("background_thread", &["state=on"]).exits(4);
+}
+
+#[test]
+fn statistics_leave_the_log_alone_when_asked() {
+    let host = Setup::of("rust_host").start();
+    let lines = |text: &str| host.log().iter().filter(|line| line.contains(text)).count();
+    host.memprof("stats", &["log=off"]).exits(0);
+    assert_eq!(lines("retained"), 0);
+    host.memprof("stats", &[]).exits(0);
+    host.wait_for_log("retained");
 }

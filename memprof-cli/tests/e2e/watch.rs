@@ -1,11 +1,10 @@
 //! Dumps that nobody asked for just then: watch rules, high water, the exit.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup};
 
 fn watched(program: &str, rules: &str) -> Host {
     Setup::of(program)
@@ -80,6 +79,19 @@ fn a_threshold_that_stays_passed_is_dumped_once() {
     assert_eq!(rule(&status, "rss_above = 1048576")["fired"], 1);
 }
 
+/// Where the machine has no memory cgroup for the process, the log says that nothing comes of it.
+#[test]
+fn the_cgroup_is_watched_where_there_is_one() {
+    let host = watched("c_host", "[[plugin.config.watch]]\ncgroup_above = \"1MiB\"");
+    let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
+    if ledger["cgroup"].is_null() {
+        host.wait_for_log("cgroup_above never fires: no memory cgroup");
+        return;
+    }
+    let line = host.wait_for_log("cgroup_above = 1048576 at ");
+    tells_of(&host, &line, "cgroup-above", "cgroup_above = 1048576 at ");
+}
+
 #[test]
 fn a_rule_activates_only_where_it_says_so() {
     let rules = "[[plugin.config.watch]]\nrss_above = \"1MiB\"";
@@ -120,22 +132,13 @@ fn kept(dumps: &Path, part: &str) -> usize {
 
 #[test]
 fn without_a_rule_that_needs_it_no_thread_watches() {
-    let threads = |host: &Host| -> Vec<String> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
-        let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
-        names.map(|name| name.unwrap().trim().to_owned()).collect()
-    };
     let watcher = "memprof-watch".to_owned();
     let none = Setup::of("c_host").start();
-    assert!(!threads(&none).contains(&watcher));
+    assert!(!none.threads().contains(&watcher));
     let at_exit = watched("c_host", "[[plugin.config.watch]]\nat_exit = true");
-    assert!(!threads(&at_exit).contains(&watcher));
+    assert!(!at_exit.threads().contains(&watcher));
     let hourly = watched("c_host", "[[plugin.config.watch]]\nevery = \"1h\"");
-    // A thread takes its name itself.
-    let begun = Instant::now();
-    while !threads(&hourly).contains(&watcher) {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", threads(&hourly));
-    }
+    hourly.wait_for_thread(&watcher);
 }
 
 #[test]
@@ -146,6 +149,15 @@ fn mistakes_in_rules_are_named_and_the_host_lives() {
     assert_ne!(status.code, 0);
     let expected = "rss_above = \"120%\" is neither \"1%\" to \"100%\" nor a size";
     assert!(status.stderr.contains(expected), "{status:?}");
+    // The line of the host's own file.
+    let config = std::fs::read_to_string(host.place().join("host.toml")).unwrap();
+    let line = config
+        .lines()
+        .position(|line| line.contains("120%"))
+        .unwrap()
+        + 1;
+    let place = format!("line {line}, column 13");
+    assert!(status.stderr.contains(&place), "{place}: {status:?}");
 }
 
 #[test]

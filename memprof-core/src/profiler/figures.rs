@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::{Profiler, lock, no_jemalloc};
 use crate::backend::Backend;
@@ -11,10 +12,14 @@ use crate::doctor::{Facts, Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
 use crate::jemalloc::Jemalloc;
-use crate::ledger::{self, Ledger, Resident};
+use crate::ledger::{self, Earlier, Ledger, Resident};
 use crate::printout::PrintOptions;
+use crate::smaps::Smaps;
 use crate::stats::{Figures, Stats};
 use crate::status::Purged;
+
+/// A ledger is compared to the first one of the last hour.
+const COMPARED: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
     /// The allocators' own figures, and what `malloc_stats_print` says under `options`.
@@ -44,22 +49,53 @@ impl Profiler {
     /// were read last.
     ///
     /// # Errors
-    /// `/proc/thread-self/status` cannot be read; jemalloc refused.
+    /// `/proc/thread-self/status` cannot be read; an allocator refused.
     pub fn ledger(&self) -> Result<Ledger> {
-        let before = self.resident()?;
+        let mut resident = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
             let heap = self.heap()?;
             *lock(&self.last_heap) = heap;
+            let before = resident.anonymous;
+            resident = self.resident()?;
             // Pages that came or went meanwhile are no untouched ones.
-            let most = before.anonymous.max(self.resident()?.anonymous);
+            let most = before.max(resident.anonymous);
             let untouched = heap.map_or(0, |heap| ledger::untouched(most, &heap));
             // Beside other memory it does not show: so the most that was ever seen.
             self.untouched.fetch_max(untouched, Ordering::Relaxed);
         }
         let heap = *lock(&self.last_heap);
         let untouched = self.untouched.load(Ordering::Relaxed);
+        let earlier = heap.and_then(|heap| self.earlier(heap.allocated));
         let cgroup = Cgroup::of_this_process();
-        Ok(ledger::reconcile(self.resident()?, heap, untouched, cgroup))
+        Ok(ledger::reconcile(
+            resident, heap, untouched, earlier, cgroup,
+        ))
+    }
+
+    /// The ledger with the kernel's account of all mappings, for which it walks every page.
+    ///
+    /// # Errors
+    /// As [`ledger`](Self::ledger); `/proc/thread-self/smaps_rollup` cannot be read.
+    pub fn ledger_with_smaps(&self) -> Result<Ledger> {
+        Ok(Ledger {
+            smaps: Some(Smaps::of_this_process()?),
+            ..self.ledger()?
+        })
+    }
+
+    /// The live heap of an earlier ledger, to which `allocated` is compared.
+    fn earlier(&self, allocated: u64) -> Option<Earlier> {
+        let now = Instant::now();
+        let mut first = lock(&self.first_heap);
+        let earlier = first.map(|(at, allocated)| Earlier {
+            allocated,
+            ago: now.duration_since(at),
+        });
+        let is_stale = |earlier: Earlier| earlier.ago > COMPARED;
+        if earlier.is_none_or(is_stale) {
+            *first = Some((now, allocated));
+        }
+        earlier
     }
 
     /// The sum over all allocators that keep figures.
@@ -124,11 +160,16 @@ impl Profiler {
         })
     }
 
-    /// Switches jemalloc's background threads in every jemalloc that has them, at most `max`.
+    /// Switches jemalloc's background threads where `on` is given, at most `max`, in every jemalloc
+    /// that has them.
     ///
     /// # Errors
     /// `Busy` while a dump runs; no jemalloc has them; `max` is out of range; jemalloc refused.
-    pub fn background_threads(&self, on: bool, max: Option<u64>) -> Result<Vec<Background>> {
+    pub fn background_threads(
+        &self,
+        on: Option<bool>,
+        max: Option<u64>,
+    ) -> Result<Vec<Background>> {
         let _running = self.begin_dump()?;
         self.look_again();
         let backends = self.backends();

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::figures::jemallocs;
 use super::{Profiler, lock, require_profiling};
+use crate::cgroup::Cgroup;
 use crate::error::{ErrorKind, Result};
 use crate::gdump::{GdumpLimits, GdumpStatus};
 use crate::jemalloc::Jemalloc;
+use crate::reading::rss;
 use crate::status::{DumpReport, Gdumping};
 use crate::trigger::Trigger;
 use crate::watch::{Condition, Rule};
@@ -25,6 +27,10 @@ impl Profiler {
     /// # Errors
     /// The thread that watches cannot be started.
     pub fn watch(self: &Arc<Self>, rules: &[Rule]) -> Result<()> {
+        let reads_cgroup = |rule: &Rule| matches!(rule.condition, Condition::CgroupAbove(_));
+        if rules.iter().any(reads_cgroup) && Cgroup::of_this_process().is_none() {
+            log::warn!("cgroup_above never fires: no memory cgroup of this process can be read");
+        }
         let watcher = Watcher::new(rules);
         *lock(&self.watcher) = Some(Arc::clone(&watcher));
         self.start_watching(&watcher)
@@ -88,14 +94,14 @@ impl Profiler {
             return;
         }
         let begun = Instant::now();
-        let trigger = || Trigger::Rule(Condition::AtExit, crate::reading::rss().unwrap_or(0));
+        let trigger = Trigger::Rule(Condition::AtExit, rss().unwrap_or(0));
         loop {
-            match self.dump(trigger()) {
+            match self.dump(trigger) {
                 Err(error) if error.kind == ErrorKind::Busy && begun.elapsed() < EXIT_PATIENCE => {
                     thread::sleep(EXIT_TICK);
                 }
                 Err(error) => return log::error!("no dump at the exit: {error}"),
-                Ok(report) => return log_dump(&report, &trigger()),
+                Ok(report) => return log_dump(&report, &trigger),
             }
         }
     }

@@ -101,7 +101,7 @@ impl Guest {
             jemalloc: None,
         };
         let create = || {
-            let config = settings?.plugin.to_string();
+            let config = settings?.config_text();
             // SAFETY: the entry of the library that this code is part of; it is never unloaded
             // (`-z nodelete`).
             unsafe { Instance::create(entry, program, &config) }

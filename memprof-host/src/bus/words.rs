@@ -11,8 +11,19 @@ use toml::{Table, Value};
 pub(super) struct Settings {
     /// The plugin's own table.
     pub(super) plugin: Table,
+    /// The text of the file that is all of it.
+    file: Option<String>,
     /// The control socket; where nothing is said, the bus decides.
     pub(super) control: Option<Control>,
+}
+
+impl Settings {
+    /// The plugin's table as the plugin gets it: a file as it is, so that what the plugin says of a
+    /// line is true.
+    pub(super) fn config_text(&self) -> String {
+        let file = self.file.clone();
+        file.unwrap_or_else(|| self.plugin.to_string())
+    }
 }
 
 /// Whether and where to open the control socket.
@@ -48,16 +59,19 @@ pub(super) fn parse<'a>(
             insert(&mut given, key, typed(value))?;
         }
     }
-    let mut table = file.map(|file| read(file.as_ref())).transpose()?;
-    let mut plugin = match table.take() {
-        Some(mut table) => {
-            merge(&mut table, given);
-            table
-        }
-        None => given,
+    let text = file.map(|file| read(file.as_ref())).transpose()?;
+    let mut plugin = match (&text, file) {
+        (Some(text), Some(file)) => parse_file(text, file.as_ref())?,
+        _ => Table::new(),
     };
+    let is_file = given.is_empty() && !plugin.contains_key(CONTROL);
+    merge(&mut plugin, given);
     let control = plugin.remove(CONTROL).map(control).transpose()?;
-    Ok(Settings { plugin, control })
+    Ok(Settings {
+        plugin,
+        file: text.filter(|_| is_file),
+        control,
+    })
 }
 
 /// Takes one `key=value` word apart.
@@ -111,10 +125,17 @@ fn merge(below: &mut Table, above: Table) {
     }
 }
 
-fn read(path: &Path) -> Result<Table, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
-    text.and_then(|text| text.parse().map_err(|e: toml::de::Error| e.to_string()))
-        .map_err(|why| invalid(format!("config file {}: {why}", path.display())))
+fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| in_file(path, &error.to_string()))
+}
+
+fn parse_file(text: &str, path: &Path) -> Result<Table, Failure> {
+    text.parse()
+        .map_err(|error: toml::de::Error| in_file(path, &error.to_string()))
+}
+
+fn in_file(path: &Path, why: &str) -> Failure {
+    invalid(format!("config file {}: {why}", path.display()))
 }
 
 fn control(value: Value) -> Result<Control, Failure> {
@@ -185,6 +206,20 @@ mod tests {
         assert_eq!(
             settings.plugin.to_string(),
             "dump_dir = \"/f\"\n\n[keep]\nbytes = 2\ncount = 7\n"
+        );
+    }
+
+    #[test]
+    fn a_file_alone_is_handed_over_as_it_is() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "# mine\n\n[[watch]]\nat_exit = true\n";
+        std::fs::write(file.path(), text).unwrap();
+        let config = format!("config={}", file.path().display());
+        assert_eq!(of(&[&config]).unwrap().config_text(), text);
+        let with_word = of(&[&config, "dump_dir=/d"]).unwrap().config_text();
+        assert_eq!(
+            with_word,
+            "dump_dir = \"/d\"\n\n[[watch]]\nat_exit = true\n"
         );
     }
 

@@ -4,12 +4,13 @@
 use libfuzzer_sys::fuzz_target;
 use memprof_report::{Format, Input, Limits, Options, report};
 
-const TEXT: [Format; 8] = [
+const TEXT: [Format; 9] = [
     Format::Text,
     Format::Tree,
     Format::Collapsed,
     Format::Flamegraph,
     Format::Html,
+    Format::View,
     Format::Dot,
     Format::Jeprof,
     Format::Json,

@@ -1,12 +1,52 @@
 //! A flamegraph by inferno. With a base, the width is the profile and the colour the change.
 
 use std::io::Write;
+use std::sync::LazyLock;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use inferno::flamegraph::{Options as Flamegraph, from_lines};
+use sha2::{Digest, Sha256};
 
 use super::Subject;
 use crate::error::{Error, Result};
 use crate::report::Options;
+
+/// What the SVG may do where a server shows it, as its `Content-Security-Policy`: run inferno's script
+/// and nothing else, whatever a symbol is called.
+pub static FLAMEGRAPH_POLICY: LazyLock<String> = LazyLock::new(|| {
+    let mut sample = Vec::new();
+    // The script is the same in every flamegraph; without one, none may run.
+    let script = match from_lines(&mut options(), ["a 1"], &mut sample) {
+        Ok(()) => script(&String::from_utf8_lossy(&sample)),
+        Err(_) => String::new(),
+    };
+    let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
+    format!(
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-hashes' 'sha256-{}' \
+         'sha256-{}'",
+        hash(&script),
+        hash("init(evt)")
+    )
+});
+
+/// The text of the script element.
+fn script(svg: &str) -> String {
+    let element = svg.split_once("<script").and_then(|(_, rest)| {
+        let (_, rest) = rest.split_once('>')?;
+        Some(rest.split_once("</script>")?.0)
+    });
+    element
+        .unwrap_or_default()
+        .replace("<![CDATA[", "")
+        .replace("]]>", "")
+}
+
+fn options() -> Flamegraph<'static> {
+    let mut options = Flamegraph::default();
+    options.deterministic = true;
+    options
+}
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.fold(options);
@@ -32,7 +72,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
             reason: "there is nothing to draw".into(),
         });
     }
-    let mut flamegraph = Flamegraph::default();
+    let mut flamegraph = self::options();
     flamegraph.title = match &subject.base_name {
         Some(base) => format!("{}, compared with {base}", subject.name),
         None => subject.name.clone(),
@@ -42,7 +82,29 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         "bytes" => "bytes".into(),
         _ => "objects".into(),
     };
-    flamegraph.deterministic = true;
     from_lines(&mut flamegraph, lines.iter().map(String::as_str), out)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_is_for_the_script_of_every_flamegraph() {
+        let of = |lines: &[&str], change: &dyn Fn(&mut Flamegraph<'_>)| {
+            let (mut options, mut svg) = (options(), Vec::new());
+            change(&mut options);
+            from_lines(&mut options, lines.iter().copied(), &mut svg).unwrap();
+            script(&String::from_utf8(svg).unwrap())
+        };
+        let plain = of(&["a 1"], &|_| {});
+        assert!(plain.contains("function init(evt)"), "{plain}");
+        let other = of(&["main;<script>;b 7 9"], &|options| {
+            options.title = "</script>".into();
+            options.count_name = "bytes".into();
+            options.subtitle = Some("]]>".into());
+        });
+        assert_eq!(plain, other);
+    }
 }

@@ -1,35 +1,77 @@
-//! One page with flamegraph, table and search, which needs no other file and asks no network.
+//! One page with flamegraph, table, tree and search, which needs no other file and asks no network.
 //!
 //! The numbers travel as flat arrays in a JSON block: the call tree in preorder, each node with its
-//! depth, and the table of functions. Names reach the document as text only.
+//! depth. Names reach the document as text only. The viewer in `html/` is the same that a server's
+//! page loads as modules; here they are joined.
 
 use std::io::{self, Write};
+use std::sync::LazyLock;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use super::Subject;
 use crate::error::{Error, Result};
 use crate::names::StringId;
 use crate::report::Options;
-use crate::table::table;
 use crate::tree::tree;
 
 const PAGE: &str = include_str!("html/page.html");
-const STYLE: &str = include_str!("html/viewer.css");
-const SCRIPT: &str = include_str!("html/viewer.js");
 
+/// The viewer as other pages serve it: `viewer.css`, and ES modules that import each other by these
+/// names. `viewer.js` exports `showProfile`, which draws what [`Format::View`](super::Format) writes.
+pub const VIEWER: [(&str, &str); 8] = [
+    ("viewer.css", include_str!("html/viewer.css")),
+    ("format.js", include_str!("html/format.js")),
+    ("profile.js", include_str!("html/profile.js")),
+    ("rows.js", include_str!("html/rows.js")),
+    ("flamegraph.js", include_str!("html/flamegraph.js")),
+    ("table.js", include_str!("html/table.js")),
+    ("tree.js", include_str!("html/tree.js")),
+    ("viewer.js", include_str!("html/viewer.js")),
+];
+
+const START: &str = include_str!("html/report.js");
+
+/// The modules as one, in the order of their imports.
+static SCRIPT: LazyLock<String> = LazyLock::new(|| {
+    let modules = VIEWER.iter().skip(1).map(|(_, module)| *module);
+    let lines = modules.chain([START]).flat_map(str::lines);
+    let lines = lines.filter(|line| !line.starts_with("import "));
+    lines.fold(String::new(), |script, line| {
+        script + line.strip_prefix("export ").unwrap_or(line) + "\n"
+    })
+});
+
+/// What the page of [`Format::Html`](super::Format) may do, as its `Content-Security-Policy`: run its own
+/// script and nothing else, whatever a symbol is called.
+pub static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
+    format!(
+        "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'",
+        hash(VIEWER[0].1),
+        hash(&SCRIPT)
+    )
+});
+
+/// `base` is null without one, and `own_base` empty then.
 #[derive(Serialize)]
-struct Data<'a> {
+struct View<'a> {
+    schema_version: u32,
     title: &'a str,
     heading: String,
+    notes: Vec<&'a str>,
     base: Option<&'a str>,
+    sample_type: &'static str,
     unit: &'static str,
+    by_cum: bool,
     functions: Vec<&'a str>,
     tree: Tree,
-    table: Table,
 }
 
-/// By node; `own` without callees. The bases are empty without a base.
+/// By node, in preorder; `own` without callees, function -1 for the root.
 #[derive(Default, Serialize)]
 struct Tree {
     function: Vec<i64>,
@@ -38,19 +80,33 @@ struct Tree {
     own_base: Vec<i64>,
 }
 
-/// By row.
-#[derive(Default, Serialize)]
-struct Table {
-    function: Vec<u32>,
-    flat: Vec<i64>,
-    cum: Vec<i64>,
-    flat_base: Vec<i64>,
-    cum_base: Vec<i64>,
+/// The page, with the data in it.
+pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let mut rest = PAGE;
+    for (mark, text) in [
+        ("/*policy*/", POLICY.as_str()),
+        ("/*style*/", VIEWER[0].1),
+        ("/*data*/", ""),
+        ("/*script*/", &SCRIPT),
+    ] {
+        let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
+        write!(out, "{before}{text}")?;
+        if text.is_empty() {
+            write_view(subject, options, &mut InScript(&mut *out))?;
+        }
+        rest = after;
+    }
+    write!(out, "{rest}")?;
+    Ok(())
 }
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+/// The data alone.
+pub(super) fn write_view(
+    subject: &Subject<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let folded = subject.fold(options);
-    let has_base = subject.base.is_some();
     let mut nodes = Tree::default();
     for node in tree(&folded) {
         nodes
@@ -58,44 +114,25 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
             .push(node.function.map_or(-1, |function| i64::from(function.0)));
         nodes.depth.push(node.depth);
         nodes.own.push(node.own.new);
-        if has_base {
+        if subject.base.is_some() {
             nodes.own_base.push(node.own.base);
         }
     }
-    let mut rows = Table::default();
-    for row in table(&folded, options.by_cum) {
-        rows.function.push(row.function.0);
-        rows.flat.push(row.flat.new);
-        rows.cum.push(row.cum.new);
-        if has_base {
-            rows.flat_base.push(row.flat.base);
-            rows.cum_base.push(row.cum.base);
-        }
-    }
-    let data = Data {
+    let view = View {
+        schema_version: 1,
         title: &subject.name,
         heading: subject.heading(options),
+        notes: subject.notes(),
         base: subject.base_name.as_deref(),
+        sample_type: options.sample_type.name(),
         unit: options.sample_type.unit(),
+        by_cum: options.by_cum,
         functions: (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)))
             .collect(),
         tree: nodes,
-        table: rows,
     };
-    let (before, rest) = split(PAGE, "/*style*/");
-    let (between, rest) = split(rest, "/*data*/");
-    let (behind, after) = split(rest, "/*script*/");
-    write!(out, "{before}{STYLE}{between}")?;
-    serde_json::to_writer(InScript(&mut *out), &data)
-        .map_err(|error| Error::io("write the report")(error.into()))?;
-    write!(out, "{behind}{SCRIPT}{after}")?;
-    Ok(())
-}
-
-/// Around a mark that the page is known to have.
-fn split<'p>(page: &'p str, mark: &str) -> (&'p str, &'p str) {
-    page.split_once(mark).unwrap_or((page, ""))
+    serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
 }
 
 /// Writes JSON so that no markup in it ends the script element: `<` stands only inside JSON strings.
@@ -115,5 +152,33 @@ impl<W: Write> Write for InScript<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_modules_have_no_trace_of_being_modules() {
+        let names: Vec<_> = VIEWER
+            .iter()
+            .map(|(name, _)| format!("'./{name}'"))
+            .collect();
+        for line in SCRIPT.lines() {
+            assert!(!line.trim_start().starts_with("import"), "{line}");
+            assert!(!line.trim_start().starts_with("export"), "{line}");
+            assert!(!names.iter().any(|name| line.contains(name)), "{line}");
+        }
+    }
+
+    #[test]
+    fn markup_in_data_does_not_end_its_script() {
+        let mut out = Vec::new();
+        let mut data = InScript(&mut out);
+        data.write_all(b"[\"</script><!--\",\"a&b\"]")
+            .expect("memory takes it");
+        let text = String::from_utf8(out).expect("it is text");
+        assert_eq!(text, r#"["\u003c/script\u003e\u003c!--","a\u0026b"]"#);
     }
 }

@@ -75,7 +75,7 @@ fn every_format_of_a_named_dump() {
         ("tree", Format::Tree),
         ("collapsed", Format::Collapsed),
         ("flamegraph.svg", Format::Flamegraph),
-        ("html", Format::Html),
+        ("view.json", Format::View),
         ("dot", Format::Dot),
         ("jeprof", Format::Jeprof),
         ("json", Format::Json),
@@ -153,7 +153,7 @@ fn a_diff_in_every_format() {
         ("tree", Format::Tree),
         ("collapsed", Format::Collapsed),
         ("flamegraph.svg", Format::Flamegraph),
-        ("html", Format::Html),
+        ("view.json", Format::View),
         ("dot", Format::Dot),
         ("json", Format::Json),
     ] {

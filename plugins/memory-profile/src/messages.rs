@@ -48,8 +48,8 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "stats",
-            "[opts=Jgmdablxeh] [format=text|json]",
-            "Prints the allocator's figures to the host's log, and returns them.",
+            "[opts=Jgmdablxeh] [format=text|json] [log=on|off]",
+            "Returns the allocator's figures, and prints them to the host's log.",
         ),
         Message::new(
             "status",
@@ -58,7 +58,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "ledger",
-            "",
+            "[smaps=on]",
             "Tells where the resident memory is, and what would help.",
         ),
         Message::new(
@@ -68,7 +68,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "background_thread",
-            "state=on|off [max=N]",
+            "[state=on|off] [max=N]",
             "Switches the allocator's threads that give free pages back by themselves.",
         ),
         Message::new(
@@ -166,6 +166,11 @@ impl Plugin for MemoryProfile {
                 args.finish()?;
                 self.background_thread(on, max, reply)
             }
+            "ledger" => {
+                let smaps = take_switch(&mut args, "smaps")?;
+                args.finish()?;
+                self.ledger(smaps, reply)
+            }
             "gdump" => {
                 let limits = gdump::parse(args)?;
                 self.gdump(limits, reply)
@@ -178,9 +183,10 @@ impl Plugin for MemoryProfile {
             "stats" => {
                 let opts = args.take("opts");
                 let format = args.take("format");
+                let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
                 args.finish()?;
                 let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
-                self.stats(&format, reply)
+                self.stats(&format, is_logged, reply)
             }
             "fetch" => {
                 let id = args.require("id")?;
@@ -192,7 +198,6 @@ impl Plugin for MemoryProfile {
                 match name {
                     "deactivate" => activated(reply, self.profiler.deactivate().map_err(failure)?),
                     "purge" => self.purge(reply),
-                    "ledger" => self.ledger(reply),
                     "doctor" => self.doctor(reply),
                     "dump" => self.dump(reply),
                     "status" => self.status(reply),
@@ -225,13 +230,20 @@ impl MemoryProfile {
         ok(reply, &text, &report)
     }
 
-    fn stats(&self, format: &StatsFormat, reply: &mut Reply<'_>) -> Result<(), Failure> {
+    fn stats(
+        &self,
+        format: &StatsFormat,
+        is_logged: bool,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
         let stats = self
             .profiler
             .stats(format.options.as_ref())
             .map_err(failure)?;
         let text: String = stats.iter().map(stats_text).collect();
-        text.lines().for_each(|line| log::info!("{line}"));
+        if is_logged {
+            text.lines().for_each(|line| log::info!("{line}"));
+        }
         if format.is_plain {
             return reply.text(&text);
         }
@@ -247,7 +259,7 @@ impl MemoryProfile {
 
     fn background_thread(
         &self,
-        on: bool,
+        on: Option<bool>,
         max: Option<u64>,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
@@ -279,8 +291,12 @@ impl MemoryProfile {
         ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
     }
 
-    fn ledger(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let ledger = self.profiler.ledger().map_err(failure)?;
+    fn ledger(&self, smaps: Option<bool>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let ledger = match smaps {
+            Some(true) => self.profiler.ledger_with_smaps(),
+            Some(false) | None => self.profiler.ledger(),
+        };
+        let ledger = ledger.map_err(failure)?;
         ok(reply, &ledger_text(&ledger), ledger)
     }
 
@@ -369,11 +385,15 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     args.take(key).map(parse).transpose()
 }
 
-pub(crate) fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
-    match args.require(key)?.as_str() {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        other => {
+pub(crate) fn take_switch(
+    args: &mut Arguments,
+    key: &'static str,
+) -> Result<Option<bool>, Failure> {
+    match args.take(key).as_deref() {
+        None => Ok(None),
+        Some("on") => Ok(Some(true)),
+        Some("off") => Ok(Some(false)),
+        Some(other) => {
             let message = format!("{key}={other:?} is neither on nor off");
             Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
         }

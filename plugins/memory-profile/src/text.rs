@@ -155,6 +155,17 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
             bytes(cgroup.usage_bytes)
         );
     }
+    if let Some(smaps) = &ledger.smaps {
+        text += &format!(
+            "mappings: {} proportional, {} private dirty, {} lazily free, {} in huge pages, {} \
+             swapped\n",
+            bytes(smaps.pss_bytes),
+            bytes(smaps.private_dirty_bytes),
+            bytes(smaps.lazy_free_bytes),
+            bytes(smaps.anon_huge_pages_bytes),
+            bytes(smaps.swap_bytes)
+        );
+    }
     for verdict in &ledger.verdicts {
         text += &format!("{}: {}; {}\n", verdict.kind, verdict.why, verdict.remedy);
     }

@@ -86,6 +86,13 @@ static void *allocate(void *number) {
     return NULL;
 }
 
+/* Takes an arena of its own, and sleeps. */
+static void *idle(void *unused) {
+    if (malloc(1)) count(&counters->allocations);
+    for (;;) pause();
+    return unused;
+}
+
 static void *fork_often(void *unused) {
     const struct timespec pause = {0, 20000000};
     for (;;) {
@@ -216,6 +223,8 @@ int main(int argc, char **argv) {
         int threads = atoi(value);
         if (!strcmp(option, "allocate")) {
             for (int each = 0; each < threads; each++) start(allocate, (uintptr_t)each);
+        } else if (!strcmp(option, "idle")) {
+            for (int each = 0; each < threads; each++) start(idle, 0);
         } else if (!strcmp(option, "messages") && threads <= MAX_SENDERS) {
             for (int each = 0; each < threads; each++) {
                 senders[each] = start(send_messages, (uintptr_t)each);

@@ -1,4 +1,4 @@
-/* Loaded and unloaded again by unwind_hazards.c, in two builds whose frames differ at the same
+/* Loaded and unloaded again by hazards.c, in two builds whose frames differ at the same
  * addresses. */
 #include <stdlib.h>
 

@@ -215,8 +215,8 @@ static void wild_frame_pointers(void) {
 
 static int load_and_call(int round) {
     char path[4096];
-    const char *directory = getenv("UNWIND_HAZARDS");
-    snprintf(path, sizeof path, "%s/unwind_library_%c.so", directory ? directory : ".", round % 2 ? 'a' : 'b');
+    const char *directory = getenv("UNWIND_LIBRARIES");
+    snprintf(path, sizeof path, "%s/library_%c.so", directory ? directory : ".", round % 2 ? 'a' : 'b');
     void *library = dlopen(path, RTLD_NOW);
     if (!library) {
         fprintf(stderr, "%s\n", dlerror());
@@ -297,6 +297,6 @@ int main(int argc, char **argv) {
             return 0;
         }
     }
-    fprintf(stderr, "usage: unwind_hazards CASE\n");
+    fprintf(stderr, "usage: hazards CASE\n");
     return 2;
 }

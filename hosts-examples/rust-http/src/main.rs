@@ -1,0 +1,86 @@
+//! The example host with an HTTP server of its own, in which it mounts memprof's router: the page,
+//! the API and what existing scripts call, without a second process. It leaks as `rust_host` does.
+//!
+//! ```text
+//! _RJEM_MALLOC_CONF=prof:true,prof_active:false rust_http --config host.toml --listen 127.0.0.1:8080 &
+//! curl -X POST http://127.0.0.1:8080/api/v1/activate && sleep 5
+//! go tool pprof -top http://127.0.0.1:8080/debug/pprof/heap
+//! ```
+//!
+//! Names are looked up in this process then, which takes memory while it lasts: where that matters,
+//! leave HTTP to `memprof serve`.
+
+#[path = "../../rust/src/jemalloc.rs"]
+mod jemalloc;
+#[path = "../../rust/src/logger.rs"]
+mod logger;
+#[path = "../../rust/src/work.rs"]
+mod work;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use axum::Router;
+use axum::routing::get;
+use memprof_host::{Config, Host, Program};
+use memprof_http::{Hosts, InProcess, Listener, Settings};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+#[global_allocator]
+static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+const NAME: &str = "rust_http";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn main() -> anyhow::Result<()> {
+    let (config, address) = arguments()?;
+    let config = Config::read(&config)?;
+    let level = config.log.level().map_err(anyhow::Error::msg)?;
+    logger::init(level)?;
+
+    let mut program = Program::new(NAME, VERSION);
+    program.jemalloc = Some(jemalloc::functions());
+    let host = Arc::new(Host::start(&config, program)?);
+    let worker = work::start()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(address, Arc::clone(&host)))?;
+    worker.stop();
+    Ok(())
+}
+
+async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let listener = TcpListener::bind(address).await?;
+    log::info!("serving http://{}/", listener.local_addr()?);
+    let end = async {
+        terminate.recv().await;
+    };
+    memprof_http::serve(Listener::Tcp(listener), router(host), end).await;
+    Ok(())
+}
+
+/// This program's own routes; what is none of them is memprof's.
+fn router(host: Arc<Host>) -> Router {
+    let this_process = Arc::new(InProcess::new(host, NAME, VERSION));
+    let memprof = memprof_http::router(Hosts::one(this_process), Settings::default());
+    Router::new()
+        .route("/hello", get(async || "hello\n"))
+        .fallback_service(memprof)
+}
+
+fn arguments() -> anyhow::Result<(PathBuf, SocketAddr)> {
+    let args: Vec<_> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--config", config] => Ok((config.into(), SocketAddr::from(([127, 0, 0, 1], 0)))),
+        ["--config", config, "--listen", address] => {
+            let address = address.parse().with_context(|| address.to_owned())?;
+            Ok((config.into(), address))
+        }
+        _ => bail!("usage: rust_http --config FILE [--listen 127.0.0.1:PORT]"),
+    }
+}

@@ -1,0 +1,72 @@
+//! Reports in a browser, where there is one.
+
+use std::env;
+use std::fs::Permissions;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+
+use crate::output;
+
+/// Writes a page to a file that stays, readable by this user alone, and returns its path.
+pub(crate) fn page<T>(
+    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
+) -> anyhow::Result<(PathBuf, T)> {
+    let failed = || format!("failed to write a page in {}", env::temp_dir().display());
+    let file = tempfile::Builder::new()
+        .prefix("memprof-")
+        .suffix(".html")
+        .permissions(Permissions::from_mode(0o600))
+        .tempfile()
+        .with_context(failed)?;
+    let mut out = BufWriter::with_capacity(256 << 10, file);
+    let value = write(&mut out)?;
+    let file = out.into_inner().map_err(|error| error.into_error());
+    let (_, path) = file.with_context(failed)?.keep().with_context(failed)?;
+    Ok((path, value))
+}
+
+/// Opens a file in the user's browser; where there is none, prints its path.
+pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
+    let file = std::path::absolute(file)?;
+    let started = browsers()
+        .iter()
+        .any(|browser| match start(browser, &file) {
+            Ok(()) => true,
+            Err(error) => {
+                eprintln!("memprof: note: failed to start {browser}: {error}");
+                false
+            }
+        });
+    if started {
+        eprintln!("opened {}", file.display());
+        return Ok(());
+    }
+    output::print(&file.display().to_string())
+}
+
+/// What `BROWSER` lists, separated by colons; the desktop's own choice where there is a display.
+fn browsers() -> Vec<String> {
+    let listed = env::var("BROWSER").unwrap_or_else(|_| String::new());
+    let listed = listed.split(':').filter(|browser| !browser.is_empty());
+    let mut browsers: Vec<_> = listed.map(str::to_owned).collect();
+    let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    if is_set("DISPLAY") || is_set("WAYLAND_DISPLAY") {
+        browsers.push("xdg-open".to_owned());
+    }
+    browsers
+}
+
+/// Starts it on its own: a browser may run for as long as its window is open.
+fn start(browser: &str, file: &Path) -> io::Result<()> {
+    Command::new(browser)
+        .arg(file)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map(drop)
+}

@@ -1,0 +1,290 @@
+//! The server's own API, in front of real hosts.
+
+use crate::curl::curl;
+use crate::host::Setup;
+use crate::memprof::memprof;
+use crate::server::Server;
+
+#[test]
+fn messages_and_their_replies() {
+    let host = Setup::of("rust_host").start();
+    let server = Server::start(&host.socket_dir(), &["-t", "rust_host"]);
+    let post = |line: &str| curl(&server.address, &format!("-X POST {line}"));
+    let active = post("-d {\"for\":\"10m\",\"lg_sample\":13} H/api/v1/activate")
+        .is(200)
+        .json();
+    assert_eq!(active["profiling"], "active");
+    assert_eq!(active["sample_interval"], 1 << 13);
+    assert!(active["active_until"].is_string(), "{active}");
+    let status = curl(&server.address, "H/api/v1/status").is(200).json();
+    assert_eq!(status["profiling"], "active");
+    let ledger = curl(&server.address, "H/api/v1/ledger").is(200).json();
+    assert!(ledger["rss_bytes"].as_u64().unwrap() > 0);
+    let stats = curl(&server.address, "H/api/v1/stats").is(200).json();
+    assert!(stats["allocators"][0]["allocated"].as_u64().unwrap() > 0);
+    assert_eq!(
+        post("H/api/v1/deactivate").is(200).json()["profiling"],
+        "inactive"
+    );
+    assert!(post("H/api/v1/purge").is(200).json()["released_bytes"].is_u64());
+    assert_eq!(
+        post("-d {\"state\":true} H/api/v1/gdump").is(200).json()["status"],
+        "ok"
+    );
+    assert_eq!(
+        post("-d {\"state\":\"off\"} H/api/v1/gdump").is(200).json()["status"],
+        "ok"
+    );
+}
+
+#[test]
+fn errors_name_what_is_wrong() {
+    let host = Setup::without_profiling("rust_host").start();
+    let server = Server::start(&host.socket_dir(), &[]);
+    let check = |line: &str, status: u16, kind: &str, message: &str| {
+        let error = curl(&server.address, line).is(status).json()["error"].take();
+        assert_eq!(error["kind"], kind, "{line}");
+        let said = error["message"].as_str().unwrap();
+        assert!(said.contains(message), "{line}: {said}");
+    };
+    check(
+        "-X POST H/api/v1/activate",
+        409,
+        "unavailable",
+        "opt.prof=false",
+    );
+    check(
+        "-X POST H/api/v1/dump",
+        409,
+        "unavailable",
+        "opt.prof=false",
+    );
+    check(
+        "-X POST -d [] H/api/v1/activate",
+        400,
+        "invalid_argument",
+        "no JSON object",
+    );
+    check(
+        "-X POST -d {\"for\":[]} H/api/v1/activate",
+        400,
+        "invalid_argument",
+        "\"for\" is no argument",
+    );
+    check(
+        "-X POST -d {\"x=1\":1} H/api/v1/activate",
+        400,
+        "invalid_argument",
+        "is no argument",
+    );
+    check(
+        "-X POST -d {\"path\":\"/x\"} H/api/v1/dump",
+        400,
+        "invalid_argument",
+        "\"path\"",
+    );
+    check(
+        "-X POST H/api/v1/gdump",
+        400,
+        "invalid_argument",
+        "\"state\" is missing",
+    );
+    check("H/nothing", 404, "not_found", "no such page");
+    check("H/api/v1/dumps/x", 404, "not_found", "\"x\"");
+    check("H/host/1/api/v1/status", 503, "host_gone", "pid 1");
+    // What a doctor finds is an answer.
+    let doctor = curl(&server.address, "H/api/v1/doctor").is(200).json();
+    assert_eq!(doctor["healthy"], false);
+}
+
+#[test]
+fn a_kept_dump_in_every_format() {
+    let host = Setup::of("rust_host").config("keep.count = 10000").start();
+    host.memprof("activate", &[]).exits(0);
+    let first = host.dump_of(1 << 20);
+    let second = host.dump_of(3 << 20);
+    let server = Server::start(&host.socket_dir(), &[]);
+    let dumps = curl(&server.address, "H/api/v1/dumps").is(200).json();
+    assert_eq!(dumps["dumps"][0]["id"], second["id"]);
+    let (first, second) = (
+        first["id"].as_str().unwrap(),
+        second["id"].as_str().unwrap(),
+    );
+    let get = |query: &str| curl(&server.address, &format!("H/api/v1/dumps/{second}?{query}"));
+    let check = |query: &str, content_type: &str, text: &str| {
+        let got = get(query).is(200);
+        assert!(
+            got.header("content-type").starts_with(content_type),
+            "{query}: {got:?}"
+        );
+        assert!(got.text().contains(text), "{query}: {}", got.text());
+    };
+    check(
+        "format=heap",
+        "application/x-jemalloc-heap-profile",
+        "heap_v2/4096\n",
+    );
+    check("format=pprof", "application/octet-stream", "");
+    check("format=collapsed", "text/plain", "grow_cache");
+    check("format=flamegraph", "image/svg+xml", "grow_cache");
+    check("format=html", "text/html", "grow_cache");
+    check("format=view", "application/json", "grow_cache");
+    check("format=json", "application/json", "grow_cache");
+    check("format=text", "text/plain", "grow_cache");
+    check("format=tree", "text/plain", "grow_cache");
+    check("format=jeprof", "text/plain", "grow_cache");
+    check("format=dot", "text/vnd.graphviz", "grow_cache");
+    check("format=svg", "image/svg+xml", "grow_cache");
+    check("", "text/plain", "inuse_space: ");
+    check("sample_type=inuse_objects", "text/plain", "inuse_objects: ");
+    check("lines=1", "text/plain", "work.rs:");
+    check(&format!("base={first}"), "text/plain", "changed by ");
+    get("focus=no_such_function").is(409);
+    get("focus=(").is(400);
+    get("format=x").is(400);
+    get("sample_type=x").is(400);
+    get("unknown=1").is(400);
+}
+
+#[test]
+fn several_hosts_are_served_below_their_pids() {
+    let one = Setup::of("rust_host").start();
+    let two = Setup::of("c_host").sockets(&one.socket_dir()).start();
+    let server = Server::start(&one.socket_dir(), &[]);
+    let hosts = curl(&server.address, "H/api/v1/hosts").is(200).json();
+    let mut pids: Vec<u64> = hosts["hosts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|host| host["pid"].as_u64().unwrap())
+        .collect();
+    let mut expected = [u64::from(one.pid()), u64::from(two.pid())];
+    pids.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(pids, expected);
+    for host in [&one, &two] {
+        let status = curl(
+            &server.address,
+            &format!("H/host/{}/api/v1/status", host.pid()),
+        );
+        let directory = status.is(200).json()["dump_dir"].clone();
+        assert_eq!(directory, host.dump_dir().display().to_string());
+        curl(&server.address, &format!("H/host/{}/memory", host.pid())).is(200);
+        let page = curl(&server.address, &format!("H/host/{}", host.pid())).is(308);
+        assert_eq!(page.header("location"), format!("{}/", host.pid()));
+    }
+    let ambiguous = curl(&server.address, "H/api/v1/status").is(404).text();
+    assert!(ambiguous.contains("/host/PID"), "{ambiguous}");
+}
+
+#[test]
+fn a_host_that_ends_is_missed_and_found_again() {
+    let mut host = Setup::of("rust_host").start();
+    let sockets = host.socket_dir();
+    let server = Server::start(&sockets, &["-t", "rust_host"]);
+    curl(&server.address, "H/api/v1/status").is(200);
+    host.terminate();
+    let gone = curl(&server.address, "H/api/v1/status").is(503);
+    assert_eq!(gone.header("retry-after"), "2");
+    assert_eq!(gone.json()["error"]["kind"], "host_gone");
+    curl(&server.address, "H/pprof/heap").is(503);
+    let again = Setup::of("rust_host").sockets(&sockets).start();
+    let status = curl(&server.address, "H/api/v1/status").is(200).json();
+    assert_eq!(status["dump_dir"], again.dump_dir().display().to_string());
+}
+
+#[test]
+fn a_server_on_a_unix_socket_is_this_users_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let host = Setup::of("rust_host").start();
+    let socket = host.place().join("http.sock");
+    let path = socket.to_str().unwrap();
+    {
+        let _server = Server::at(&host.socket_dir(), path);
+        let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let line = format!("--unix-socket {path} http://localhost/api/v1/status");
+        curl("", &line).is(200);
+        let taken = memprof(&host.socket_dir(), &["serve", "--socket", path]).exits(1);
+        assert!(taken.stderr.contains("in use"), "{taken:?}");
+    }
+    // What a killed server left there is in nobody's way.
+    assert!(socket.exists());
+    let _server = Server::at(&host.socket_dir(), path);
+    curl(
+        "",
+        &format!("--unix-socket {path} http://localhost/api/v1/status"),
+    )
+    .is(200);
+}
+
+#[test]
+fn the_api_is_described_as_it_is() {
+    let host = Setup::of("rust_host").start();
+    host.memprof("activate", &[]).exits(0);
+    host.dump_of(1 << 20);
+    let server = Server::start(&host.socket_dir(), &[]);
+    let document = curl(&server.address, "H/api/v1/openapi.json")
+        .is(200)
+        .json();
+    assert_eq!(document["openapi"], "3.1.0");
+    let dumps = curl(&server.address, "H/api/v1/dumps").json();
+    let id = dumps["dumps"][0]["id"].as_str().unwrap();
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() > 28, "{}", paths.len());
+    for (path, operations) in paths {
+        let address = path
+            .replace("{pid}", &host.pid().to_string())
+            .replace("{id}", id);
+        for (method, operation) in operations.as_object().unwrap() {
+            // Those two need an argument.
+            let body = if operation["requestBody"].is_null() || !path.contains("gdump") {
+                "{}"
+            } else {
+                "{\"state\":\"off\"}"
+            };
+            let line = match method.as_str() {
+                "get" => format!("H{address}"),
+                _ => format!("-X POST -d {body} H{address}"),
+            };
+            let got = curl(&server.address, &line).is(200);
+            let reply = operation["responses"]["200"]["content"]
+                .as_object()
+                .unwrap();
+            let kind = reply.keys().next().unwrap();
+            assert!(
+                kind == "*/*" || got.header("content-type").starts_with(kind.as_str()),
+                "{line}"
+            );
+        }
+        let other = if operations.get("get").is_some() {
+            "-X DELETE"
+        } else {
+            "-X GET"
+        };
+        curl(&server.address, &format!("{other} H{address}")).is(405);
+    }
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    let nowhere = std::path::Path::new("/nonexistent");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = memprof(nowhere, &["completions", shell]).exits(0).stdout;
+        assert!(script.contains("malloc-conf"), "{shell}: {script}");
+    }
+    let page = memprof(nowhere, &["man"]).exits(0).stdout;
+    assert!(
+        page.starts_with(".ie") && page.contains(".TH memprof 1"),
+        "{page}"
+    );
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().join("man1");
+    memprof(
+        nowhere,
+        &["man", "--directory", directory.to_str().unwrap()],
+    )
+    .exits(0);
+    let page = std::fs::read_to_string(directory.join("memprof-serve.1")).unwrap();
+    assert!(page.contains("token"), "{page}");
+}

@@ -1,0 +1,276 @@
+//! The field's own tools over HTTP, as they come from Debian.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::curl::curl;
+use crate::dist::{tool, tool_text};
+use crate::host::{Host, Setup};
+use crate::server::Server;
+
+/// A host whose leak is in the profile, and its server.
+fn served(program: &str) -> (Host, Server) {
+    let host = Setup::of(program).start();
+    host.memprof("activate", &[]).exits(0);
+    host.dump_of(4 << 20);
+    let server = Server::start(&host.socket_dir(), &[]);
+    (host, server)
+}
+
+fn address_without_scheme(server: &Server) -> &str {
+    server
+        .address
+        .trim_start_matches("http://")
+        .trim_end_matches('/')
+}
+
+/// What a tool prints whose files go to the host's place.
+fn run(host: &Host, package: &str, program: &str, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .env("HOME", host.place())
+        .current_dir(host.place());
+    tool_text(package, &mut command)
+}
+
+fn go(host: &Host, args: &[&str]) -> String {
+    run(
+        host,
+        "golang-go",
+        "go",
+        &[&["tool", "pprof"], args].concat(),
+    )
+}
+
+/// The bytes after `Total:`, which jeprof and google-pprof print with `--show_bytes`.
+fn total(text: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix("Total: "));
+    let words = line.unwrap_or_else(|| panic!("no total in {text}"));
+    words.trim().trim_end_matches(" B").parse().unwrap()
+}
+
+/// The share of a function with all it calls, in percent, of a line as all three print it.
+fn cumulative(text: &str, function: &str) -> f64 {
+    let line = text.lines().find(|line| line.contains(function));
+    let line = line.unwrap_or_else(|| panic!("no {function} in {text}"));
+    let mut percents = line
+        .split_whitespace()
+        .filter_map(|word| word.strip_suffix('%'));
+    percents.next_back().unwrap().parse().unwrap()
+}
+
+#[test]
+fn jeprof_and_google_pprof_read_a_served_heap() {
+    for program in ["rust_host", "c_host", "c_host_static"] {
+        let (host, server) = served(program);
+        let profile = format!("{}/pprof/heap", address_without_scheme(&server));
+        for (package, tool) in [
+            ("libjemalloc-dev", "jeprof"),
+            ("google-perftools", "google-pprof"),
+        ] {
+            let text = run(&host, package, tool, &["--text", "--show_bytes", &profile]);
+            assert!(total(&text) > 3 << 20, "{program} {tool}: {text}");
+            let share = cumulative(&text, "grow_cache");
+            assert!(share > 80.0, "{program} {tool}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_served_heap_is_the_native_dump_in_other_words() {
+    let (host, server) = served("c_host");
+    host.memprof("deactivate", &[]).exits(0);
+    // Frees are counted on, but c_host's leak is over; what is left changes by what churns.
+    let served = run(
+        &host,
+        "libjemalloc-dev",
+        "jeprof",
+        &[
+            "--text",
+            "--show_bytes",
+            &format!("{}/pprof/heap", address_without_scheme(&server)),
+        ],
+    );
+    let native = host.memprof("dump", &["--json"]).exits(0).json();
+    let native = run(
+        &host,
+        "libjemalloc-dev",
+        "jeprof",
+        &[
+            "--text",
+            "--show_bytes",
+            dist_program("c_host").to_str().unwrap(),
+            native["path"].as_str().unwrap(),
+        ],
+    );
+    let (served, native) = (total(&served) as f64, total(&native) as f64);
+    assert!(
+        (served / native - 1.0).abs() < 0.005,
+        "{served} is not {native}"
+    );
+}
+
+fn dist_program(name: &str) -> PathBuf {
+    crate::dist::dist(&format!("examples/{name}"))
+}
+
+#[test]
+fn a_token_in_the_path_lets_jeprof_in() {
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+    let (host, _) = served("rust_host");
+    let file = host.place().join("token");
+    write_private(&file, TOKEN);
+    let args = ["--token-file", file.to_str().unwrap()];
+    let server = Server::start(&host.socket_dir(), &args);
+    let profile = format!("{}/t/{TOKEN}/pprof/heap", address_without_scheme(&server));
+    let text = run(
+        &host,
+        "libjemalloc-dev",
+        "jeprof",
+        &["--text", "--show_bytes", &profile],
+    );
+    assert!(cumulative(&text, "grow_cache") > 80.0, "{text}");
+    curl(&server.address, "H/pprof/heap").is(401);
+}
+
+fn write_private(path: &Path, text: &str) {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+}
+
+#[test]
+fn go_reads_a_served_heap() {
+    for program in ["rust_host", "c_host"] {
+        let (host, server) = served(program);
+        for path in ["pprof/heap", "debug/pprof/heap"] {
+            let address = format!("{}{path}", server.address);
+            let text = go(
+                &host,
+                &["-sample_index=inuse_space", "-top", "-cum", &address],
+            );
+            assert!(
+                cumulative(&text, "grow_cache") > 80.0,
+                "{program} {path}: {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn go_reads_the_text_for_all_three_and_asks_for_its_names() {
+    let (host, server) = served("c_host");
+    let body = curl(&server.address, "H/pprof/heap").is(200).body;
+    let file = host.place().join("legacy.heap");
+    std::fs::write(&file, body).unwrap();
+    let source = format!("-symbolize=none {}", file.display());
+    let args: Vec<_> = ["-top", "-cum"]
+        .into_iter()
+        .chain(source.split(' '))
+        .collect();
+    let text = go(&host, &args);
+    assert!(text.contains("Type: space"), "{text}");
+    // Go asks for names where it got a text; curl's agent is not given a profile of its own.
+    let named = go(
+        &host,
+        &["-top", "-cum", "-symbolize=local", file.to_str().unwrap()],
+    );
+    assert!(cumulative(&named, "grow_cache") > 80.0, "{named}");
+}
+
+#[test]
+fn go_reads_what_changed() {
+    let (host, server) = served("rust_host");
+    let address = format!("{}debug/pprof/heap", server.address);
+    let text = go(
+        &host,
+        &[
+            "-seconds",
+            "1",
+            "-sample_index=inuse_space",
+            "-top",
+            "-cum",
+            &address,
+        ],
+    );
+    assert!(cumulative(&text, "grow_cache") > 50.0, "{text}");
+
+    let fetch = |name: &str| {
+        let file = host.place().join(name);
+        std::fs::write(&file, curl(&server.address, "H/debug/pprof/heap").body).unwrap();
+        file.display().to_string()
+    };
+    let before = fetch("before.pb.gz");
+    let before_bytes = host.dump_of(0)["estimated_inuse_bytes"].as_u64().unwrap();
+    host.dump_of(before_bytes + (1 << 20));
+    let after = fetch("after.pb.gz");
+    let args = [
+        "-diff_base",
+        &before,
+        "-sample_index=inuse_space",
+        "-top",
+        "-cum",
+        &after,
+    ];
+    let text = go(&host, &args);
+    assert!(text.contains("grow_cache"), "{text}");
+    let same = [
+        "-diff_base",
+        &before,
+        "-sample_index=inuse_space",
+        "-top",
+        &before,
+    ];
+    let text = go(&host, &same);
+    assert!(text.contains("accounting for 0, 0% of"), "{text}");
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_the_metrics() {
+    let (host, server) = served("rust_host");
+    let metrics = curl(&server.address, "H/metrics").is(200);
+    assert!(
+        metrics
+            .header("content-type")
+            .starts_with("application/openmetrics-text")
+    );
+    let file = host.place().join("metrics");
+    std::fs::write(&file, &metrics.body).unwrap();
+    let mut command = Command::new("promtool");
+    command
+        .args(["check", "metrics"])
+        .stdin(std::fs::File::open(&file).unwrap());
+    let checked = tool("prometheus", &mut command);
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(checked.status.success() && said.is_empty(), "{said}");
+    let text = metrics.text();
+    let series = [
+        "jemalloc_allocated_bytes{",
+        "jemalloc_retained_bytes{",
+        "memprof_profiling_active 1\n",
+        "memprof_ledger_bytes{part=\"live_heap\"} ",
+        "memprof_sample_interval_bytes 4096\n",
+    ];
+    for name in series {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+    // A scrape every few seconds must not fill the host's log.
+    assert!(!host.log().iter().any(|line| line.contains("retained")));
+}
+
+#[test]
+fn metrics_of_a_host_without_an_allocator() {
+    let host = Setup::without_profiling("c_host").start();
+    let server = Server::start(&host.socket_dir(), &[]);
+    let text = curl(&server.address, "H/metrics").is(200).text();
+    assert!(text.contains("memprof_profiling_available 0\n"), "{text}");
+    assert!(!text.contains("jemalloc_"), "{text}");
+}

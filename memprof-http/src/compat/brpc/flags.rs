@@ -1,0 +1,100 @@
+//! `/flags`: gflags that stand for jemalloc's controls.
+
+use axum::extract::{Path, Query};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+
+use super::{Code, TEXT, failed};
+use crate::gateway::Gateway;
+use crate::problem::{Problem, Result};
+use crate::router::To;
+
+const HEAD: &str = "Name | Value | Description | Defined At\n\
+                    ---------------------------------------\n";
+
+/// A flag's name and description.
+const FLAGS: [(&str, &str); 3] = [
+    ("je_prof_active", "true or false: jemalloc samples or not"),
+    (
+        "je_prof_dump",
+        "any value takes a heap profile, which is kept",
+    ),
+    (
+        "je_prof_reset",
+        "lg_prof_sample: drops the samples and sets the interval",
+    ),
+];
+
+pub(super) async fn all(To(host): To) -> Result<Response> {
+    table(&host, |_| true).await
+}
+
+#[derive(Deserialize)]
+pub(super) struct Flag {
+    flag: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Parameters {
+    setvalue: Option<String>,
+}
+
+pub(super) async fn one(
+    To(host): To,
+    Path(Flag { flag }): Path<Flag>,
+    Query(Parameters { setvalue }): Query<Parameters>,
+) -> Result<Response> {
+    if !FLAGS.iter().any(|(name, _)| *name == flag) {
+        return Ok(failed(Code::NoSuchMethod, "No such gflag", None));
+    }
+    let Some(value) = setvalue else {
+        return table(&host, |name| name == flag).await;
+    };
+    match set(&host, &flag, &value).await {
+        Ok(()) => Ok(([TEXT], format!("Set `{flag}' to {value}")).into_response()),
+        Err(problem) if problem.is_the_hosts() || problem.is_the_clients() => {
+            let value = if value.is_empty() {
+                "empty string"
+            } else {
+                &value
+            };
+            let text = format!("Fail to set `{flag}' to {value}");
+            Ok(failed(Code::NotPermitted, &text, Some(&problem)))
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
+async fn set(host: &Gateway, flag: &str, value: &str) -> Result<()> {
+    match (flag, value) {
+        ("je_prof_active", "true" | "1") => host.tell("activate", &[]).await.map(drop),
+        ("je_prof_active", "false" | "0") => host.tell("deactivate", &[]).await.map(drop),
+        // brpc takes a path, which nobody gives us: a dump has a name of its own.
+        ("je_prof_dump", _) => host.dump().await.map(drop),
+        ("je_prof_reset", _) => host.tell("reset", &[("lg_sample", value)]).await.map(drop),
+        _ => Err(Problem::invalid(format!(
+            "{value:?} is neither true nor false"
+        ))),
+    }
+}
+
+async fn table(host: &Gateway, wanted: impl Fn(&str) -> bool) -> Result<Response> {
+    let status = host.tell("status", &[]).await?;
+    let lg_sample = status["allocators"][0]["lg_sample"].as_u64();
+    let value = |name: &str| match name {
+        "je_prof_active" => (status["profiling"] == "active").to_string(),
+        "je_prof_reset" => lg_sample.map(|lg| lg.to_string()).unwrap_or_default(),
+        _ => " ".to_owned(),
+    };
+    let rows = FLAGS
+        .iter()
+        .filter(|(name, _)| wanted(name))
+        .map(|(name, description)| {
+            // (R): it can be set while the program runs.
+            format!(
+                "{name} (R) | {} | {description} | memory_profile\n",
+                value(name)
+            )
+        });
+    Ok(([TEXT], HEAD.to_owned() + &rows.collect::<String>()).into_response())
+}

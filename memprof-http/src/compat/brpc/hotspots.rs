@@ -1,0 +1,58 @@
+//! `/hotspots/heap`: for browsers the page, for curl the text of a profile.
+
+use axum::extract::Query;
+use axum::http::header::{ACCEPT, HeaderMap};
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+
+use super::heap_is_off;
+use crate::problem::Result;
+use crate::report::View;
+use crate::router::To;
+
+#[derive(Deserialize)]
+pub(super) struct Parameters {
+    /// A kept dump's id; without, a new one is taken.
+    view: Option<String>,
+    base: Option<String>,
+    display_type: Option<String>,
+    console: Option<String>,
+}
+
+pub(super) async fn heap(
+    To(host): To,
+    headers: HeaderMap,
+    Query(query): Query<Parameters>,
+) -> Result<Response> {
+    let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let is_browser = accepts.is_some_and(|accept| accept.contains("text/html"));
+    if is_browser && query.console.is_none() {
+        return Ok(Redirect::to(&page(&query)).into_response());
+    }
+    let format = match query.display_type.as_deref() {
+        Some("dot") => "dot",
+        Some("flame") => "flamegraph",
+        _ => "text",
+    };
+    let mut view = View::of_format(format);
+    view.base = query.base;
+    let done = match &query.view {
+        Some(id) => view.of_kept(&host, id).await,
+        None => view.of_new(&host).await,
+    };
+    match done {
+        Err(problem) if problem.is_profiling_off() => Ok(heap_is_off(&problem)),
+        done => done,
+    }
+}
+
+/// Where the page shows the same.
+fn page(query: &Parameters) -> String {
+    let is_id = |id: &&String| id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.');
+    let pairs = [("view", &query.view), ("base", &query.base)];
+    let state = pairs.into_iter().filter_map(|(key, id)| {
+        let id = id.as_ref().filter(is_id)?;
+        Some(format!("{key}={id}"))
+    });
+    format!("../#{}", state.collect::<Vec<_>>().join("&"))
+}

@@ -1,0 +1,77 @@
+//! Go's `net/http/pprof`, as far as it is about the heap.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Query;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use tokio::time::sleep;
+
+use crate::compat::symbol;
+use crate::gateway::Gateway;
+use crate::problem::{Problem, Result};
+use crate::report::{View, tcmalloc_of_new};
+use crate::router::{Shared, To};
+
+/// A request that is open longer is cut by whatever lies between.
+const LONGEST: u64 = 600;
+
+pub(super) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/debug/pprof/", get(async |_: To| Html(INDEX)))
+        .route("/debug/pprof/heap", get(heap))
+        .route("/debug/pprof/allocs", get(allocs))
+        .route("/debug/pprof/symbol", symbol::route())
+        .route("/debug/pprof/cmdline", get(symbol::command_line))
+}
+
+const INDEX: &str = "<!doctype html>\n<html lang=\"en\">\n<title>/debug/pprof/</title>\n\
+    <h1>/debug/pprof/</h1>\n<ul>\n\
+    <li><a href=\"heap?debug=1\">heap</a>: what is alive\n\
+    <li><a href=\"allocs?debug=1\">allocs</a>: what was allocated since profiling began\n\
+    <li><a href=\"cmdline\">cmdline</a>\n</ul>\n</html>\n";
+
+#[derive(Deserialize)]
+struct Parameters {
+    debug: Option<u32>,
+    seconds: Option<u64>,
+}
+
+async fn heap(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
+    profile(&host, &parameters, "inuse_space").await
+}
+
+/// The same profile, with what was allocated in front where it is counted (`prof_accum`).
+async fn allocs(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
+    match profile(&host, &parameters, "alloc_space").await {
+        Err(problem) if problem.is_the_clients() => {
+            profile(&host, &parameters, "inuse_space").await
+        }
+        profile => profile,
+    }
+}
+
+async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> Result<Response> {
+    let mut view = View::of_format("pprof");
+    view.sample_type = Some(sample_type.to_owned());
+    match (parameters.seconds, parameters.debug) {
+        (Some(seconds @ 1..=LONGEST), _) => {
+            let before = host.dump().await?;
+            sleep(Duration::from_secs(seconds)).await;
+            view.base = before["id"].as_str().map(str::to_owned);
+            view.of_new(host).await
+        }
+        (Some(1..), _) => {
+            let longest = format!("seconds is at most {LONGEST}");
+            Err(Problem::invalid(longest))
+        }
+        (_, Some(1..)) => {
+            let text = tcmalloc_of_new(host).await?;
+            Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
+        }
+        _ => view.of_new(host).await,
+    }
+}

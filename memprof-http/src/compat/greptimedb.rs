@@ -1,0 +1,119 @@
+//! GreptimeDB's `/debug/prof/mem`.
+
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Query};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::problem::Problem;
+use crate::report::{View, flamegraph_of_upload};
+use crate::router::{Shared, To};
+
+/// The largest dump that is uploaded.
+const UPLOAD: usize = 64 << 20;
+
+pub(super) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/debug/prof/mem", post(profile))
+        .route("/debug/prof/mem/status", get(status))
+        .route("/debug/prof/mem/activate", post(activate))
+        .route("/debug/prof/mem/deactivate", post(deactivate))
+        .route("/debug/prof/mem/gdump", get(gdump).post(set_gdump))
+        .route(
+            "/debug/prof/mem/symbol",
+            post(symbol).layer(DefaultBodyLimit::max(UPLOAD)),
+        )
+}
+
+type Result<T> = std::result::Result<T, Failed>;
+
+/// Errors are JSON, with a status that `curl -f` sees.
+struct Failed(Problem);
+
+impl<E: Into<Problem>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        let reason = [self.0.reason_header()];
+        let (status, error) = if self.0.is_profiling_off() {
+            let error = "Memory profiling is not enabled".to_owned();
+            (StatusCode::BAD_REQUEST, error)
+        } else {
+            (self.0.status, self.0.reason())
+        };
+        (status, reason, Json(json!({ "error": error }))).into_response()
+    }
+}
+
+#[derive(Deserialize)]
+struct Output {
+    output: Option<String>,
+}
+
+async fn profile(To(host): To, Query(Output { output }): Query<Output>) -> Result<Response> {
+    let format = match output.as_deref() {
+        None | Some("text") => "heap",
+        Some("proto") => "pprof",
+        Some("flamegraph") => "flamegraph",
+        Some(other) => {
+            let problem = Problem::invalid(format!("output={other:?} is no output"))
+                .remedy("valid outputs: text, proto, flamegraph");
+            return Err(problem.into());
+        }
+    };
+    Ok(View::of_format(format).of_new(&host).await?)
+}
+
+async fn status(To(host): To) -> Result<Response> {
+    let status = host.tell("status", &[]).await?;
+    Ok(switch(status["profiling"] == "active"))
+}
+
+async fn activate(To(host): To) -> Result<&'static str> {
+    host.tell("activate", &[]).await?;
+    Ok("Heap profiling activated")
+}
+
+async fn deactivate(To(host): To) -> Result<&'static str> {
+    host.tell("deactivate", &[]).await?;
+    Ok("Heap profiling deactivated")
+}
+
+async fn gdump(To(host): To) -> Result<Response> {
+    let status = host.tell("status", &[]).await?;
+    Ok(switch(!status["gdump"].is_null()))
+}
+
+/// With the blank that scripts look for.
+fn switch(active: bool) -> Response {
+    let body = format!("{{\"active\": {active}}}");
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// The body is the form `activate=true`.
+async fn set_gdump(To(host): To, form: Bytes) -> Result<&'static str> {
+    let (state, done) = match form.trim_ascii() {
+        b"activate=true" => ("on", "gdump activated"),
+        b"activate=false" => ("off", "gdump deactivated"),
+        _ => {
+            let problem = Problem::invalid("the body is no form with activate")
+                .remedy("valid: activate=true, activate=false");
+            return Err(problem.into());
+        }
+    };
+    host.tell("gdump", &[("state", state)]).await?;
+    Ok(done)
+}
+
+async fn symbol(To(host): To, dump: Bytes) -> Result<Response> {
+    Ok(flamegraph_of_upload(&host, dump).await?)
+}

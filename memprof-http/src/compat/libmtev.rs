@@ -1,0 +1,100 @@
+//! libmtev's `/mtev/heap_profile` and `/mtev/memory.json`.
+
+use axum::Router;
+use axum::extract::Query;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::gateway::Gateway;
+use crate::problem::{Problem, Result};
+use crate::router::{Shared, To};
+
+pub(super) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/mtev/heap_profile", get(heap_profile))
+        .route("/mtev/memory.json", get(memory))
+}
+
+#[derive(Deserialize)]
+struct Parameters {
+    active: Option<String>,
+    trigger_dump: Option<String>,
+}
+
+const TEXT: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
+const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
+
+async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
+    let allocators = host.tell("status", &[]).await?["allocators"].take();
+    if allocators.as_array().is_none_or(Vec::is_empty) {
+        let why = "libjemalloc is not loaded, cannot heap profile\n";
+        return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], why).into_response());
+    }
+    let done = match (
+        parameters.active.as_deref(),
+        parameters.trigger_dump.as_deref(),
+    ) {
+        (Some("true"), _) => activate(&host).await,
+        (Some(_), _) => deactivate(&host).await,
+        (None, Some("true")) => host
+            .dump_bytes()
+            .await
+            .map(|dump| ([DUMP], dump).into_response()),
+        (None, _) => Ok(([TEXT], state(&allocators)).into_response()),
+    };
+    match done {
+        Err(problem) if problem.is_the_hosts() => Ok(refused(&problem)),
+        done => done,
+    }
+}
+
+async fn activate(host: &Gateway) -> Result<Response> {
+    host.tell("activate", &[]).await?;
+    Ok(([TEXT], "Profiling is activated\n").into_response())
+}
+
+async fn deactivate(host: &Gateway) -> Result<Response> {
+    host.tell("deactivate", &[]).await?;
+    Ok(([TEXT], "Profiling is deactivated\n").into_response())
+}
+
+fn state(allocators: &Value) -> String {
+    let any = |key: &str| {
+        let allocators = allocators.as_array();
+        allocators
+            .into_iter()
+            .flatten()
+            .any(|each| each[key] == true)
+    };
+    let prof = any("opt_prof");
+    let remedy = if prof {
+        ""
+    } else {
+        "# needs MALLOC_CONF=\"prof:true\"\n"
+    };
+    format!(
+        "opt.prof: {prof}\n{remedy}prof.active: {}\nprof.thread_active_init: {}\n",
+        any("prof_active"),
+        any("prof_thread_active_init")
+    )
+}
+
+fn refused(problem: &Problem) -> Response {
+    let body = format!("{}\n{}\n", problem.strerror(), problem.reason());
+    let status = StatusCode::INTERNAL_SERVER_ERROR;
+    (status, [TEXT], [problem.reason_header()], body).into_response()
+}
+
+async fn memory(To(host): To) -> Result<Response> {
+    let json = match host.stats_json().await {
+        Ok(json) => json,
+        // There is no jemalloc.
+        Err(problem) if problem.is_profiling_off() => "{}\n".to_owned(),
+        Err(problem) => return Err(problem),
+    };
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+}

@@ -1,0 +1,137 @@
+//! Addresses to names, for tools that fetch a profile without: brpc's and Go's `symbol`.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use axum::body::Bytes;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{MethodRouter, get};
+use memprof_report::{Input, Options, Sources};
+
+use crate::gateway::{Gateway, blocking};
+use crate::problem::{Problem, Result};
+use crate::router::{Shared, To};
+
+/// 200,000 addresses, as jeprof pads them.
+const BODY: usize = 4 << 20;
+const MAPS: &str = "MAPPED_LIBRARIES:\n";
+
+/// GET tells that there are symbols, POST names addresses.
+pub(super) fn route() -> MethodRouter<Shared> {
+    get(async |_: To| "num_symbols: 1\n")
+        .post(async |To(host): To, body: Bytes| names(&host, &body).await)
+        .layer(DefaultBodyLimit::max(BODY))
+}
+
+/// The program and its arguments, each ended by a NUL.
+pub(super) async fn command_line(To(host): To) -> Result<String> {
+    let info = host.host().await?;
+    let own = blocking(move || std::fs::read(format!("/proc/{}/cmdline", info.pid))).await?;
+    match own {
+        Ok(bytes) if !bytes.is_empty() => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        // It runs in another PID namespace, or has just ended.
+        _ => Ok(info.command.replace(' ', "\0") + "\0"),
+    }
+}
+
+/// A line for each address of `0x1+0x2`: `0x%08x`, a tab, the name.
+async fn names(host: &Gateway, body: &[u8]) -> Result<String> {
+    let addresses = addresses(body)?;
+    let pid = host.host().await?.pid;
+    let maps = newest_maps(host, pid).await?;
+    let named = blocking(move || name(&addresses, &maps, pid)).await??;
+    let mut lines = String::new();
+    for (address, name) in named {
+        writeln!(lines, "{address:#010x}\t{name}").map_err(|e| Problem::internal(e.to_string()))?;
+    }
+    Ok(lines)
+}
+
+fn addresses(body: &[u8]) -> Result<Vec<u64>> {
+    let malformed = || {
+        Problem::invalid("the body is no list of addresses").remedy("for example 0x4005d0+0x4005f7")
+    };
+    let text = std::str::from_utf8(body).map_err(|_| malformed())?;
+    let address = |text: &str| {
+        let digits = text.trim().strip_prefix("0x").ok_or_else(malformed)?;
+        u64::from_str_radix(digits, 16).map_err(|_| malformed())
+    };
+    text.trim().split('+').map(address).collect()
+}
+
+/// Where the process had which file, as its newest dump says: the one that the addresses are from.
+async fn newest_maps(host: &Gateway, pid: u32) -> Result<Bytes> {
+    let kept = host.kept().await?;
+    let newest = kept.into_iter().find(|dump| dump.pid == pid);
+    let Some(newest) = newest else {
+        return Ok(Bytes::new());
+    };
+    let cut = || async {
+        let dump = host.fetch(&newest.id).await?;
+        let text = String::from_utf8_lossy(&dump);
+        let maps = text.find(MAPS).map_or("", |at| &text[at + MAPS.len()..]);
+        Ok(Bytes::copy_from_slice(maps.as_bytes()))
+    };
+    host.renders
+        .get_or(&format!("maps of {}", newest.id), cut)
+        .await
+}
+
+/// The names by address. A profile is made of the addresses, for the reader to name.
+fn name(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, String)>> {
+    let mut text = String::from("heap profile: 0: 0 [0: 0] @ heapprofile\n").into_bytes();
+    for address in addresses {
+        // A stack holds return addresses; these are calls.
+        let line = format!("1: 1 [0: 0] @ {:#x}\n", address.wrapping_add(1));
+        text.extend_from_slice(line.as_bytes());
+    }
+    text.extend_from_slice(format!("\n{MAPS}").as_bytes());
+    text.extend_from_slice(maps);
+    let input = Input {
+        name: "addresses",
+        bytes: &mut text.as_slice(),
+    };
+    let sources = Sources::of_process(Some(pid));
+    let named = memprof_report::read(input, Some(&sources), &Options::default(), &|_, _| {})?;
+    let mut names = HashMap::new();
+    for sample in &named.profile.samples {
+        for id in named.profile.stacks.frames(sample.stack) {
+            let address = named.profile.stacks.address(*id).0.wrapping_sub(1);
+            names.entry(address).or_insert_with(|| {
+                let frames = named.names.frames(*id).iter().rev();
+                let functions = frames.map(|frame| named.names.strings.get(frame.function));
+                functions.collect::<Vec<_>>().join("--")
+            });
+        }
+    }
+    let unknown = |address: u64| format!("{address:#x}");
+    let line = |address: &u64| {
+        let name = names.get(address).cloned();
+        (*address, name.unwrap_or_else(|| unknown(*address)))
+    };
+    Ok(addresses.iter().map(line).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_addresses() {
+        let check = |body: &str, expected: Option<&[u64]>| {
+            assert_eq!(
+                addresses(body.as_bytes()).ok().as_deref(),
+                expected,
+                "{body}"
+            );
+        };
+        check("0x1", Some(&[1]));
+        check("0x000000000000000a+0xff\n", Some(&[10, 255]));
+        check("", None);
+        check("0x", None);
+        check("1", None);
+        check("0x1+", None);
+        check("0x1ffffffffffffffff", None);
+        check("0x1;id", None);
+    }
+}

@@ -1,0 +1,70 @@
+//! userver's `server::handlers::Jemalloc`: `POST /service/jemalloc/prof/{command}`.
+
+use axum::Router;
+use axum::extract::{Path, Query};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use serde::Deserialize;
+
+use crate::gateway::Gateway;
+use crate::problem::{Problem, Result};
+use crate::router::{Shared, To};
+
+pub(super) fn routes() -> Router<Shared> {
+    Router::new().route("/service/jemalloc/prof/{command}", post(command))
+}
+
+#[derive(Deserialize)]
+struct Command {
+    command: String,
+}
+
+#[derive(Deserialize)]
+struct Parameters {
+    count: Option<String>,
+}
+
+async fn command(
+    To(host): To,
+    Path(Command { command }): Path<Command>,
+    Query(Parameters { count }): Query<Parameters>,
+) -> Result<Response> {
+    let done = match command.as_str() {
+        "enable" => told(&host, "activate", &[]).await,
+        "disable" => told(&host, "deactivate", &[]).await,
+        "dump" => host.dump().await.map(|_| "OK\n".to_owned()),
+        "stat" => host.stats_text("").await,
+        "bg_threads_enable" => told(&host, "background_thread", &[("state", "on")]).await,
+        "bg_threads_disable" => told(&host, "background_thread", &[("state", "off")]).await,
+        "bg_threads_set_max" => match max_of(count.as_deref()) {
+            Ok(max) => told(&host, "background_thread", &[("max", &max)]).await,
+            Err(why) => return Ok((StatusCode::BAD_REQUEST, why).into_response()),
+        },
+        _ => Ok("Unsupported command".to_owned()),
+    };
+    match done {
+        Ok(text) => Ok(text.into_response()),
+        Err(problem) if problem.is_the_hosts() => Ok(refused(&problem)),
+        Err(problem) => Err(problem),
+    }
+}
+
+async fn told(host: &Gateway, message: &'static str, args: &[(&str, &str)]) -> Result<String> {
+    host.tell(message, args).await.map(|_| "OK\n".to_owned())
+}
+
+fn max_of(count: Option<&str>) -> Result<String, String> {
+    let count = count.ok_or("missing 'count' argument")?;
+    match count.parse::<u64>() {
+        Ok(max) => Ok(max.to_string()),
+        Err(why) => Err(format!("invalid 'count' value: {why}")),
+    }
+}
+
+/// Scripts look at the first line, and the status has always been 200.
+fn refused(problem: &Problem) -> Response {
+    let (strerror, reason) = (problem.strerror(), problem.reason());
+    let body = format!("mallctl() returned error: {strerror}\n{reason}\n");
+    ([problem.reason_header()], body).into_response()
+}

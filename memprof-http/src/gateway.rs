@@ -1,0 +1,168 @@
+//! The way to one host, and what its clients share: the dump that runs and what was rendered.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use memprof_host::protocol::HostInfo;
+use memprof_plugin_abi::Arguments;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::dumping::Dumping;
+use crate::problem::{Problem, Result};
+use crate::renders::Renders;
+use crate::target::{Answer, Target};
+
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    target: Arc<dyn Target>,
+    dumping: Dumping,
+    pub(crate) renders: Renders,
+}
+
+/// A kept dump, as `list` tells of it.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Kept {
+    pub(crate) id: String,
+    pub(crate) taken: String,
+    pub(crate) pid: u32,
+}
+
+impl Gateway {
+    pub(crate) fn new(target: Arc<dyn Target>) -> Self {
+        Self {
+            target,
+            dumping: Dumping::default(),
+            renders: Renders::default(),
+        }
+    }
+
+    pub(crate) fn target(&self) -> &dyn Target {
+        &*self.target
+    }
+
+    /// Who the host is.
+    pub(crate) async fn host(&self) -> Result<HostInfo> {
+        let target = Arc::clone(&self.target);
+        Ok(blocking(move || target.host()).await??)
+    }
+
+    /// The plugin's answer, also where it is an error.
+    pub(crate) async fn ask(&self, message: &'static str, args: &[(&str, &str)]) -> Result<Answer> {
+        let target = Arc::clone(&self.target);
+        let args = words(args);
+        Ok(blocking(move || target.message(message, &args)).await??)
+    }
+
+    /// The plugin's object; its error is one here.
+    pub(crate) async fn tell(&self, message: &'static str, args: &[(&str, &str)]) -> Result<Value> {
+        object(&self.ask(message, args).await?)
+    }
+
+    /// Takes a dump, or joins the one that runs: the reply to `dump`.
+    pub(crate) async fn dump(&self) -> Result<Arc<Value>> {
+        let take = || {
+            let target = Arc::clone(&self.target);
+            async move {
+                let answer = blocking(move || target.message("dump", "")).await??;
+                object(&answer).map(Arc::new)
+            }
+        };
+        self.dumping.join(take).await
+    }
+
+    /// The kept dumps, newest first.
+    pub(crate) async fn kept(&self) -> Result<Vec<Kept>> {
+        let list = self.tell("list", &[]).await?;
+        let kept = serde_json::from_value(list["dumps"].clone());
+        kept.map_err(|error| Problem::internal(format!("the reply to list: {error}")))
+    }
+
+    /// The kept dump of that id, which is looked up and never a path.
+    pub(crate) async fn kept_as(&self, id: &str) -> Result<Kept> {
+        let mut kept = self.kept().await?.into_iter();
+        kept.find(|dump| dump.id == id).ok_or_else(|| {
+            Problem::not_found(format!("no kept dump has the id {id:?}"))
+                .remedy("GET /api/v1/dumps lists them")
+        })
+    }
+
+    /// The bytes of a dump that is taken now.
+    pub(crate) async fn dump_bytes(&self) -> Result<Bytes> {
+        let dump = self.dump().await?;
+        self.fetch(id_of(&dump)?).await
+    }
+
+    /// What `malloc_stats_print` says of every allocator under these options.
+    pub(crate) async fn stats_text(&self, opts: &str) -> Result<String> {
+        // Whoever asks over HTTP reads the reply, not the host's log.
+        let stats = self
+            .tell("stats", &[("opts", opts), ("log", "off")])
+            .await?;
+        let reports = stats["allocators"].as_array().into_iter().flatten();
+        let reports = reports.filter_map(|each| each["report"].as_str());
+        Ok(reports.collect())
+    }
+
+    /// The same as one JSON document, of the allocator that holds most.
+    pub(crate) async fn stats_json(&self) -> Result<String> {
+        // What is too long is cut, which JSON does not survive: then without single arenas.
+        for opts in ["J", "Ja", "Jablx"] {
+            let stats = self
+                .tell("stats", &[("opts", opts), ("log", "off")])
+                .await?;
+            let allocators = stats["allocators"].as_array().into_iter().flatten();
+            let largest = allocators.max_by_key(|each| each["allocated"].as_u64());
+            let report = largest.and_then(|each| each["report"].as_str());
+            if let Some(report) = report.filter(|text| is_json(text)) {
+                return Ok(report.to_owned());
+            }
+        }
+        Err(Problem::internal("the allocator printed no JSON"))
+    }
+
+    /// The bytes of a kept dump.
+    pub(crate) async fn fetch(&self, id: &str) -> Result<Bytes> {
+        let answer = self.ask("fetch", &[("id", id)]).await?;
+        match answer.status {
+            0 => Ok(answer.body.into()),
+            _ => Err(Problem::of_answer(&answer)),
+        }
+    }
+}
+
+/// The id of a dump that was just taken.
+pub(crate) fn id_of(dump: &Value) -> Result<&str> {
+    let id = dump["id"].as_str();
+    id.ok_or_else(|| Problem::internal("the reply to dump has no id"))
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
+}
+
+/// `key=value` words, which the plugin takes apart again.
+fn words(args: &[(&str, &str)]) -> String {
+    let words: Vec<String> = args
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    Arguments::join(words.iter().map(String::as_str))
+}
+
+/// The object of an answer that is no error.
+fn object(answer: &Answer) -> Result<Value> {
+    if answer.status != 0 {
+        return Err(Problem::of_answer(answer));
+    }
+    serde_json::from_slice(&answer.body)
+        .map_err(|error| Problem::internal(format!("the host's reply is no JSON: {error}")))
+}
+
+/// Runs what blocks where it may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Problem::internal(format!("the work ended early: {error}")))
+}

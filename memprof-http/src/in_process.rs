@@ -1,0 +1,52 @@
+//! The host that this very process is.
+
+use std::process;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use memprof_host::Host;
+use memprof_host::protocol::HostInfo;
+
+use crate::target::{Answer, Gone, PLUGIN, Target};
+
+/// A host that serves HTTP itself.
+#[derive(Debug)]
+pub struct InProcess {
+    host: Arc<Host>,
+    info: HostInfo,
+}
+
+impl InProcess {
+    /// `name` and `version` are the program's.
+    pub fn new(host: Arc<Host>, name: &str, version: &str) -> Self {
+        let command: Vec<_> = std::env::args_os()
+            .map(|arg| arg.to_string_lossy().into_owned())
+            .collect();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            host,
+            info: HostInfo {
+                pid: process::id(),
+                name: name.to_owned(),
+                command: command.join(" "),
+                version: version.to_owned(),
+                started: since.map_or(0, |since| since.as_secs()),
+            },
+        }
+    }
+}
+
+impl Target for InProcess {
+    fn host(&self) -> Result<HostInfo, Gone> {
+        Ok(self.info.clone())
+    }
+
+    fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {
+        let reply = self.host.message(PLUGIN, name, args);
+        let reply = reply.map_err(|error| Gone(error.to_string()))?;
+        Ok(Answer {
+            status: reply.status_code,
+            body: reply.body.into_bytes()?,
+        })
+    }
+}

@@ -1,0 +1,164 @@
+// The page of a host: what it is doing now, looked at again every other second while somebody sees it.
+
+import { Failure, ask, hostAddress, hosts, pid, rootAddress } from './api.js';
+import { prepareDumps, showDumps } from './dumps.js';
+import { showHosts } from './hosts.js';
+import { forgetMemory, showMemory } from './memory.js';
+import { leaveProfile, prepareProfile, showProfile } from './profile.js';
+import { prepareSampling, showSampling } from './sampling.js';
+import { amount, element } from './viewer/format.js';
+
+const $ = id => document.getElementById(id);
+
+const PAUSE = 2000;
+// A dump that meets another one waits for it this often.
+const PATIENCE = 20;
+
+let host = null, isGone = true, timer = 0, looks = 0, isTaking = false;
+
+async function look() {
+  clearTimeout(timer);
+  if (document.hidden) return;
+  const mine = ++looks;
+  try {
+    const all = await hosts();
+    const found = pid ? all.find(one => one.pid === pid) : all.length === 1 ? all[0] : null;
+    if (!pid && all.length > 1) choose(all);
+    else if (found) await lookAt(found, all);
+    else lose(all);
+  } catch (failure) {
+    if (failure instanceof Failure && failure.isGone) lose([], failure);
+    // While a dump runs, the allocator's figures must wait.
+    else if (failure.kind !== 'busy') tell(failure);
+  }
+  if (mine === looks) timer = setTimeout(look, PAUSE);
+}
+
+function choose(all) {
+  host = null;
+  isGone = true;
+  show('hosts');
+  $('gone').hidden = true;
+  $('name').textContent = 'memprof';
+  $('command').textContent = `${all.length} processes`;
+  $('state').textContent = '';
+  showHosts(all);
+}
+
+async function lookAt(found, all) {
+  if (found.pid !== host?.pid || found.started !== host?.started) forgetMemory();
+  host = found;
+  document.title = `${host.name} ${host.pid} · memprof`;
+  $('name').textContent = `${host.name}, pid ${host.pid}`;
+  $('command').textContent = host.command;
+  $('command').title = host.command;
+  $('all').hidden = all.length < 2;
+  $('all').href = rootAddress;
+  const [status, kept] = await Promise.all([ask('status'), ask('dumps')]);
+  showSampling(status);
+  showDumps(kept.dumps);
+  if (isGone) {
+    showFindings((await ask('doctor')).findings);
+    isGone = false;
+    $('gone').hidden = true;
+    route();
+  }
+  showMemory(await ask('ledger'), () => change('purge', {}));
+}
+
+// The host, or the server, does not answer; what was seen last stays on the page.
+function lose(all, failure) {
+  isGone = true;
+  const name = host ? `${host.name} (pid ${host.pid})` : pid ? `The process with pid ${pid}` : '';
+  const again = all.filter(one => host ? one.name === host.name : pid);
+  const words = failure?.kind === 'no_server' ? 'The server behind this page, memprof serve, does not answer.'
+    : name ? `${name} does not answer: it has ended, or it is stopped.`
+      : 'No process runs here that loaded memory_profile and that you may look at.';
+  $('gone').replaceChildren(element('strong', { textContent: words }),
+    ' This page looks again every 2 seconds. ',
+    ...again.map(one => element('a', { href: hostAddress(one), textContent: `Go to ${one.name}, pid ${one.pid}` })));
+  $('gone').hidden = false;
+  $('state').textContent = host ? 'does not answer' : '';
+  $('state').className = 'lost';
+}
+
+function showFindings(findings) {
+  $('findings').hidden = findings.length === 0;
+  $('finding-rows').replaceChildren(...findings.map(({ severity, message, remedy }) => element('li', { className: severity },
+    element('strong', { textContent: severity === 'error' ? 'Error: ' : 'Careful: ' }), `${message}.`,
+    element('p', {}, element('strong', { textContent: 'What helps: ' }), remedy))));
+}
+
+// Sends a message that changes the host, and tells what came of it.
+async function change(message, args) {
+  try {
+    const reply = await ask(message, args);
+    tell(reply);
+    await look();
+  } catch (failure) {
+    tell(failure);
+  }
+}
+
+async function take() {
+  if (isTaking) return;
+  isTaking = true;
+  $('take').textContent = 'Taking a dump …';
+  try {
+    const dump = await dumped();
+    const size = dump.estimated_inuse_bytes === undefined ? '' : `: ${amount(dump.estimated_inuse_bytes)} in use, from ${dump.stacks} stacks`;
+    const link = element('a', { href: `#view=${encodeURIComponent(dump.id)}`, textContent: 'View it' });
+    tell({ text: `The dump is taken${size}. `, warnings: dump.warnings }, link);
+    showDumps((await ask('dumps')).dumps, dump.id);
+  } catch (failure) {
+    tell(failure);
+  }
+  isTaking = false;
+  $('take').textContent = 'Take a dump';
+}
+
+async function dumped() {
+  for (let tries = 1; ; tries++) {
+    try { return await ask('dump', {}); } catch (failure) {
+      if (failure.kind !== 'busy' || tries === PATIENCE) throw failure;
+      $('take').textContent = 'Waiting for another dump …';
+      await new Promise(resume => setTimeout(resume, 1000 * (failure.retryAfter || 1)));
+    }
+  }
+}
+
+// A reply, or a failure, in words.
+function tell(what, ...more) {
+  const isError = what instanceof Error;
+  const text = isError ? `${what.message}. ` : what.text;
+  const parts = [element('span', { textContent: text }), ...more];
+  if (what.remedy) parts.push(element('p', {}, element('strong', { textContent: 'What helps: ' }), what.remedy));
+  parts.push(...(what.warnings ?? []).map(warning => element('p', { textContent: `Careful: ${warning}` })));
+  const close = element('button', { type: 'button', textContent: 'Close', className: 'close' });
+  close.addEventListener('click', () => { $('notice').hidden = true; });
+  $('notice').replaceChildren(close, ...parts);
+  $('notice').classList.toggle('error', isError);
+  $('notice').hidden = false;
+}
+
+function show(shown) {
+  for (const id of ['hosts', 'overview', 'profile']) $(id).hidden = id !== shown;
+  document.body.classList.toggle('full', shown === 'profile');
+}
+
+function route() {
+  if (!host) return;
+  const isProfile = new URLSearchParams(location.hash.slice(1)).has('view');
+  show(isProfile ? 'profile' : 'overview');
+  $('notice').hidden = true;
+  if (isProfile) showProfile();
+  else leaveProfile();
+}
+
+prepareSampling(change);
+prepareDumps();
+prepareProfile();
+$('take').addEventListener('click', take);
+addEventListener('hashchange', route);
+document.addEventListener('visibilitychange', look);
+look();

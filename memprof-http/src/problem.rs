@@ -1,0 +1,145 @@
+//! What went wrong, as a status code and in words.
+
+use std::borrow::Cow;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use memprof_report::{Error, ErrorKind};
+use serde_json::{Value, json};
+
+use crate::target::{Answer, Gone};
+
+pub(crate) type Result<T, E = Problem> = std::result::Result<T, E>;
+
+/// How long a client should wait for a host that went away, in seconds.
+const HOST_RETRY: u64 = 2;
+
+/// An error reply: `{"error":{kind, message, remedy}}`.
+#[derive(Clone, Debug)]
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
+    pub(crate) kind: Cow<'static, str>,
+    pub(crate) message: String,
+    pub(crate) remedy: String,
+    /// Seconds.
+    retry_after: Option<u64>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind: kind.into(),
+            message: message.into(),
+            remedy: String::new(),
+            retry_after: None,
+        }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", message)
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    /// The host does not answer.
+    pub(crate) fn gone(message: impl Into<String>) -> Self {
+        Self {
+            retry_after: Some(HOST_RETRY),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_gone", message)
+                .remedy("start it again; this page finds it by itself")
+        }
+    }
+
+    #[must_use]
+    pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = remedy.into();
+        self
+    }
+
+    /// Whether the plugin could not do it, rather than that nobody answered.
+    pub(crate) fn is_the_hosts(&self) -> bool {
+        !matches!(&*self.kind, "host_gone" | "not_found" | "empty")
+    }
+
+    /// Whether another request would have been answered.
+    pub(crate) fn is_the_clients(&self) -> bool {
+        self.kind == "invalid_argument"
+    }
+
+    /// The error that the plugin replied.
+    pub(crate) fn of_answer(answer: &Answer) -> Self {
+        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let error = &body["error"];
+        let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
+        let kind = text("kind");
+        let retry_after = error["retry_after_ms"].as_u64();
+        Self {
+            status: status_of(&kind),
+            kind: kind.into(),
+            message: text("message"),
+            remedy: text("remedy"),
+            retry_after: retry_after.map(|ms| ms.div_ceil(1000)),
+        }
+    }
+}
+
+fn status_of(kind: &str) -> StatusCode {
+    match kind {
+        "invalid_argument" | "unknown_message" => StatusCode::BAD_REQUEST,
+        "unavailable" => StatusCode::CONFLICT,
+        "busy" => StatusCode::TOO_MANY_REQUESTS,
+        "unsupported" => StatusCode::NOT_IMPLEMENTED,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl From<Gone> for Problem {
+    fn from(gone: Gone) -> Self {
+        Self::gone(gone.to_string())
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        // The cause too: "failed to open x: permission denied".
+        let source = std::error::Error::source(&error);
+        let message = match source {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        };
+        match error.kind() {
+            ErrorKind::Usage => Self::invalid(message),
+            ErrorKind::Empty => Self::new(StatusCode::CONFLICT, "empty", message)
+                .remedy("POST /api/v1/activate, let the program allocate, and dump again"),
+            ErrorKind::BuildIdMismatch => {
+                Self::new(StatusCode::CONFLICT, "build_id_mismatch", message)
+            }
+            _ if matches!(error, Error::Program { .. }) => {
+                Self::new(StatusCode::NOT_IMPLEMENTED, "missing_program", message)
+            }
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = json!({ "error": {
+            "kind": self.kind, "message": self.message, "remedy": self.remedy,
+        } });
+        let mut response = (self.status, Json(body)).into_response();
+        if let Some(seconds) = self.retry_after {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

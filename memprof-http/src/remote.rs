@@ -1,0 +1,79 @@
+//! A host in another process, over its control socket.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use memprof_host::client::{Client, ClientError};
+use memprof_host::protocol::{Deliver, HostInfo};
+use memprof_host::running;
+
+use crate::target::{Answer, Gone, PLUGIN, Target};
+
+/// Messages that a host answers at once, also during a dump.
+const AT_ONCE: &[&str] = &["status", "list", "ledger", "doctor", "help"];
+const SOON: Duration = Duration::from_secs(5);
+/// Longer than the largest dump takes.
+const LATER: Duration = Duration::from_secs(300);
+
+/// Which host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The one behind this control socket.
+    Socket(PathBuf),
+    /// The one of this pid, name or program: a host that starts again is found again.
+    Called(String),
+}
+
+/// A host that is connected to for each message, so that it may end and come back.
+#[derive(Debug)]
+pub struct Remote {
+    wanted: Wanted,
+}
+
+impl Remote {
+    /// A host, which need not run yet.
+    pub fn new(wanted: Wanted) -> Self {
+        Self { wanted }
+    }
+
+    fn connect(&self) -> Result<Client, Gone> {
+        let connect = |socket: &Path| {
+            Client::connect(socket).map_err(|error| Gone(format!("{}: {error}", socket.display())))
+        };
+        let name = match &self.wanted {
+            Wanted::Socket(socket) => return connect(socket),
+            Wanted::Called(name) => name,
+        };
+        let mut hosts = running()?;
+        hosts.retain(|host| host.is_called(name));
+        match hosts.as_slice() {
+            [host] => connect(&host.socket),
+            [] => Err(Gone(format!("no host is called {name:?}"))),
+            _ => Err(Gone(format!("several hosts are called {name:?}"))),
+        }
+    }
+}
+
+impl Target for Remote {
+    fn host(&self) -> Result<HostInfo, Gone> {
+        let mut client = self.connect()?;
+        client.set_timeout(SOON)?;
+        client.host().map_err(gone)
+    }
+
+    fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {
+        let mut client = self.connect()?;
+        let patience = if AT_ONCE.contains(&name) { SOON } else { LATER };
+        client.set_timeout(patience)?;
+        let reply = client.message(PLUGIN, name, args, Some(Deliver::Fd));
+        let reply = reply.map_err(gone)?;
+        Ok(Answer {
+            status: reply.result.status_code,
+            body: reply.into_bytes()?,
+        })
+    }
+}
+
+fn gone(error: ClientError) -> Gone {
+    Gone(error.to_string())
+}

@@ -1,0 +1,289 @@
+//! Kept dumps as reports.
+
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use axum::body::Bytes;
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use memprof_report::{
+    FLAMEGRAPH_POLICY, Filter, Format, Granularity, Input, Limits, Options, POLICY, SampleType,
+    Sources, pattern,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::gateway::{Gateway, Kept, blocking, id_of};
+use crate::headers;
+use crate::problem::{Problem, Result};
+
+/// What of a dump is wanted: the parameters of a query.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct View {
+    pub(crate) format: Option<String>,
+    /// The id of another kept dump: every value is the change since then.
+    pub(crate) base: Option<String>,
+    pub(crate) sample_type: Option<String>,
+    pub(crate) focus: Option<String>,
+    pub(crate) ignore: Option<String>,
+    /// Split functions into lines.
+    pub(crate) lines: Option<String>,
+}
+
+/// What `format` names: how it is made, its content type, and the file's extension where it is one
+/// to keep.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// As jemalloc wrote it.
+    Heap,
+    Report(Format),
+}
+
+impl Wanted {
+    fn policy(self) -> String {
+        headers::document(match self {
+            Self::Report(Format::Html) => &POLICY,
+            Self::Report(Format::Flamegraph) => &FLAMEGRAPH_POLICY,
+            Self::Report(_) | Self::Heap => "default-src 'none'; style-src 'unsafe-inline'",
+        })
+    }
+}
+
+struct Kind {
+    wanted: Wanted,
+    content_type: &'static str,
+    extension: &'static str,
+}
+
+/// The most that an upload is after decompression.
+const UPLOADED: u64 = 256 << 20;
+const TEXT: &str = "text/plain; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+impl Kind {
+    fn of(format: &str) -> Result<Self> {
+        let kind = |format, content_type, extension| Self {
+            wanted: Wanted::Report(format),
+            content_type,
+            extension,
+        };
+        Ok(match format {
+            "heap" => Self {
+                wanted: Wanted::Heap,
+                content_type: "application/x-jemalloc-heap-profile",
+                extension: "heap",
+            },
+            "pprof" => kind(Format::Pprof, "application/octet-stream", "pb.gz"),
+            "collapsed" => kind(Format::Collapsed, TEXT, "collapsed.txt"),
+            "flamegraph" => kind(Format::Flamegraph, SVG, "flamegraph.svg"),
+            "html" => kind(Format::Html, "text/html; charset=utf-8", "html"),
+            "view" => kind(Format::View, "application/json", "view.json"),
+            "text" => kind(Format::Text, TEXT, "txt"),
+            "tree" => kind(Format::Tree, TEXT, "tree.txt"),
+            "jeprof" => kind(Format::Jeprof, TEXT, "jeprof"),
+            "json" => kind(Format::Json, "application/json", "json"),
+            "svg" => kind(Format::Svg, SVG, "svg"),
+            "dot" => kind(Format::Dot, "text/vnd.graphviz; charset=utf-8", "dot"),
+            other => {
+                return Err(Problem::invalid(format!("format={other:?} is no format")).remedy(
+                    "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
+                     jeprof, json, svg, dot",
+                ));
+            }
+        })
+    }
+}
+
+impl View {
+    /// A dump in one of the formats, as a whole.
+    pub(crate) fn of_format(format: &str) -> Self {
+        Self {
+            format: Some(format.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// The report of a dump that is taken now.
+    pub(crate) async fn of_new(&self, host: &Gateway) -> Result<Response> {
+        let dump = host.dump().await?;
+        self.of_kept(host, id_of(&dump)?).await
+    }
+
+    /// The same; a call graph that cannot be drawn is a flamegraph.
+    pub(crate) async fn of_new_without_graphviz(&self, host: &Gateway) -> Result<Response> {
+        let dump = host.dump().await?;
+        let id = id_of(&dump)?;
+        match self.of_kept(host, id).await {
+            Err(problem) if problem.kind == "missing_program" => {
+                let format = Some("flamegraph".to_owned());
+                let flamegraph = Self {
+                    format,
+                    ..self.clone()
+                };
+                flamegraph.of_kept(host, id).await
+            }
+            report => report,
+        }
+    }
+
+    /// The report of a kept dump, from the cache where it was made before.
+    pub(crate) async fn of_kept(&self, host: &Gateway, id: &str) -> Result<Response> {
+        let kind = Kind::of(self.format.as_deref().unwrap_or("text"))?;
+        let bytes = match kind.wanted {
+            Wanted::Heap => host.fetch(&host.kept_as(id).await?.id).await?,
+            Wanted::Report(format) => self.report(host, id, format).await?,
+        };
+        let name = format!("inline; filename=\"{id}.{}\"", kind.extension);
+        let headers = [
+            (CONTENT_TYPE, kind.content_type.to_owned()),
+            (CONTENT_DISPOSITION, name),
+            (CONTENT_SECURITY_POLICY, kind.wanted.policy()),
+        ];
+        Ok((headers, bytes).into_response())
+    }
+
+    async fn report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
+        let options = self.options(format)?;
+        let key = serde_json::to_string(&(id, self))
+            .map_err(|error| Problem::internal(error.to_string()))?;
+        let render = || async {
+            let dump = Fetched::of(host, id).await?;
+            let base = match &self.base {
+                Some(base) => Some(Fetched::of(host, base).await?),
+                None => None,
+            };
+            let pid = host.host().await?.pid;
+            blocking(move || render(&dump, base.as_ref(), pid, options)).await?
+        };
+        host.renders.get_or(&key, render).await
+    }
+
+    fn options(&self, format: Format) -> Result<Options> {
+        let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
+        let lines = self.lines.as_deref();
+        Ok(Options {
+            format,
+            sample_type: sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
+            granularity: match lines {
+                Some("1" | "true") => Granularity::Lines,
+                _ => Granularity::Functions,
+            },
+            filter: Filter {
+                focus: compile(&self.focus)?,
+                ignore: compile(&self.ignore)?,
+            },
+            ..Options::default()
+        })
+    }
+}
+
+/// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read.
+pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Bytes> {
+    let dump = host.dump().await?;
+    let id = id_of(&dump)?;
+    let rewrite = || async {
+        let dump = host.fetch(id).await?;
+        blocking(move || {
+            let mut text = Vec::with_capacity(dump.len());
+            let limits = Limits::default();
+            memprof_report::write_tcmalloc(&mut &dump[..], &limits, &mut text)?;
+            Ok(text.into())
+        })
+        .await?
+    };
+    host.renders
+        .get_or(&format!("tcmalloc of {id}"), rewrite)
+        .await
+}
+
+/// The flamegraph of a dump that somebody brings.
+pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<Response> {
+    let pid = host.host().await?.pid;
+    let dump = Fetched {
+        kept: Kept {
+            id: "upload".to_owned(),
+            taken: String::new(),
+            pid,
+        },
+        bytes: dump,
+    };
+    let options = Options {
+        format: Format::Flamegraph,
+        limits: Limits {
+            bytes: UPLOADED,
+            ..Limits::default()
+        },
+        ..Options::default()
+    };
+    let rendered = blocking(move || render(&dump, None, pid, options)).await?;
+    // What cannot be read is the fault of whoever sent it.
+    let svg = rendered.map_err(|problem| match &*problem.kind {
+        "internal" => Problem::invalid(problem.message),
+        _ => problem,
+    })?;
+    let headers = [
+        (CONTENT_TYPE, SVG.to_owned()),
+        (
+            CONTENT_SECURITY_POLICY,
+            Wanted::Report(Format::Flamegraph).policy(),
+        ),
+    ];
+    Ok((headers, svg).into_response())
+}
+
+fn sample_type(name: &str) -> Result<SampleType> {
+    let known = SampleType::ALL
+        .into_iter()
+        .find(|known| known.name() == name);
+    known.ok_or_else(|| {
+        let names = SampleType::ALL.map(SampleType::name).join(", ");
+        Problem::invalid(format!("sample_type={name:?} is none"))
+            .remedy(format!("valid sample types: {names}"))
+    })
+}
+
+/// A kept dump and its bytes.
+struct Fetched {
+    kept: Kept,
+    bytes: Bytes,
+}
+
+impl Fetched {
+    async fn of(host: &Gateway, id: &str) -> Result<Arc<Self>> {
+        let kept = host.kept_as(id).await?;
+        let bytes = host.fetch(&kept.id).await?;
+        Ok(Arc::new(Self { kept, bytes }))
+    }
+}
+
+/// 0, pprof's unknown, for what has no time.
+fn time_nanos(kept: &Kept) -> i64 {
+    let taken = humantime::parse_rfc3339(&kept.taken).ok();
+    let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
+    let nanos = since.and_then(|since| i64::try_from(since.as_nanos()).ok());
+    nanos.unwrap_or(0)
+}
+
+fn render(
+    dump: &Fetched,
+    base: Option<&Arc<Fetched>>,
+    pid: u32,
+    mut options: Options,
+) -> Result<Bytes> {
+    options.time_nanos = time_nanos(&dump.kept);
+    // The files of a living process are its own dumps' only.
+    let sources = Sources::of_process((dump.kept.pid == pid).then_some(pid));
+    let mut bytes = &dump.bytes[..];
+    let input = Input {
+        name: &dump.kept.id,
+        bytes: &mut bytes,
+    };
+    let mut base_bytes = base.map(|base| &base.bytes[..]);
+    let base = base.zip(base_bytes.as_mut()).map(|(base, bytes)| Input {
+        name: &base.kept.id,
+        bytes,
+    });
+    let mut out = Vec::new();
+    memprof_report::report(input, base, Some(&sources), &options, &|_, _| {}, &mut out)?;
+    Ok(out.into())
+}

@@ -1,0 +1,45 @@
+//! One host, however it is reached.
+
+use std::fmt;
+use std::io;
+
+use memprof_host::protocol::HostInfo;
+use memprof_plugin_abi::Status;
+
+/// The plugin that everything here is about.
+pub(crate) const PLUGIN: &str = "memory_profile";
+
+/// A host: over its control socket, or in this very process. Calls block.
+pub trait Target: fmt::Debug + Send + Sync {
+    /// Who it is.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn host(&self) -> Result<HostInfo, Gone>;
+
+    /// Sends a message to `memory_profile`; `args` are `key=value` words. Its own error is an answer.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn message(&self, name: &str, args: &str) -> Result<Answer, Gone>;
+}
+
+/// What the plugin replied.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// 0, or one of the negative codes of memprof.h.
+    pub status: Status,
+    /// The bytes: a JSON object, a text or a dump.
+    pub body: Vec<u8>,
+}
+
+/// Why a host does not answer.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Gone(pub String);
+
+impl From<io::Error> for Gone {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
+    }
+}

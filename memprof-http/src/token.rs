@@ -1,0 +1,117 @@
+//! The secret that a client beyond this machine must bring.
+
+use std::hint::black_box;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+/// The shortest token in base64, and in hex: 128 bits.
+const LETTERS: usize = 22;
+const HEX_DIGITS: usize = 32;
+
+/// A token. Only its digest is kept.
+#[derive(Clone, Debug)]
+pub struct Token([u8; 32]);
+
+/// Why a token is none.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// Its file cannot be read.
+    #[error("failed to read {0}: {1}")]
+    Unreadable(String, #[source] io::Error),
+    /// Its file is open to others.
+    #[error("{0} can be read by others: chmod 600 {0}")]
+    Exposed(String),
+    /// It has less than 128 bits.
+    #[error("the token is too short: make one with `openssl rand -hex 16`")]
+    Short,
+    /// It does not fit a path.
+    #[error("the token has a character that is none of A-Z a-z 0-9 . _ ~ -")]
+    Character,
+}
+
+impl Token {
+    /// The first line of a file that its owner alone can read.
+    ///
+    /// # Errors
+    /// The file, or what it holds, is not fit.
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
+        let name = path.display().to_string();
+        let failed = |error| TokenError::Unreadable(name.clone(), error);
+        let metadata = path.metadata().map_err(failed)?;
+        if metadata.mode() & 0o077 != 0 {
+            return Err(TokenError::Exposed(name));
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        Self::parse(text.lines().next().unwrap_or_default().trim())
+    }
+
+    /// A token of at least 128 bits, in characters that a path may hold.
+    ///
+    /// # Errors
+    /// It is too short, or has another character.
+    pub fn parse(text: &str) -> Result<Self, TokenError> {
+        let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"._~-".contains(&byte);
+        if !text.bytes().all(is_safe) {
+            return Err(TokenError::Character);
+        }
+        let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if text.len() < if is_hex { HEX_DIGITS } else { LETTERS } {
+            return Err(TokenError::Short);
+        }
+        Ok(Self(Sha256::digest(text).into()))
+    }
+
+    /// Whether `given` is this token, in a time that does not tell how much of it is.
+    pub(crate) fn is(&self, given: &str) -> bool {
+        let given: [u8; 32] = Sha256::digest(given).into();
+        let pairs = self.0.iter().zip(given);
+        black_box(pairs.fold(0, |difference, (a, b)| difference | (a ^ b))) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const HEX: &str = "00112233445566778899aabbccddeeff";
+
+    #[test]
+    fn tokens() {
+        let check = |text: &str, expected: &str| {
+            let refused = Token::parse(text).err();
+            let refused = refused.map(|error| error.to_string()).unwrap_or_default();
+            assert!(refused.contains(expected) && refused.is_empty() == expected.is_empty());
+        };
+        check(HEX, "");
+        check("abcdefghijklmnopqrstu-", "");
+        check(&HEX[1..], "too short");
+        check("abcdefghijklmnopqrstu", "too short");
+        check("", "too short");
+        check("abcdefghijklmnopqrstuvw/../", "character");
+    }
+
+    #[test]
+    fn only_the_same_text_is_the_token() {
+        let token = Token::parse(HEX).unwrap();
+        assert!(token.is(HEX));
+        assert!(!token.is(""));
+        assert!(!token.is(&HEX[1..]));
+        assert!(!token.is(&HEX.to_uppercase()));
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("token");
+        std::fs::write(&path, format!("{HEX}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        let refused = Token::read(&path).unwrap_err().to_string();
+        assert!(refused.contains("chmod 600"), "{refused}");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert!(Token::read(&path).unwrap().is(HEX));
+    }
+}

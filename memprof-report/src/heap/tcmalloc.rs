@@ -1,0 +1,161 @@
+//! A dump of jemalloc in tcmalloc's words, which jeprof, google-pprof and `go tool pprof` all read:
+//!
+//! ```text
+//! heap_v2/512                        heap profile: 9: 412 [0: 0] @ heap_v2/512
+//!   t*: 9: 412 [0: 0]                9: 412 [0: 0] @ 0x7f9538aa2630 0x7f9538aa2d21
+//!   t0: 9: 412 [0: 0]
+//! @ 0x7f9538aa2630 0x7f9538aa2d21    MAPPED_LIBRARIES:
+//!   t*: 9: 412 [0: 0]
+//!   t0: 9: 412 [0: 0]
+//!
+//! MAPPED_LIBRARIES:
+//! ```
+//!
+//! The values stay raw: these tools unsample what says `heap_v2`. Threads have no place in it.
+
+use std::io::{BufRead, Write};
+
+use crate::error::{Error, Quoted, Result};
+use crate::limits::Limits;
+use crate::lines::{Ending, for_each_line};
+
+/// What comes next.
+#[derive(Clone, Copy)]
+enum Expected {
+    Header,
+    Totals,
+    StackTotals,
+    /// A stack, the line of a thread, or the end of the stacks.
+    Any,
+    /// Lines that both formats share.
+    Maps,
+}
+
+/// Rewrites a dump of jemalloc as tcmalloc's text, line by line.
+///
+/// # Errors
+/// `dump` is not one, or is cut off; `out` takes no more.
+pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<()> {
+    let mut expected = Expected::Header;
+    // What stands behind the values here, and in front of them there.
+    let mut held = Vec::new();
+    let ending = for_each_line(dump, limits.line, |number, line| {
+        let unexpected = |what: &str| {
+            let found = format!("expected {what}, found {}", Quoted(line));
+            Error::line("heap dump", number, found)
+        };
+        expected = match expected {
+            Expected::Header => match line.strip_prefix(b"heap_v2/") {
+                Some(interval) => {
+                    held.extend_from_slice(interval);
+                    Expected::Totals
+                }
+                None => return Err(unexpected("'heap_v2/'")),
+            },
+            Expected::Totals => {
+                let totals = totals(line).ok_or_else(|| unexpected("'t*:'"))?;
+                let parts = [b"heap profile: ", totals, b" @ heap_v2/", &held, b"\n"];
+                write_all(out, &parts)?;
+                Expected::Any
+            }
+            Expected::StackTotals => {
+                let totals = totals(line).ok_or_else(|| unexpected("'t*:'"))?;
+                write_all(out, &[totals, b" @", &held, b"\n"])?;
+                Expected::Any
+            }
+            Expected::Any => match line {
+                [b'@', addresses @ ..] => {
+                    held.clear();
+                    held.extend_from_slice(addresses);
+                    Expected::StackTotals
+                }
+                [b' ', ..] => return Ok(()),
+                [] => {
+                    out.write_all(b"\n")?;
+                    Expected::Maps
+                }
+                _ => return Err(unexpected("'@'")),
+            },
+            Expected::Maps => {
+                write_all(out, &[line, b"\n"])?;
+                return Ok(());
+            }
+        };
+        Ok(())
+    })?;
+    match (ending, expected) {
+        (Ending::Whole, Expected::Maps) => Ok(()),
+        (Ending::Cut(line), _) => Err(Error::Truncated {
+            problem: format!("line {line} has no end"),
+        }),
+        (Ending::Whole, _) => Err(Error::Truncated {
+            problem: "it has no mappings".into(),
+        }),
+    }
+}
+
+/// `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`.
+fn totals(line: &[u8]) -> Option<&[u8]> {
+    line.trim_ascii_start().strip_prefix(b"t*: ")
+}
+
+fn write_all(out: &mut dyn Write, parts: &[&[u8]]) -> Result<()> {
+    for part in parts {
+        out.write_all(part)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn convert(dump: &str) -> Result<String> {
+        let mut out = Vec::new();
+        write_tcmalloc(&mut dump.as_bytes(), &Limits::default(), &mut out)?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    const DUMP: &str = "heap_v2/512\n  t*: 9: 412 [1: 2]\n  t0: 9: 412 [1: 2]\n@ 0x7f 0x80\n  \
+                        t*: 9: 412 [1: 2]\n  t0: 9: 412 [1: 2]\n\nMAPPED_LIBRARIES:\n\
+                        7f-80 r-xp 00000000 00:00 0 /x\n";
+
+    #[test]
+    fn a_dump() {
+        let expected = "heap profile: 9: 412 [1: 2] @ heap_v2/512\n9: 412 [1: 2] @ 0x7f 0x80\n\n\
+                        MAPPED_LIBRARIES:\n7f-80 r-xp 00000000 00:00 0 /x\n";
+        assert_eq!(convert(DUMP).unwrap(), expected);
+    }
+
+    #[test]
+    fn both_texts_say_the_same() {
+        let read = |text: &str| {
+            let mut profile =
+                crate::parse(&mut text.as_bytes(), &Limits::default(), false).unwrap();
+            crate::unsample(&mut profile).unwrap();
+            (profile.totals(), profile.interval, profile.mappings.len())
+        };
+        assert_eq!(read(DUMP), read(&convert(DUMP).unwrap()));
+    }
+
+    #[test]
+    fn what_is_not_whole_is_refused() {
+        let check = |dump: &str, expected: &str| {
+            let error = convert(dump).unwrap_err().to_string();
+            assert!(error.contains(expected), "{dump:?}: {error}");
+        };
+        check("", "truncated");
+        check("heap_v1/1\n", "line 1: expected 'heap_v2/'");
+        check(
+            "heap_v2/1\n@ 0x1\n",
+            "line 2: expected 't*:', found \"@ 0x1\"",
+        );
+        check("heap_v2/1\n  t*: 1: 1 [0: 0]\n@ 0x1\n", "no mappings");
+        check(
+            "heap_v2/1\n  t*: 1: 1 [0: 0]\n0x1\n",
+            "line 3: expected '@'",
+        );
+        check(&DUMP[..DUMP.len() - 1], "line 9 has no end");
+        check(&DUMP[..60], "has no end");
+    }
+}

@@ -1,0 +1,104 @@
+// A profile: its call tree in flat arrays, and the table of its functions.
+
+// What became of a function since the base, in the order of `kind` below.
+export const KINDS = ['same', 'grew', 'shrank', 'new', 'gone'];
+
+// `view` is what memprof writes as its format of that name. The tree stands in preorder, node 0 is the root:
+// the callees of node n lie in n + 1 .. end[n].
+export function profileOf(view) {
+  const tree = nodesOf(view.tree);
+  return {
+    ...tree,
+    names: view.functions,
+    nameOf: n => tree.fn[n] < 0 ? 'total' : view.functions[tree.fn[n]],
+    heading: view.heading,
+    notes: view.notes,
+    isDiff: view.base !== null,
+    unit: view.unit,
+    byCum: view.by_cum,
+    table: tableOf(tree, view.functions.length),
+  };
+}
+
+function nodesOf({ function: functions, depth: depths, own: owns, own_base: bases }) {
+  const fn = Int32Array.from(functions);
+  const depth = Uint32Array.from(depths);
+  const own = Float64Array.from(owns);
+  const count = fn.length;
+  const ownBase = bases.length ? Float64Array.from(bases) : new Float64Array(count);
+  const total = own.slice();
+  const totalBase = ownBase.slice();
+  const parent = new Int32Array(count).fill(-1);
+  const end = new Uint32Array(count);
+  const path = [];
+  for (let n = 0; n < count; n++) {
+    if (n) parent[n] = path[depth[n] - 1];
+    path[depth[n]] = n;
+  }
+  for (let n = count - 1; n >= 0; n--) {
+    end[n] ||= n + 1;
+    const p = parent[n];
+    if (p < 0) continue;
+    total[p] += total[n];
+    totalBase[p] += totalBase[n];
+    end[p] ||= end[n];
+  }
+  return { count, fn, depth, parent, end, own, ownBase, total, totalBase };
+}
+
+// By function: its own values and, counted once per stack, those of its callees too.
+function tableOf({ count, fn, end, own, ownBase, total, totalBase }, functions) {
+  const flat = new Float64Array(functions), flatBase = flat.slice();
+  const cum = flat.slice(), cumBase = flat.slice();
+  const outermost = new Uint32Array(functions);
+  for (let n = 1; n < count; n++) {
+    const f = fn[n];
+    flat[f] += own[n];
+    flatBase[f] += ownBase[n];
+    if (n < outermost[f]) continue;
+    outermost[f] = end[n];
+    cum[f] += total[n];
+    cumBase[f] += totalBase[n];
+  }
+  const kind = Uint8Array.from(flat, (_, f) => flat[f] || flatBase[f]
+    ? kindOf(flat[f], flatBase[f]) : kindOf(cum[f], cumBase[f]));
+  return { flat, flatBase, cum, cumBase, kind };
+}
+
+function kindOf(now, before) {
+  return now === before ? 0 : !before ? 3 : !now ? 4 : now > before ? 1 : 2;
+}
+
+// What orders the callees of a node: in a diff that which changed most is looked for.
+export function weight({ isDiff, total, totalBase }, n) {
+  return isDiff ? Math.abs(total[n] - totalBase[n]) : total[n];
+}
+
+export function heaviest(profile) {
+  let best = 0;
+  for (let n = 0; n < profile.count; n++) best = Math.max(best, weight(profile, n));
+  return best;
+}
+
+// Which names match a regular expression, or contain a text that is none; null for nothing.
+export function search(profile, wanted) {
+  if (!wanted) return null;
+  let pattern;
+  try { pattern = new RegExp(wanted, 'i'); } catch { pattern = null; }
+  const plain = wanted.toLowerCase();
+  const matches = pattern ? name => pattern.test(name) : name => name.toLowerCase().includes(plain);
+  return Uint8Array.from(profile.names, name => matches(name) ? 1 : 0);
+}
+
+// The outermost nodes of the functions in `hits`, and their sum.
+export function found({ count, fn, end, total }, hits) {
+  const nodes = [];
+  let sum = 0;
+  for (let n = 1; n < count;) {
+    if (!hits[fn[n]]) { n++; continue; }
+    nodes.push(n);
+    sum += total[n];
+    n = end[n];
+  }
+  return { nodes, sum };
+}
