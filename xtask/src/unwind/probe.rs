@@ -20,7 +20,6 @@ pub(super) enum Mode {
 /// What the probe saw in one program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report {
-    pub(super) samples: u64,
     pub(super) compared: u64,
     pub(super) agreed: u64,
     pub(super) fallbacks: u64,
@@ -92,7 +91,6 @@ pub(super) fn read(reports: &PathBuf, program: &str) -> Result<Report> {
         let count = |name: &str| report[name].as_u64().with_context(|| name.to_owned());
         let ticks = |name: &str| report[name].as_f64().with_context(|| name.to_owned());
         return Ok(Report {
-            samples: count("samples")?,
             compared: count("compared")?,
             agreed: count("agreed")?,
             fallbacks: count("fallbacks")?,
