@@ -117,3 +117,65 @@ impl Memory for Stack {
 pub(crate) fn page_of(address: usize) -> usize {
     address & !(PAGE - 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use core::ptr;
+
+    use super::*;
+
+    /// Pages that can be read and pages that cannot, in turn; never unmapped.
+    fn striped(pages: usize) -> usize {
+        // SAFETY: mmap(2): a fresh mapping.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                pages * PAGE,
+                libc::PROT_READ,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        for page in (1..pages).step_by(2) {
+            // SAFETY: mprotect(2): a page of that mapping, which nobody uses.
+            let rc = unsafe { libc::mprotect(start.byte_add(page * PAGE), PAGE, libc::PROT_NONE) };
+            assert_eq!(rc, 0);
+        }
+        start as usize
+    }
+
+    #[test]
+    fn only_what_can_be_read_is_read() {
+        let start = striped(4);
+        // SAFETY: in the first page; nothing is known.
+        let mut stack = unsafe { Stack::from(start + 64, &(0..0)) };
+        let mut check = |offset, readable| {
+            let word = stack.word(start.wrapping_add(offset));
+            assert_eq!(word.is_some(), readable, "{offset:#x}");
+        };
+        check(64, true);
+        check(PAGE - WORD, true);
+        check(PAGE, false);
+        check(PAGE - 4, false);
+        check(2 * PAGE - WORD, false);
+        check(2 * PAGE, true);
+        check(3 * PAGE, false);
+        // Another stack was taken in meanwhile; back again.
+        check(0, true);
+        check(start.wrapping_neg(), false);
+        check(usize::MAX - WORD + 1 - start, false);
+    }
+
+    #[test]
+    fn what_is_known_is_not_asked_for() {
+        let start = striped(4);
+        let known = start + 2 * PAGE..start + 3 * PAGE;
+        // SAFETY: in the first page; the third one can be read.
+        let mut stack = unsafe { Stack::from(start, &known) };
+        assert!(stack.word(start + 2 * PAGE).is_some());
+        assert_eq!(stack.end(), start + 3 * PAGE);
+        assert_eq!(stack.word(start + 3 * PAGE), None);
+    }
+}

@@ -8,7 +8,7 @@ use crate::rule::{Packed, Rule};
 const ADDRESS_BITS: u32 = 47;
 /// log2 of the size of a piece of code whose rules lie in one line: calls in one function are
 /// often followed by others of it.
-const PIECE_BITS: u32 = 6;
+const PIECE_BITS: u32 = 8;
 /// log2 of how many lines there are.
 const LINE_BITS: u32 = 11;
 /// Rules in a line.
@@ -121,7 +121,7 @@ impl Place {
         let mixed = piece ^ rest ^ rest >> LINE_BITS;
         Self {
             line: (mixed & ((1 << LINE_BITS) - 1)) as usize,
-            first: (within ^ within >> 3) as usize % WAYS,
+            first: (within ^ within >> 3 ^ within >> 6) as usize % WAYS,
             tag: rest << PIECE_BITS | within,
         }
     }

@@ -71,7 +71,10 @@ impl Library {
 }
 
 fn libraries() -> Vec<Library> {
-    let found: Vec<_> = LIBRARIES.iter().filter_map(|name| Library::open(name)).collect();
+    let found: Vec<_> = LIBRARIES
+        .iter()
+        .filter_map(|name| Library::open(name))
+        .collect();
     // The C library is everywhere.
     assert!(found.len() >= 3, "only {} of {LIBRARIES:?}", found.len());
     found
@@ -168,7 +171,9 @@ fn readelf_rows(path: &Path) -> BTreeMap<u64, (String, String, String)> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             ["LOC", "CFA", ..] => columns = words,
-            [location, cfa, rest @ ..] if !columns.is_empty() && rest.len() + 2 == columns.len() => {
+            [location, cfa, rest @ ..]
+                if !columns.is_empty() && rest.len() + 2 == columns.len() =>
+            {
                 let Ok(address) = u64::from_str_radix(location, 16) else {
                     continue;
                 };
@@ -176,7 +181,10 @@ fn readelf_rows(path: &Path) -> BTreeMap<u64, (String, String, String)> {
                     let at = columns.iter().position(|column| *column == name);
                     at.map_or("u", |at| words[at]).to_owned()
                 };
-                rows.insert(address, ((*cfa).to_owned(), register("rbp"), register("ra")));
+                rows.insert(
+                    address,
+                    ((*cfa).to_owned(), register("rbp"), register("ra")),
+                );
             }
             _ => columns.clear(),
         }

@@ -86,6 +86,7 @@ pub(crate) fn build_torture() -> Result<()> {
 
 /// The probe, and what it is tried in.
 pub(crate) fn build_unwind(profile: Profile) -> Result<()> {
+    build_package("memprof-unwind", profile)?;
     build_package("unwind-probe", profile)?;
     let probe = built_dir(profile).join("libunwind_probe.so");
     install(&probe, &dist().join("torture/unwind_probe.so"))?;

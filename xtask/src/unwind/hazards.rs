@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::probe::{self, Mode};
 use crate::dist::dist;
+use crate::run::{output, root};
 use crate::torture::Form;
 
 /// Samples a lot.
@@ -34,7 +35,39 @@ const ALIVE: &[&str] = &["wild_frame_pointers", "reload_unattended"];
 /// How often each case runs.
 const ROUNDS: (u32, u32) = (1, 20);
 
+/// What the walk may call beside itself: copies and comparisons of bytes, and gimli, which has no
+/// allocator either. The panics are of checks that cannot fail, one of gimli's among them.
+const CALLED: &[&str] = &[
+    "bcmp",
+    "memcpy",
+    "memmove",
+    "memset",
+    "rust_eh_personality",
+    "core::",
+    "gimli::",
+    "memprof_unwind::",
+    "<memprof_unwind::",
+    "<gimli::",
+    "anon.",
+];
+
+/// Fails where the library of the walk needs anything else.
+fn check_what_is_called() -> Result<()> {
+    let library = root().join("target/debug/libmemprof_unwind.rlib");
+    let mut nm = Command::new("nm");
+    let symbols = output(nm.args(["--undefined-only", "--demangle"]).arg(&library))?;
+    let needed = symbols
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("U "));
+    let strange: Vec<&str> = needed
+        .filter(|name| !CALLED.iter().any(|known| name.starts_with(known)))
+        .collect();
+    ensure!(strange.is_empty(), "the walk calls {strange:?}");
+    Ok(())
+}
+
 pub(crate) fn run(form: Form) -> Result<String> {
+    check_what_is_called()?;
     let rounds = form.pick(ROUNDS.0, ROUNDS.1);
     let (mut cases, mut stacks, mut cut) = (0, 0, 0);
     for program in ["hazards", "hazards_without_hdr"] {
