@@ -214,6 +214,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "rows=7",
         "unknown argument \"rows\"; valid arguments: smaps",
     ),
+    ("gdump", "", "argument \"state\" is missing"),
     ("stats", "log=no", "log=\"no\" is neither on nor off"),
     (
         "background_thread",
@@ -240,7 +241,6 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "state=on n=1",
         "unknown argument \"n\"; valid arguments: state, max",
     ),
-    ("gdump", "", "argument \"state\" is missing"),
     ("gdump", "state=1", "state=\"1\" is neither on nor off"),
     (
         "gdump",

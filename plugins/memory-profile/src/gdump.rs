@@ -17,7 +17,8 @@ const DURATION: Duration = Duration::from_secs(10 * 60);
 /// # Errors
 /// Names the argument and what is allowed.
 pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
-    let is_on = take_switch(&mut args, "state")?;
+    let is_on = take_switch(&mut args, "state")?
+        .ok_or_else(|| invalid("argument \"state\" is missing".to_owned()))?;
     let files = take_number(&mut args, "files")?;
     let duration = take_duration(&mut args)?;
     args.finish()?;

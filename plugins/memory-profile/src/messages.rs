@@ -158,13 +158,13 @@ impl Plugin for MemoryProfile {
                 activated(reply, self.profiler.reset(interval).map_err(failure)?)
             }
             "background_thread" => {
-                let on = take_optional_switch(&mut args, "state")?;
+                let on = take_switch(&mut args, "state")?;
                 let max = take_number(&mut args, "max")?;
                 args.finish()?;
                 self.background_thread(on, max, reply)
             }
             "ledger" => {
-                let smaps = take_optional_switch(&mut args, "smaps")?;
+                let smaps = take_switch(&mut args, "smaps")?;
                 args.finish()?;
                 self.ledger(smaps, reply)
             }
@@ -180,7 +180,7 @@ impl Plugin for MemoryProfile {
             "stats" => {
                 let opts = args.take("opts");
                 let format = args.take("format");
-                let is_logged = take_optional_switch(&mut args, "log")?.unwrap_or(true);
+                let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
                 args.finish()?;
                 let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
                 self.stats(&format, is_logged, reply)
@@ -382,21 +382,15 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     args.take(key).map(parse).transpose()
 }
 
-pub(crate) fn take_switch(args: &mut Arguments, key: &'static str) -> Result<bool, Failure> {
-    parse_switch(key, &args.require(key)?)
-}
-
-fn take_optional_switch(args: &mut Arguments, key: &'static str) -> Result<Option<bool>, Failure> {
-    args.take(key)
-        .map(|word| parse_switch(key, &word))
-        .transpose()
-}
-
-fn parse_switch(key: &str, word: &str) -> Result<bool, Failure> {
-    match word {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        other => {
+pub(crate) fn take_switch(
+    args: &mut Arguments,
+    key: &'static str,
+) -> Result<Option<bool>, Failure> {
+    match args.take(key).as_deref() {
+        None => Ok(None),
+        Some("on") => Ok(Some(true)),
+        Some("off") => Ok(Some(false)),
+        Some(other) => {
             let message = format!("{key}={other:?} is neither on nor off");
             Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
         }
