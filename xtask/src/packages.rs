@@ -26,10 +26,12 @@ pub(crate) const TEST: &[&str] = &[
     "mosquitto-clients",
     "perl",
     "prometheus",
+    "python3",
     "redis-server",
     "redis-tools",
     "strace",
     "trafficserver",
+    "xz-utils",
 ];
 
 /// Installs what is missing of `packages`, as root; else says how.
