@@ -1,7 +1,11 @@
 //! Where the resident memory is, told by live hosts to which something was done.
 
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -9,7 +13,7 @@ use tempfile::TempDir;
 use crate::bus::{CONF, Load, Server};
 use crate::bus_redis::Redis;
 use crate::dist::{preloadable, tool_text};
-use crate::host::{Host, Setup};
+use crate::host::{Host, PATIENCE, Setup};
 
 const MIB: u64 = 1 << 20;
 
@@ -66,8 +70,24 @@ impl Injection {
 
     /// Gives an order, and waits until it was obeyed.
     fn order(&self, host: &Host, order: &str) {
-        std::fs::write(&self.fifo, format!("{order}\n")).unwrap();
+        let mut fifo = self.open();
+        writeln!(fifo, "{order}").unwrap();
+        drop(fifo);
         host.wait_for_log(&format!("injected {order}"));
+    }
+
+    /// Waits until somebody reads at the other end: until then there is no such device.
+    fn open(&self) -> File {
+        let begun = Instant::now();
+        loop {
+            let mut options = OpenOptions::new();
+            options.write(true).custom_flags(libc::O_NONBLOCK);
+            match options.open(&self.fifo) {
+                Ok(fifo) => return fifo,
+                Err(error) => assert!(begun.elapsed() < PATIENCE, "nobody reads: {error}"),
+            }
+            std::thread::yield_now();
+        }
     }
 }
 
