@@ -198,7 +198,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "reset",
         "for=1m",
-        "unknown argument \"for\"; valid arguments: lg_sample",
+        "unknown argument \"for\"; valid arguments: allocator",
     ),
     ("fetch", "", "argument \"id\" is missing"),
     (
@@ -227,7 +227,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "stats",
         "arenas=on",
-        "unknown argument \"arenas\"; valid arguments: opts, format",
+        "unknown argument \"arenas\"; valid arguments: allocator, opts",
     ),
     ("ledger", "smaps=yes", "smaps=\"yes\" is neither on nor off"),
     (
