@@ -1,5 +1,5 @@
 //! HTTP over hosts that loaded `memory_profile`: the page, an API of JSON, and the endpoints that
-//! existing scripts call. One axum [`router`], which `memprof serve` puts beside a host, and which
+//! existing scripts call. One axum [`router()`], which `memprof serve` puts beside a host, and which
 //! a Rust program may mount in a server of its own.
 //!
 //! Symbols and reports are made here, never in the plugin. To talk to a host without HTTP, see
