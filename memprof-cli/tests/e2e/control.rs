@@ -183,7 +183,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "activate",
         "FOR=1s",
-        "unknown argument \"FOR\"; valid arguments: allocator",
+        "unknown argument \"FOR\"; valid arguments: unwinder, allocator",
     ),
     (
         "reset",
