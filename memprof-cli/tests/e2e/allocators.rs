@@ -7,6 +7,8 @@ use std::time::Instant;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::bus::{CONF, Load, Server};
+use crate::bus_redis::Redis;
 use crate::dist::{dist, source, tool_text};
 use crate::host::{Host, PATIENCE, Setup};
 use crate::memprof::{Run, memprof};
@@ -258,6 +260,18 @@ fn two_kinds_at_once_are_both_driven() {
     let found = host.memprof("doctor", &["--json"]).exits(0).json();
     let kinds = found["findings"].to_string();
     assert!(kinds.contains("several_allocators"), "{found}");
+}
+
+#[test]
+fn redis_has_its_jemalloc_and_no_other() {
+    let redis = Redis::start(&Load {
+        env: &[CONF],
+        config: &[("control", "on")],
+        twice: false,
+    });
+    redis.host().wait_for_log("control socket ");
+    let jemalloc = "jemalloc true: activate, dump, reset, stats, purge, background_thread";
+    assert_eq!(allocators(redis.host()), [jemalloc]);
 }
 
 #[test]
