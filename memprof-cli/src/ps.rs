@@ -26,7 +26,7 @@ struct Row {
     command: String,
     socket: PathBuf,
     plugins: Vec<String>,
-    /// The allocators that can be profiled, by kind and version.
+    /// The allocators of the process, by kind and version.
     allocator: String,
     profiling: String,
 }

@@ -69,7 +69,7 @@ impl Glibc {
     }
 
     /// In jemalloc's words. Free pages at the top of the main arena are dirty; what is free
-    /// elsewhere counts as fragmentation, though some of it may have been given back.
+    /// elsewhere counts as fragmentation, though some of it was never touched, or given back.
     fn figures(&self) -> Option<Figures> {
         // SAFETY: mallinfo2(3): takes nothing.
         let info = unsafe { self.functions.mallinfo?() };

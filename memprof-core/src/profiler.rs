@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use crate::backend::{Backend, Kind, use_jemalloc};
+use crate::backend::{Backend, Kind, ProfileKind, use_jemalloc};
 use crate::discover::{Discovered, discover};
 use crate::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
@@ -192,7 +192,9 @@ impl Profiler {
     /// Why nothing can be profiled unless an allocator is named.
     fn unavailable(&self) -> Option<Error> {
         let driven = self.driven(None);
-        driven.and_then(|driven| require_profiling(&driven)).err()
+        driven
+            .and_then(|driven| require_profile(&driven, ProfileKind::Heap))
+            .err()
     }
 
     fn stranger(&self) -> Option<PathBuf> {
@@ -272,12 +274,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether one of them can be profiled.
+/// Whether one of them can take a profile of that kind.
 ///
 /// # Errors
 /// Why the first cannot.
-fn require_profiling(backends: &[Arc<dyn Backend>]) -> Result<()> {
-    let mut reasons = backends.iter().map(|each| each.require_profiling());
+fn require_profile(backends: &[Arc<dyn Backend>], kind: ProfileKind) -> Result<()> {
+    let mut reasons = backends.iter().map(|each| each.require_profile(kind));
     match reasons.next() {
         None => Ok(()),
         Some(first) => first.or_else(|error| reasons.find_map(Result::ok).ok_or(error)),

@@ -7,6 +7,8 @@ use std::time::Instant;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::bus::{CONF, Load, Server};
+use crate::bus_redis::Redis;
 use crate::dist::{dist, source, tool_text};
 use crate::host::{Host, PATIENCE, Setup};
 use crate::memprof::{Run, memprof};
@@ -137,6 +139,32 @@ fn tcmallocs_dumps_are_fetched_as_what_they_are() {
     assert_eq!(bytes.len() as u64, dump["bytes"].as_u64().unwrap());
 }
 
+/// gperftools samples through libunwind, which locks and asks the loader: whoever allocates under the
+/// loader's lock may wait for a thread that waits for the loader.
+#[test]
+fn messages_while_every_thread_samples() {
+    let host = Setup::without_profiling("c_host")
+        .env("LD_PRELOAD", "libtcmalloc.so.4")
+        .env("TCMALLOC_SAMPLE_PARAMETER", "4096")
+        .start();
+    let ask_often = |messages: &[(&str, &str)]| {
+        let mut client = host.client();
+        client.set_timeout(PATIENCE).unwrap();
+        for (message, args) in messages.iter().cycle().take(300) {
+            let reply = client.message("memory_profile", message, args, None);
+            let status = reply.unwrap().result.status_code;
+            assert!([0, -5].contains(&status), "{message} {args}: {status}");
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| ask_often(&[("dump", ""), ("dump", "kind=growth")]));
+        scope.spawn(|| ask_often(&[("doctor", ""), ("ledger", ""), ("purge", "")]));
+        scope.spawn(|| ask_often(&[("deactivate", ""), ("activate", "")]));
+        scope.spawn(|| ask_often(&[("stats", ""), ("status", "")]));
+    });
+    assert!(host.dump_of(100_000)["stacks"].as_u64().unwrap() > 0);
+}
+
 #[test]
 fn an_allocator_without_a_profiler_says_why_and_does_the_rest() {
     let check = |preload: &str, kind: &str, reason: &str, remedy: &str, prints: &str| {
@@ -232,6 +260,18 @@ fn two_kinds_at_once_are_both_driven() {
     let found = host.memprof("doctor", &["--json"]).exits(0).json();
     let kinds = found["findings"].to_string();
     assert!(kinds.contains("several_allocators"), "{found}");
+}
+
+#[test]
+fn redis_has_its_jemalloc_and_no_other() {
+    let redis = Redis::start(&Load {
+        env: &[CONF],
+        config: &[("control", "on")],
+        twice: false,
+    });
+    redis.host().wait_for_log("control socket ");
+    let jemalloc = "jemalloc true: activate, dump, reset, stats, purge, background_thread";
+    assert_eq!(allocators(redis.host()), [jemalloc]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::{Profiler, lock, rfc3339};
+use super::{Profiler, lock, require_profile, rfc3339};
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::{Cause, DumpName};
@@ -34,15 +34,7 @@ impl Profiler {
         self.look_again();
         self.unwinder.tend();
         let backends = self.driven(allocator)?;
-        let (able, unable): (Vec<_>, Vec<_>) = backends
-            .iter()
-            .map(|each| each.require_profile(kind).map(|()| each))
-            .partition(Result::is_ok);
-        if able.is_empty()
-            && let Some(Err(error)) = unable.into_iter().next()
-        {
-            return Err(error);
-        }
+        require_profile(&backends, kind)?;
         let active_since = *lock(&self.active_since);
         let origin = Origin {
             program: self.settings.program.clone(),
@@ -52,7 +44,8 @@ impl Profiler {
             rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
-        for backend in able.into_iter().flatten() {
+        let can = |each: &&Arc<dyn Backend>| each.require_profile(kind).is_ok();
+        for backend in backends.iter().filter(can) {
             dumps.push(self.dump_one(Arc::clone(backend), kind, origin.clone())?);
         }
         let largest = dumps

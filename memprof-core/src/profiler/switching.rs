@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::figures::jemallocs;
-use super::{Profiler, lock, require_profiling, with_each, with_remedy};
-use crate::backend::Kind;
+use super::{Profiler, lock, require_profile, with_each, with_remedy};
+use crate::backend::{Kind, ProfileKind};
 use crate::error::Result;
 use crate::interval::SampleInterval;
 use crate::lease::Lease;
@@ -39,7 +39,7 @@ impl Profiler {
         } = options;
         self.look_again();
         let backends = self.driven(allocator)?;
-        require_profiling(&backends)?;
+        require_profile(&backends, ProfileKind::Heap)?;
         let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::figures::jemallocs;
 use super::switching::ActivateOptions;
-use super::{Profiler, lock, require_profiling};
+use super::{Profiler, lock, require_profile};
 use crate::backend::ProfileKind;
 use crate::cgroup::Cgroup;
 use crate::error::{ErrorKind, Result};
@@ -44,7 +44,7 @@ impl Profiler {
     /// Why profiling is not on; the thread that watches cannot be started.
     pub fn gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<Gdumping> {
         self.look_again();
-        require_profiling(&self.backends())?;
+        require_profile(&self.driven(None)?, ProfileKind::Heap)?;
         let watcher = self.watcher().unwrap_or_else(|| {
             let fresh = Watcher::new(&[]);
             *lock(&self.watcher) = Some(Arc::clone(&fresh));
