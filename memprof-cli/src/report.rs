@@ -50,7 +50,7 @@ pub(crate) struct ReportArgs {
     #[arg(long)]
     cum: bool,
 
-    /// Show this many functions [default: all; 80 in a graph]
+    /// Show this many functions, or nodes of a tree [default: all; 80 in a graph]
     #[arg(long, value_name = "N")]
     top: Option<usize>,
 
@@ -298,7 +298,9 @@ fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
 
 /// A line on the terminal that is written over, and nothing where nobody looks.
 pub(crate) fn progress(done: usize, of: usize) {
-    if io::stderr().is_terminal() {
+    if done == of {
+        clear_progress();
+    } else if io::stderr().is_terminal() {
         eprint!("\rsymbolizing: {done} of {of} files");
     }
 }

@@ -15,11 +15,10 @@ use crate::printout::Printout;
 const MAX: &CStr = c"experimental.prof_recent.alloc_max";
 const DUMP: &CStr = c"experimental.prof_recent.alloc_dump";
 
-/// How many allocations may be kept. So many of the deepest stacks (128 frames, two for each) fit
-/// into [`LIMIT`].
+/// How many allocations may be kept.
 pub const RECENT: RangeInclusive<u64> = 0..=512;
 
-/// The longest report.
+/// The longest report: [`RECENT`] allocations with two of the deepest stacks (128 frames) each.
 const LIMIT: usize = 4 << 20;
 
 /// What one jemalloc has kept.

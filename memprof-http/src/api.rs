@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -111,8 +112,10 @@ struct DumpId {
 async fn kept(
     To(host): To,
     Path(DumpId { id }): Path<DumpId>,
-    Query(view): Query<View>,
+    view: std::result::Result<Query<View>, QueryRejection>,
 ) -> Result<Response> {
+    let invalid = |rejection: QueryRejection| Problem::invalid(rejection.body_text());
+    let Query(view) = view.map_err(invalid)?;
     view.of_kept(&host, &id).await
 }
 

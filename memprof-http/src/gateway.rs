@@ -1,5 +1,7 @@
 //! The way to one host, and what its clients share: the dump that runs and what was rendered.
 
+use std::fs::File;
+use std::io::Read;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -11,7 +13,7 @@ use serde_json::Value;
 use crate::dumping::Dumping;
 use crate::problem::{Problem, Result};
 use crate::renders::Renders;
-use crate::target::{Answer, Target};
+use crate::target::{Answer, Fetched, Target};
 
 #[derive(Debug)]
 pub(crate) struct Gateway {
@@ -121,13 +123,25 @@ impl Gateway {
         Err(Problem::internal("the allocator printed no JSON"))
     }
 
+    /// A kept dump, whose id is one that the host told.
+    pub(crate) async fn open(&self, id: &str) -> Result<File> {
+        let (target, id) = (Arc::clone(&self.target), id.to_owned());
+        match blocking(move || target.fetch(&id)).await?? {
+            Fetched::Dump(file) => Ok(file),
+            Fetched::Refused(answer) => Err(Problem::of_answer(&answer)),
+        }
+    }
+
     /// The bytes of a kept dump.
     pub(crate) async fn fetch(&self, id: &str) -> Result<Bytes> {
-        let answer = self.ask("fetch", &[("id", id)]).await?;
-        match answer.status {
-            0 => Ok(answer.body.into()),
-            _ => Err(Problem::of_answer(&answer)),
-        }
+        let mut file = self.open(id).await?;
+        let read = blocking(move || {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let bytes = read.await?;
+        let bytes = bytes.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
+        Ok(bytes.into())
     }
 }
 

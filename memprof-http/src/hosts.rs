@@ -70,13 +70,28 @@ impl Hosts {
 
     /// The one of that pid. Blocks.
     pub(crate) fn of_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
-        for gateway in self.all()? {
-            if gateway.target().host()?.pid == pid {
-                return Ok(gateway);
+        // One that is known is asked first: another host may take its time to answer.
+        if let Some(known) = self.known(pid).filter(|known| is(known, pid)) {
+            return Ok(known);
+        }
+        let mut all = self.all()?.into_iter();
+        let missing = || Problem::gone(format!("no host runs as pid {pid}"));
+        all.find(|gateway| is(gateway, pid)).ok_or_else(missing)
+    }
+
+    fn known(&self, pid: u32) -> Option<Arc<Gateway>> {
+        match &self.0 {
+            Kind::One(gateway) => Some(Arc::clone(gateway)),
+            Kind::Running(known) => {
+                let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                known.get(&pid).map(|known| Arc::clone(&known.gateway))
             }
         }
-        Err(Problem::gone(format!("no host runs as pid {pid}")))
     }
+}
+
+fn is(gateway: &Gateway, pid: u32) -> bool {
+    gateway.target().host().is_ok_and(|info| info.pid == pid)
 }
 
 fn keep(known: &mut HashMap<u32, Known>, host: &Running) -> Arc<Gateway> {

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use memprof_host::Host;
 use memprof_host::protocol::HostInfo;
 
-use crate::target::{Answer, Gone, PLUGIN, Target};
+use crate::target::{Answer, Fetched, Gone, PLUGIN, Target};
 
 /// A host that serves HTTP itself.
 #[derive(Debug)]
@@ -48,5 +48,17 @@ impl Target for InProcess {
             status: reply.status_code,
             body: reply.body.into_bytes()?,
         })
+    }
+
+    fn fetch(&self, id: &str) -> Result<Fetched, Gone> {
+        let reply = self.host.message(PLUGIN, "fetch", &format!("id={id}"));
+        let reply = reply.map_err(|error| Gone(error.to_string()))?;
+        if reply.status_code == 0 {
+            return Ok(Fetched::Dump(reply.body.into_file()?));
+        }
+        Ok(Fetched::Refused(Answer {
+            status: reply.status_code,
+            body: reply.body.into_bytes()?,
+        }))
     }
 }

@@ -1,5 +1,5 @@
 //! HTTP over hosts that loaded `memory_profile`: the page, an API of JSON, and the endpoints that
-//! existing scripts call. One axum [`router`], which `memprof serve` puts beside a host, and which
+//! existing scripts call. One axum [`router()`], which `memprof serve` puts beside a host, and which
 //! a Rust program may mount in a server of its own.
 //!
 //! Symbols and reports are made here, never in the plugin. To talk to a host without HTTP, see
@@ -16,6 +16,7 @@ mod in_process;
 mod remote;
 mod target;
 
+mod chunks;
 mod dumping;
 mod gateway;
 mod renders;
@@ -38,5 +39,5 @@ pub use in_process::InProcess;
 pub use listener::{Listener, serve};
 pub use remote::{Remote, Wanted};
 pub use router::{Settings, router};
-pub use target::{Answer, Gone, Target};
+pub use target::{Answer, Fetched, Gone, Target};
 pub use token::{Token, TokenError};

@@ -1,13 +1,14 @@
 //! A host in another process, over its control socket.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use memprof_host::client::{Client, ClientError};
+use memprof_host::client::{Client, ClientError, Delivered};
 use memprof_host::protocol::{Deliver, HostInfo};
 use memprof_host::running;
 
-use crate::target::{Answer, Gone, PLUGIN, Target};
+use crate::target::{Answer, Fetched, Gone, PLUGIN, Target};
 
 /// Messages that a host answers at once, also during a dump.
 const AT_ONCE: &[&str] = &["status", "list", "ledger", "doctor", "help"];
@@ -28,29 +29,50 @@ pub enum Wanted {
 #[derive(Debug)]
 pub struct Remote {
     wanted: Wanted,
+    /// Where it was found last.
+    last: Mutex<Option<PathBuf>>,
 }
 
 impl Remote {
     /// A host, which need not run yet.
     pub fn new(wanted: Wanted) -> Self {
-        Self { wanted }
+        Self {
+            wanted,
+            last: Mutex::default(),
+        }
     }
 
     fn connect(&self) -> Result<Client, Gone> {
-        let connect = |socket: &Path| {
-            Client::connect(socket).map_err(|error| Gone(format!("{}: {error}", socket.display())))
-        };
         let name = match &self.wanted {
             Wanted::Socket(socket) => return connect(socket),
             Wanted::Called(name) => name,
         };
+        let last = self.last().clone();
+        if let Some(Ok(client)) = last.map(|socket| connect(&socket)) {
+            return Ok(client);
+        }
         let mut hosts = running()?;
         hosts.retain(|host| host.is_called(name));
         match hosts.as_slice() {
-            [host] => connect(&host.socket),
+            [host] => {
+                *self.last() = Some(host.socket.clone());
+                connect(&host.socket)
+            }
             [] => Err(Gone(format!("no host is called {name:?}"))),
             _ => Err(Gone(format!("several hosts are called {name:?}"))),
         }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, name: &str, args: &str) -> Result<Delivered, Gone> {
+        let mut client = self.connect()?;
+        let patience = if AT_ONCE.contains(&name) { SOON } else { LATER };
+        client.set_timeout(patience)?;
+        let reply = client.message(PLUGIN, name, args, Some(Deliver::Fd));
+        reply.map_err(gone)
     }
 }
 
@@ -62,16 +84,28 @@ impl Target for Remote {
     }
 
     fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {
-        let mut client = self.connect()?;
-        let patience = if AT_ONCE.contains(&name) { SOON } else { LATER };
-        client.set_timeout(patience)?;
-        let reply = client.message(PLUGIN, name, args, Some(Deliver::Fd));
-        let reply = reply.map_err(gone)?;
-        Ok(Answer {
-            status: reply.result.status_code,
-            body: reply.into_bytes()?,
-        })
+        answer(self.send(name, args)?)
     }
+
+    fn fetch(&self, id: &str) -> Result<Fetched, Gone> {
+        let mut reply = self.send("fetch", &format!("id={id}"))?;
+        if reply.result.status_code != 0 {
+            return Ok(Fetched::Refused(answer(reply)?));
+        }
+        let dump = reply.file.take().map(Fetched::Dump);
+        dump.ok_or_else(|| Gone("it passed no dump".to_owned()))
+    }
+}
+
+fn connect(socket: &Path) -> Result<Client, Gone> {
+    Client::connect(socket).map_err(|error| Gone(format!("{}: {error}", socket.display())))
+}
+
+fn answer(reply: Delivered) -> Result<Answer, Gone> {
+    Ok(Answer {
+        status: reply.result.status_code,
+        body: reply.into_bytes()?,
+    })
 }
 
 fn gone(error: ClientError) -> Gone {

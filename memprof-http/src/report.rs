@@ -1,9 +1,10 @@
 //! Kept dumps as reports.
 
+use std::io::BufReader;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use memprof_report::{
@@ -11,7 +12,9 @@ use memprof_report::{
     Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::chunks;
 use crate::gateway::{Gateway, Kept, blocking, id_of};
 use crate::headers;
 use crate::problem::{Problem, Result};
@@ -153,6 +156,7 @@ impl View {
                 None => None,
             };
             let pid = host.host().await?.pid;
+            let _turn = turn().await?;
             blocking(move || render(&dump, base.as_ref(), pid, options)).await?
         };
         host.renders.get_or(&key, render).await
@@ -177,23 +181,20 @@ impl View {
     }
 }
 
-/// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read.
-pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Bytes> {
+/// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read. It
+/// is sent while it is rewritten.
+pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Body> {
     let dump = host.dump().await?;
-    let id = id_of(&dump)?;
-    let rewrite = || async {
-        let dump = host.fetch(id).await?;
-        blocking(move || {
-            let mut text = Vec::with_capacity(dump.len());
-            let limits = Limits::default();
-            memprof_report::write_tcmalloc(&mut &dump[..], &limits, &mut text)?;
-            Ok(text.into())
-        })
-        .await?
-    };
-    host.renders
-        .get_or(&format!("tcmalloc of {id}"), rewrite)
-        .await
+    let dump = host.open(id_of(&dump)?).await?;
+    chunks::of(move |out| {
+        let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
+        Ok(memprof_report::write_tcmalloc(
+            &mut dump,
+            &Limits::default(),
+            out,
+        )?)
+    })
+    .await
 }
 
 /// The flamegraph of a dump that somebody brings.
@@ -215,6 +216,7 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
         },
         ..Options::default()
     };
+    let _turn = turn().await?;
     let rendered = blocking(move || render(&dump, None, pid, options)).await?;
     // What cannot be read is the fault of whoever sent it.
     let svg = rendered.map_err(|problem| match &*problem.kind {
@@ -254,6 +256,14 @@ impl Fetched {
         let bytes = host.fetch(&kept.id).await?;
         Ok(Arc::new(Self { kept, bytes }))
     }
+}
+
+/// Reports that are made at a time: each takes a multiple of its dump in memory, and a core.
+static TURNS: Semaphore = Semaphore::const_new(2);
+
+async fn turn() -> Result<SemaphorePermit<'static>> {
+    let turn = TURNS.acquire().await;
+    turn.map_err(|error| Problem::internal(error.to_string()))
 }
 
 /// 0, pprof's unknown, for what has no time.

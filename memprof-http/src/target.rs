@@ -1,6 +1,7 @@
 //! One host, however it is reached.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 
 use memprof_host::protocol::HostInfo;
@@ -22,6 +23,21 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// # Errors
     /// It does not answer.
     fn message(&self, name: &str, args: &str) -> Result<Answer, Gone>;
+
+    /// Opens a kept dump of that id, which is a single word.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn fetch(&self, id: &str) -> Result<Fetched, Gone>;
+}
+
+/// What came of fetching a dump.
+#[derive(Debug)]
+pub enum Fetched {
+    /// Its bytes, in a file that nobody changes any more.
+    Dump(File),
+    /// The plugin's own error.
+    Refused(Answer),
 }
 
 /// What the plugin replied.
@@ -29,7 +45,7 @@ pub trait Target: fmt::Debug + Send + Sync {
 pub struct Answer {
     /// 0, or one of the negative codes of memprof.h.
     pub status: Status,
-    /// The bytes: a JSON object, a text or a dump.
+    /// The bytes: a JSON object, or a text.
     pub body: Vec<u8>,
 }
 

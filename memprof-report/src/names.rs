@@ -20,10 +20,11 @@ impl Strings {
     /// The id of a string, new or not. All names pass through here and become printable: an ELF symbol may hold
     /// any byte but zero.
     pub fn intern(&mut self, string: &str) -> StringId {
-        self.intern_clean(&printable(string))
-    }
-
-    fn intern_clean(&mut self, string: &str) -> StringId {
+        // What is kept is printable: this finds no other.
+        if let Some(&id) = self.ids.get(string) {
+            return id;
+        }
+        let string = &*printable(string);
         if let Some(&id) = self.ids.get(string) {
             return id;
         }
@@ -51,7 +52,8 @@ impl Strings {
 
 /// Text of a profile or a binary as it may be shown: what no terminal should be sent is replaced by U+FFFD.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    match text.contains(is_unprintable) {
+    let is_plain = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    match !is_plain && text.contains(is_unprintable) {
         true => Cow::Owned(text.replace(is_unprintable, "\u{fffd}")),
         false => Cow::Borrowed(text),
     }

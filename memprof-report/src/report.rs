@@ -43,7 +43,8 @@ pub struct Options {
     pub filter: Filter,
     /// Tables are sorted by cumulative value.
     pub by_cum: bool,
-    /// Rows of a table; all when there is none.
+    /// Rows of a table, nodes of a tree or a graph; the format's default when there is none. The formats that
+    /// hold every stack refuse it.
     pub top: Option<usize>,
     /// Scale the base to the profile's total, to see what changed in proportion.
     pub normalize: bool,
@@ -67,7 +68,7 @@ pub fn report(
     progress: Progress<'_>,
     out: &mut dyn Write,
 ) -> Result<Vec<String>> {
-    options.check(base.is_some())?;
+    options.check(&input, base.as_ref())?;
     let name = printable(input.name).into_owned();
     let profile = read(input, sources, options, progress)?;
     if profile.profile.samples.is_empty() && base.is_none() {
@@ -129,19 +130,40 @@ pub fn read(
 }
 
 impl Options {
-    fn check(&self, has_base: bool) -> Result<()> {
-        let problem = match self.format {
-            Format::Peek if self.filter.focus.is_none() => {
-                "peek needs --focus: the function to look at"
+    fn check(&self, input: &Input<'_>, base: Option<&Input<'_>>) -> Result<()> {
+        let problem = match (self.format, base) {
+            (Format::Peek, _) if self.filter.focus.is_none() => {
+                "peek needs --focus: the function to look at".into()
             }
-            Format::Jeprof if has_base => {
-                "jeprof's file cannot hold a difference: write both files and use jeprof --base"
+            (Format::Jeprof, Some(base)) => jeprof_difference(input.name, base.name),
+            (
+                Format::Collapsed
+                | Format::Flamegraph
+                | Format::Html
+                | Format::Pprof
+                | Format::Jeprof,
+                _,
+            ) if self.top.is_some() => {
+                "--top is for text, tree, peek, dot, svg and json; this format holds every stack"
+                    .into()
             }
-            _ if self.normalize && !has_base => "there is nothing to normalize without --base",
+            (_, None) if self.normalize => "there is nothing to normalize without --base".into(),
             _ => return Ok(()),
         };
-        Err(Error::Usage(problem.into()))
+        Err(Error::Usage(problem))
     }
+}
+
+/// jeprof's `ReadHeapProfile` skips lines with a negative count without a word: what shrank would be
+/// missing from its totals. Of two files it takes the difference itself.
+fn jeprof_difference(new: &str, base: &str) -> String {
+    format!(
+        "jeprof's file cannot hold what shrank; let jeprof compare two of them:\n\
+         \x20 memprof report {base} --format jeprof -o base.jeprof\n\
+         \x20 memprof report {new} --format jeprof -o new.jeprof\n\
+         \x20 jeprof --text --base=base.jeprof new.jeprof\n\
+         or write --format pprof, which holds it, for go tool pprof"
+    )
 }
 
 fn emptiness(profile: &Profile, options: &Options) -> String {

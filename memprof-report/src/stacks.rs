@@ -1,5 +1,6 @@
 //! Interned stacks: each distinct address and each distinct stack is kept once.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -20,11 +21,17 @@ pub struct Stacks {
     address_ids: HashMap<Address, AddressId>,
     frames: Vec<AddressId>,
     ends: Vec<usize>,
-    /// By stack.
-    hashes: Vec<Mix>,
-    /// Ids plus 1, by hash; open addressing, a power of two, at most half full.
-    slots: Vec<u32>,
+    /// By hash; open addressing, a power of two, at most half full. Empty as long as they come in jemalloc's order,
+    /// in which one that is behind the last is a new one.
+    slots: Vec<Slot>,
     seed: Mix,
+}
+
+/// A place for a stack: its id plus 1, or 0 where it is free, and its hash.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    hash: u32,
+    id: u32,
 }
 
 impl Stacks {
@@ -54,25 +61,53 @@ impl Stacks {
 
     /// The id of the stack of the frames pushed since the last one, new or not.
     pub fn finish(&mut self) -> StackId {
+        if self.slots.is_empty() {
+            match self.order() {
+                Ordering::Greater => return self.append(),
+                Ordering::Equal => {
+                    self.clear();
+                    return StackId(self.ends.len() as u32 - 1);
+                }
+                Ordering::Less => {}
+            }
+        }
         if self.slots.len() < 2 * (self.ends.len() + 1) {
             self.grow();
         }
         let frames = &self.frames[self.start()..];
         let hash = self.hash(frames);
-        let mut slot = hash.slot(self.slots.len());
-        while self.slots[slot] != 0 {
-            let id = StackId(self.slots[slot] - 1);
-            if self.hashes[id.0 as usize] == hash && self.frames(id) == frames {
+        let mut at = hash as usize & (self.slots.len() - 1);
+        while self.slots[at].id != 0 {
+            let id = StackId(self.slots[at].id - 1);
+            if self.slots[at].hash == hash && self.frames(id) == frames {
                 self.clear();
                 return id;
             }
-            slot = (slot + 1) & (self.slots.len() - 1);
+            at = (at + 1) & (self.slots.len() - 1);
         }
+        let id = self.append();
+        self.slots[at] = Slot { hash, id: id.0 + 1 };
+        id
+    }
+
+    fn append(&mut self) -> StackId {
         let id = StackId(self.ends.len() as u32);
         self.ends.push(self.frames.len());
-        self.hashes.push(hash);
-        self.slots[slot] = id.0 + 1;
         id
+    }
+
+    /// How the frames pushed since the last stack compare with it in the order of jemalloc's dumps
+    /// (`prof_gctx_comp`): that of the addresses as bytes.
+    fn order(&self) -> Ordering {
+        let Some(last) = self.ends.len().checked_sub(1) else {
+            return Ordering::Greater;
+        };
+        let last = self.frames(StackId(last as u32));
+        let frames = &self.frames[self.start()..];
+        let same = frames.iter().zip(last).take_while(|(a, b)| a == b).count();
+        let bytes = |id: &AddressId| self.address(*id).0.to_ne_bytes();
+        let (next, last) = (frames.get(same).map(bytes), last.get(same).map(bytes));
+        next.cmp(&last)
     }
 
     /// Where the frames pushed since the last stack begin.
@@ -110,7 +145,7 @@ impl Stacks {
         self.ends.is_empty()
     }
 
-    fn hash(&self, frames: &[AddressId]) -> Mix {
+    fn hash(&self, frames: &[AddressId]) -> u32 {
         let mut chunks = frames.chunks_exact(4);
         let word = |low: AddressId, high: AddressId| u64::from(high.0) << 32 | u64::from(low.0);
         let mut hash = self.seed;
@@ -120,19 +155,22 @@ impl Stacks {
         for id in chunks.remainder() {
             hash = hash.with(u64::from(id.0), 0);
         }
-        hash.with(frames.len() as u64, 0)
+        hash.with(frames.len() as u64, 0).0 as u32
     }
 
+    /// Makes room for as many stacks again, or for those that came in order.
     fn grow(&mut self) {
-        let size = (self.slots.len() * 4).max(1024);
-        self.slots = vec![0; size];
-        for (index, hash) in self.hashes.iter().enumerate() {
-            let mut slot = hash.slot(size);
-            while self.slots[slot] != 0 {
-                slot = (slot + 1) & (size - 1);
+        let size = (4 * (self.ends.len() + 1)).next_power_of_two().max(1024);
+        let mut slots = vec![Slot::default(); size];
+        for id in 0..self.ends.len() as u32 {
+            let hash = self.hash(self.frames(StackId(id)));
+            let mut at = hash as usize & (size - 1);
+            while slots[at].id != 0 {
+                at = (at + 1) & (size - 1);
             }
-            self.slots[slot] = index as u32 + 1;
+            slots[at] = Slot { hash, id: id + 1 };
         }
+        self.slots = slots;
     }
 }
 
@@ -157,5 +195,34 @@ impl Mix {
     /// A slot in a table of `size`, a power of two.
     pub(crate) fn slot(self, size: usize) -> usize {
         self.0 as usize & (size - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Address, StackId, Stacks};
+
+    #[test]
+    fn each_stack_is_kept_once_in_any_order() {
+        let mut stacks = Stacks::default();
+        let mut ids = |list: &[&[u64]]| -> Vec<u32> {
+            let id = |stack: &&[u64]| {
+                for &address in *stack {
+                    let frame = stacks.intern_address(Address(address));
+                    stacks.push(frame);
+                }
+                let StackId(id) = stacks.finish();
+                id
+            };
+            list.iter().map(id).collect()
+        };
+        // As bytes, 0x100 comes before 1.
+        assert_eq!(
+            ids(&[&[], &[0x100], &[0x100, 9], &[1], &[1, 2]]),
+            [0, 1, 2, 3, 4]
+        );
+        assert_eq!(ids(&[&[1, 2], &[1], &[0x100, 9], &[]]), [4, 3, 2, 0]);
+        assert_eq!(ids(&[&[1, 3], &[1, 2], &[1, 3], &[0x100]]), [5, 4, 5, 1]);
+        assert_eq!(stacks.len(), 6);
     }
 }

@@ -2,6 +2,8 @@
 
 mod dwarf;
 mod elf;
+mod frames;
+mod minidebug;
 mod search;
 
 use std::num::NonZeroUsize;
@@ -10,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::demangle::demangle;
+use self::frames::Collected;
 use crate::error::Result;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, FileOffset, Profile};
@@ -55,16 +57,8 @@ fn deleted_binary(pid: u32) -> Option<PathBuf> {
     is_deleted.then_some(exe)
 }
 
-/// Called as objects are done, with how many are and how many there are.
+/// Called as objects are done, with how many are and how many there are; last of all with all of them.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
-
-/// What an address means, before it is interned.
-#[derive(Clone, Debug)]
-struct RawFrame {
-    function: String,
-    file: Option<String>,
-    line: u32,
-}
 
 /// The addresses that lie in one file.
 struct Object<'a> {
@@ -76,7 +70,7 @@ struct Object<'a> {
 
 /// What one file told.
 struct Answer {
-    frames: Vec<(AddressId, Vec<RawFrame>)>,
+    frames: Vec<Collected>,
     note: Option<String>,
     /// Whether the file's build id is the profile's.
     checked: bool,
@@ -107,9 +101,8 @@ pub fn symbolize(
     }
     for answer in answers {
         notes.extend(answer.note);
-        for (address, raw) in answer.frames {
-            let frames: Vec<Frame> = raw.iter().map(|frame| intern(frame, &mut names)).collect();
-            names.set(address, &frames);
+        for frames in answer.frames {
+            frames.move_to(&mut names);
         }
     }
     profile.warnings.extend(notes);
@@ -161,15 +154,6 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
     if unmapped > 0 {
         let warning = format!("{unmapped} addresses lie in no mapping");
         profile.warnings.push(warning);
-    }
-}
-
-fn intern(raw: &RawFrame, names: &mut Names) -> Frame {
-    Frame {
-        function: names.strings.intern(&demangle(&raw.function)),
-        file: raw.file.as_deref().map(|file| names.strings.intern(file)),
-        line: raw.line,
-        named: true,
     }
 }
 
@@ -251,6 +235,8 @@ fn answer_all(
         }
         answers
     });
+    // What the others told last may have come later.
+    progress(objects.len(), objects.len());
     answers.sort_by_key(|(index, _)| *index);
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
@@ -266,7 +252,10 @@ fn answer(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Resu
         search::Found::Binary(binary) => {
             answer.checked = binary.checked;
             match elf::name(&binary, &object.queries) {
-                Ok(frames) => answer.frames = frames,
+                Ok((frames, note)) => {
+                    answer.frames = frames;
+                    answer.note = note.map(|note| format!("{}: {note}", object.path));
+                }
                 Err(error) => answer.note = Some(format!("{}: {error}", object.path)),
             }
         }

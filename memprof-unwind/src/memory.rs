@@ -101,7 +101,7 @@ impl Memory for Stack {
     /// None also where the address is not aligned.
     #[inline(always)]
     fn word(&mut self, address: usize) -> Option<usize> {
-        if address % WORD != 0 {
+        if !address.is_multiple_of(WORD) {
             return None;
         }
         if !(self.start..self.end).contains(&address) {
@@ -139,8 +139,9 @@ mod tests {
         };
         assert_ne!(start, libc::MAP_FAILED);
         for page in (1..pages).step_by(2) {
+            let page = start.wrapping_byte_add(page * PAGE);
             // SAFETY: mprotect(2): a page of that mapping, which nobody uses.
-            let rc = unsafe { libc::mprotect(start.byte_add(page * PAGE), PAGE, libc::PROT_NONE) };
+            let rc = unsafe { libc::mprotect(page, PAGE, libc::PROT_NONE) };
             assert_eq!(rc, 0);
         }
         start as usize

@@ -93,7 +93,7 @@ impl FoundObject {
     }
 }
 
-/// The end of the readable PT_LOAD with `address`, in the addresses of the file whose first page
+/// The end of the readable `PT_LOAD` with `address`, in the addresses of the file whose first page
 /// this is (gABI, "ELF Header" and "Program Header").
 fn readable_segment_end(page: &[u8; PAGE], address: u64) -> Option<u64> {
     const HEADER_SIZE: u16 = 56;

@@ -22,14 +22,19 @@ pub(crate) const TEST: &[&str] = &[
     "golang-go",
     "google-perftools",
     "graphviz",
+    "libgoogle-perftools4",
+    "libmimalloc2.0",
+    "libtcmalloc-minimal4",
     "mosquitto",
     "mosquitto-clients",
     "perl",
     "prometheus",
+    "python3",
     "redis-server",
     "redis-tools",
     "strace",
     "trafficserver",
+    "xz-utils",
 ];
 
 /// Installs what is missing of `packages`, as root; else says how.

@@ -96,7 +96,7 @@ fn survives_whatever_is_wrong() {
     ]);
 }
 
-/// A lease, rules from a file of the config's, and the dump at the end of a server that never
+/// A lease, rules from a file of the config's, gdump, recent, and the dump at the end of a server that never
 /// unloads its modules.
 #[test]
 fn leases_and_rules_work_here_too() {
@@ -120,9 +120,22 @@ fn leases_and_rules_work_here_too() {
         .0
         .wait_for_log("profiling is inactive: its time is over");
     redis.send("memory_profile", "activate");
+    let gdump = redis.send("memory_profile", "gdump state=on");
+    assert!(
+        gdump.starts_with("gdump took 0 of 16 dumps, until "),
+        "{gdump}"
+    );
+    redis.send("memory_profile", "recent max=9");
     let fill = "for i=1,20000 do redis.call('SET','key:'..i,string.rep('x',1000)) end";
     redis.command(&["EVAL", fill, "0"].map(str::to_owned));
     redis.0.wait_for_log("rss_growth = 8388608 at ");
+    let recent = redis.send("memory_profile", "recent");
+    let recent: serde_json::Value = serde_json::from_str(&recent).unwrap();
+    assert_eq!(recent["recent_alloc_max"], 9);
+    assert!(
+        recent["recent_alloc"][0]["alloc_trace"][0].is_string(),
+        "{recent}"
+    );
     let status = redis.send("memory_profile", "status");
     assert!(
         status.contains("watch rss_growth = 8388608: fired "),

@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::dist::dist;
+use crate::host::{Host, Setup};
+
 const EMPTY: &str = "heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
 
 fn report(arguments: &[&str]) -> Output {
@@ -47,6 +50,8 @@ fn exit_codes() {
     check("junk", &[], 1, "failed to recognise the input");
     check("heap_v2/512\n  t*: 0:", &[], 1, "line 2 has no end");
     check(EMPTY, &["--format", "peek"], 2, "peek needs --focus");
+    let collapsed = ["--format", "collapsed", "--top", "3"];
+    check(EMPTY, &collapsed, 2, "--top is for text, tree, peek");
     check(EMPTY, &["--focus", "("], 2, "no regular expression");
     check(EMPTY, &["--format", "poem"], 2, "invalid value");
     check(EMPTY, &[], 5, "the profile is empty");
@@ -100,4 +105,61 @@ fn a_file_is_written_whole_or_not_at_all() {
         .collect();
     files.sort();
     assert_eq!(files, ["dump.heap", "out.svg"]);
+}
+
+/// Activates, and writes a dump that holds the leak to `directory`.
+fn leak_of(host: &Host, directory: &Path) -> String {
+    host.memprof("activate", &[]).exits(0);
+    host.dump_of(1 << 20);
+    let dump = directory.join("leak.heap").display().to_string();
+    host.memprof("dump", &["-o", &dump]).exits(0);
+    dump
+}
+
+#[test]
+fn pid_names_a_process_whose_binary_was_replaced() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("server");
+    fs::copy(dist("examples/rust_host"), &program).expect("it can be copied");
+    let host = Setup::of("rust_host").program_at(&program).start();
+    let dump = leak_of(&host, directory.path());
+
+    fs::remove_file(&program).expect("it can be removed");
+    let numbers = report(&[&dump, "--cum"]);
+    let notes = text(&numbers.stderr);
+    assert!(notes.contains("no such file here"), "{notes}");
+    assert!(text(&numbers.stdout).contains("server+0x"));
+
+    fs::copy(dist("examples/c_host"), &program).expect("it can be replaced");
+    let successor = report(&[&dump]);
+    assert_eq!(successor.status.code(), Some(6));
+    let problem = text(&successor.stderr);
+    assert!(problem.contains("build id mismatch"), "{problem}");
+
+    let named = report(&[&dump, "--cum", "--pid", &host.pid().to_string()]);
+    let table = text(&named.stdout);
+    assert!(table.contains("grow_cache"), "{table}{named:?}");
+}
+
+/// As a container's program: its path leads nowhere from outside.
+#[test]
+fn pid_names_a_process_in_mounts_of_its_own() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let inside = directory.path().join("inside");
+    fs::create_dir(&inside).expect("it can be made");
+    let (place, source) = (inside.display(), dist("examples/rust_host"));
+    let script = format!(
+        "mount -t tmpfs none {place}; cp {} {place}/server",
+        source.display()
+    );
+    let server = inside.join("server");
+    let host = Setup::of("rust_host").program_at(&server).mounts(&script);
+    let host = host.start();
+    let dump = leak_of(&host, directory.path());
+    assert!(!server.exists());
+    let numbers = report(&[&dump, "--cum"]);
+    assert!(text(&numbers.stdout).contains("server+0x"));
+    let named = report(&[&dump, "--cum", "--pid", &host.pid().to_string()]);
+    let table = text(&named.stdout);
+    assert!(table.contains("grow_cache"), "{table}{named:?}");
 }

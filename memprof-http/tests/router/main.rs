@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use memprof_host::protocol::HostInfo;
-use memprof_http::{Answer, Gone, Hosts, Settings, Target, router};
+use memprof_http::{Answer, Fetched, Gone, Hosts, Settings, Target, router};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_UNSUPPORTED,
@@ -30,6 +30,10 @@ impl Target for Fake {
 
     fn message(&self, _: &str, _: &str) -> Result<Answer, Gone> {
         self.0.clone()
+    }
+
+    fn fetch(&self, _: &str) -> Result<Fetched, Gone> {
+        self.0.clone().map(Fetched::Refused)
     }
 }
 

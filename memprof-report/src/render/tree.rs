@@ -5,9 +5,9 @@ use std::io::Write;
 use super::{Subject, amount, percent};
 use crate::error::Result;
 use crate::report::Options;
-use crate::tree::{children, tree};
+use crate::tree::{Node, children, tree};
 
-/// Subtrees below this part of the total are counted, not shown.
+/// Subtrees below this part of the total are counted, not shown, unless `top` says how many are.
 const SMALLEST_PERCENT: f64 = 0.5;
 
 /// Deeper nodes are shown at this indentation, with their depth.
@@ -18,17 +18,21 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
     let nodes = tree(&folded);
     let children = children(&nodes);
     let whole = nodes[0].total.new.max(nodes[0].total.base).max(1);
+    let shown = match options.top {
+        Some(top) => largest(&nodes, top),
+        None => not_small(&nodes, whole),
+    };
     writeln!(out, "{}", subject.heading(options))?;
     writeln!(out, "{:>10} {:>6} {:>10}  function", "cum", "cum%", "flat")?;
     let mut hidden = 0;
     let mut pending: Vec<u32> = vec![0];
     while let Some(index) = pending.pop() {
         let node = nodes[index as usize];
-        let share = percent(node.total.value(), whole);
-        if share.abs() < SMALLEST_PERCENT && index > 0 {
+        if !shown[index as usize] {
             hidden += 1;
             continue;
         }
+        let share = percent(node.total.value(), whole);
         let name = node
             .function
             .map_or("total", |function| folded.functions.get(function));
@@ -45,10 +49,35 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         pending.extend(children[index as usize].iter().rev());
     }
     if hidden > 0 {
-        writeln!(
-            out,
-            "({hidden} subtrees below {SMALLEST_PERCENT} % are not shown)"
-        )?;
+        match options.top {
+            Some(_) => writeln!(out, "({hidden} more subtrees, --top shows them)")?,
+            None => writeln!(
+                out,
+                "({hidden} subtrees below {SMALLEST_PERCENT} % are not shown, --top shows them)"
+            )?,
+        }
     }
     Ok(())
+}
+
+/// By node: whether it is one of the `top` largest, or leads to one. The root is not counted.
+fn largest(nodes: &[Node], top: usize) -> Vec<bool> {
+    let size = |index: usize| nodes[index].total.value().unsigned_abs();
+    let mut by_size: Vec<usize> = (1..nodes.len()).filter(|&index| size(index) > 0).collect();
+    by_size.sort_by_key(|&index| std::cmp::Reverse(size(index)));
+    let mut shown = vec![false; nodes.len()];
+    shown[0] = true;
+    for mut index in by_size.into_iter().take(top) {
+        while !std::mem::replace(&mut shown[index], true) {
+            index = nodes[index].parent as usize;
+        }
+    }
+    shown
+}
+
+fn not_small(nodes: &[Node], whole: i64) -> Vec<bool> {
+    let is_small = |node: &Node| percent(node.total.value(), whole).abs() < SMALLEST_PERCENT;
+    let mut shown: Vec<bool> = nodes.iter().map(|node| !is_small(node)).collect();
+    shown[0] = true;
+    shown
 }

@@ -2,10 +2,15 @@
 
 use std::borrow::Cow;
 
-use addr2line::gimli::{DwarfSections, EndianSlice, RunTimeEndian, SectionId};
+use addr2line::gimli::{self, DwarfSections, EndianSlice, RunTimeEndian, SectionId};
 use object::{Object as _, ObjectSection as _, ReadRef};
 
-use super::RawFrame;
+use super::elf::LinkedAddress;
+use super::frames::Frames;
+use crate::stacks::AddressId;
+
+/// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
+const DEEPEST: isize = 1000;
 
 type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
@@ -31,15 +36,38 @@ impl<'d> Dwarf<'d> {
             true => RunTimeEndian::Little,
             false => RunTimeEndian::Big,
         };
-        Some(Self { sections, endian })
+        let found = Self { sections, endian };
+        (!is_deep(&found.borrow()).ok()?).then_some(found)
+    }
+
+    fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
+        self.sections
+            .borrow(|section| EndianSlice::new(section, self.endian))
     }
 
     pub(super) fn context(&self) -> Option<Context<'_>> {
-        let dwarf = self
-            .sections
-            .borrow(|section| EndianSlice::new(section, self.endian));
-        addr2line::Context::from_dwarf(dwarf).ok().map(Context)
+        addr2line::Context::from_dwarf(self.borrow())
+            .ok()
+            .map(Context)
     }
+}
+
+/// Whether entries lie deeper in each other than any compiler writes them, in one pass over them.
+fn is_deep(dwarf: &gimli::Dwarf<Slice<'_>>) -> gimli::Result<bool> {
+    let mut units = dwarf.units();
+    while let Some(unit) = units.next()? {
+        let abbreviations = dwarf.abbreviations(&unit)?;
+        let mut entries = unit.entries_raw(&abbreviations, None)?;
+        while !entries.is_empty() {
+            if entries.next_depth() > DEEPEST {
+                return Ok(true);
+            }
+            if let Some(abbreviation) = entries.read_abbreviation()? {
+                entries.skip_attributes(abbreviation.attributes())?;
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Where variables live and what macros were is not asked, and is half of the bytes.
@@ -59,39 +87,48 @@ fn is_needed(id: SectionId) -> bool {
     )
 }
 
-impl Context<'_> {
-    /// The frames at an address, innermost first. The outermost takes the symbol's name when debug
+impl<'s> Context<'s> {
+    /// Adds the frames at an address, innermost first. The outermost takes the symbol's name when debug
     /// information has the place but not the function, or only its short name: without linkage names
     /// (`-Cdebuginfo=line-tables-only`) the mangled symbol alone tells the module or class. None where
     /// it has neither, or contradicts itself.
-    pub(super) fn frames(&self, address: u64, symbol: Option<&str>) -> Vec<RawFrame> {
-        let mut frames = Vec::new();
+    pub(super) fn name(
+        &'s self,
+        (address, id): (LinkedAddress, AddressId),
+        symbol: Option<&'s [u8]>,
+        frames: &mut Frames<'s>,
+    ) {
         let Ok(mut found) = self.0.find_frames(address).skip_all_loads() else {
-            return frames;
+            return;
         };
+        let before = frames.len();
+        let mut outermost: &[u8] = &[];
         while let Ok(Some(frame)) = found.next() {
-            let function = frame.function.as_ref().and_then(|f| f.raw_name().ok());
-            let Some(function) = function.or_else(|| symbol.map(Cow::Borrowed)) else {
-                return Vec::new();
+            let function = frame.function.as_ref().map(|f| f.name.slice());
+            let Some(function) = function.or(symbol) else {
+                frames.truncate(before);
+                return;
             };
             let location = frame.location.as_ref();
-            frames.push(RawFrame {
-                function: function.into_owned(),
-                file: location.and_then(|place| place.file).map(Into::into),
-                line: location.and_then(|place| place.line).unwrap_or(0),
-            });
+            frames.push(
+                id,
+                function,
+                location.and_then(|place| place.file),
+                location.and_then(|place| place.line).unwrap_or(0),
+            );
+            outermost = function;
         }
-        if let (Some(outermost), Some(symbol)) = (frames.last_mut(), symbol)
+        if let Some(symbol) = symbol
+            && frames.len() > before
             && is_mangled(symbol)
-            && !is_mangled(&outermost.function)
+            && !is_mangled(outermost)
         {
-            outermost.function = symbol.to_owned();
+            frames.rename_last(symbol);
         }
-        frames
     }
 }
 
 /// Itanium C++ or Rust v0; Rust's legacy scheme is in Itanium's form.
-fn is_mangled(name: &str) -> bool {
-    name.starts_with("_Z") || name.starts_with("_R")
+fn is_mangled(name: &[u8]) -> bool {
+    name.starts_with(b"_Z") || name.starts_with(b"_R")
 }

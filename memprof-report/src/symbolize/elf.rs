@@ -1,21 +1,29 @@
 //! Names out of ELF files: from symbol tables alone, or from debug information where there is some.
 
+use std::num::NonZeroUsize;
+use std::panic::resume_unwind;
+use std::thread;
+
 use object::{Object as _, ObjectSegment as _, ReadCache, ReadRef, SymbolKind};
 
-use super::RawFrame;
 use super::dwarf::Dwarf;
+use super::frames::{Collected, Frames};
+use super::minidebug;
 use super::search::Binary;
 use crate::profile::FileOffset;
 use crate::stacks::AddressId;
 
 /// An address as the file's own tables count it.
-type LinkedAddress = u64;
+pub(super) type LinkedAddress = u64;
 
-/// Names the offsets of one binary, as far as it can.
+/// For fewer addresses no second thread is worth reading debug information.
+const SMALLEST_PART: usize = 1000;
+
+/// Names the offsets of one binary, as far as it can; the note says what could not be read.
 pub(super) fn name(
     binary: &Binary,
     queries: &[(FileOffset, AddressId)],
-) -> object::Result<Vec<(AddressId, Vec<RawFrame>)>> {
+) -> object::Result<(Vec<Collected>, Option<String>)> {
     let cache = ReadCache::new(&binary.file);
     let file = object::File::parse(&cache)?;
     let debug_cache = binary.debug.as_ref().map(ReadCache::new);
@@ -31,32 +39,61 @@ pub(super) fn name(
     if let Some(debug) = &debug {
         symbols.look_in(debug.symbols());
     }
-    let names = symbols.names();
+    let inner = match symbols.is_complete() {
+        true => Ok(None),
+        false => minidebug::inner(&file),
+    };
+    if let Ok(Some(bytes)) = &inner {
+        symbols.look_in(object::File::parse(bytes.as_slice())?.symbols());
+    }
+    let note = inner.as_ref().err();
+    let note = note.map(|error| format!("its .gnu_debugdata cannot be read: {error}"));
+    let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols.names()).collect();
 
     let dwarf = match &debug {
         Some(debug) => Dwarf::load(debug).or_else(|| Dwarf::load(&file)),
         None => Dwarf::load(&file),
     };
-    let context = dwarf.as_ref().and_then(Dwarf::context);
-    let mut frames = Vec::new();
-    for (&(address, id), symbol) in queries.iter().zip(names) {
-        let expanded = context
-            .as_ref()
-            .map_or_else(Vec::new, |context| context.frames(address, symbol));
-        if !expanded.is_empty() {
-            frames.push((id, expanded));
-        } else if let Some(symbol) = symbol {
-            frames.push((
-                id,
-                vec![RawFrame {
-                    function: symbol.into(),
-                    file: None,
-                    line: 0,
-                }],
-            ));
+    Ok((expanded_in_parts(&queries, dwarf.as_ref()), note))
+}
+
+/// Neighbouring addresses share debug information, so each core takes a range of them.
+fn expanded_in_parts(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Vec<Collected> {
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let size = queries.len().div_ceil(cores).max(SMALLEST_PART);
+    thread::scope(|scope| {
+        let threads: Vec<_> = queries
+            .chunks(size)
+            .map(|part| scope.spawn(|| expanded(part, dwarf)))
+            .collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
+        let ended = threads.into_iter().map(join);
+        ended
+            .map(|frames| frames.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// An address, and the symbol around it.
+type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
+
+/// The inlined functions around each address, or the symbol alone.
+fn expanded(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Collected {
+    let context = dwarf.and_then(Dwarf::context);
+    let mut frames = Frames::default();
+    for &(query, symbol) in queries {
+        let symbol = symbol.map(str::as_bytes);
+        let before = frames.len();
+        if let Some(context) = &context {
+            context.name(query, symbol, &mut frames);
+        }
+        if let Some(symbol) = symbol
+            && frames.len() == before
+        {
+            frames.push(query.1, symbol, None, 0);
         }
     }
-    Ok(frames)
+    frames.finish()
 }
 
 /// File offsets to linked addresses, by the loadable segments.
@@ -142,6 +179,11 @@ impl<'q, 'd> SymbolSearch<'q, 'd> {
                 }
             }
         }
+    }
+
+    /// Whether every address has a symbol.
+    fn is_complete(&self) -> bool {
+        self.best.iter().all(Option::is_some)
     }
 
     fn names(self) -> impl Iterator<Item = Option<&'d str>> {

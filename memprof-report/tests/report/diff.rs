@@ -1,9 +1,11 @@
 //! What a difference must satisfy.
 
+use std::fs;
+
 use memprof_report::{ErrorKind, Format, Options};
 use serde_json::Value;
 
-use crate::support::{CORPUS, corpus, report_on};
+use crate::support::{CORPUS, corpus, report_on, run};
 
 fn json(new: &[u8], base: Option<&[u8]>) -> Value {
     let options = Options {
@@ -81,13 +83,40 @@ fn pprof_is_a_base_too() {
     assert_eq!(json(&dump, Some(&pprof))["totals"]["inuse_space"], 0);
 }
 
+/// The lines that the refusal gives, run: stock jeprof has our changes of what grew and what shrank.
 #[test]
-fn jeprof_files_hold_no_difference() {
-    let dump = corpus("sqlite");
-    let options = Options {
+fn jeprof_compares_two_files_of_ours() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let base = corpus("sqlite");
+    let new = String::from_utf8(base.clone()).expect("it is text");
+    let new = new.replacen("t*: 1: 5120 [", "t*: 9: 46080 [", 4);
+    let new = new.replace("t*: 2: 10240 [", "t*: 1: 5120 [");
+    let jeprof = Options {
         format: Format::Jeprof,
         ..Options::default()
     };
-    let error = report_on(&dump, Some(&dump), None, &options).expect_err("it cannot be written");
+    let error = report_on(new.as_bytes(), Some(&base), None, &jeprof).expect_err("it has no place");
     assert_eq!(error.kind(), ErrorKind::Usage);
+    let remedy = error.to_string();
+    for file in ["base", "new"] {
+        let line = format!("memprof report {file}.heap --format jeprof -o {file}.jeprof");
+        assert!(remedy.contains(&line), "{remedy}");
+    }
+    let line = "jeprof --text --base=base.jeprof new.jeprof";
+    assert!(remedy.contains(line), "{remedy}");
+    for (file, dump) in [("new.jeprof", new.as_bytes()), ("base.jeprof", &base)] {
+        let (out, _) = report_on(dump, None, None, &jeprof).expect("it is a good dump");
+        fs::write(directory.path().join(file), out).expect("it can be written");
+    }
+    let text = run("jeprof", "libjemalloc-dev", |jeprof| {
+        jeprof
+            .current_dir(&directory)
+            .args(line.split(' ').skip(1))
+            .arg("--show_bytes")
+    });
+    let text = String::from_utf8(text).expect("it is text");
+    let changes = changes(new.as_bytes(), &base);
+    assert!(changes.iter().any(|&change| change > 0) && changes.iter().any(|&change| change < 0));
+    let total: i64 = changes.iter().sum();
+    assert!(text.contains(&format!("Total: {total} B")), "{text}");
 }

@@ -79,6 +79,35 @@ impl Shop {
             o.arg("--only-keep-debug").arg(&file).arg(&debug)
         });
     }
+
+    /// Strips `file` as Fedora does: its symbols stay in `.gnu_debugdata`. `pack` makes that section of the
+    /// ELF file that holds them.
+    fn strip_to_mini_debug(&self, file: &str, pack: impl FnOnce(Vec<u8>) -> Vec<u8>) {
+        let (debug, mini) = (self.path("full.debug"), self.path("mini.debug"));
+        self.split_debug(file, "full.debug");
+        run("objcopy", "binutils", |o| {
+            o.arg("--strip-debug").arg(&debug).arg(&mini)
+        });
+        self.strip(file);
+        let packed = self.path("packed");
+        fs::write(&packed, pack(fs::read(&mini).expect("it is there"))).expect("it can be written");
+        let section = format!("--add-section=.gnu_debugdata={}", packed.display());
+        run("objcopy", "binutils", |o| {
+            o.arg(section).arg(self.path(file))
+        });
+        for used in [debug, mini, packed] {
+            fs::remove_file(used).expect("it can be removed");
+        }
+    }
+}
+
+fn xz(bytes: Vec<u8>) -> Vec<u8> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("file");
+    fs::write(&file, bytes).expect("it can be written");
+    run("xz", "xz-utils", |xz| {
+        xz.args(["-0", "--stdout"]).arg(&file)
+    })
 }
 
 fn here() -> Sources {
@@ -158,6 +187,47 @@ fn stripped_with_a_build_id_directory() {
         ..here()
     };
     assert_named(&stacks(&shop.dump, &sources));
+}
+
+#[test]
+fn stripped_with_mini_debug_information() {
+    let shop = Shop::build();
+    shop.strip_to_mini_debug("shop", xz);
+    shop.strip_to_mini_debug("libplugin.so", xz);
+    let (stacks, notes) =
+        collapsed(&shop.dump, &here(), Granularity::Functions).expect("it is a good dump");
+    // There are symbols in it, no inlined functions.
+    assert!(
+        stacks.contains("main;shop::serve;shop::capture "),
+        "{stacks}"
+    );
+    let plugin = "main;plugin_work;hidden_helper;shop::capture ";
+    assert!(stacks.contains(plugin), "{stacks}");
+    assert!(!notes.concat().contains("gnu_debugdata"), "{notes:?}");
+}
+
+#[test]
+fn damaged_mini_debug_information() {
+    let bomb = |_| xz(vec![0; (128 << 20) + 1]);
+    let cut = |bytes| {
+        let whole = xz(bytes);
+        whole[..whole.len() / 2].to_vec()
+    };
+    let not_elf = |_| xz(b"hello".to_vec());
+    check_mini_debug(bomb, "passes the limit of 134217728 bytes");
+    check_mini_debug(cut, "");
+    check_mini_debug(not_elf, "");
+}
+
+#[track_caller]
+fn check_mini_debug(pack: impl FnOnce(Vec<u8>) -> Vec<u8>, problem: &str) {
+    let shop = Shop::build();
+    shop.strip_to_mini_debug("shop", pack);
+    let (stacks, notes) =
+        collapsed(&shop.dump, &here(), Granularity::Functions).expect("it is a good dump");
+    assert!(stacks.contains(";shop+0x"), "{stacks}");
+    let note = format!("its .gnu_debugdata cannot be read: {problem}");
+    assert!(notes.concat().contains(&note), "{notes:?}");
 }
 
 #[test]
@@ -330,6 +400,58 @@ fn mappings_that_are_no_files() {
         let stacks = stacks(dump.as_bytes(), &here());
         assert!(!stacks.contains("shop::"), "{stacks}");
     }
+}
+
+/// Cut anywhere and with bytes changed, a binary gives names or numbers, as many as there are stacks.
+#[test]
+fn damaged_binaries() {
+    let shop = Shop::build();
+    shop.strip_to_mini_debug("libplugin.so", xz);
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    // Without the system's libraries, which are large.
+    let text = str::from_utf8(&shop.dump).expect("it is text");
+    let dump: String = text
+        .split_inclusive('\n')
+        .filter(|line| !line.contains(" /usr/lib/") && !line.contains(" /lib/"))
+        .collect();
+    for file in ["shop", "libplugin.so"] {
+        let whole = fs::read(shop.path(file)).expect("it is there");
+        for round in 0..100 {
+            let mut damaged = whole.clone();
+            for _ in 0..20 {
+                damaged[next(whole.len())] = next(256) as u8;
+            }
+            if round % 4 == 0 {
+                damaged.truncate(next(whole.len()));
+            }
+            fs::write(shop.path(file), damaged).expect("it can be written");
+            assert_eq!(stacks(dump.as_bytes(), &here()).lines().count(), 2);
+        }
+        fs::write(shop.path(file), whole).expect("it can be written");
+    }
+}
+
+#[test]
+fn debug_information_without_a_bottom() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let library = directory.path().join("libdeep.so");
+    run("gcc", "gcc", |gcc| {
+        gcc.args(["-shared", "-nostdlib", "-Wl,-Ttext=0x1000", "-o"])
+            .arg(&library)
+            .arg(path("fixtures/deep.s"))
+    });
+    let dump = format!(
+        "heap_v2/512\n  t*: 1: 1 [0: 0]\n@ 0x1010\n  t*: 1: 1 [0: 0]\n\nMAPPED_LIBRARIES:\n\
+         00001000-00002000 r-xp 00001000 fe:00 1 {}\n",
+        library.display()
+    );
+    assert_eq!(stacks(dump.as_bytes(), &here()), "deep 513\n");
 }
 
 #[test]

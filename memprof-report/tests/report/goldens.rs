@@ -90,7 +90,7 @@ fn every_format_of_a_named_dump() {
 }
 
 #[test]
-fn every_option_of_a_table() {
+fn every_option() {
     let text = options(Format::Text);
     check(
         "named.cum.text",
@@ -108,6 +108,15 @@ fn every_option_of_a_table() {
         &Options {
             top: Some(2),
             ..text.clone()
+        },
+    );
+    check(
+        "named.top_3.tree",
+        &named(),
+        None,
+        &Options {
+            top: Some(3),
+            ..options(Format::Tree)
         },
     );
     check(

@@ -62,7 +62,7 @@ export class Flamegraph {
       .map(name => [name, style.getPropertyValue(`--${name}`)]));
     this.warm = Array.from({ length: 56 }, (_, hue) => `hsl(${hue} ${dark ? 42 : 82}% ${dark ? 33 : 76}%)`);
     const shades = hue => Array.from({ length: SHADES + 1 }, (_, step) => step === 0 ? this.colours.plain
-      : `hsl(${hue} ${25 + 65 * step / SHADES}% ${dark ? 28 + 14 * step / SHADES : 90 - 28 * step / SHADES}%)`);
+      : `hsl(${hue} ${25 + 65 * step / SHADES}% ${dark ? 26 + 8 * step / SHADES : 90 - 28 * step / SHADES}%)`);
     this.grew = shades(30);
     this.shrank = shades(208);
     this.greatest = heaviest(profile) || 1;

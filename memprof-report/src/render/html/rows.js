@@ -44,8 +44,11 @@ export class Rows {
   reveal() {
     const top = this.current * HEIGHT, room = this.box.clientHeight - 2 * HEIGHT;
     if (this.current < 0 || room < 0) return;
-    if (top < this.box.scrollTop) this.box.scrollTop = top;
-    if (top > this.box.scrollTop + room) this.box.scrollTop = top - room;
+    const above = this.box.scrollTop - top, below = -above - room;
+    if (above <= 0 && below <= 0) return;
+    // A step scrolls by a row; a leap ends in the middle.
+    const isLeap = Math.max(above, below) > HEIGHT;
+    this.box.scrollTop = isLeap ? top - room / 2 : above > 0 ? top : top - room;
   }
 
   draw() {

@@ -58,7 +58,7 @@ export class Tree {
       if (!isOpen[n]) continue;
       const callees = [];
       for (let c = n + 1; c < profile.end[n]; c = profile.end[c]) callees.push(c);
-      callees.sort((a, b) => weight(profile, a) - weight(profile, b));
+      callees.sort((a, b) => weight(profile, a) - weight(profile, b) || b - a);
       waiting.push(...callees);
     }
     this.rows.show(this.order.length, current < 0 ? -1 : this.order.indexOf(current));
