@@ -199,7 +199,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "reset",
         "for=1m",
-        "unknown argument \"for\"; valid arguments: lg_sample",
+        "unknown argument \"for\"; valid arguments: allocator, lg_sample, sample_interval",
     ),
     ("fetch", "", "argument \"id\" is missing"),
     (
@@ -228,7 +228,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "stats",
         "arenas=on",
-        "unknown argument \"arenas\"; valid arguments: opts, format",
+        "unknown argument \"arenas\"; valid arguments: allocator, opts, format",
     ),
     ("ledger", "smaps=yes", "smaps=\"yes\" is neither on nor off"),
     (
