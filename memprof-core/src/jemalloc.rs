@@ -257,12 +257,12 @@ pub fn is_secure_execution() -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::discover::FoundBy;
     use crate::fake::{Behaviour, READERS, fake};
 
-    fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
+    pub(crate) fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
         let prefix = prefix.map(str::to_owned);
         let candidate = Candidate {
             mallctl: fake::<B>(),

@@ -294,3 +294,32 @@ impl Known {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Behaviour;
+    use crate::jemalloc::tests::found;
+
+    /// An older jemalloc, which has no hook.
+    struct Old;
+    impl Behaviour for Old {}
+
+    #[test]
+    fn where_there_is_no_hook_the_allocator_walks_and_only_ours_warns() {
+        let jemalloc = found::<Old>(None);
+        let check = |choice, reason: &str, warned: bool| {
+            let unwinder = Unwinder::new(UnwinderSettings::default());
+            let warnings = unwinder.install(&[&jemalloc], choice);
+            assert_eq!(!warnings.is_empty(), warned, "{warnings:?}");
+            assert!(!unwinder.is_ours());
+            let status = unwinder.status();
+            assert_eq!(status.walkers[0].walker, "allocator");
+            let told = status.walkers[0].reason.clone().unwrap();
+            assert!(told.contains(reason), "{told}");
+        };
+        check(None, "this jemalloc has no hook for it", false);
+        check(Some(UnwinderChoice::Ours), "has no hook for it", true);
+        check(Some(UnwinderChoice::Allocator), "as chosen", false);
+    }
+}

@@ -322,3 +322,82 @@ fn read_rule(address: usize) -> Rule {
     let find = unsafe { mem::transmute::<*const (), FindObject>(find) };
     loaded_rule_at(find, address)
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::ptr;
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// What the walkers of these tests say.
+    const ELSEWHERE: usize = 0xBAD;
+
+    unsafe extern "C" fn walk_elsewhere(frames: *mut *mut c_void, count: *mut u32, _: u32) {
+        // SAFETY: the tests pass room for many frames.
+        unsafe { frames.write(ELSEWHERE as *mut c_void) };
+        // SAFETY: the tests pass a number.
+        unsafe { count.write(1) };
+    }
+
+    /// Arms a hook that no other test uses, with `walk_elsewhere` behind it.
+    fn armed(index: usize, to_compare: u64) -> &'static Hook {
+        // SAFETY: dlsym(3) with a NUL-terminated name.
+        let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
+        assert!(!find.is_null());
+        // SAFETY: dlfcn.h gives the function of this name this type.
+        let find = unsafe { mem::transmute::<*mut c_void, FindObject>(find) };
+        // SAFETY: getauxval(3) reads a constant of this process.
+        prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
+        // SAFETY: a walker that fits, in a hook of this test.
+        unsafe { HOOKS[index].arm(walk_elsewhere, to_compare) };
+        &HOOKS[index]
+    }
+
+    #[inline(never)]
+    fn sampled(hook: &'static Hook, room: usize) -> Vec<usize> {
+        let mut frames = [ptr::null_mut(); 128];
+        let mut count = 0;
+        // SAFETY: room for so many frames, and an armed hook.
+        unsafe { hook.entry()(frames.as_mut_ptr(), &raw mut count, room as u32) };
+        let written = frames.iter().take(count as usize);
+        written.map(|frame| *frame as usize).collect()
+    }
+
+    #[test]
+    fn a_walk_that_differs_is_given_up_and_the_samples_are_the_saved_walkers() {
+        let hook = armed(0, 8);
+        for _ in 0..8 {
+            assert_eq!(sampled(hook, 128), [ELSEWHERE]);
+        }
+        let expected = Counts {
+            samples: 8,
+            compared: 8,
+            given_up: true,
+            ..Counts::default()
+        };
+        assert_eq!(hook.counts(), expected);
+        assert_eq!(sampled(hook, 128), [ELSEWHERE]);
+        assert_eq!(hook.counts(), expected);
+    }
+
+    #[test]
+    fn a_walk_leads_from_the_caller_to_the_threads_start() {
+        let hook = armed(1, 1);
+        // Compared, and alone.
+        assert_eq!(sampled(hook, 128), [ELSEWHERE]);
+        hook.given_up.store(false, Relaxed);
+        let frames = sampled(hook, 128);
+        assert!(frames.len() > 5, "{frames:x?}");
+        let own = sampled as fn(_, _) -> _ as usize;
+        assert!((own..own + 4096).contains(&frames[0]), "{frames:x?}");
+        // From another line of this function.
+        let cut = sampled(hook, 3);
+        assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], frames[2]]);
+        assert_eq!(sampled(hook, 0), []);
+        assert_eq!(hook.counts().fallbacks, 0);
+        assert_eq!(hook.counts().cut, 0);
+    }
+}

@@ -6,11 +6,12 @@
 //! touch thread-local storage. To put it into a process see `memprof-core`.
 //!
 //! A [`walk()`] takes one [`Rule`] for each frame, found in the program's own call frame
-//! information ([`cfi`], [`object`]) and kept in a [`Table`]; it reads the stack through
-//! [`Stack`], which asks the kernel about each page before it is touched. [`hook`] is what the
+//! information ([`cfi`]) and kept in a [`Table`]; it reads the stack through
+//! [`Stack`], which asks the kernel about each page before it is touched. A [`Hook`] is what the
 //! allocator calls: where our walk does not know the way, the allocator's own takes over.
 //!
-//! Only x86-64 is built: what knows the processor is [`rule`], [`walk`], [`memory`] and [`hook`].
+//! Only x86-64 is built: what knows the processor are the registers of rules and walks, the system
+//! call of [`is_readable`], and the entry of a [`Hook`].
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 

@@ -56,11 +56,16 @@ impl OwnStack {
     #[inline(always)]
     pub(crate) fn around(sp: usize) -> Self {
         let control_block = control_block();
+        let id = (control_block >> ALIGNMENT_BITS) as u64;
+        // Control blocks are often a power of two apart.
+        let index = id ^ id >> 8 ^ id >> 17;
+        Self::of(sp, control_block, &KNOWN[index as usize % KNOWN.len()])
+    }
+
+    #[inline(always)]
+    fn of(sp: usize, control_block: usize, word: &'static AtomicU64) -> Self {
         let top = top_of(sp, control_block);
         let control_block = (control_block >> ALIGNMENT_BITS) as u64;
-        // Control blocks are often a power of two apart.
-        let index = control_block ^ control_block >> 8 ^ control_block >> 17;
-        let word = &KNOWN[index as usize % KNOWN.len()];
         let bits = word.load(Relaxed);
         let pages = if bits >> COUNT_BITS == control_block {
             bits as usize & ((1 << COUNT_BITS) - 1)
@@ -121,31 +126,31 @@ fn control_block() -> usize {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
-
     use super::*;
 
     #[test]
     fn a_stack_that_was_read_to_the_top_is_known_from_there_on() {
+        static WORD: AtomicU64 = AtomicU64::new(0);
         let local = 0_usize;
         let sp = &raw const local as usize;
-        let own = OwnStack::around(sp);
-        assert!(!own.known.contains(&sp));
+        let around = |control_block| OwnStack::of(sp, control_block, &WORD);
+        let own = around(control_block());
+        assert!(own.known.is_empty());
         own.remember(sp, own.known.end - PAGE);
-        let own = OwnStack::around(sp);
+        let own = around(control_block());
         assert!(own.known.contains(&sp));
         assert!(own.known.contains(&control_block()));
         // Another thread knows nothing of it.
-        let known = std::thread::spawn(move || OwnStack::around(sp).known);
-        assert!(!known.join().unwrap().contains(&sp));
+        assert!(around(control_block() + 64).known.is_empty());
     }
 
     #[test]
     fn a_stack_that_the_walk_left_far_from_the_top_is_not_remembered() {
+        static WORD: AtomicU64 = AtomicU64::new(0);
         let local = 0_usize;
         let sp = &raw const local as usize;
-        let own = OwnStack::around(sp);
+        let own = OwnStack::of(sp, control_block(), &WORD);
         own.remember(sp, own.known.end - MOST_ABOVE - PAGE);
-        assert!(!OwnStack::around(sp).known.contains(&sp));
+        assert_eq!(WORD.load(Relaxed), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Preloaded into a program beside jemalloc, it puts our stack walk into jemalloc at the start and
 //! says at the exit what it saw.
 //!
-//! `UNWIND_PROBE` is the [`Mode`]; the report is a line that is appended to the file
+//! `UNWIND_PROBE` is the number of a mode; the report is a line that is appended to the file
 //! `UNWIND_PROBE_REPORT`. `cargo xtask bench unwind` and `cargo xtask torture unwind` use it.
 #![expect(unsafe_code, reason = "the allocator calls, and the unwinder")]
 

@@ -185,6 +185,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "FOR=1s",
         "unknown argument \"FOR\"; valid arguments: ",
     ),
+    ("activate", "unwinder=fast", "valid: auto, ours, allocator"),
     (
         "reset",
         "lg_sample=9",

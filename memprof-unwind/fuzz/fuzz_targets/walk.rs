@@ -2,21 +2,11 @@
 //! `cargo +nightly fuzz run walk CORPUS`, from the directory above this one; see `rules.rs`.
 #![no_main]
 
-use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use memprof_unwind::{
-    Cfa, End, Memory, Packed, Registers, Rule, Rules, SavedBp, as_frames, walk,
-};
+use memprof_unwind::{Cfa, End, Memory, Packed, Registers, Rule, Rules, SavedBp, as_frames, walk};
 
-#[derive(Debug, Arbitrary)]
-struct Input {
-    pc: usize,
-    sp: u8,
-    bp: usize,
-    room: u8,
-    stack: Vec<usize>,
-    rules: Vec<(u8, u16, u16)>,
-}
+/// Program counter, stack pointer in words, frame pointer, room; the stack; the rules.
+type Input = ((usize, u8, usize, u8), Vec<usize>, Vec<(u8, u16, u16)>);
 
 /// Where the stack starts.
 const BASE: usize = 0x7FFF_0000_0000;
@@ -61,22 +51,28 @@ impl Rules for Chosen<'_> {
 }
 
 fuzz_target!(|input: Input| {
+    let ((pc, sp, bp, room), stack, rules) = input;
     let start = Registers {
-        pc: input.pc,
-        sp: BASE + usize::from(input.sp) * WORD,
-        bp: input.bp,
+        pc,
+        sp: BASE + usize::from(sp) * WORD,
+        bp,
     };
     // Addresses of the stack are hard to guess.
-    let stack: Vec<usize> = input
-        .stack
+    let stack: Vec<usize> = stack
         .iter()
-        .map(|word| if word % 2 == 0 { BASE + word % 4096 / 2 * WORD } else { *word })
+        .map(|word| {
+            if word % 2 == 0 {
+                BASE + word % 4096 / 2 * WORD
+            } else {
+                *word
+            }
+        })
         .collect();
-    let mut room = vec![0; input.room.into()].into_boxed_slice();
+    let mut room = vec![0; room.into()].into_boxed_slice();
     let (frames, end) = walk(
         start,
         as_frames(&mut room),
-        &mut Chosen(&input.rules),
+        &mut Chosen(&rules),
         &mut Stack(&stack),
     );
     assert!(frames <= room.len());

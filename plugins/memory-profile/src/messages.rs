@@ -418,11 +418,14 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
 }
 
 fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
+    let allocator = take_allocator(args)?;
+    let interval = take_interval(args)?;
+    let duration = take_duration(args)?;
     let unwinder = args.take("unwinder").map(|word| word.parse());
     Ok(ActivateOptions {
-        allocator: take_allocator(args)?,
-        interval: take_interval(args)?,
-        duration: take_duration(args)?,
+        allocator,
+        interval,
+        duration,
         unwinder: unwinder.transpose().map_err(failure)?,
     })
 }
