@@ -131,6 +131,15 @@ fn two_dumps_are_taken_and_compared() {
     let first = browser.text("#panel-table tbody tr[aria-rowindex='2'] td.change");
     assert!(first.starts_with('▲') || first.starts_with('▼'), "{first}");
     screenshot(&browser, "diff_table");
+    // What grew, alone; and all again.
+    let rows = "Number(document.querySelector('#panel-table table').ariaRowCount) - 1";
+    let all = browser.run(&format!("return {rows}"));
+    browser.click(".kind.grew");
+    browser.wait(&format!(
+        "document.querySelector('.kind.grew').textContent === `▲ ${{{rows}}} grew`"
+    ));
+    browser.click("#whole");
+    assert_eq!(browser.run(&format!("return {rows}")), all);
     browser.click("#tab-tree");
     browser.wait("document.querySelector('#panel-tree [role=treegrid] tr[aria-level=\"2\"]')");
     screenshot(&browser, "diff_tree");
@@ -197,9 +206,14 @@ fn zoom_search_and_keys() {
     browser.keys("#panel-flamegraph", "\u{e00c}");
     browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
 
-    // A click in the picture zooms too.
-    browser.click("#panel-flamegraph canvas");
-    browser.keys("#panel-flamegraph", "\u{e00c}");
+    // A click on main, the second row, zooms too.
+    browser.run(
+        "const canvas = document.querySelector('canvas');
+        const { left, top } = canvas.getBoundingClientRect();
+        canvas.dispatchEvent(new MouseEvent('click', { clientX: left + 9, clientY: top + 30 }));",
+    );
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '1'");
+    assert!(details().starts_with("main: "), "{}", details());
 
     // Every column sorts, both ways.
     browser.click("#tab-table");
