@@ -45,7 +45,7 @@ pub(crate) enum Command {
     Activate(Short),
     /// Stop sampling; what was sampled stays.
     Deactivate(Short),
-    /// Take a heap profile; it is kept in the host's dump directory.
+    /// Take a profile, which is kept in the host's dump directory: [kind=heap|growth].
     Dump {
         #[command(flatten)]
         short: Short,
@@ -56,7 +56,7 @@ pub(crate) enum Command {
         #[arg(long)]
         open: bool,
     },
-    /// Show the allocator's figures; they are also printed to the host's log.
+    /// Show the allocators' figures; they are also printed to the host's log.
     Stats(Short),
     /// Tell whether profiling is on, of which allocators, and why not.
     Status(Short),

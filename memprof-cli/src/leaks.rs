@@ -111,7 +111,9 @@ fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Kep
         );
     };
     let mut kept = Vec::new();
-    for dump in dumps.iter().filter(|dump| dump["pid"] == pid).take(count) {
+    // A profile of growth tells of the past, not of what lives.
+    let is_comparable = |dump: &&Value| dump["pid"] == pid && dump["kind"] != "growth";
+    for dump in dumps.iter().filter(is_comparable).take(count) {
         let field = |name: &str| {
             dump[name]
                 .as_str()

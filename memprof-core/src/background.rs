@@ -3,14 +3,15 @@
 use rustix::io::Errno;
 use serde::Serialize;
 
+use crate::backend::Kind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::jemalloc::Jemalloc;
 
 /// The background threads of one jemalloc.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Background {
-    /// `jemalloc`.
-    pub kind: &'static str,
+    /// Which one.
+    pub kind: Kind,
     /// Its version.
     pub version: String,
     /// Whether they run.

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::backend::{Backend, Kind};
 use crate::facts::is_shared;
 use crate::jemalloc::Jemalloc;
+use crate::tcmalloc;
 
 /// Fewer samples than these of the live heap make a poor profile.
 const FEW_SAMPLES: u64 = 100;
@@ -42,7 +44,11 @@ pub struct Finding {
 /// What is known of the process; gathered by the profiler, so that the judgement is pure.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    pub allocators: Vec<Examined>,
+    /// All of them, jemallocs too.
+    pub allocators: Vec<Seen>,
+    pub jemallocs: Vec<Examined>,
+    /// The file whose `malloc` serves the process, where that is none of the allocators.
+    pub unknown_malloc: Option<PathBuf>,
     /// The program's file holds jemalloc's messages, so one is linked in.
     pub program_contains_jemalloc: bool,
     /// The environment is ignored.
@@ -55,7 +61,38 @@ pub(crate) struct Facts {
     pub is_musl: bool,
     /// The file whose `dl_iterate_phdr` stands before the C library's.
     pub interposer: Option<String>,
+    /// Allocators whose stacks our walk did not find.
+    pub given_up_walks: Vec<String>,
     pub dump_dir: DumpDir,
+}
+
+/// Any allocator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// `tcmalloc 2.10`.
+    pub name: String,
+    pub kind: Kind,
+    pub owns_malloc: bool,
+    /// Why it cannot be profiled, with the remedy.
+    pub unavailable: Option<(String, String)>,
+    /// Symbols that it should have.
+    pub missing: Vec<&'static str>,
+    pub sample_interval: Option<u64>,
+}
+
+impl Seen {
+    pub(crate) fn of(backend: &dyn Backend) -> Self {
+        let identity = backend.identity();
+        let unavailable = backend.require_profiling().err();
+        Self {
+            name: identity.to_string(),
+            kind: identity.kind,
+            owns_malloc: identity.owns_malloc,
+            unavailable: unavailable.map(|error| (error.message, error.remedy)),
+            missing: backend.missing().to_vec(),
+            sample_interval: backend.sample_interval(),
+        }
+    }
 }
 
 /// A jemalloc and its options.
@@ -125,7 +162,10 @@ pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     whole_process(facts, &mut findings);
     for allocator in &facts.allocators {
-        one_allocator(allocator, facts, &mut findings);
+        one_allocator(allocator, &mut findings);
+    }
+    for jemalloc in &facts.jemallocs {
+        one_jemalloc(jemalloc, facts, &mut findings);
     }
     dump_dir(&facts.dump_dir, &mut findings);
     findings
@@ -145,44 +185,61 @@ fn finding(
     }
 }
 
+impl Facts {
+    fn can_profile(&self) -> bool {
+        self.allocators
+            .iter()
+            .any(|each| each.unavailable.is_none())
+    }
+}
+
 fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
-    use Severity::{Error, Warning};
-    match facts.allocators.as_slice() {
-        [] if facts.program_contains_jemalloc => findings.push(finding(
-            "hidden_jemalloc",
-            Error,
-            "the program contains jemalloc, but its symbols are stripped and not exported",
-            "link it with -Wl,--export-dynamic-symbol=mallctl (and mallctlnametomib, mallctlbymib, \
-             malloc_stats_print), do not strip it, or hand the functions over \
-             (memprof.jemalloc/1)",
-        )),
-        [] if facts.secure_execution => findings.push(finding(
-            "secure_execution",
-            Error,
-            "this process runs in secure-execution mode (AT_SECURE), so the loader ignores \
-             LD_PRELOAD",
-            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
-             use /etc/ld.so.preload and /etc/malloc.conf",
-        )),
-        [] => findings.push(finding(
-            "no_jemalloc",
-            Error,
-            "this process has no jemalloc that memprof can find",
-            format!("start it with LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={CONF}"),
-        )),
-        [_] => {}
-        several => findings.push(finding(
+    use Severity::Warning;
+    if facts.jemallocs.is_empty() && !facts.can_profile() {
+        findings.push(without_profiler(facts));
+    }
+    // The C library's own is there beside each of them.
+    let serving = facts
+        .allocators
+        .iter()
+        .filter(|each| each.kind != Kind::Glibc);
+    let serving: Vec<&str> = serving.map(|each| each.name.as_str()).collect();
+    if serving.len() > 1 {
+        findings.push(finding(
             "several_allocators",
             Warning,
             format!(
-                "{} jemallocs serve this process; a profile of one shows nothing of the others",
-                several.len()
+                "{} allocators serve this process ({}); a profile of one shows nothing of the others",
+                serving.len(),
+                serving.join(", ")
             ),
-            "`dump` writes one file for each; `status` tells which one serves malloc",
-        )),
+            "`dump` writes one file for each that is driven; `status` tells which one serves malloc, \
+             allocator=NAME drives another",
+        ));
     }
-    if facts.allocators.iter().any(|jemalloc| jemalloc.opt_prof) {
+    if let Some(path) = &facts.unknown_malloc {
+        findings.push(finding(
+            "unknown_malloc",
+            Warning,
+            format!(
+                "malloc is served by {}, which memprof does not know: no profile shows what it \
+                 gives out",
+                path.display()
+            ),
+            "start the program without it, or with `memprof run`",
+        ));
+    }
+    if facts.jemallocs.iter().any(|jemalloc| jemalloc.opt_prof) {
         findings.extend(unwinder(facts));
+    }
+    for walk in &facts.given_up_walks {
+        findings.push(finding(
+            "unwinder_given_up",
+            Warning,
+            format!("memprof's own stack walk was given up, the allocator walks since: {walk}"),
+            "nothing is lost but speed; unwinder=allocator (in [plugin.config], or with \
+             `activate`) does not try again",
+        ));
     }
 }
 
@@ -219,15 +276,79 @@ fn unwinder(facts: &Facts) -> Option<Finding> {
     ))
 }
 
-fn one_allocator(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>) {
+/// Why nothing in the process can be profiled, where it has no jemalloc.
+fn without_profiler(facts: &Facts) -> Finding {
+    use Severity::Error;
+    let owner = facts.allocators.iter().find(|each| each.owns_malloc);
+    if facts.program_contains_jemalloc {
+        return finding(
+            "hidden_jemalloc",
+            Error,
+            "the program contains jemalloc, but its symbols are stripped and not exported",
+            "link it with -Wl,--export-dynamic-symbol=mallctl (and mallctlnametomib, mallctlbymib, \
+             malloc_stats_print), do not strip it, or hand the functions over \
+             (memprof.jemalloc/1)",
+        );
+    }
+    if facts.secure_execution {
+        return finding(
+            "secure_execution",
+            Error,
+            "this process runs in secure-execution mode (AT_SECURE), so the loader ignores \
+             LD_PRELOAD",
+            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
+             use /etc/ld.so.preload and /etc/malloc.conf",
+        );
+    }
+    if let Some(owner) = owner.filter(|owner| owner.kind.has_profiler())
+        && let Some((message, remedy)) = &owner.unavailable
+    {
+        return finding("no_profiler", Error, message, remedy);
+    }
+    let owner = owner.map_or("the allocator", |owner| owner.name.as_str());
+    finding(
+        "no_jemalloc",
+        Error,
+        format!("{owner} has no profiler, and this process has no jemalloc that memprof can find"),
+        format!("start it with LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={CONF}"),
+    )
+}
+
+fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
+    let name = &allocator.name;
+    if !allocator.missing.is_empty() {
+        findings.push(finding(
+            "incomplete_allocator",
+            Severity::Warning,
+            format!("{name} lacks {}", allocator.missing.join(", ")),
+            "what needs them is refused; use a whole and newer build of it",
+        ));
+    }
+    let (finest, catch) = match allocator.kind {
+        Kind::Tcmalloc => (
+            tcmalloc::FINE_INTERVAL,
+            "which gives each sampled object a page of its own",
+        ),
+        _ => (1 << FINE_LG_SAMPLE, "which slows allocations down"),
+    };
+    if let Some(interval) = allocator
+        .sample_interval
+        .filter(|interval| *interval < finest)
+    {
+        findings.push(finding(
+            "fine_interval",
+            Severity::Warning,
+            format!("{name} takes one sample for each {interval} bytes, {catch}"),
+            "`activate sample_interval=512KiB` samples once for 512 KiB",
+        ));
+    }
+}
+
+fn one_jemalloc(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
     let version = &jemalloc.version;
     // With several, one that profiles is enough.
-    let severity = if facts.allocators.iter().any(|other| other.opt_prof) {
-        Warning
-    } else {
-        Error
-    };
+    let severity = if facts.can_profile() { Warning } else { Error };
     if !jemalloc.config_prof {
         findings.push(finding(
             "not_compiled_in",
@@ -337,14 +458,6 @@ fn sampling(jemalloc: &Examined, findings: &mut Vec<Finding>) {
         return;
     };
     let interval = 1u64.checked_shl(lg_sample as u32).unwrap_or(u64::MAX);
-    if lg_sample < FINE_LG_SAMPLE {
-        findings.push(finding(
-            "fine_interval",
-            Warning,
-            format!("one sample for each {interval} bytes slows allocations down"),
-            "`reset lg_sample=19` samples once for 512 KiB",
-        ));
-    }
     if let Some(allocated) = jemalloc.allocated
         && allocated / interval < FEW_SAMPLES
         && lg_sample > FINE_LG_SAMPLE
@@ -409,9 +522,28 @@ mod tests {
         }
     }
 
+    fn seen(kind: Kind) -> Seen {
+        Seen {
+            name: format!("{kind} 1.0"),
+            kind,
+            owns_malloc: true,
+            unavailable: None,
+            missing: Vec::new(),
+            sample_interval: None,
+        }
+    }
+
+    fn without(kind: Kind) -> Seen {
+        Seen {
+            unavailable: Some(("it has none".to_owned(), "take another".to_owned())),
+            ..seen(kind)
+        }
+    }
+
     fn healthy() -> Facts {
         Facts {
-            allocators: vec![healthy_jemalloc()],
+            allocators: vec![seen(Kind::Jemalloc)],
+            jemallocs: vec![healthy_jemalloc()],
             lock_free_unwinding: true,
             dump_dir: DumpDir {
                 path: "/d".into(),
@@ -436,7 +568,20 @@ mod tests {
     }
 
     fn jemalloc(facts: &mut Facts) -> &mut Examined {
-        &mut facts.allocators[0]
+        &mut facts.jemallocs[0]
+    }
+
+    /// A jemalloc that was not started with profiling.
+    fn switched_off(facts: &mut Facts) -> &mut Examined {
+        facts.allocators = vec![without(Kind::Jemalloc)];
+        jemalloc(facts).opt_prof = false;
+        jemalloc(facts)
+    }
+
+    /// A process whose malloc is `kind`, which cannot profile.
+    fn only(facts: &mut Facts, kind: Kind) {
+        facts.allocators = vec![without(kind)];
+        facts.jemallocs.clear();
     }
 
     #[test]
@@ -447,15 +592,14 @@ mod tests {
     #[test]
     fn what_keeps_profiling_off() {
         use Severity::Error;
-        let none = |facts: &mut Facts| facts.allocators.clear();
-        check(
-            none,
-            "no_jemalloc",
-            Error,
-            "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true",
-        );
+        let remedy = "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true";
+        for kind in [Kind::Glibc, Kind::Mimalloc] {
+            check(|facts| only(facts, kind), "no_jemalloc", Error, remedy);
+        }
+        let minimal = |facts: &mut Facts| only(facts, Kind::Tcmalloc);
+        check(minimal, "no_profiler", Error, "it has none; take another");
         let changed_user = |facts: &mut Facts| {
-            facts.allocators.clear();
+            only(facts, Kind::Glibc);
             facts.secure_execution = true;
         };
         check(
@@ -465,7 +609,7 @@ mod tests {
             "/etc/ld.so.preload",
         );
         let hidden = |facts: &mut Facts| {
-            facts.allocators.clear();
+            only(facts, Kind::Glibc);
             facts.program_contains_jemalloc = true;
         };
         check(
@@ -474,20 +618,18 @@ mod tests {
             Error,
             "--export-dynamic-symbol=mallctl",
         );
-        let without = |facts: &mut Facts| {
-            jemalloc(facts).config_prof = false;
-            jemalloc(facts).opt_prof = false;
-        };
+        let without = |facts: &mut Facts| switched_off(facts).config_prof = false;
         check(without, "not_compiled_in", Error, "--enable-prof");
-        let off = |facts: &mut Facts| jemalloc(facts).opt_prof = false;
         check(
-            off,
+            |facts| {
+                switched_off(facts);
+            },
             "not_started",
             Error,
             "restart this program with MALLOC_CONF=prof:true",
         );
         let secure = |facts: &mut Facts| {
-            jemalloc(facts).opt_prof = false;
+            switched_off(facts);
             facts.secure_execution = true;
         };
         check(secure, "secure_execution", Error, "setpriv");
@@ -496,8 +638,7 @@ mod tests {
     #[test]
     fn variable_of_another_build() {
         let rust = |facts: &mut Facts| {
-            jemalloc(facts).opt_prof = false;
-            jemalloc(facts).conf_variable = Some("_RJEM_MALLOC_CONF".to_owned());
+            switched_off(facts).conf_variable = Some("_RJEM_MALLOC_CONF".to_owned());
             facts.environment = vec![(
                 "MALLOC_CONF".to_owned(),
                 "prof:true,lg_prof_sample:14".to_owned(),
@@ -527,8 +668,16 @@ mod tests {
             jemalloc(facts).dumps_by_itself = true;
         };
         check(shared, "shared_dumps", Warning, "/tmp/jeprof");
-        let fine = |facts: &mut Facts| jemalloc(facts).lg_sample = Some(9);
+        let fine = |facts: &mut Facts| facts.allocators[0].sample_interval = Some(512);
         check(fine, "fine_interval", Warning, "each 512 bytes");
+        let pages = |facts: &mut Facts| {
+            facts.allocators = vec![Seen {
+                sample_interval: Some(64 << 10),
+                ..seen(Kind::Tcmalloc)
+            }];
+            facts.jemallocs.clear();
+        };
+        check(pages, "fine_interval", Warning, "a page of its own");
         let coarse = |facts: &mut Facts| jemalloc(facts).allocated = Some(10 << 20);
         check(coarse, "coarse_interval", Warning, "about 20 samples");
         let unwinder = |facts: &mut Facts| facts.lock_free_unwinding = false;
@@ -550,14 +699,26 @@ mod tests {
         };
         let remedy = "-Wl,--export-dynamic-symbol=malloc_conf";
         check(conf, "hidden_malloc_conf", Warning, remedy);
-        let two = |facts: &mut Facts| facts.allocators.push(healthy_jemalloc());
-        check(two, "several_allocators", Warning, "2 jemallocs");
+        let two = |facts: &mut Facts| facts.allocators.push(seen(Kind::Tcmalloc));
+        let names = "2 allocators serve this process (jemalloc 1.0, tcmalloc 1.0)";
+        check(two, "several_allocators", Warning, names);
+        let stranger = |facts: &mut Facts| facts.unknown_malloc = Some("/lib/libasan.so".into());
+        check(stranger, "unknown_malloc", Warning, "/lib/libasan.so");
+        let half = |facts: &mut Facts| facts.allocators[0].missing = vec!["mi_collect"];
+        check(half, "incomplete_allocator", Warning, "lacks mi_collect");
+    }
+
+    #[test]
+    fn the_c_librarys_malloc_beside_another_is_no_news() {
+        let mut facts = healthy();
+        facts.allocators.push(without(Kind::Glibc));
+        assert_eq!(examine(&facts), []);
     }
 
     #[test]
     fn one_that_profiles_is_enough() {
         let mut facts = healthy();
-        facts.allocators.push(Examined {
+        facts.jemallocs.push(Examined {
             opt_prof: false,
             ..healthy_jemalloc()
         });

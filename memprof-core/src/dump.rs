@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::backend::{Backend, Identity};
+use crate::backend::{Backend, Identity, ProfileKind};
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hidden;
@@ -23,7 +23,7 @@ const MEMORY_LIMIT: u64 = 64 << 20;
 
 /// What a dump may need on each of its two threads, at the most. Beyond a limit on memory, a
 /// failed allocation of a few bytes would end the process.
-const MEMORY_NEEDED: usize = 1 << 20;
+const MEMORY_NEEDED: u64 = 1 << 20;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 
@@ -32,15 +32,17 @@ const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 pub struct Dump {
     /// What `fetch` takes.
     pub id: String,
+    /// What it tells.
+    pub kind: ProfileKind,
     /// Where it lies, absolute.
     pub path: PathBuf,
     /// Its length.
     pub bytes: u64,
     /// The number of stacks in it.
     pub stacks: u64,
-    /// Mean bytes between samples.
+    /// Mean bytes between samples; 0 where it is not sampled.
     pub sample_interval: u64,
-    /// Live bytes, corrected for sampling.
+    /// Live bytes, corrected for sampling; of growth, all of it.
     pub estimated_inuse_bytes: u64,
     /// The allocator it is of: `jemalloc 5.3.0`.
     pub allocator: String,
@@ -70,7 +72,7 @@ pub(crate) fn take(
 ) -> Result<Dump> {
     require_memory()?;
     let mut scratch = open_scratch(store.directory(), name, last_size)?;
-    let summary = backend.write_profile(&mut scratch)?;
+    let summary = backend.write_profile(name.kind, &mut scratch)?;
     let objects = objects::loaded();
     let maps = own_maps(&objects)?;
     let comments = comments(backend.identity(), name, origin, &objects, &maps);
@@ -83,11 +85,12 @@ pub(crate) fn take(
     let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
         id: kept.id,
+        kind: name.kind,
         path: kept.path,
         bytes: kept.bytes,
         stacks: summary.stacks,
         sample_interval: summary.sample_interval,
-        estimated_inuse_bytes: summary.estimated_inuse_bytes(),
+        estimated_inuse_bytes: summary.estimated_inuse_bytes,
         allocator: backend.identity().to_string(),
     })
 }
@@ -97,8 +100,16 @@ pub(crate) fn take(
 /// # Errors
 /// ENOMEM.
 pub(crate) fn require_memory() -> Result<()> {
+    require_memory_for(MEMORY_NEEDED)
+}
+
+/// Fails where this thread cannot have that many bytes.
+///
+/// # Errors
+/// ENOMEM.
+pub(crate) fn require_memory_for(bytes: u64) -> Result<()> {
     let mut probe = Vec::<u8>::new();
-    let reserved = probe.try_reserve_exact(MEMORY_NEEDED);
+    let reserved = probe.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX));
     // Without it the compiler may leave the whole allocation out.
     std::hint::black_box(&probe);
     reserved.map_err(|_| Error::io("find memory for the dump", &Errno::NOMEM.into()))
@@ -116,7 +127,7 @@ fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scr
     scratch.map_err(|error| Error::io("make room for the dump", &error))
 }
 
-/// jemalloc appends /proc/self/maps too, but answers success when it could not read it.
+/// Allocators append /proc/self/maps too, but answer success when they could not read it.
 fn own_maps(objects: &[LoadedObject]) -> Result<String> {
     match std::fs::read("/proc/thread-self/maps") {
         Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
@@ -148,6 +159,7 @@ fn comments(
         format!("# taken: {}", time(name.taken)),
         format!("# trigger: {}", origin.trigger),
         format!("# allocator: {allocator}"),
+        format!("# kind: {}", name.kind),
     ];
     lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
     lines.extend(
@@ -201,6 +213,7 @@ mod tests {
             sequence: 1,
             random: 1,
             cause: None,
+            kind: ProfileKind::Heap,
         };
         let origin = Origin {
             program: "a\nb".to_owned(),

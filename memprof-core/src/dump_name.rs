@@ -2,10 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::backend::ProfileKind;
 use crate::trigger::known_word;
 
-/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`. Names of earlier
-/// versions end with the random number.
+const GROWTH: &str = ".growth";
+
+/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, and `.growth`
+/// for a profile of growth. Names of earlier versions end with the random number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DumpName {
     /// When it was taken, to the second.
@@ -18,6 +21,8 @@ pub(crate) struct DumpName {
     pub random: u32,
     /// Why it was taken, and the resident memory then.
     pub cause: Option<Cause>,
+    /// What it tells.
+    pub kind: ProfileKind,
 }
 
 /// Why a dump was taken, as its name tells it.
@@ -31,7 +36,11 @@ pub(crate) struct Cause {
 
 impl DumpName {
     pub(crate) fn parse(id: &str) -> Option<Self> {
-        let mut parts = id.split('.');
+        let (rest, kind) = match id.strip_suffix(GROWTH) {
+            Some(rest) => (rest, ProfileKind::Growth),
+            None => (id, ProfileKind::Heap),
+        };
+        let mut parts = rest.split('.');
         let mut part = || parts.next();
         let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
         let cause = match part() {
@@ -47,6 +56,7 @@ impl DumpName {
             sequence: sequence.parse().ok()?,
             random: u32::from_str_radix(random, 16).ok()?,
             cause,
+            kind,
         };
         // Only what we would write ourselves is ours.
         (name.to_string() == id).then_some(name)
@@ -61,14 +71,18 @@ impl std::fmt::Display for DumpName {
             sequence,
             random,
             cause,
+            kind,
         } = self;
         let stamp = humantime::format_rfc3339_seconds(*taken)
             .to_string()
             .replace(['-', ':'], "");
         write!(f, "{stamp}.{pid}.{sequence}.{random:08x}")?;
-        match cause {
-            Some(Cause { trigger, rss_kib }) => write!(f, ".{trigger}.{rss_kib}kib"),
-            None => Ok(()),
+        if let Some(Cause { trigger, rss_kib }) = cause {
+            write!(f, ".{trigger}.{rss_kib}kib")?;
+        }
+        match kind {
+            ProfileKind::Heap => Ok(()),
+            ProfileKind::Growth => f.write_str(GROWTH),
         }
     }
 }
@@ -96,6 +110,7 @@ mod tests {
             sequence: 7,
             random: 0xbeef,
             cause: None,
+            kind: ProfileKind::Heap,
         };
         assert_eq!(name.to_string(), "20261121T111244Z.42.7.0000beef");
         assert_eq!(DumpName::parse(&name.to_string()), Some(name.clone()));
@@ -108,7 +123,13 @@ mod tests {
         };
         let text = "20261121T111244Z.42.7.0000beef.rss-above.3355443kib";
         assert_eq!(name.to_string(), text);
-        assert_eq!(DumpName::parse(text), Some(name));
+        assert_eq!(DumpName::parse(text), Some(name.clone()));
+        let name = DumpName {
+            kind: ProfileKind::Growth,
+            ..name
+        };
+        assert_eq!(name.to_string(), format!("{text}.growth"));
+        assert_eq!(DumpName::parse(&name.to_string()), Some(name));
     }
 
     #[test]
@@ -126,6 +147,8 @@ mod tests {
             "20261121T111244Z.42.7.0000beef.message.-9kib",
             "20261121T111244Z.42.7.0000beef.message.9kib.x",
             "20261121T111244Z.42.7.0000beef.rumour.9kib",
+            "20261121T111244Z.42.7.0000beef.growth.growth",
+            "20261121T111244Z.42.7.0000beef.growth.9kib",
             "20261121T111244Z.42.7.0000beef.../etc.9kib",
             "20261321T113924Z.42.7.0000beef",
             "../../etc/passwd",

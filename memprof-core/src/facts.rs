@@ -7,40 +7,46 @@
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memchr::memmem;
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
-use crate::discover::real_path;
-
-use crate::doctor::{DumpDir, Examined, Facts};
+use crate::backend::Backend;
+use crate::doctor::{DumpDir, Examined, Facts, Seen};
 use crate::jemalloc::{Jemalloc, is_secure_execution};
 use crate::objects::{self, EXECUTABLE, LoadedObject};
 use crate::store::Store;
+use crate::symbols::real_path;
 
 const NFS: i64 = 0x6969;
 const FUSE: i64 = 0x6573_5546;
 
 /// Reads the facts. `allocated` gives an allocator's live bytes, where it tells.
 pub(crate) fn gather(
-    allocators: &[&Jemalloc],
+    backends: &[Arc<dyn Backend>],
+    unknown_malloc: Option<PathBuf>,
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {
     let objects = objects::loaded();
+    let jemallocs: Vec<_> = backends.iter().filter_map(|each| each.jemalloc()).collect();
     Facts {
-        allocators: allocators
-            .iter()
+        program_contains_jemalloc: jemallocs.is_empty() && program_contains_jemalloc(),
+        jemallocs: jemallocs
+            .into_iter()
             .map(|each| Examined::of(each, allocated(each), hidden_conf(each, &objects)))
             .collect(),
-        program_contains_jemalloc: allocators.is_empty() && program_contains_jemalloc(),
+        allocators: backends.iter().map(|each| Seen::of(&**each)).collect(),
+        unknown_malloc,
         secure_execution: is_secure_execution(),
         environment: malloc_variables(),
         lock_free_unwinding: lookup(c"_dl_find_object") != 0,
         is_musl: objects.iter().any(|object| is_musl(&object.path)),
         interposer: interposer(&objects),
+        given_up_walks: Vec::new(),
         dump_dir: look_at(store),
     }
 }

@@ -3,17 +3,15 @@
 
 use std::io::{self, BufRead};
 
-/// What a heap_v2 text says of itself.
+/// What a profile says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// Mean bytes between samples.
+    /// Mean bytes between samples; 0 where it is not sampled.
     pub sample_interval: u64,
-    /// Live sampled objects, not unsampled.
-    pub objects: u64,
-    /// Their bytes, not unsampled.
-    pub bytes: u64,
     /// The number of `@` lines.
     pub stacks: u64,
+    /// Live bytes, corrected for sampling as jeprof does.
+    pub estimated_inuse_bytes: u64,
     /// Where the stacks end: before the blank line and `MAPPED_LIBRARIES:`, or the whole length
     /// where jemalloc could not read its mappings (which it does not report).
     pub profile_len: u64,
@@ -21,16 +19,14 @@ pub(crate) struct Summary {
     pub has_mappings: bool,
 }
 
-impl Summary {
-    /// Estimated live bytes: the totals with jeprof's correction for sampling.
-    pub(crate) fn estimated_inuse_bytes(&self) -> u64 {
-        if self.objects == 0 || self.sample_interval == 0 {
-            return self.bytes;
-        }
-        let mean_size = self.bytes as f64 / self.objects as f64;
-        let sampled = 1.0 - (-mean_size / self.sample_interval as f64).exp();
-        (self.bytes as f64 / sampled).round() as u64
+/// The bytes that `objects` sampled ones of together `bytes` stand for.
+pub(crate) fn unsampled(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
+    if objects == 0 || sample_interval == 0 {
+        return bytes;
     }
+    let mean_size = bytes as f64 / objects as f64;
+    let sampled = 1.0 - (-mean_size / sample_interval as f64).exp();
+    (bytes as f64 / sampled).round() as u64
 }
 
 /// Checks the text line by line.
@@ -55,8 +51,9 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<Summary> {
     summary.sample_interval =
         interval(&line).ok_or_else(|| damaged(1, "heap_v2/<sample interval>", &line))?;
     summary.profile_len += next(&mut line)? as u64;
-    (summary.objects, summary.bytes) =
+    let (objects, bytes) =
         totals(&line).ok_or_else(|| damaged(2, "t*: <objects>: <bytes>", &line))?;
+    summary.estimated_inuse_bytes = unsampled(objects, bytes, summary.sample_interval);
 
     let mut stack_open = false;
     let mut blank = 0;
@@ -126,9 +123,8 @@ mod tests {
     fn whole_profiles() {
         let expected = Summary {
             sample_interval: 524_288,
-            objects: 3,
-            bytes: 3_000_000,
             stacks: 2,
+            estimated_inuse_bytes: 3_523_085,
             profile_len: PROFILE.len() as u64,
             has_mappings: true,
         };
@@ -186,13 +182,7 @@ mod tests {
     #[test]
     fn estimate_corrects_for_sampling() {
         let check = |objects, bytes, interval, expected| {
-            let summary = Summary {
-                objects,
-                bytes,
-                sample_interval: interval,
-                ..Summary::default()
-            };
-            assert_eq!(summary.estimated_inuse_bytes(), expected);
+            assert_eq!(unsampled(objects, bytes, interval), expected);
         };
         check(0, 0, 524_288, 0);
         // 1 - exp(-1) of the objects of this size are sampled.

@@ -67,6 +67,7 @@ fn is_left_over(directory: &OwnedFd, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::ProfileKind;
     use std::time::{Duration, SystemTime};
 
     #[test]
@@ -80,6 +81,7 @@ mod tests {
                 sequence,
                 random: 0xbeef,
                 cause: None,
+                kind: ProfileKind::Heap,
             };
             name(&dump, extension)
         };

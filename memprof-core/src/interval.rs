@@ -24,6 +24,36 @@ impl SampleInterval {
         Err(Error::new(ErrorKind::Invalid, message))
     }
 
+    /// That many bytes, for example `524288`, `512KiB`, `1MiB`.
+    ///
+    /// # Errors
+    /// `Invalid`: no size, or not a power of two from 1 KiB to 16 MiB. jemalloc knows only those.
+    pub fn parse(text: &str) -> Result<Self> {
+        let invalid = |why: &str| {
+            let message = format!("sample_interval={text:?} {why}");
+            Err(Error::new(ErrorKind::Invalid, message)
+                .remedy("a power of two from 1KiB to 16MiB, for example sample_interval=512KiB"))
+        };
+        let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+        let unit: u64 = match &text[digits.len()..] {
+            "" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            _ => return invalid("has no unit that is KiB or MiB"),
+        };
+        let Some(bytes) = digits
+            .parse::<u64>()
+            .ok()
+            .and_then(|count| count.checked_mul(unit))
+        else {
+            return invalid("is no size");
+        };
+        if !bytes.is_power_of_two() || !LG_SAMPLE.contains(&u64::from(bytes.ilog2())) {
+            return invalid("is out of range");
+        }
+        Ok(Self(bytes))
+    }
+
     /// In bytes.
     pub fn bytes(self) -> u64 {
         self.0
@@ -40,5 +70,25 @@ mod tests {
             let error = SampleInterval::from_lg(lg_sample).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Invalid, "{lg_sample}");
         }
+    }
+
+    #[test]
+    fn sizes() {
+        let check = |text: &str, bytes| {
+            assert_eq!(SampleInterval::parse(text).unwrap().bytes(), bytes);
+        };
+        check("1024", 1 << 10);
+        check("524288", 512 << 10);
+        check("512KiB", 512 << 10);
+        check("16MiB", 16 << 20);
+        for text in [
+            "", "0", "KiB", "512kb", "500000", "512", "17MiB", "32MiB", "-1",
+        ] {
+            let error = SampleInterval::parse(text).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Invalid, "{text}");
+            assert!(error.message.contains(&format!("{text:?}")), "{error}");
+        }
+        let most = u64::MAX.to_string() + "MiB";
+        assert!(SampleInterval::parse(&most).is_err());
     }
 }

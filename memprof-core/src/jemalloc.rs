@@ -7,7 +7,7 @@ use std::hint::black_box;
 
 use rustix::io::Errno;
 
-use crate::backend::{Backend, Identity};
+use crate::backend::{Backend, Identity, Kind, ProfileKind};
 use crate::discover::Candidate;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heap::Summary;
@@ -15,8 +15,7 @@ use crate::interval::SampleInterval;
 use crate::mallctl::Mallctl;
 use crate::printout::{PrintOptions, Printout};
 use crate::scratch::Scratch;
-use crate::stats::{Figures, Readers};
-use crate::status::Allocator;
+use crate::stats::{Readers, Totals};
 
 /// A jemalloc that serves this process.
 #[derive(Clone, Debug)]
@@ -33,6 +32,8 @@ pub(crate) struct Jemalloc {
     pub config_stats: bool,
     /// Started with `prof:true`, without which nothing can be sampled.
     pub opt_prof: bool,
+    /// It can run threads of its own that give free pages back.
+    pub has_background_threads: bool,
     readers: Readers,
 }
 
@@ -50,12 +51,14 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         config_stats: switch(c"config.stats"),
         // ENOENT where profiling is not compiled in.
         opt_prof: switch(c"opt.prof"),
+        has_background_threads: mallctl.read_bool(c"background_thread").is_ok(),
         conf_variable: prefix.map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase())),
         identity: Identity {
-            kind: "jemalloc",
+            kind: Kind::Jemalloc,
             version,
             found_by,
             owns_malloc: owns_malloc(&mallctl),
+            address: mallctl.address(),
         },
         mallctl,
         readers,
@@ -81,20 +84,6 @@ fn owns_malloc(mallctl: &Mallctl) -> bool {
 impl Backend for Jemalloc {
     fn identity(&self) -> &Identity {
         &self.identity
-    }
-
-    fn describe(&self) -> Allocator {
-        Allocator {
-            kind: self.identity.kind,
-            version: self.identity.version.clone(),
-            found_by: self.identity.found_by.to_string(),
-            config_prof: self.config_prof,
-            opt_prof: self.opt_prof,
-            prof_active: self.is_active(),
-            prof_thread_active_init: self.samples_new_threads(),
-            lg_sample: self.lg_sample(),
-            owns_malloc: self.identity.owns_malloc,
-        }
     }
 
     fn require_profiling(&self) -> Result<()> {
@@ -133,7 +122,7 @@ impl Backend for Jemalloc {
         let mut warnings = Vec::new();
         if let Some(interval) = interval {
             self.reset(Some(interval))?;
-            warnings.push("setting lg_sample dropped the samples so far".to_owned());
+            warnings.push("setting the sample interval dropped the samples so far".to_owned());
         }
         self.set_active(true)?;
         Ok(warnings)
@@ -161,15 +150,17 @@ impl Backend for Jemalloc {
             .map_err(|errno| Error::mallctl("prof.reset", errno))
     }
 
-    fn write_profile(&self, scratch: &mut Scratch) -> Result<Summary> {
+    fn write_profile(&self, kind: ProfileKind, scratch: &mut Scratch) -> Result<Summary> {
+        self.require_profile(kind)?;
         self.dump_into(scratch)
     }
 
-    fn figures(&self) -> Result<Option<Figures>> {
+    fn totals(&self) -> Result<Option<Totals>> {
         if !self.config_stats {
             return Ok(None);
         }
-        (self.readers.figures)(&self.mallctl).map(Some)
+        let figures = (self.readers.figures)(&self.mallctl)?;
+        Ok(Some(Totals::Divided(figures)))
     }
 
     fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
@@ -194,7 +185,7 @@ impl Backend for Jemalloc {
 
 impl Jemalloc {
     /// Whether threads that start from now on are sampled.
-    fn samples_new_threads(&self) -> bool {
+    pub(crate) fn samples_new_threads(&self) -> bool {
         const INIT: &CStr = c"prof.thread_active_init";
         self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
     }

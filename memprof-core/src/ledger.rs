@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::backend::Kind;
 use crate::cgroup::Cgroup;
 use crate::smaps::Smaps;
-use crate::stats::Figures;
+use crate::stats::{Figures, Totals};
 
 /// Above this ratio of active to allocated bytes, fragmentation is worth a word.
 const FRAGMENTED: f64 = 1.3;
@@ -51,7 +52,8 @@ impl Resident {
 /// One part of the resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// `live_heap`, `fragmentation`, `dirty`, `metadata`, `not_the_allocator`, `file`, `shared`.
+    /// `live_heap`, `fragmentation`, `dirty`, `metadata`, `undivided_heap`, `not_the_allocator`,
+    /// `file`, `shared`.
     pub name: &'static str,
     /// How much.
     pub bytes: u64,
@@ -68,6 +70,23 @@ pub struct Verdict {
     pub remedy: String,
 }
 
+/// One allocator's part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Heap {
+    /// Which one.
+    pub kind: Kind,
+    /// Its version.
+    pub version: String,
+    /// Serves this process's `malloc`.
+    pub owns_malloc: bool,
+    /// What it says that it holds; absent where it keeps no count.
+    #[serde(flatten)]
+    pub totals: Option<Totals>,
+    /// Why it does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
 /// RSS, accounted for: the rows sum to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ledger {
@@ -75,6 +94,8 @@ pub struct Ledger {
     pub rss_bytes: u64,
     /// Its parts.
     pub rows: Vec<Row>,
+    /// What each allocator says of the heap's rows.
+    pub allocators: Vec<Heap>,
     /// The limits that the process lives under.
     pub cgroup: Option<Cgroup>,
     /// What is worth a word.
@@ -84,23 +105,42 @@ pub struct Ledger {
     pub smaps: Option<Smaps>,
 }
 
-/// The bytes that an allocator counts as its own and the process has not touched yet, as far as
-/// they show: by so much its parts exceed what is resident. Mostly metadata, laid out early.
-pub(crate) fn untouched(anonymous: u64, heap: &Figures) -> u64 {
-    let counted = heap.resident.max(heap.active + heap.metadata);
+/// The bytes that the allocators count as their own and the process has not touched yet, as far as
+/// they show: by so much their parts exceed what is resident. Mostly metadata, laid out early.
+pub(crate) fn untouched(anonymous: u64, allocators: &[Heap]) -> u64 {
+    let heap = divided(allocators);
+    let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
     counted.saturating_sub(anonymous)
 }
 
-/// Reconciles. `heap` is the sum over all allocators that keep figures; without one, the heap is
-/// among what no allocator knows. So many bytes of metadata are known to be [`untouched`].
+/// The sum over all allocators that tell live memory from free.
+pub(crate) fn divided(allocators: &[Heap]) -> Figures {
+    let figures = allocators.iter().filter_map(|each| match each.totals {
+        Some(Totals::Divided(figures)) => Some(figures),
+        Some(Totals::Committed { .. }) | None => None,
+    });
+    figures.fold(Figures::default(), Figures::plus)
+}
+
+/// The sum over all others.
+fn undivided(allocators: &[Heap]) -> u64 {
+    let committed = allocators.iter().filter_map(|each| match each.totals {
+        Some(Totals::Committed { committed }) => Some(committed),
+        Some(Totals::Divided(_)) | None => None,
+    });
+    committed.fold(0, u64::saturating_add)
+}
+
+/// Reconciles. The heap of an allocator that keeps no count is among what no allocator knows. So
+/// many bytes of metadata are known to be [`untouched`].
 pub(crate) fn reconcile(
     resident: Resident,
-    heap: Option<Figures>,
+    allocators: Vec<Heap>,
     untouched: u64,
     earlier: Option<Earlier>,
     cgroup: Option<Cgroup>,
 ) -> Ledger {
-    let heap = heap.unwrap_or_default();
+    let heap = divided(&allocators);
     let mut left = resident.anonymous;
     // An allocator counts a page as its own before the process has touched it, so its parts may
     // exceed what is resident. What was touched for certain is taken first.
@@ -117,6 +157,8 @@ pub(crate) fn reconcile(
             .saturating_sub(heap.metadata),
     );
     let metadata = take(heap.metadata.saturating_sub(untouched));
+    // Committed pages need not have been touched, so this is at most what it is.
+    let undivided = take(undivided(&allocators));
     let rows = vec![
         Row {
             name: "live_heap",
@@ -133,6 +175,10 @@ pub(crate) fn reconcile(
         Row {
             name: "metadata",
             bytes: metadata,
+        },
+        Row {
+            name: "undivided_heap",
+            bytes: undivided,
         },
         Row {
             name: "not_the_allocator",
@@ -158,6 +204,7 @@ pub(crate) fn reconcile(
     Ledger {
         rss_bytes,
         rows,
+        allocators,
         cgroup,
         verdicts: verdicts.into_iter().flatten().collect(),
         smaps: None,
@@ -261,15 +308,26 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn heap(allocated: u64, active: u64, metadata: u64, resident: u64) -> Option<Figures> {
-        Some(Figures {
+    fn of(kind: Kind, totals: Totals) -> Vec<Heap> {
+        vec![Heap {
+            kind,
+            version: "1".to_owned(),
+            owns_malloc: true,
+            totals: Some(totals),
+            error: None,
+        }]
+    }
+
+    fn heap(allocated: u64, active: u64, metadata: u64, resident: u64) -> Vec<Heap> {
+        let figures = Figures {
             allocated,
             active,
             metadata,
             resident,
             mapped: 0,
             retained: 0,
-        })
+        };
+        of(Kind::Jemalloc, Totals::Divided(figures))
     }
 
     fn kinds(ledger: &Ledger) -> Vec<&str> {
@@ -278,7 +336,7 @@ mod tests {
 
     #[test]
     fn rows_sum_to_rss() {
-        let check = |anonymous: u64, heap: Option<Figures>, expected: [u64; 5]| {
+        let check = |anonymous: u64, heap: Vec<Heap>, expected: [u64; 6]| {
             let resident = Resident {
                 anonymous,
                 file: 7,
@@ -286,15 +344,27 @@ mod tests {
             };
             let ledger = reconcile(resident, heap, 0, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
-            assert_eq!(rows[..5], expected);
+            assert_eq!(rows[..6], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
         };
-        check(100, heap(50, 60, 5, 80), [50, 10, 15, 5, 20]);
-        check(100, None, [0, 0, 0, 0, 100]);
+        check(100, heap(50, 60, 5, 80), [50, 10, 15, 5, 0, 20]);
+        check(100, Vec::new(), [0, 0, 0, 0, 0, 100]);
         // Metadata that was never touched.
-        check(70, heap(50, 60, 25, 90), [50, 10, 5, 5, 0]);
-        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0]);
-        check(0, heap(0, 0, 0, 0), [0; 5]);
+        check(70, heap(50, 60, 25, 90), [50, 10, 5, 5, 0, 0]);
+        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0, 0]);
+        check(0, heap(0, 0, 0, 0), [0; 6]);
+        let committed = |bytes| of(Kind::Mimalloc, Totals::Committed { committed: bytes });
+        check(100, committed(80), [0, 0, 0, 0, 80, 20]);
+        check(100, committed(u64::MAX), [0, 0, 0, 0, 100, 0]);
+        let both = [heap(50, 60, 5, 80), committed(10)].concat();
+        check(100, both, [50, 10, 15, 5, 10, 10]);
+        // An allocator that lies.
+        let all = u64::MAX;
+        check(
+            100,
+            [heap(all, all, all, all), heap(all, all, all, all)].concat(),
+            [100, 0, 0, 0, 0, 0],
+        );
     }
 
     #[test]
@@ -305,12 +375,12 @@ mod tests {
             file: 0,
             shared: 0,
         };
-        let untouched = untouched(70, &heap.unwrap());
+        let untouched = untouched(70, &heap);
         assert_eq!(untouched, 20);
         let outside = |anonymous| {
-            let ledger = reconcile(resident(anonymous), heap, untouched, None, None);
+            let ledger = reconcile(resident(anonymous), heap.clone(), untouched, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
-            (rows[3], rows[4])
+            (rows[3], rows[5])
         };
         assert_eq!(outside(70), (5, 0));
         assert_eq!(outside(170), (5, 100));
@@ -318,7 +388,7 @@ mod tests {
 
     #[test]
     fn verdicts_pass_their_thresholds_and_not_before() {
-        let check = |heap: Option<Figures>, anonymous: u64, expected: &[&str]| {
+        let check = |heap: Vec<Heap>, anonymous: u64, expected: &[&str]| {
             let ledger = reconcile(
                 Resident {
                     anonymous,

@@ -4,14 +4,17 @@
     reason = "the loader's own list, and program headers in memory"
 )]
 
-use std::ffi::{CStr, OsStr, c_int, c_void};
+mod listing;
+
+use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::Write;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{mem, slice};
 
-use libc::{Elf64_Phdr, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, dl_phdr_info};
+use libc::{PF_R, PF_W, PF_X, PT_LOAD, dl_phdr_info};
+use listing::{Listed, Listing};
 
 const NT_GNU_BUILD_ID: u32 = 3;
 
@@ -56,18 +59,31 @@ impl LoadedObject {
 
     /// True when `address` may be called.
     pub(crate) fn is_code(&self, address: usize) -> bool {
+        self.has(address, PF_X)
+    }
+
+    /// True when a variable may lie at `address`.
+    pub(crate) fn is_writable(&self, address: usize) -> bool {
+        self.has(address, PF_W)
+    }
+
+    fn has(&self, address: usize, flag: u32) -> bool {
         self.segments
             .iter()
-            .any(|segment| segment.flags & PF_X != 0 && segment.range.contains(&address))
+            .any(|segment| segment.flags & flag != 0 && segment.range.contains(&address))
     }
 }
 
 /// All objects, the program first.
 pub(crate) fn loaded() -> Vec<LoadedObject> {
-    let mut objects: Vec<LoadedObject> = Vec::new();
-    // SAFETY: dl_iterate_phdr(3): calls `push` synchronously with the pointer passed here.
-    unsafe { libc::dl_iterate_phdr(Some(push), (&raw mut objects).cast()) };
+    let listing = Listing::of_this_process();
+    let objects = listing.objects().enumerate();
     objects
+        .map(|(at, object)| match object.path {
+            [] if at == 0 => describe(Path::new(EXECUTABLE), &object),
+            path => describe(Path::new(OsStr::from_bytes(path)), &object),
+        })
+        .collect()
 }
 
 /// How many objects were ever loaded: while it stays the same, [`loaded`] can only shrink.
@@ -78,6 +94,22 @@ pub(crate) fn load_count() -> u64 {
     count
 }
 
+/// How many objects were ever loaded, and how many of them unloaded again.
+pub(crate) fn load_and_unload_count() -> (u64, u64) {
+    let mut counts = (0, 0);
+    // SAFETY: dl_iterate_phdr(3): calls `read_counts` synchronously with the pointer passed here.
+    unsafe { libc::dl_iterate_phdr(Some(read_counts), (&raw mut counts).cast()) };
+    counts
+}
+
+unsafe extern "C" fn read_counts(info: *mut dl_phdr_info, _: usize, counts: *mut c_void) -> c_int {
+    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    let info = unsafe { &*info };
+    // SAFETY: `load_and_unload_count` passes its counts.
+    unsafe { *counts.cast::<(u64, u64)>() = (info.dlpi_adds, info.dlpi_subs) };
+    1
+}
+
 unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr(3): valid during the callback.
     let adds = unsafe { (*info).dlpi_adds };
@@ -86,76 +118,33 @@ unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c
     1
 }
 
-unsafe extern "C" fn push(info: *mut dl_phdr_info, _: usize, objects: *mut c_void) -> c_int {
-    // SAFETY: `loaded` passes its vector, and nothing else uses it meanwhile.
-    let objects = unsafe { &mut *objects.cast::<Vec<LoadedObject>>() };
-    // SAFETY: dl_iterate_phdr(3): valid during the callback.
-    let info = unsafe { &*info };
-    if info.dlpi_phdr.is_null() {
-        return 0;
-    }
-    // SAFETY: dl_iterate_phdr(3): `dlpi_phnum` headers lie at `dlpi_phdr`.
-    let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-    let path = match info.dlpi_name {
-        name if name.is_null() => &[],
-        // SAFETY: dl_iterate_phdr(3): NUL-terminated.
-        name => unsafe { CStr::from_ptr(name) }.to_bytes(),
-    };
-    let path = match path {
-        [] if objects.is_empty() => Path::new(EXECUTABLE),
-        path => Path::new(OsStr::from_bytes(path)),
-    };
-    objects.push(describe(path, info.dlpi_addr as usize, headers));
-    0
-}
-
-fn describe(path: &Path, bias: usize, headers: &[Elf64_Phdr]) -> LoadedObject {
-    let segments: Vec<Segment> = headers
+fn describe(path: &Path, object: &Listed<'_>) -> LoadedObject {
+    let headers = object.headers;
+    let segments = headers
         .iter()
         .filter(|header| header.p_type == PT_LOAD)
         .map(|header| {
-            let start = bias.wrapping_add(header.p_vaddr as usize);
+            let start = object.bias.wrapping_add(header.p_vaddr as usize);
             Segment {
                 range: start..start.saturating_add(header.p_memsz as usize),
                 flags: header.p_flags,
                 offset: header.p_offset,
             }
-        })
-        .collect();
-    let mapped = |range: &Range<usize>| {
-        segments.iter().any(|segment| {
-            segment.flags & PF_R != 0
-                && segment.range.start <= range.start
-                && range.end <= segment.range.end
-        })
-    };
-    let build_id = headers
-        .iter()
-        .filter(|header| header.p_type == PT_NOTE)
-        .find_map(|header| {
-            let start = bias.wrapping_add(header.p_vaddr as usize);
-            let range = start..start.checked_add(header.p_memsz as usize)?;
-            if !mapped(&range) {
-                return None;
-            }
-            // SAFETY: inside a readable segment that the loader keeps mapped during the callback.
-            let notes = unsafe { slice::from_raw_parts(range.start as *const u8, range.len()) };
-            build_id(notes)
         });
     // SAFETY: program headers are plain integers without padding.
-    let headers =
+    let bytes =
         unsafe { slice::from_raw_parts(headers.as_ptr().cast::<u8>(), mem::size_of_val(headers)) };
     LoadedObject {
         path: path.to_owned(),
-        bias,
-        headers: headers.to_vec(),
-        segments,
-        build_id,
+        bias: object.bias,
+        headers: bytes.to_vec(),
+        segments: segments.collect(),
+        build_id: object.build_id.map(<[u8]>::to_vec),
     }
 }
 
 /// The GNU build id in a note segment (gABI, "Note Section"; padded to 4 bytes).
-pub(crate) fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
+fn build_id(mut notes: &[u8]) -> Option<&[u8]> {
     let word = |bytes: &[u8], at: usize| -> Option<u32> {
         Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
     };
@@ -166,7 +155,7 @@ pub(crate) fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
         let name = rest.get(..name_size as usize)?;
         let rest = rest.get(padded(name_size)..)?;
         if kind == NT_GNU_BUILD_ID && name == b"GNU\0" {
-            return rest.get(..size as usize).map(<[u8]>::to_vec);
+            return rest.get(..size as usize);
         }
         notes = rest.get(padded(size)..)?;
     }

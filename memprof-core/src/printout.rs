@@ -1,4 +1,4 @@
-//! What `malloc_stats_print` says, as it was asked for.
+//! What an allocator prints of itself, as it was asked for.
 
 use std::ffi::CString;
 use std::io;
@@ -46,7 +46,7 @@ impl PrintOptions {
     }
 }
 
-/// What `malloc_stats_print` wrote, as far as it was kept.
+/// What an allocator printed, as far as it was kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Printout {
     bytes: Vec<u8>,
@@ -69,6 +69,13 @@ impl Printout {
     pub(crate) fn of(mallctl: &Mallctl, options: &PrintOptions) -> Self {
         let mut printout = Self::default();
         mallctl.print_stats(&options.0, &mut |piece| printout.push(piece));
+        printout
+    }
+
+    /// Of a text that is at hand.
+    pub(crate) fn from(text: &[u8]) -> Self {
+        let mut printout = Self::default();
+        printout.push(text);
         printout
     }
 

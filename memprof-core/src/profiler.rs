@@ -6,22 +6,26 @@ mod recent;
 mod switching;
 mod watching;
 
+pub use switching::ActivateOptions;
+
+use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use crate::backend::Backend;
-use crate::discover::discover;
+use crate::backend::{Backend, Kind, use_jemalloc};
+use crate::discover::{Discovered, discover};
 use crate::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
-use crate::jemalloc::is_secure_execution;
 use crate::lease::Lease;
+use crate::ledger::Heap;
 use crate::mallctl::Mallctl;
 use crate::objects;
-use crate::stats::{Figures, Readers};
-use crate::status::Status;
+use crate::stats::Readers;
+use crate::status::{Allocator, Status};
 use crate::store::{Kept, Store};
+use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watcher::Watcher;
 
 /// What a profiler needs to know of its process.
@@ -37,6 +41,8 @@ pub struct Settings {
     pub store: Store,
     /// How to read a jemalloc's figures.
     pub readers: Readers,
+    /// Who walks the stacks.
+    pub unwinder: UnwinderSettings,
 }
 
 /// The profiler of this process.
@@ -53,29 +59,45 @@ pub struct Profiler {
     dumping: AtomicU32,
     sequence: AtomicU32,
     last_size: AtomicU64,
-    last_heap: Mutex<Option<Figures>>,
+    last_heaps: Mutex<Vec<Heap>>,
     /// The live bytes of an earlier ledger, and when.
     first_heap: Mutex<Option<(Instant, u64)>>,
     /// The most bytes that the allocators were seen to count without having touched them.
     untouched: AtomicU64,
     watcher: Mutex<Option<Arc<Watcher>>>,
+    unwinder: Unwinder,
+    tick: Mutex<Option<Tick>>,
 }
 
-/// Every allocator of the process.
+/// Some or all allocators of the process.
 type Backends = Arc<[Arc<dyn Backend>]>;
 
 /// The allocators, and how many libraries had been loaded when they were looked for.
 #[derive(Debug)]
 struct Found {
     backends: Backends,
+    stranger: Option<PathBuf>,
     load_count: u64,
 }
 
 impl Found {
-    fn look(settings: &Settings) -> Self {
+    /// `known` are those that were found before: they stay what they are.
+    fn look(settings: &Settings, known: &[Arc<dyn Backend>]) -> Self {
         let load_count = objects::load_count();
+        let Discovered {
+            mut backends,
+            stranger,
+        } = discover(settings.host, settings.own_image, settings.readers);
+        for backend in &mut backends {
+            let address = backend.identity().address;
+            let same = known.iter().find(|each| each.identity().address == address);
+            if let Some(same) = same {
+                *backend = Arc::clone(same);
+            }
+        }
         Self {
-            backends: discover(settings.host, settings.own_image, settings.readers).into(),
+            backends: backends.into(),
+            stranger,
             load_count,
         }
     }
@@ -85,7 +107,9 @@ impl Profiler {
     /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
     pub fn new(settings: Settings, now: SystemTime) -> Self {
         let profiler = Self {
-            found: Mutex::new(Found::look(&settings)),
+            unwinder: Unwinder::new(settings.unwinder),
+            tick: Mutex::new(None),
+            found: Mutex::new(Found::look(&settings, &[])),
             settings,
             started: now,
             active_since: Mutex::new(None),
@@ -94,12 +118,12 @@ impl Profiler {
             dumping: AtomicU32::new(0),
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
-            last_heap: Mutex::new(None),
+            last_heaps: Mutex::new(Vec::new()),
             first_heap: Mutex::new(None),
             untouched: AtomicU64::new(0),
             watcher: Mutex::new(None),
         };
-        if profiler.backends().iter().any(|each| each.is_active()) {
+        if profiler.is_active() {
             *lock(&profiler.active_since) = Some(now);
         }
         if let Err(error) = profiler.dumper.start() {
@@ -111,8 +135,8 @@ impl Profiler {
     /// The state, at once, also while a dump runs.
     pub fn status(&self) -> Status {
         let backends = self.backends();
-        let unavailable = require_profiling(&backends).err();
-        let active = backends.iter().any(|each| each.is_active());
+        let active = self.is_active();
+        let unavailable = self.unavailable().filter(|_| !active);
         let since = *lock(&self.active_since);
         let (kept, unreadable) = match self.settings.store.list() {
             Ok(kept) => (kept.len(), None),
@@ -130,12 +154,14 @@ impl Profiler {
             active_since: since.filter(|_| active).map(rfc3339),
             active_until: self.active_until().filter(|_| active).map(rfc3339),
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
-            allocators: backends.iter().map(|each| each.describe()).collect(),
+            allocators: backends.iter().map(|each| Allocator::of(&**each)).collect(),
+            unknown_malloc: self.stranger().map(|path| path.display().to_string()),
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
             busy: self.dumping.load(Ordering::Acquire) == process::id(),
             watch: self.watch_status(),
             gdump: self.gdump_status(),
+            unwinder: self.unwinder.status(),
         }
     }
 
@@ -159,11 +185,61 @@ impl Profiler {
         Arc::clone(&lock(&self.found).backends)
     }
 
+    fn is_active(&self) -> bool {
+        self.backends().iter().any(|each| each.is_active())
+    }
+
+    /// Why nothing can be profiled unless an allocator is named.
+    fn unavailable(&self) -> Option<Error> {
+        let driven = self.driven(None);
+        driven.and_then(|driven| require_profiling(&driven)).err()
+    }
+
+    fn stranger(&self) -> Option<PathBuf> {
+        lock(&self.found).stranger.clone()
+    }
+
+    /// The allocators that a message acts on: those of the kind that it names; else the one that
+    /// serves `malloc`, every jemalloc, which may serve the program by another name, and every one
+    /// that samples.
+    ///
+    /// # Errors
+    /// `Unsupported`: there is none of that kind, or none at all.
+    fn driven(&self, named: Option<Kind>) -> Result<Backends> {
+        let backends = self.backends();
+        let is_driven = |each: &&Arc<dyn Backend>| {
+            let identity = each.identity();
+            match named {
+                Some(kind) => identity.kind == kind,
+                None => identity.owns_malloc || identity.kind == Kind::Jemalloc || each.is_active(),
+            }
+        };
+        let driven: Backends = backends.iter().filter(is_driven).cloned().collect();
+        if !driven.is_empty() {
+            return Ok(driven);
+        }
+        let stranger = self.stranger();
+        let message = match (named, stranger) {
+            (Some(kind), _) => format!("this process has no {kind} that memprof can find"),
+            (None, Some(path)) => format!(
+                "malloc is served by {}, which memprof does not know",
+                path.display()
+            ),
+            (None, None) => "this process has no allocator that memprof can find".to_owned(),
+        };
+        Err(
+            Error::new(ErrorKind::Unsupported, message).remedy(match named {
+                Some(_) => "send `status` for the allocators there are",
+                None => use_jemalloc(),
+            }),
+        )
+    }
+
     /// An allocator may have come with a library that was loaded since.
     fn look_again(&self) {
         let known = lock(&self.found).load_count;
         if known != objects::load_count() {
-            let found = Found::look(&self.settings);
+            let found = Found::look(&self.settings, &self.backends());
             *lock(&self.found) = found;
         }
     }
@@ -192,7 +268,7 @@ impl Drop for Running<'_> {
 }
 
 /// Locks; a thread that panicked meanwhile left a whole value, old or new.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -203,26 +279,48 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn require_profiling(backends: &[Arc<dyn Backend>]) -> Result<()> {
     let mut reasons = backends.iter().map(|each| each.require_profiling());
     match reasons.next() {
-        None => Err(no_jemalloc()),
+        None => Ok(()),
         Some(first) => first.or_else(|error| reasons.find_map(Result::ok).ok_or(error)),
     }
 }
 
-fn no_jemalloc() -> Error {
-    let error = Error::new(
-        ErrorKind::Unavailable,
-        "this process has no jemalloc that memprof can find",
-    );
-    if is_secure_execution() {
-        return error.remedy(
-            "it runs in secure-execution mode (AT_SECURE), in which the loader ignores LD_PRELOAD: \
-             start it without changing uid, or use /etc/ld.so.preload and /etc/malloc.conf",
-        );
+/// Does `work` with each of them, and returns what the operator should know. One that cannot is
+/// among it, unless it is of a kind that never has a profiler: beside one that has, it is no news.
+///
+/// # Errors
+/// Why the first cannot, when none can; or one refused.
+fn with_each(
+    backends: &[Arc<dyn Backend>],
+    work: impl Fn(&dyn Backend) -> Result<Vec<String>>,
+) -> Result<Vec<String>> {
+    let mut warnings = Vec::new();
+    let mut unable = None;
+    let mut is_done = false;
+    for backend in backends {
+        match work(&**backend) {
+            Ok(more) => {
+                warnings.extend(more);
+                is_done = true;
+            }
+            Err(error) if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Unavailable) => {
+                if backend.identity().kind.has_profiler() {
+                    warnings.push(with_remedy(&error));
+                }
+                unable.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
     }
-    error.remedy(
-        "start it with LD_PRELOAD=libjemalloc.so.2 and MALLOC_CONF=prof:true,prof_active:false; \
-         if jemalloc is linked in, do not strip the program, or export mallctl",
-    )
+    match unable {
+        Some(error) if !is_done => Err(error),
+        _ => Ok(warnings),
+    }
+}
+
+/// Why a process without jemalloc is refused what `only jemalloc` completes.
+fn only_jemalloc(has: &str) -> Error {
+    let message = format!("only jemalloc {has}, and this process has none that memprof can find");
+    Error::new(ErrorKind::Unsupported, message).remedy(use_jemalloc())
 }
 
 fn with_remedy(error: &Error) -> String {
@@ -232,6 +330,6 @@ fn with_remedy(error: &Error) -> String {
     }
 }
 
-fn rfc3339(time: SystemTime) -> String {
+pub(crate) fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }

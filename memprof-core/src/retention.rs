@@ -96,6 +96,7 @@ pub(crate) fn superfluous<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::ProfileKind;
 
     const DAY: u64 = 24 * 60 * 60;
     const MIB: u64 = 1 << 20;
@@ -109,6 +110,7 @@ mod tests {
             sequence: day as u32,
             random: 0,
             cause: None,
+            kind: ProfileKind::Heap,
         }
     }
 

@@ -1,19 +1,20 @@
-//! jemalloc's own figures.
+//! The allocators' own figures.
 
 use serde::Serialize;
 
+use crate::backend::Kind;
 use crate::error::Error;
 use crate::mallctl::Mallctl;
 use crate::printout::Printout;
 
-/// jemalloc's totals in bytes, in its own words (jemalloc(3), `stats.*`).
+/// An allocator's totals in bytes, in jemalloc's words (jemalloc(3), `stats.*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// What the program holds.
     pub allocated: u64,
     /// In pages that hold something.
     pub active: u64,
-    /// jemalloc's own.
+    /// The allocator's own.
     pub metadata: u64,
     /// In physical memory.
     pub resident: u64,
@@ -24,17 +25,31 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The sum of two jemallocs' totals.
+    /// The sum of two allocators' totals.
     pub(crate) fn plus(self, other: Self) -> Self {
+        // What an allocator says may be anything.
         Self {
-            allocated: self.allocated + other.allocated,
-            active: self.active + other.active,
-            metadata: self.metadata + other.metadata,
-            resident: self.resident + other.resident,
-            mapped: self.mapped + other.mapped,
-            retained: self.retained + other.retained,
+            allocated: self.allocated.saturating_add(other.allocated),
+            active: self.active.saturating_add(other.active),
+            metadata: self.metadata.saturating_add(other.metadata),
+            resident: self.resident.saturating_add(other.resident),
+            mapped: self.mapped.saturating_add(other.mapped),
+            retained: self.retained.saturating_add(other.retained),
         }
     }
+}
+
+/// What an allocator says that it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Totals {
+    /// It tells live memory from free.
+    Divided(Figures),
+    /// It does not.
+    Committed {
+        /// In pages that may be touched, in bytes.
+        committed: u64,
+    },
 }
 
 /// Reads a jemalloc's totals. The plugin provides it, because tikv-jemalloc-ctl, which it uses,
@@ -56,13 +71,16 @@ pub struct Readers {
 /// One allocator's figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// `jemalloc`.
-    pub kind: &'static str,
+    /// Which one.
+    pub kind: Kind,
     /// Its version.
     pub version: String,
     /// The totals; absent where the allocator keeps none.
     #[serde(flatten)]
-    pub figures: Option<Figures>,
-    /// What `malloc_stats_print` says; without other options, leaving single arenas out.
+    pub totals: Option<Totals>,
+    /// Why it does not tell them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What it prints of itself, or why it does not; jemalloc without single arenas unless asked.
     pub report: String,
 }

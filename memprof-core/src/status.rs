@@ -2,31 +2,92 @@
 
 use serde::Serialize;
 
+use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::Dump;
 use crate::gdump::GdumpStatus;
+use crate::unwinder::UnwinderStatus;
 use crate::watcher::WatchStatus;
 
 /// One allocator, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Allocator {
-    /// `jemalloc`.
-    pub kind: &'static str,
+    /// Which one.
+    pub kind: Kind,
     /// Its version.
     pub version: String,
     /// `host`, `dlsym` or the symbol table.
     pub found_by: String,
+    /// Serves this process's `malloc`.
+    pub owns_malloc: bool,
+    /// Samples now.
+    pub prof_active: bool,
+    /// Mean bytes between samples, where it can be profiled.
+    pub sample_interval: Option<u64>,
+    /// The messages that it takes.
+    pub can: Vec<&'static str>,
+    /// Why it cannot be profiled.
+    pub reason: Option<String>,
+    /// What would help.
+    pub remedy: Option<String>,
+    /// How a jemalloc was built and started.
+    #[serde(flatten)]
+    pub jemalloc: Option<JemallocOptions>,
+}
+
+/// How a jemalloc was built and started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct JemallocOptions {
     /// Compiled with profiling.
     pub config_prof: bool,
     /// Started with profiling.
     pub opt_prof: bool,
-    /// Samples now.
-    pub prof_active: bool,
     /// Samples in threads that start from now on.
     pub prof_thread_active_init: bool,
     /// log2 of the sample interval.
     pub lg_sample: Option<u64>,
-    /// Serves this process's `malloc`.
-    pub owns_malloc: bool,
+}
+
+impl Allocator {
+    pub(crate) fn of(backend: &dyn Backend) -> Self {
+        let identity = backend.identity();
+        let unavailable = backend.require_profiling().err();
+        Self {
+            kind: identity.kind,
+            version: identity.version.clone(),
+            found_by: identity.found_by.to_string(),
+            owns_malloc: identity.owns_malloc,
+            prof_active: backend.is_active(),
+            sample_interval: backend.sample_interval(),
+            can: abilities(backend),
+            reason: unavailable.as_ref().map(|error| error.message.clone()),
+            remedy: unavailable.map(|error| error.remedy),
+            jemalloc: backend.jemalloc().map(|jemalloc| JemallocOptions {
+                config_prof: jemalloc.config_prof,
+                opt_prof: jemalloc.opt_prof,
+                prof_thread_active_init: jemalloc.samples_new_threads(),
+                lg_sample: jemalloc.lg_sample(),
+            }),
+        }
+    }
+}
+
+fn abilities(backend: &dyn Backend) -> Vec<&'static str> {
+    let can_profile = backend.require_profiling().is_ok();
+    let jemalloc = backend.jemalloc();
+    let has_growth = backend.require_profile(ProfileKind::Growth).is_ok();
+    let has_threads = jemalloc.is_some_and(|jemalloc| jemalloc.has_background_threads);
+    [
+        ("activate", can_profile),
+        ("dump", can_profile),
+        ("dump kind=growth", has_growth),
+        ("reset", can_profile && jemalloc.is_some()),
+        ("stats", true),
+        ("purge", true),
+        ("background_thread", has_threads),
+    ]
+    .into_iter()
+    .filter_map(|(message, can)| can.then_some(message))
+    .collect()
 }
 
 /// The state of the profiler.
@@ -46,6 +107,8 @@ pub struct Status {
     pub sample_interval: Option<u64>,
     /// Every allocator of the process.
     pub allocators: Vec<Allocator>,
+    /// The file whose `malloc` serves the process, where that is none of them.
+    pub unknown_malloc: Option<String>,
     /// Where dumps are kept.
     pub dump_dir: String,
     /// How many are kept.
@@ -56,6 +119,8 @@ pub struct Status {
     pub watch: Vec<WatchStatus>,
     /// Dumps at high water, while they are on.
     pub gdump: Option<GdumpStatus>,
+    /// Who walks the stacks of samples.
+    pub unwinder: UnwinderStatus,
 }
 
 /// What `activate` and `deactivate` did.

@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
 
+use crate::backend::ProfileKind;
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hidden;
@@ -38,6 +39,8 @@ pub struct Kept {
     pub taken: String,
     /// The process that wrote it.
     pub pid: u32,
+    /// What it tells.
+    pub kind: ProfileKind,
     /// Why: `message`, `every`, `rss-above`, `rss-growth`, `cgroup-above`, `gdump` or `at-exit`;
     /// absent for a dump of an earlier version.
     pub trigger: Option<&'static str>,
@@ -255,6 +258,7 @@ impl Store {
             bytes: *bytes,
             taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
             pid: name.pid,
+            kind: name.kind,
             trigger: name.cause.map(|cause| cause.trigger),
             rss_bytes: name.cause.map(|cause| cause.rss_kib.saturating_mul(1024)),
         }
@@ -299,6 +303,7 @@ mod tests {
             sequence,
             random: 0xbeef,
             cause: None,
+            kind: ProfileKind::Heap,
         }
     }
 

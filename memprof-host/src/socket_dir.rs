@@ -106,13 +106,15 @@ pub fn check_parent(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The sockets in a directory: the hosts that may be running. A missing directory has none.
+/// The sockets in a directory: the hosts that may be running. A missing directory has none, and
+/// neither has a file of its name, which anybody may have put into /tmp.
 ///
 /// # Errors
 /// It cannot be read.
 pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    use io::ErrorKind::{NotADirectory, NotFound};
     let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(Vec::new()),
         entries => entries?,
     };
     let mut sockets = Vec::new();
@@ -193,5 +195,15 @@ mod tests {
         let link = parent.path().join("link");
         std::os::unix::fs::symlink("/etc", &link).unwrap();
         assert!(make_private(&link).is_err());
+    }
+
+    #[test]
+    fn what_is_no_directory_holds_no_socket() {
+        let parent = tempfile::tempdir().unwrap();
+        let file = parent.path().join("memprof-1000");
+        std::fs::write(&file, "").unwrap();
+        for path in [file, parent.path().join("missing")] {
+            assert_eq!(sockets(&path).unwrap(), Vec::<PathBuf>::new());
+        }
     }
 }

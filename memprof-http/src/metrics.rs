@@ -51,7 +51,9 @@ async fn figures(host: &Gateway) -> Result<Option<Value>> {
         .await
     {
         Ok(stats) => Ok(Some(stats)),
-        Err(problem) if matches!(&*problem.kind, "busy" | "unavailable") => Ok(None),
+        Err(problem) if matches!(&*problem.kind, "busy" | "unavailable" | "unsupported") => {
+            Ok(None)
+        }
         Err(problem) => Err(problem),
     }
 }

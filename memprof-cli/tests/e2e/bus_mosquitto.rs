@@ -17,7 +17,7 @@ impl Server for Mosquitto {
     const FUNCTION: &'static str = "mosquitto_main_loop";
     const ENV: &'static [(&'static str, &'static str)] =
         &[("LD_PRELOAD", "libjemalloc.so.2"), CONF];
-    const UNAVAILABLE: &'static str = "no jemalloc that memprof can find";
+    const UNAVAILABLE: &'static str = "has no profiler";
 
     fn start(load: &Load<'_>) -> Self {
         let place = tempfile::tempdir().unwrap();

@@ -34,7 +34,7 @@ impl Server for TrafficServer {
     const FUNCTION: &'static str = "EThread::execute";
     const ENV: &'static [(&'static str, &'static str)] =
         &[("LD_PRELOAD", "libjemalloc.so.2"), CONF];
-    const UNAVAILABLE: &'static str = "no jemalloc that memprof can find";
+    const UNAVAILABLE: &'static str = "has no profiler";
 
     fn start(load: &Load<'_>) -> Self {
         Self::start_by(as_its_user("traffic_manager"), "#-1", load)

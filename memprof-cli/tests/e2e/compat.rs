@@ -45,7 +45,7 @@ fn each_way(lines: impl Fn(&str, &Host)) {
     let host = Setup::of("rust_host").config(KEEP).start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(1 << 20);
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     lines(&server.address, &host);
 
     let host = Setup::of("rust_http").config(KEEP).start();
@@ -114,7 +114,7 @@ fn userver() {
 #[test]
 fn userver_without_profiling() {
     let host = Setup::without_profiling("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     for command in ["enable", "dump"] {
         let line = format!("-X POST H/service/jemalloc/prof/{command}");
         let got = curl(&server.address, &line).is(200);
@@ -339,7 +339,7 @@ fn brpc_hotspots() {
 #[test]
 fn brpc_without_profiling() {
     let host = Setup::without_profiling("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let off = "[E1002]Heap profiler is not enabled, (no MALLOC_CONF=prof:true in env)\n";
     for line in [
         "H/pprof/heap",
@@ -378,7 +378,9 @@ fn pictures_need_no_other_program() {
     let host = Setup::of("rust_host").start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(1 << 20);
-    let server = Server::start_with(&host.socket_dir(), &[], &[("PATH", "/nonexistent")]);
+    let socket = host.socket();
+    let args = ["-t", socket.to_str().unwrap()];
+    let server = Server::start_with(&host.socket_dir(), &args, &[("PATH", "/nonexistent")]);
     for display in ["svg", "flamegraph"] {
         let line = format!("H/pprof/heap?display={display}");
         check(&server.address, &line, 200, SVG, Has("grow_cache"));
@@ -413,7 +415,7 @@ fn libmtev() {
 #[test]
 fn libmtev_without_profiling_and_without_jemalloc() {
     let host = Setup::without_profiling("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let state = "opt.prof: false\n# needs MALLOC_CONF=\"prof:true\"\nprof.active: false\n\
                  prof.thread_active_init: false\n";
     check(
@@ -432,7 +434,7 @@ fn libmtev_without_profiling_and_without_jemalloc() {
     );
 
     let host = Setup::without_profiling("c_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let none = "libjemalloc is not loaded, cannot heap profile\n";
     check(&server.address, "H/mtev/heap_profile", 500, PLAIN, Is(none));
     check(&server.address, "H/mtev/memory.json", 200, JSON, Is("{}\n"));
@@ -507,7 +509,7 @@ fn greptimedb() {
 #[test]
 fn greptimedb_errors() {
     let host = Setup::without_profiling("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let off = "{\"error\":\"Memory profiling is not enabled\"}";
     let lines = [
         "-X POST H/debug/prof/mem",
@@ -567,7 +569,7 @@ fn groups_can_be_left_out() {
         ("go", "H/debug/pprof/cmdline"),
     ];
     for (name, _) in groups.iter().chain(&[("none", "")]) {
-        let server = Server::start(&host.socket_dir(), &["--compat", name]);
+        let server = Server::of(&host, &["--compat", name]);
         for (group, line) in groups {
             let status = if group == *name { 200 } else { 404 };
             curl(&server.address, line).is(status);

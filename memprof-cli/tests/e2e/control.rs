@@ -91,6 +91,27 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "dump",
         "path=/etc/passwd",
+        "unknown argument \"path\"; valid arguments: allocator, kind",
+    ),
+    ("dump", "kind=cpu", "valid kinds: heap, growth"),
+    (
+        "purge",
+        "allocator=x",
+        "valid allocators: jemalloc, tcmalloc, mimalloc, glibc",
+    ),
+    (
+        "activate",
+        "sample_interval=3KiB",
+        "sample_interval=\"3KiB\" is out of range",
+    ),
+    (
+        "activate",
+        "sample_interval=1KiB lg_sample=10",
+        "are the same; give one of them",
+    ),
+    (
+        "status",
+        "path=/etc/passwd",
         "unknown argument \"path\"; this message takes no arguments",
     ),
     ("dump", "now", "\"now\" is not of the form key=value"),
@@ -99,7 +120,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "deactivate",
         "for=10m",
-        "unknown argument \"for\"; this message takes no arguments",
+        "unknown argument \"for\"; valid arguments: allocator",
     ),
     ("status", "verbose=on", "unknown argument \"verbose\""),
     ("purge", "arena=1", "unknown argument \"arena\""),
@@ -162,7 +183,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "activate",
         "FOR=1s",
-        "unknown argument \"FOR\"; valid arguments: lg_sample",
+        "unknown argument \"FOR\"; valid arguments: allocator",
     ),
     (
         "reset",

@@ -141,8 +141,8 @@ fn activation_that_cannot_work_names_cause_and_remedy() {
     );
     check(
         Setup::without_profiling("c_host"),
-        "unavailable",
-        "this process has no jemalloc",
+        "unsupported",
+        "has no profiler",
         "LD_PRELOAD=libjemalloc.so.2",
     );
 }

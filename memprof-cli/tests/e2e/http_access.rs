@@ -38,7 +38,7 @@ fn only_what_is_allowed_passes() {
     let host = Setup::of("rust_host").start();
     let file = token_file(&host);
     let args = ["--token-file", &file, "--allow-host", "box.example"];
-    let server = Server::start(&host.socket_dir(), &args);
+    let server = Server::of(&host, &args);
     let port = server
         .address
         .trim_end_matches('/')
@@ -131,7 +131,7 @@ fn only_what_is_allowed_passes() {
 #[test]
 fn requests_that_name_two_servers_are_refused() {
     let host = Setup::of("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let check = |head: &str, expected: u16| {
         let request = format!("{head}Connection: close\r\n\r\n");
         assert_eq!(status(&server, &request), expected, "{request}");
@@ -155,7 +155,7 @@ fn requests_that_name_two_servers_are_refused() {
 #[test]
 fn a_link_from_elsewhere_opens_the_page_and_nothing_else() {
     let host = Setup::of("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let link = |path: &str| {
         let headers = "-H Sec-Fetch-Site:cross-site -H Sec-Fetch-Mode:navigate";
         curl(&server.address, &format!("{headers} H{path}")).status
@@ -169,7 +169,7 @@ fn a_link_from_elsewhere_opens_the_page_and_nothing_else() {
 #[test]
 fn changes_need_post() {
     let host = Setup::of("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     for message in [
         "activate",
         "deactivate",
@@ -195,7 +195,7 @@ fn every_reply_is_confined() {
     let host = Setup::of("rust_host").start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(1 << 20);
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let id = curl(&server.address, "-X POST H/api/v1/dump").json()["id"].clone();
     let id = id.as_str().unwrap();
     let dump = |format: &str| format!("H/api/v1/dumps/{id}?format={format}");
@@ -243,7 +243,7 @@ fn every_reply_is_confined() {
 #[test]
 fn a_body_that_is_too_large_is_refused() {
     let host = Setup::of("rust_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let file = host.place().join("body");
     fs::write(&file, vec![b'x'; 65 << 20]).unwrap();
     for path in [
@@ -339,7 +339,7 @@ fn hostile_names_are_text() {
     fs::write(&file, &dump).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
 
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let mut unescaped = 0;
     let formats = [
         "html",
@@ -395,7 +395,7 @@ fn ids_are_never_paths() {
     let host = Setup::of("rust_host").start();
     host.memprof("activate", &[]).exits(0);
     host.memprof("dump", &[]).exits(0);
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let ids = [
         "..%2f..%2fetc%2fpasswd",
         "%2fetc%2fpasswd",

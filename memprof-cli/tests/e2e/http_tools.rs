@@ -13,7 +13,7 @@ fn served(program: &str) -> (Host, Server) {
     let host = Setup::of(program).start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(4 << 20);
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     (host, server)
 }
 
@@ -122,7 +122,7 @@ fn a_token_in_the_path_lets_jeprof_in() {
     let file = host.place().join("token");
     write_private(&file, TOKEN);
     let args = ["--token-file", file.to_str().unwrap()];
-    let server = Server::start(&host.socket_dir(), &args);
+    let server = Server::of(&host, &args);
     let profile = format!("{}/t/{TOKEN}/pprof/heap", address_without_scheme(&server));
     let text = run(
         &host,
@@ -269,7 +269,7 @@ fn promtool_finds_nothing_wrong_with_the_metrics() {
 #[test]
 fn metrics_of_a_host_without_an_allocator() {
     let host = Setup::without_profiling("c_host").start();
-    let server = Server::start(&host.socket_dir(), &[]);
+    let server = Server::of(&host, &[]);
     let text = curl(&server.address, "H/metrics").is(200).text();
     assert!(text.contains("memprof_profiling_available 0\n"), "{text}");
     assert!(!text.contains("jemalloc_"), "{text}");

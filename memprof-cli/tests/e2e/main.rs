@@ -1,5 +1,5 @@
 //! The real thing: hosts, plugins and `memprof` as they lie in `target/dist`, over real sockets,
-//! with real jemalloc and stock jeprof.
+//! with real allocators and stock jeprof.
 
 mod curl;
 mod dist;
@@ -7,6 +7,7 @@ mod host;
 mod memprof;
 mod server;
 
+mod allocators;
 mod artifact;
 mod bus;
 mod bus_mosquitto;
@@ -25,4 +26,5 @@ mod operate;
 mod page;
 mod plugins;
 mod report;
+mod unwinder;
 mod watch;

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use crate::dist::dist;
+use crate::host::Host;
 
 /// A running server.
 #[derive(Debug)]
@@ -16,7 +17,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves the hosts whose sockets lie in `sockets`.
+    /// Serves this host alone, whatever else runs on the machine.
+    pub(crate) fn of(host: &Host, args: &[&str]) -> Self {
+        let socket = host.socket();
+        let target = ["-t", socket.to_str().unwrap()];
+        Self::start(&host.socket_dir(), &[&target, args].concat())
+    }
+
+    /// Serves the hosts whose sockets lie in `sockets`, and others that run.
     pub(crate) fn start(sockets: &Path, args: &[&str]) -> Self {
         Self::start_with(sockets, args, &[])
     }
@@ -28,8 +36,10 @@ impl Server {
     }
 
     /// One on a Unix socket.
-    pub(crate) fn at(sockets: &Path, path: &str) -> Self {
-        Self::spawn(sockets, &["--socket", path], &[])
+    pub(crate) fn at(host: &Host, path: &str) -> Self {
+        let socket = host.socket();
+        let args = ["--socket", path, "-t", socket.to_str().unwrap()];
+        Self::spawn(&host.socket_dir(), &args, &[])
     }
 
     fn spawn(sockets: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {

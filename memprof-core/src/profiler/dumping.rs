@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::{Profiler, lock, require_profiling, rfc3339};
-use crate::backend::Backend;
+use super::{Profiler, lock, rfc3339};
+use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::{Cause, DumpName};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,17 +17,32 @@ use crate::status::DumpReport;
 use crate::trigger::Trigger;
 
 impl Profiler {
-    /// Takes a dump of every allocator that profiles, and keeps it.
+    /// Takes a dump of every allocator that can, of those that `allocator` names, else of those
+    /// that are driven; and keeps it.
     ///
     /// # Errors
     /// `Busy` while another one runs; why profiling is not on; what the system refused.
-    pub fn dump(&self, trigger: Trigger) -> Result<DumpReport> {
+    pub fn dump(
+        &self,
+        allocator: Option<Kind>,
+        kind: ProfileKind,
+        trigger: Trigger,
+    ) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
         dump::require_memory()?;
         self.look_again();
-        let backends = self.backends();
-        require_profiling(&backends)?;
+        self.unwinder.tend();
+        let backends = self.driven(allocator)?;
+        let (able, unable): (Vec<_>, Vec<_>) = backends
+            .iter()
+            .map(|each| each.require_profile(kind).map(|()| each))
+            .partition(Result::is_ok);
+        if able.is_empty()
+            && let Some(Err(error)) = unable.into_iter().next()
+        {
+            return Err(error);
+        }
         let active_since = *lock(&self.active_since);
         let origin = Origin {
             program: self.settings.program.clone(),
@@ -37,11 +52,8 @@ impl Profiler {
             rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
-        for backend in backends
-            .iter()
-            .filter(|each| each.require_profiling().is_ok())
-        {
-            dumps.push(self.dump_one(Arc::clone(backend), origin.clone())?);
+        for backend in able.into_iter().flatten() {
+            dumps.push(self.dump_one(Arc::clone(backend), kind, origin.clone())?);
         }
         let largest = dumps
             .iter()
@@ -50,7 +62,10 @@ impl Profiler {
             .ok_or_else(|| Error::new(ErrorKind::Internal, "no allocator was dumped"))?;
         self.last_size.store(largest.bytes, Ordering::Relaxed);
         Ok(DumpReport {
-            warnings: explain(&dumps, active_since, SystemTime::now()),
+            warnings: match kind {
+                ProfileKind::Heap => explain(&dumps, active_since, SystemTime::now()),
+                ProfileKind::Growth => Vec::new(),
+            },
             largest,
             active_since: active_since.map(rfc3339),
             duration_ms: begun.elapsed().as_millis() as u64,
@@ -58,15 +73,20 @@ impl Profiler {
         })
     }
 
-    fn dump_one(&self, backend: Arc<dyn Backend>, origin: Origin) -> Result<Dump> {
-        let name = self.next_name(&origin)?;
+    fn dump_one(
+        &self,
+        backend: Arc<dyn Backend>,
+        kind: ProfileKind,
+        origin: Origin,
+    ) -> Result<Dump> {
+        let name = self.next_name(kind, &origin)?;
         let store = self.settings.store.clone();
         let last_size = self.last_size.load(Ordering::Relaxed);
         self.dumper
             .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
     }
 
-    fn next_name(&self, origin: &Origin) -> Result<DumpName> {
+    fn next_name(&self, kind: ProfileKind, origin: &Origin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
             .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
@@ -79,6 +99,7 @@ impl Profiler {
                 trigger: origin.trigger.word(),
                 rss_kib: rss / 1024,
             }),
+            kind,
         })
     }
 }

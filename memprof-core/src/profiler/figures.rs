@@ -4,71 +4,81 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Profiler, lock, no_jemalloc};
-use crate::backend::Backend;
+use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
+use crate::backend::{Backend, Kind, use_jemalloc};
 use crate::background::{self, Background};
 use crate::cgroup::Cgroup;
-use crate::doctor::{Finding, Severity, examine};
+use crate::doctor::{Facts, Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
 use crate::jemalloc::Jemalloc;
-use crate::ledger::{self, Earlier, Ledger, Resident};
-use crate::printout::PrintOptions;
+use crate::ledger::{self, Earlier, Heap, Ledger, Resident};
+use crate::printout::{PrintOptions, Printout};
 use crate::smaps::Smaps;
-use crate::stats::{Figures, Stats};
+use crate::stats::{Stats, Totals};
 use crate::status::Purged;
 
 /// A ledger is compared to the first one of the last hour.
 const COMPARED: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
-    /// The allocators' own figures, and what `malloc_stats_print` says under `options`.
+    /// The allocators' own figures, and what they print of themselves. `options` are jemalloc's,
+    /// so they leave the others out; `allocator` leaves out all of other kinds.
     ///
     /// # Errors
-    /// `Busy` while a dump runs, whose lock jemalloc's statistics would wait for.
-    pub fn stats(&self, options: Option<&PrintOptions>) -> Result<Vec<Stats>> {
+    /// `Busy` while a dump runs, whose lock jemalloc's statistics would wait for; none is left.
+    pub fn stats(
+        &self,
+        allocator: Option<Kind>,
+        options: Option<&PrintOptions>,
+    ) -> Result<Vec<Stats>> {
         let _running = self.begin_dump()?;
         self.look_again();
-        let backends = self.backends();
-        if backends.is_empty() {
-            return Err(no_jemalloc());
-        }
-        let read = |backend: &Arc<dyn Backend>| {
-            let identity = backend.identity();
-            Ok(Stats {
-                kind: identity.kind,
-                version: identity.version.clone(),
-                figures: backend.figures()?,
-                report: backend.report(options)?.into_text(),
-            })
+        let backends = match allocator {
+            None => self.backends(),
+            named => self.driven(named)?,
         };
-        backends.iter().map(read).collect()
+        let prints = |each: &&Arc<dyn Backend>| options.is_none() || each.jemalloc().is_some();
+        let printing: Vec<_> = backends.iter().filter(prints).collect();
+        if printing.is_empty() {
+            return Err(match backends.first() {
+                Some(first) => Error::new(
+                    ErrorKind::Unsupported,
+                    format!("opts are jemalloc's; {} has none", first.identity()),
+                )
+                .remedy("leave opts and format=json out"),
+                None => no_allocator(),
+            });
+        }
+        let stats = printing.into_iter().map(|each| stats(&**each, options));
+        Ok(stats.collect())
     }
 
     /// Where the resident memory is. At once, also while a dump runs: then with the totals that
     /// were read last.
     ///
     /// # Errors
-    /// `/proc/thread-self/status` cannot be read; an allocator refused.
+    /// `/proc/thread-self/status` cannot be read.
     pub fn ledger(&self) -> Result<Ledger> {
         let mut resident = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
-            let heap = self.heap()?;
-            *lock(&self.last_heap) = heap;
+            let heaps: Vec<_> = self.backends().iter().map(|each| heap(&**each)).collect();
             let before = resident.anonymous;
             resident = self.resident()?;
             // Pages that came or went meanwhile are no untouched ones.
             let most = before.max(resident.anonymous);
-            let untouched = heap.map_or(0, |heap| ledger::untouched(most, &heap));
+            let untouched = ledger::untouched(most, &heaps);
+            *lock(&self.last_heaps) = heaps;
             // Beside other memory it does not show: so the most that was ever seen.
             self.untouched.fetch_max(untouched, Ordering::Relaxed);
         }
-        let heap = *lock(&self.last_heap);
+        let heaps = lock(&self.last_heaps).clone();
         let untouched = self.untouched.load(Ordering::Relaxed);
-        let earlier = heap.and_then(|heap| self.earlier(heap.allocated));
+        let allocated = (!heaps.is_empty()).then(|| ledger::divided(&heaps).allocated);
+        let earlier = allocated.and_then(|allocated| self.earlier(allocated));
         let cgroup = Cgroup::of_this_process();
         Ok(ledger::reconcile(
-            resident, heap, untouched, earlier, cgroup,
+            resident, heaps, untouched, earlier, cgroup,
         ))
     }
 
@@ -98,16 +108,6 @@ impl Profiler {
         earlier
     }
 
-    /// The sum over all allocators that keep figures.
-    fn heap(&self) -> Result<Option<Figures>> {
-        let backends = self.backends();
-        let figures: Vec<Figures> = backends
-            .iter()
-            .filter_map(|each| each.figures().transpose())
-            .collect::<Result<_>>()?;
-        Ok(figures.into_iter().reduce(Figures::plus))
-    }
-
     fn resident(&self) -> Result<Resident> {
         const STATUS: &str = "/proc/thread-self/status";
         let status = std::fs::read_to_string(STATUS)
@@ -121,33 +121,36 @@ impl Profiler {
     pub fn doctor(&self) -> Vec<Finding> {
         self.look_again();
         let backends = self.backends();
-        let jemallocs = jemallocs(&backends);
         let running = self.begin_dump();
         let allocated = |jemalloc: &Jemalloc| {
             if running.is_err() {
                 return None;
             }
             // A jemalloc that refuses its figures is told of by `stats`.
-            let figures = jemalloc.figures().ok().flatten();
-            figures.map(|figures| figures.allocated)
+            match jemalloc.totals() {
+                Ok(Some(Totals::Divided(figures))) => Some(figures.allocated),
+                _ => None,
+            }
         };
-        let mut findings = examine(&gather(&jemallocs, allocated, &self.settings.store));
+        let facts = Facts {
+            given_up_walks: self.unwinder.given_up(),
+            ..gather(&backends, self.stranger(), allocated, &self.settings.store)
+        };
+        let mut findings = examine(&facts);
         findings.sort_by_key(|finding| finding.severity != Severity::Error);
         findings
     }
 
-    /// Gives all free pages back to the kernel.
+    /// Gives all free pages back to the kernel, of the allocators that `allocator` names, else of
+    /// those that are driven.
     ///
     /// # Errors
     /// `Busy` while a dump runs; no allocator; it refused.
-    pub fn purge(&self) -> Result<Purged> {
+    pub fn purge(&self, allocator: Option<Kind>) -> Result<Purged> {
         let _running = self.begin_dump()?;
-        let backends = self.backends();
-        if backends.is_empty() {
-            return Err(no_jemalloc());
-        }
+        let backends = self.driven(allocator)?;
         let before = self.resident()?.anonymous;
-        backends.iter().try_for_each(|each| each.purge())?;
+        with_each(&backends, |each| each.purge().map(|()| Vec::new()))?;
         let after = self.resident()?.anonymous;
         Ok(Purged {
             anonymous_before_bytes: before,
@@ -173,7 +176,8 @@ impl Profiler {
         let able = |jemalloc: &&Jemalloc| background::require(jemalloc).is_ok();
         let with_threads: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if with_threads.is_empty() {
-            let first = jemallocs.first().ok_or_else(no_jemalloc)?;
+            let none = || only_jemalloc("has background threads");
+            let first = jemallocs.first().ok_or_else(none)?;
             background::require(first)?;
         }
         if let Some(max) = max {
@@ -184,6 +188,47 @@ impl Profiler {
         let switch = |jemalloc: &Jemalloc| background::switch(jemalloc, on, max);
         with_threads.into_iter().map(switch).collect()
     }
+}
+
+/// One that does not answer is told of in place of its figures.
+fn stats(backend: &dyn Backend, options: Option<&PrintOptions>) -> Stats {
+    let told = |error: Error| with_remedy(&error) + "\n";
+    let Heap {
+        kind,
+        version,
+        totals,
+        error,
+        ..
+    } = heap(backend);
+    Stats {
+        kind,
+        version,
+        totals,
+        error,
+        report: backend
+            .report(options)
+            .map_or_else(told, Printout::into_text),
+    }
+}
+
+fn heap(backend: &dyn Backend) -> Heap {
+    let identity = backend.identity();
+    let totals = backend.totals();
+    Heap {
+        kind: identity.kind,
+        version: identity.version.clone(),
+        owns_malloc: identity.owns_malloc,
+        error: totals.as_ref().err().map(with_remedy),
+        totals: totals.unwrap_or_default(),
+    }
+}
+
+fn no_allocator() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "this process has no allocator that memprof can find",
+    )
+    .remedy(use_jemalloc())
 }
 
 pub(super) fn jemallocs(backends: &[Arc<dyn Backend>]) -> Vec<&Jemalloc> {

@@ -1,7 +1,7 @@
 //! The latest sampled allocations.
 
 use super::figures::jemallocs;
-use super::{Profiler, no_jemalloc};
+use super::{Profiler, only_jemalloc};
 use crate::error::Result;
 use crate::jemalloc::Jemalloc;
 use crate::recent::{self, Recent};
@@ -17,7 +17,8 @@ impl Profiler {
         self.look_again();
         let backends = self.backends();
         let jemallocs = jemallocs(&backends);
-        let first = jemallocs.first().ok_or_else(no_jemalloc)?;
+        let none = || only_jemalloc("keeps its latest allocations");
+        let first = jemallocs.first().ok_or_else(none)?;
         let able = |jemalloc: &&Jemalloc| recent::require(jemalloc, max).is_ok();
         let able: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if able.is_empty() {

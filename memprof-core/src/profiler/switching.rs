@@ -3,37 +3,49 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{Profiler, lock, require_profiling, with_remedy};
+use super::figures::jemallocs;
+use super::{Profiler, lock, require_profiling, with_each, with_remedy};
+use crate::backend::Kind;
 use crate::error::Result;
 use crate::interval::SampleInterval;
 use crate::lease::Lease;
 use crate::status::Activation;
+use crate::unwinder::{Tick, UnwinderChoice};
+
+/// What to activate, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ActivateOptions {
+    /// Those of that kind; else those that are driven.
+    pub allocator: Option<Kind>,
+    /// To set one may drop the samples so far.
+    pub interval: Option<SampleInterval>,
+    /// It ends by itself after so long. Without, it lasts, also where one with it is running.
+    pub duration: Option<Duration>,
+    /// Who walks the stacks until it ends; else as configured.
+    pub unwinder: Option<UnwinderChoice>,
+}
 
 impl Profiler {
-    /// Starts sampling in every allocator that can. `interval` may drop the samples so far;
-    /// `duration` is when it ends by itself. An activation without it lasts, also where one with
-    /// it is running.
+    /// Starts sampling in every allocator that can.
     ///
     /// # Errors
     /// Why none of them can, with the remedy for this process.
-    pub fn activate(
-        self: &Arc<Self>,
-        interval: Option<SampleInterval>,
-        duration: Option<Duration>,
-    ) -> Result<Activation> {
+    pub fn activate(self: &Arc<Self>, options: ActivateOptions) -> Result<Activation> {
+        let ActivateOptions {
+            allocator,
+            interval,
+            duration,
+            unwinder,
+        } = options;
         self.look_again();
-        let backends = self.backends();
+        let backends = self.driven(allocator)?;
         require_profiling(&backends)?;
-        let mut warnings = Vec::new();
         let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
-        for backend in backends.iter() {
-            match backend.require_profiling() {
-                Ok(()) => warnings.extend(backend.activate(interval)?),
-                Err(error) => warnings.push(with_remedy(&error)),
-            }
-        }
+        let mut warnings = self.unwinder.install(&jemallocs(&backends), unwinder);
+        self.set_tick()?;
+        warnings.extend(with_each(&backends, |each| each.activate(interval))?);
         since.get_or_insert_with(SystemTime::now);
         drop(since);
         warnings.dedup();
@@ -47,40 +59,54 @@ impl Profiler {
         })
     }
 
-    /// Stops sampling. What was sampled stays, and frees are still counted.
+    /// Stops sampling, in every allocator unless `allocator` names some. What was sampled stays,
+    /// and frees are still counted.
     ///
     /// # Errors
-    /// An allocator refused.
-    pub fn deactivate(&self) -> Result<Activation> {
-        let backends = self.backends();
+    /// An allocator refused; there is none of that name.
+    pub fn deactivate(&self, allocator: Option<Kind>) -> Result<Activation> {
+        let backends = match allocator {
+            None => self.backends(),
+            named => self.driven(named)?,
+        };
         let mut since = lock(&self.active_since);
-        backends.iter().try_for_each(|each| each.deactivate())?;
-        *since = None;
+        // All of them, also where the first refuses.
+        let refusals: Vec<_> = backends
+            .iter()
+            .filter_map(|each| each.deactivate().err())
+            .collect();
+        if !self.is_active() {
+            self.unwinder.remove();
+            *lock(&self.tick) = None;
+            *since = None;
+        }
         drop(since);
+        if let Some(refusal) = refusals.into_iter().next() {
+            return Err(refusal);
+        }
         self.set_lease(None);
-        let unavailable = require_profiling(&backends).err();
-        let warnings = unavailable.iter().map(with_remedy).collect();
+        let unavailable = self.unavailable();
         Ok(Activation {
+            warnings: unavailable.iter().map(with_remedy).collect(),
             status: self.status(),
-            warnings,
         })
     }
 
-    /// Drops all samples in every allocator that profiles, and sets the sample interval where
-    /// `interval` is given.
+    /// Drops all samples in every allocator that profiles and can, and sets the sample interval
+    /// where `interval` is given. `allocator` as for [`activate`](Self::activate).
     ///
     /// # Errors
-    /// `Busy` while a dump runs; why profiling is not on.
-    pub fn reset(&self, interval: Option<SampleInterval>) -> Result<Activation> {
+    /// `Busy` while a dump runs; why profiling is not on, or samples cannot be dropped.
+    pub fn reset(
+        &self,
+        allocator: Option<Kind>,
+        interval: Option<SampleInterval>,
+    ) -> Result<Activation> {
         let running = self.begin_dump()?;
-        let backends = self.backends();
-        require_profiling(&backends)?;
-        let mut able = backends
-            .iter()
-            .filter(|each| each.require_profiling().is_ok());
-        able.try_for_each(|each| each.reset(interval))?;
+        let backends = self.driven(allocator)?;
+        let mut warnings = with_each(&backends, |each| each.reset(interval).map(|()| Vec::new()))?;
         drop(running);
-        let warnings = vec!["all samples so far were dropped".to_owned()];
+        warnings.push("all samples so far were dropped".to_owned());
         Ok(Activation {
             status: self.status(),
             warnings,
@@ -94,11 +120,26 @@ impl Profiler {
             let Some(profiler) = profiler.upgrade() else {
                 return;
             };
-            match profiler.deactivate() {
+            match profiler.deactivate(None) {
                 Ok(_) => log::info!("profiling is inactive: its time is over"),
                 Err(error) => log::error!("profiling could not be ended in time: {error}"),
             }
         })
+    }
+
+    /// Looks after our walk while it is installed.
+    fn set_tick(self: &Arc<Self>) -> Result<()> {
+        let is_needed = self.unwinder.is_ours();
+        // Weak: a thread must not keep the profiler of a host that ends.
+        let profiler = Arc::downgrade(self);
+        let work = move || {
+            profiler.upgrade().is_some_and(|profiler| {
+                profiler.unwinder.tend();
+                profiler.unwinder.is_ours()
+            })
+        };
+        *lock(&self.tick) = is_needed.then(|| Tick::start(work)).transpose()?;
+        Ok(())
     }
 
     fn set_lease(&self, lease: Option<Lease>) {

@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::figures::jemallocs;
+use super::switching::ActivateOptions;
 use super::{Profiler, lock, require_profiling};
+use crate::backend::ProfileKind;
 use crate::cgroup::Cgroup;
 use crate::error::{ErrorKind, Result};
 use crate::gdump::{GdumpLimits, GdumpStatus};
@@ -96,7 +98,7 @@ impl Profiler {
         let begun = Instant::now();
         let trigger = Trigger::Rule(Condition::AtExit, rss().unwrap_or(0));
         loop {
-            match self.dump(trigger) {
+            match self.dump(None, ProfileKind::Heap, trigger) {
                 Err(error) if error.kind == ErrorKind::Busy && begun.elapsed() < EXIT_PATIENCE => {
                     thread::sleep(EXIT_TICK);
                 }
@@ -137,14 +139,14 @@ impl Profiler {
 
     fn act(self: &Arc<Self>, due: Due) -> Outcome {
         if due.activate && self.status().profiling == "inactive" {
-            match self.activate(None, None) {
+            match self.activate(ActivateOptions::default()) {
                 Ok(_) => log::info!("profiling is active: {}", due.trigger),
                 Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
                 Err(error) => log::error!("{}: {error}", due.trigger),
             }
             return Outcome::Activated;
         }
-        match self.dump(due.trigger) {
+        match self.dump(None, ProfileKind::Heap, due.trigger) {
             Ok(report) => log_dump(&report, &due.trigger),
             Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
             Err(error) => log::error!("{}: {error}", due.trigger),

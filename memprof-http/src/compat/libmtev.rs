@@ -30,7 +30,8 @@ const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemal
 
 async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
     let allocators = host.tell("status", &[]).await?["allocators"].take();
-    if allocators.as_array().is_none_or(Vec::is_empty) {
+    let mut kinds = allocators.as_array().into_iter().flatten();
+    if !kinds.any(|each| each["kind"] == "jemalloc") {
         let why = "libjemalloc is not loaded, cannot heap profile\n";
         return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], why).into_response());
     }

@@ -1,12 +1,13 @@
 //! The messages of `memory_profile`, one function each.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use memprof_core::{
-    Activation, ErrorKind, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Severity,
-    Trigger,
+    ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
+    SampleInterval, Settings, Severity, Trigger,
 };
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
@@ -19,12 +20,14 @@ use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::stats_format::StatsFormat;
 use crate::text::{
-    activation_text, background_text, dump_text, findings_text, gdump_text, kept_text, ledger_text,
-    purged_text, stats_text, status_text,
+    abilities_text, activation_text, background_text, dump_text, findings_text, gdump_text,
+    kept_text, ledger_text, purged_text, stats_text, status_text,
 };
 
-/// The content type of a dump.
-const HEAP_PROFILE: &str = "application/x-jemalloc-heap-profile";
+/// The content type of jemalloc's dumps.
+const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
+/// The content type of tcmalloc's, which begin with other words.
+const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
 /// The plugin: the profiler of this process.
 pub(crate) struct MemoryProfile {
@@ -37,19 +40,23 @@ impl Plugin for MemoryProfile {
     const MESSAGES: &'static [Message] = &[
         Message::new(
             "activate",
-            "[for=10m] [lg_sample=10..24]",
-            "Starts sampling allocations; with for, it ends by itself.",
+            "[for=10m] [sample_interval=512KiB | lg_sample=10..24] [allocator=NAME] [unwinder=auto|ours|allocator]",
+            "Starts sampling allocations; with for, it ends by itself; unwinder tells who walks the stacks.",
         ),
-        Message::new("deactivate", "", "Stops sampling; what was sampled stays."),
+        Message::new(
+            "deactivate",
+            "[allocator=NAME]",
+            "Stops sampling; what was sampled stays.",
+        ),
         Message::new(
             "dump",
-            "",
+            "[kind=heap|growth] [allocator=NAME]",
             "Takes a heap profile and keeps it in the dump directory.",
         ),
         Message::new(
             "stats",
-            "[opts=Jgmdablxeh] [format=text|json] [log=on|off]",
-            "Returns the allocator's figures, and prints them to the host's log.",
+            "[opts=Jgmdablxeh] [format=text|json] [log=on|off] [allocator=NAME]",
+            "Returns the allocators' figures, and prints them to the host's log.",
         ),
         Message::new(
             "status",
@@ -63,7 +70,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "purge",
-            "",
+            "[allocator=NAME]",
             "Gives the allocator's free pages back to the kernel.",
         ),
         Message::new(
@@ -73,7 +80,7 @@ impl Plugin for MemoryProfile {
         ),
         Message::new(
             "reset",
-            "[lg_sample=10..24]",
+            "[sample_interval=512KiB | lg_sample=10..24] [allocator=NAME]",
             "Drops all samples; sets the sample interval.",
         ),
         Message::new(
@@ -108,6 +115,7 @@ impl Plugin for MemoryProfile {
                     figures: read_figures,
                     report: read_report,
                 },
+                unwinder: config.unwinder(),
             },
             SystemTime::now(),
         ));
@@ -121,7 +129,13 @@ impl Plugin for MemoryProfile {
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
             let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
-            match interval.and_then(|interval| profiler.activate(interval, None)) {
+            let activate = |interval| {
+                profiler.activate(ActivateOptions {
+                    interval,
+                    ..ActivateOptions::default()
+                })
+            };
+            match interval.and_then(activate) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
@@ -143,19 +157,36 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let interval = take_interval(&mut args)?;
-                let duration = take_duration(&mut args)?;
+                let options = take_activate_options(&mut args)?;
                 args.finish()?;
-                let activation = self
-                    .profiler
-                    .activate(interval, duration)
-                    .map_err(failure)?;
+                let activation = self.profiler.activate(options).map_err(failure)?;
                 activated(reply, activation)
             }
+            "deactivate" => {
+                let allocator = take_allocator(&mut args)?;
+                args.finish()?;
+                activated(reply, self.profiler.deactivate(allocator).map_err(failure)?)
+            }
+            "dump" => {
+                let allocator = take_allocator(&mut args)?;
+                let kind = args.take("kind");
+                args.finish()?;
+                let kind = kind.as_deref().map(ProfileKind::parse).transpose();
+                self.dump(allocator, kind.map_err(failure)?.unwrap_or_default(), reply)
+            }
+            "purge" => {
+                let allocator = take_allocator(&mut args)?;
+                args.finish()?;
+                self.purge(allocator, reply)
+            }
             "reset" => {
+                let allocator = take_allocator(&mut args)?;
                 let interval = take_interval(&mut args)?;
                 args.finish()?;
-                activated(reply, self.profiler.reset(interval).map_err(failure)?)
+                activated(
+                    reply,
+                    self.profiler.reset(allocator, interval).map_err(failure)?,
+                )
             }
             "background_thread" => {
                 let on = take_switch(&mut args, "state")?;
@@ -178,12 +209,13 @@ impl Plugin for MemoryProfile {
                 self.recent(max, reply)
             }
             "stats" => {
+                let allocator = take_allocator(&mut args)?;
                 let opts = args.take("opts");
                 let format = args.take("format");
                 let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
                 args.finish()?;
                 let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
-                self.stats(&format, is_logged, reply)
+                self.stats(allocator, &format, is_logged, reply)
             }
             "fetch" => {
                 let id = args.require("id")?;
@@ -193,10 +225,7 @@ impl Plugin for MemoryProfile {
             name => {
                 args.finish()?;
                 match name {
-                    "deactivate" => activated(reply, self.profiler.deactivate().map_err(failure)?),
-                    "purge" => self.purge(reply),
                     "doctor" => self.doctor(reply),
-                    "dump" => self.dump(reply),
                     "status" => self.status(reply),
                     "list" => self.list(reply),
                     "help" => help(reply),
@@ -214,14 +243,22 @@ impl Drop for MemoryProfile {
 }
 
 impl MemoryProfile {
-    fn dump(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let report = self.profiler.dump(Trigger::Message).map_err(|error| {
-            // What the system refuses is for whoever runs the host, not only for who asked.
-            if error.kind == ErrorKind::Io {
-                log::warn!("{error}");
-            }
-            failure(error)
-        })?;
+    fn dump(
+        &self,
+        allocator: Option<Kind>,
+        kind: ProfileKind,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
+        let report = self
+            .profiler
+            .dump(allocator, kind, Trigger::Message)
+            .map_err(|error| {
+                // What the system refuses is for whoever runs the host, not only for who asked.
+                if error.kind == ErrorKind::Io {
+                    log::warn!("{error}");
+                }
+                failure(error)
+            })?;
         let text = dump_text(&report);
         log::info!("{text}");
         ok(reply, &text, &report)
@@ -229,13 +266,14 @@ impl MemoryProfile {
 
     fn stats(
         &self,
+        allocator: Option<Kind>,
         format: &StatsFormat,
         is_logged: bool,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
         let stats = self
             .profiler
-            .stats(format.options.as_ref())
+            .stats(allocator, format.options.as_ref())
             .map_err(failure)?;
         let text: String = stats.iter().map(stats_text).collect();
         if is_logged {
@@ -247,8 +285,8 @@ impl MemoryProfile {
         ok(reply, &text, json!({ "allocators": stats }))
     }
 
-    fn purge(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let purged = self.profiler.purge().map_err(failure)?;
+    fn purge(&self, allocator: Option<Kind>, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        let purged = self.profiler.purge(allocator).map_err(failure)?;
         let text = purged_text(&purged);
         log::info!("{text}");
         ok(reply, &text, purged)
@@ -317,7 +355,8 @@ impl MemoryProfile {
 
     fn status(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let status = self.profiler.status();
-        ok(reply, &status_text(&status), status)
+        let text = status_text(&status) + &abilities_text(&status);
+        ok(reply, &text, status)
     }
 
     fn list(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -328,21 +367,33 @@ impl MemoryProfile {
 
     fn fetch(&self, id: &str, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let mut dump = self.profiler.fetch(id).map_err(failure)?;
-        reply.begin(HEAP_PROFILE)?;
+        let unreadable =
+            |error| Failure::new(MEMPROF_IO, format!("failed to read dump {id}: {error}"));
         let mut chunk = vec![0; 64 * 1024];
-        loop {
-            match dump.read(&mut chunk) {
-                Ok(0) => return Ok(()),
-                Ok(length) => reply.write(&chunk[..length])?,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    return Err(Failure::new(
-                        MEMPROF_IO,
-                        format!("failed to read dump {id}: {error}"),
-                    ));
-                }
-            }
+        let mut length = read(&mut dump, &mut chunk).map_err(unreadable)?;
+        reply.begin(content_type(&chunk[..length]))?;
+        while length > 0 {
+            reply.write(&chunk[..length])?;
+            length = read(&mut dump, &mut chunk).map_err(unreadable)?;
         }
+        Ok(())
+    }
+}
+
+fn read(dump: &mut File, chunk: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match dump.read(chunk) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
+fn content_type(start: &[u8]) -> &'static str {
+    if start.starts_with(b"heap profile:") {
+        TCMALLOC_PROFILE
+    } else {
+        JEMALLOC_PROFILE
     }
 }
 
@@ -366,9 +417,33 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     ok(reply, &text, activation)
 }
 
+fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
+    let unwinder = args.take("unwinder").map(|word| word.parse());
+    Ok(ActivateOptions {
+        allocator: take_allocator(args)?,
+        interval: take_interval(args)?,
+        duration: take_duration(args)?,
+        unwinder: unwinder.transpose().map_err(failure)?,
+    })
+}
+
+fn take_allocator(args: &mut Arguments) -> Result<Option<Kind>, Failure> {
+    let name = args.take("allocator");
+    let kind = name.as_deref().map(Kind::parse).transpose();
+    kind.map_err(failure)
+}
+
+/// `sample_interval` in bytes, or its log2, as jemalloc's own options give it.
 fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
     let lg_sample = take_number(args, "lg_sample")?;
-    let interval = lg_sample.map(SampleInterval::from_lg).transpose();
+    let interval = match (args.take("sample_interval"), lg_sample) {
+        (Some(_), Some(_)) => {
+            let message = "sample_interval and lg_sample are the same; give one of them";
+            return Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message));
+        }
+        (Some(size), None) => SampleInterval::parse(&size).map(Some),
+        (None, lg_sample) => lg_sample.map(SampleInterval::from_lg).transpose(),
+    };
     interval.map_err(failure)
 }
 

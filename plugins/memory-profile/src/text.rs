@@ -1,8 +1,8 @@
 //! What a person reads of a reply.
 
 use memprof_core::{
-    Activation, Background, DumpReport, Finding, GdumpStatus, Gdumping, Kept, Ledger, Purged,
-    Severity, Stats, Status,
+    Activation, Allocator, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping, Heap,
+    Kept, Ledger, ProfileKind, Purged, Severity, Stats, Status, Totals,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
@@ -11,12 +11,13 @@ pub(crate) fn activation_text(activation: &Activation) -> String {
 
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
-    let text = format!(
-        "dumped {} stacks, about {} in use, to {}",
-        dump.stacks,
-        bytes(dump.estimated_inuse_bytes),
-        dump.path.display()
-    );
+    let amount = bytes(dump.estimated_inuse_bytes);
+    let amount = match dump.kind {
+        ProfileKind::Heap => format!("about {amount} in use"),
+        ProfileKind::Growth => format!("{amount} of growth"),
+    };
+    let (stacks, path) = (dump.stacks, dump.path.display());
+    let text = format!("dumped {stacks} stacks, {amount}, to {path}");
     joined(text, &report.warnings)
 }
 
@@ -42,7 +43,28 @@ fn profiling_text(status: &Status) -> String {
     if let Some(until) = &status.active_until {
         text += &format!(", until {until}");
     }
+    if status.active_since.is_some() {
+        let walkers = status.unwinder.walkers.iter();
+        text.extend(walkers.map(|each| match (each.walker, &each.reason) {
+            ("ours", _) => ", stacks walked by memprof".to_owned(),
+            (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
+            (_, None) => ", stacks walked by the allocator".to_owned(),
+        }));
+    }
     joined(text, status.reason.iter().chain(&status.remedy))
+}
+
+/// Which messages each allocator takes.
+pub(crate) fn abilities_text(status: &Status) -> String {
+    let line = |allocator: &Allocator| {
+        let version = allocator.version.split('-').next().unwrap_or_default();
+        let name = format!("{} {version}", allocator.kind);
+        let owner = if allocator.owns_malloc { "malloc" } else { "" };
+        format!("\n  {name:<18} {owner:<6}  {}", allocator.can.join(", "))
+    };
+    let unknown = status.unknown_malloc.iter();
+    let unknown = unknown.map(|path| format!("\n  {path:<18} malloc  (unknown to memprof)"));
+    status.allocators.iter().map(line).chain(unknown).collect()
 }
 
 pub(crate) fn status_text(status: &Status) -> String {
@@ -140,6 +162,9 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
         .map(|row| line(row.name, row.bytes))
         .collect();
     let mut text = rows + &line("rss", ledger.rss_bytes);
+    for heap in &ledger.allocators {
+        text += &heap_text(heap);
+    }
     if let Some(cgroup) = ledger.cgroup {
         let limit = cgroup.limit_bytes.map_or("none".to_owned(), bytes);
         text += &format!(
@@ -164,11 +189,39 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
     text
 }
 
+/// `tcmalloc 2.10: 12.3 MiB live of 14.0 MiB resident`.
+fn heap_text(heap: &Heap) -> String {
+    let holds = match (&heap.totals, &heap.error) {
+        (Some(Totals::Divided(figures)), _) => {
+            let (live, resident) = (bytes(figures.allocated), bytes(figures.resident));
+            format!("{live} live of {resident} resident")
+        }
+        (Some(Totals::Committed { committed }), _) => {
+            let committed = bytes(*committed);
+            format!("at most {committed}; it does not tell live memory from free")
+        }
+        (None, Some(error)) => error.clone(),
+        (None, None) => "it keeps no count".to_owned(),
+    };
+    let owner = if heap.owns_malloc { " (malloc)" } else { "" };
+    format!("{} {}{owner}: {holds}\n", heap.kind, heap.version)
+}
+
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
-    let Some(figures) = &stats.figures else {
-        return head + "no figures: this jemalloc was built without statistics\n" + &stats.report;
+    let figures = match (&stats.totals, &stats.error) {
+        (Some(Totals::Divided(figures)), _) => figures_text(figures),
+        (Some(Totals::Committed { committed }), _) => line_text("committed", *committed),
+        (None, Some(error)) => format!("no figures: {error}\n"),
+        (None, None) => format!(
+            "no figures: this {} was built without statistics\n",
+            stats.kind
+        ),
     };
+    head + &figures + &stats.report
+}
+
+fn figures_text(figures: &Figures) -> String {
     let lines = [
         ("allocated", figures.allocated),
         ("active", figures.active),
@@ -177,8 +230,12 @@ pub(crate) fn stats_text(stats: &Stats) -> String {
         ("mapped", figures.mapped),
         ("retained", figures.retained),
     ]
-    .map(|(name, value)| format!("{name:<10} {value:>16}  {}\n", bytes(value)));
-    head + &lines.concat() + &stats.report
+    .map(|(name, value)| line_text(name, value));
+    lines.concat()
+}
+
+fn line_text(name: &str, value: u64) -> String {
+    format!("{name:<10} {value:>16}  {}\n", bytes(value))
 }
 
 fn joined<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {

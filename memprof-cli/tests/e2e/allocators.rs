@@ -1,0 +1,391 @@
+//! Allocators other than jemalloc: real ones of Debian's, and some that lie.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::dist::{dist, source, tool_text};
+use crate::host::{Host, PATIENCE, Setup};
+use crate::memprof::{Run, memprof};
+
+fn host_under(program: &str, preload: &str) -> Host {
+    let setup = Setup::without_profiling(program);
+    match preload {
+        "" => setup.start(),
+        library => setup.env("LD_PRELOAD", library).start(),
+    }
+}
+
+/// The allocators that `status` tells, as `kind owns_malloc: messages`.
+fn allocators(host: &Host) -> Vec<String> {
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    let words = |list: &Value| {
+        let words = list.as_array().unwrap().iter();
+        words
+            .map(|word| word.as_str().unwrap())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let describe = |allocator: &Value| {
+        let (kind, owns) = (&allocator["kind"], &allocator["owns_malloc"]);
+        let kind = kind.as_str().unwrap();
+        format!("{kind} {owns}: {}", words(&allocator["can"]))
+    };
+    let all = status["allocators"].as_array().unwrap();
+    all.iter().map(describe).collect()
+}
+
+/// The share of all bytes that `function` and what it calls have, by `memprof report`.
+fn reported_percent(dump: &Path, function: &str) -> f64 {
+    let args = ["report", "--format", "json", dump.to_str().unwrap()];
+    let report = memprof(dump, &args).exits(0).json();
+    let functions = report["functions"].as_array().unwrap();
+    let row = functions.iter().find(|row| row["name"] == function);
+    let total = report["totals"]["inuse_space"].as_f64().unwrap();
+    row.map_or(0.0, |row| row["cum"].as_f64().unwrap() / total * 100.0)
+}
+
+/// A profile of growth in which `function` is: the heap grows by the MiB, under whichever
+/// function needs the next one.
+fn growth_with(host: &Host, function: &str) -> PathBuf {
+    let begun = Instant::now();
+    loop {
+        let growth = host.memprof("dump", &["--json", "kind=growth"]).exits(0);
+        let growth = growth.json();
+        assert_eq!(growth["kind"], "growth", "{growth}");
+        let path = PathBuf::from(growth["path"].as_str().unwrap());
+        if reported_percent(&path, function) > 0.0 {
+            return path;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{function} is not in {growth}");
+    }
+}
+
+/// The same by Google's own tool.
+fn pprof_percent(program: &str, dump: &Path, function: &str) -> f64 {
+    let mut pprof = Command::new("google-pprof");
+    pprof.args(["--text", "--cum", "--show_bytes"]);
+    pprof.arg(dist("examples").join(program)).arg(dump);
+    let report = tool_text("google-perftools", &mut pprof);
+    let line = report.lines().find(|line| line.ends_with(function));
+    let line = line.unwrap_or_else(|| panic!("{function} is not in {report}"));
+    let percent = line.split_whitespace().nth(4).unwrap();
+    percent.strip_suffix('%').unwrap().parse().unwrap()
+}
+
+#[test]
+fn tcmallocs_profiles_name_the_leak() {
+    let host = host_under("c_host", "libtcmalloc.so.4");
+    let can = "tcmalloc true: activate, dump, dump kind=growth, stats, purge";
+    assert_eq!(allocators(&host), [can]);
+    let args = ["--json", "sample_interval=4KiB"];
+    let active = host.memprof("activate", &args).exits(0).json();
+    assert_eq!(active["profiling"], "active", "{active}");
+    assert_eq!(active["sample_interval"], 4096);
+    let lag = "within its next 16 MiB of allocations";
+    assert!(active["warnings"].to_string().contains(lag), "{active}");
+
+    let dump = host.dump_of(3_000_000);
+    assert_eq!(dump["sample_interval"], 4096);
+    let heap = Path::new(dump["path"].as_str().unwrap());
+    assert!(reported_percent(heap, "grow_cache") >= 80.0);
+    assert!(pprof_percent("c_host", heap, "grow_cache") >= 80.0);
+    let text = std::fs::read_to_string(heap).unwrap();
+    assert_eq!(text.matches("MAPPED_LIBRARIES:").count(), 1);
+    assert!(text.contains("\n# allocator: tcmalloc 2."), "{text}");
+    assert!(text.contains("\n# build-id: "), "{text}");
+
+    let growth = growth_with(&host, "grow_cache");
+    assert!(pprof_percent("c_host", &growth, "grow_cache") > 0.0);
+
+    let status = host.memprof("deactivate", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "inactive");
+    // tcmalloc itself would tell an interval of 0 now, which readers refuse.
+    let after = host.memprof("dump", &["--json"]).exits(0).json();
+    assert_eq!(after["sample_interval"], 4096);
+    let inuse = after["estimated_inuse_bytes"].as_u64().unwrap();
+    assert!(inuse >= 3_000_000, "{after}");
+    let after = Path::new(after["path"].as_str().unwrap());
+    assert!(reported_percent(after, "grow_cache") >= 80.0);
+
+    let reset = host.memprof("reset", &["--json"]).exits(4).json();
+    assert_eq!(reset["error"]["kind"], "unsupported", "{reset}");
+    host.memprof("fetch", &["id=none"]).exits(2);
+}
+
+#[test]
+fn tcmallocs_dumps_are_fetched_as_what_they_are() {
+    let host = Setup::without_profiling("c_host")
+        .env("LD_PRELOAD", "libtcmalloc.so.4")
+        .env("TCMALLOC_SAMPLE_PARAMETER", "4096")
+        .start();
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "active", "{status}");
+    let dump = host.dump_of(100_000);
+    let id = format!("id={}", dump["id"].as_str().unwrap());
+    let mut client = host.client();
+    let reply = client
+        .message("memory_profile", "fetch", &id, None)
+        .unwrap();
+    let kind = reply.result.content_type.as_str();
+    assert_eq!(kind, "application/x-tcmalloc-heap-profile");
+    let bytes = reply.into_bytes().unwrap();
+    assert!(bytes.starts_with(b"heap profile: "));
+    assert_eq!(bytes.len() as u64, dump["bytes"].as_u64().unwrap());
+}
+
+#[test]
+fn an_allocator_without_a_profiler_says_why_and_does_the_rest() {
+    let check = |preload: &str, kind: &str, reason: &str, remedy: &str, prints: &str| {
+        let host = host_under("c_host", preload);
+        let can = format!("{kind} true: stats, purge");
+        assert_eq!(allocators(&host), [can]);
+        for message in ["activate", "dump", "reset"] {
+            let refused = host.memprof(message, &["--json"]).exits(4).json();
+            let error = &refused["error"];
+            assert_eq!(error["kind"], "unsupported", "{refused}");
+            let text = |key: &str| error[key].as_str().unwrap().to_owned();
+            assert!(text("message").contains(reason), "{refused}");
+            assert!(text("remedy").contains(remedy), "{refused}");
+        }
+        host.memprof("dump", &["kind=growth"]).exits(4);
+        host.memprof("deactivate", &[]).exits(0);
+        host.memprof("background_thread", &["state=on"]).exits(4);
+        host.memprof("stats", &["opts=J"]).exits(4);
+        let stats = host.memprof("stats", &["format=text"]).exits(0).stdout;
+        assert!(stats.contains(prints), "{stats}");
+        let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
+        let rows = ledger["rows"].as_array().unwrap().iter();
+        let sum: u64 = rows.map(|row| row["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(sum, ledger["rss_bytes"].as_u64().unwrap(), "{ledger}");
+        assert_eq!(ledger["allocators"][0]["kind"], kind);
+        host.memprof("purge", &[]).exits(0);
+        let found = host.memprof("doctor", &["--json"]).exits(4).json();
+        assert_eq!(found["findings"][0]["severity"], "error", "{found}");
+    };
+    check(
+        "libtcmalloc_minimal.so.4",
+        "tcmalloc",
+        "was built without its profiler",
+        "LD_PRELOAD=libtcmalloc.so.4",
+        "Bytes in page heap freelist",
+    );
+    check(
+        "libmimalloc.so.2",
+        "mimalloc",
+        "mimalloc 2.0.9 has no profiler",
+        "start it with `memprof run`",
+        "heap stats:",
+    );
+    check(
+        "",
+        "glibc",
+        "has no profiler",
+        "start it with `memprof run`",
+        "<malloc version=\"1\">",
+    );
+}
+
+#[test]
+fn two_kinds_at_once_are_both_driven() {
+    let host = Setup::of("rust_host")
+        .env("LD_PRELOAD", "libtcmalloc.so.4")
+        .start();
+    let jemalloc = "jemalloc false: activate, dump, reset, stats, purge, background_thread";
+    let tcmalloc = "tcmalloc true: activate, dump, dump kind=growth, stats, purge";
+    assert_eq!(allocators(&host), [jemalloc, tcmalloc]);
+    host.memprof("activate", &["lg_sample=12"]).exits(0);
+    let dump = host.dump_of(3_000_000);
+    let taken = dump["dumps"].as_array().unwrap().iter();
+    let taken: Vec<_> = taken
+        .map(|dump| {
+            dump["allocator"]
+                .as_str()
+                .unwrap()
+                .split(' ')
+                .next()
+                .unwrap()
+        })
+        .collect();
+    assert_eq!(taken, ["jemalloc", "tcmalloc"]);
+    let largest = dump["allocator"].as_str().unwrap();
+    assert!(largest.starts_with("jemalloc"), "{dump}");
+
+    // Named, it is driven alone.
+    host.memprof("deactivate", &["allocator=tcmalloc"]).exits(0);
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    let active = |at: usize| status["allocators"][at]["prof_active"].as_bool().unwrap();
+    assert_eq!((active(0), active(1)), (true, false), "{status}");
+    let args = ["--json", "allocator=tcmalloc"];
+    let dump = host.memprof("dump", &args).exits(0).json();
+    assert_eq!(dump["dumps"].as_array().unwrap().len(), 1, "{dump}");
+    assert_eq!(dump["allocator"], "tcmalloc 2.10");
+    let refused = host.memprof("purge", &["allocator=mimalloc"]).exits(4);
+    let reason = "this process has no mimalloc";
+    assert!(refused.stderr.contains(reason), "{refused:?}");
+
+    let stats = host.memprof("stats", &["--json"]).exits(0).json();
+    assert_eq!(stats["allocators"].as_array().unwrap().len(), 2);
+    let found = host.memprof("doctor", &["--json"]).exits(0).json();
+    let kinds = found["findings"].to_string();
+    assert!(kinds.contains("several_allocators"), "{found}");
+}
+
+#[test]
+fn one_that_does_not_serve_malloc_is_left_alone_until_it_is_named() {
+    let host = Setup::of("c_host")
+        .env("LD_PRELOAD", "libjemalloc.so.2:libtcmalloc.so.4")
+        .start();
+    let owners: Vec<_> = allocators(&host)
+        .iter()
+        .map(|line| line.split(':').next().unwrap().to_owned())
+        .collect();
+    assert_eq!(owners, ["jemalloc true", "tcmalloc false"]);
+    let status = host.memprof("activate", &["--json"]).exits(0).json();
+    let active = |status: &Value, at: usize| status["allocators"][at]["prof_active"].clone();
+    assert_eq!(
+        (active(&status, 0), active(&status, 1)),
+        (true.into(), false.into())
+    );
+    let args = ["--json", "allocator=tcmalloc"];
+    let status = host.memprof("activate", &args).exits(0).json();
+    assert_eq!(active(&status, 1), true);
+    // What samples is driven, and ended, without being named.
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    assert_eq!(dump["dumps"].as_array().unwrap().len(), 2, "{dump}");
+    let status = host.memprof("deactivate", &["--json"]).exits(0).json();
+    assert_eq!(
+        (active(&status, 0), active(&status, 1)),
+        (false.into(), false.into())
+    );
+}
+
+/// A library of fixtures/allocators, built with some misbehaviours.
+fn liar(name: &str, misbehaviours: &[&str]) -> (TempDir, PathBuf) {
+    let place = tempfile::tempdir().unwrap();
+    let library = place.path().join(format!("lib{name}.so"));
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library);
+    cc.args(misbehaviours.iter().map(|each| format!("-D{each}")));
+    cc.arg(source("memprof-cli/tests/fixtures/allocators").join(format!("{name}.c")));
+    // For the operator delete that frees a std::string.
+    cc.args(["-Wl,--no-as-needed", "-lstdc++"]);
+    tool_text("gcc", &mut cc);
+    (place, library)
+}
+
+/// A host with such a library, after it was asked for everything; and what it said to `message`.
+fn lied_to(name: &str, misbehaviours: &[&str], message: &str) -> (Host, Run) {
+    let (_place, library) = liar(name, misbehaviours);
+    let mut host = host_under("c_host", library.to_str().unwrap());
+    for each in ["status", "stats", "ledger", "purge", "doctor", "deactivate"] {
+        let run = host.memprof(each, &[]);
+        assert!([0, 1, 4].contains(&run.code), "{each}: {run:?}");
+    }
+    let allocator = format!("allocator={name}");
+    let run = host.memprof(message, &["--json", &allocator]);
+    assert!(host.is_alive());
+    (host, run)
+}
+
+#[test]
+fn a_tcmalloc_that_lies_is_told_of_and_harms_nothing() {
+    let check = |misbehaviours: &[&str], message: &str, code: i32, expected: &str| {
+        let (_host, run) = lied_to("tcmalloc", misbehaviours, message);
+        let run = run.exits(code);
+        let text = run.json()["text"].as_str().unwrap().to_owned();
+        assert!(text.contains(expected), "{misbehaviours:?}: {text}");
+    };
+    check(&[], "dump", 1, "answered with an empty profile");
+    check(&["WILD"], "dump", 1, "damaged the string of its profile");
+    check(&["LONG"], "dump", 1, "damaged the string of its profile");
+    let junk = "TEXT=\"This malloc implementation does not support sampling.\"";
+    check(&[junk], "dump", 1, "found \"This malloc implementation");
+    let cut = "TEXT=\"heap profile: 1: 2 [1: 2] @ heap_v2/9\\n\"";
+    check(&[cut], "dump", 1, "expected 1 objects of 2 bytes");
+    check(&["WITHOUT_INSTANCE"], "dump", 1, "has no instance");
+    check(
+        &["PARAMETER=7"],
+        "deactivate",
+        1,
+        "accepted tcmalloc.sample_parameter and ignored it",
+    );
+    check(
+        &["WITHOUT_FLAG"],
+        "activate",
+        4,
+        "does not let its sampling be switched",
+    );
+    check(
+        &["OTHER_CXX"],
+        "activate",
+        4,
+        "in another std::string than libstdc++'s",
+    );
+    check(
+        &["MINIMAL"],
+        "activate",
+        4,
+        "was built without its profiler",
+    );
+    check(&["HALF"], "activate", 4, "was built without its profiler");
+    check(
+        &["HALF"],
+        "purge",
+        4,
+        "lacks MallocExtension_ReleaseFreeMemory",
+    );
+    check(
+        &["PROPERTIES=0"],
+        "stats",
+        0,
+        "does not tell generic.heap_size",
+    );
+    check(&["PROPERTIES=1"], "stats", 0, "16777216.0 TiB");
+}
+
+#[test]
+fn a_mimalloc_that_lies_is_told_of_and_harms_nothing() {
+    let (host, run) = lied_to("mimalloc", &[], "stats");
+    let text = run.exits(0).json()["text"].as_str().unwrap().to_owned();
+    assert!(text.starts_with("mimalloc -7\n"), "{text}");
+    assert!(text.contains("… cut after 262144 bytes"));
+    // It claims what malloc gives; so does nobody else.
+    assert_eq!(allocators(&host)[0], "mimalloc true: stats, purge");
+    let (host, run) = lied_to("mimalloc", &["HALF"], "stats");
+    let text = run.exits(0).json()["text"].as_str().unwrap().to_owned();
+    assert!(text.contains("lacks mi_process_info"), "{text}");
+    let found = host.memprof("doctor", &[]).exits(4).stdout;
+    assert!(
+        found.contains("mimalloc -7 lacks mi_is_in_heap_region"),
+        "{found}"
+    );
+    assert_eq!(allocators(&host)[1], "glibc true: stats, purge");
+}
+
+#[test]
+fn a_malloc_that_memprof_does_not_know_is_named() {
+    let place = tempfile::tempdir().unwrap();
+    let (code, library) = (place.path().join("own.c"), place.path().join("own.so"));
+    let text = "#include <stddef.h>\nvoid *__libc_malloc(size_t);\n\
+                void *malloc(size_t size) { return __libc_malloc(size); }\n";
+    std::fs::write(&code, text).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).args([&library, &code]);
+    tool_text("gcc", &mut cc);
+    let host = host_under("c_host", library.to_str().unwrap());
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    let name = library.to_str().unwrap();
+    assert_eq!(status["unknown_malloc"], name, "{status}");
+    assert_eq!(allocators(&host), ["glibc false: stats, purge"]);
+    let refused = host.memprof("activate", &[]).exits(4).stderr;
+    assert!(
+        refused.contains(&format!("malloc is served by {name}")),
+        "{refused}"
+    );
+    let found = host.memprof("doctor", &[]).exits(4).stdout;
+    assert!(found.contains("which memprof does not know"), "{found}");
+}

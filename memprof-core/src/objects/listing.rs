@@ -1,0 +1,179 @@
+//! The loader's list, copied without an allocation while the loader holds its lock.
+//!
+//! A sampled allocation unwinds, and an unwinder that has a lock of its own (libunwind, which
+//! gperftools uses) may hold it in another thread that waits for the loader's: with an allocation
+//! in here, neither would ever go on.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
+use std::slice;
+
+use libc::{Elf64_Phdr, PF_R, PT_LOAD, PT_NOTE, dl_phdr_info};
+
+use super::build_id;
+
+/// What the loader says of its objects, the program first.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    entries: Vec<Entry>,
+    headers: Vec<Elf64_Phdr>,
+    /// Paths and build ids.
+    bytes: Vec<u8>,
+    needed: Room,
+}
+
+/// How much room a listing takes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Room {
+    entries: usize,
+    headers: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    bias: usize,
+    path: Range<usize>,
+    headers: Range<usize>,
+    build_id: Option<Range<usize>>,
+}
+
+/// One object of the list.
+#[derive(Debug)]
+pub(super) struct Listed<'a> {
+    pub bias: usize,
+    /// As the loader has it: empty for the program.
+    pub path: &'a [u8],
+    pub headers: &'a [Elf64_Phdr],
+    pub build_id: Option<&'a [u8]>,
+}
+
+impl Listing {
+    /// Of this moment.
+    pub(super) fn of_this_process() -> Self {
+        let mut listing = Self::default();
+        // The first round only measures; objects may come until the next.
+        while !listing.is_whole() || listing.entries.is_empty() {
+            listing.make_room();
+            // SAFETY: dl_iterate_phdr(3): calls `copy` synchronously with the pointer passed here.
+            unsafe { libc::dl_iterate_phdr(Some(copy), (&raw mut listing).cast()) };
+        }
+        listing
+    }
+
+    pub(super) fn objects(&self) -> impl Iterator<Item = Listed<'_>> {
+        self.entries.iter().map(|entry| Listed {
+            bias: entry.bias,
+            path: &self.bytes[entry.path.clone()],
+            headers: &self.headers[entry.headers.clone()],
+            build_id: entry.build_id.clone().map(|range| &self.bytes[range]),
+        })
+    }
+
+    fn is_whole(&self) -> bool {
+        self.entries.len() == self.needed.entries
+    }
+
+    fn make_room(&mut self) {
+        let needed = std::mem::take(&mut self.needed);
+        self.entries.clear();
+        self.headers.clear();
+        self.bytes.clear();
+        self.entries.reserve(needed.entries);
+        self.headers.reserve(needed.headers);
+        self.bytes.reserve(needed.bytes);
+    }
+
+    /// Adds an object where there is room for it, and counts it.
+    fn add(&mut self, bias: usize, path: &[u8], headers: &[Elf64_Phdr], build_id: &[u8]) {
+        self.needed.entries += 1;
+        self.needed.headers += headers.len();
+        self.needed.bytes += path.len() + build_id.len();
+        let has_room = self.needed.entries <= self.entries.capacity()
+            && self.needed.headers <= self.headers.capacity()
+            && self.needed.bytes <= self.bytes.capacity();
+        if !has_room {
+            return;
+        }
+        let path = append(&mut self.bytes, path);
+        let build_id = append(&mut self.bytes, build_id);
+        self.entries.push(Entry {
+            bias,
+            path,
+            headers: append(&mut self.headers, headers),
+            build_id: Some(build_id).filter(|range| !range.is_empty()),
+        });
+    }
+}
+
+fn append<T: Copy>(all: &mut Vec<T>, more: &[T]) -> Range<usize> {
+    let start = all.len();
+    all.extend_from_slice(more);
+    start..all.len()
+}
+
+/// Called under the loader's lock.
+unsafe extern "C" fn copy(info: *mut dl_phdr_info, _: usize, listing: *mut c_void) -> c_int {
+    // SAFETY: `of_this_process` passes its listing, and nothing else uses it meanwhile.
+    let listing = unsafe { &mut *listing.cast::<Listing>() };
+    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    let info = unsafe { &*info };
+    if info.dlpi_phdr.is_null() {
+        return 0;
+    }
+    // SAFETY: dl_iterate_phdr(3): `dlpi_phnum` headers lie at `dlpi_phdr`.
+    let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let path = match info.dlpi_name {
+        name if name.is_null() => &[],
+        // SAFETY: dl_iterate_phdr(3): NUL-terminated.
+        name => unsafe { CStr::from_ptr(name) }.to_bytes(),
+    };
+    let bias = info.dlpi_addr as usize;
+    let notes = headers.iter().filter(|header| header.p_type == PT_NOTE);
+    let build_id = notes
+        .filter_map(|header| range(header, bias))
+        .filter(|notes| is_readable(notes, headers, bias))
+        .find_map(|notes| {
+            // SAFETY: inside a readable segment that the loader keeps mapped during the callback.
+            build_id(unsafe { slice::from_raw_parts(notes.start as *const u8, notes.len()) })
+        });
+    listing.add(bias, path, headers, build_id.unwrap_or_default());
+    0
+}
+
+/// Where it lies in memory.
+fn range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usize>> {
+    let start = bias.wrapping_add(header.p_vaddr as usize);
+    Some(start..start.checked_add(header.p_memsz as usize)?)
+}
+
+fn is_readable(part: &Range<usize>, headers: &[Elf64_Phdr], bias: usize) -> bool {
+    headers
+        .iter()
+        .filter(|header| header.p_type == PT_LOAD && header.p_flags & PF_R != 0)
+        .filter_map(|header| range(header, bias))
+        .any(|segment| segment.start <= part.start && part.end <= segment.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_not_added() {
+        let mut listing = Listing::default();
+        listing.add(1, b"/a", &[], b"id");
+        assert!(!listing.is_whole());
+        assert_eq!(listing.objects().count(), 0);
+        listing.make_room();
+        listing.add(1, b"/a", &[], b"id");
+        assert!(listing.is_whole());
+        let object = listing.objects().next().unwrap();
+        assert_eq!((object.bias, object.path), (1, b"/a".as_slice()));
+        assert_eq!(object.build_id, Some(b"id".as_slice()));
+        // A path longer than all the room there is.
+        listing.add(2, &[b'x'; 4096], &[], b"");
+        assert!(!listing.is_whole());
+        assert_eq!(listing.objects().count(), 1);
+    }
+}
