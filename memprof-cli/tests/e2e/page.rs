@@ -450,6 +450,21 @@ fn a_narrow_and_dark_window_shows_everything() {
 }
 
 #[test]
+fn dumps_that_the_host_takes_by_itself_appear() {
+    let rules = "[[plugin.config.watch]]\nrss_growth = \"1MiB\"\nmin_interval = \"0s\"";
+    let host = Setup::of("rust_host").config(rules).start();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#rules').textContent.includes('rss_growth = 1048576')");
+    host.memprof("activate", &[]).exits(0);
+    browser.wait("document.querySelector('#dump-rows td:nth-child(3)').textContent === 'grew'");
+    let resident = browser.text("#dump-rows td:nth-child(4)");
+    assert!(resident.ends_with(" MiB"), "{resident}");
+    is_quiet(&browser, &server.address);
+}
+
+#[test]
 fn an_address_with_an_unknown_dump_says_so() {
     let host = host();
     let server = server(&host);
