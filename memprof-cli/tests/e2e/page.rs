@@ -102,6 +102,10 @@ fn two_dumps_are_taken_and_compared() {
     browser.click("#start");
     browser.wait("document.querySelector('#state').textContent === 'sampling'");
     assert!(browser.text("#sampling").contains("ends by itself in "));
+    // Every row of the ledger has a name and a colour here.
+    let plain = "[...document.querySelectorAll('#bar div')].filter(part =>
+        getComputedStyle(part).backgroundColor === 'rgba(0, 0, 0, 0)' || !/^[A-Z]/.test(part.title)).length";
+    assert_eq!(browser.run(&format!("return {plain}")), 0);
 
     for count in 1..=2 {
         let before = host.dump_of(u64::from(count == 2) << 20);
