@@ -102,6 +102,10 @@ fn two_dumps_are_taken_and_compared() {
     browser.click("#start");
     browser.wait("document.querySelector('#state').textContent === 'sampling'");
     assert!(browser.text("#sampling").contains("ends by itself in "));
+    // Every row of the ledger has a name and a colour here.
+    let plain = "[...document.querySelectorAll('#bar div')].filter(part =>
+        getComputedStyle(part).backgroundColor === 'rgba(0, 0, 0, 0)' || !/^[A-Z]/.test(part.title)).length";
+    assert_eq!(browser.run(&format!("return {plain}")), 0);
 
     for count in 1..=2 {
         let before = host.dump_of(u64::from(count == 2) << 20);
@@ -131,6 +135,15 @@ fn two_dumps_are_taken_and_compared() {
     let first = browser.text("#panel-table tbody tr[aria-rowindex='2'] td.change");
     assert!(first.starts_with('▲') || first.starts_with('▼'), "{first}");
     screenshot(&browser, "diff_table");
+    // What grew, alone; and all again.
+    let rows = "Number(document.querySelector('#panel-table table').ariaRowCount) - 1";
+    let all = browser.run(&format!("return {rows}"));
+    browser.click(".kind.grew");
+    browser.wait(&format!(
+        "document.querySelector('.kind.grew').textContent === `▲ ${{{rows}}} grew`"
+    ));
+    browser.click("#whole");
+    assert_eq!(browser.run(&format!("return {rows}")), all);
     browser.click("#tab-tree");
     browser.wait("document.querySelector('#panel-tree [role=treegrid] tr[aria-level=\"2\"]')");
     screenshot(&browser, "diff_tree");
@@ -197,9 +210,14 @@ fn zoom_search_and_keys() {
     browser.keys("#panel-flamegraph", "\u{e00c}");
     browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
 
-    // A click in the picture zooms too.
-    browser.click("#panel-flamegraph canvas");
-    browser.keys("#panel-flamegraph", "\u{e00c}");
+    // A click on main, the second row, zooms too.
+    browser.run(
+        "const canvas = document.querySelector('canvas');
+        const { left, top } = canvas.getBoundingClientRect();
+        canvas.dispatchEvent(new MouseEvent('click', { clientX: left + 9, clientY: top + 30 }));",
+    );
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '1'");
+    assert!(details().starts_with("main: "), "{}", details());
 
     // Every column sorts, both ways.
     browser.click("#tab-table");
@@ -433,6 +451,21 @@ fn a_narrow_and_dark_window_shows_everything() {
     browser.dark(false);
     let light = browser.run("return getComputedStyle(document.body).backgroundColor");
     assert_ne!(dark, light);
+}
+
+#[test]
+fn dumps_that_the_host_takes_by_itself_appear() {
+    let rules = "[[plugin.config.watch]]\nrss_growth = \"1MiB\"\nmin_interval = \"0s\"";
+    let host = Setup::of("rust_host").config(rules).start();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#rules').textContent.includes('rss_growth = 1048576')");
+    host.memprof("activate", &[]).exits(0);
+    browser.wait("document.querySelector('#dump-rows td:nth-child(3)').textContent === 'grew'");
+    let resident = browser.text("#dump-rows td:nth-child(4)");
+    assert!(resident.ends_with(" MiB"), "{resident}");
+    is_quiet(&browser, &server.address);
 }
 
 #[test]

@@ -5,6 +5,12 @@ import { clock, secondsSince, span } from './words.js';
 
 const $ = id => document.getElementById(id);
 
+// Why a dump was taken.
+const TRIGGERS = {
+  message: 'asked for', every: 'time was up', 'rss-above': 'above its limit', 'rss-growth': 'grew',
+  'cgroup-above': 'near the cgroup’s limit', gdump: 'a new peak', 'at-exit': 'at exit',
+};
+
 let shown = null, dumps = [];
 
 export const hash = state => `#${new URLSearchParams(Object.entries(state).filter(([, value]) => value))}`;
@@ -46,8 +52,9 @@ function options() {
 
 function draw() {
   const base = $('base').value;
-  $('dump-rows').replaceChildren(...dumps.map(({ id, taken, bytes, pid }) => {
+  $('dump-rows').replaceChildren(...dumps.map(({ id, taken, kind, trigger, rss_bytes: rss, pid }) => {
     const time = clock(taken);
+    const why = (TRIGGERS[trigger] ?? trigger ?? '') + (kind === 'growth' ? ' (growth)' : '');
     const links = [element('a', { href: hash({ view: id }), textContent: 'View', ariaLabel: `View the dump of ${time}` })];
     if (id !== base) links.push(element('a', {
       href: hash({ view: id, base }), textContent: 'Diff', ariaLabel: `What changed up to the dump of ${time}`,
@@ -55,9 +62,18 @@ function draw() {
     return element('tr', {},
       element('td', {}, time, ' ', element('small')),
       element('td', { className: 'links' }, ...links),
-      element('td', { textContent: pid }),
-      element('td', { textContent: amount(bytes) }));
+      element('td', { textContent: why }),
+      element('td', { textContent: rss ? amount(rss) : '' }),
+      element('td', { textContent: pid }));
   }));
+}
+
+// The host's own rules for taking dumps, in the words of its config.
+export function showRules(rules) {
+  const texts = rules.map(({ rule, fired, next }) =>
+    `${rule} (${fired} so far${next ? `, next not before ${clock(next)}` : ''})`);
+  $('rules').textContent = texts.length ? `The host takes dumps by itself: ${texts.join('; ')}.` : '';
+  $('rules').hidden = texts.length === 0;
 }
 
 // The dumps to choose another one from, to compare with.

@@ -11,6 +11,7 @@ const ROWS = {
   fragmentation: ['Fragmentation', 'lost in pages that are partly in use'],
   dirty: ['Free, kept by the allocator', 'for the next allocation'],
   metadata: ['The allocator’s own records', ''],
+  undivided_heap: ['Heap', 'its allocator does not tell how it is used'],
   not_the_allocator: ['Outside of the allocator', 'stacks, mmap; in no dump'],
   file: ['Files', 'the program and its libraries'],
   shared: ['Shared memory', ''],
@@ -29,7 +30,7 @@ export function showMemory(ledger, purge) {
   $('resident').textContent = `${amount(rss)} resident${of}`;
   draw(rows, rss, purge);
   $('verdicts').replaceChildren(...verdicts.map(verdict => element('li', {},
-    element('strong', { textContent: ROWS[verdict.kind]?.[0] ?? verdict.kind.replaceAll('_', ' ') }),
+    element('strong', { textContent: title(verdict.kind) }),
     `: ${verdict.why}. ${verdict.remedy[0].toUpperCase()}${verdict.remedy.slice(1)}.`)));
   const heap = rows.find(row => row.name === 'live_heap')?.bytes ?? 0;
   history.push({ at: performance.now() / 1000, rss, heap });
@@ -50,6 +51,8 @@ function draw(rows, rss, purge) {
     size.textContent = amount(bytes);
     share.textContent = percent(bytes, rss);
     if (name === 'dirty') $('purge').hidden = bytes === 0;
+    // Only some allocators have it.
+    if (name === 'undivided_heap') $(`row-${name}`).hidden = bytes === 0;
   });
 }
 

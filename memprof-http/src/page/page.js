@@ -1,7 +1,7 @@
 // The page of a host: what it is doing now, looked at again every other second while somebody sees it.
 
 import { Failure, ask, hostAddress, hosts, pid, rootAddress } from './api.js';
-import { prepareDumps, showDumps } from './dumps.js';
+import { prepareDumps, showDumps, showRules } from './dumps.js';
 import { showHosts } from './hosts.js';
 import { forgetMemory, showMemory } from './memory.js';
 import { leaveProfile, prepareProfile, showProfile } from './profile.js';
@@ -56,6 +56,7 @@ async function lookAt(found, all) {
   $('all').href = rootAddress;
   const [status, kept] = await Promise.all([ask('status'), ask('dumps')]);
   showSampling(status);
+  showRules(status.watch);
   showDumps(kept.dumps);
   if (isGone) {
     showFindings((await ask('doctor')).findings);
