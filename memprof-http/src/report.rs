@@ -185,7 +185,12 @@ impl View {
 /// is sent while it is rewritten.
 pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Body> {
     let dump = host.dump().await?;
-    let dump = host.open(id_of(&dump)?).await?;
+    tcmalloc_of(host, id_of(&dump)?).await
+}
+
+/// The same of a dump whose id the host told.
+pub(crate) async fn tcmalloc_of(host: &Gateway, id: &str) -> Result<Body> {
+    let dump = host.open(id).await?;
     chunks::of(move |out| {
         let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
         Ok(memprof_report::write_tcmalloc(
