@@ -61,6 +61,8 @@ pub(crate) struct Facts {
     pub is_musl: bool,
     /// The file whose `dl_iterate_phdr` stands before the C library's.
     pub interposer: Option<String>,
+    /// Allocators whose stacks our walk did not find.
+    pub given_up_walks: Vec<String>,
     pub dump_dir: DumpDir,
 }
 
@@ -229,6 +231,15 @@ fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     if facts.jemallocs.iter().any(|jemalloc| jemalloc.opt_prof) {
         findings.extend(unwinder(facts));
+    }
+    for walk in &facts.given_up_walks {
+        findings.push(finding(
+            "unwinder_given_up",
+            Warning,
+            format!("memprof's own stack walk was given up, the allocator walks since: {walk}"),
+            "nothing is lost but speed; unwinder=allocator (in [plugin.config], or with \
+             `activate`) does not try again",
+        ));
     }
 }
 

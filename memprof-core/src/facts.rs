@@ -46,6 +46,7 @@ pub(crate) fn gather(
         lock_free_unwinding: lookup(c"_dl_find_object") != 0,
         is_musl: objects.iter().any(|object| is_musl(&object.path)),
         interposer: interposer(&objects),
+        given_up_walks: Vec::new(),
         dump_dir: look_at(store),
     }
 }

@@ -94,6 +94,22 @@ pub(crate) fn load_count() -> u64 {
     count
 }
 
+/// How many objects were ever loaded, and how many of them unloaded again.
+pub(crate) fn load_and_unload_count() -> (u64, u64) {
+    let mut counts = (0, 0);
+    // SAFETY: dl_iterate_phdr(3): calls `read_counts` synchronously with the pointer passed here.
+    unsafe { libc::dl_iterate_phdr(Some(read_counts), (&raw mut counts).cast()) };
+    counts
+}
+
+unsafe extern "C" fn read_counts(info: *mut dl_phdr_info, _: usize, counts: *mut c_void) -> c_int {
+    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    let info = unsafe { &*info };
+    // SAFETY: `load_and_unload_count` passes its counts.
+    unsafe { *counts.cast::<(u64, u64)>() = (info.dlpi_adds, info.dlpi_subs) };
+    1
+}
+
 unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr(3): valid during the callback.
     let adds = unsafe { (*info).dlpi_adds };

@@ -6,6 +6,8 @@ mod recent;
 mod switching;
 mod watching;
 
+pub use switching::ActivateOptions;
+
 use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use crate::objects;
 use crate::stats::Readers;
 use crate::status::{Allocator, Status};
 use crate::store::{Kept, Store};
+use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watcher::Watcher;
 
 /// What a profiler needs to know of its process.
@@ -38,6 +41,8 @@ pub struct Settings {
     pub store: Store,
     /// How to read a jemalloc's figures.
     pub readers: Readers,
+    /// Who walks the stacks.
+    pub unwinder: UnwinderSettings,
 }
 
 /// The profiler of this process.
@@ -60,6 +65,8 @@ pub struct Profiler {
     /// The most bytes that the allocators were seen to count without having touched them.
     untouched: AtomicU64,
     watcher: Mutex<Option<Arc<Watcher>>>,
+    unwinder: Unwinder,
+    tick: Mutex<Option<Tick>>,
 }
 
 /// Some or all allocators of the process.
@@ -100,6 +107,8 @@ impl Profiler {
     /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
     pub fn new(settings: Settings, now: SystemTime) -> Self {
         let profiler = Self {
+            unwinder: Unwinder::new(settings.unwinder),
+            tick: Mutex::new(None),
             found: Mutex::new(Found::look(&settings, &[])),
             settings,
             started: now,
@@ -152,6 +161,7 @@ impl Profiler {
             busy: self.dumping.load(Ordering::Acquire) == process::id(),
             watch: self.watch_status(),
             gdump: self.gdump_status(),
+            unwinder: self.unwinder.status(),
         }
     }
 
@@ -258,7 +268,7 @@ impl Drop for Running<'_> {
 }
 
 /// Locks; a thread that panicked meanwhile left a whole value, old or new.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -320,6 +330,6 @@ fn with_remedy(error: &Error) -> String {
     }
 }
 
-fn rfc3339(time: SystemTime) -> String {
+pub(crate) fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::Dump;
 use crate::gdump::GdumpStatus;
+use crate::unwinder::UnwinderStatus;
 use crate::watcher::WatchStatus;
 
 /// One allocator, as `status` shows it.
@@ -118,6 +119,8 @@ pub struct Status {
     pub watch: Vec<WatchStatus>,
     /// Dumps at high water, while they are on.
     pub gdump: Option<GdumpStatus>,
+    /// Who walks the stacks of samples.
+    pub unwinder: UnwinderStatus,
 }
 
 /// What `activate` and `deactivate` did.

@@ -80,7 +80,29 @@ pub(crate) fn build_torture() -> Result<()> {
     let library = host_library()?;
     compile("cc", source, "torture/stress_host", &dynamic(&library))?;
     let place = "torture/stress_host_static";
-    compile("cc", source, place, &with_jemalloc(&library))
+    compile("cc", source, place, &with_jemalloc(&library))?;
+    build_unwind(Profile::Dev)
+}
+
+/// The probe, and what it is tried in.
+pub(crate) fn build_unwind(profile: Profile) -> Result<()> {
+    build_package("memprof-unwind", profile)?;
+    build_package("unwind-probe", profile)?;
+    let probe = built_dir(profile).join("libunwind_probe.so");
+    install(&probe, &dist().join("torture/unwind_probe.so"))?;
+    let compile = |source, place, options: &[&str]| {
+        compile("cc", &format!("xtask/src/unwind/{source}"), place, options)
+    };
+    let threads = ["-lpthread", "-ldl"];
+    compile("micro.c", "torture/micro", &threads)?;
+    compile("hazards.c", "torture/hazards", &threads)?;
+    let without = [&threads[..], &["-Wl,--no-eh-frame-hdr"]].concat();
+    compile("hazards.c", "torture/hazards_without_hdr", &without)?;
+    let library = ["-shared", "-fPIC"];
+    let small = [&library[..], &["-DFRAME=64"]].concat();
+    compile("library.c", "torture/library_a.so", &small)?;
+    let large = [&library[..], &["-DFRAME=96"]].concat();
+    compile("library.c", "torture/library_b.so", &large)
 }
 
 fn host_library() -> Result<String> {

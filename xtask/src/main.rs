@@ -7,6 +7,7 @@ mod dist;
 mod packages;
 mod run;
 mod torture;
+mod unwind;
 
 use std::process::ExitCode;
 
@@ -16,10 +17,10 @@ usage: cargo xtask COMMAND
   build [--release]   build everything and lay it out in target/dist
   demo                find a leak in a running process, step by step
   test                install what the tests need, build, run every test
-  bench               build for release, and print what the plugin costs its host
+  bench [unwind]      build for release, and print what the plugin costs its host; or its stack walk
   torture [SUITE] [--short]
                       hosts under every fault: storm, stall, inject, kill, hostile, paths,
-                      resources
+                      resources, unwind
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         ["demo"] => demo::demo(),
         ["test"] => ci::test(),
         ["bench"] => bench::build_and_run(),
+        ["bench", "unwind"] => unwind::bench::run(),
         ["bench-here"] => bench::measure(),
         ["torture", args @ ..] => torture::command(args),
         ["ci"] => ci::run_ci(),

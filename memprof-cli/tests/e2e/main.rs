@@ -26,4 +26,5 @@ mod operate;
 mod page;
 mod plugins;
 mod report;
+mod unwinder;
 mod watch;

@@ -32,7 +32,8 @@ fn host() -> Host {
 }
 
 fn server(host: &Host) -> Server {
-    Server::start(&host.socket_dir(), &[])
+    // Others may run on this machine.
+    Server::start(&host.socket_dir(), &["-t", host.socket().to_str().unwrap()])
 }
 
 /// Keeps what is seen as `target/screenshots/NAME.png`.
@@ -292,8 +293,10 @@ fn hostile_names_are_text() {
 
 #[test]
 fn a_host_that_ends_is_missed_and_found_again() {
-    let mut host = host();
-    let server = server(&host);
+    let name = format!("phoenix_{}", std::process::id());
+    let named = format!("[control]\nname = {name:?}\n");
+    let mut host = Setup::of("rust_host").more(&named).start();
+    let server = Server::start(&host.socket_dir(), &["-t", &name]);
     let browser = Browser::open();
     browser.go(&server.address);
     browser.wait("document.querySelector('#resident').textContent");
@@ -305,16 +308,19 @@ fn a_host_that_ends_is_missed_and_found_again() {
     browser.wait("!document.querySelector('#gone').hidden");
     let words = browser.text("#gone");
     assert!(
-        words.starts_with(&format!("rust_host (pid {}) does not answer", host.pid())),
+        words.starts_with(&format!("{name} (pid {}) does not answer", host.pid())),
         "{words}"
     );
     assert_eq!(browser.text("#state"), "does not answer");
     screenshot(&browser, "host_gone");
-    let again = Setup::of("rust_host").sockets(&host.socket_dir()).start();
+    let again = Setup::of("rust_host")
+        .more(&named)
+        .sockets(&host.socket_dir())
+        .start();
     browser.wait("document.querySelector('#gone').hidden");
     assert_eq!(
         browser.text("#name"),
-        format!("rust_host, pid {}", again.pid())
+        format!("{name}, pid {}", again.pid())
     );
     drop(server);
     browser.wait("!document.querySelector('#gone').hidden");
@@ -329,19 +335,26 @@ fn a_host_that_ends_is_missed_and_found_again() {
 fn one_of_several_hosts_is_chosen() {
     let one = host();
     let other = Setup::of("c_host").sockets(&one.socket_dir()).start();
-    let server = server(&one);
+    let server = Server::start(&one.socket_dir(), &[]);
     let browser = Browser::open();
     browser.go(&server.address);
-    browser.wait("document.querySelectorAll('#host-rows tr').length === 2");
+    // Others may run on this machine.
+    let link = |host: &Host| format!("#host-rows a[href='host/{}/']", host.pid());
+    let both = format!(
+        "document.querySelector(\"{}\") && document.querySelector(\"{}\")",
+        link(&one),
+        link(&other)
+    );
+    browser.wait(&both);
     screenshot(&browser, "hosts");
-    browser.click(&format!("#host-rows a[href='host/{}/']", other.pid()));
+    browser.click(&link(&other));
     browser.wait("document.querySelector('#resident').textContent");
     assert_eq!(
         browser.text("#name"),
         format!("c_host, pid {}", other.pid())
     );
     browser.click("#all");
-    browser.wait("document.querySelectorAll('#host-rows tr').length === 2");
+    browser.wait(&both);
     is_quiet(&browser, &server.address);
 }
 
@@ -355,7 +368,12 @@ fn a_token_in_the_path_stays_before_every_request() {
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     let server = Server::start(
         &host.socket_dir(),
-        &["--token-file", file.to_str().unwrap()],
+        &[
+            "-t",
+            host.socket().to_str().unwrap(),
+            "--token-file",
+            file.to_str().unwrap(),
+        ],
     );
     let browser = Browser::open();
     let address = format!("{}t/{token}/", server.address);

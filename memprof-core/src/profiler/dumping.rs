@@ -32,6 +32,7 @@ impl Profiler {
         let begun = Instant::now();
         dump::require_memory()?;
         self.look_again();
+        self.unwinder.tend();
         let backends = self.driven(allocator)?;
         let (able, unable): (Vec<_>, Vec<_>) = backends
             .iter()

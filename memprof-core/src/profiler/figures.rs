@@ -8,7 +8,7 @@ use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
 use crate::backend::{Backend, Kind, use_jemalloc};
 use crate::background::{self, Background};
 use crate::cgroup::Cgroup;
-use crate::doctor::{Finding, Severity, examine};
+use crate::doctor::{Facts, Finding, Severity, examine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::gather;
 use crate::jemalloc::Jemalloc;
@@ -132,8 +132,10 @@ impl Profiler {
                 _ => None,
             }
         };
-        let stranger = self.stranger();
-        let facts = gather(&backends, stranger, allocated, &self.settings.store);
+        let facts = Facts {
+            given_up_walks: self.unwinder.given_up(),
+            ..gather(&backends, self.stranger(), allocated, &self.settings.store)
+        };
         let mut findings = examine(&facts);
         findings.sort_by_key(|finding| finding.severity != Severity::Error);
         findings

@@ -3,33 +3,49 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::figures::jemallocs;
 use super::{Profiler, lock, require_profiling, with_each, with_remedy};
 use crate::backend::Kind;
 use crate::error::Result;
 use crate::interval::SampleInterval;
 use crate::lease::Lease;
 use crate::status::Activation;
+use crate::unwinder::{Tick, UnwinderChoice};
+
+/// What to activate, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ActivateOptions {
+    /// Those of that kind; else those that are driven.
+    pub allocator: Option<Kind>,
+    /// To set one may drop the samples so far.
+    pub interval: Option<SampleInterval>,
+    /// It ends by itself after so long. Without, it lasts, also where one with it is running.
+    pub duration: Option<Duration>,
+    /// Who walks the stacks until it ends; else as configured.
+    pub unwinder: Option<UnwinderChoice>,
+}
 
 impl Profiler {
-    /// Starts sampling in every allocator that can, of those that `allocator` names, else of those
-    /// that are driven. `interval` may drop the samples so far; `duration` is when it ends by
-    /// itself. An activation without it lasts, also where one with it is running.
+    /// Starts sampling in every allocator that can.
     ///
     /// # Errors
     /// Why none of them can, with the remedy for this process.
-    pub fn activate(
-        self: &Arc<Self>,
-        allocator: Option<Kind>,
-        interval: Option<SampleInterval>,
-        duration: Option<Duration>,
-    ) -> Result<Activation> {
+    pub fn activate(self: &Arc<Self>, options: ActivateOptions) -> Result<Activation> {
+        let ActivateOptions {
+            allocator,
+            interval,
+            duration,
+            unwinder,
+        } = options;
         self.look_again();
         let backends = self.driven(allocator)?;
         require_profiling(&backends)?;
         let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
-        let mut warnings = with_each(&backends, |each| each.activate(interval))?;
+        let mut warnings = self.unwinder.install(&jemallocs(&backends), unwinder);
+        self.set_tick()?;
+        warnings.extend(with_each(&backends, |each| each.activate(interval))?);
         since.get_or_insert_with(SystemTime::now);
         drop(since);
         warnings.dedup();
@@ -60,6 +76,8 @@ impl Profiler {
             .filter_map(|each| each.deactivate().err())
             .collect();
         if !self.is_active() {
+            self.unwinder.remove();
+            *lock(&self.tick) = None;
             *since = None;
         }
         drop(since);
@@ -107,6 +125,21 @@ impl Profiler {
                 Err(error) => log::error!("profiling could not be ended in time: {error}"),
             }
         })
+    }
+
+    /// Looks after our walk while it is installed.
+    fn set_tick(self: &Arc<Self>) -> Result<()> {
+        let is_needed = self.unwinder.is_ours();
+        // Weak: a thread must not keep the profiler of a host that ends.
+        let profiler = Arc::downgrade(self);
+        let work = move || {
+            profiler.upgrade().is_some_and(|profiler| {
+                profiler.unwinder.tend();
+                profiler.unwinder.is_ours()
+            })
+        };
+        *lock(&self.tick) = is_needed.then(|| Tick::start(work)).transpose()?;
+        Ok(())
     }
 
     fn set_lease(&self, lease: Option<Lease>) {

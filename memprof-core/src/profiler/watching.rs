@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::figures::jemallocs;
+use super::switching::ActivateOptions;
 use super::{Profiler, lock, require_profiling};
 use crate::backend::ProfileKind;
 use crate::cgroup::Cgroup;
@@ -138,7 +139,7 @@ impl Profiler {
 
     fn act(self: &Arc<Self>, due: Due) -> Outcome {
         if due.activate && self.status().profiling == "inactive" {
-            match self.activate(None, None, None) {
+            match self.activate(ActivateOptions::default()) {
                 Ok(_) => log::info!("profiling is active: {}", due.trigger),
                 Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
                 Err(error) => log::error!("{}: {error}", due.trigger),

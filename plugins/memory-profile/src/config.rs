@@ -2,10 +2,13 @@
 
 mod watch;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memprof_core::{Keep, Rule, Store, default_dump_dir, is_secure_execution};
+use memprof_core::{
+    Keep, Rule, Store, UnwinderChoice, UnwinderSettings, default_dump_dir, is_secure_execution,
+};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 use serde::de::Error as _;
@@ -23,6 +26,10 @@ pub(crate) struct Config {
     pub activate_at_start: bool,
     /// log2 of the sample interval to set at activation.
     pub lg_sample: Option<u64>,
+    /// Who walks the stacks of samples: `auto`, `ours` or `allocator`.
+    unwinder: UnwinderChoice,
+    /// How many stacks of an activation are walked by both and compared.
+    unwinder_checks: Option<NonZero<u64>>,
     /// How many dumps are kept.
     #[serde(deserialize_with = "keep")]
     keep: Keep,
@@ -115,6 +122,15 @@ impl Config {
         &self.watch.0
     }
 
+    /// How stacks are walked.
+    pub(crate) fn unwinder(&self) -> UnwinderSettings {
+        let default = UnwinderSettings::default();
+        UnwinderSettings {
+            choice: self.unwinder,
+            compare: self.unwinder_checks.map_or(default.compare, NonZero::get),
+        }
+    }
+
     /// The store that it describes, for the program of that name.
     pub(crate) fn store(&self, program: &str) -> Store {
         let directory = self.dump_dir.clone().unwrap_or_else(|| {
@@ -145,6 +161,8 @@ mod tests {
         check("dump_dirr = \"/x\"", "unknown field `dump_dirr`");
         check("\n\nactivate_at_start = 1", "line 3, column 21");
         check("dump_dir = \"x\"", "dump_dir \"x\" is not an absolute path");
+        check("unwinder = \"fast\"", "unknown variant `fast`");
+        check("unwinder_checks = 0", "nonzero");
         check("[keep]\ncount = 0", "keep.count must be at least 1");
         check("[keep]\ndays = 1", "unknown field `days`");
         check("[keep]\nage = \"7\"", "keep.age = \"7\" is no age");

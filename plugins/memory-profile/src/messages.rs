@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use memprof_core::{
-    Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers, SampleInterval,
-    Settings, Severity, Trigger,
+    ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
+    SampleInterval, Settings, Severity, Trigger,
 };
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
@@ -40,8 +40,8 @@ impl Plugin for MemoryProfile {
     const MESSAGES: &'static [Message] = &[
         Message::new(
             "activate",
-            "[for=10m] [sample_interval=512KiB | lg_sample=10..24] [allocator=NAME]",
-            "Starts sampling allocations; with for, it ends by itself.",
+            "[for=10m] [sample_interval=512KiB | lg_sample=10..24] [allocator=NAME] [unwinder=auto|ours|allocator]",
+            "Starts sampling allocations; with for, it ends by itself; unwinder tells who walks the stacks.",
         ),
         Message::new(
             "deactivate",
@@ -115,6 +115,7 @@ impl Plugin for MemoryProfile {
                     figures: read_figures,
                     report: read_report,
                 },
+                unwinder: config.unwinder(),
             },
             SystemTime::now(),
         ));
@@ -128,7 +129,13 @@ impl Plugin for MemoryProfile {
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
             let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
-            match interval.and_then(|interval| profiler.activate(None, interval, None)) {
+            let activate = |interval| {
+                profiler.activate(ActivateOptions {
+                    interval,
+                    ..ActivateOptions::default()
+                })
+            };
+            match interval.and_then(activate) {
                 Ok(activation) => log::info!("{}", activation_text(&activation)),
                 Err(error) => log::error!("activate_at_start: {}", failure(error)),
             }
@@ -150,14 +157,9 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         match name {
             "activate" => {
-                let allocator = take_allocator(&mut args)?;
-                let interval = take_interval(&mut args)?;
-                let duration = take_duration(&mut args)?;
+                let options = take_activate_options(&mut args)?;
                 args.finish()?;
-                let activation = self
-                    .profiler
-                    .activate(allocator, interval, duration)
-                    .map_err(failure)?;
+                let activation = self.profiler.activate(options).map_err(failure)?;
                 activated(reply, activation)
             }
             "deactivate" => {
@@ -413,6 +415,16 @@ fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failur
     let text = activation_text(&activation);
     log::info!("{text}");
     ok(reply, &text, activation)
+}
+
+fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
+    let unwinder = args.take("unwinder").map(|word| word.parse());
+    Ok(ActivateOptions {
+        allocator: take_allocator(args)?,
+        interval: take_interval(args)?,
+        duration: take_duration(args)?,
+        unwinder: unwinder.transpose().map_err(failure)?,
+    })
 }
 
 fn take_allocator(args: &mut Arguments) -> Result<Option<Kind>, Failure> {

@@ -43,6 +43,14 @@ fn profiling_text(status: &Status) -> String {
     if let Some(until) = &status.active_until {
         text += &format!(", until {until}");
     }
+    if status.active_since.is_some() {
+        let walkers = status.unwinder.walkers.iter();
+        text.extend(walkers.map(|each| match (each.walker, &each.reason) {
+            ("ours", _) => ", stacks walked by memprof".to_owned(),
+            (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
+            (_, None) => ", stacks walked by the allocator".to_owned(),
+        }));
+    }
     joined(text, status.reason.iter().chain(&status.remedy))
 }
 

@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::dist::{self, Profile};
 use crate::packages;
+use crate::unwind;
 
 /// How long to torture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub(crate) enum Form {
 
 impl Form {
     /// One of two values.
-    fn pick<T>(self, short: T, long: T) -> T {
+    pub(crate) fn pick<T>(self, short: T, long: T) -> T {
         match self {
             Self::Short => short,
             Self::Long => long,
@@ -50,6 +51,7 @@ const SUITES: &[Suite] = &[
     ("hostile", hostile::run),
     ("paths", paths::run),
     ("resources", resources::run),
+    ("unwind", unwind::hazards::run),
 ];
 
 /// `cargo xtask torture [SUITE] [--short]`.

@@ -254,6 +254,17 @@ mod tests {
     }
 
     #[test]
+    fn the_readmes_rules_are_valid() {
+        let readme = include_str!("../../../../README.md");
+        let mut blocks = readme
+            .split("```")
+            .filter_map(|block| block.strip_prefix("toml\n"));
+        let block = blocks.find(|block| block.contains("config.watch")).unwrap();
+        let config = Config::parse(&block.replace("plugin.config.", "")).unwrap();
+        assert_eq!(config.watch().len(), 5);
+    }
+
+    #[test]
     fn several_rules_keep_their_order() {
         let config = Config::parse("[[watch]]\nat_exit = true\n[[watch]]\nevery = \"1h\"").unwrap();
         let conditions: Vec<_> = config.watch().iter().map(|rule| rule.condition).collect();

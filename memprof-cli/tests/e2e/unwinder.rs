@@ -1,0 +1,103 @@
+//! Who walks the stacks of samples.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::host::{Host, PATIENCE, Setup};
+
+/// The walker of the only jemalloc that can profile, once it took so many samples.
+fn walker_after(host: &Host, samples: u64) -> Value {
+    let begun = Instant::now();
+    loop {
+        let status = host.memprof("status", &["--json"]).exits(0).json();
+        let walkers = status["unwinder"]["walkers"].as_array().unwrap();
+        assert_eq!(walkers.len(), 1, "{status}");
+        if walkers[0]["samples"].as_u64().unwrap() >= samples {
+            return walkers[0].clone();
+        }
+        assert!(begun.elapsed() < PATIENCE, "{status}");
+    }
+}
+
+/// Names of memprof's threads in it.
+fn threads(host: &Host) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
+    // A thread may just have ended.
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok())
+        .map(|name| name.trim_end().to_owned())
+        .filter(|name| name.starts_with("memprof-"))
+        .collect()
+}
+
+#[test]
+fn our_walk_finds_what_the_allocators_own_finds() {
+    for program in ["c_host", "c_host_static", "cpp_host", "rust_host"] {
+        let host = Setup::of(program)
+            .config("unwinder_checks = 1000000")
+            .start();
+        let active = host.memprof("activate", &[]).exits(0).stdout;
+        assert!(active.contains("stacks walked by memprof"), "{active}");
+        let walker = walker_after(&host, 500);
+        assert_eq!(walker["walker"], "ours", "{program}: {walker}");
+        assert_eq!(walker["reason"], Value::Null, "{program}: {walker}");
+        assert_eq!(walker["agreed"], walker["compared"], "{program}: {walker}");
+        assert!(walker["compared"].as_u64().unwrap() > 400, "{walker}");
+        assert!(walker["fallbacks"].as_u64().unwrap() < 5, "{walker}");
+        assert_eq!(walker["cut"], 0, "{program}: {walker}");
+        assert_eq!(host.memprof("doctor", &[]).exits(0).stderr, "");
+    }
+}
+
+#[test]
+fn after_the_first_samples_few_are_compared() {
+    let host = Setup::of("c_host").start();
+    host.memprof("activate", &[]).exits(0);
+    let walker = walker_after(&host, 3000);
+    let compared = walker["compared"].as_u64().unwrap();
+    assert!((64..200).contains(&compared), "{walker}");
+}
+
+#[test]
+fn deactivate_gives_the_allocator_its_own_walk_back() {
+    let host = Setup::of("c_host").start();
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["unwinder"]["walkers"], Value::Array(Vec::new()));
+    assert!(!threads(&host).contains(&"memprof-unwind".to_owned()));
+    host.memprof("activate", &[]).exits(0);
+    walker_after(&host, 100);
+    assert!(threads(&host).contains(&"memprof-unwind".to_owned()));
+    host.memprof("deactivate", &[]).exits(0);
+    assert_eq!(walker_after(&host, 100)["walker"], "allocator");
+    let begun = Instant::now();
+    while threads(&host).contains(&"memprof-unwind".to_owned()) {
+        assert!(begun.elapsed() < PATIENCE, "its thread goes on");
+    }
+}
+
+#[test]
+fn the_allocators_own_walk_can_be_chosen() {
+    let chosen = |walker: &Value| {
+        assert_eq!(walker["walker"], "allocator", "{walker}");
+        assert_eq!(walker["reason"], "as chosen", "{walker}");
+        assert_eq!(walker["samples"], 0, "{walker}");
+    };
+    let host = Setup::of("c_host").start();
+    let active = host
+        .memprof("activate", &["--json", "unwinder=allocator"])
+        .exits(0)
+        .json();
+    assert_eq!(active["unwinder"]["setting"], "allocator");
+    chosen(&active["unwinder"]["walkers"][0]);
+    assert!(!threads(&host).contains(&"memprof-unwind".to_owned()));
+    host.memprof("activate", &["unwinder=ours"]).exits(0);
+    assert_eq!(walker_after(&host, 10)["walker"], "ours");
+
+    let host = Setup::of("c_host")
+        .config("unwinder = \"allocator\"\nactivate_at_start = true")
+        .start();
+    chosen(&walker_after(&host, 0));
+    let wrong = host.memprof("activate", &["unwinder=fast"]).exits(2);
+    assert!(wrong.stderr.contains("valid: auto, ours, allocator"));
+}

@@ -1,0 +1,43 @@
+//! Where our walk is not built.
+
+use crate::error::Result;
+use crate::mallctl::Mallctl;
+
+/// All 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) samples: u64,
+    pub(super) fallbacks: u64,
+    pub(super) cut: u64,
+    pub(super) compared: u64,
+    pub(super) agreed: u64,
+    pub(super) given_up: bool,
+}
+
+/// Never installed.
+#[derive(Debug)]
+pub(super) enum Ours {}
+
+impl Ours {
+    /// # Errors
+    /// Always.
+    pub(super) fn install(_: &Mallctl, _: bool, _: u64) -> std::result::Result<Self, String> {
+        Err("our walk is built for x86-64 only".to_owned())
+    }
+
+    pub(super) fn remove(&self, _: &Mallctl) -> Result<()> {
+        match *self {}
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        match *self {}
+    }
+}
+
+pub(super) fn forget_rules() {}
+
+pub(super) fn forget_stacks() {}
+
+pub(super) fn rules_read() -> u64 {
+    0
+}

@@ -1,0 +1,56 @@
+//! What has to be looked at again while our walk is installed.
+
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::thread::Builder;
+use std::time::Duration;
+
+use nix::sys::signal::SigSet;
+
+use super::ours;
+use crate::error::{Error, Result};
+use crate::objects;
+
+/// How long the walk of a sample may go by the rules of code that was unloaded.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Libraries loaded and unloaded so far, when the rules were forgotten last.
+#[derive(Debug, Default)]
+pub(super) struct Loaded(Option<(u64, u64)>);
+
+impl Loaded {
+    pub(super) fn forget_if_changed(&mut self) {
+        let now = Some(objects::load_and_unload_count());
+        if self.0 != now {
+            ours::forget_rules();
+            self.0 = now;
+        }
+    }
+}
+
+/// Runs its work now and then until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Tick {
+    /// Its thread sleeps until the other end is gone.
+    _held: SyncSender<()>,
+}
+
+impl Tick {
+    /// Runs `work` until it answers false.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start(work: impl Fn() -> bool + Send + 'static) -> Result<Self> {
+        let (held, ended) = mpsc::sync_channel(0);
+        Builder::new()
+            .name("memprof-unwind".into())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                if let Err(errno) = SigSet::all().thread_block() {
+                    log::warn!("the unwinder's thread cannot block signals: {errno}");
+                }
+                while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) && work() {}
+            })
+            .map_err(|error| Error::io("start the thread that tends the unwinder", &error))?;
+        Ok(Self { _held: held })
+    }
+}

@@ -1,0 +1,39 @@
+//! Any bytes as `.eh_frame_hdr` and `.eh_frame`: a rule, no panic, no read outside of them.
+//! `cargo +nightly fuzz run rules CORPUS`, from the directory above this one; without cargo-fuzz
+//! `RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cpasses=sancov-module
+//! -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
+//! -Cllvm-args=-sanitizer-coverage-pc-table" cargo run --release --target
+//! x86_64-unknown-linux-gnu --bin rules` in this one.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use memprof_unwind::cfi::{Section, rule_at};
+
+/// Where the sections lie, for the fuzzer to find offsets between them.
+const HDR: u64 = 0x1000;
+const EH_FRAME: u64 = 0x2000;
+
+fuzz_target!(|input: (u64, &[u8], &[u8])| {
+    let (address, table, frames) = input;
+    // Half of the inputs have a head that is right, so that the rest is reached.
+    let head = [1, 0x1B, 0x03, 0x3B, 0xFC, 0x0F, 0, 0, 1, 0, 0, 0];
+    let hdr = match address & 1 {
+        0 => table.to_vec(),
+        _ => [&head, table].concat(),
+    };
+    // Of exactly this length, for the sanitizer.
+    let (hdr, frames) = (hdr.into_boxed_slice(), Box::<[u8]>::from(frames));
+    let hdr = Section {
+        address: HDR,
+        bytes: &hdr,
+    };
+    let eh_frame = |_| {
+        Some(Section {
+            address: EH_FRAME,
+            bytes: &frames,
+        })
+    };
+    for address in [address >> 1, address >> 1 & 0xFFFF] {
+        rule_at(hdr, eh_frame, address);
+    }
+});

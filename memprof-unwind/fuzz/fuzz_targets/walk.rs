@@ -1,0 +1,85 @@
+//! Any rules over any stack: the walk ends, and reads only where the stack can be read.
+//! `cargo +nightly fuzz run walk CORPUS`, from the directory above this one; see `rules.rs`.
+#![no_main]
+
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+use memprof_unwind::{
+    Cfa, End, Memory, Packed, Registers, Rule, Rules, SavedBp, as_frames, walk,
+};
+
+#[derive(Debug, Arbitrary)]
+struct Input {
+    pc: usize,
+    sp: u8,
+    bp: usize,
+    room: u8,
+    stack: Vec<usize>,
+    rules: Vec<(u8, u16, u16)>,
+}
+
+/// Where the stack starts.
+const BASE: usize = 0x7FFF_0000_0000;
+const WORD: usize = size_of::<usize>();
+
+struct Stack<'a>(&'a [usize]);
+
+impl Memory for Stack<'_> {
+    fn word(&mut self, address: usize) -> Option<usize> {
+        let offset = address.checked_sub(BASE)?;
+        if offset % WORD != 0 {
+            return None;
+        }
+        self.0.get(offset / WORD).copied()
+    }
+}
+
+/// The rule of an address is one of those, so that the fuzzer can repeat it.
+struct Chosen<'a>(&'a [(u8, u16, u16)]);
+
+impl Rules for Chosen<'_> {
+    fn rule_at(&mut self, address: usize) -> Packed {
+        let Some(&(kind, cfa, bp)) = self.0.get(address % self.0.len().max(1)) else {
+            return Rule::Outermost.into();
+        };
+        let (cfa, below) = (cfa % 8192, bp % 4095);
+        let cfa = match kind % 8 {
+            0 | 1 => Cfa::Sp(cfa.max(1)),
+            2 | 3 => Cfa::Bp(cfa),
+            4 => Cfa::BelowBp(cfa),
+            5 => Cfa::Plt(cfa % 16),
+            6 => return Rule::Signal.into(),
+            _ => return [Rule::Outermost, Rule::Unsupported][usize::from(kind >> 7)].into(),
+        };
+        let bp = match kind / 8 % 3 {
+            0 => SavedBp::Unchanged,
+            1 => SavedBp::BelowCfa(below.max(1)),
+            _ => SavedBp::AtBp,
+        };
+        Rule::Frame { cfa, bp }.into()
+    }
+}
+
+fuzz_target!(|input: Input| {
+    let start = Registers {
+        pc: input.pc,
+        sp: BASE + usize::from(input.sp) * WORD,
+        bp: input.bp,
+    };
+    // Addresses of the stack are hard to guess.
+    let stack: Vec<usize> = input
+        .stack
+        .iter()
+        .map(|word| if word % 2 == 0 { BASE + word % 4096 / 2 * WORD } else { *word })
+        .collect();
+    let mut room = vec![0; input.room.into()].into_boxed_slice();
+    let (frames, end) = walk(
+        start,
+        as_frames(&mut room),
+        &mut Chosen(&input.rules),
+        &mut Stack(&stack),
+    );
+    assert!(frames <= room.len());
+    assert!(end != End::Full || frames == room.len());
+    assert!(room[..frames].iter().all(|pc| *pc != 0));
+});

@@ -1,0 +1,328 @@
+//! Call frame information (`.eh_frame`, LSB and System V ABI for x86-64) for one address.
+
+use gimli::{
+    BaseAddresses, CallFrameInstruction, CallFrameInstructionIter, CfaRule, EhFrame, EhFrameHdr,
+    EndianSlice, NativeEndian, Register, RegisterRule, UnwindExpression, UnwindSection, X86_64,
+};
+
+use crate::rule::{BP_LIMIT, CFA_LIMIT, Cfa, Rule, SavedBp};
+
+/// Bytes of an object, and the address that they have in it or in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Section<'a> {
+    /// Of the first byte.
+    pub address: u64,
+    /// The section; bytes that follow it do no harm.
+    pub bytes: &'a [u8],
+}
+
+type Bytes<'a> = EndianSlice<'a, NativeEndian>;
+
+const WORD: i64 = 8;
+const ADDRESS_SIZE: u8 = 8;
+
+/// The rule at `address`: found with the sorted table of `.eh_frame_hdr`, read from the `.eh_frame`
+/// that `section_at` yields for its address.
+///
+/// Never fails: what it cannot read is [`Rule::Unsupported`], an address without information is
+/// [`Rule::Outermost`].
+pub fn rule_at<'a>(
+    hdr: Section<'a>,
+    section_at: impl FnOnce(u64) -> Option<Section<'a>>,
+    address: u64,
+) -> Rule {
+    try_rule_at(hdr, section_at, address).unwrap_or(Rule::Unsupported)
+}
+
+fn try_rule_at<'a>(
+    hdr: Section<'a>,
+    section_at: impl FnOnce(u64) -> Option<Section<'a>>,
+    address: u64,
+) -> Option<Rule> {
+    let bases = BaseAddresses::default().set_eh_frame_hdr(hdr.address);
+    let parsed = EhFrameHdr::new(hdr.bytes, NativeEndian);
+    let parsed = parsed.parse(&bases, ADDRESS_SIZE).ok()?;
+    let section = section_at(parsed.eh_frame_ptr().direct().ok()?)?;
+    let bases = bases.set_eh_frame(section.address);
+    let mut eh_frame = EhFrame::new(section.bytes, NativeEndian);
+    eh_frame.set_address_size(ADDRESS_SIZE);
+    let nearest = parsed
+        .table()?
+        .lookup(address, &bases)
+        .ok()?
+        .direct()
+        .ok()?;
+    let offset = usize::try_from(nearest.checked_sub(section.address)?).ok()?;
+    let fde = eh_frame.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset);
+    let fde = match fde {
+        Ok(fde) if fde.contains(address) => fde,
+        Ok(_) => return Some(Rule::Outermost),
+        Err(_) => return None,
+    };
+    if fde.is_signal_trampoline() {
+        return Some(Rule::Signal);
+    }
+    let mut row = Row::new(fde.initial_address(), fde.cie().data_alignment_factor());
+    let factor = fde.cie().code_alignment_factor();
+    let initial = fde.cie().instructions(&eh_frame, &bases);
+    row.run(initial, u64::MAX, factor)?;
+    row.initial = Some(row.state.clone());
+    row.start = fde.initial_address();
+    row.run(fde.instructions(&eh_frame, &bases), address, factor)?;
+    row.state.rule(&eh_frame)
+}
+
+/// What is known of the three registers that a walk follows.
+#[derive(Clone, Debug)]
+struct State {
+    cfa: CfaRule<usize>,
+    bp: RegisterRule<usize>,
+    return_address: RegisterRule<usize>,
+}
+
+/// How many states a function may remember at once; compilers need one.
+const REMEMBERED: usize = 4;
+
+/// The row of the unwinding table that covers an address (DWARF 5, 6.4.1), of those registers.
+struct Row {
+    start: u64,
+    data_alignment: i64,
+    state: State,
+    /// After the instructions of the CIE.
+    initial: Option<State>,
+    remembered: [Option<State>; REMEMBERED],
+}
+
+impl Row {
+    fn new(start: u64, data_alignment: i64) -> Self {
+        Self {
+            start,
+            data_alignment,
+            state: State {
+                cfa: CfaRule::default(),
+                bp: RegisterRule::SameValue,
+                return_address: RegisterRule::Undefined,
+            },
+            initial: None,
+            remembered: [const { None }; REMEMBERED],
+        }
+    }
+
+    /// Runs instructions until the row covers `address`. None where one of them is unknown.
+    fn run(
+        &mut self,
+        mut instructions: CallFrameInstructionIter<'_, Bytes<'_>>,
+        address: u64,
+        code_alignment: u64,
+    ) -> Option<()> {
+        use CallFrameInstruction::{AdvanceLoc, SetLoc};
+        while let Some(instruction) = instructions.next().ok()? {
+            let next = match instruction {
+                AdvanceLoc { delta } => self
+                    .start
+                    .checked_add(u64::from(delta).checked_mul(code_alignment)?)?,
+                SetLoc { address } => address,
+                instruction => {
+                    self.apply(instruction)?;
+                    continue;
+                }
+            };
+            if next > address {
+                break;
+            }
+            self.start = next;
+        }
+        Some(())
+    }
+
+    fn apply(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
+        use CallFrameInstruction as I;
+        let State { cfa, .. } = &mut self.state;
+        match instruction {
+            I::DefCfa { register, offset } => *cfa = register_and_offset(register, offset)?,
+            I::DefCfaSf {
+                register,
+                factored_offset,
+            } => {
+                let offset = factored_offset.checked_mul(self.data_alignment)?;
+                *cfa = CfaRule::RegisterAndOffset { register, offset };
+            }
+            I::DefCfaRegister { register } => match cfa {
+                CfaRule::RegisterAndOffset { register: old, .. } => *old = register,
+                CfaRule::Expression(_) => return None,
+            },
+            I::DefCfaOffset { offset } => match cfa {
+                CfaRule::RegisterAndOffset { offset: old, .. } => *old = offset.try_into().ok()?,
+                CfaRule::Expression(_) => return None,
+            },
+            I::DefCfaOffsetSf { factored_offset } => match cfa {
+                CfaRule::RegisterAndOffset { offset: old, .. } => {
+                    *old = factored_offset.checked_mul(self.data_alignment)?;
+                }
+                CfaRule::Expression(_) => return None,
+            },
+            I::DefCfaExpression { expression } => *cfa = CfaRule::Expression(expression),
+            I::RememberState => {
+                let state = self.state.clone();
+                *self.remembered.iter_mut().find(|slot| slot.is_none())? = Some(state);
+            }
+            I::RestoreState => {
+                let newest = self.remembered.iter_mut().rev().find_map(Option::take);
+                self.state = newest?;
+            }
+            // How much a callee pops; and padding.
+            I::ArgsSize { .. } | I::Nop => {}
+            instruction => return self.apply_to_register(instruction),
+        }
+        Some(())
+    }
+
+    fn apply_to_register(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
+        use CallFrameInstruction as I;
+        use RegisterRule as R;
+        let offset = |factored: i64| factored.checked_mul(self.data_alignment);
+        let (register, rule) = match instruction {
+            I::Undefined { register } => (register, R::Undefined),
+            I::SameValue { register } => (register, R::SameValue),
+            I::Offset {
+                register,
+                factored_offset,
+            } => (
+                register,
+                R::Offset(offset(factored_offset.try_into().ok()?)?),
+            ),
+            I::OffsetExtendedSf {
+                register,
+                factored_offset,
+            } => (register, R::Offset(offset(factored_offset)?)),
+            I::ValOffset {
+                register,
+                factored_offset,
+            } => (
+                register,
+                R::ValOffset(offset(factored_offset.try_into().ok()?)?),
+            ),
+            I::ValOffsetSf {
+                register,
+                factored_offset,
+            } => (register, R::ValOffset(offset(factored_offset)?)),
+            I::Register {
+                dest_register,
+                src_register,
+            } => (dest_register, R::Register(src_register)),
+            I::Expression {
+                register,
+                expression,
+            } => (register, R::Expression(expression)),
+            I::ValExpression {
+                register,
+                expression,
+            } => (register, R::ValExpression(expression)),
+            I::Restore { register } => {
+                let initial = self.initial.clone()?;
+                let rule = match register {
+                    X86_64::RBP => initial.bp,
+                    X86_64::RA => initial.return_address,
+                    _ => return Some(()),
+                };
+                (register, rule)
+            }
+            _ => return None,
+        };
+        match register {
+            X86_64::RBP => self.state.bp = rule,
+            X86_64::RA => self.state.return_address = rule,
+            // A stack pointer that is not the CFA is not followed.
+            X86_64::RSP if rule != R::ValOffset(0) => return None,
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+fn register_and_offset(register: Register, offset: u64) -> Option<CfaRule<usize>> {
+    let offset = offset.try_into().ok()?;
+    Some(CfaRule::RegisterAndOffset { register, offset })
+}
+
+impl State {
+    fn rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
+        match self.return_address {
+            RegisterRule::Offset(offset) if offset == -WORD => {}
+            RegisterRule::Undefined => return Some(Rule::Outermost),
+            _ => return None,
+        }
+        let cfa = match &self.cfa {
+            &CfaRule::RegisterAndOffset { register, offset } => {
+                let distance = words(offset, CFA_LIMIT)?;
+                match register {
+                    X86_64::RSP if distance > 0 => Cfa::Sp(distance),
+                    X86_64::RBP => Cfa::Bp(distance),
+                    _ => return None,
+                }
+            }
+            CfaRule::Expression(expression) => cfa_of(bytes(expression, eh_frame)?)?,
+        };
+        let bp = match &self.bp {
+            RegisterRule::SameValue | RegisterRule::Undefined => SavedBp::Unchanged,
+            &RegisterRule::Offset(offset) => match words(offset.checked_neg()?, BP_LIMIT)? {
+                0 => return None,
+                distance => SavedBp::BelowCfa(distance),
+            },
+            RegisterRule::Expression(expression) => match bytes(expression, eh_frame)? {
+                [BREG_BP, 0] => SavedBp::AtBp,
+                _ => return None,
+            },
+            _ => return None,
+        };
+        Some(Rule::Frame { cfa, bp })
+    }
+}
+
+/// A distance of so many whole words, below `limit`.
+fn words(bytes: i64, limit: u16) -> Option<u16> {
+    if bytes % WORD != 0 {
+        return None;
+    }
+    let words = u16::try_from(bytes / WORD).ok()?;
+    (words < limit).then_some(words)
+}
+
+fn bytes<'a>(
+    expression: &UnwindExpression<usize>,
+    eh_frame: &EhFrame<Bytes<'a>>,
+) -> Option<&'a [u8]> {
+    Some(expression.get(eh_frame).ok()?.0.slice())
+}
+
+/// `DW_OP_breg6`: the frame pointer and an offset, as SLEB128.
+const BREG_BP: u8 = 0x76;
+const DEREF: u8 = 0x06;
+/// `DW_OP_lit0`
+const LIT: u8 = 0x30;
+
+/// The two kinds of expression that linkers and compilers emit for a CFA.
+fn cfa_of(expression: &[u8]) -> Option<Cfa> {
+    match *expression {
+        // A function that realigns its stack keeps the CFA below its frame pointer.
+        [BREG_BP, offset @ 0x40..0x80, DEREF] => {
+            let below = 0x80 - i64::from(offset);
+            Some(Cfa::BelowBp(words(below, CFA_LIMIT)?))
+        }
+        // .plt of GNU ld, gold, lld and mold: rsp + 8 + ((rip & 15 >= byte) << 3).
+        [
+            0x77,
+            8,
+            0x80,
+            0,
+            0x3F,
+            0x1A,
+            byte @ LIT..=0x3F,
+            0x2A,
+            0x33,
+            0x24,
+            0x22,
+        ] => Some(Cfa::Plt(u16::from(byte - LIT))),
+        _ => None,
+    }
+}

@@ -1,0 +1,324 @@
+//! What an allocator calls for each sample.
+#![expect(unsafe_code, reason = "the allocator calls it, with raw pointers")]
+
+use core::arch::naked_asm;
+use core::ffi::c_void;
+use core::mem::{self, offset_of};
+use core::slice;
+use core::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use crate::Counts;
+use crate::compare::{Walk, leaf_of};
+use crate::memory::Stack;
+use crate::object::{FindObject, loaded_rule_at};
+use crate::own_stack::{self, OwnStack, set_main_stack_top};
+use crate::rule::{Packed, Rule};
+use crate::table::Table;
+use crate::walk::{End, Frame, Registers, Rules, as_frames, walk};
+
+/// `prof_backtrace_hook_t` of jemalloc 5.3: fills the first array with at most so many program
+/// counters from the leaf on, and sets how many. The count is 0 before the call.
+pub type Walker = unsafe extern "C" fn(*mut *mut c_void, *mut u32, u32);
+
+/// One for each allocator of the process. A hook has no argument of its own, so each is a function
+/// of its own; they are never freed, because a thread may still be in one.
+pub static HOOKS: [Hook; 4] = [const { Hook::new() }; 4];
+
+static ENTRIES: [Walker; HOOKS.len()] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
+
+static RULES: Table = Table::new();
+static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
+static MISSES: AtomicU64 = AtomicU64::new(0);
+
+/// After the first samples, one of so many is still compared.
+const COMPARE_EVERY: u64 = 1024;
+/// Below this share of equal stacks, in percent, our walk is given up.
+const ENOUGH_AGREEMENT: u64 = 99;
+/// More frames than any jemalloc of 2026 asks for are not compared.
+const COMPARED_FRAMES: usize = 256;
+
+/// Our walker for one allocator.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub struct Hook {
+    /// The allocator's own walker; where [`entry`] expects it. Never changes while armed.
+    saved: AtomicUsize,
+    /// What the allocator's own walker puts below the frame that called it.
+    leaf: AtomicUsize,
+    /// How many samples are compared from the start.
+    to_compare: AtomicU64,
+    given_up: AtomicBool,
+    samples: AtomicU64,
+    fallbacks: AtomicU64,
+    cut: AtomicU64,
+    compared: AtomicU64,
+    agreed: AtomicU64,
+}
+
+/// Makes ready what all hooks share. `find` is the loader's own `_dl_find_object`; the other is
+/// an address at the top of the main thread's stack, as getauxval(3) tells `AT_RANDOM`.
+pub fn prepare(find: FindObject, main_stack_top: usize) {
+    set_main_stack_top(main_stack_top);
+    FIND_OBJECT.store(find as usize, Release);
+}
+
+/// Forgets all rules: code may have been unloaded, and other code loaded in its place.
+pub fn forget_rules() {
+    RULES.clear();
+}
+
+/// Forgets which stacks were read: threads may have ended.
+pub fn forget_stacks() {
+    own_stack::forget();
+}
+
+/// How often a rule was read from call frame information, in all.
+pub fn rules_read() -> u64 {
+    MISSES.load(Relaxed)
+}
+
+impl Hook {
+    const fn new() -> Self {
+        Self {
+            saved: AtomicUsize::new(0),
+            leaf: AtomicUsize::new(0),
+            to_compare: AtomicU64::new(0),
+            given_up: AtomicBool::new(false),
+            samples: AtomicU64::new(0),
+            fallbacks: AtomicU64::new(0),
+            cut: AtomicU64::new(0),
+            compared: AtomicU64::new(0),
+            agreed: AtomicU64::new(0),
+        }
+    }
+
+    /// What to give to the allocator, after [`Self::arm`].
+    pub fn entry(&'static self) -> Walker {
+        let index = (&raw const *self as usize - &raw const HOOKS as usize) / size_of::<Self>();
+        ENTRIES[index]
+    }
+
+    /// Starts anew: the first `to_compare` samples are walked by `saved` too, and compared.
+    ///
+    /// # Safety
+    /// `saved` is the walker of one allocator, which stays loaded, and this hook is given to that
+    /// allocator only; [`prepare`] was called.
+    pub unsafe fn arm(&self, saved: Walker, to_compare: u64) {
+        self.saved.store(saved as usize, Relaxed);
+        self.to_compare.store(to_compare, Relaxed);
+        for count in [
+            &self.samples,
+            &self.fallbacks,
+            &self.cut,
+            &self.compared,
+            &self.agreed,
+        ] {
+            count.store(0, Relaxed);
+        }
+        self.given_up.store(false, Release);
+    }
+
+    /// What it did since.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            samples: self.samples.load(Relaxed),
+            fallbacks: self.fallbacks.load(Relaxed),
+            cut: self.cut.load(Relaxed),
+            compared: self.compared.load(Relaxed),
+            agreed: self.agreed.load(Relaxed),
+            given_up: self.given_up.load(Relaxed),
+        }
+    }
+}
+
+/// Walks; where that fails, goes on in the saved walker as if it had been called itself.
+///
+/// # Safety
+/// As [`Walker`]; called by the allocator of the hook with this index, which is armed.
+#[unsafe(naked)]
+unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32, _: u32) {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_adjust_cfa_offset 8",
+        ".cfi_offset rbp, -16",
+        // The caller's frame pointer, and where its return address lies.
+        "mov r8, rbp",
+        "lea rcx, [rsp + 8]",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        // Not every program calls malloc with an aligned stack.
+        "and rsp, -16",
+        "mov r9d, {index}",
+        "call {sample}",
+        "mov rdi, [rbp - 8]",
+        "mov rsi, [rbp - 16]",
+        "mov rdx, [rbp - 24]",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        "test al, al",
+        "jz 2f",
+        "ret",
+        "2:",
+        "jmp qword ptr [rip + {hooks} + {saved}]",
+        ".cfi_endproc",
+        index = const INDEX,
+        sample = sym sample,
+        hooks = sym HOOKS,
+        saved = const INDEX * size_of::<Hook>() + offset_of!(Hook, saved),
+    )
+}
+
+/// One sample; false where the saved walker has to take it. `called` is where the return address
+/// of the hook's caller lies, `bp` is that caller's.
+///
+/// # Safety
+/// As [`entry`], which calls it.
+unsafe extern "C" fn sample(
+    frames: *mut *mut c_void,
+    count: *mut u32,
+    capacity: u32,
+    called: *const usize,
+    bp: usize,
+    index: usize,
+) -> bool {
+    let Some(hook) = HOOKS.get(index) else {
+        return false;
+    };
+    if hook.given_up.load(Acquire) {
+        return false;
+    }
+    let start = Registers {
+        // SAFETY: `entry` passes where its return address lies.
+        pc: unsafe { called.read() },
+        sp: called as usize + size_of::<usize>(),
+        bp,
+    };
+    let number = hook.samples.fetch_add(1, Relaxed);
+    if number < hook.to_compare.load(Relaxed) || number % COMPARE_EVERY == 0 {
+        // SAFETY: as this function's.
+        let agree = unsafe { hook.compare(frames, count, capacity, start) };
+        // SAFETY: `Walker`: a number; 0 again for the walk to come.
+        unsafe { count.write(0) };
+        if !agree {
+            return false;
+        }
+    }
+    // SAFETY: `Walker`: room for so many pointers.
+    let room = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
+    let Some(walked) = hook.walk(start, hook.leaf.load(Relaxed), room) else {
+        return false;
+    };
+    // SAFETY: `Walker`: a number.
+    unsafe { count.write(walked as u32) };
+    true
+}
+
+impl Hook {
+    /// Walks from `start`; None where the saved walker has to. `leaf` goes before the first frame
+    /// unless it is 0.
+    #[inline(always)]
+    fn walk(&self, start: Registers, leaf: usize, room: &mut [Frame]) -> Option<usize> {
+        let (below, room) = match room.split_first_mut() {
+            Some((first, rest)) if leaf != 0 => {
+                first.write(leaf);
+                (1, rest)
+            }
+            Some(_) | None => (0, room),
+        };
+        let own = OwnStack::around(start.sp);
+        // SAFETY: a caller's stack pointer; and what `OwnStack` tells.
+        let mut stack = unsafe { Stack::from(start.sp, &own.known) };
+        let (frames, end) = walk(start, room, &mut Loaded, &mut stack);
+        if !own.known.contains(&start.sp) {
+            own.remember(start.sp, stack.end());
+        }
+        match end {
+            End::Outermost | End::Full => {}
+            End::Unreadable => {
+                self.cut.fetch_add(1, Relaxed);
+            }
+            End::Unsupported => {
+                self.fallbacks.fetch_add(1, Relaxed);
+                return None;
+            }
+        }
+        Some(below + frames)
+    }
+
+    /// Whether both walkers tell the same. The saved one's walk is left in `frames`.
+    ///
+    /// # Safety
+    /// As [`sample`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn compare(
+        &self,
+        frames: *mut *mut c_void,
+        count: *mut u32,
+        capacity: u32,
+        start: Registers,
+    ) -> bool {
+        let mut ours = [0; COMPARED_FRAMES];
+        let Some(walked) = self.walk(start, 0, as_frames(&mut ours)) else {
+            return false;
+        };
+        // SAFETY: `arm` stored a walker.
+        let saved: Walker = unsafe { mem::transmute(self.saved.load(Relaxed)) };
+        // SAFETY: with what the allocator passed.
+        unsafe { saved(frames, count, capacity) };
+        // SAFETY: `Walker`: the number is set.
+        let written = unsafe { count.read() };
+        // SAFETY: `Walker`: so many of the pointers are written.
+        let theirs = unsafe { slice::from_raw_parts(frames.cast(), written as usize) };
+        let ours = Walk {
+            frames: ours.get(..walked).unwrap_or_default(),
+            is_cut: walked == COMPARED_FRAMES,
+        };
+        let theirs = Walk {
+            frames: theirs,
+            is_cut: written >= capacity,
+        };
+        let leaf = leaf_of(&ours, &theirs);
+        if let Some(leaf) = leaf {
+            self.leaf.store(leaf, Relaxed);
+            self.agreed.fetch_add(1, Relaxed);
+        }
+        let compared = self.compared.fetch_add(1, Relaxed) + 1;
+        if compared >= self.to_compare.load(Relaxed)
+            && self.agreed.load(Relaxed) * 100 < compared * ENOUGH_AGREEMENT
+        {
+            self.given_up.store(true, Release);
+        }
+        leaf.is_some()
+    }
+}
+
+/// The rules of this process.
+struct Loaded;
+
+impl Rules for Loaded {
+    #[inline(always)]
+    fn rule_at(&mut self, address: usize) -> Packed {
+        RULES.get_or_find(address, read_rule)
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn read_rule(address: usize) -> Rule {
+    MISSES.fetch_add(1, Relaxed);
+    let find = FIND_OBJECT.load(Acquire) as *const ();
+    if find.is_null() {
+        return Rule::Unsupported;
+    }
+    // SAFETY: `prepare` stored it.
+    let find = unsafe { mem::transmute::<*const (), FindObject>(find) };
+    loaded_rule_at(find, address)
+}

@@ -1,0 +1,151 @@
+//! The threads' own stacks: once read to the top, they need not be asked for again.
+//!
+//! A thread's stack ends at its control block, to which `fs` points (ELF TLS for x86-64), the main
+//! thread's at what the kernel left there. While the thread lives, what lies between its stack
+//! pointer and that top stays readable. Other stacks, of coroutines and signal handlers, do not
+//! reach up to it without a gap.
+#![expect(unsafe_code, reason = "the thread pointer")]
+
+use core::arch::asm;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use crate::memory::{PAGE, is_readable, page_of};
+
+/// One word for each thread, or for some of the threads if there are more.
+static KNOWN: [AtomicU64; 1 << INDEX_BITS] = [const { AtomicU64::new(0) }; 1 << INDEX_BITS];
+const INDEX_BITS: u32 = 9;
+
+/// A word holds the address of the control block, which is a multiple of 64, and how many pages up
+/// to the top are known.
+const ALIGNMENT_BITS: u32 = 6;
+const COUNT_BITS: u32 = 64 - (48 - ALIGNMENT_BITS);
+
+static MAIN_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
+
+/// No stack is larger.
+const LARGEST: usize = 1 << 30;
+/// What lies between the outermost frame and the top is not more: variables of the thread, or
+/// the environment.
+const MOST_ABOVE: usize = 32 * PAGE;
+/// More is not asked for in one sample.
+const MOST_AT_ONCE: usize = 4096 * PAGE;
+
+/// `address` lies at the top of the main thread's stack, as that of `AT_RANDOM` does.
+pub(crate) fn set_main_stack_top(address: usize) {
+    MAIN_STACK_TOP.store(page_of(address) + PAGE, Relaxed);
+}
+
+/// Forgets all threads: some may have ended.
+pub(crate) fn forget() {
+    for word in &KNOWN {
+        word.store(0, Relaxed);
+    }
+}
+
+/// The stack of the calling thread, if it runs on its own.
+#[derive(Debug)]
+pub(crate) struct OwnStack {
+    control_block: u64,
+    word: &'static AtomicU64,
+    /// All of it can be read; empty when nothing is known.
+    pub(crate) known: Range<usize>,
+}
+
+impl OwnStack {
+    #[inline(always)]
+    pub(crate) fn around(sp: usize) -> Self {
+        let control_block = control_block();
+        let top = top_of(sp, control_block);
+        let control_block = (control_block >> ALIGNMENT_BITS) as u64;
+        // Control blocks are often a power of two apart.
+        let index = control_block ^ control_block >> 8 ^ control_block >> 17;
+        let word = &KNOWN[index as usize % KNOWN.len()];
+        let bits = word.load(Relaxed);
+        let pages = if bits >> COUNT_BITS == control_block {
+            bits as usize & ((1 << COUNT_BITS) - 1)
+        } else {
+            0
+        };
+        Self {
+            control_block,
+            word,
+            known: top.wrapping_sub(pages * PAGE)..top,
+        }
+    }
+
+    /// Remembers the stack from `sp` on, if a walk that ended at `reached` came near the top, and
+    /// all that lies between can be read.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn remember(&self, sp: usize, reached: usize) {
+        let Range { start, end: top } = self.known;
+        let came_near = top
+            .checked_sub(reached)
+            .is_some_and(|above| above <= MOST_ABOVE);
+        let unknown = page_of(sp)..start;
+        if !came_near || unknown.is_empty() || unknown.len() > MOST_AT_ONCE {
+            return;
+        }
+        if unknown.step_by(PAGE).all(is_readable) {
+            let pages = ((top - page_of(sp)) / PAGE) as u64;
+            let bits = self.control_block << COUNT_BITS | pages;
+            self.word.store(bits, Relaxed);
+        }
+    }
+}
+
+/// The page above the stack on which `sp` lies, were it the thread's own; 0 if it is not.
+#[inline(always)]
+fn top_of(sp: usize, control_block: usize) -> usize {
+    let thread = page_of(control_block) + PAGE;
+    let main = MAIN_STACK_TOP.load(Relaxed);
+    let reaches = |top: usize| top.wrapping_sub(sp) < LARGEST;
+    match (reaches(thread), reaches(main)) {
+        (true, _) => thread,
+        (false, true) => main,
+        (false, false) => 0,
+    }
+}
+
+/// The first word of the control block is its own address.
+#[inline(always)]
+fn control_block() -> usize {
+    let address;
+    // SAFETY: ELF TLS for x86-64: every thread has one from its first instruction on.
+    unsafe {
+        asm!("mov {}, fs:0", out(reg) address, options(nostack, readonly, pure, preserves_flags));
+    }
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+
+    #[test]
+    fn a_stack_that_was_read_to_the_top_is_known_from_there_on() {
+        let local = 0_usize;
+        let sp = &raw const local as usize;
+        let own = OwnStack::around(sp);
+        assert!(!own.known.contains(&sp));
+        own.remember(sp, own.known.end - PAGE);
+        let own = OwnStack::around(sp);
+        assert!(own.known.contains(&sp));
+        assert!(own.known.contains(&control_block()));
+        // Another thread knows nothing of it.
+        let known = std::thread::spawn(move || OwnStack::around(sp).known);
+        assert!(!known.join().unwrap().contains(&sp));
+    }
+
+    #[test]
+    fn a_stack_that_the_walk_left_far_from_the_top_is_not_remembered() {
+        let local = 0_usize;
+        let sp = &raw const local as usize;
+        let own = OwnStack::around(sp);
+        own.remember(sp, own.known.end - MOST_ABOVE - PAGE);
+        assert!(!OwnStack::around(sp).known.contains(&sp));
+    }
+}

@@ -1,0 +1,180 @@
+//! The rules found so far, for all threads, without a lock.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::rule::{Packed, Rule};
+
+/// User addresses on x86-64 with four-level paging are shorter.
+const ADDRESS_BITS: u32 = 47;
+/// log2 of the size of a piece of code whose rules lie in one line: calls in one function are
+/// often followed by others of it.
+const PIECE_BITS: u32 = 8;
+/// log2 of how many lines there are.
+const LINE_BITS: u32 = 11;
+/// Rules in a line.
+const WAYS: usize = 8;
+/// What remains of an address beside its line.
+const TAG_BITS: u32 = ADDRESS_BITS - LINE_BITS;
+
+const _: () = assert!(TAG_BITS + Packed::BITS == u64::BITS);
+
+/// The rules of 16,384 addresses; the rest are found again.
+///
+/// A slot is one word, so nobody reads half a rule; with its line it holds the whole address, so
+/// nobody reads another one's.
+#[derive(Debug)]
+pub struct Table {
+    lines: [Line; 1 << LINE_BITS],
+}
+
+/// What the processor fetches at once.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line {
+    slots: [AtomicU64; WAYS],
+}
+
+impl Line {
+    #[inline(always)]
+    fn get(&self, way: usize, tag: u64) -> Option<Packed> {
+        let bits = self.slots[way % WAYS].load(Relaxed) ^ tag << Packed::BITS;
+        // 0 would be a free slot under the tag 0.
+        let is_it = (1..1 << Packed::BITS).contains(&bits);
+        is_it.then_some(Packed::from_bits(bits as u32))
+    }
+
+    fn is_free(&self, way: usize) -> bool {
+        self.slots[way % WAYS].load(Relaxed) == 0
+    }
+
+    fn set(&self, way: usize, tag: u64, rule: Packed) {
+        let bits = tag << Packed::BITS | u64::from(rule.bits());
+        self.slots[way % WAYS].store(bits, Relaxed);
+    }
+}
+
+impl Table {
+    /// Without any rule.
+    #[expect(clippy::new_without_default, reason = "for statics")]
+    pub const fn new() -> Self {
+        Self {
+            lines: [const {
+                Line {
+                    slots: [const { AtomicU64::new(0) }; WAYS],
+                }
+            }; 1 << LINE_BITS],
+        }
+    }
+
+    /// The rule at an address, from `find` where it is not known.
+    #[inline(always)]
+    pub fn get_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Packed {
+        let place = Place::of(address as u64);
+        match self.lines[place.line].get(place.first, place.tag) {
+            Some(rule) if address >> ADDRESS_BITS == 0 => rule,
+            _ => self.look_further_or_find(address, find),
+        }
+    }
+
+    /// Out of the way of what is found at once.
+    #[cold]
+    #[inline(never)]
+    fn look_further_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Packed {
+        if address >> ADDRESS_BITS != 0 {
+            return Rule::Outermost.into();
+        }
+        let place = Place::of(address as u64);
+        let line = &self.lines[place.line];
+        let mut ways = (0..WAYS).map(|offset| place.first + offset);
+        if let Some(rule) = ways.clone().find_map(|way| line.get(way, place.tag)) {
+            return rule;
+        }
+        let rule = Packed::from(find(address));
+        let free = ways.find(|&way| line.is_free(way));
+        line.set(free.unwrap_or(place.first), place.tag, rule);
+        rule
+    }
+
+    /// Forgets all rules.
+    pub fn clear(&self) {
+        for slot in self.lines.iter().flat_map(|line| &line.slots) {
+            slot.store(0, Relaxed);
+        }
+    }
+}
+
+/// Where an address belongs.
+struct Place {
+    line: usize,
+    /// Where to look first.
+    first: usize,
+    /// What tells it from all others of that line.
+    tag: u64,
+}
+
+impl Place {
+    /// One to one: what is mixed into the number of the line is in the tag.
+    #[inline(always)]
+    fn of(address: u64) -> Self {
+        let (piece, within) = (address >> PIECE_BITS, address & ((1 << PIECE_BITS) - 1));
+        let rest = piece >> LINE_BITS;
+        let mixed = piece ^ rest ^ rest >> LINE_BITS;
+        Self {
+            line: (mixed & ((1 << LINE_BITS) - 1)) as usize,
+            first: (within ^ within >> 3 ^ within >> 6) as usize % WAYS,
+            tag: rest << PIECE_BITS | within,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::{Cfa, SavedBp};
+
+    fn frame(words: u16) -> Rule {
+        Rule::Frame {
+            cfa: Cfa::Sp(words),
+            bp: SavedBp::Unchanged,
+        }
+    }
+
+    #[test]
+    fn a_rule_is_found_once_and_again_after_a_clear() {
+        let table = Table::new();
+        assert_eq!(table.get_or_find(0x5000, |_| frame(1)), frame(1).into());
+        assert_eq!(table.get_or_find(0x5000, |_| frame(2)), frame(1).into());
+        table.clear();
+        assert_eq!(table.get_or_find(0x5000, |_| frame(3)), frame(3).into());
+    }
+
+    #[test]
+    fn no_address_gets_the_rule_of_another() {
+        let table = Table::new();
+        // Many times more than fit.
+        for address in (0..1 << 20).map(|n: usize| 0x7F00_0000_0000 + n * 7) {
+            let own = frame(1 + (address % 1009) as u16);
+            assert_eq!(table.get_or_find(address, |_| own), own.into());
+            let again = table.get_or_find(address, |_| Rule::Unsupported);
+            assert_eq!(again, own.into());
+        }
+    }
+
+    #[test]
+    fn a_free_slot_is_no_rule() {
+        let table = Table::new();
+        // Of line 0 and tag 0.
+        assert_eq!(table.get_or_find(0, |_| frame(1)), frame(1).into());
+    }
+
+    #[test]
+    fn an_address_that_no_user_code_has_is_the_end() {
+        let table = Table::new();
+        let check = |address| {
+            let rule = table.get_or_find(address, |_| frame(1));
+            assert_eq!(rule, Rule::Outermost.into(), "{address:#x}");
+        };
+        check(1 << 47);
+        check(usize::MAX);
+    }
+}

@@ -1,0 +1,162 @@
+//! The walk itself: rules and memory in, program counters out.
+#![expect(unsafe_code, reason = "room that is not initialized")]
+
+use core::mem::MaybeUninit;
+
+use crate::rule::{Cfa, Packed, Rule, SavedBp};
+
+/// The registers that a walk follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    /// The program counter.
+    pub pc: usize,
+    /// The stack pointer.
+    pub sp: usize,
+    /// The frame pointer, which a function may use for anything.
+    pub bp: usize,
+}
+
+/// Why a walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// At the outermost frame.
+    Outermost,
+    /// There was no room for more frames.
+    Full,
+    /// The next word lies where nothing may be read.
+    Unreadable,
+    /// No rule leads from the last frame to its caller.
+    Unsupported,
+}
+
+/// Room for a program counter.
+pub type Frame = MaybeUninit<usize>;
+
+/// Room where something else was before.
+pub fn as_frames(room: &mut [usize]) -> &mut [Frame] {
+    let frames = &raw mut *room as *mut [Frame];
+    // SAFETY: of the same layout, and only written with what is valid for both.
+    unsafe { &mut *frames }
+}
+
+/// Where a walk gets its rules from.
+pub trait Rules {
+    /// The rule at an address.
+    fn rule_at(&mut self, address: usize) -> Packed;
+}
+
+/// Where a walk reads the stack.
+pub trait Memory {
+    /// The word at an address, or None where none may be read.
+    fn word(&mut self, address: usize) -> Option<usize>;
+}
+
+const WORD: usize = size_of::<usize>();
+
+/// Writes the program counters from `start` outwards into `room`, and returns how many, and why
+/// no more.
+#[inline(always)]
+pub fn walk(
+    start: Registers,
+    room: &mut [Frame],
+    rules: &mut impl Rules,
+    memory: &mut impl Memory,
+) -> (usize, End) {
+    // Apart, so that they stay in registers.
+    let Registers {
+        mut pc,
+        mut sp,
+        mut bp,
+    } = start;
+    // A return address lies behind the call, maybe in the next function.
+    let mut into_call = 1;
+    let mut frames = 0;
+    while pc != 0 {
+        let Some(frame) = room.get_mut(frames) else {
+            return (frames, End::Full);
+        };
+        frame.write(pc);
+        frames += 1;
+        let rule = rules.rule_at(pc.wrapping_sub(into_call));
+        if let Some(usual) = rule.usual() {
+            let base = if usual.cfa_is_above_bp { bp } else { sp };
+            let cfa = base.wrapping_add(usual.cfa * WORD);
+            let Some(return_address) = memory.word(cfa.wrapping_sub(WORD)) else {
+                return (frames, End::Unreadable);
+            };
+            if usual.bp_below_cfa != 0 {
+                let Some(saved) = memory.word(cfa.wrapping_sub(usual.bp_below_cfa * WORD)) else {
+                    return (frames, End::Unreadable);
+                };
+                bp = saved;
+            }
+            (pc, sp, into_call) = (return_address, cfa, 1);
+        } else {
+            match unusual_caller(Registers { pc, sp, bp }, rule.into(), memory) {
+                Ok((caller, was_interrupted)) => {
+                    Registers { pc, sp, bp } = caller;
+                    into_call = usize::from(!was_interrupted);
+                }
+                Err(end) => return (frames, end),
+            }
+        }
+    }
+    (frames, End::Outermost)
+}
+
+/// The caller's registers, and whether it did not call but was interrupted by a signal.
+#[cold]
+#[inline(never)]
+fn unusual_caller(
+    at: Registers,
+    rule: Rule,
+    memory: &mut impl Memory,
+) -> Result<(Registers, bool), End> {
+    let caller = match rule {
+        Rule::Frame { cfa, bp } => frame_caller(at, cfa, bp, memory),
+        Rule::Signal => interrupted(at, memory),
+        Rule::Outermost => return Err(End::Outermost),
+        Rule::Unsupported => return Err(End::Unsupported),
+    };
+    let caller = caller.ok_or(End::Unreadable)?;
+    Ok((caller, rule == Rule::Signal))
+}
+
+fn frame_caller(
+    at: Registers,
+    cfa: Cfa,
+    saved_bp: SavedBp,
+    memory: &mut impl Memory,
+) -> Option<Registers> {
+    let bytes = |words: u16| usize::from(words) * WORD;
+    let cfa = match cfa {
+        Cfa::Sp(words) => at.sp.wrapping_add(bytes(words)),
+        Cfa::Bp(words) => at.bp.wrapping_add(bytes(words)),
+        Cfa::BelowBp(words) => memory.word(at.bp.wrapping_sub(bytes(words)))?,
+        Cfa::Plt(byte) => {
+            let pushed = at.pc & 15 >= usize::from(byte);
+            at.sp.wrapping_add(bytes(1 + u16::from(pushed)))
+        }
+    };
+    let pc = memory.word(cfa.wrapping_sub(WORD))?;
+    let bp = match saved_bp {
+        SavedBp::Unchanged => at.bp,
+        SavedBp::BelowCfa(words) => memory.word(cfa.wrapping_sub(bytes(words)))?,
+        SavedBp::AtBp => memory.word(at.bp)?,
+    };
+    Some(Registers { pc, sp: cfa, bp })
+}
+
+/// Where `rt_sigframe` of Linux on x86-64 holds them, from the stack pointer in the trampoline:
+/// `uc_mcontext.gregs[REG_RBP, REG_RSP, REG_RIP]` of `ucontext_t`.
+const SIGNAL_BP: usize = 120;
+const SIGNAL_SP: usize = 160;
+const SIGNAL_PC: usize = 168;
+
+fn interrupted(at: Registers, memory: &mut impl Memory) -> Option<Registers> {
+    let mut word = |offset| memory.word(at.sp.wrapping_add(offset));
+    let bp = word(SIGNAL_BP)?;
+    let sp = word(SIGNAL_SP)?;
+    let pc = word(SIGNAL_PC)?;
+    Some(Registers { pc, sp, bp })
+}
