@@ -28,6 +28,7 @@ const CHANGING: &[&str] = &[
     "purge",
     "background_thread",
     "gdump",
+    "recent",
 ];
 /// More than the arguments of any message.
 const ARGUMENTS: usize = 4096;
@@ -46,8 +47,18 @@ pub(crate) fn routes() -> Router<Shared> {
     router.layer(DefaultBodyLimit::max(ARGUMENTS))
 }
 
+/// The arguments are the query's.
 fn reading(message: &'static str) -> MethodRouter<Shared> {
-    get(async move |To(host): To| reply(host.ask(message, &[]).await?))
+    get(
+        async move |To(host): To, Query(mut args): Query<Vec<(String, String)>>| {
+            args.iter().try_for_each(|(key, _)| check_key(key))?;
+            if message == "stats" && !args.iter().any(|(key, _)| key == "log") {
+                // A page that asks every few seconds must not fill the host's log.
+                args.push(("log".to_owned(), "off".to_owned()));
+            }
+            ask(&host, message, &args).await
+        },
+    )
 }
 
 fn changing(message: &'static str) -> MethodRouter<Shared> {
@@ -55,7 +66,10 @@ fn changing(message: &'static str) -> MethodRouter<Shared> {
 }
 
 async fn send(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Response> {
-    let args = arguments(body)?;
+    ask(host, message, &arguments(body)?).await
+}
+
+async fn ask(host: &Gateway, message: &'static str, args: &[(String, String)]) -> Result<Response> {
     let args: Vec<_> = args.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     reply(host.ask(message, &args).await?)
 }
@@ -63,11 +77,16 @@ async fn send(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Resp
 /// The plugin's object as it is. What a doctor finds is an answer, whatever its status.
 fn reply(answer: Answer) -> Result<Response> {
     let body: Option<Value> = serde_json::from_slice(&answer.body).ok();
-    let is_answer = body.is_some_and(|body| body.get("findings").is_some());
-    if answer.status != 0 && !is_answer {
+    let is_finding = |body: &Value| body.get("findings").is_some();
+    if answer.status != 0 && !body.as_ref().is_some_and(is_finding) {
         return Err(Problem::of_answer(&answer));
     }
-    Ok(([(CONTENT_TYPE, "application/json")], answer.body).into_response())
+    // `stats format=text` is no JSON.
+    let content_type = match body {
+        Some(_) => "application/json",
+        None => "text/plain; charset=utf-8",
+    };
+    Ok(([(CONTENT_TYPE, content_type)], answer.body).into_response())
 }
 
 /// The arguments of a message: an object of texts, numbers and switches, or nothing.
@@ -78,21 +97,31 @@ fn arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
     let object: Map<String, Value> = serde_json::from_slice(body)
         .map_err(|error| Problem::invalid(format!("the body is no JSON object: {error}")))?;
     let word = |(key, value): (String, Value)| {
-        let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-        match value {
-            Value::String(text) if is_key => Ok((key, text)),
-            Value::Number(number) if is_key => Ok((key, number.to_string())),
-            Value::Bool(on) if is_key => Ok((key, if on { "on" } else { "off" }.to_owned())),
-            _ => Err(Problem::invalid(format!(
-                "{key:?} is no argument with a plain value"
-            ))),
-        }
+        check_key(&key)?;
+        let value = match value {
+            Value::String(text) => text,
+            Value::Number(number) => number.to_string(),
+            Value::Bool(on) => if on { "on" } else { "off" }.to_owned(),
+            _ => {
+                return Err(Problem::invalid(format!(
+                    "the value of {key:?} is not plain"
+                )));
+            }
+        };
+        Ok((key, value))
     };
     object.into_iter().map(word).collect()
 }
 
+fn check_key(key: &str) -> Result<()> {
+    let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    is_key
+        .then_some(())
+        .ok_or_else(|| Problem::invalid(format!("{key:?} is no argument")))
+}
+
 async fn dump(To(host): To, body: Bytes) -> Result<Response> {
-    // `dump` takes no arguments yet; one with any must not be merged with one without.
+    // One of another kind, or of one allocator, is not what the others wait for.
     if !arguments(&body)?.is_empty() {
         return send(&host, "dump", &body).await;
     }

@@ -95,12 +95,12 @@ impl Gateway {
         self.fetch(id_of(&dump)?).await
     }
 
-    /// What `malloc_stats_print` says of every allocator under these options.
-    pub(crate) async fn stats_text(&self, opts: &str) -> Result<String> {
+    /// What every allocator prints of itself; `opts` are those of `malloc_stats_print`.
+    pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
+        let opts = opts.map(|opts| ("opts", opts));
         // Whoever asks over HTTP reads the reply, not the host's log.
-        let stats = self
-            .tell("stats", &[("opts", opts), ("log", "off")])
-            .await?;
+        let args: Vec<_> = [("log", "off")].into_iter().chain(opts).collect();
+        let stats = self.tell("stats", &args).await?;
         let reports = stats["allocators"].as_array().into_iter().flatten();
         let reports = reports.filter_map(|each| each["report"].as_str());
         Ok(reports.collect())

@@ -18,6 +18,7 @@ mod target;
 
 mod chunks;
 mod dumping;
+mod file_format;
 mod gateway;
 mod renders;
 mod report;

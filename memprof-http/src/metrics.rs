@@ -136,6 +136,7 @@ fn add_figures(registry: &mut Registry, stats: &Value) {
     let allocators = stats["allocators"].as_array().into_iter().flatten();
     let allocators: Vec<(Labels, &Value)> = allocators
         .enumerate()
+        .filter(|(_, each)| each["kind"] == "jemalloc")
         .map(|(at, each)| {
             let version = each["version"].as_str().unwrap_or_default().to_owned();
             (

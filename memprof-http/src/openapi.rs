@@ -23,8 +23,17 @@ const ROOT: [Route; 2] = [
     get("/api/v1/openapi.json", "This document", &[]),
 ];
 
+const ALLOCATOR: (&str, &str) = (
+    "allocator",
+    "Of these alone: jemalloc, tcmalloc, mimalloc or glibc",
+);
+const INTERVAL: (&str, &str) = (
+    "sample_interval",
+    "Mean allocated bytes between samples, for example 512KiB; drops the samples so far",
+);
+
 /// Routes of the only host, which stand below `/host/{pid}` too.
-pub(crate) const ROUTES: [Route; 14] = [
+pub(crate) const ROUTES: [Route; 15] = [
     get(
         "/api/v1/status",
         "Whether profiling is on, of which allocators, and why not",
@@ -33,14 +42,18 @@ pub(crate) const ROUTES: [Route; 14] = [
     get(
         "/api/v1/ledger",
         "Where the resident memory is, and what would help",
-        &[],
+        &[("smaps", "on adds the kernel's account of all mappings")],
     ),
     get(
         "/api/v1/doctor",
         "What is wrong with profiling, and what mends it",
         &[],
     ),
-    get("/api/v1/stats", "The allocators' figures", &[]),
+    get(
+        "/api/v1/stats",
+        "The allocators' figures",
+        &[("opts", "Letters of malloc_stats_print"), ALLOCATOR],
+    ),
     post(
         "/api/v1/activate",
         "Start sampling",
@@ -49,29 +62,24 @@ pub(crate) const ROUTES: [Route; 14] = [
                 "for",
                 "How long, for example 10m; without, until deactivated",
             ),
-            (
-                "lg_sample",
-                "One sample per 2^N allocated bytes, 10 to 24; drops the samples so far",
-            ),
+            INTERVAL,
+            ALLOCATOR,
         ],
     ),
     post(
         "/api/v1/deactivate",
         "Stop sampling; what was sampled stays",
-        &[],
+        &[ALLOCATOR],
     ),
+    post("/api/v1/reset", "Drop all samples", &[INTERVAL, ALLOCATOR]),
     post(
-        "/api/v1/reset",
-        "Drop all samples",
-        &[(
-            "lg_sample",
-            "One sample per 2^N allocated bytes from now on, 10 to 24",
-        )],
+        "/api/v1/purge",
+        "Give free pages back to the kernel",
+        &[ALLOCATOR],
     ),
-    post("/api/v1/purge", "Give free pages back to the kernel", &[]),
     post(
         "/api/v1/background_thread",
-        "Switch the allocator's threads that give free pages back",
+        "Switch jemalloc's threads that give free pages back",
         &[("state", "on or off"), ("max", "At most so many")],
     ),
     post(
@@ -84,9 +92,14 @@ pub(crate) const ROUTES: [Route; 14] = [
         ],
     ),
     post(
+        "/api/v1/recent",
+        "The latest sampled allocations, where jemalloc keeps them",
+        &[("max", "How many it keeps from now on")],
+    ),
+    post(
         "/api/v1/dump",
-        "Take a heap profile; requests at the same time share one",
-        &[],
+        "Take a profile; heap profiles that are asked for at the same time are one",
+        &[("kind", "heap or growth"), ALLOCATOR],
     ),
     get("/api/v1/dumps", "The kept heap profiles, newest first", &[]),
     Route {

@@ -5,18 +5,16 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use axum::body::{Body, Bytes};
-use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use memprof_report::{
-    FLAMEGRAPH_POLICY, Filter, Format, Granularity, Input, Limits, Options, POLICY, SampleType,
-    Sources, pattern,
+    Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::chunks;
+use crate::file_format::{FileFormat, Made};
 use crate::gateway::{Gateway, Kept, blocking, id_of};
-use crate::headers;
 use crate::problem::{Problem, Result};
 
 /// What of a dump is wanted: the parameters of a query.
@@ -33,69 +31,8 @@ pub(crate) struct View {
     pub(crate) lines: Option<String>,
 }
 
-/// What `format` names: how it is made, its content type, and the file's extension where it is one
-/// to keep.
-#[derive(Clone, Copy)]
-enum Wanted {
-    /// As jemalloc wrote it.
-    Heap,
-    Report(Format),
-}
-
-impl Wanted {
-    fn policy(self) -> String {
-        headers::document(match self {
-            Self::Report(Format::Html) => &POLICY,
-            Self::Report(Format::Flamegraph) => &FLAMEGRAPH_POLICY,
-            Self::Report(_) | Self::Heap => "default-src 'none'; style-src 'unsafe-inline'",
-        })
-    }
-}
-
-struct Kind {
-    wanted: Wanted,
-    content_type: &'static str,
-    extension: &'static str,
-}
-
 /// The most that an upload is after decompression.
 const UPLOADED: u64 = 256 << 20;
-const TEXT: &str = "text/plain; charset=utf-8";
-const SVG: &str = "image/svg+xml";
-
-impl Kind {
-    fn of(format: &str) -> Result<Self> {
-        let kind = |format, content_type, extension| Self {
-            wanted: Wanted::Report(format),
-            content_type,
-            extension,
-        };
-        Ok(match format {
-            "heap" => Self {
-                wanted: Wanted::Heap,
-                content_type: "application/x-jemalloc-heap-profile",
-                extension: "heap",
-            },
-            "pprof" => kind(Format::Pprof, "application/octet-stream", "pb.gz"),
-            "collapsed" => kind(Format::Collapsed, TEXT, "collapsed.txt"),
-            "flamegraph" => kind(Format::Flamegraph, SVG, "flamegraph.svg"),
-            "html" => kind(Format::Html, "text/html; charset=utf-8", "html"),
-            "view" => kind(Format::View, "application/json", "view.json"),
-            "text" => kind(Format::Text, TEXT, "txt"),
-            "tree" => kind(Format::Tree, TEXT, "tree.txt"),
-            "jeprof" => kind(Format::Jeprof, TEXT, "jeprof"),
-            "json" => kind(Format::Json, "application/json", "json"),
-            "svg" => kind(Format::Svg, SVG, "svg"),
-            "dot" => kind(Format::Dot, "text/vnd.graphviz; charset=utf-8", "dot"),
-            other => {
-                return Err(Problem::invalid(format!("format={other:?} is no format")).remedy(
-                    "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
-                     jeprof, json, svg, dot",
-                ));
-            }
-        })
-    }
-}
 
 impl View {
     /// A dump in one of the formats, as a whole.
@@ -131,18 +68,12 @@ impl View {
 
     /// The report of a kept dump, from the cache where it was made before.
     pub(crate) async fn of_kept(&self, host: &Gateway, id: &str) -> Result<Response> {
-        let kind = Kind::of(self.format.as_deref().unwrap_or("text"))?;
-        let bytes = match kind.wanted {
-            Wanted::Heap => host.fetch(&host.kept_as(id).await?.id).await?,
-            Wanted::Report(format) => self.report(host, id, format).await?,
+        let format = FileFormat::of(self.format.as_deref().unwrap_or("text"))?;
+        let bytes = match format.made {
+            Made::Kept => host.fetch(&host.kept_as(id).await?.id).await?,
+            Made::As(format) => self.report(host, id, format).await?,
         };
-        let name = format!("inline; filename=\"{id}.{}\"", kind.extension);
-        let headers = [
-            (CONTENT_TYPE, kind.content_type.to_owned()),
-            (CONTENT_DISPOSITION, name),
-            (CONTENT_SECURITY_POLICY, kind.wanted.policy()),
-        ];
-        Ok((headers, bytes).into_response())
+        Ok(format.reply(id, bytes))
     }
 
     async fn report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
@@ -185,7 +116,12 @@ impl View {
 /// is sent while it is rewritten.
 pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Body> {
     let dump = host.dump().await?;
-    let dump = host.open(id_of(&dump)?).await?;
+    tcmalloc_of(host, id_of(&dump)?).await
+}
+
+/// The same of a dump whose id the host told.
+pub(crate) async fn tcmalloc_of(host: &Gateway, id: &str) -> Result<Body> {
+    let dump = host.open(id).await?;
     chunks::of(move |out| {
         let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
         Ok(memprof_report::write_tcmalloc(
@@ -223,14 +159,7 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
         "internal" => Problem::invalid(problem.message),
         _ => problem,
     })?;
-    let headers = [
-        (CONTENT_TYPE, SVG.to_owned()),
-        (
-            CONTENT_SECURITY_POLICY,
-            Wanted::Report(Format::Flamegraph).policy(),
-        ),
-    ];
-    Ok((headers, svg).into_response())
+    Ok(FileFormat::of("flamegraph")?.reply("upload", svg))
 }
 
 fn sample_type(name: &str) -> Result<SampleType> {

@@ -187,7 +187,7 @@ fn brpc() {
             "H/pprof/growth",
             404,
             PLAIN,
-            Starts(b"[E1002]Growth profiler is not enabled"),
+            Starts(b"[E1002]Growth profiler is not enabled\n"),
         );
         check("H/pprof/cmdline", 200, PLAIN, Has("\0--config\0"));
 
@@ -371,6 +371,24 @@ fn brpc_without_profiling() {
         PLAIN,
         Has("Fail to set `je_prof_active' to true"),
     );
+}
+
+#[test]
+fn brpc_over_tcmalloc() {
+    let setup = Setup::without_profiling("c_host").env("LD_PRELOAD", "libtcmalloc.so.4");
+    let host = setup.start();
+    host.memprof("activate", &["sample_interval=4KiB"]).exits(0);
+    host.dump_of(1 << 20);
+    let server = Server::of(&host, &[]);
+    let check = |line: &str, body: Body<'_>| check(&server.address, line, 200, PLAIN, body);
+    check("H/pprof/heap", Starts(b"heap profile: "));
+    check("H/pprof/heap?display=text", Has("grow_cache"));
+    check("H/pprof/growth", Starts(b"heap profile: "));
+    check("H/pprof/growth", Has("\nMAPPED_LIBRARIES:\n"));
+    check("H/hotspots/growth", Starts(b"inuse_space: "));
+    check("H/memory", Has("MALLOC:"));
+    let metrics = curl(&server.address, "H/metrics").is(200).text();
+    assert!(!metrics.contains("jemalloc_"), "{metrics}");
 }
 
 #[test]

@@ -22,6 +22,19 @@ fn messages_and_their_replies() {
     assert!(ledger["rss_bytes"].as_u64().unwrap() > 0);
     let stats = curl(&server.address, "H/api/v1/stats").is(200).json();
     assert!(stats["allocators"][0]["allocated"].as_u64().unwrap() > 0);
+    let stats = curl(&server.address, "H/api/v1/stats?opts=Ja").is(200);
+    assert!(
+        stats.text().contains("\\\"jemalloc\\\""),
+        "{}",
+        stats.text()
+    );
+    let plain = curl(&server.address, "H/api/v1/stats?format=text").is(200);
+    assert!(plain.header("content-type").starts_with("text/plain"));
+    let smaps = curl(&server.address, "H/api/v1/ledger?smaps=on")
+        .is(200)
+        .json();
+    assert!(smaps["smaps"].is_object(), "{smaps}");
+    curl(&server.address, "H/api/v1/status?x=1").is(400);
     assert_eq!(
         post("H/api/v1/deactivate").is(200).json()["profiling"],
         "inactive"
@@ -69,7 +82,7 @@ fn errors_name_what_is_wrong() {
         "-X POST -d {\"for\":[]} H/api/v1/activate",
         400,
         "invalid_argument",
-        "\"for\" is no argument",
+        "the value of \"for\" is not plain",
     );
     check(
         "-X POST -d {\"x=1\":1} H/api/v1/activate",
@@ -235,11 +248,11 @@ fn the_api_is_described_as_it_is() {
             .replace("{pid}", &host.pid().to_string())
             .replace("{id}", id);
         for (method, operation) in operations.as_object().unwrap() {
-            // Those two need an argument.
-            let body = if operation["requestBody"].is_null() || !path.contains("gdump") {
-                "{}"
-            } else {
-                "{\"state\":\"off\"}"
+            // These need an argument to have something to do.
+            let body = match path.rsplit('/').next() {
+                Some("gdump") => "{\"state\":\"off\"}",
+                Some("recent") => "{\"max\":9}",
+                _ => "{}",
             };
             let line = match method.as_str() {
                 "get" => format!("H{address}"),

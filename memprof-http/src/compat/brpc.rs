@@ -12,26 +12,27 @@ use axum::routing::get;
 use serde::Deserialize;
 
 use crate::compat::symbol;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, id_of};
 use crate::problem::{Problem, Result};
-use crate::report::{View, tcmalloc_of_new};
+use crate::report::{View, tcmalloc_of, tcmalloc_of_new};
 use crate::router::{Shared, To};
 
 const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 /// What brpc prints for the letters of `malloc_stats_print` that are not given.
 const STATS: &str = "Ja";
+const GROWTH: [(&str, &str); 1] = [("kind", "growth")];
 
 pub(super) fn routes() -> Router<Shared> {
     Router::new()
         .route("/pprof/heap", get(heap))
-        .route("/pprof/growth", get(async |_: To| growth()))
+        .route("/pprof/growth", get(growth))
         .route("/pprof/symbol", symbol::route())
         .route("/pprof/cmdline", get(symbol::command_line))
         .route("/memory", get(memory))
         .route("/flags", get(flags::all))
         .route("/flags/{flag}", get(flags::one))
         .route("/hotspots/heap", get(hotspots::heap))
-        .route("/hotspots/growth", get(async |_: To| growth()))
+        .route("/hotspots/growth", get(hotspots::growth))
 }
 
 /// brpc's error codes, and the status that goes with each.
@@ -57,9 +58,25 @@ fn heap_is_off(problem: &Problem) -> Response {
     failed(Code::NoSuchMethod, text, Some(problem))
 }
 
-fn growth() -> Response {
-    let text = "Growth profiler is not enabled, growth stacks are tcmalloc's";
-    failed(Code::NoSuchMethod, text, None)
+/// What made the heap grow, which tcmalloc alone keeps.
+async fn growth(To(host): To) -> Result<Response> {
+    let text = match host.tell("dump", &GROWTH).await {
+        Ok(dump) => tcmalloc_of(&host, id_of(&dump)?).await,
+        Err(problem) => Err(problem),
+    };
+    match text {
+        Ok(text) => Ok(([TEXT], text).into_response()),
+        Err(problem) if problem.is_profiling_off() => Ok(growth_is_off(&problem)),
+        Err(problem) => Err(problem),
+    }
+}
+
+fn growth_is_off(problem: &Problem) -> Response {
+    failed(
+        Code::NoSuchMethod,
+        "Growth profiler is not enabled",
+        Some(problem),
+    )
 }
 
 #[derive(Deserialize)]
@@ -117,7 +134,12 @@ async fn memory(To(host): To, Query(query): Query<Display>) -> Result<Response> 
 
 async fn stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts.filter(|opts| !opts.is_empty()).unwrap_or(STATS);
-    match host.stats_text(opts).await {
+    let text = match host.stats_text(Some(opts)).await {
+        // The letters are jemalloc's.
+        Err(problem) if problem.kind == "unsupported" => host.stats_text(None).await,
+        text => text,
+    };
+    match text {
         Ok(text) => Ok(([TEXT], text).into_response()),
         Err(problem) if problem.is_profiling_off() => {
             let why = format!(

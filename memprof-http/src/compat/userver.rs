@@ -34,7 +34,7 @@ async fn command(
         "enable" => told(&host, "activate", &[]).await,
         "disable" => told(&host, "deactivate", &[]).await,
         "dump" => host.dump().await.map(|_| "OK\n".to_owned()),
-        "stat" => host.stats_text("").await,
+        "stat" => host.stats_text(Some("")).await,
         "bg_threads_enable" => told(&host, "background_thread", &[("state", "on")]).await,
         "bg_threads_disable" => told(&host, "background_thread", &[("state", "off")]).await,
         "bg_threads_set_max" => match max_of(count.as_deref()) {

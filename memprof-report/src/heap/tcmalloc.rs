@@ -28,13 +28,13 @@ enum Expected {
     /// A stack, the line of a thread, or the end of the stacks.
     Any,
     /// Lines that both formats share.
-    Maps,
+    Rest,
 }
 
-/// Rewrites a dump of jemalloc as tcmalloc's text, line by line.
+/// Rewrites a dump of jemalloc as tcmalloc's text, line by line. One of tcmalloc is that already.
 ///
 /// # Errors
-/// `dump` is not one, or is cut off; `out` takes no more.
+/// `dump` is neither, or is cut off; `out` takes no more.
 pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<()> {
     let mut expected = Expected::Header;
     // What stands behind the values here, and in front of them there.
@@ -50,7 +50,11 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                     held.extend_from_slice(interval);
                     Expected::Totals
                 }
-                None => return Err(unexpected("'heap_v2/'")),
+                None if line.starts_with(b"heap profile:") => {
+                    write_all(out, &[line, b"\n"])?;
+                    Expected::Rest
+                }
+                None => return Err(unexpected("'heap_v2/' or 'heap profile:'")),
             },
             Expected::Totals => {
                 let totals = totals(line).ok_or_else(|| unexpected("'t*:'"))?;
@@ -72,11 +76,11 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                 [b' ', ..] => return Ok(()),
                 [] => {
                     out.write_all(b"\n")?;
-                    Expected::Maps
+                    Expected::Rest
                 }
                 _ => return Err(unexpected("'@'")),
             },
-            Expected::Maps => {
+            Expected::Rest => {
                 write_all(out, &[line, b"\n"])?;
                 return Ok(());
             }
@@ -84,7 +88,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
         Ok(())
     })?;
     match (ending, expected) {
-        (Ending::Whole, Expected::Maps) => Ok(()),
+        (Ending::Whole, Expected::Rest) => Ok(()),
         (Ending::Cut(line), _) => Err(Error::Truncated {
             problem: format!("line {line} has no end"),
         }),
@@ -125,6 +129,7 @@ mod tests {
         let expected = "heap profile: 9: 412 [1: 2] @ heap_v2/512\n9: 412 [1: 2] @ 0x7f 0x80\n\n\
                         MAPPED_LIBRARIES:\n7f-80 r-xp 00000000 00:00 0 /x\n";
         assert_eq!(convert(DUMP).unwrap(), expected);
+        assert_eq!(convert(expected).unwrap(), expected);
     }
 
     #[test]
@@ -145,7 +150,10 @@ mod tests {
             assert!(error.contains(expected), "{dump:?}: {error}");
         };
         check("", "truncated");
-        check("heap_v1/1\n", "line 1: expected 'heap_v2/'");
+        check(
+            "heap_v1/1\n",
+            "line 1: expected 'heap_v2/' or 'heap profile:'",
+        );
         check(
             "heap_v2/1\n@ 0x1\n",
             "line 2: expected 't*:', found \"@ 0x1\"",

@@ -5,7 +5,8 @@ use axum::http::header::{ACCEPT, HeaderMap};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::heap_is_off;
+use super::{GROWTH, growth_is_off, heap_is_off};
+use crate::gateway::id_of;
 use crate::problem::Result;
 use crate::report::View;
 use crate::router::To;
@@ -43,6 +44,18 @@ pub(super) async fn heap(
     match done {
         Err(problem) if problem.is_profiling_off() => Ok(heap_is_off(&problem)),
         done => done,
+    }
+}
+
+/// The text of what made the heap grow.
+pub(super) async fn growth(To(host): To) -> Result<Response> {
+    let grown = match host.tell("dump", &GROWTH).await {
+        Ok(dump) => View::of_format("text").of_kept(&host, id_of(&dump)?).await,
+        Err(problem) => Err(problem),
+    };
+    match grown {
+        Err(problem) if problem.is_profiling_off() => Ok(growth_is_off(&problem)),
+        grown => grown,
     }
 }
 

@@ -1,0 +1,78 @@
+//! The formats in which a kept dump is had.
+
+use axum::body::Bytes;
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use memprof_report::{FLAMEGRAPH_POLICY, Format, POLICY};
+
+use crate::headers;
+use crate::problem::{Problem, Result};
+
+/// A format, as a query names it.
+pub(crate) struct FileFormat {
+    pub(crate) made: Made,
+    content_type: &'static str,
+    /// Of a file that it is saved to.
+    extension: &'static str,
+}
+
+/// How it is made.
+#[derive(Clone, Copy)]
+pub(crate) enum Made {
+    /// Not at all: as the allocator wrote it.
+    Kept,
+    As(Format),
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+impl FileFormat {
+    pub(crate) fn of(name: &str) -> Result<Self> {
+        use Made::{As, Kept};
+        let (made, content_type, extension) = match name {
+            "heap" => (Kept, "application/x-jemalloc-heap-profile", "heap"),
+            "pprof" => (As(Format::Pprof), "application/octet-stream", "pb.gz"),
+            "collapsed" => (As(Format::Collapsed), TEXT, "collapsed.txt"),
+            "flamegraph" => (As(Format::Flamegraph), SVG, "flamegraph.svg"),
+            "html" => (As(Format::Html), "text/html; charset=utf-8", "html"),
+            "view" => (As(Format::View), "application/json", "view.json"),
+            "text" => (As(Format::Text), TEXT, "txt"),
+            "tree" => (As(Format::Tree), TEXT, "tree.txt"),
+            "jeprof" => (As(Format::Jeprof), TEXT, "jeprof"),
+            "json" => (As(Format::Json), "application/json", "json"),
+            "svg" => (As(Format::Svg), SVG, "svg"),
+            "dot" => (As(Format::Dot), "text/vnd.graphviz; charset=utf-8", "dot"),
+            other => {
+                return Err(Problem::invalid(format!("format={other:?} is no format")).remedy(
+                    "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
+                     jeprof, json, svg, dot",
+                ));
+            }
+        };
+        Ok(Self {
+            made,
+            content_type,
+            extension,
+        })
+    }
+
+    /// The reply with the file of that name, without its extension.
+    pub(crate) fn reply(&self, name: &str, bytes: Bytes) -> Response {
+        let file = format!("inline; filename=\"{name}.{}\"", self.extension);
+        let headers = [
+            (CONTENT_TYPE, self.content_type.to_owned()),
+            (CONTENT_DISPOSITION, file),
+            (CONTENT_SECURITY_POLICY, self.policy()),
+        ];
+        (headers, bytes).into_response()
+    }
+
+    fn policy(&self) -> String {
+        headers::document(match self.made {
+            Made::As(Format::Html) => &POLICY,
+            Made::As(Format::Flamegraph) => &FLAMEGRAPH_POLICY,
+            Made::As(_) | Made::Kept => "default-src 'none'; style-src 'unsafe-inline'",
+        })
+    }
+}
