@@ -80,7 +80,8 @@ impl TrafficServer {
             .env("TS_RUNROOT", place.path().join("runroot.yaml"))
             .envs(load.env.iter().copied());
         let host = Host::spawn(command, place);
-        host.wait_for_log("Traffic Server is fully initialized");
+        // Only then does it take the messages of traffic_ctl.
+        host.wait_for_log("traffic server running");
         Self { host, port }
     }
 }
