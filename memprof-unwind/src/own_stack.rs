@@ -4,6 +4,10 @@
 //! thread's at what the kernel left there. While the thread lives, what lies between its stack
 //! pointer and that top stays readable. Other stacks, of coroutines and signal handlers, do not
 //! reach up to it without a gap.
+//!
+//! A limit: when a thread ended, and another one has its control block at the same address but a
+//! smaller stack, what lay below is taken for known until [`forget`]. Only a walk that leaves a
+//! coroutine's stack in that very place at its top would read what is not there.
 #![expect(unsafe_code, reason = "the thread pointer")]
 
 use core::arch::asm;
