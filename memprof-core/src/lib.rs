@@ -17,7 +17,6 @@ mod dump;
 mod dump_name;
 mod dumper;
 mod error;
-mod facts;
 #[cfg(test)]
 mod fake;
 mod gdump;

@@ -1,4 +1,4 @@
-//! What [`doctor`](crate::doctor) judges, read from this process.
+//! The facts, read from this process.
 #![expect(
     unsafe_code,
     reason = "the loader's symbols, and the program's own file"
@@ -14,8 +14,8 @@ use memchr::memmem;
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
+use super::{DumpDir, Examined, Facts, Seen};
 use crate::backend::Backend;
-use crate::doctor::{DumpDir, Examined, Facts, Seen};
 use crate::jemalloc::{Jemalloc, is_secure_execution};
 use crate::objects::{self, EXECUTABLE, LoadedObject};
 use crate::store::Store;

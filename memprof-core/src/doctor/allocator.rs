@@ -1,0 +1,168 @@
+//! What concerns one allocator.
+
+use super::{CONF, Examined, Facts, Finding, Seen, Severity, finding};
+use crate::backend::Kind;
+use crate::tcmalloc;
+
+/// Fewer samples than these of the live heap make a poor profile.
+const FEW_SAMPLES: u64 = 100;
+/// Finer than one sample for 4 KiB, sampling itself shows in the host's latency.
+const FINE_LG_SAMPLE: u64 = 12;
+
+pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
+    let name = &allocator.name;
+    if !allocator.missing.is_empty() {
+        findings.push(finding(
+            "incomplete_allocator",
+            Severity::Warning,
+            format!("{name} lacks {}", allocator.missing.join(", ")),
+            "what needs them is refused; use a whole and newer build of it",
+        ));
+    }
+    let (finest, catch) = match allocator.kind {
+        Kind::Tcmalloc => (
+            tcmalloc::FINE_INTERVAL,
+            "which gives each sampled object a page of its own",
+        ),
+        _ => (1 << FINE_LG_SAMPLE, "which slows allocations down"),
+    };
+    if let Some(interval) = allocator
+        .sample_interval
+        .filter(|interval| *interval < finest)
+    {
+        findings.push(finding(
+            "fine_interval",
+            Severity::Warning,
+            format!("{name} takes one sample for each {interval} bytes, {catch}"),
+            "`activate sample_interval=512KiB` samples once for 512 KiB",
+        ));
+    }
+}
+
+pub(super) fn one_jemalloc(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>) {
+    use Severity::{Error, Warning};
+    let version = &jemalloc.version;
+    // With several, one that profiles is enough.
+    let severity = if facts.can_profile() { Warning } else { Error };
+    if !jemalloc.config_prof {
+        findings.push(finding(
+            "not_compiled_in",
+            severity,
+            format!("jemalloc {version} was built without profiling"),
+            "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator), or \
+             use Debian's libjemalloc2",
+        ));
+    } else if !jemalloc.opt_prof {
+        findings.push(not_started(jemalloc, facts, severity));
+    }
+    if let Some(symbol) = &jemalloc.hidden_conf {
+        findings.push(finding(
+            "hidden_malloc_conf",
+            Warning,
+            format!(
+                "the program has a variable {symbol}, but does not export it: jemalloc {version}, \
+                 which lies in a shared library, does not see it"
+            ),
+            format!("link the program with -Wl,--export-dynamic-symbol={symbol}"),
+        ));
+    }
+    if !jemalloc.config_stats {
+        findings.push(finding(
+            "no_statistics",
+            Warning,
+            format!("jemalloc {version} was built without statistics: its figures stay 0"),
+            "rebuild it with --enable-stats (Rust: feature \"stats\" of tikv-jemallocator)",
+        ));
+    }
+    if !jemalloc.opt_prof {
+        return;
+    }
+    if version.starts_with("5.2.") {
+        findings.push(finding(
+            "no_reactivation",
+            Warning,
+            format!("jemalloc {version} may never sample again once it was deactivated"),
+            "use jemalloc 5.3, or leave it active",
+        ));
+    }
+    if let Some((_, swallowed)) = jemalloc.prefix.split_once(':') {
+        findings.push(finding(
+            "swallowed_option",
+            Warning,
+            format!(
+                "prof_prefix is {:?}: it swallowed {swallowed:?}",
+                jemalloc.prefix
+            ),
+            "separate options by commas: prof_prefix:PATH,OPTION:VALUE",
+        ));
+    }
+    if jemalloc.dumps_by_itself && jemalloc.prefix_is_shared {
+        findings.push(finding(
+            "shared_dumps",
+            Warning,
+            format!(
+                "jemalloc dumps by itself to {:?}, where others may put files and links",
+                jemalloc.prefix
+            ),
+            "leave prof_final, prof_gdump and lg_prof_interval out, or set prof_prefix to a \
+             directory of this user's own",
+        ));
+    }
+    sampling(jemalloc, findings);
+}
+
+/// Why `opt.prof` is false, as far as the environment tells.
+fn not_started(jemalloc: &Examined, facts: &Facts, severity: Severity) -> Finding {
+    let version = &jemalloc.version;
+    let variable = jemalloc.conf_variable.as_deref().unwrap_or("MALLOC_CONF");
+    if facts.secure_execution {
+        return finding(
+            "secure_execution",
+            severity,
+            format!(
+                "this process runs in secure-execution mode (AT_SECURE), so jemalloc {version} ignores {variable}"
+            ),
+            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
+             use /etc/malloc.conf",
+        );
+    }
+    let asks = |value: &str| value.split(',').any(|option| option == "prof:true");
+    let other = facts
+        .environment
+        .iter()
+        .find(|(name, value)| name != variable && asks(value));
+    match other {
+        Some((name, value)) if jemalloc.conf_variable.is_some() => finding(
+            "wrong_variable",
+            severity,
+            format!("{name} is set, but this program's jemalloc {version} reads {variable}"),
+            format!("restart it with {variable}={value}"),
+        ),
+        _ => finding(
+            "not_started",
+            severity,
+            format!("jemalloc {version} was started with opt.prof=false"),
+            format!("restart this program with {variable}={CONF}"),
+        ),
+    }
+}
+
+fn sampling(jemalloc: &Examined, findings: &mut Vec<Finding>) {
+    use Severity::Warning;
+    let Some(lg_sample) = jemalloc.lg_sample else {
+        return;
+    };
+    let interval = 1u64.checked_shl(lg_sample as u32).unwrap_or(u64::MAX);
+    if let Some(allocated) = jemalloc.allocated
+        && allocated / interval < FEW_SAMPLES
+        && lg_sample > FINE_LG_SAMPLE
+    {
+        let samples = allocated / interval;
+        findings.push(finding(
+            "coarse_interval",
+            Warning,
+            format!("one sample for each {interval} bytes gives about {samples} samples of {allocated} live bytes"),
+            "`reset lg_sample=14` samples once for 16 KiB; it drops the samples so far",
+        ));
+    }
+}

@@ -1,0 +1,131 @@
+//! What is known of the process before it is judged, so that the judgement is pure.
+
+use std::path::PathBuf;
+
+use super::gather::is_shared;
+use crate::backend::{Backend, Kind};
+use crate::jemalloc::Jemalloc;
+
+/// The process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    /// All of them, jemallocs too.
+    pub allocators: Vec<Seen>,
+    pub jemallocs: Vec<Examined>,
+    /// The file whose `malloc` serves the process, where that is none of the allocators.
+    pub unknown_malloc: Option<PathBuf>,
+    /// The program's file holds jemalloc's messages, so one is linked in.
+    pub program_contains_jemalloc: bool,
+    /// The environment is ignored.
+    pub secure_execution: bool,
+    /// The variables for allocators that are set, with their values.
+    pub environment: Vec<(String, String)>,
+    /// The loader offers `_dl_find_object`, so libgcc unwinds without a lock.
+    pub lock_free_unwinding: bool,
+    /// The C library is musl.
+    pub is_musl: bool,
+    /// The file whose `dl_iterate_phdr` stands before the C library's.
+    pub interposer: Option<String>,
+    /// Allocators whose stacks our walk did not find.
+    pub given_up_walks: Vec<String>,
+    pub dump_dir: DumpDir,
+}
+
+/// Any allocator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// `tcmalloc 2.10`.
+    pub name: String,
+    pub kind: Kind,
+    pub owns_malloc: bool,
+    /// Why it cannot be profiled, with the remedy.
+    pub unavailable: Option<(String, String)>,
+    /// Symbols that it should have.
+    pub missing: Vec<&'static str>,
+    pub sample_interval: Option<u64>,
+}
+
+impl Seen {
+    pub(crate) fn of(backend: &dyn Backend) -> Self {
+        let identity = backend.identity();
+        let unavailable = backend.require_profiling().err();
+        Self {
+            name: identity.to_string(),
+            kind: identity.kind,
+            owns_malloc: identity.owns_malloc,
+            unavailable: unavailable.map(|error| (error.message, error.remedy)),
+            missing: backend.missing().to_vec(),
+            sample_interval: backend.sample_interval(),
+        }
+    }
+}
+
+/// A jemalloc and its options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Examined {
+    pub version: String,
+    pub conf_variable: Option<String>,
+    /// What the program sets in a variable of its own that this jemalloc cannot see.
+    pub hidden_conf: Option<String>,
+    pub config_prof: bool,
+    pub config_stats: bool,
+    pub opt_prof: bool,
+    pub lg_sample: Option<u64>,
+    pub allocated: Option<u64>,
+    /// `opt.prof_prefix`.
+    pub prefix: String,
+    /// Everybody may write to the directory of `prefix`.
+    pub prefix_is_shared: bool,
+    /// It dumps by itself: `prof_final`, `prof_gdump` or `lg_prof_interval`.
+    pub dumps_by_itself: bool,
+}
+
+impl Examined {
+    pub(crate) fn of(
+        jemalloc: &Jemalloc,
+        allocated: Option<u64>,
+        hidden_conf: Option<String>,
+    ) -> Self {
+        let mallctl = &jemalloc.mallctl;
+        let on = |name| mallctl.read_bool(name).unwrap_or(false);
+        // -1 (all bits set) means never.
+        let interval = mallctl
+            .read::<usize>(c"opt.lg_prof_interval")
+            .unwrap_or(usize::MAX);
+        let prefix = mallctl.read_text(c"opt.prof_prefix");
+        let prefix = prefix.unwrap_or_else(|_| String::new());
+        Self {
+            version: jemalloc.identity.version.clone(),
+            conf_variable: jemalloc.conf_variable.clone(),
+            hidden_conf,
+            config_prof: jemalloc.config_prof,
+            config_stats: jemalloc.config_stats,
+            opt_prof: jemalloc.opt_prof,
+            lg_sample: jemalloc.lg_sample(),
+            allocated,
+            prefix_is_shared: is_shared(&prefix),
+            prefix,
+            dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,
+        }
+    }
+}
+
+/// The dump directory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DumpDir {
+    pub path: PathBuf,
+    /// Why dumps cannot be kept there, with the remedy.
+    pub unusable: Option<(String, String)>,
+    /// Bytes that this user may still write there.
+    pub room: Option<u64>,
+    /// The file system may block for long, as NFS and FUSE do.
+    pub may_block: bool,
+}
+
+impl Facts {
+    pub(super) fn can_profile(&self) -> bool {
+        self.allocators
+            .iter()
+            .any(|each| each.unavailable.is_none())
+    }
+}

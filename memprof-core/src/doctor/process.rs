@@ -1,0 +1,125 @@
+//! What concerns the process as a whole.
+
+use super::{CONF, Facts, Finding, Severity, finding};
+use crate::backend::Kind;
+
+pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
+    use Severity::Warning;
+    if facts.jemallocs.is_empty() && !facts.can_profile() {
+        findings.push(without_profiler(facts));
+    }
+    // The C library's own is there beside each of them.
+    let serving = facts
+        .allocators
+        .iter()
+        .filter(|each| each.kind != Kind::Glibc);
+    let serving: Vec<&str> = serving.map(|each| each.name.as_str()).collect();
+    if serving.len() > 1 {
+        findings.push(finding(
+            "several_allocators",
+            Warning,
+            format!(
+                "{} allocators serve this process ({}); a profile of one shows nothing of the others",
+                serving.len(),
+                serving.join(", ")
+            ),
+            "`dump` writes one file for each that is driven; `status` tells which one serves malloc, \
+             allocator=NAME drives another",
+        ));
+    }
+    if let Some(path) = &facts.unknown_malloc {
+        findings.push(finding(
+            "unknown_malloc",
+            Warning,
+            format!(
+                "malloc is served by {}, which memprof does not know: no profile shows what it \
+                 gives out",
+                path.display()
+            ),
+            "start the program without it, or with `memprof run`",
+        ));
+    }
+    if facts.jemallocs.iter().any(|jemalloc| jemalloc.opt_prof) {
+        findings.extend(unwinder(facts));
+    }
+    for walk in &facts.given_up_walks {
+        findings.push(finding(
+            "unwinder_given_up",
+            Warning,
+            format!("memprof's own stack walk was given up, the allocator walks since: {walk}"),
+            "nothing is lost but speed; unwinder=allocator (in [plugin.config], or with \
+             `activate`) does not try again",
+        ));
+    }
+}
+
+/// What a sample may meet while it walks the stack.
+fn unwinder(facts: &Facts) -> Option<Finding> {
+    use Severity::Warning;
+    if facts.is_musl {
+        return Some(finding(
+            "musl",
+            Warning,
+            "the C library is musl: a sample that is taken during dlopen may deadlock or crash",
+            "run the program with glibc (a Debian image instead of Alpine), or activate only \
+             after it has loaded everything",
+        ));
+    }
+    if !facts.lock_free_unwinding {
+        return Some(finding(
+            "exposed_unwinder",
+            Warning,
+            "this C library has no _dl_find_object (glibc 2.35): a sample that is taken during \
+             dlopen takes the loader's lock",
+            "activate when no library is being loaded, or use a newer glibc",
+        ));
+    }
+    let interposer = facts.interposer.as_ref()?;
+    Some(finding(
+        "interposed_unwinder",
+        Warning,
+        format!(
+            "{interposer} stands before the C library's dl_iterate_phdr: an unwinder that calls \
+             it runs that code in each sample, inside of malloc"
+        ),
+        "it must neither allocate nor lock; activate for a while on a test instance first",
+    ))
+}
+
+/// Why nothing in the process can be profiled, where it has no jemalloc.
+fn without_profiler(facts: &Facts) -> Finding {
+    use Severity::Error;
+    let owner = facts.allocators.iter().find(|each| each.owns_malloc);
+    if facts.program_contains_jemalloc {
+        return finding(
+            "hidden_jemalloc",
+            Error,
+            "the program contains jemalloc, but its symbols are stripped and not exported",
+            "link it with -Wl,--export-dynamic-symbol=mallctl (and mallctlnametomib, mallctlbymib, \
+             malloc_stats_print), do not strip it, or hand the functions over \
+             (memprof.jemalloc/1)",
+        );
+    }
+    if facts.secure_execution {
+        return finding(
+            "secure_execution",
+            Error,
+            "this process runs in secure-execution mode (AT_SECURE), so the loader ignores \
+             LD_PRELOAD",
+            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
+             use /etc/ld.so.preload and /etc/malloc.conf",
+        );
+    }
+    if let Some(owner) = owner.filter(|owner| owner.kind.has_profiler())
+        && let Some((message, remedy)) = &owner.unavailable
+    {
+        return finding("no_profiler", Error, message, remedy);
+    }
+    let owner = owner.map_or("the allocator", |owner| owner.name.as_str());
+    finding(
+        "no_jemalloc",
+        Error,
+        format!("{owner} has no profiler, and this process has no jemalloc that memprof can find"),
+        format!("start it with LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={CONF}"),
+    )
+}
