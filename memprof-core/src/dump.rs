@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::io::Errno;
+use memmap2::MmapMut;
 use serde::Serialize;
 
 use crate::backend::{Backend, Identity, ProfileKind};
@@ -108,11 +108,17 @@ pub(crate) fn require_memory() -> Result<()> {
 /// # Errors
 /// ENOMEM.
 pub(crate) fn require_memory_for(bytes: u64) -> Result<()> {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    // From the kernel: the allocator would grow for the question, and its profile would tell so.
+    let Err(cause) = MmapMut::map_anon(bytes) else {
+        return Ok(());
+    };
+    // What it has no more the allocator may have.
     let mut probe = Vec::<u8>::new();
-    let reserved = probe.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX));
+    let reserved = probe.try_reserve_exact(bytes);
     // Without it the compiler may leave the whole allocation out.
     std::hint::black_box(&probe);
-    reserved.map_err(|_| Error::io("find memory for the dump", &Errno::NOMEM.into()))
+    reserved.map_err(|_| Error::io("find memory for the dump", &cause))
 }
 
 fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scratch> {

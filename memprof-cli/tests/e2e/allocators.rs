@@ -51,10 +51,11 @@ fn reported_percent(dump: &Path, function: &str) -> f64 {
 }
 
 /// A profile of growth in which `function` is: the heap grows by the MiB, under whichever
-/// function needs the next one.
+/// function needs the next one, and a dump needs some memory too.
 fn growth_with(host: &Host, function: &str) -> PathBuf {
     let begun = Instant::now();
     loop {
+        wait_for_growth(host);
         let growth = host.memprof("dump", &["--json", "kind=growth"]).exits(0);
         let growth = growth.json();
         assert_eq!(growth["kind"], "growth", "{growth}");
@@ -63,6 +64,19 @@ fn growth_with(host: &Host, function: &str) -> PathBuf {
             return path;
         }
         assert!(begun.elapsed() < PATIENCE, "{function} is not in {growth}");
+    }
+}
+
+/// Waits until the program took some MiB more.
+fn wait_for_growth(host: &Host) {
+    let begun = Instant::now();
+    let resident = || {
+        let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
+        ledger["rss_bytes"].as_u64().unwrap()
+    };
+    let enough = resident() + (4 << 20);
+    while resident() < enough {
+        assert!(begun.elapsed() < PATIENCE, "it does not grow");
     }
 }
 
