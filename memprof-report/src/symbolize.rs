@@ -71,7 +71,7 @@ struct Object<'a> {
 /// What one file told.
 struct Answer {
     frames: Vec<Collected>,
-    note: Option<String>,
+    notes: Vec<String>,
     /// Whether the file's build id is the profile's.
     checked: bool,
 }
@@ -100,7 +100,7 @@ pub fn symbolize(
         ));
     }
     for answer in answers {
-        notes.extend(answer.note);
+        notes.extend(answer.notes);
         for frames in answer.frames {
             frames.move_to(&mut names);
         }
@@ -244,19 +244,20 @@ fn answer_all(
 fn answer(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Result<Answer> {
     let mut answer = Answer {
         frames: Vec::new(),
-        note: None,
+        notes: Vec::new(),
         checked: true,
     };
+    let note = |text: String| format!("{}: {text}", object.path);
     match search::find(object, machine, sources)? {
-        search::Found::Nothing(reason) => answer.note = Some(format!("{}: {reason}", object.path)),
+        search::Found::Nothing(reason) => answer.notes.push(note(reason)),
         search::Found::Binary(binary) => {
             answer.checked = binary.checked;
             match elf::name(&binary, &object.queries) {
-                Ok((frames, note)) => {
+                Ok((frames, notes)) => {
                     answer.frames = frames;
-                    answer.note = note.map(|note| format!("{}: {note}", object.path));
+                    answer.notes.extend(notes.into_iter().map(note));
                 }
-                Err(error) => answer.note = Some(format!("{}: {error}", object.path)),
+                Err(error) => answer.notes.push(note(error.to_string())),
             }
         }
     }

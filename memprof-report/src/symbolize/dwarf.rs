@@ -1,12 +1,14 @@
 //! Debug information: inlined functions, files and lines.
 
 use std::borrow::Cow;
+use std::io;
 
 use addr2line::gimli::{self, DwarfSections, EndianSlice, RunTimeEndian, SectionId};
-use object::{Object as _, ObjectSection as _, ReadRef};
+use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
 
 use super::elf::LinkedAddress;
 use super::frames::Frames;
+use crate::limits::Limits;
 use crate::stacks::AddressId;
 
 /// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
@@ -24,20 +26,29 @@ pub(super) struct Dwarf<'d> {
 pub(super) struct Context<'s>(addr2line::Context<Slice<'s>>);
 
 impl<'d> Dwarf<'d> {
-    /// None where there is no debug information, or none that can be read.
-    pub(super) fn load<R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<Self> {
-        file.section_by_name(".debug_info")?;
+    /// None where there is no debug information.
+    ///
+    /// # Errors
+    /// It is damaged, or passes a limit.
+    pub(super) fn load<R: ReadRef<'d>>(file: &object::File<'d, R>) -> io::Result<Option<Self>> {
+        if file.section_by_name(".debug_info").is_none() {
+            return Ok(None);
+        }
         let load = |id: SectionId| match file.section_by_name(id.name()) {
-            Some(section) if is_needed(id) => section.uncompressed_data(),
+            Some(section) if is_needed(id) => decompressed(&section),
             _ => Ok(Cow::default()),
         };
-        let sections = DwarfSections::load(load).ok()?;
+        let sections = DwarfSections::load(load)?;
         let endian = match file.is_little_endian() {
             true => RunTimeEndian::Little,
             false => RunTimeEndian::Big,
         };
         let found = Self { sections, endian };
-        (!is_deep(&found.borrow()).ok()?).then_some(found)
+        if is_deep(&found.borrow()).map_err(io::Error::other)? {
+            let problem = format!("it is nested deeper than {DEEPEST}");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+        }
+        Ok(Some(found))
     }
 
     fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
@@ -50,6 +61,21 @@ impl<'d> Dwarf<'d> {
             .ok()
             .map(Context)
     }
+}
+
+/// A section's bytes, unless it claims to hold more than its compressed ones may stand for.
+fn decompressed<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
+    let compressed = section.compressed_data().map_err(io::Error::other)?;
+    let claimed = compressed.uncompressed_size;
+    let limits = Limits::default();
+    let most = (compressed.data.len() as u64)
+        .saturating_mul(limits.ratio)
+        .clamp(Limits::RATIO_FLOOR, limits.bytes);
+    if compressed.format != CompressionFormat::None && claimed > most {
+        let problem = format!("a section claims {claimed} bytes, {most} are taken at the most");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+    }
+    compressed.decompress().map_err(io::Error::other)
 }
 
 /// Whether entries lie deeper in each other than any compiler writes them, in one pass over them.

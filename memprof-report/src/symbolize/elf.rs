@@ -19,11 +19,11 @@ pub(super) type LinkedAddress = u64;
 /// For fewer addresses no second thread is worth reading debug information.
 const SMALLEST_PART: usize = 1000;
 
-/// Names the offsets of one binary, as far as it can; the note says what could not be read.
+/// Names the offsets of one binary, as far as it can; the notes say what could not be read.
 pub(super) fn name(
     binary: &Binary,
     queries: &[(FileOffset, AddressId)],
-) -> object::Result<(Vec<Collected>, Option<String>)> {
+) -> object::Result<(Vec<Collected>, Vec<String>)> {
     let cache = ReadCache::new(&binary.file);
     let file = object::File::parse(&cache)?;
     let debug_cache = binary.debug.as_ref().map(ReadCache::new);
@@ -46,15 +46,20 @@ pub(super) fn name(
     if let Ok(Some(bytes)) = &inner {
         symbols.look_in(object::File::parse(bytes.as_slice())?.symbols());
     }
-    let note = inner.as_ref().err();
-    let note = note.map(|error| format!("its .gnu_debugdata cannot be read: {error}"));
+    let mut notes = Vec::new();
+    if let Err(error) = &inner {
+        notes.push(format!("its .gnu_debugdata cannot be read: {error}"));
+    }
     let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols.names()).collect();
 
-    let dwarf = match &debug {
-        Some(debug) => Dwarf::load(debug).or_else(|| Dwarf::load(&file)),
-        None => Dwarf::load(&file),
-    };
-    Ok((expanded_in_parts(&queries, dwarf.as_ref()), note))
+    let mut loaded = debug.iter().chain([&file]).map(Dwarf::load);
+    let dwarf = loaded.find_map(|loaded| {
+        loaded.unwrap_or_else(|error| {
+            notes.push(format!("its debug information is not read: {error}"));
+            None
+        })
+    });
+    Ok((expanded_in_parts(&queries, dwarf.as_ref()), notes))
 }
 
 /// Neighbouring addresses share debug information, so each core takes a range of them.

@@ -451,7 +451,49 @@ fn debug_information_without_a_bottom() {
          00001000-00002000 r-xp 00001000 fe:00 1 {}\n",
         library.display()
     );
-    assert_eq!(stacks(dump.as_bytes(), &here()), "deep 513\n");
+    let (stacks, notes) =
+        collapsed(dump.as_bytes(), &here(), Granularity::Functions).expect("it is a good dump");
+    assert_eq!(stacks, "deep 513\n");
+    let note = "its debug information is not read: it is nested deeper than 1000";
+    assert!(notes.concat().contains(note), "{notes:?}");
+}
+
+#[test]
+fn debug_information_that_claims_to_be_larger_than_it_can_be() {
+    let shop = Shop::build();
+    let file = shop.path("shop");
+    run("objcopy", "binutils", |o| {
+        o.arg("--compress-debug-sections=zlib").arg(&file)
+    });
+    assert_named(&stacks(&shop.dump, &here()));
+
+    let mut bytes = fs::read(&file).expect("it is there");
+    let sizes = compressed_sizes(&bytes);
+    for at in sizes {
+        bytes[at..at + 8].copy_from_slice(&(3_u64 << 30).to_le_bytes());
+    }
+    // A running program's file cannot be written to, but replaced.
+    fs::remove_file(&file).expect("it can be removed");
+    fs::write(&file, bytes).expect("it can be written");
+    let (stacks, notes) =
+        collapsed(&shop.dump, &here(), Granularity::Functions).expect("it is a good dump");
+    assert!(stacks.contains("main;shop::serve;"), "{stacks}");
+    let note = "its debug information is not read: a section claims 3221225472 bytes";
+    assert!(notes.concat().contains(note), "{notes:?}");
+}
+
+/// Where the compressed sections of an ELF file tell their sizes (gABI, "Compression Header").
+fn compressed_sizes(bytes: &[u8]) -> Vec<usize> {
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let short = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    let (table, size, count) = (number(40) as usize, short(58), short(60));
+    let headers = (0..count).map(|index| table + index * size);
+    let compressed = headers.filter(|header| number(header + 8) & 0x800 != 0);
+    let sizes: Vec<_> = compressed
+        .map(|header| number(header + 24) as usize + 8)
+        .collect();
+    assert!(!sizes.is_empty(), "no section is compressed");
+    sizes
 }
 
 #[test]
