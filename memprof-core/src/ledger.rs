@@ -196,7 +196,7 @@ pub(crate) fn reconcile(
     let rss_bytes = resident.total();
     let verdicts = [
         growth(&heap, earlier),
-        fragmented(&heap),
+        fragmented(&heap, fragmentation),
         dirty_pages(dirty, rss_bytes),
         outside(left, rss_bytes),
         page_cache(cgroup, rss_bytes),
@@ -236,8 +236,8 @@ fn growth(heap: &Figures, earlier: Option<Earlier>) -> Option<Verdict> {
     })
 }
 
-fn fragmented(heap: &Figures) -> Option<Verdict> {
-    let lost = heap.active.saturating_sub(heap.allocated);
+/// `lost` is the row: pages that count as active but were never touched are not lost.
+fn fragmented(heap: &Figures, lost: u64) -> Option<Verdict> {
     let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
     (ratio > FRAGMENTED && lost >= NOTABLE_BYTES).then(|| Verdict {
         kind: "fragmentation",
@@ -419,6 +419,7 @@ mod tests {
             &["not_the_allocator"],
         );
         check(heap(MIB, 3 * MIB, 0, 9 * MIB), 15 * MIB, &[]);
+        check(heap(10 * MIB, 90 * MIB, 0, 90 * MIB), 20 * MIB, &[]);
     }
 
     #[test]
