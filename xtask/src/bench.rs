@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: what the plugin costs its host, and how fast the reader and the page are. Each figure
-//! stands beside its limit or its peer, both measured in this run.
+//! `cargo xtask bench`: what the plugin costs its host, and how fast the reader and the page are.
+//! Each figure stands beside its limit or its peer, both measured in this run.
 
 mod answers;
 mod server;
