@@ -234,6 +234,8 @@ fn a_daemon_that_closes_all_descriptors_keeps_its_own_and_is_reached_again() {
     host.wait_for_log("control socket ");
     host.type_line("close");
     let line = host.wait_for_log("closed ");
+    // If nobody waited in accept(2), the socket was gone until the thread comes to open another.
+    wait_until_listed(&host, host.pid());
     for _ in 0..3 {
         host.memprof("status", &[]).exits(0);
     }
