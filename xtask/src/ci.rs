@@ -1,19 +1,40 @@
 //! `cargo xtask test` and `cargo xtask ci`.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::dist::{self, Profile};
 use crate::packages;
-use crate::run::{cargo, run};
+use crate::run::{cargo, output, root, run};
 use crate::torture;
 
-/// Builds everything and runs every test.
+/// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
     packages::require(packages::TEST)?;
+    let before = changed_files()?;
     dist::build(Profile::Dev)?;
-    run(&mut cargo(&["test", "--workspace", "--quiet"]))
+    run(&mut cargo(&["test", "--workspace", "--quiet"]))?;
+    let left: Vec<_> = changed_files()?.difference(&before).cloned().collect();
+    ensure!(
+        left.is_empty(),
+        "the tests changed the source tree:\n{}",
+        left.join("\n")
+    );
+    Ok(())
+}
+
+/// What git calls changed or new; nothing in a tree without git.
+fn changed_files() -> Result<BTreeSet<String>> {
+    if !root().join(".git").exists() {
+        return Ok(BTreeSet::new());
+    }
+    let mut status = Command::new("git");
+    status
+        .args(["-c", "safe.directory=*", "status", "--porcelain"])
+        .current_dir(root());
+    Ok(output(&mut status)?.lines().map(str::to_owned).collect())
 }
 
 /// Everything that must hold before a change lands.
