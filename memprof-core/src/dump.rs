@@ -1,6 +1,7 @@
 //! Taking a dump so that the host never waits for a disk, nothing partial is ever visible, and
 //! every failure is told with its true cause.
 
+use std::collections::HashMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -173,8 +174,9 @@ fn comments(
             .active_since
             .map(|since| format!("# active-since: {}", time(since))),
     );
+    let paths = mapped_paths(maps);
     lines.extend(objects.iter().filter_map(|object| {
-        let path = mapped_path(object, maps)?;
+        let path = paths.get(&object.start()?)?;
         let id = object.build_id.as_ref()?;
         let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(format!("# build-id: {id} {path}"))
@@ -186,12 +188,15 @@ fn comments(
         .collect()
 }
 
-/// The path of an object as the mappings have it: without links, unlike the loader's. None for
-/// the vDSO, which is no file.
-fn mapped_path<'a>(object: &LoadedObject, maps: &'a str) -> Option<&'a str> {
-    let start = format!("{:x}-", object.segments.first()?.range.start & !0xfff);
-    let line = maps.lines().find(|line| line.starts_with(&start))?;
-    line.find(" /").map(|at| &line[at + 1..])
+/// The path of the file mapped at each address, as the mappings have it: without links, unlike the
+/// loader's. Read once for all objects, of which there may be thousands.
+fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
+    let mapped = maps.lines().filter_map(|line| {
+        let (start, rest) = line.split_once('-')?;
+        let path = &rest[rest.find(" /")? + 1..];
+        Some((usize::from_str_radix(start, 16).ok()?, path))
+    });
+    mapped.collect()
 }
 
 #[cfg(test)]

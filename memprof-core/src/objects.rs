@@ -50,6 +50,11 @@ pub(crate) struct Segment {
 pub(crate) const EXECUTABLE: &str = "/proc/thread-self/exe";
 
 impl LoadedObject {
+    /// Where its first page is mapped; none for an object without segments.
+    pub(crate) fn start(&self) -> Option<usize> {
+        Some(self.segments.first()?.range.start & !0xfff)
+    }
+
     /// True when `address` lies in one of its segments.
     pub(crate) fn contains(&self, address: usize) -> bool {
         self.segments
