@@ -298,9 +298,11 @@ mod tests {
 
     #[test]
     fn per_cent_of_very_much_do_not_overflow() {
-        assert_eq!(
-            Threshold::Percent(100).bytes(u64::MAX),
-            u64::MAX / 100 * 100
-        );
+        let check = |percent: u8, available: u64, expected: u64| {
+            assert_eq!(Threshold::Percent(percent).bytes(available), expected);
+        };
+        check(100, u64::MAX, 18_446_744_073_709_551_600);
+        check(80, 1 << 30, 858_993_440);
+        check(1, 100, 1);
     }
 }
