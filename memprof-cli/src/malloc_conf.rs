@@ -50,7 +50,7 @@ pub(crate) enum Own {
     Linked,
     /// It has none.
     Nothing,
-    /// It has one, but its symbols are stripped: nothing tells the variable.
+    /// It has one, but no symbol leads to it: nothing tells the variable.
     Hidden,
     /// Its symbols are stripped, so a linked-in jemalloc cannot be told from none.
     Stripped,
@@ -65,15 +65,19 @@ fn variable_in(path: &Path) -> anyhow::Result<Own> {
 
 /// Looks for a jemalloc in a program's file.
 pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
-    const FUNCTION: &[u8] = b"mallctlnametomib";
-    /// What each of its messages starts with, in every build.
-    const MESSAGE: &[u8] = b"<jemalloc>: ";
-    let names = elf.symbols().chain(elf.dynamic_symbols());
-    let defined = names.filter(|symbol| symbol.is_definition());
-    let prefix = defined
-        .filter_map(|symbol| symbol.name_bytes().ok()?.strip_suffix(FUNCTION))
-        .next();
-    if let Some(prefix) = prefix {
+    /// The one function that the linker never leaves out: jemalloc calls it itself.
+    const FUNCTION: &[u8] = b"mallctl";
+    /// The variable that stands beside it, with the same prefix.
+    const VARIABLE: &[u8] = b"malloc_conf";
+    /// Every build contains both. A program that only writes about jemalloc may contain one.
+    const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
+    let prefixes = |name: &'static [u8]| {
+        let names = elf.symbols().chain(elf.dynamic_symbols());
+        let defined = names.filter(|symbol| symbol.is_definition());
+        defined.filter_map(move |symbol| symbol.name_bytes().ok()?.strip_suffix(name))
+    };
+    let has_variable = |prefix: &&[u8]| prefixes(VARIABLE).any(|known| known == *prefix);
+    if let Some(prefix) = prefixes(FUNCTION).find(has_variable) {
         let prefix = String::from_utf8_lossy(prefix).to_uppercase();
         return Ok(Own::Variable(format!("{prefix}MALLOC_CONF")));
     }
@@ -81,10 +85,11 @@ pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
     if needed.any(|library| library.is_ok_and(|l| l.name().starts_with(b"libjemalloc.so"))) {
         return Ok(Own::Linked);
     }
-    Ok(if elf.symbols().next().is_some() {
-        Own::Nothing
-    } else if memchr::memmem::find(elf.data(), MESSAGE).is_some() {
+    let contains = |text: &[u8]| memchr::memmem::find(elf.data(), text).is_some();
+    Ok(if TEXTS.into_iter().all(contains) {
         Own::Hidden
+    } else if elf.symbols().next().is_some() {
+        Own::Nothing
     } else {
         Own::Stripped
     })

@@ -74,9 +74,19 @@ pub(crate) struct Identity {
     pub address: usize,
 }
 
+impl Identity {
+    /// The version without the commit that a jemalloc was built from, which stands behind a dash.
+    pub(crate) fn release(&self) -> &str {
+        match self.version.split_once('-') {
+            Some((release, _)) if !release.is_empty() => release,
+            _ => &self.version,
+        }
+    }
+}
+
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.version)
+        write!(f, "{} {}", self.kind, self.release())
     }
 }
 

@@ -7,9 +7,9 @@
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, CString};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::{fmt, ptr};
 
 use memchr::memmem;
 
@@ -20,7 +20,7 @@ use crate::mallctl::Mallctl;
 use crate::mimalloc::{self, Mimalloc};
 use crate::objects::{self, LoadedObject};
 use crate::stats::Readers;
-use crate::symbols::Symbols;
+use crate::symbols::{Symbols, as_function};
 use crate::tcmalloc::{self, Tcmalloc};
 
 /// How an allocator was found.
@@ -56,12 +56,18 @@ pub(crate) struct Candidate {
 
 /// The prefixes that `dlsym` is asked for; symbol tables yield any prefix.
 const PREFIXES: [&str; 3] = ["", "_rjem_", "je_"];
-const LONGEST_NAME: &str = "mallctlnametomib";
-const NAMES: [&str; 4] = [
-    "mallctl",
-    LONGEST_NAME,
+/// What a jemalloc is found by. It calls this one itself, so the linker never leaves it out.
+const ANCHOR: &str = "mallctl";
+const STATS_PRINT: &str = "malloc_stats_print";
+/// Some function of the program may be called like the anchor; beside jemalloc's stands one of
+/// these, with the same prefix. The linker leaves out all but the variable where nothing uses them.
+const SIBLINGS: [&str; 6] = [
+    "malloc_conf",
+    "malloc_message",
+    "mallocx",
+    "mallctlnametomib",
     "mallctlbymib",
-    "malloc_stats_print",
+    STATS_PRINT,
 ];
 
 /// The allocators of a process.
@@ -144,7 +150,10 @@ fn identified<B: Backend + 'static>(
 
 /// Whether a symbol may be an allocator's. Asked of each symbol of the process.
 fn is_wanted(name: &[u8]) -> bool {
-    let is_jemallocs = || NAMES.iter().any(|known| name.ends_with(known.as_bytes()));
+    let is_jemallocs = || {
+        let mut known = SIBLINGS.iter().chain([&ANCHOR]);
+        known.any(|known| name.ends_with(known.as_bytes()))
+    };
     let is = |known: &&CStr| known.to_bytes() == name;
     memmem::find(name, b"mall").is_some() && is_jemallocs()
         || tcmalloc::NAMES.iter().any(is)
@@ -163,14 +172,14 @@ fn candidates(
         prefix: None,
     });
     let by_dlsym = PREFIXES.iter().filter_map(|prefix| {
-        let anchor = CString::new(format!("{prefix}{LONGEST_NAME}")).ok()?;
+        let anchor = CString::new(format!("{prefix}{ANCHOR}")).ok()?;
         candidate(&Symbols::exported(objects, &anchor)?, prefix)
     });
     let by_table = tables.iter().flat_map(|symbols| {
-        let prefixes = symbols
-            .names()
-            .filter_map(|name| name.strip_suffix(LONGEST_NAME));
-        prefixes.filter_map(|prefix| candidate(symbols, prefix))
+        let prefixes = symbols.names().filter_map(|name| name.strip_suffix(ANCHOR));
+        prefixes
+            .filter(|prefix| has_sibling(symbols, prefix))
+            .filter_map(|prefix| candidate(symbols, prefix))
     });
 
     let mut found: Vec<Candidate> = Vec::new();
@@ -186,16 +195,24 @@ fn candidates(
     found
 }
 
+fn has_sibling(symbols: &Symbols<'_>, prefix: &str) -> bool {
+    symbols
+        .names()
+        .filter_map(|name| name.strip_prefix(prefix))
+        .any(|name| SIBLINGS.contains(&name))
+}
+
 fn candidate(symbols: &Symbols<'_>, prefix: &str) -> Option<Candidate> {
     let address = |name: &str| {
         let name = CString::new(format!("{prefix}{name}")).ok()?;
         symbols.function(&name)
     };
-    let [a, b, c, d] = NAMES.map(address);
-    let pointers = [a?, b?, c?, d?].map(ptr::with_exposed_provenance);
-    // SAFETY: each address is code of a loaded object that names it as this function of
-    // jemalloc(3); all four share one prefix and one object.
-    let mallctl = unsafe { Mallctl::from_pointers(pointers) };
+    // SAFETY: code of a loaded object that names it as this function of jemalloc(3).
+    let mallctl = unsafe { as_function(address(ANCHOR)?) };
+    // SAFETY: as above.
+    let stats_print = address(STATS_PRINT).map(|address| unsafe { as_function(address) });
+    // SAFETY: both share one prefix and one object, which `Symbols` keeps loaded.
+    let mallctl = unsafe { Mallctl::new(mallctl, stats_print) };
     Some(Candidate {
         mallctl,
         found_by: symbols.found_by(),

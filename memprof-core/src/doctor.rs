@@ -211,7 +211,7 @@ mod tests {
         );
         let hidden = |facts: &mut Facts| {
             only(facts, Kind::Glibc);
-            facts.program_contains_jemalloc = true;
+            facts.undrivable_jemalloc = Some("/bin/db".into());
         };
         check(
             hidden,
@@ -314,6 +314,9 @@ mod tests {
         check(two, "several_allocators", Warning, names);
         let stranger = |facts: &mut Facts| facts.unknown_malloc = Some("/lib/libasan.so".into());
         check(stranger, "unknown_malloc", Warning, "/lib/libasan.so");
+        let hidden = |facts: &mut Facts| facts.undrivable_jemalloc = Some("/bin/db".into());
+        let text = "/bin/db contains a jemalloc that memprof cannot drive";
+        check(hidden, "hidden_jemalloc", Warning, text);
         let half = |facts: &mut Facts| facts.allocators[0].missing = vec!["mi_collect"];
         check(half, "incomplete_allocator", Warning, "lacks mi_collect");
     }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn};
+use crate::mallctl::{Mallctl, StatsCallback};
 use crate::printout::Printout;
 use crate::stats::{Figures, Readers};
 
@@ -31,14 +31,8 @@ pub(crate) trait Behaviour {
 
 /// The control functions of a fake.
 pub(crate) fn fake<B: Behaviour + 'static>() -> Mallctl {
-    let functions = [
-        mallctl::<B> as MallctlFn as *const c_void,
-        name_to_mib as NameToMibFn as *const c_void,
-        by_mib as ByMibFn as *const c_void,
-        stats_print::<B> as StatsPrintFn as *const c_void,
-    ];
-    // SAFETY: of the types that jemalloc(3) gives, and static.
-    unsafe { Mallctl::from_pointers(functions) }
+    // SAFETY: static functions, which do what jemalloc(3) says of these two.
+    unsafe { Mallctl::new(mallctl::<B>, Some(stats_print::<B>)) }
 }
 
 unsafe extern "C" fn mallctl<B: Behaviour>(
@@ -77,21 +71,6 @@ unsafe extern "C" fn mallctl<B: Behaviour>(
         }
         _ => libc::ENOENT,
     }
-}
-
-unsafe extern "C" fn name_to_mib(_: *const c_char, _: *mut usize, _: *mut usize) -> c_int {
-    libc::ENOENT
-}
-
-unsafe extern "C" fn by_mib(
-    _: *const usize,
-    _: usize,
-    _: *mut c_void,
-    _: *mut usize,
-    _: *mut c_void,
-    _: usize,
-) -> c_int {
-    libc::ENOENT
 }
 
 unsafe extern "C" fn stats_print<B: Behaviour>(

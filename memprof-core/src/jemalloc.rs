@@ -26,6 +26,8 @@ pub(crate) struct Jemalloc {
     pub mallctl: Mallctl,
     /// The environment variable that configures it; unknown for a nameless one.
     pub conf_variable: Option<String>,
+    /// What its functions' names start with; empty for a nameless one.
+    prefix: String,
     /// Compiled with profiling.
     pub config_prof: bool,
     /// Compiled with statistics; without, every figure stays 0.
@@ -45,6 +47,9 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         prefix,
     } = candidate;
     let version = mallctl.read_text(c"version").ok()?;
+    if !version.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
     let switch = |name: &CStr| mallctl.read_bool(name).unwrap_or(false);
     Some(Jemalloc {
         config_prof: switch(c"config.prof"),
@@ -52,7 +57,10 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         // ENOENT where profiling is not compiled in.
         opt_prof: switch(c"opt.prof"),
         has_background_threads: mallctl.read_bool(c"background_thread").is_ok(),
-        conf_variable: prefix.map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase())),
+        conf_variable: prefix
+            .as_ref()
+            .map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase())),
+        prefix: prefix.unwrap_or_default(),
         identity: Identity {
             kind: Kind::Jemalloc,
             version,
@@ -164,6 +172,9 @@ impl Backend for Jemalloc {
     }
 
     fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
+        if self.mallctl.stats_print().is_none() {
+            return Err(self.cannot_print());
+        }
         match options {
             None => (self.readers.report)(&self.mallctl),
             Some(options) => Ok(Printout::of(&self.mallctl, options)),
@@ -184,6 +195,21 @@ impl Backend for Jemalloc {
 }
 
 impl Jemalloc {
+    fn cannot_print(&self) -> Error {
+        let function = format!("{}malloc_stats_print", self.prefix);
+        Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} has no printout of its own here: the linker left {function} out of the program",
+                self.identity
+            ),
+        )
+        .remedy(format!(
+            "link the program with -Wl,-u,{function} (Rust: -C link-arg=-Wl,-u,{function}); the \
+             totals need nothing"
+        ))
+    }
+
     /// Whether threads that start from now on are sampled.
     pub(crate) fn samples_new_threads(&self) -> bool {
         const INIT: &CStr = c"prof.thread_active_init";
@@ -291,7 +317,7 @@ pub(crate) mod tests {
         assert_eq!(error.kind, ErrorKind::Allocator);
         assert_eq!(
             error.message,
-            "jemalloc 5.2.1-fake accepted prof.active and ignored it"
+            "jemalloc 5.2.1 accepted prof.active and ignored it"
         );
     }
 

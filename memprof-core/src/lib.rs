@@ -16,6 +16,7 @@ mod doctor;
 mod dump;
 mod dump_name;
 mod dumper;
+mod embedded;
 mod error;
 #[cfg(test)]
 mod fake;
@@ -60,7 +61,7 @@ pub use gdump::{GdumpLimits, GdumpStatus};
 pub use interval::SampleInterval;
 pub use jemalloc::is_secure_execution;
 pub use ledger::{Heap, Ledger, Row, Verdict};
-pub use mallctl::{ByMibFn, Mallctl, MallctlFn, NameToMibFn, StatsCallback, StatsPrintFn, Value};
+pub use mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use printout::{PrintOptions, Printout};
 pub use profiler::{ActivateOptions, Profiler, Settings};
 pub use recent::{RECENT, Recent};

@@ -10,24 +10,17 @@ use rustix::io::Errno;
 /// `mallctl` of jemalloc(3).
 pub type MallctlFn =
     unsafe extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
-/// `mallctlnametomib` of jemalloc(3).
-pub type NameToMibFn = unsafe extern "C" fn(*const c_char, *mut usize, *mut usize) -> c_int;
-/// `mallctlbymib` of jemalloc(3).
-pub type ByMibFn =
-    unsafe extern "C" fn(*const usize, usize, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
 /// The callback of `malloc_stats_print`.
 pub type StatsCallback = Option<unsafe extern "C" fn(*mut c_void, *const c_char)>;
 /// `malloc_stats_print` of jemalloc(3).
 pub type StatsPrintFn = unsafe extern "C" fn(StatsCallback, *mut c_void, *const c_char);
 
-/// The four control functions of one jemalloc.
+/// The control functions of one jemalloc. The linker leaves out what a program does not use, but
+/// not `mallctl`, which jemalloc itself calls; it does by name what `mallctlbymib` does by number.
 #[derive(Clone, Copy)]
-#[repr(C)]
 pub struct Mallctl {
     mallctl: MallctlFn,
-    name_to_mib: NameToMibFn,
-    by_mib: ByMibFn,
-    stats_print: StatsPrintFn,
+    stats_print: Option<StatsPrintFn>,
 }
 
 /// What a control that prints takes (ctl.c, `write_cb_packet_t`).
@@ -53,13 +46,15 @@ impl Value for u64 {}
 impl Value for usize {}
 
 impl Mallctl {
-    /// From pointers to `mallctl`, `mallctlnametomib`, `mallctlbymib`, `malloc_stats_print`.
+    /// From `mallctl` and, where it was linked, `malloc_stats_print`.
     ///
     /// # Safety
-    /// The four are these functions of one jemalloc, which stays loaded as long as the process.
-    pub unsafe fn from_pointers(pointers: [*const c_void; 4]) -> Self {
-        // SAFETY: the struct is four function pointers, none of them null by the caller's promise.
-        unsafe { std::mem::transmute::<[*const c_void; 4], Self>(pointers) }
+    /// Both are these functions of one jemalloc, which stays loaded as long as the process.
+    pub unsafe fn new(mallctl: MallctlFn, stats_print: Option<StatsPrintFn>) -> Self {
+        Self {
+            mallctl,
+            stats_print,
+        }
     }
 
     /// Where `mallctl` lies: the identity of a jemalloc within the process.
@@ -67,15 +62,14 @@ impl Mallctl {
         self.mallctl as usize
     }
 
-    /// The pointers in the order `mallctl`, `mallctlnametomib`, `mallctlbymib`,
-    /// `malloc_stats_print`.
-    pub fn pointers(&self) -> [*mut c_void; 4] {
-        [
-            self.mallctl as *mut c_void,
-            self.name_to_mib as *mut c_void,
-            self.by_mib as *mut c_void,
-            self.stats_print as *mut c_void,
-        ]
+    /// `mallctl`.
+    pub fn function(&self) -> MallctlFn {
+        self.mallctl
+    }
+
+    /// `malloc_stats_print`, where it was linked.
+    pub fn stats_print(&self) -> Option<StatsPrintFn> {
+        self.stats_print
     }
 
     /// Reads a number.
@@ -153,11 +147,14 @@ impl Mallctl {
         check(unsafe { (self.mallctl)(name.as_ptr(), null, ptr::null_mut(), null, 0) })
     }
 
-    /// Calls `malloc_stats_print`, which calls `sink` with pieces of any length.
+    /// Calls `malloc_stats_print`, which calls `sink` with pieces of any length. Without it nothing
+    /// is printed.
     pub(crate) fn print_stats(&self, options: &CStr, mut sink: &mut dyn FnMut(&[u8])) {
         let opaque = (&raw mut sink).cast();
-        // SAFETY: jemalloc.3: calls `pass_on` with `opaque`, which lives until the call returns.
-        unsafe { (self.stats_print)(Some(pass_on), opaque, options.as_ptr()) }
+        if let Some(print) = self.stats_print {
+            // SAFETY: jemalloc.3: calls `pass_on` with `opaque`, which lives until the call returns.
+            unsafe { print(Some(pass_on), opaque, options.as_ptr()) }
+        }
     }
 
     /// Has a control print, such as `experimental.prof_recent.alloc_dump`, which calls `sink` with

@@ -72,6 +72,13 @@ impl LoadedObject {
         self.has(address, PF_W)
     }
 
+    /// The segments that nobody writes to, so that the file has what they hold.
+    pub(crate) fn constants(&self) -> impl Iterator<Item = &Segment> {
+        self.segments
+            .iter()
+            .filter(|segment| segment.flags & PF_W == 0)
+    }
+
     fn has(&self, address: usize, flag: u32) -> bool {
         self.segments
             .iter()

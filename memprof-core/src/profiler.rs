@@ -17,6 +17,7 @@ use std::time::{Instant, SystemTime};
 use crate::backend::{Backend, Kind, ProfileKind, use_jemalloc};
 use crate::discover::{Discovered, discover};
 use crate::dumper::Dumper;
+use crate::embedded;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::ledger::Heap;
@@ -78,6 +79,9 @@ struct Found {
     backends: Backends,
     stranger: Option<PathBuf>,
     load_count: u64,
+    /// The program's file, where it contains a jemalloc that cannot be driven; unknown until it is
+    /// asked for, because the whole file is read.
+    undrivable: Option<Option<PathBuf>>,
 }
 
 impl Found {
@@ -99,6 +103,7 @@ impl Found {
             backends: backends.into(),
             stranger,
             load_count,
+            undrivable: None,
         }
     }
 }
@@ -156,6 +161,7 @@ impl Profiler {
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
             allocators: backends.iter().map(|each| Allocator::of(&**each)).collect(),
             unknown_malloc: self.stranger().map(|path| path.display().to_string()),
+            undrivable_jemalloc: self.undrivable().map(|path| path.display().to_string()),
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
             busy: self.dumping.load(Ordering::Acquire) == process::id(),
@@ -193,12 +199,38 @@ impl Profiler {
     fn unavailable(&self) -> Option<Error> {
         let driven = self.driven(None);
         driven
-            .and_then(|driven| require_profile(&driven, ProfileKind::Heap))
+            .and_then(|driven| self.require_profile(&driven, ProfileKind::Heap))
             .err()
+    }
+
+    /// Whether one of them can take a profile of that kind.
+    ///
+    /// # Errors
+    /// Why the first cannot, or why the program's own jemalloc is not among them.
+    fn require_profile(&self, backends: &[Arc<dyn Backend>], kind: ProfileKind) -> Result<()> {
+        require_profile(backends, kind).map_err(|error| match self.undrivable() {
+            Some(path) => Error::new(error.kind, embedded::message(&path)).remedy(embedded::REMEDY),
+            None => error,
+        })
     }
 
     fn stranger(&self) -> Option<PathBuf> {
         lock(&self.found).stranger.clone()
+    }
+
+    /// The program's file, where it contains a jemalloc that no profile shows.
+    fn undrivable(&self) -> Option<PathBuf> {
+        let (known, backends) = {
+            let found = lock(&self.found);
+            (found.undrivable.clone(), Arc::clone(&found.backends))
+        };
+        // Not while the lock is held: a child that is forked meanwhile would never get it.
+        known.unwrap_or_else(|| {
+            let jemallocs = backends.iter().filter_map(|each| each.jemalloc());
+            let path = embedded::undrivable(jemallocs.map(|each| each.mallctl.address()));
+            lock(&self.found).undrivable = Some(path.clone());
+            path
+        })
     }
 
     /// The allocators that a message acts on: those of the kind that it names; else the one that
@@ -306,7 +338,11 @@ fn with_each(
             }
             Err(error) if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Unavailable) => {
                 if backend.identity().kind.has_profiler() {
-                    warnings.push(with_remedy(&error));
+                    let message = format!("{}: no profile shows what it gives out", error.message);
+                    warnings.push(with_remedy(&Error {
+                        message,
+                        ..error.clone()
+                    }));
                 }
                 unable.get_or_insert(error);
             }

@@ -84,8 +84,7 @@ fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
     match jemalloc.mallctl.read::<usize>(MAX) {
         Ok(max) => Ok(max as i64),
         Err(Errno::NOENT) => {
-            let version = &jemalloc.identity.version;
-            let message = format!("jemalloc {version} has no experimental.prof_recent");
+            let message = format!("{} has no experimental.prof_recent", jemalloc.identity);
             Err(Error::new(ErrorKind::Unsupported, message).remedy("use jemalloc 5.3"))
         }
         Err(errno) => Err(Error::mallctl("experimental.prof_recent.alloc_max", errno)),
@@ -123,7 +122,7 @@ mod tests {
         assert!(
             too_old
                 .message
-                .contains("5.2.1-fake has no experimental.prof_recent")
+                .contains("5.2.1 has no experimental.prof_recent")
         );
         assert_eq!(refusal::<Off>(None).kind, ErrorKind::Unavailable);
         let too_many = refusal::<Old>(Some(513));

@@ -109,6 +109,9 @@ pub struct Status {
     pub allocators: Vec<Allocator>,
     /// The file whose `malloc` serves the process, where that is none of them.
     pub unknown_malloc: Option<String>,
+    /// The program's file, where it contains a jemalloc that memprof cannot drive: what that one
+    /// gives out is in no profile.
+    pub undrivable_jemalloc: Option<String>,
     /// Where dumps are kept.
     pub dump_dir: String,
     /// How many are kept.

@@ -38,6 +38,7 @@ const CARGO: &[(&str, &str, &str)] = &[
         "lib/libmemprof_host.a",
     ),
     ("rust-host", "rust_host", "examples/rust_host"),
+    ("rust-host", "plain_rust", "examples/plain_rust"),
     ("rust-http", "rust_http", "examples/rust_http"),
 ];
 

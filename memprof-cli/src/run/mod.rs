@@ -94,7 +94,8 @@ fn note(program: &Program) {
         ),
         Provided::Unknown => eprintln!(
             "memprof: {name} brings a jemalloc of its own, but its symbols are stripped: what it \
-             allocates there cannot be profiled"
+             allocates there cannot be profiled (keep them: strip --strip-debug, in Cargo strip = \
+             \"debuginfo\")"
         ),
         Provided::Linked | Provided::Nothing => {}
     }

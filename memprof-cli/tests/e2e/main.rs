@@ -24,6 +24,7 @@ mod http_tools;
 mod ledger;
 mod operate;
 mod page;
+mod plain_rust;
 mod plugins;
 mod report;
 mod unwinder;

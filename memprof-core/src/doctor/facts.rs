@@ -14,8 +14,8 @@ pub(crate) struct Facts {
     pub jemallocs: Vec<Examined>,
     /// The file whose `malloc` serves the process, where that is none of the allocators.
     pub unknown_malloc: Option<PathBuf>,
-    /// The program's file holds jemalloc's messages, so one is linked in.
-    pub program_contains_jemalloc: bool,
+    /// The program's file, where it contains a jemalloc that cannot be driven.
+    pub undrivable_jemalloc: Option<PathBuf>,
     /// The environment is ignored.
     pub secure_execution: bool,
     /// The variables for allocators that are set, with their values.
@@ -95,7 +95,7 @@ impl Examined {
         let prefix = mallctl.read_text(c"opt.prof_prefix");
         let prefix = prefix.unwrap_or_else(|_| String::new());
         Self {
-            version: jemalloc.identity.version.clone(),
+            version: jemalloc.identity.release().to_owned(),
             conf_variable: jemalloc.conf_variable.clone(),
             hidden_conf,
             config_prof: jemalloc.config_prof,

@@ -10,7 +10,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memchr::memmem;
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
@@ -34,7 +33,7 @@ pub(crate) fn gather(
     let objects = objects::loaded();
     let jemallocs: Vec<_> = backends.iter().filter_map(|each| each.jemalloc()).collect();
     Facts {
-        program_contains_jemalloc: jemallocs.is_empty() && program_contains_jemalloc(),
+        undrivable_jemalloc: None,
         jemallocs: jemallocs
             .into_iter()
             .map(|each| Examined::of(each, allocated(each), hidden_conf(each, &objects)))
@@ -109,17 +108,6 @@ fn hidden_conf(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> 
     };
     let is_hidden = elf.symbols().any(is_it) && !elf.dynamic_symbols().any(is_it);
     is_hidden.then_some(symbol)
-}
-
-/// Every jemalloc starts its complaints with this, so a program that links one in contains it.
-fn program_contains_jemalloc() -> bool {
-    let Ok(file) = File::open(EXECUTABLE) else {
-        return false;
-    };
-    // SAFETY: read-only and private. Should another process truncate the file meanwhile, this
-    // process loses its own mapping of it too.
-    unsafe { memmap2::Mmap::map(&file) }
-        .is_ok_and(|bytes| memmem::find(&bytes, b"<jemalloc>: ").is_some())
 }
 
 fn look_at(store: &Store) -> DumpDir {

@@ -1,11 +1,17 @@
 //! What concerns the process as a whole.
 
+use std::path::{Path, PathBuf};
+
 use super::{CONF, Facts, Finding, Severity, finding};
 use crate::backend::Kind;
+use crate::embedded;
+use crate::objects::EXECUTABLE;
 
 pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
-    if facts.jemallocs.is_empty() && !facts.can_profile() {
+    if let Some(path) = &facts.undrivable_jemalloc {
+        findings.push(undrivable(path, facts.can_profile()));
+    } else if facts.jemallocs.is_empty() && !facts.can_profile() {
         findings.push(without_profiler(facts));
     }
     // The C library's own is there beside each of them.
@@ -27,7 +33,10 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
              allocator=NAME drives another",
         ));
     }
-    if let Some(path) = &facts.unknown_malloc {
+    // A jemalloc in the program may be its malloc too; that was said.
+    let is_told =
+        |path: &PathBuf| facts.undrivable_jemalloc.is_some() && path == Path::new(EXECUTABLE);
+    if let Some(path) = facts.unknown_malloc.as_ref().filter(|path| !is_told(path)) {
         findings.push(finding(
             "unknown_malloc",
             Warning,
@@ -51,6 +60,21 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
              `activate`) does not try again",
         ));
     }
+}
+
+/// What else can profile does not show what the program allocates.
+fn undrivable(path: &Path, can_profile: bool) -> Finding {
+    let severity = if can_profile {
+        Severity::Warning
+    } else {
+        Severity::Error
+    };
+    finding(
+        "hidden_jemalloc",
+        severity,
+        embedded::message(path),
+        embedded::REMEDY,
+    )
 }
 
 /// What a sample may meet while it walks the stack.
@@ -90,16 +114,6 @@ fn unwinder(facts: &Facts) -> Option<Finding> {
 fn without_profiler(facts: &Facts) -> Finding {
     use Severity::Error;
     let owner = facts.allocators.iter().find(|each| each.owns_malloc);
-    if facts.program_contains_jemalloc {
-        return finding(
-            "hidden_jemalloc",
-            Error,
-            "the program contains jemalloc, but its symbols are stripped and not exported",
-            "link it with -Wl,--export-dynamic-symbol=mallctl (and mallctlnametomib, mallctlbymib, \
-             malloc_stats_print), do not strip it, or hand the functions over \
-             (memprof.jemalloc/1)",
-        );
-    }
     if facts.secure_execution {
         return finding(
             "secure_execution",

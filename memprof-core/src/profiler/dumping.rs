@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::{Profiler, lock, require_profile, rfc3339};
+use super::{Profiler, lock, rfc3339};
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::{Cause, DumpName};
@@ -34,7 +34,7 @@ impl Profiler {
         self.look_again();
         self.unwinder.tend();
         let backends = self.driven(allocator)?;
-        require_profile(&backends, kind)?;
+        self.require_profile(&backends, kind)?;
         let active_since = *lock(&self.active_since);
         let origin = Origin {
             program: self.settings.program.clone(),

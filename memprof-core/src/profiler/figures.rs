@@ -133,6 +133,7 @@ impl Profiler {
         };
         let facts = Facts {
             given_up_walks: self.unwinder.given_up(),
+            undrivable_jemalloc: self.undrivable(),
             ..gather(&backends, self.stranger(), allocated, &self.settings.store)
         };
         let mut findings = examine(&facts);

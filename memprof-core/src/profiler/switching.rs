@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::figures::jemallocs;
-use super::{Profiler, lock, require_profile, with_each, with_remedy};
+use super::{Profiler, lock, with_each, with_remedy};
 use crate::backend::{Kind, ProfileKind};
+use crate::embedded;
 use crate::error::Result;
 use crate::interval::SampleInterval;
 use crate::lease::Lease;
@@ -39,13 +40,17 @@ impl Profiler {
         } = options;
         self.look_again();
         let backends = self.driven(allocator)?;
-        require_profile(&backends, ProfileKind::Heap)?;
+        self.require_profile(&backends, ProfileKind::Heap)?;
         let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
         let mut warnings = self.unwinder.install(&jemallocs(&backends), unwinder);
         self.set_tick()?;
         warnings.extend(with_each(&backends, |each| each.activate(interval))?);
+        warnings.extend(self.undrivable().map(|path| {
+            let message = embedded::message(&path);
+            format!("{message}; {}", embedded::REMEDY)
+        }));
         since.get_or_insert_with(SystemTime::now);
         drop(since);
         warnings.dedup();

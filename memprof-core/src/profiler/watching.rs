@@ -75,8 +75,8 @@ impl Profiler {
         for jemalloc in jemallocs(&self.backends()) {
             if jemalloc.end_own_gdump()? {
                 warnings.push(format!(
-                    "jemalloc {}'s own prof.gdump was on, and is off now",
-                    jemalloc.identity.version
+                    "{}'s own prof.gdump was on, and is off now",
+                    jemalloc.identity
                 ));
             }
         }

@@ -4,25 +4,27 @@
 //! would pull in the bundled jemalloc, and the plugin would read the figures of an allocator that
 //! serves nobody. So this image defines them, as jumps to whatever the host has; a fifth symbol
 //! of jemalloc's would then be defined twice, which is a link error. They are hidden: a preloaded
-//! plugin must not offer the process a `_rjem_mallctl`.
+//! plugin must not offer the process a `_rjem_mallctl`. The two that take a MIB lead nowhere: most
+//! programs lack them, and everything here asks by name.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::arch::global_asm;
-use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::{mem, ptr};
 
-use memprof_core::{Error, Figures, Mallctl, Printout};
+use memprof_core::{Error, Figures, Mallctl, Printout, StatsPrintFn};
 use memprof_plugin_abi::Host;
+use memprof_plugin_abi::raw::memprof_stats_callback_t;
 use tikv_jemalloc_ctl::{epoch, stats, stats_print};
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("the trampolines to the host's jemalloc are written for x86-64");
 
-/// Where the trampolines jump: `mallctl`, `mallctlnametomib`, `mallctlbymib`,
-/// `malloc_stats_print`. Null outside of [`bound`], when nothing calls them.
-static TARGETS: [AtomicPtr<c_void>; 4] = [const { AtomicPtr::new(ptr::null_mut()) }; 4];
+/// Where the trampolines jump: `mallctl`, `malloc_stats_print`. Null outside of [`bound`], when
+/// nothing calls them, and where the host has no such function.
+static TARGETS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
 /// One binding at a time.
 static BINDING: Mutex<()> = Mutex::new(());
@@ -42,9 +44,12 @@ global_asm!(
     ".endm",
     ".pushsection .text.memprof_shim, \"ax\", @progbits",
     "memprof_jump _rjem_mallctl, 0",
-    "memprof_jump _rjem_mallctlnametomib, 8",
-    "memprof_jump _rjem_mallctlbymib, 16",
-    "memprof_jump _rjem_malloc_stats_print, 24",
+    "memprof_jump _rjem_malloc_stats_print, 8",
+    ".globl _rjem_mallctlnametomib, _rjem_mallctlbymib",
+    ".hidden _rjem_mallctlnametomib, _rjem_mallctlbymib",
+    "_rjem_mallctlnametomib:",
+    "_rjem_mallctlbymib:",
+    "jmp {unbound}",
     ".popsection",
     targets = sym TARGETS,
     unbound = sym unbound,
@@ -58,28 +63,31 @@ extern "C" fn unbound() -> c_int {
 /// Runs `work` with tikv-jemalloc-ctl bound to `mallctl`.
 fn bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     let _one = BINDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let bind = |pointers: [*mut c_void; 4]| {
+    let bind = |pointers: [*mut c_void; 2]| {
         for (target, pointer) in TARGETS.iter().zip(pointers) {
             target.store(pointer, Ordering::Release);
         }
     };
-    bind(mallctl.pointers());
+    let stats_print = mallctl.stats_print();
+    bind([
+        mallctl.function() as *mut c_void,
+        stats_print.map_or(ptr::null_mut(), |print| print as *mut c_void),
+    ]);
     let result = work();
-    bind([ptr::null_mut(); 4]);
+    bind([ptr::null_mut(); 2]);
     result
 }
 
-/// The host's own functions, where it hands them over whole.
+/// The host's own functions, where it hands them over.
 pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
+    type Given = unsafe extern "C" fn(memprof_stats_callback_t, *mut c_void, *const c_char);
     let found = host.jemalloc()?;
-    let pointers = [
-        found.mallctl? as *const c_void,
-        found.mallctlnametomib? as *const c_void,
-        found.mallctlbymib? as *const c_void,
-        found.malloc_stats_print? as *const c_void,
-    ];
+    let mallctl = found.mallctl?;
+    // SAFETY: `memprof_stats_callback_t` is transparent, so both types are called alike.
+    let typed = |print| unsafe { mem::transmute::<Given, StatsPrintFn>(print) };
+    let stats_print = found.malloc_stats_print.map(typed);
     // SAFETY: memprof.h, `memprof_jemalloc_t`: the host's own jemalloc, for the process's life.
-    Some(unsafe { Mallctl::from_pointers(pointers) })
+    Some(unsafe { Mallctl::new(mallctl, stats_print) })
 }
 
 /// The totals of a jemalloc.

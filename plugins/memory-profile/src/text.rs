@@ -64,7 +64,11 @@ pub(crate) fn abilities_text(status: &Status) -> String {
     };
     let unknown = status.unknown_malloc.iter();
     let unknown = unknown.map(|path| format!("\n  {path:<18} malloc  (unknown to memprof)"));
-    status.allocators.iter().map(line).chain(unknown).collect()
+    let undrivable = status.undrivable_jemalloc.iter();
+    let undrivable =
+        undrivable.map(|path| format!("\n  jemalloc in {path} (memprof cannot drive it)"));
+    let lines = status.allocators.iter().map(line);
+    lines.chain(unknown).chain(undrivable).collect()
 }
 
 pub(crate) fn status_text(status: &Status) -> String {

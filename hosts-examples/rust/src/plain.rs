@@ -1,0 +1,31 @@
+//! A program that knows nothing of memprof: what most programs on tikv-jemallocator look like.
+//! Each line that it reads makes it hold 2 MB more.
+//!
+//! ```sh
+//! memprof run --lg-sample 12 -- target/dist/examples/plain_rust &
+//! memprof activate -t plain_rust
+//! ```
+
+use std::hint::black_box;
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+const ENTRIES: usize = 2000;
+const ENTRY_SIZE: usize = 1000;
+
+/// The leak: entries that nothing ever removes.
+#[inline(never)]
+fn keep_entries(cache: &mut Vec<Vec<u8>>) {
+    cache.extend((0..ENTRIES).map(|_| vec![0; ENTRY_SIZE]));
+    black_box(&*cache);
+}
+
+fn main() -> std::io::Result<()> {
+    let mut cache = Vec::new();
+    for line in std::io::stdin().lines() {
+        keep_entries(&mut cache);
+        eprintln!("served {}", line?);
+    }
+    Ok(())
+}
