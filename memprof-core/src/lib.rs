@@ -69,7 +69,7 @@ pub use retention::Keep;
 pub use smaps::Smaps;
 pub use stats::{Figures, ReadFigures, ReadReport, Readers, Stats, Totals};
 pub use status::{Activation, Allocator, DumpReport, Gdumping, JemallocOptions, Purged, Status};
-pub use store::{Kept, Store, default_dump_dir};
+pub use store::{Fetched, Kept, Store, default_dump_dir};
 pub use trigger::Trigger;
 pub use unwinder::{UnwinderChoice, UnwinderSettings, UnwinderStatus, Walker};
 pub use watch::{Condition, Rule, Threshold};

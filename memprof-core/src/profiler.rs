@@ -25,7 +25,7 @@ use crate::mallctl::Mallctl;
 use crate::objects;
 use crate::stats::Readers;
 use crate::status::{Allocator, Status};
-use crate::store::{Kept, Store};
+use crate::store::{Fetched, Kept, Store};
 use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watcher::Watcher;
 
@@ -183,7 +183,7 @@ impl Profiler {
     ///
     /// # Errors
     /// No kept dump has that id.
-    pub fn fetch(&self, id: &str) -> Result<std::fs::File> {
+    pub fn fetch(&self, id: &str) -> Result<Fetched> {
         self.settings.store.fetch(id)
     }
 

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -46,6 +46,17 @@ pub struct Kept {
     pub trigger: Option<&'static str>,
     /// The process's resident memory then.
     pub rss_bytes: Option<u64>,
+}
+
+/// A kept dump, opened for reading.
+#[derive(Debug)]
+pub struct Fetched {
+    /// At its start.
+    pub file: File,
+    /// Its length.
+    pub bytes: u64,
+    /// Where it lies, absolute.
+    pub path: PathBuf,
 }
 
 /// The directory that holds a program's dumps, and nothing else.
@@ -90,40 +101,41 @@ impl Store {
     /// # Errors
     /// The directory cannot be read or is not safe to use. A missing one is empty.
     pub fn list(&self) -> Result<Vec<Kept>> {
-        match self.open() {
-            Ok(directory) => {
-                let entries = self.entries(&directory)?;
-                Ok(entries.iter().map(|entry| self.kept(entry)).collect())
-            }
-            Err(Errno::NOENT) => Ok(Vec::new()),
-            Err(errno) => Err(self.unusable("read", errno.into())),
-        }
+        let Some(directory) = self.open_safe("read")? else {
+            return Ok(Vec::new());
+        };
+        let entries = self.entries(&directory)?;
+        Ok(entries.iter().map(|entry| self.kept(entry)).collect())
     }
 
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// `Invalid` when no kept dump has that id.
-    pub fn fetch(&self, id: &str) -> Result<File> {
-        if !self.list()?.iter().any(|kept| kept.id == id) {
-            let error = Error::new(
-                ErrorKind::Invalid,
-                format!("no kept dump has the id {id:?}"),
-            );
-            return Err(error.remedy("send `list` for the ids"));
-        }
-        let open = || {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            rustix::fs::openat(
-                self.open()?,
-                format!("{id}{EXTENSION}"),
-                flags,
-                Mode::empty(),
-            )
+    /// `Invalid` when no kept dump has that id; as for [`list`](Self::list).
+    pub fn fetch(&self, id: &str) -> Result<Fetched> {
+        let unknown = || {
+            let message = format!("no kept dump has the id {id:?}");
+            Error::new(ErrorKind::Invalid, message).remedy("send `list` for the ids")
         };
+        let name = file_name(&DumpName::parse(id).ok_or_else(unknown)?);
+        let directory = self.open_safe("open a dump in")?.ok_or_else(unknown)?;
+        let failed = |errno: Errno| self.unusable("open a dump in", errno.into());
+        // What is no regular file must not hold this thread up.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
-            retry_on_intr(open).map_err(|errno| self.unusable("open a dump in", errno.into()))?;
-        Ok(File::from(file))
+            match retry_on_intr(|| rustix::fs::openat(&directory, &name, flags, Mode::empty())) {
+                Err(Errno::NOENT | Errno::LOOP) => return Err(unknown()),
+                file => File::from(file.map_err(failed)?),
+            };
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(unknown());
+        }
+        Ok(Fetched {
+            file,
+            bytes: stat.st_size.unsigned_abs(),
+            path: self.directory.join(name),
+        })
     }
 
     /// Publishes a dump of a process that `started` then under a new name, after making room for
@@ -173,9 +185,48 @@ impl Store {
             self.unusable("use", cause)
                 .remedy("set dump_dir to a directory that this user owns")
         })?;
-        let stat = rustix::fs::fstat(&directory).map_err(|e| self.unusable("check", e.into()))?;
-        self.check_ownership(&stat)?;
+        self.check(&directory)?;
         Ok(directory)
+    }
+
+    /// The directory, where there is one, after it was found to be safe.
+    fn open_safe(&self, act: &str) -> Result<Option<OwnedFd>> {
+        match self.open() {
+            Ok(directory) => {
+                self.check(&directory)?;
+                Ok(Some(directory))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.unusable(act, errno.into())),
+        }
+    }
+
+    fn check(&self, directory: &OwnedFd) -> Result<()> {
+        let stat = rustix::fs::fstat(directory).map_err(|e| self.unusable("check", e.into()))?;
+        self.check_ownership(&stat)?;
+        self.check_parents()
+    }
+
+    /// Whoever may write to a parent may put another directory in the place of this one.
+    fn check_parents(&self) -> Result<()> {
+        // Both the path as it was given and the one that its links lead to.
+        let real = std::fs::canonicalize(&self.directory);
+        let given = self.directory.ancestors().skip(1);
+        let real = real.iter().flat_map(|real| real.ancestors().skip(1));
+        for parent in given.chain(real) {
+            let mode = parent.metadata().map_or(0, |parent| parent.mode());
+            if mode & 0o1002 == 0o002 {
+                let (directory, parent) = (self.directory.display(), parent.display());
+                return Err(Error::new(
+                    ErrorKind::Io,
+                    format!(
+                        "dump directory {directory} is not safe: everybody may write to {parent}"
+                    ),
+                )
+                .remedy(format!("chmod o-w {parent}, or choose another dump_dir")));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the directory if need be, and a file without a name in it.
@@ -488,6 +539,7 @@ mod tests {
         store
             .fetch(&kept.id)
             .unwrap()
+            .file
             .read_to_string(&mut body)
             .unwrap();
         assert_eq!(body, "one");
@@ -496,12 +548,20 @@ mod tests {
         std::fs::write(&secret, "secret").unwrap();
         let planted = "20261121T111244Z.42.9.0000beef";
         symlink(&secret, store.directory().join(format!("{planted}.heap"))).unwrap();
+        let pipe = "20261121T111244Z.42.8.0000beef";
+        let pipe_path = store.directory().join(format!("{pipe}.heap"));
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe_path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let directory = "20261121T111244Z.42.7.0000beef";
+        std::fs::create_dir(store.directory().join(format!("{directory}.heap"))).unwrap();
         for id in [
             "",
             ".",
             "../secret",
             "/etc/passwd",
             planted,
+            pipe,
+            directory,
+            "20261121T111244Z.42.6.0000beef",
             "20261121T111244Z.42.1.0000beef\0",
         ] {
             let refused = store.fetch(id).unwrap_err();
@@ -521,6 +581,39 @@ mod tests {
             refused.message.ends_with("others may write to it"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn a_directory_that_became_unsafe_is_neither_listed_nor_read() {
+        let (parent, store) = store(Keep::default());
+        let kept = add(&store, &name(0, 1), b"one");
+        let set_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        let check = |expected: &str| {
+            let listed = store.list().unwrap_err();
+            let fetched = store.fetch(&kept.id).unwrap_err();
+            let added = store.add(&name(0, 2), STARTED, 3, &mut &b"two"[..]);
+            for refused in [listed, fetched, added.unwrap_err()] {
+                assert!(refused.message.ends_with(expected), "{refused}");
+            }
+        };
+        set_mode(store.directory(), 0o770);
+        check("others may write to it");
+        set_mode(store.directory(), 0o700);
+        set_mode(parent.path(), 0o777);
+        check(&format!(
+            "everybody may write to {}",
+            parent.path().display()
+        ));
+        let link = tempfile::tempdir().unwrap();
+        let linked = link.path().join("linked");
+        symlink(parent.path(), &linked).unwrap();
+        let through = Store::new(linked.join("dumps"), Keep::default());
+        assert!(through.list().is_err());
+        // As in /tmp, where nobody renames what is another's.
+        set_mode(parent.path(), 0o1777);
+        assert_eq!(store.list().unwrap(), [kept]);
     }
 
     #[test]

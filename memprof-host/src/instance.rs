@@ -1,16 +1,19 @@
 //! One created plugin: the only place that calls into a plugin.
 #![expect(unsafe_code, reason = "the ABI boundary")]
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::io;
 use std::mem;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memprof_plugin_abi::raw::{
     MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_EXTENSION_JEMALLOC,
-    MEMPROF_INTERNAL, MEMPROF_OK, memprof_host_t, memprof_jemalloc_t, memprof_log_level_t,
-    memprof_plugin_entry_t, memprof_plugin_t, memprof_reply_t, memprof_str_t,
+    MEMPROF_EXTENSION_REPLY_FD, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_OK,
+    memprof_host_t, memprof_jemalloc_t, memprof_log_level_t, memprof_plugin_entry_t,
+    memprof_plugin_t, memprof_reply_fd_t, memprof_reply_t, memprof_str_t,
 };
 use memprof_plugin_abi::{Failure, Status, TEXT};
 
@@ -289,7 +292,45 @@ unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Statu
         Ok(()) => MEMPROF_OK,
         Err(error) => {
             log::error!("a reply does not fit: {error}");
-            memprof_plugin_abi::raw::MEMPROF_IO
+            MEMPROF_IO
+        }
+    }
+}
+
+static REPLY_FD: memprof_reply_fd_t = memprof_reply_fd_t {
+    struct_size: size_of::<memprof_reply_fd_t>(),
+    file: Some(take_file),
+};
+
+unsafe extern "C" fn take_file(
+    ctx: *mut c_void,
+    fd: c_int,
+    size: u64,
+    content_type: memprof_str_t,
+) -> Status {
+    // SAFETY: as in `begin_body`.
+    let collected = unsafe { &mut *ctx.cast::<Collected>() };
+    if collected.content_type.is_some() || !collected.body.is_empty() {
+        return MEMPROF_INTERNAL;
+    }
+    if fd < 0 {
+        return MEMPROF_INVALID_ARGUMENT;
+    }
+    // SAFETY: the plugin lends the descriptor for the call.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    match Body::of_file(file, size) {
+        Ok(body) => {
+            // SAFETY: the plugin lends the text for the call.
+            collected.content_type = Some(unsafe { text(content_type) });
+            collected.body = body;
+            MEMPROF_OK
+        }
+        Err(error) => {
+            log::debug!("a reply as a file is refused: {error}");
+            match error.kind() {
+                io::ErrorKind::InvalidInput => MEMPROF_INVALID_ARGUMENT,
+                _ => MEMPROF_IO,
+            }
         }
     }
 }
@@ -348,6 +389,7 @@ unsafe extern "C" fn get_extension(ctx: *mut c_void, id: memprof_str_t) -> *cons
         Some(jemalloc) if id == MEMPROF_EXTENSION_JEMALLOC.as_bytes() => {
             std::ptr::from_ref(jemalloc).cast()
         }
+        _ if id == MEMPROF_EXTENSION_REPLY_FD.as_bytes() => std::ptr::from_ref(&REPLY_FD).cast(),
         _ => std::ptr::null(),
     }
 }

@@ -1,10 +1,13 @@
 //! The control protocol: JSON-RPC 2.0, one object a line. PROTOCOL.md shows the bytes.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use memprof_plugin_abi::{JSON, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::body::INLINE_LIMIT;
+use crate::body::{Body, INLINE_LIMIT};
 use crate::router::Reply;
 
 /// The longest line that a host reads.
@@ -133,10 +136,7 @@ pub fn split_message(data: &str) -> (&str, &str) {
 }
 
 /// Splits a reply into what goes into the line and what goes beside it.
-pub fn message_result(
-    reply: Reply,
-    deliver: Option<Deliver>,
-) -> (MessageResult, Option<crate::Body>) {
+pub fn message_result(reply: Reply, deliver: Option<Deliver>) -> (MessageResult, Option<Body>) {
     let Reply {
         status_code,
         content_type,
@@ -145,8 +145,9 @@ pub fn message_result(
     let content_type = content_type.into_owned();
     let size = body.len();
     let inline = match (deliver, body) {
-        (None, crate::Body::Inline(bytes)) if bytes.len() <= INLINE_LIMIT => {
-            inline(&content_type, bytes)
+        (None, Body::Bytes(bytes)) if bytes.len() <= INLINE_LIMIT => inline(&content_type, bytes),
+        (None, Body::File(file, size)) if size <= INLINE_LIMIT as u64 => {
+            inline_file(&content_type, file, size)
         }
         (_, body) => Err(body),
     };
@@ -172,14 +173,23 @@ pub fn message_result(
     }
 }
 
-fn inline(content_type: &str, bytes: Vec<u8>) -> Result<Value, crate::Body> {
+/// A file that cannot be read is passed on, for the client to find out why.
+fn inline_file(content_type: &str, file: File, size: u64) -> Result<Value, Body> {
+    let mut bytes = vec![0; size as usize];
+    match file.read_exact_at(&mut bytes, 0) {
+        Ok(()) => inline(content_type, bytes).map_err(|_| Body::File(file, size)),
+        Err(_) => Err(Body::File(file, size)),
+    }
+}
+
+fn inline(content_type: &str, bytes: Vec<u8>) -> Result<Value, Body> {
     // A plugin may call its body JSON and be wrong; then it is text.
     let json = (content_type == JSON).then(|| serde_json::from_slice(&bytes));
     match json {
         Some(Ok(value)) => Ok(value),
         _ => String::from_utf8(bytes)
             .map(Value::String)
-            .map_err(|error| crate::Body::Inline(error.into_bytes())),
+            .map_err(|error| Body::Bytes(error.into_bytes())),
     }
 }
 

@@ -21,7 +21,7 @@ pub struct Reply {
 impl Reply {
     /// The reply of somebody who could not even ask the plugin.
     pub fn failed(failure: &Failure) -> Self {
-        let body = Body::Inline(failure.to_json().into_bytes());
+        let body = Body::Bytes(failure.to_json().into_bytes());
         Self {
             status_code: failure.status,
             content_type: JSON.into(),

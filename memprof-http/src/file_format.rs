@@ -1,6 +1,6 @@
 //! The formats in which a kept dump is had.
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use memprof_report::{FLAMEGRAPH_POLICY, Format, POLICY};
@@ -59,13 +59,18 @@ impl FileFormat {
 
     /// The reply with the file of that name, without its extension.
     pub(crate) fn reply(&self, name: &str, bytes: Bytes) -> Response {
+        self.reply_as(self.content_type.to_owned(), name, bytes.into())
+    }
+
+    /// The same of what has a content type of its own.
+    pub(crate) fn reply_as(&self, content_type: String, name: &str, body: Body) -> Response {
         let file = format!("inline; filename=\"{name}.{}\"", self.extension);
         let headers = [
-            (CONTENT_TYPE, self.content_type.to_owned()),
+            (CONTENT_TYPE, content_type),
             (CONTENT_DISPOSITION, file),
             (CONTENT_SECURITY_POLICY, self.policy()),
         ];
-        (headers, bytes).into_response()
+        (headers, body).into_response()
     }
 
     fn policy(&self) -> String {

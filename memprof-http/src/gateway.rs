@@ -1,6 +1,5 @@
 //! The way to one host, and what its clients share: the dump that runs and what was rendered.
 
-use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
 
@@ -20,6 +19,12 @@ pub(crate) struct Gateway {
     target: Arc<dyn Target>,
     dumping: Dumping,
     pub(crate) renders: Renders,
+}
+
+/// The bytes of a kept dump, and what they are.
+pub(crate) struct Opened {
+    pub(crate) content_type: String,
+    pub(crate) body: Box<dyn Read + Send>,
 }
 
 /// A kept dump, as `list` tells of it.
@@ -83,10 +88,8 @@ impl Gateway {
     /// The kept dump of that id, which is looked up and never a path.
     pub(crate) async fn kept_as(&self, id: &str) -> Result<Kept> {
         let mut kept = self.kept().await?.into_iter();
-        kept.find(|dump| dump.id == id).ok_or_else(|| {
-            Problem::not_found(format!("no kept dump has the id {id:?}"))
-                .remedy("GET /api/v1/dumps lists them")
-        })
+        kept.find(|dump| dump.id == id)
+            .ok_or_else(|| no_such_dump(id))
     }
 
     /// The bytes of a dump that is taken now.
@@ -123,26 +126,42 @@ impl Gateway {
         Err(Problem::internal("the allocator printed no JSON"))
     }
 
-    /// A kept dump, whose id is one that the host told.
-    pub(crate) async fn open(&self, id: &str) -> Result<File> {
-        let (target, id) = (Arc::clone(&self.target), id.to_owned());
-        match blocking(move || target.fetch(&id)).await?? {
-            Fetched::Dump(file) => Ok(file),
-            Fetched::Refused(answer) => Err(Problem::of_answer(&answer)),
+    /// A kept dump. Its id is looked up by the host, and never a path.
+    pub(crate) async fn open(&self, id: &str) -> Result<Opened> {
+        // A word, as `Target::fetch` wants it: no id of a dump holds anything else.
+        if id.is_empty()
+            || !id
+                .bytes()
+                .all(|byte| matches!(byte, b'!'..=b'~') && byte != b'"')
+        {
+            return Err(no_such_dump(id));
+        }
+        let (target, word) = (Arc::clone(&self.target), id.to_owned());
+        match blocking(move || target.fetch(&word)).await?? {
+            Fetched::Dump { content_type, body } => Ok(Opened { content_type, body }),
+            Fetched::Refused(answer) => match Problem::of_answer(&answer) {
+                problem if problem.is_the_clients() => Err(no_such_dump(id)),
+                problem => Err(problem),
+            },
         }
     }
 
     /// The bytes of a kept dump.
     pub(crate) async fn fetch(&self, id: &str) -> Result<Bytes> {
-        let mut file = self.open(id).await?;
+        let mut dump = self.open(id).await?.body;
         let read = blocking(move || {
             let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes).map(|_| bytes)
+            dump.read_to_end(&mut bytes).map(|_| bytes)
         });
         let bytes = read.await?;
         let bytes = bytes.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
         Ok(bytes.into())
     }
+}
+
+fn no_such_dump(id: &str) -> Problem {
+    Problem::not_found(format!("no kept dump has the id {id:?}"))
+        .remedy("GET /api/v1/dumps lists them")
 }
 
 /// The id of a dump that was just taken.

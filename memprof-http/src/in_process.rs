@@ -54,7 +54,10 @@ impl Target for InProcess {
         let reply = self.host.message(PLUGIN, "fetch", &format!("id={id}"));
         let reply = reply.map_err(|error| Gone(error.to_string()))?;
         if reply.status_code == 0 {
-            return Ok(Fetched::Dump(reply.body.into_file()?));
+            return Ok(Fetched::Dump {
+                content_type: reply.content_type.into_owned(),
+                body: reply.body.into_reader(),
+            });
         }
         Ok(Fetched::Refused(Answer {
             status: reply.status_code,

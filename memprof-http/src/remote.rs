@@ -92,8 +92,12 @@ impl Target for Remote {
         if reply.result.status_code != 0 {
             return Ok(Fetched::Refused(answer(reply)?));
         }
-        let dump = reply.file.take().map(Fetched::Dump);
-        dump.ok_or_else(|| Gone("it passed no dump".to_owned()))
+        let file = reply.file.take();
+        let file = file.ok_or_else(|| Gone("it passed no dump".to_owned()))?;
+        Ok(Fetched::Dump {
+            content_type: reply.result.content_type,
+            body: Box::new(file),
+        })
     }
 }
 

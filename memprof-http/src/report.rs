@@ -1,6 +1,6 @@
 //! Kept dumps as reports.
 
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
@@ -69,11 +69,21 @@ impl View {
     /// The report of a kept dump, from the cache where it was made before.
     pub(crate) async fn of_kept(&self, host: &Gateway, id: &str) -> Result<Response> {
         let format = FileFormat::of(self.format.as_deref().unwrap_or("text"))?;
-        let bytes = match format.made {
-            Made::Kept => host.fetch(&host.kept_as(id).await?.id).await?,
-            Made::As(format) => self.report(host, id, format).await?,
-        };
-        Ok(format.reply(id, bytes))
+        match format.made {
+            Made::Kept => {
+                let dump = host.open(id).await?;
+                let mut body = dump.body;
+                let bytes = chunks::of(move |out| {
+                    let copied = io::copy(&mut body, out).map(drop);
+                    copied.map_err(|error| Problem::internal(format!("the dump: {error}")))
+                });
+                Ok(format.reply_as(dump.content_type, id, bytes.await?))
+            }
+            Made::As(made) => {
+                let report = self.report(host, id, made).await?;
+                Ok(format.reply(id, report))
+            }
+        }
     }
 
     async fn report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
@@ -121,7 +131,7 @@ pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Body> {
 
 /// The same of a dump whose id the host told.
 pub(crate) async fn tcmalloc_of(host: &Gateway, id: &str) -> Result<Body> {
-    let dump = host.open(id).await?;
+    let dump = host.open(id).await?.body;
     chunks::of(move |out| {
         let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
         Ok(memprof_report::write_tcmalloc(

@@ -1,8 +1,7 @@
 //! One host, however it is reached.
 
 use std::fmt;
-use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 
 use memprof_host::protocol::HostInfo;
 use memprof_plugin_abi::Status;
@@ -32,12 +31,25 @@ pub trait Target: fmt::Debug + Send + Sync {
 }
 
 /// What came of fetching a dump.
-#[derive(Debug)]
 pub enum Fetched {
-    /// Its bytes, in a file that nobody changes any more.
-    Dump(File),
+    /// What nobody changes any more.
+    Dump {
+        /// What its bytes are.
+        content_type: String,
+        /// Its bytes.
+        body: Box<dyn Read + Send>,
+    },
     /// The plugin's own error.
     Refused(Answer),
+}
+
+impl fmt::Debug for Fetched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dump { content_type, .. } => f.debug_tuple("Dump").field(content_type).finish(),
+            Self::Refused(answer) => f.debug_tuple("Refused").field(answer).finish(),
+        }
+    }
 }
 
 /// What the plugin replied.

@@ -40,10 +40,10 @@
 #define MEMPROF_ABI_MAJOR 1
 
 // The ABI's minor version: raised when a promise or an extension is added.
-#define MEMPROF_ABI_MINOR 0
+#define MEMPROF_ABI_MINOR 1
 
 // `major << 16 | minor`: what `abi_version` fields hold.
-#define MEMPROF_ABI_VERSION 65536
+#define MEMPROF_ABI_VERSION 65537
 
 // The outcome of a call: 0 is success, a negative number an error. The set is open: treat an
 // unknown negative number as `MEMPROF_INTERNAL`. Numbers are never reused.
@@ -176,6 +176,21 @@ typedef struct {
   // `malloc_stats_print`.
   void (*malloc_stats_print)(memprof_stats_callback_t write, void *opaque, const char *opts);
 } memprof_jemalloc_t;
+
+// Host extension `memprof.reply_fd/1` (since ABI 1.1): a reply whose body is a file, which is
+// passed on without a copy. A host that lacks it takes the bytes by `memprof_reply_t.write`.
+// `struct_size` must be set; the function must live as long as the process.
+typedef struct {
+  // `sizeof(memprof_reply_fd_t)`.
+  size_t struct_size;
+  // [same thread as the call] The whole body is the first `size` bytes of the file `fd`; no
+  // `begin` and no `write` before or after it. `ctx` is that of the `memprof_reply_t`. The file
+  // is a regular one that is open for reading only, or a sealed memfd; nobody writes to it any
+  // more. The descriptor is borrowed for the call: the host duplicates it.
+  // `MEMPROF_INVALID_ARGUMENT` when the file is none of these, `MEMPROF_IO` when the host has
+  // no descriptor left; the body is empty then, and can still be written.
+  memprof_status_t (*file)(void *ctx, int fd, uint64_t size, memprof_str_t content_type);
+} memprof_reply_fd_t;
 
 // Success.
 #define MEMPROF_OK 0

@@ -209,6 +209,11 @@ fn slot(change: impl FnOnce(&mut Option<Host>)) {
     );
 }
 
+/// The host, from `create` to `destroy`.
+pub(crate) fn host() -> Option<Host> {
+    *HOST.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 struct ForwardToHost;
 
 impl ForwardToHost {

@@ -6,9 +6,10 @@ use std::ptr::NonNull;
 
 use crate::Failure;
 use crate::raw::{
-    MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_EXTENSION_JEMALLOC, MEMPROF_LOG_DEBUG,
-    MEMPROF_LOG_ERROR, MEMPROF_LOG_INFO, MEMPROF_LOG_TRACE, MEMPROF_LOG_WARN, memprof_host_t,
-    memprof_jemalloc_t, memprof_log_level_t, memprof_str_t,
+    MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_EXTENSION_JEMALLOC,
+    MEMPROF_EXTENSION_REPLY_FD, MEMPROF_LOG_DEBUG, MEMPROF_LOG_ERROR, MEMPROF_LOG_INFO,
+    MEMPROF_LOG_TRACE, MEMPROF_LOG_WARN, memprof_host_t, memprof_jemalloc_t, memprof_log_level_t,
+    memprof_reply_fd_t, memprof_str_t,
 };
 
 /// The host that created the plugin. Valid until the plugin is dropped.
@@ -72,6 +73,17 @@ impl Host {
         // process (memprof.h, `memprof_jemalloc_t`).
         let found = unsafe { found.as_ref() }?;
         (found.struct_size >= size_of::<memprof_jemalloc_t>()).then_some(found)
+    }
+
+    /// How the host takes a reply as a file, where it does.
+    pub(crate) fn reply_fd(&self) -> Option<&memprof_reply_fd_t> {
+        let found = self
+            .extension(MEMPROF_EXTENSION_REPLY_FD)
+            .cast::<memprof_reply_fd_t>();
+        // SAFETY: the extension of that id is this struct or null, and lives as long as the
+        // process (memprof.h, `memprof_reply_fd_t`).
+        let found = unsafe { found.as_ref() }?;
+        (found.struct_size >= size_of::<memprof_reply_fd_t>()).then_some(found)
     }
 
     /// The host's extension of that id, or null.

@@ -49,7 +49,7 @@ pub use failure::Failure;
 pub use host::Host;
 pub use plugin::{Message, Plugin};
 pub use raw::memprof_status_t as Status;
-pub use reply::{JSON, Reply, TEXT};
+pub use reply::{COPY_LIMIT, JSON, Reply, TEXT};
 pub use text::Utf8;
 
 #[cfg(feature = "stable-abi")]

@@ -10,9 +10,9 @@ use std::ffi::{c_char, c_int, c_void};
 /// The ABI's major version. Another major is refused by both sides.
 pub const MEMPROF_ABI_MAJOR: u32 = 1;
 /// The ABI's minor version: raised when a promise or an extension is added.
-pub const MEMPROF_ABI_MINOR: u32 = 0;
+pub const MEMPROF_ABI_MINOR: u32 = 1;
 /// `major << 16 | minor`: what `abi_version` fields hold.
-pub const MEMPROF_ABI_VERSION: u32 = 65536;
+pub const MEMPROF_ABI_VERSION: u32 = 65537;
 
 /// The outcome of a call: 0 is success, a negative number an error. The set is open: treat an
 /// unknown negative number as `MEMPROF_INTERNAL`. Numbers are never reused.
@@ -247,6 +247,33 @@ pub struct memprof_jemalloc_t {
     >,
 }
 
+/// The id of [`memprof_reply_fd_t`], the host extension that takes a reply as a file.
+pub const MEMPROF_EXTENSION_REPLY_FD: &str = "memprof.reply_fd/1";
+
+/// Host extension `memprof.reply_fd/1` (since ABI 1.1): a reply whose body is a file, which is
+/// passed on without a copy. A host that lacks it takes the bytes by `memprof_reply_t.write`.
+/// `struct_size` must be set; the function must live as long as the process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct memprof_reply_fd_t {
+    /// `sizeof(memprof_reply_fd_t)`.
+    pub struct_size: usize,
+    /// [same thread as the call] The whole body is the first `size` bytes of the file `fd`; no
+    /// `begin` and no `write` before or after it. `ctx` is that of the `memprof_reply_t`. The file
+    /// is a regular one that is open for reading only, or a sealed memfd; nobody writes to it any
+    /// more. The descriptor is borrowed for the call: the host duplicates it.
+    /// `MEMPROF_INVALID_ARGUMENT` when the file is none of these, `MEMPROF_IO` when the host has
+    /// no descriptor left; the body is empty then, and can still be written.
+    pub file: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            fd: c_int,
+            size: u64,
+            content_type: memprof_str_t,
+        ) -> memprof_status_t,
+    >,
+}
+
 // What another build of this contract must agree with, on every 64-bit target.
 const _: () = {
     use std::mem::{offset_of, size_of};
@@ -256,6 +283,7 @@ const _: () = {
     assert!(size_of::<memprof_host_t>() == 80);
     assert!(size_of::<memprof_plugin_entry_t>() == 112);
     assert!(size_of::<memprof_jemalloc_t>() == 40);
+    assert!(size_of::<memprof_reply_fd_t>() == 16);
     assert!(offset_of!(memprof_host_t, ctx) == 16);
     assert!(offset_of!(memprof_host_t, get_extension) == 72);
     assert!(offset_of!(memprof_plugin_entry_t, abi_version) == 8);

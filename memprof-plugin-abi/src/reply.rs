@@ -1,15 +1,24 @@
 //! The reply to one message.
 #![expect(unsafe_code, reason = "the ABI boundary: callbacks of the host")]
 
+use std::fs::File;
+use std::io;
 use std::marker::PhantomData;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 use crate::Failure;
-use crate::raw::{MEMPROF_INTERNAL, MEMPROF_OK, memprof_reply_t, memprof_str_t};
+use crate::boundary;
+use crate::raw::{MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_OK, memprof_reply_t, memprof_str_t};
 
 /// The content type of a JSON body.
 pub const JSON: &str = "application/json";
 /// The content type of a body for which none was named.
 pub const TEXT: &str = "text/plain; charset=utf-8";
+
+/// The largest body that is copied through a host's heap, in bytes. A larger one is passed as a
+/// file, or not at all.
+pub const COPY_LIMIT: u64 = 16 << 20;
 
 /// Where a plugin writes the answer to one message.
 #[derive(Debug)]
@@ -80,6 +89,61 @@ impl Reply<'_> {
         // SAFETY: as in `begin`.
         accepted(unsafe { write(self.sink.ctx, memprof_str_t::from_bytes(bytes)) })
     }
+
+    /// Passes the first `size` bytes of a file as the whole body, without a copy. The file is open
+    /// for reading only, and nobody writes to it any more. A host that takes no files is given
+    /// the bytes, [`COPY_LIMIT`] at the most.
+    ///
+    /// # Errors
+    /// The bytes are too many, or cannot be read; the host does not take them.
+    pub fn file(&mut self, file: &File, size: u64, content_type: &str) -> Result<(), Failure> {
+        if self.passes(file, size, content_type) {
+            self.begun = true;
+            return Ok(());
+        }
+        if size > COPY_LIMIT {
+            return Err(Failure::new(
+                MEMPROF_IO,
+                format!(
+                    "a body of {size} bytes is too large to be copied into a reply: at most \
+                     {COPY_LIMIT}"
+                ),
+            ));
+        }
+        self.begin(content_type)?;
+        let mut chunk = [0; 16 << 10];
+        let mut at = 0;
+        while at < size {
+            let wanted = chunk.len().min((size - at) as usize);
+            match file.read_at(&mut chunk[..wanted], at) {
+                Ok(0) => return Err(unreadable(&io::ErrorKind::UnexpectedEof.into())),
+                Ok(read) => {
+                    self.write(&chunk[..read])?;
+                    at += read as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(unreadable(&error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// True when the host took the file.
+    fn passes(&self, file: &File, size: u64, content_type: &str) -> bool {
+        let host = boundary::host();
+        let Some(take) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {
+            return false;
+        };
+        let content_type = memprof_str_t::new(content_type);
+        // SAFETY: the host's callback, called on the thread of the call, with a descriptor and a
+        // text that outlive it (memprof.h, `memprof_reply_fd_t.file`).
+        let status = unsafe { take(self.sink.ctx, file.as_raw_fd(), size, content_type) };
+        status == MEMPROF_OK
+    }
+}
+
+fn unreadable(error: &io::Error) -> Failure {
+    Failure::new(MEMPROF_IO, format!("failed to read the body: {error}"))
 }
 
 fn accepted(status: crate::Status) -> Result<(), Failure> {

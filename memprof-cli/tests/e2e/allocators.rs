@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use crate::bus::{CONF, Load, Server};
 use crate::bus_redis::Redis;
+use crate::curl::curl;
 use crate::dist::{dist, source, tool_text};
 use crate::host::{Host, PATIENCE, Setup};
 use crate::memprof::{Run, memprof};
@@ -146,11 +147,16 @@ fn tcmallocs_dumps_are_fetched_as_what_they_are() {
     let reply = client
         .message("memory_profile", "fetch", &id, None)
         .unwrap();
-    let kind = reply.result.content_type.as_str();
+    let kind = reply.result.content_type.clone();
     assert_eq!(kind, "application/x-tcmalloc-heap-profile");
     let bytes = reply.into_bytes().unwrap();
     assert!(bytes.starts_with(b"heap profile: "));
     assert_eq!(bytes.len() as u64, dump["bytes"].as_u64().unwrap());
+    let server = crate::server::Server::of(&host, &[]);
+    let id = dump["id"].as_str().unwrap();
+    let served = curl(&server.address, &format!("H/api/v1/dumps/{id}?format=heap")).is(200);
+    assert_eq!(served.header("content-type"), kind);
+    assert_eq!(served.body, bytes);
 }
 
 /// gperftools samples through libunwind, which locks and asks the loader: whoever allocates under the

@@ -150,6 +150,51 @@ fn leases_and_rules_work_here_too() {
     assert!(line.contains(at_exit.unwrap().to_str().unwrap()), "{line}");
 }
 
+/// Redis's only thread answers: a file that it may not write would end it by SIGXFSZ.
+#[test]
+fn fetch_within_a_limit_of_the_file_size() {
+    let redis = Redis::start(&Load {
+        env: &[("MALLOC_CONF", "prof:true,prof_active:true,lg_prof_sample:8")],
+        ..Load::default()
+    });
+    let command =
+        |words: &str| redis.command(&words.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    // Many stacks: a dump above what fits a line of the control protocol.
+    let fill = "for i=1,2000 do redis.call('SET','k'..i,string.rep('x',i)) redis.call('HSET','h'..i,i,i) \
+                redis.call('ZADD','z',i,'m'..i) redis.call('LPUSH','l',i) redis.call('SADD','s'..i%9,'e'..i) \
+                local f = loadstring('return {' .. i .. '}') f() cjson.encode({i}) end";
+    redis.command(&["EVAL", fill, "0"].map(str::to_owned));
+    for section in [
+        "INFO",
+        "CONFIG GET *",
+        "COMMAND",
+        "CLIENT LIST",
+        "MEMORY STATS",
+        "LATENCY DOCTOR",
+    ] {
+        command(section);
+    }
+    let dump: serde_json::Value = serde_json::from_str(&command("MEMORY_PROFILE dump")).unwrap();
+    let bytes = dump["bytes"].as_u64().unwrap();
+    assert!(bytes > 64 << 10, "{bytes}");
+    let pid = redis.0.pid().to_string();
+    tool_text(
+        "util-linux",
+        Command::new("prlimit").args(["--fsize=4096:unlimited", "--pid", &pid]),
+    );
+    let id = format!("id={}", dump["id"].as_str().unwrap());
+    let fetched = redis.command(&["MEMORY_PROFILE".into(), "fetch".into(), id]);
+    let kept = std::fs::read_to_string(dump["path"].as_str().unwrap()).unwrap();
+    assert!(
+        fetched.trim() == kept.trim(),
+        "{} of {bytes} bytes",
+        fetched.len()
+    );
+    let refused = command("MEMORY_PROFILE dump");
+    assert!(refused.contains("File too large (EFBIG)"), "{refused}");
+    redis.work();
+}
+
 #[test]
 fn help_lists_the_messages_and_no_message_is_wrong_arity() {
     let redis = Redis::start(&Load::default());

@@ -205,7 +205,7 @@ unsafe extern "C" fn answer(_: c_int, event: *mut c_void, _: *mut c_void) -> c_i
         let reply = guest.message(message);
         let bytes = match reply.body.into_bytes() {
             Ok(bytes) => bytes,
-            Err(error) => format!("the reply is lost: {error}").into_bytes(),
+            Err(error) => error.to_string().into_bytes(),
         };
         publish(broker, event.client, guest, &bytes);
         SUCCESS

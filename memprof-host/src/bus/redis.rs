@@ -233,7 +233,7 @@ unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
                 }
                 match reply.body.into_bytes() {
                     Ok(bytes) => api.reply(ctx, &bytes),
-                    Err(error) => api.refuse(ctx, &format!("the reply is lost: {error}")),
+                    Err(error) => api.refuse(ctx, &error.to_string()),
                 }
             }
         }

@@ -1,16 +1,19 @@
 //! What a host that breaks the rules, or a plugin that panics, does to the boundary.
 #![expect(unsafe_code, reason = "plays the host's side of the ABI")]
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::fs::File;
 use std::ptr;
 use std::sync::Mutex;
 
 use memprof_plugin_abi::raw::{
-    MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT,
-    MEMPROF_IO, MEMPROF_OK, MEMPROF_PANIC, MEMPROF_UNKNOWN_MESSAGE, memprof_host_t,
-    memprof_log_level_t, memprof_reply_t, memprof_str_t,
+    MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_EXTENSION_REPLY_FD, MEMPROF_INTERNAL,
+    MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_OK, MEMPROF_PANIC, MEMPROF_UNKNOWN_MESSAGE,
+    memprof_host_t, memprof_log_level_t, memprof_reply_fd_t, memprof_reply_t, memprof_str_t,
 };
-use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply, Status, export_plugin};
+use memprof_plugin_abi::{
+    Arguments, COPY_LIMIT, Failure, Host, Message, Plugin, Reply, Status, export_plugin,
+};
 
 struct Probe;
 
@@ -20,6 +23,7 @@ impl Plugin for Probe {
     const MESSAGES: &'static [Message] = &[
         Message::new("echo", "text=TEXT", "Echoes."),
         Message::new("panic", "", "Panics."),
+        Message::new("file", "path=PATH size=N", "Replies with a file."),
     ];
 
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
@@ -36,6 +40,11 @@ impl Plugin for Probe {
         mut args: Arguments,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
+        if name == "file" {
+            let file = File::open(args.require("path")?).unwrap();
+            let size = args.require("size")?.parse().unwrap();
+            return reply.file(&file, size, "application/x-test");
+        }
         assert_eq!(name, "echo", "on purpose");
         let text = args.require("text")?;
         args.finish()?;
@@ -113,6 +122,79 @@ fn send(plugin: *mut c_void, name: memprof_str_t, args: &str) -> (Status, String
     // SAFETY: memprof.h, `handle_message`.
     let status = unsafe { handle(plugin, name, memprof_str_t::new(args), &raw const reply) };
     (status, String::from_utf8(body).unwrap())
+}
+
+/// Takes a file: writes down that it did.
+unsafe extern "C" fn take_file(
+    ctx: *mut c_void,
+    fd: c_int,
+    size: u64,
+    content_type: memprof_str_t,
+) -> Status {
+    // SAFETY: `send` passes a vector.
+    let body = unsafe { &mut *ctx.cast::<Vec<u8>>() };
+    // SAFETY: the plugin lends the text for the call.
+    let content_type = unsafe { content_type.as_str() }.unwrap();
+    assert!(fd >= 0);
+    body.extend_from_slice(format!("a file: {size} of {content_type}").as_bytes());
+    MEMPROF_OK
+}
+
+unsafe extern "C" fn refuse_file(_: *mut c_void, _: c_int, _: u64, _: memprof_str_t) -> Status {
+    MEMPROF_IO
+}
+
+static TAKING: memprof_reply_fd_t = memprof_reply_fd_t {
+    struct_size: size_of::<memprof_reply_fd_t>(),
+    file: Some(take_file),
+};
+static REFUSING: memprof_reply_fd_t = memprof_reply_fd_t {
+    struct_size: size_of::<memprof_reply_fd_t>(),
+    file: Some(refuse_file),
+};
+
+/// The context of a host that has the extension is a pointer to it.
+unsafe extern "C" fn reply_fd(ctx: *mut c_void, id: memprof_str_t) -> *const c_void {
+    // SAFETY: the plugin lends the text for the call.
+    match unsafe { id.as_str() } {
+        Ok(MEMPROF_EXTENSION_REPLY_FD) => ctx,
+        _ => ptr::null(),
+    }
+}
+
+#[test]
+fn a_file_is_passed_or_copied_up_to_a_limit() {
+    let _one = ONE.lock().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let check = |host: memprof_host_t, content: &[u8], size: u64, expected: (Status, &str)| {
+        let path = place.path().join("body");
+        std::fs::write(&path, content).unwrap();
+        let (_, plugin) = create(&host, memprof_str_t::EMPTY);
+        let args = format!("path={} size={size}", path.display());
+        let (status, body) = send(plugin, memprof_str_t::new("file"), &args);
+        assert!(
+            status == expected.0 && body.contains(expected.1),
+            "{status} {body}"
+        );
+        destroy(plugin);
+    };
+    let with = |extension: &'static memprof_reply_fd_t| memprof_host_t {
+        ctx: ptr::from_ref(extension).cast_mut().cast(),
+        get_extension: Some(reply_fd),
+        ..host()
+    };
+    let passed = "a file: 99000000 of application/x-test";
+    check(with(&TAKING), b"dump", 99_000_000, (MEMPROF_OK, passed));
+    check(with(&REFUSING), b"dump", 3, (MEMPROF_OK, "dum"));
+    let large = "x".repeat(40_000);
+    check(host(), large.as_bytes(), 40_000, (MEMPROF_OK, &large));
+    check(
+        host(),
+        b"dump",
+        COPY_LIMIT + 1,
+        (MEMPROF_IO, "too large to be copied"),
+    );
+    check(host(), b"dump", 5, (MEMPROF_IO, "dump"));
 }
 
 #[test]

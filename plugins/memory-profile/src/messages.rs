@@ -1,7 +1,8 @@
 //! The messages of `memory_profile`, one function each.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -366,34 +367,22 @@ impl MemoryProfile {
     }
 
     fn fetch(&self, id: &str, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let mut dump = self.profiler.fetch(id).map_err(failure)?;
-        let unreadable =
-            |error| Failure::new(MEMPROF_IO, format!("failed to read dump {id}: {error}"));
-        let mut chunk = vec![0; 64 * 1024];
-        let mut length = read(&mut dump, &mut chunk).map_err(unreadable)?;
-        reply.begin(content_type(&chunk[..length]))?;
-        while length > 0 {
-            reply.write(&chunk[..length])?;
-            length = read(&mut dump, &mut chunk).map_err(unreadable)?;
-        }
-        Ok(())
+        let dump = self.profiler.fetch(id).map_err(failure)?;
+        let passed = content_type(&dump.file)
+            .map_err(|error| Failure::new(MEMPROF_IO, format!("failed to read dump {id}: {error}")))
+            .and_then(|content_type| reply.file(&dump.file, dump.bytes, content_type));
+        passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
     }
 }
 
-fn read(dump: &mut File, chunk: &mut [u8]) -> io::Result<usize> {
-    loop {
-        match dump.read(chunk) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            done => return done,
-        }
-    }
-}
-
-fn content_type(start: &[u8]) -> &'static str {
-    if start.starts_with(b"heap profile:") {
-        TCMALLOC_PROFILE
-    } else {
-        JEMALLOC_PROFILE
+/// The content type of a dump, by its first words.
+fn content_type(dump: &File) -> io::Result<&'static str> {
+    const TCMALLOC: &[u8] = b"heap profile:";
+    let mut start = [0; TCMALLOC.len()];
+    match dump.read_exact_at(&mut start, 0) {
+        Ok(()) if start == TCMALLOC => Ok(TCMALLOC_PROFILE),
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
+        Ok(()) | Err(_) => Ok(JEMALLOC_PROFILE),
     }
 }
 
