@@ -1,8 +1,10 @@
 //! What is wrong with the profiling of a process, and the line that mends it.
 
 mod allocator;
+mod conf_sources;
 mod facts;
 mod gather;
+mod malloc_conf;
 mod process;
 
 use std::path::Path;
@@ -104,6 +106,7 @@ fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
 
 #[cfg(test)]
 mod tests {
+    use super::malloc_conf::Source;
     use super::*;
     use crate::backend::Kind;
 
@@ -120,6 +123,8 @@ mod tests {
             prefix: "jeprof".to_owned(),
             prefix_is_shared: false,
             dumps_by_itself: false,
+            sources: Vec::new(),
+            unlinked_conf: None,
         }
     }
 
@@ -247,6 +252,51 @@ mod tests {
         };
         let remedy = "restart it with _RJEM_MALLOC_CONF=prof:true,lg_prof_sample:14";
         check(rust, "wrong_variable", Severity::Error, remedy);
+    }
+
+    #[test]
+    fn options_that_jemalloc_leaves_out() {
+        use Severity::Warning;
+        let options = |facts: &mut Facts| {
+            jemalloc(facts).sources = vec![Source {
+                name: "MALLOC_CONF".to_owned(),
+                text: "prof:true,lg_sample:12".to_owned(),
+                newer: Vec::new(),
+            }];
+        };
+        let text = "jemalloc 5.3.0 ignores in MALLOC_CONF \"lg_sample:12\"";
+        check(options, "ignored_option", Warning, text);
+        let harder = |facts: &mut Facts| {
+            jemalloc(facts).sources = [
+                ("MALLOC_CONF", "prof:true"),
+                ("x_2_conf_harder", "prof:false"),
+            ]
+            .map(|(name, text)| Source {
+                name: name.to_owned(),
+                text: text.to_owned(),
+                newer: Vec::new(),
+            })
+            .to_vec();
+        };
+        check(
+            harder,
+            "ignored_option",
+            Warning,
+            "\"prof:true\": \"prof:false\" in x_2_conf_harder counts",
+        );
+        let file =
+            |facts: &mut Facts| jemalloc(facts).unlinked_conf = Some("/etc/malloc.conf".to_owned());
+        check(
+            file,
+            "no_link",
+            Warning,
+            "ln -s prof:true,prof_active:false /etc/malloc.conf",
+        );
+        let unread = |facts: &mut Facts| {
+            facts.environment = vec![("_RJEM_MALLOC_CONF".to_owned(), "tcache:false".to_owned())];
+        };
+        let text = "_RJEM_MALLOC_CONF is set, but no jemalloc of this process reads it";
+        check(unread, "unread_variable", Warning, text);
     }
 
     #[test]

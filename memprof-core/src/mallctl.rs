@@ -97,6 +97,16 @@ impl Mallctl {
         }
     }
 
+    /// Whether there is a control of that name that can be read.
+    pub(crate) fn has(&self, name: &CStr) -> bool {
+        let mut value = [0u8; 16];
+        let mut size = 0;
+        let old = (&raw mut value).cast();
+        // SAFETY: jemalloc.3: writes at most `size` bytes to `oldp`: none, and refuses it so.
+        let rc = unsafe { (self.mallctl)(name.as_ptr(), old, &raw mut size, ptr::null_mut(), 0) };
+        rc != Errno::NOENT.raw_os_error()
+    }
+
     /// Reads a switch.
     ///
     /// # Errors

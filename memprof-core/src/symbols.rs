@@ -48,6 +48,14 @@ impl<'a> Symbols<'a> {
         Some(Self { object, source })
     }
 
+    /// Where the variable lies that the whole process sees.
+    pub(crate) fn exported_variable(objects: &[LoadedObject], name: &CStr) -> Option<usize> {
+        // SAFETY: dlsym(3) with a NUL-terminated name.
+        let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+        let is_in = |object: &LoadedObject| object.is_writable(address);
+        objects.iter().any(is_in).then_some(address)
+    }
+
     /// Those of an object's file whose names are `wanted`. A file that cannot be read, or that is
     /// not the one that is mapped, has none: calling by its addresses would crash.
     pub(crate) fn in_file(

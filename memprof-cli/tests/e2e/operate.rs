@@ -171,6 +171,23 @@ fn doctor_recognizes_who_stands_before_the_unwinder() {
 }
 
 #[test]
+fn doctor_names_the_options_that_jemalloc_ignores() {
+    let host = Setup::of("c_host")
+        .env("MALLOC_CONF", "prof:true,lg_sample:12, prof_active:false")
+        .env("_RJEM_MALLOC_CONF", "tcache:false")
+        .start();
+    let found = host.memprof("doctor", &[]).exits(0).stdout;
+    for expected in [
+        "jemalloc 5.3.0 ignores in MALLOC_CONF \"lg_sample:12\": jemalloc has no option lg_sample; it \
+         may be lg_prof_sample that was meant",
+        "ignores in MALLOC_CONF \" prof_active:false\" and all behind it: no blank may stand before",
+        "_RJEM_MALLOC_CONF is set, but no jemalloc of this process reads it",
+    ] {
+        assert!(found.contains(expected), "{found}");
+    }
+}
+
+#[test]
 fn doctor_recognizes_a_stripped_program() {
     let place = tempfile::tempdir().unwrap();
     let stripped = place.path().join("stripped_host");

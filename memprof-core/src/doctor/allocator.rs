@@ -1,6 +1,6 @@
 //! What concerns one allocator.
 
-use super::{CONF, Examined, Facts, Finding, Seen, Severity, finding};
+use super::{CONF, Examined, Facts, Finding, Seen, Severity, finding, malloc_conf};
 use crate::backend::Kind;
 use crate::tcmalloc;
 
@@ -55,6 +55,7 @@ pub(super) fn one_jemalloc(jemalloc: &Examined, facts: &Facts, findings: &mut Ve
     } else if !jemalloc.opt_prof {
         findings.push(not_started(jemalloc, facts, severity));
     }
+    options(jemalloc, findings);
     if let Some(symbol) = &jemalloc.hidden_conf {
         findings.push(finding(
             "hidden_malloc_conf",
@@ -109,6 +110,44 @@ pub(super) fn one_jemalloc(jemalloc: &Examined, facts: &Facts, findings: &mut Ve
         ));
     }
     sampling(jemalloc, findings);
+}
+
+/// What was asked of it and is not in force.
+fn options(jemalloc: &Examined, findings: &mut Vec<Finding>) {
+    let version = &jemalloc.version;
+    for source in &jemalloc.sources {
+        for fault in malloc_conf::faults(source) {
+            findings.push(finding(
+                "ignored_option",
+                Severity::Warning,
+                format!("jemalloc {version} ignores in {} {fault}", source.name),
+                format!("separate options by commas, without blanks: {CONF}"),
+            ));
+        }
+    }
+    // What the environment asks for is expected to count.
+    if let Some((harder, before)) = jemalloc.sources.split_last()
+        && harder.name.ends_with("_2_conf_harder")
+        && let Some(environment) = before.last().filter(|each| each.is_environment())
+    {
+        let overruled = malloc_conf::overruled(environment, harder);
+        findings.extend(overruled.into_iter().map(|fault| {
+            finding(
+                "ignored_option",
+                Severity::Warning,
+                format!("jemalloc {version} ignores in {} {fault}", environment.name),
+                format!("change {}, or leave it out", harder.name),
+            )
+        }));
+    }
+    if let Some(path) = &jemalloc.unlinked_conf {
+        findings.push(finding(
+            "no_link",
+            Severity::Warning,
+            format!("{path} is no symbolic link, so jemalloc {version} reads nothing of it"),
+            format!("the options are the name that it links to: ln -s {CONF} {path}"),
+        ));
+    }
 }
 
 /// Why `opt.prof` is false, as far as the environment tells.

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::gather::is_shared;
+use super::gather::{is_shared, unlinked_conf};
+use super::malloc_conf::Source;
 use crate::backend::{Backend, Kind};
 use crate::jemalloc::Jemalloc;
 
@@ -76,6 +77,10 @@ pub(crate) struct Examined {
     pub prefix: String,
     /// Everybody may write to the directory of `prefix`.
     pub prefix_is_shared: bool,
+    /// Where its options come from, in the order in which it reads them.
+    pub sources: Vec<Source>,
+    /// A file that it would read if it were a symbolic link.
+    pub unlinked_conf: Option<String>,
     /// It dumps by itself: `prof_final`, `prof_gdump` or `lg_prof_interval`.
     pub dumps_by_itself: bool,
 }
@@ -85,6 +90,7 @@ impl Examined {
         jemalloc: &Jemalloc,
         allocated: Option<u64>,
         hidden_conf: Option<String>,
+        sources: Vec<Source>,
     ) -> Self {
         let mallctl = &jemalloc.mallctl;
         let on = |name| mallctl.read_bool(name).unwrap_or(false);
@@ -103,6 +109,8 @@ impl Examined {
             opt_prof: jemalloc.opt_prof,
             lg_sample: jemalloc.lg_sample(),
             allocated,
+            sources,
+            unlinked_conf: unlinked_conf(jemalloc),
             prefix_is_shared: is_shared(&prefix),
             prefix,
             dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
+use super::conf_sources::{link, sources};
 use super::{DumpDir, Examined, Facts, Seen};
 use crate::backend::Backend;
 use crate::jemalloc::{Jemalloc, is_secure_execution};
@@ -36,7 +37,10 @@ pub(crate) fn gather(
         undrivable_jemalloc: None,
         jemallocs: jemallocs
             .into_iter()
-            .map(|each| Examined::of(each, allocated(each), hidden_conf(each, &objects)))
+            .map(|each| {
+                let (hidden, sources) = (hidden_conf(each, &objects), sources(each, &objects));
+                Examined::of(each, allocated(each), hidden, sources)
+            })
             .collect(),
         allocators: backends.iter().map(|each| Seen::of(&**each)).collect(),
         unknown_malloc,
@@ -71,6 +75,13 @@ pub(crate) fn is_shared(prefix: &str) -> bool {
     };
     let metadata = directory.metadata();
     metadata.is_ok_and(|metadata| metadata.permissions().mode() & 0o002 != 0)
+}
+
+/// The file in place of the link whose target this jemalloc reads as options.
+pub(crate) fn unlinked_conf(jemalloc: &Jemalloc) -> Option<String> {
+    let link = link(&jemalloc.conf_variable.as_ref()?.to_lowercase());
+    let metadata = Path::new(&link).symlink_metadata().ok()?;
+    (!metadata.is_symlink()).then_some(link)
 }
 
 fn is_musl(path: &Path) -> bool {

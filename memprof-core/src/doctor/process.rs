@@ -14,6 +14,7 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     } else if facts.jemallocs.is_empty() && !facts.can_profile() {
         findings.push(without_profiler(facts));
     }
+    unread_variables(facts, findings);
     // The C library's own is there beside each of them.
     let serving = facts
         .allocators
@@ -58,6 +59,35 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
             format!("memprof's own stack walk was given up, the allocator walks since: {walk}"),
             "nothing is lost but speed; unwinder=allocator (in [plugin.config], or with \
              `activate`) does not try again",
+        ));
+    }
+}
+
+/// Variables for another build of jemalloc than the process has.
+fn unread_variables(facts: &Facts, findings: &mut Vec<Finding>) {
+    let read: Option<Vec<&str>> = facts
+        .jemallocs
+        .iter()
+        .map(|jemalloc| jemalloc.conf_variable.as_deref())
+        .collect();
+    // One whose variable is not known may read any.
+    let Some(read) = read.filter(|_| facts.undrivable_jemalloc.is_none()) else {
+        return;
+    };
+    // Where it asks for what is off, that is told of as the reason.
+    let is_told = facts.jemallocs.iter().any(|jemalloc| !jemalloc.opt_prof);
+    for (name, value) in &facts.environment {
+        if read.contains(&name.as_str()) || is_told && value.contains("prof:true") {
+            continue;
+        }
+        findings.push(finding(
+            "unread_variable",
+            Severity::Warning,
+            format!("{name} is set, but no jemalloc of this process reads it"),
+            match read.first() {
+                Some(read) => format!("set {read} instead"),
+                None => "no jemalloc was found: start the program with `memprof run`".to_owned(),
+            },
         ));
     }
 }
