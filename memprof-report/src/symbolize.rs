@@ -5,6 +5,7 @@ mod elf;
 mod frames;
 mod minidebug;
 mod search;
+mod source_path;
 
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;

@@ -8,6 +8,7 @@ use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
 
 use super::elf::LinkedAddress;
 use super::frames::Frames;
+use super::source_path::is_rust;
 use crate::limits::Limits;
 use crate::stacks::AddressId;
 
@@ -129,6 +130,7 @@ impl<'s> Context<'s> {
         };
         let before = frames.len();
         let mut outermost: &[u8] = &[];
+        let mut unit = None;
         while let Ok(Some(frame)) = found.next() {
             let function = frame.function.as_ref().map(|f| f.name.slice());
             let Some(function) = function.or(symbol) else {
@@ -136,12 +138,15 @@ impl<'s> Context<'s> {
                 return;
             };
             let location = frame.location.as_ref();
-            frames.push(
-                id,
-                function,
-                location.and_then(|place| place.file),
-                location.and_then(|place| place.line).unwrap_or(0),
-            );
+            let file = location.and_then(|place| place.file);
+            let line = location.and_then(|place| place.line).unwrap_or(0);
+            match file.filter(|file| is_rust(file) && !is_mangled(function)) {
+                Some(file) => {
+                    let unit = *unit.get_or_insert_with(|| self.unit(address));
+                    frames.push_in_file(id, function, (file, line), unit);
+                }
+                None => frames.push(id, function, file, line),
+            }
             outermost = function;
         }
         if let Some(symbol) = symbol
@@ -151,6 +156,15 @@ impl<'s> Context<'s> {
         {
             frames.rename_last(symbol);
         }
+    }
+}
+
+impl<'s> Context<'s> {
+    /// The name of the unit around an address.
+    fn unit(&'s self, address: LinkedAddress) -> &'s [u8] {
+        let found = self.0.find_dwarf_and_unit(address).skip_all_loads();
+        let name = found.and_then(|unit| unit.unit.name);
+        name.map_or(&[], |name| name.slice())
     }
 }
 

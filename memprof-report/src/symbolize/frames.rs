@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::ptr;
 
+use super::source_path::{Crate, qualified};
 use crate::demangle::demangle;
 use crate::names::{Frame, Names, StringId, Strings};
 use crate::stacks::AddressId;
@@ -16,6 +17,8 @@ pub(super) struct Frames<'s> {
     list: Vec<(AddressId, Frame)>,
     functions: HashMap<Place<'s>, StringId>,
     files: HashMap<Place<'s>, StringId>,
+    /// By function, file and unit.
+    in_files: HashMap<(Place<'s>, Place<'s>, Place<'s>), StringId>,
 }
 
 /// Text known by where it lies: a file has most of its names once, and most are asked for again and again.
@@ -48,6 +51,35 @@ impl<'s> Frames<'s> {
         let frame = Frame {
             function: self.function(function),
             file: file.map(|file| self.file(file)),
+            line,
+            named: true,
+        };
+        self.list.push((address, frame));
+    }
+
+    /// Adds the next frame of an address, which debug information calls by the last part of its name only.
+    pub(super) fn push_in_file(
+        &mut self,
+        address: AddressId,
+        function: &'s [u8],
+        (file, line): (&'s str, u32),
+        unit: &'s [u8],
+    ) {
+        let key = (Place(function), Place(file.as_bytes()), Place(unit));
+        let function = match self.in_files.get(&key) {
+            Some(known) => *known,
+            None => {
+                let name = String::from_utf8_lossy(function);
+                let unit = str::from_utf8(unit).ok().and_then(Crate::of_unit);
+                let whole = qualified(&name, file, unit);
+                let id = self.strings.intern(whole.as_deref().unwrap_or(&name));
+                self.in_files.insert(key, id);
+                id
+            }
+        };
+        let frame = Frame {
+            function,
+            file: Some(self.file(file)),
             line,
             named: true,
         };
