@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail};
 use memprof_host::client::Client;
 use memprof_host::protocol::Deliver;
-use memprof_report::{Folded, Granularity, Input, Options, SampleType, Sources, amount};
+use memprof_report::{Blame, Folded, Granularity, Input, Options, SampleType, Sources, amount};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -148,7 +148,8 @@ fn read(client: &mut Client, dump: &Kept, sources: &Sources) -> anyhow::Result<S
         bytes: &mut BufReader::new(file),
     };
     let named = memprof_report::read(input, Some(sources), &Options::default(), &progress)?;
-    let folded = Folded::new(&named, None, SampleType::InuseSpace, Granularity::Functions);
+    let of = (SampleType::InuseSpace, Granularity::Functions);
+    let folded = Folded::new(&named, None, of.0, of.1, &Blame::default()).told();
     let stack = |functions: &[memprof_report::StringId]| {
         functions
             .iter()

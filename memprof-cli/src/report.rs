@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 
 use clap::ValueEnum;
 use memprof_report::{
-    Error, ErrorKind, Filter, Format, Granularity, Input, Limits, Options, Sources, pattern,
+    Blame, Error, ErrorKind, Filter, Format, Granularity, Input, Limits, Options, Sources, pattern,
 };
 
 use crate::{browser, output};
@@ -61,6 +61,18 @@ pub(crate) struct ReportArgs {
     /// A directory of binaries from elsewhere: found by path, file name or build id
     #[arg(long, value_name = "DIR")]
     binary_root: Option<PathBuf>,
+
+    /// Count functions that match this regular expression as the program's own
+    #[arg(long, value_name = "RE")]
+    own: Option<String>,
+
+    /// Fold functions that match this regular expression into their callers
+    #[arg(long, value_name = "RE")]
+    plumbing: Option<String>,
+
+    /// Show every function as a row: fold none into its caller, leave nothing out, and shorten no name
+    #[arg(long, conflicts_with_all = ["own", "plumbing"])]
+    flat: bool,
 
     /// Read binaries as this living process sees them, below /proc/PID/root
     #[arg(long)]
@@ -253,6 +265,11 @@ impl ReportArgs {
             top: self.top,
             normalize: self.normalize,
             force: self.force,
+            blame: Blame {
+                flat: self.flat,
+                own: self.own.as_deref().map(pattern).transpose()?,
+                plumbing: self.plumbing.as_deref().map(pattern).transpose()?,
+            },
             time_nanos: modified(&self.file),
             limits: Limits::default(),
         })

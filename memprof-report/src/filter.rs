@@ -3,8 +3,8 @@
 use regex::Regex;
 
 use crate::error::{Error, Result};
-use crate::names::Names;
-use crate::profile::Profile;
+use crate::names::{Names, StringId};
+use crate::profile::{Profile, Values};
 use crate::stacks::AddressId;
 
 /// Keeps stacks with a function that matches `focus`, and without one that matches `ignore`.
@@ -39,6 +39,49 @@ impl Filter {
             (self.focus.is_none() || any(&focus, frames)) && !any(&ignore, frames)
         });
     }
+}
+
+/// Removes the stacks of memprof itself: of the plugin's file, and of its host library. Returns what they held.
+///
+/// The allocator's frames do not count: the plugin may stand there because it walks the stacks.
+pub(crate) fn leave_out_memprof(profile: &mut Profile, names: &Names, depths: &[u32]) -> Values {
+    let image = profile.origin.image.as_deref();
+    let files: Vec<bool> = profile
+        .mappings
+        .iter()
+        .map(|mapping| match image {
+            Some(image) => mapping.path == image,
+            None => mapping.file_name() == "memory_profile.so",
+        })
+        .collect();
+    let by_string: Vec<bool> = (0..names.strings.len() as u32)
+        .map(|index| names.strings.get(StringId(index)))
+        .map(|name| name.trim_start_matches('<').starts_with("memprof_host::"))
+        .collect();
+    if !files.contains(&true) && !by_string.contains(&true) {
+        return Values::default();
+    }
+    let by_address: Vec<bool> = (0..profile.stacks.addresses().len() as u32)
+        .map(|index| {
+            let id = AddressId(index);
+            let mut frames = names.frames(id).iter();
+            profile
+                .mapping_of_frame(id)
+                .is_some_and(|index| files[index])
+                || frames.any(|frame| by_string[frame.function.0 as usize])
+        })
+        .collect();
+    let stacks = &profile.stacks;
+    let mut left_out = Values::default();
+    profile.samples.retain(|sample| {
+        let frames = &stacks.frames(sample.stack)[depths[sample.stack.0 as usize] as usize..];
+        let is_ours = frames.iter().any(|id| by_address[id.0 as usize]);
+        if is_ours {
+            left_out += sample.values;
+        }
+        !is_ours
+    });
+    left_out
 }
 
 /// By address.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::blame::{Blame, Place, Whose};
 use crate::names::{Frame, Names, StringId, Strings};
 use crate::profile::{Profile, SampleType};
 use crate::stacks::AddressId;
@@ -51,8 +52,12 @@ impl FoldedStack {
 pub struct Folded {
     /// The functions' names.
     pub functions: Strings,
+    /// By function: whose it is.
+    pub whose: Vec<Whose>,
     /// In the order of their names.
     pub stacks: Vec<FoldedStack>,
+    /// Whether only the most telling frames are left.
+    pub(crate) is_told: bool,
 }
 
 impl Folded {
@@ -63,21 +68,57 @@ impl Folded {
         base: Option<&Named>,
         sample_type: SampleType,
         granularity: Granularity,
+        blame: &Blame,
     ) -> Self {
         let mut fold = Fold::default();
-        fold.add(profile, sample_type, granularity, |stack| &mut stack.0);
+        fold.add(profile, (sample_type, granularity), blame, |stack| {
+            &mut stack.0
+        });
         if let Some(base) = base {
-            fold.add(base, sample_type, granularity, |stack| &mut stack.1);
+            fold.add(base, (sample_type, granularity), blame, |stack| {
+                &mut stack.1
+            });
         }
         fold.sorted()
+    }
+
+    /// Each stack with the frames of its most telling kind alone, which is the program's own functions
+    /// wherever there is one; all others are folded into them.
+    pub fn told(self) -> Self {
+        let Self {
+            functions,
+            whose,
+            stacks,
+            ..
+        } = self;
+        let mut fold = Fold {
+            functions,
+            whose,
+            ..Fold::default()
+        };
+        for stack in stacks {
+            let whose = |id: &&StringId| fold.whose[id.0 as usize];
+            let most = stack.functions.iter().map(|id| whose(&id)).max();
+            let told = stack.functions.iter().filter(|id| Some(whose(id)) == most);
+            let values = fold.stacks.entry(told.copied().collect()).or_default();
+            values.0 += stack.new;
+            values.1 += stack.base;
+        }
+        Self {
+            is_told: true,
+            ..fold.sorted()
+        }
     }
 }
 
 #[derive(Default)]
 struct Fold {
     functions: Strings,
+    whose: Vec<Whose>,
     /// By function: whether it is the allocator's.
     allocating: Vec<bool>,
+    /// By function: whose it is, where its name tells.
+    by_name: Vec<Option<Whose>>,
     /// New and base values.
     stacks: HashMap<Box<[StringId]>, (i64, i64)>,
 }
@@ -86,8 +127,8 @@ impl Fold {
     fn add(
         &mut self,
         named: &Named,
-        sample_type: SampleType,
-        granularity: Granularity,
+        (sample_type, granularity): (SampleType, Granularity),
+        blame: &Blame,
         side: impl Fn(&mut (i64, i64)) -> &mut i64,
     ) {
         let Named {
@@ -95,11 +136,15 @@ impl Fold {
             names,
             depths,
         } = named;
+        let places = Place::of_mappings(profile);
         let by_address: Vec<Box<[StringId]>> = (0..profile.stacks.addresses().len())
             .map(|index| {
-                let frames = names.frames(AddressId(index as u32)).iter();
+                let id = AddressId(index as u32);
+                let mapping = profile.mapping_of_frame(id);
+                let place = mapping.map(|index| places[index]).unwrap_or_default();
+                let frames = names.frames(id).iter();
                 frames
-                    .map(|frame| self.intern(frame, names, granularity))
+                    .map(|frame| self.intern(frame, names, granularity, (blame, place)))
                     .collect()
             })
             .collect();
@@ -126,7 +171,13 @@ impl Fold {
         }
     }
 
-    fn intern(&mut self, frame: &Frame, names: &Names, granularity: Granularity) -> StringId {
+    fn intern(
+        &mut self,
+        frame: &Frame,
+        names: &Names,
+        granularity: Granularity,
+        (blame, place): (&Blame, Place),
+    ) -> StringId {
         let function = names.strings.get(frame.function);
         let id = match (granularity, frame.file) {
             (Granularity::Lines, Some(file)) => {
@@ -135,9 +186,15 @@ impl Fold {
             }
             _ => self.functions.intern(function),
         };
-        if id.0 as usize == self.allocating.len() {
+        let index = id.0 as usize;
+        if index == self.allocating.len() {
             self.allocating.push(is_allocator(function));
+            self.by_name.push(blame.of_name(function, frame.named));
+            self.whose.push(Whose::default());
         }
+        // A function that is in several files, or in the base too, is the program's own if one of them is.
+        let whose = self.by_name[index].unwrap_or_else(|| place.whose_is(frame));
+        self.whose[index] = self.whose[index].max(whose);
         id
     }
 
@@ -177,7 +234,9 @@ impl Fold {
         });
         Folded {
             functions: self.functions,
+            whose: self.whose,
             stacks,
+            is_told: false,
         }
     }
 }

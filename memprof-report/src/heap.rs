@@ -134,7 +134,11 @@ impl<'a> Dump<'a> {
             });
         }
         let stack = self.profile.stacks.finish();
-        self.profile.samples.push(Sample { stack, values });
+        self.profile.samples.push(Sample {
+            stack,
+            count: 0,
+            values,
+        });
         Ok(())
     }
 

@@ -22,8 +22,10 @@ mod demangle;
 mod symbolize;
 mod trim;
 
+mod blame;
 mod filter;
 mod fold;
+mod short;
 mod table;
 mod tree;
 
@@ -32,6 +34,7 @@ mod render;
 mod error;
 mod limits;
 
+pub use blame::{Blame, Whose};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, pattern};

@@ -64,7 +64,11 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
             values[sample_type] = sample.value[column];
         }
         let stack = profile.stacks.finish();
-        profile.samples.push(Sample { stack, values });
+        profile.samples.push(Sample {
+            stack,
+            count: 0,
+            values,
+        });
     }
     profile.names = Some(names);
     Ok(profile)

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{AddAssign, Index, IndexMut};
 
 use crate::names::Names;
-use crate::stacks::{StackId, Stacks};
+use crate::stacks::{AddressId, StackId, Stacks};
 
 /// A virtual address in the process that was profiled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,6 +110,8 @@ impl AddAssign for Values {
 pub struct Sample {
     /// Where.
     pub stack: StackId,
+    /// How many objects in use the allocator sampled here; 0 where the profile does not tell.
+    pub count: u32,
     /// How much.
     pub values: Values,
 }
@@ -181,6 +183,8 @@ pub struct Origin {
     pub allocator: Option<String>,
     /// Since when the allocator sampled.
     pub active_since: Option<String>,
+    /// The file of the plugin that took it, as mapped.
+    pub image: Option<String>,
 }
 
 /// A heap profile. The parsers give raw values; [`unsample`](crate::unsample()) makes estimates of them.
@@ -231,6 +235,16 @@ impl Profile {
         self.samples
             .iter()
             .try_fold(Values::default(), |sum, s| sum.checked_add(s.values))
+    }
+
+    /// The mapping of the main program, where there is one.
+    pub fn main_file(&self) -> Option<&Mapping> {
+        self.mappings.iter().find(|mapping| mapping.is_file())
+    }
+
+    /// The mapping of the call that a frame returns to, as an index into `mappings`.
+    pub(crate) fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
+        self.mapping_of(Address(self.stacks.address(frame).0.wrapping_sub(1)))
     }
 
     /// The mapping an address lies in, as an index into `mappings`.

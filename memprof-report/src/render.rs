@@ -16,12 +16,15 @@ mod tree;
 pub use flamegraph::FLAMEGRAPH_POLICY;
 pub use html::{POLICY, VIEWER};
 
+use std::borrow::Cow;
 use std::io::Write;
 
 use crate::error::Result;
 use crate::fold::{Folded, Named};
+use crate::names::StringId;
 use crate::profile::{SampleType, Values};
 use crate::report::Options;
+use crate::short::shortened;
 
 /// What a report is written as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +69,13 @@ pub struct Subject<'a> {
     pub base: Option<&'a Named>,
 }
 
+impl Format {
+    /// Whether it is for other tools: every stack as it was sampled, and nothing folded or left out.
+    pub(crate) fn is_raw(self) -> bool {
+        matches!(self, Self::Collapsed | Self::Pprof | Self::Jeprof)
+    }
+}
+
 impl Subject<'_> {
     /// The totals of all types; differences with a base.
     fn totals(&self) -> Values {
@@ -89,13 +99,24 @@ impl Subject<'_> {
         totals
     }
 
+    /// Whole stacks.
     fn fold(&self, options: &Options) -> Folded {
         Folded::new(
             self.profile,
             self.base,
             options.sample_type,
             options.granularity,
+            &options.blame,
         )
+    }
+
+    /// Stacks of the program's own functions, unless all are wanted.
+    fn told(&self, options: &Options) -> Folded {
+        let folded = self.fold(options);
+        match options.blame.flat {
+            true => folded,
+            false => folded.told(),
+        }
     }
 
     /// What the reader of the report should know: warnings and notes, a line each.
@@ -110,6 +131,18 @@ impl Subject<'_> {
         notes
     }
 
+    /// `71 samples in 1 stack`, or the stacks alone where the profile does not tell how many samples they are.
+    fn samples(&self, sample_type: SampleType) -> String {
+        let samples = &self.profile.profile.samples;
+        let stacks = counted(samples.len() as u64, "stack");
+        let count = samples.iter().map(|sample| u64::from(sample.count)).sum();
+        match count {
+            _ if sample_type.is_alloc() => stacks,
+            0 => stacks,
+            _ => format!("{} in {stacks}", counted(count, "sample")),
+        }
+    }
+
     /// What every view says of itself: how much, of what, and how far it is an estimate.
     fn heading(&self, options: &Options) -> String {
         let sample_type = options.sample_type;
@@ -122,17 +155,36 @@ impl Subject<'_> {
             Some(interval) => format!("estimated, 1 sample per {interval} bytes"),
             None => "not sampled".into(),
         };
-        let samples = self.profile.profile.samples.len();
+        let samples = self.samples(sample_type);
         match &self.base_name {
-            None => format!(
-                "{}: {amount}, {sampling}, {samples} samples",
-                sample_type.name()
-            ),
+            None => format!("{}: {amount}, {sampling}, {samples}", sample_type.name()),
             Some(base) => format!(
-                "{}: changed by {amount} from base {base}, {sampling}, {samples} samples",
+                "{}: changed by {amount} from base {base}, {sampling}, {samples}",
                 sample_type.name()
             ),
         }
+    }
+}
+
+/// `1 sample`, `2 samples`.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    }
+}
+
+/// What a table calls a function: its name where all are shown; else a short one, with a mark where it is not
+/// the program's own.
+fn label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'f, str> {
+    let name = folded.functions.get(function);
+    if options.blame.flat {
+        return Cow::Borrowed(name);
+    }
+    let short = shortened(name);
+    match folded.whose[function.0 as usize].mark() {
+        "" => short,
+        mark => Cow::Owned(format!("{short}{mark}")),
     }
 }
 

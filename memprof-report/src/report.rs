@@ -2,14 +2,15 @@
 
 use std::io::{BufRead, Write};
 
+use crate::blame::{Blame, advice};
 use crate::error::{Error, Result};
-use crate::filter::Filter;
+use crate::filter::{Filter, leave_out_memprof};
 use crate::fold::{Granularity, Named};
 use crate::input::parse;
 use crate::limits::Limits;
 use crate::names::printable;
 use crate::profile::{Profile, SampleType};
-use crate::render::{self, Format};
+use crate::render::{self, Format, amount};
 use crate::symbolize::{Progress, Sources, number_the_rest, symbolize};
 use crate::trim::allocator_depths;
 use crate::unsample::unsample;
@@ -53,6 +54,8 @@ pub struct Options {
     /// When the profile was taken, in nanoseconds of Unix time, for pprof. It comes in as an argument, so
     /// that equal inputs give equal outputs.
     pub time_nanos: i64,
+    /// Whose functions the rows are.
+    pub blame: Blame,
     /// What is refused.
     pub limits: Limits,
 }
@@ -70,7 +73,7 @@ pub fn report(
 ) -> Result<Vec<String>> {
     options.check(&input, base.as_ref())?;
     let name = printable(input.name).into_owned();
-    let profile = read(input, sources, options, progress)?;
+    let mut profile = read(input, sources, options, progress)?;
     if profile.profile.samples.is_empty() && base.is_none() {
         return Err(Error::Empty {
             reason: emptiness(&profile.profile, options),
@@ -85,6 +88,13 @@ pub fn report(
     {
         normalize(&mut base.profile, &profile.profile, options.sample_type)?;
     }
+    if !options.format.is_raw() && !options.blame.flat {
+        for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
+            leave_out(named, options.sample_type);
+        }
+        let advice = advice(&profile, options.sample_type, &options.blame);
+        profile.profile.warnings.extend(advice);
+    }
     let subject = render::Subject {
         name,
         profile: &profile,
@@ -94,6 +104,19 @@ pub fn report(
     render::render(&subject, options, out)?;
     out.flush()?;
     Ok(subject.notes().into_iter().map(str::to_owned).collect())
+}
+
+/// Leaves memprof's own stacks out, and says so.
+fn leave_out(named: &mut Named, sample_type: SampleType) {
+    let left_out = leave_out_memprof(&mut named.profile, &named.names, &named.depths);
+    if left_out[sample_type] != 0 {
+        let amount = match sample_type.unit() {
+            "bytes" => amount(left_out[sample_type], sample_type),
+            _ => format!("{} objects", left_out[sample_type]),
+        };
+        let note = format!("{amount} of memprof's own left out; --flat shows it");
+        named.profile.warnings.push(note);
+    }
 }
 
 /// Parse, unsample, symbolize, trim, filter.

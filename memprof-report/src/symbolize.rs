@@ -160,11 +160,7 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
 
 /// Groups the addresses without names by file.
 fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
-    let main = profile
-        .mappings
-        .iter()
-        .find(|mapping| mapping.is_file())
-        .map(|m| m.path.as_str());
+    let main = profile.main_file().map(|mapping| mapping.path.as_str());
     let mut objects: Vec<Object<'a>> = Vec::new();
     let mut by_path = std::collections::HashMap::new();
     let by_mapping: Vec<Option<usize>> = profile

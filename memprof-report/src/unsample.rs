@@ -19,6 +19,10 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
     let raw = profile.totals().ok_or_else(overflow)?;
     let mut carry = Carry::default();
     for sample in &mut profile.samples {
+        if sampling != Sampling::None {
+            let count = sample.values[SampleType::InuseObjects];
+            sample.count = u32::try_from(count).unwrap_or(u32::MAX);
+        }
         sample.values = scaled(sample.values, sampling, &mut carry).ok_or_else(overflow)?;
     }
     let totals = profile.totals().ok_or_else(overflow)?;

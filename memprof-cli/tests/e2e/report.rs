@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use serde_json::Value;
+
 use crate::dist::dist;
 use crate::host::{Host, Setup};
 
@@ -114,6 +116,34 @@ fn leak_of(host: &Host, directory: &Path) -> String {
     let dump = directory.join("leak.heap").display().to_string();
     host.memprof("dump", &["-o", &dump]).exits(0);
     dump
+}
+
+/// Between the leak and malloc lie what the languages put there, above it what starts threads.
+#[test]
+fn the_first_row_is_the_programs_own_function() {
+    let check = |setup: Setup, function: &str| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let host = setup.start();
+        let dump = leak_of(&host, directory.path());
+        let pid = host.pid().to_string();
+        let first = |arguments: &[&str]| {
+            let table = report(&[&[dump.as_str(), "--pid", &pid], arguments].concat());
+            let table = text(&table.stdout).to_owned();
+            let row = table.lines().nth(2).map(str::to_owned);
+            (row.unwrap_or_default(), table)
+        };
+        let (row, table) = first(&[]);
+        assert!(row.ends_with(function), "{table}");
+        let (row, table) = first(&["--plumbing", "grow_cache"]);
+        assert!(!row.contains("grow_cache"), "{table}");
+        let json = report(&[&dump, "--pid", &pid, "--format", "json"]);
+        let json: Value = serde_json::from_slice(&json.stdout).expect("it is JSON");
+        assert_eq!(json["functions"][0]["own"], true);
+        let (_, flat) = first(&["--flat"]);
+        assert!(flat.lines().count() > table.lines().count(), "{flat}");
+    };
+    check(Setup::of("rust_host"), "  rust_host::work::grow_cache");
+    check(Setup::of("c_host_static"), "  grow_cache");
 }
 
 #[test]

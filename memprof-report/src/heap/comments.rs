@@ -18,6 +18,7 @@ impl Dump<'_> {
             "taken" => origin.taken = Some(value.into()),
             "trigger" => origin.trigger = Some(value.into()),
             "allocator" => origin.allocator = Some(value.into()),
+            "memprof-image" => origin.image = Some(value.into()),
             "active-since" => origin.active_since = Some(value.into()),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use super::graph::edges;
-use super::{Subject, amount, percent};
+use super::{Subject, amount, counted, label, percent};
 use crate::error::Result;
 use crate::names::StringId;
 use crate::report::Options;
@@ -17,7 +17,7 @@ const FUNCTIONS: usize = 80;
 const SMALLEST_EDGE_PERCENT: f64 = 0.1;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.fold(options);
+    let folded = subject.told(options);
     let mut rows = table(&folded, true);
     let left_out = rows.len().saturating_sub(options.top.unwrap_or(FUNCTIONS));
     rows.truncate(rows.len() - left_out);
@@ -28,7 +28,9 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         escaped(&subject.heading(options))
     );
     if left_out > 0 {
-        heading.push_str(&format!("{left_out} smaller functions are left out\\l"));
+        let verb = if left_out == 1 { "is" } else { "are" };
+        let functions = counted(left_out as u64, "smaller function");
+        heading.push_str(&format!("{functions} {verb} left out\\l"));
     }
     writeln!(out, "digraph memprof {{")?;
     writeln!(
@@ -43,7 +45,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         write_node(
             index,
             row,
-            folded.functions.get(row.function),
+            &label(&folded, row.function, options),
             whole,
             subject,
             options,

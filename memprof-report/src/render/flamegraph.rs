@@ -5,11 +5,15 @@ use std::sync::LazyLock;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use inferno::flamegraph::color::{Color, PaletteMap};
 use inferno::flamegraph::{Options as Flamegraph, from_lines};
 use sha2::{Digest, Sha256};
 
 use super::Subject;
+use crate::blame::Whose;
 use crate::error::{Error, Result};
+use crate::fold::Folded;
+use crate::names::StringId;
 use crate::report::Options;
 
 /// What the SVG may do where a server shows it, as its `Content-Security-Policy`: run inferno's script
@@ -42,10 +46,28 @@ fn script(svg: &str) -> String {
         .replace("]]>", "")
 }
 
+const GREY: Color = Color {
+    r: 210,
+    g: 210,
+    b: 210,
+};
+
 fn options() -> Flamegraph<'static> {
     let mut options = Flamegraph::default();
     options.deterministic = true;
     options
+}
+
+/// What is not the program's own is grey. A difference has colours for the change.
+fn grey(folded: &Folded) -> PaletteMap {
+    let mut palette = PaletteMap::default();
+    for (index, whose) in folded.whose.iter().enumerate() {
+        if *whose != Whose::Own {
+            let name = folded.functions.get(StringId(index as u32));
+            palette.insert(name.replace(';', ":"), GREY);
+        }
+    }
+    palette
 }
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
@@ -82,6 +104,10 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         "bytes" => "bytes".into(),
         _ => "objects".into(),
     };
+    let mut palette = grey(&folded);
+    if !options.blame.flat {
+        flamegraph.palette_map = Some(&mut palette);
+    }
     from_lines(&mut flamegraph, lines.iter().map(String::as_str), out)?;
     Ok(())
 }

@@ -68,6 +68,8 @@ struct View<'a> {
     unit: &'static str,
     by_cum: bool,
     functions: Vec<&'a str>,
+    /// By function: whose it is, by [`Whose`]'s order; empty where none is folded.
+    whose: Vec<u8>,
     tree: Tree,
 }
 
@@ -130,6 +132,10 @@ pub(super) fn write_view(
         functions: (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)))
             .collect(),
+        whose: match options.blame.flat {
+            true => Vec::new(),
+            false => folded.whose.iter().map(|whose| *whose as u8).collect(),
+        },
         tree: nodes,
     };
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))

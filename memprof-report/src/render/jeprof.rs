@@ -15,7 +15,7 @@ use crate::stacks::AddressId;
 pub(super) fn write(subject: &Subject<'_>, _options: &Options, out: &mut dyn Write) -> Result<()> {
     let named = subject.profile;
     let profile = &named.profile;
-    let main = profile.mappings.iter().find(|mapping| mapping.is_file());
+    let main = profile.main_file();
     writeln!(
         out,
         "--- symbol\nbinary={}",

@@ -5,6 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use super::Subject;
+use crate::blame::Whose;
 use crate::error::{Error, Result};
 use crate::fold::Named;
 use crate::profile::{Profile, Values};
@@ -67,6 +68,8 @@ struct Mapping<'a> {
 #[derive(Serialize)]
 struct Function<'a> {
     name: &'a str,
+    /// Whether it is the program's own.
+    own: bool,
     flat: i64,
     cum: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +86,7 @@ struct Diff {
 }
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.fold(options);
+    let folded = subject.told(options);
     let rows = table(&folded, options.by_cum);
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
     let profile = &subject.profile.profile;
@@ -114,6 +117,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
             .iter()
             .map(|row| Function {
                 name: folded.functions.get(row.function),
+                own: folded.whose[row.function.0 as usize] == Whose::Own,
                 flat: row.flat.value(),
                 cum: row.cum.value(),
                 diff: subject.base.map(|_| diff(row.flat, row.cum)),

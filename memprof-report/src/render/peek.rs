@@ -3,13 +3,13 @@
 use std::io::Write;
 
 use super::graph::edges;
-use super::{Subject, amount, percent};
+use super::{Subject, amount, label, percent};
 use crate::error::Result;
 use crate::report::Options;
 use crate::table::table;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.fold(options);
+    let folded = subject.told(options);
     let edges = edges(&folded);
     let rows = table(&folded, true);
     let looked_at = |name: &str| {
@@ -41,7 +41,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
                 .map(|(function, pair)| {
                     let share = percent(pair.value(), row.cum.value());
                     let value = amount(pair.value(), options.sample_type);
-                    let name = folded.functions.get(function);
+                    let name = label(&folded, function, options);
                     format!("{:>10} {value:>10} {share:>6.1}%    {name}", "")
                 })
                 .collect()
@@ -51,7 +51,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
             amount(row.flat.value(), options.sample_type),
             amount(row.cum.value(), options.sample_type),
             "",
-            folded.functions.get(row.function)
+            label(&folded, row.function, options)
         );
         writeln!(out)?;
         for line in neighbours(Direction::Callers)

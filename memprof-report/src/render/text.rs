@@ -2,14 +2,14 @@
 
 use std::io::Write;
 
-use super::{Subject, amount, percent};
+use super::{Subject, amount, counted, label, percent};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::report::Options;
 use crate::table::{Change, Row, table};
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.fold(options);
+    let folded = subject.told(options);
     let rows = table(&folded, options.by_cum);
     writeln!(out, "{}", subject.heading(options))?;
     match subject.base {
@@ -44,7 +44,7 @@ fn write_values(
             percent(sum, total),
             amount(cum, options.sample_type),
             percent(cum, total),
-            folded.functions.get(row.function)
+            label(folded, row.function, options)
         )?;
     }
     write_rest(rows.len() - shown, out)
@@ -75,9 +75,9 @@ fn write_changes(
         let sum: i64 = rows.iter().map(|row| pair(row).value()).sum();
         writeln!(
             out,
-            "\n{} ({column}): {} functions, {}",
+            "\n{} ({column}): {}, {}",
             change.name(),
-            rows.len(),
+            counted(rows.len() as u64, "function"),
             signed(amount(sum))
         )?;
         writeln!(
@@ -94,7 +94,7 @@ fn write_changes(
                 signed(amount(pair.value())),
                 amount(pair.base),
                 amount(pair.new),
-                folded.functions.get(row.function)
+                label(folded, row.function, options)
             )?;
         }
         write_rest(rows.len() - shown, out)?;
@@ -112,7 +112,9 @@ fn signed(amount: String) -> String {
 
 fn write_rest(count: usize, out: &mut dyn Write) -> Result<()> {
     if count > 0 {
-        writeln!(out, "({count} more functions, --top shows them)")?;
+        let more = counted(count as u64, "more function");
+        let them = if count == 1 { "it" } else { "them" };
+        writeln!(out, "({more}, --top shows {them})")?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{Subject, amount, percent};
+use super::{Subject, amount, counted, label, percent};
 use crate::error::Result;
 use crate::report::Options;
 use crate::tree::{Node, children, tree};
@@ -14,7 +14,7 @@ const SMALLEST_PERCENT: f64 = 0.5;
 const DEEPEST: u32 = 100;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.fold(options);
+    let folded = subject.told(options);
     let nodes = tree(&folded);
     let children = children(&nodes);
     let whole = nodes[0].total.new.max(nodes[0].total.base).max(1);
@@ -35,7 +35,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         let share = percent(node.total.value(), whole);
         let name = node
             .function
-            .map_or("total", |function| folded.functions.get(function));
+            .map_or("total".into(), |function| label(&folded, function, options));
         let mut indent = " ".repeat(node.depth.min(DEEPEST) as usize);
         if node.depth > DEEPEST {
             indent.push_str(&format!("[{}] ", node.depth));
@@ -49,12 +49,23 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         pending.extend(children[index as usize].iter().rev());
     }
     if hidden > 0 {
+        let (verb, them) = if hidden == 1 {
+            ("is", "it")
+        } else {
+            ("are", "them")
+        };
         match options.top {
-            Some(_) => writeln!(out, "({hidden} more subtrees, --top shows them)")?,
-            None => writeln!(
-                out,
-                "({hidden} subtrees below {SMALLEST_PERCENT} % are not shown, --top shows them)"
-            )?,
+            Some(_) => {
+                let more = counted(hidden, "more subtree");
+                writeln!(out, "({more}, --top shows {them})")?;
+            }
+            None => {
+                let subtrees = counted(hidden, "subtree");
+                writeln!(
+                    out,
+                    "({subtrees} below {SMALLEST_PERCENT} % {verb} not shown, --top shows {them})"
+                )?;
+            }
         }
     }
     Ok(())

@@ -1,17 +1,36 @@
 //! Totals of the real dumps, in every format that has them.
 
 use crate::support::{CORPUS, corpus, path, report_on};
-use memprof_report::{Format, Options, SampleType};
+use memprof_report::{Blame, Format, Options, SampleType};
 use serde_json::Value;
 
 fn json(name: &str, options: Options) -> Value {
     let options = Options {
         format: Format::Json,
+        blame: flat(),
         ..options
     };
     let (out, notes) = report_on(&corpus(name), None, None, &options).expect("it is a good dump");
     assert_eq!(notes, Vec::<String>::new());
     serde_json::from_slice(&out).expect("it is JSON")
+}
+
+fn flat() -> Blame {
+    Blame {
+        flat: true,
+        ..Blame::default()
+    }
+}
+
+#[test]
+fn who_runs_a_script_is_told_what_names_its_functions() {
+    let (_, notes) =
+        report_on(&corpus("node"), None, None, &Options::default()).expect("it is a good dump");
+    let [note] = notes.as_slice() else {
+        panic!("{notes:?}")
+    };
+    assert!(note.starts_with("100 % ends in node: "), "{note}");
+    assert!(note.contains("--heapsnapshot-signal"), "{note}");
 }
 
 #[test]

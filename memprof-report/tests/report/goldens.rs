@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 
-use memprof_report::{Filter, Format, Granularity, Options, SampleType, pattern};
+use memprof_report::{Blame, Filter, Format, Granularity, Options, SampleType, pattern};
 
 use crate::support::{corpus, path, report_on};
 
@@ -37,11 +37,52 @@ fn named_later() -> Vec<u8> {
         .into()
 }
 
+/// Every function as a row.
 fn options(format: Format) -> Options {
+    Options {
+        format,
+        blame: Blame {
+            flat: true,
+            ..Blame::default()
+        },
+        ..Options::default()
+    }
+}
+
+fn told(format: Format) -> Options {
     Options {
         format,
         ..Options::default()
     }
+}
+
+#[test]
+fn the_programs_own_functions() {
+    for (name, format) in [
+        ("text", Format::Text),
+        ("tree", Format::Tree),
+        ("collapsed", Format::Collapsed),
+        ("flamegraph.svg", Format::Flamegraph),
+        ("view.json", Format::View),
+        ("dot", Format::Dot),
+        ("json", Format::Json),
+    ] {
+        let golden = format!("named.own.{name}");
+        check(&golden, &named(), None, &told(format));
+    }
+    let (new, base) = (named_later(), named());
+    let text = told(Format::Text);
+    check("named_later.base_named.own.text", &new, Some(&base), &text);
+    let asked = Blame {
+        own: Some(pattern("^std::").expect("a pattern")),
+        plumbing: Some(pattern("read_body").expect("a pattern")),
+        ..Blame::default()
+    };
+    let asked = Options {
+        blame: asked,
+        ..text
+    };
+    check("named.own_std.plumbing_read.text", &named(), None, &asked);
 }
 
 #[test]

@@ -5,5 +5,6 @@ mod diff;
 mod fixtures;
 mod goldens;
 mod hostile;
+mod own;
 mod support;
 mod tools;

@@ -74,9 +74,10 @@ export class Flamegraph {
   }
 
   colour(n) {
-    const { profile: { fn, isDiff, total, totalBase }, colours } = this;
+    const { profile: { fn, isDiff, isOwn, total, totalBase }, colours } = this;
     if (this.isHit(n)) return colours.hit;
     if (fn[n] < 0) return colours.plain;
+    if (!isDiff && !isOwn(fn[n])) return colours.plain;
     if (!isDiff) return this.warm[this.hue[fn[n]]];
     const changed = total[n] - totalBase[n];
     const step = Math.ceil(SHADES * Math.sqrt(Math.abs(changed) / this.greatest));

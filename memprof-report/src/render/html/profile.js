@@ -3,6 +3,9 @@
 // What became of a function since the base, in the order of `kind` below.
 export const KINDS = ['same', 'grew', 'shrank', 'new', 'gone'];
 
+// The highest of `view.whose`: the program's own functions.
+const OWN = 4;
+
 // `view` is what memprof writes as its format of that name. The tree stands in preorder, node 0 is the root:
 // the callees of node n lie in n + 1 .. end[n].
 export function profileOf(view) {
@@ -10,13 +13,14 @@ export function profileOf(view) {
   return {
     ...tree,
     names: view.functions,
+    isOwn: f => !view.whose.length || view.whose[f] === OWN,
     nameOf: n => tree.fn[n] < 0 ? 'total' : view.functions[tree.fn[n]],
     heading: view.heading,
     notes: view.notes,
     isDiff: view.base !== null,
     unit: view.unit,
     byCum: view.by_cum,
-    table: tableOf(tree, view.functions.length),
+    table: tableOf(tree, view),
   };
 }
 
@@ -46,23 +50,37 @@ function nodesOf({ function: functions, depth: depths, own: owns, own_base: base
   return { count, fn, depth, parent, end, own, ownBase, total, totalBase };
 }
 
-// By function: its own values and, counted once per stack, those of its callees too.
-function tableOf({ count, fn, end, own, ownBase, total, totalBase }, functions) {
+// By function: its own values and, counted once per stack, those of its callees too. Only the functions of a
+// stack's highest kind count: the others are folded into their callers. `distance` is how far they stand from
+// the leaf, by what they hold.
+function tableOf({ count, fn, parent, own, ownBase }, view) {
+  const functions = view.functions.length;
+  const whose = view.whose.length ? view.whose : new Uint8Array(functions);
   const flat = new Float64Array(functions), flatBase = flat.slice();
-  const cum = flat.slice(), cumBase = flat.slice();
-  const outermost = new Uint32Array(functions);
+  const cum = flat.slice(), cumBase = flat.slice(), distance = flat.slice();
+  const seen = new Uint32Array(functions), most = new Uint8Array(count);
   for (let n = 1; n < count; n++) {
-    const f = fn[n];
-    flat[f] += own[n];
-    flatBase[f] += ownBase[n];
-    if (n < outermost[f]) continue;
-    outermost[f] = end[n];
-    cum[f] += total[n];
-    cumBase[f] += totalBase[n];
+    most[n] = Math.max(most[parent[n]], whose[fn[n]]);
+    if (!own[n] && !ownBase[n]) continue;
+    for (let p = n, steps = 0; p > 0; p = parent[p]) {
+      const f = fn[p];
+      if (whose[f] !== most[n]) continue;
+      if (!steps) {
+        flat[f] += own[n];
+        flatBase[f] += ownBase[n];
+      }
+      if (seen[f] !== n) {
+        seen[f] = n;
+        cum[f] += own[n];
+        cumBase[f] += ownBase[n];
+        if (view.whose.length) distance[f] += steps * Math.abs(own[n] - ownBase[n]);
+      }
+      steps++;
+    }
   }
   const kind = Uint8Array.from(flat, (_, f) => flat[f] || flatBase[f]
     ? kindOf(flat[f], flatBase[f]) : kindOf(cum[f], cumBase[f]));
-  return { flat, flatBase, cum, cumBase, kind };
+  return { flat, flatBase, cum, cumBase, kind, distance };
 }
 
 function kindOf(now, before) {

@@ -26,9 +26,10 @@ export class Table {
 
   cells(index) {
     const f = this.order[index];
+    const folded = this.profile.isOwn(f) ? '' : ' foreign';
     return this.columns.map(({ text, look = '', colour = () => '' }) => {
       const value = text(f);
-      const cell = element('td', { className: `${look} ${colour(f)}`, textContent: value });
+      const cell = element('td', { className: `${look} ${colour(f)}${folded}`, textContent: value });
       if (look === 'name') cell.title = value;
       return cell;
     });
@@ -49,7 +50,7 @@ export class Table {
 
   arrange() {
     const { column, rising } = this.sorting;
-    const { cum, cumBase, kind } = this.profile.table;
+    const { cum, cumBase, kind, distance } = this.profile.table;
     this.order = [];
     for (let f = 0; f < cum.length; f++) {
       const there = cum[f] || cumBase[f];
@@ -57,7 +58,7 @@ export class Table {
     }
     const key = this.order.length ? column.key() : [];
     const sign = rising ? 1 : -1;
-    this.order.sort((a, b) => key[a] < key[b] ? -sign : key[a] > key[b] ? sign : a - b);
+    this.order.sort((a, b) => key[a] < key[b] ? -sign : key[a] > key[b] ? sign : distance[a] - distance[b] || a - b);
     for (const { head } of this.columns) {
       head.ariaSort = head !== column.head ? 'none' : rising ? 'ascending' : 'descending';
     }

@@ -41,6 +41,7 @@ export class Tree {
     const marker = element('span', { className: 'marker', textContent: !hasCallees ? '·' : this.isOpen[n] ? '▾' : '▸' });
     const last = element('td', { className: 'name', title: name }, marker, name);
     last.style.paddingLeft = `${8 + Math.min(depth[n], 60) * 14}px`;
+    if (n && !profile.isOwn(profile.fn[n])) last.classList.add('foreign');
     if (this.hits && profile.fn[n] >= 0 && this.hits[profile.fn[n]]) last.classList.add('hit');
     const cells = values.map((textContent, i) => element('td', { textContent, className: this.looks[i] }));
     const changed = isDiff ? total[n] - totalBase[n] : 0;

@@ -1,0 +1,297 @@
+//! Whose code a function is, so that a report begins with the program's own and not with what every
+//! program has below it: a row is the leaf-most frame of the stack's most telling kind.
+
+mod rules;
+mod script;
+
+use std::borrow::Cow;
+
+use regex::Regex;
+
+use self::rules::{FILES, FUNCTIONS, NAMESPACES};
+use crate::names::Frame;
+use crate::profile::{Mapping, Profile};
+
+pub(crate) use self::script::advice;
+
+/// Whose code a function is, from what tells least to what tells most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Whose {
+    /// What starts a program or a thread, above `main`.
+    #[default]
+    Entry,
+    /// Standard libraries, containers, wrappers of malloc.
+    Plumbing,
+    /// What runs a program of another language.
+    Interpreter,
+    /// A library whose functions have no names here.
+    Library,
+    /// The program's own.
+    Own,
+}
+
+impl Whose {
+    /// What a table says behind a name that is not the program's own.
+    pub(crate) fn mark(self) -> &'static str {
+        match self {
+            Self::Entry => " (start)",
+            Self::Plumbing => " (plumbing)",
+            Self::Interpreter => " (interpreter)",
+            Self::Library => " (library)",
+            Self::Own => "",
+        }
+    }
+}
+
+/// How functions are told apart. The default is the table in `blame/rules.rs` alone.
+#[derive(Clone, Debug, Default)]
+pub struct Blame {
+    /// Every function is a row, none is folded into its caller.
+    pub flat: bool,
+    /// These names are the program's own, whatever the rules say.
+    pub own: Option<Regex>,
+    /// These are not; a name that both match is the program's own.
+    pub plumbing: Option<Regex>,
+}
+
+impl Blame {
+    /// Whose a function is, where its name tells. `named` is false for `file+0xoffset`.
+    pub(crate) fn of_name(&self, function: &str, named: bool) -> Option<Whose> {
+        let asked = |pattern: &Option<Regex>| {
+            pattern
+                .as_ref()
+                .is_some_and(|pattern| pattern.is_match(function))
+        };
+        if asked(&self.own) {
+            return Some(Whose::Own);
+        }
+        if asked(&self.plumbing) {
+            return Some(Whose::Plumbing);
+        }
+        named.then(|| by_rules(function)).flatten()
+    }
+}
+
+/// Where an address lies.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    /// Whose the file is, where its name tells.
+    whose: Option<Whose>,
+    is_main: bool,
+}
+
+impl Place {
+    /// By mapping.
+    pub(crate) fn of_mappings(profile: &Profile) -> Vec<Self> {
+        let main = profile.main_file().map(|mapping| mapping.path.as_str());
+        let mappings = profile.mappings.iter();
+        mappings
+            .map(|mapping| Self {
+                whose: of_file(mapping),
+                is_main: main == Some(mapping.path.as_str()),
+            })
+            .collect()
+    }
+
+    /// Whose a function is whose name does not tell.
+    pub(crate) fn whose_is(self, frame: &Frame) -> Whose {
+        self.whose.unwrap_or(match frame.named || self.is_main {
+            true => Whose::Own,
+            false => Whose::Library,
+        })
+    }
+}
+
+/// Whose a mapped file is, where its name tells.
+fn of_file(mapping: &Mapping) -> Option<Whose> {
+    find(FILES, stem(mapping.file_name()))
+}
+
+fn by_rules(function: &str) -> Option<Whose> {
+    match namespace(function) {
+        Some(namespace) => find(NAMESPACES, &namespace),
+        None => None,
+    }
+    .or_else(|| find(FUNCTIONS, function))
+}
+
+fn find(rules: &[(Whose, &[&str])], name: &str) -> Option<Whose> {
+    rules
+        .iter()
+        .find(|(_, patterns)| patterns.iter().any(|pattern| is_like(pattern, name)))
+        .map(|(whose, _)| *whose)
+}
+
+/// Whether `name` is `pattern`, in which `*` is any text.
+fn is_like(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else {
+        return false;
+    };
+    if first.len() == pattern.len() {
+        return rest.is_empty();
+    }
+    let mut last = "";
+    for part in parts {
+        last = part;
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    last.is_empty() || name.ends_with(last)
+}
+
+/// `libc` of `libc.so.6`, `python` of `python3.11`.
+fn stem(file: &str) -> &str {
+    let name = file.find(".so").map_or(file, |at| &file[..at]);
+    name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'))
+}
+
+/// What stands before the first `::` of a path; of `<T as Trait>::f` that of the type or, where the type
+/// has none because it is generic or built in, that of the trait.
+fn namespace(function: &str) -> Option<Cow<'_, str>> {
+    let Some(inside) = function.strip_prefix('<') else {
+        let (first, rest) = function.split_once("::")?;
+        // C++ has whole libraries in namespaces of namespaces.
+        let second = rest.split("::").next().unwrap_or_default();
+        return Some(match first {
+            "boost" | "absl" => Cow::Owned(format!("{first}::{second}")),
+            // An operator's type, `operator std::string`, or a conversion in a template's arguments.
+            _ if !is_word(first) => return None,
+            _ => Cow::Borrowed(first),
+        });
+    };
+    let mut kind = inside;
+    while let Some(rest) = ["&mut ", "&", "*const ", "*mut ", "dyn ", "(", "["]
+        .iter()
+        .find_map(|mark| kind.strip_prefix(mark))
+    {
+        kind = rest;
+    }
+    if kind.starts_with('\'') {
+        kind = kind.split_once(' ').map_or(kind, |(_, rest)| rest);
+    }
+    if kind.starts_with('<') {
+        return namespace(kind);
+    }
+    let end = kind
+        .find(|c: char| !(c.is_alphanumeric() || c == '_'))
+        .unwrap_or(kind.len());
+    if kind[end..].starts_with("::") {
+        return Some(Cow::Borrowed(&kind[..end]));
+    }
+    match inside.split_once(" as ") {
+        Some((_, named)) => Some(Cow::Borrowed(named.split("::").next().unwrap_or(named))),
+        // `<[T]>::to_vec`: only the language's own libraries may add to built-in types.
+        None => Some(Cow::Borrowed("core")),
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_whose_they_are() {
+        let check = |function: &str, expected: Option<Whose>| {
+            assert_eq!(
+                Blame::default().of_name(function, true),
+                expected,
+                "{function}"
+            );
+        };
+        let plumbing = Some(Whose::Plumbing);
+        for own in [
+            "main",
+            "serve",
+            "rust_host::work::grow_cache",
+            "<shop::Cart as core::clone::Clone>::clone",
+            "<&shop::Cart as alloc::string::ToString>::to_string",
+            "shop::Cart::add",
+            "list_append",
+            "operator<<",
+            "stdlib_init",
+        ] {
+            check(own, None);
+        }
+        for name in [
+            "alloc::raw_vec::RawVec<T,A>::grow",
+            "<alloc::boxed::Box<dyn core::ops::function::FnOnce<()>> as core::ops::function::FnOnce<()>>::call_once",
+            "<T as alloc::vec::spec_from_elem::SpecFromElem>::from_elem",
+            "<[T]>::to_vec",
+            "<&'a mut [T] as core::iter::Iterator>::next",
+            "std::vector<shop::Cart, std::allocator<shop::Cart> >::_M_realloc_insert",
+            "hashbrown::raw::RawTable<T,A>::reserve_rehash",
+            "core::ptr::drop_in_place<shop::Cart>",
+            "boost::container::vector<int>::insert",
+            "operator new(unsigned long)",
+            "xmalloc",
+            "g_malloc0_n",
+            "zmalloc_usable",
+            "PyObject_Malloc",
+            "ngx_palloc_large",
+            "sqlite3MallocZero",
+            "JS:~processTicks node:internal/process:1:1",
+        ] {
+            check(name, plumbing);
+        }
+        check("boost::asio::io_context::run", None);
+        check("__libc_start_main@@GLIBC_2.34", Some(Whose::Entry));
+        check("_PyEval_EvalFrameDefault", Some(Whose::Interpreter));
+        check("PyInit_market", Some(Whose::Own));
+        check("JS:~leak /srv/app.js:3:1", Some(Whose::Own));
+        check(
+            "v8::internal::Factory::NewFixedArray",
+            Some(Whose::Interpreter),
+        );
+    }
+
+    #[test]
+    fn files_tell_whose_they_are() {
+        let check = |path: &str, expected: Option<Whose>| {
+            let mapping = Mapping {
+                path: path.into(),
+                ..Mapping::default()
+            };
+            assert_eq!(of_file(&mapping), expected, "{path}");
+        };
+        check("/lib/x86_64-linux-gnu/libc.so.6", Some(Whose::Plumbing));
+        check("/lib64/ld-linux-x86-64.so.2", Some(Whose::Plumbing));
+        check("/usr/lib/libtcmalloc_minimal.so.4", Some(Whose::Plumbing));
+        check("/usr/bin/python3.11", Some(Whose::Interpreter));
+        check(
+            "/usr/lib/libnode.so.108 (deleted)",
+            Some(Whose::Interpreter),
+        );
+        check("", Some(Whose::Plumbing));
+        check("/usr/bin/node_exporter", None);
+        check("/usr/lib/libcrypto.so.3", None);
+        check("/srv/lua-server", None);
+    }
+
+    #[test]
+    fn the_command_line_has_the_last_word() {
+        let pattern = |text| Some(Regex::new(text).expect("a pattern"));
+        let blame = Blame {
+            own: pattern("^std::|^libc.so"),
+            plumbing: pattern("^shop::|^std::"),
+            ..Blame::default()
+        };
+        assert_eq!(
+            blame.of_name("std::vector<int>::push_back", true),
+            Some(Whose::Own)
+        );
+        assert_eq!(blame.of_name("libc.so.6+0x10", false), Some(Whose::Own));
+        assert_eq!(blame.of_name("shop::main", true), Some(Whose::Plumbing));
+        assert_eq!(
+            blame.of_name("alloc::alloc::alloc", true),
+            Some(Whose::Plumbing)
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! Programs that run a script: what the C stack tells of them, and what tells more.
+
+use super::rules::INTERPRETERS;
+use super::{Blame, Place, Whose, stem};
+use crate::fold::Named;
+use crate::profile::SampleType;
+use crate::stacks::AddressId;
+
+/// A part of the total that is worth a note, in percent.
+const NOTABLE: f64 = 20.0;
+
+/// Where much of a profile ends in an interpreter: how much, and what names the functions of its scripts.
+pub(crate) fn advice(named: &Named, sample_type: SampleType, blame: &Blame) -> Option<String> {
+    let profile = &named.profile;
+    let (file, advice) = profile.mappings.iter().find_map(|mapping| {
+        let file = mapping.file_name();
+        Some((file, tool_for(file)?))
+    })?;
+    let places = Place::of_mappings(profile);
+    let by_address: Vec<Whose> = (0..profile.stacks.addresses().len())
+        .map(|index| {
+            let id = AddressId(index as u32);
+            let mapping = profile.mapping_of_frame(id);
+            let place = mapping.map(|index| places[index]).unwrap_or_default();
+            let whose = named.names.frames(id).iter().map(|frame| {
+                let function = named.names.strings.get(frame.function);
+                let by_name = blame.of_name(function, frame.named);
+                by_name.unwrap_or_else(|| place.whose_is(frame))
+            });
+            whose.max().unwrap_or_default()
+        })
+        .collect();
+    let (mut whole, mut interpreted) = (0_i128, 0_i128);
+    for sample in &profile.samples {
+        let value = i128::from(sample.values[sample_type]);
+        let depth = named.depths[sample.stack.0 as usize] as usize;
+        let frames = &profile.stacks.frames(sample.stack)[depth..];
+        let most = frames.iter().map(|id| by_address[id.0 as usize]).max();
+        whole += value;
+        interpreted += value * i128::from(most == Some(Whose::Interpreter));
+    }
+    let share = 100.0 * interpreted as f64 / whole.max(1) as f64;
+    (share >= NOTABLE).then(|| format!("{share:.0} % ends in {file}: {advice}"))
+}
+
+fn tool_for(file: &str) -> Option<&'static str> {
+    let stem = stem(file);
+    INTERPRETERS
+        .iter()
+        .find(|(files, _)| files.contains(&stem))
+        .map(|(_, advice)| *advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tool_for;
+
+    #[test]
+    fn scripts_have_tools_of_their_own() {
+        assert!(tool_for("python3.11").is_some_and(|advice| advice.contains("tracemalloc")));
+        assert!(tool_for("libnode.so.108").is_some_and(|advice| advice.contains("--heapsnapshot")));
+        assert_eq!(tool_for("redis-server"), None);
+        assert_eq!(tool_for("node_exporter"), None);
+    }
+}
