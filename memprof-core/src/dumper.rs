@@ -5,21 +5,44 @@
 
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
-use std::sync::Mutex;
-use std::sync::mpsc::{self, SyncSender};
-use std::thread::Builder;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use nix::sys::signal::SigSet;
+use memprof_own::Privileges;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::profiler::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A thread that sleeps until it has a job.
+///
+/// Both sides wait for one another by condition variables. Channels would keep a value in
+/// thread-local storage of the program's thread, whose end would free it.
 #[derive(Debug, Default)]
 pub(crate) struct Dumper {
-    /// The process that owns the thread, and the way to it. A forked child has no such thread.
-    thread: Mutex<Option<(u32, SyncSender<Job>)>>,
+    desk: Mutex<Option<Desk>>,
+}
+
+/// The way to the thread, which ends when this is dropped.
+#[derive(Debug)]
+struct Desk {
+    /// The process that has the thread. A forked child does not.
+    process: u32,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    next: Mutex<Next>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum Next {
+    #[default]
+    Nothing,
+    Job(Job),
+    End,
 }
 
 impl Dumper {
@@ -31,24 +54,29 @@ impl Dumper {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        let (done, result) = mpsc::sync_channel(1);
-        let job: Job = Box::new(move || {
-            let outcome = panic::catch_unwind(AssertUnwindSafe(work));
-            // Nobody waits any more only if the waiting thread was killed with the process.
-            if done.send(outcome).is_err() {
-                log::debug!("nobody waits for the dump");
+        let shared = self.shared()?;
+        let outcome = Arc::new((Mutex::new(None), Condvar::new()));
+        let told = Arc::clone(&outcome);
+        shared.put(Box::new(move || {
+            *lock(&told.0) = Some(panic::catch_unwind(AssertUnwindSafe(work)));
+            told.1.notify_one();
+        }));
+        let waited = outcome
+            .1
+            .wait_while(lock(&outcome.0), |outcome| outcome.is_none());
+        let outcome = waited.unwrap_or_else(PoisonError::into_inner).take();
+        match outcome {
+            Some(Ok(value)) => Ok(value),
+            Some(Err(payload)) => {
+                // Dropping a payload runs foreign code, which may panic again.
+                std::mem::forget(payload);
+                Err(Error::new(
+                    ErrorKind::Internal,
+                    "the dumper panicked; the host's log names the place",
+                ))
             }
-        });
-        let gone = || Error::new(ErrorKind::Internal, "the dumper thread ended");
-        self.sender()?.send(job).map_err(|_| gone())?;
-        result.recv().map_err(|_| gone())?.map_err(|payload| {
-            // Dropping a payload runs foreign code, which may panic again.
-            std::mem::forget(payload);
-            Error::new(
-                ErrorKind::Internal,
-                "the dumper panicked; the host's log names the place",
-            )
-        })
+            None => Err(Error::new(ErrorKind::Internal, "the dumper told nothing")),
+        }
     }
 
     /// Starts the thread early, so that a dump later needs no new one.
@@ -56,42 +84,78 @@ impl Dumper {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(&self) -> Result<()> {
-        self.sender().map(drop)
+        self.shared().map(drop)
     }
 
-    fn sender(&self) -> Result<SyncSender<Job>> {
-        let mut thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some((owner, sender)) = &*thread
-            && *owner == process::id()
+    fn shared(&self) -> Result<Arc<Shared>> {
+        let mut desk = lock(&self.desk);
+        if let Some(Desk { process, shared }) = &*desk
+            && *process == process::id()
         {
-            return Ok(sender.clone());
+            return Ok(Arc::clone(shared));
         }
-        let sender = spawn()?;
-        *thread = Some((process::id(), sender.clone()));
-        Ok(sender)
+        let shared: Arc<Shared> = Arc::default();
+        let works = Arc::clone(&shared);
+        memprof_own::spawn(c"memprof-dumper", move |privileges| works.work(privileges))
+            .map_err(|error| Error::io("start the dumper thread", &error))?;
+        *desk = Some(Desk {
+            process: process::id(),
+            shared: Arc::clone(&shared),
+        });
+        Ok(shared)
     }
 }
 
-fn spawn() -> Result<SyncSender<Job>> {
-    let (sender, jobs) = mpsc::sync_channel::<Job>(0);
-    Builder::new()
-        .name("memprof-dumper".into())
-        .stack_size(256 * 1024)
-        .spawn(move || match SigSet::all().thread_block() {
-            Ok(()) => jobs.into_iter().for_each(|job| job()),
-            Err(errno) => {
-                log::error!("the dumper cannot block signals, so it takes no dumps: {errno}")
-            }
+impl Shared {
+    fn put(&self, job: Job) {
+        let mut next = self.wait_while(|next| matches!(next, Next::Job(_)));
+        *next = Next::Job(job);
+        self.changed.notify_all();
+    }
+
+    fn work(&self, privileges: &mut Privileges) {
+        loop {
+            let mut next = self.wait_while(|next| matches!(next, Next::Nothing));
+            let Next::Job(job) = std::mem::take(&mut *next) else {
+                return;
+            };
+            drop(next);
+            self.changed.notify_all();
+            privileges.follow();
+            job();
+        }
+    }
+
+    fn wait_while(&self, condition: impl FnMut(&mut Next) -> bool) -> MutexGuard<'_, Next> {
+        let waited = self.changed.wait_while(lock(&self.next), condition);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        // In a forked child there is no thread, and its lock may be held for ever.
+        if self.process == process::id() {
+            *lock(&self.shared.next) = Next::End;
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+impl std::fmt::Debug for Next {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "Nothing",
+            Self::Job(_) => "Job",
+            Self::End => "End",
         })
-        .map_err(|error| Error::io("start the dumper thread", &error))?;
-    Ok(sender)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::SigSet;
+
     use super::*;
 
     #[test]

@@ -1,20 +1,16 @@
 //! An activation that ends by itself: people forget to turn profiling off.
 
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
-use std::thread::Builder;
 use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::SigSet;
-
 use crate::error::{Error, Result};
+use crate::leash::{Leash, leash};
 
 /// Ends early when dropped, and then does nothing.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// When it ends.
     pub(crate) until: SystemTime,
-    /// Its thread sleeps until the other end is gone.
-    _held: SyncSender<()>,
+    _held: Leash,
 }
 
 impl Lease {
@@ -23,19 +19,14 @@ impl Lease {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(duration: Duration, end: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let (held, ended) = mpsc::sync_channel(0);
-        Builder::new()
-            .name("memprof-lease".into())
-            .stack_size(256 * 1024)
-            .spawn(move || {
-                if let Err(errno) = SigSet::all().thread_block() {
-                    log::warn!("the lease's thread cannot block signals: {errno}");
-                }
-                if ended.recv_timeout(duration) == Err(RecvTimeoutError::Timeout) {
-                    end();
-                }
-            })
-            .map_err(|error| Error::io("start the thread that ends the activation", &error))?;
+        let (held, leashed) = leash();
+        memprof_own::spawn(c"memprof-lease", move |privileges| {
+            if leashed.sleeps(duration) {
+                privileges.follow();
+                end();
+            }
+        })
+        .map_err(|error| Error::io("start the thread that ends the activation", &error))?;
         Ok(Self {
             until: SystemTime::now() + duration,
             _held: held,
@@ -45,6 +36,8 @@ impl Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     #[test]

@@ -27,6 +27,7 @@ mod hidden;
 mod interval;
 mod jemalloc;
 mod lease;
+mod leash;
 mod ledger;
 mod legacy;
 mod mallctl;

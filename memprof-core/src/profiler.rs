@@ -4,6 +4,7 @@ mod dumping;
 mod figures;
 mod recent;
 mod switching;
+mod unsampled;
 mod watching;
 
 pub use switching::ActivateOptions;

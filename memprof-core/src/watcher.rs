@@ -3,10 +3,8 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::Builder;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::sys::signal::SigSet;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -81,13 +79,13 @@ impl Watcher {
     }
 
     /// Starts the thread if there is something to poll for and none runs. `enter` is run on it
-    /// first; `act` does what is due.
+    /// before each look; `act` does what is due.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(
         self: &Arc<Self>,
-        enter: impl FnOnce() + Send + 'static,
+        enter: impl Fn() + Send + 'static,
         act: impl Fn(Due) -> Outcome + Send + 'static,
     ) -> Result<()> {
         let mut watch = self.lock();
@@ -95,17 +93,14 @@ impl Watcher {
             return Ok(());
         }
         let watcher = Arc::clone(self);
-        Builder::new()
-            .name("memprof-watch".into())
-            .stack_size(256 * 1024)
-            .spawn(move || {
-                if let Err(errno) = SigSet::all().thread_block() {
-                    log::warn!("the watcher cannot block signals: {errno}");
-                }
+        memprof_own::spawn(c"memprof-watch", move |privileges| {
+            let enter = || {
+                privileges.follow();
                 enter();
-                watcher.poll(&act);
-            })
-            .map_err(|error| Error::io("start the thread that watches the memory", &error))?;
+            };
+            watcher.poll(enter, &act);
+        })
+        .map_err(|error| Error::io("start the thread that watches the memory", &error))?;
         watch.is_polled = true;
         Ok(())
     }
@@ -158,10 +153,11 @@ impl Watcher {
         self.lock().rules.iter().map(status).collect()
     }
 
-    fn poll(&self, act: &impl Fn(Due) -> Outcome) {
+    fn poll(&self, mut enter: impl FnMut(), act: &impl Fn(Due) -> Outcome) {
         let mut is_blind = false;
         let mut is_busy = false;
         while self.rest(is_blind || is_busy) {
+            enter();
             let reading = match Reading::take() {
                 Ok(reading) => reading,
                 Err(error) => {

@@ -34,6 +34,8 @@ pub const INVALID_PARAMS: i32 = -32602;
 pub const UNKNOWN_PLUGIN: i32 = -32001;
 /// Our error code: too many connections.
 pub const TOO_MANY_CONNECTIONS: i32 = -32002;
+/// Our error code: the host has no memory for the request, or for the connection.
+pub const OUT_OF_MEMORY: i32 = -32003;
 
 /// A request.
 #[derive(Debug, Deserialize, Serialize)]

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::packages;
 use crate::run::{cargo, root, run};
+use crate::torture::tls;
 
 /// Which cargo profile to build with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,6 +83,15 @@ pub(crate) fn build_torture() -> Result<()> {
     compile("cc", source, "torture/stress_host", &dynamic(&library))?;
     let place = "torture/stress_host_static";
     compile("cc", source, place, &with_jemalloc(&library))?;
+    let guest = "xtask/src/torture/guest.c";
+    compile("cc", guest, "torture/guest", &[])?;
+    for kib in tls::SIZES {
+        let define = format!("-DTLS_KIB={kib}");
+        let place = |name: String| format!("torture/{name}");
+        compile("cc", guest, &place(tls::guest_of(kib)), &[&define])?;
+        let options = [&dynamic(&library)[..], &[&define]].concat();
+        compile("cc", source, &place(tls::host_of(kib)), &options)?;
+    }
     build_unwind(Profile::Dev)
 }
 

@@ -20,7 +20,8 @@ usage: cargo xtask COMMAND
   bench [unwind]      build for release, and print what the plugin costs its host; or its stack walk
   torture [SUITE] [--short]
                       hosts under every fault: storm, stall, inject, kill, hostile, paths,
-                      resources, unwind
+                      resources, tls, space,
+                      privileges, unwind
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {

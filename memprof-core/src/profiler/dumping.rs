@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
+use super::unsampled::leave_this_thread_out;
 use super::{Profiler, lock, rfc3339};
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
@@ -75,8 +76,11 @@ impl Profiler {
         let name = self.next_name(kind, &origin)?;
         let store = self.settings.store.clone();
         let last_size = self.last_size.load(Ordering::Relaxed);
-        self.dumper
-            .run(move || dump::take(&*backend, &store, &name, &origin, last_size))?
+        let all = self.backends();
+        self.dumper.run(move || {
+            leave_this_thread_out(&all);
+            dump::take(&*backend, &store, &name, &origin, last_size)
+        })?
     }
 
     fn next_name(&self, kind: ProfileKind, origin: &Origin) -> Result<DumpName> {

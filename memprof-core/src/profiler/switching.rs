@@ -125,6 +125,7 @@ impl Profiler {
             let Some(profiler) = profiler.upgrade() else {
                 return;
             };
+            profiler.leave_this_thread_out();
             match profiler.deactivate(None) {
                 Ok(_) => log::info!("profiling is inactive: its time is over"),
                 Err(error) => log::error!("profiling could not be ended in time: {error}"),
@@ -139,6 +140,7 @@ impl Profiler {
         let profiler = Arc::downgrade(self);
         let work = move || {
             profiler.upgrade().is_some_and(|profiler| {
+                profiler.leave_this_thread_out();
                 profiler.unwinder.tend();
                 profiler.unwinder.is_ours()
             })

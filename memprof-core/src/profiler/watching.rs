@@ -12,7 +12,6 @@ use crate::backend::ProfileKind;
 use crate::cgroup::Cgroup;
 use crate::error::{ErrorKind, Result};
 use crate::gdump::{GdumpLimits, GdumpStatus};
-use crate::jemalloc::Jemalloc;
 use crate::reading::rss;
 use crate::status::{DumpReport, Gdumping};
 use crate::trigger::Trigger;
@@ -126,10 +125,11 @@ impl Profiler {
     fn start_watching(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
         // Weak: a thread must not keep the profiler of a host that ends.
         let profiler = Arc::downgrade(self);
-        let backends = self.backends();
+        let entering = Arc::downgrade(self);
         let enter = move || {
-            let jemallocs = jemallocs(&backends).into_iter();
-            jemallocs.for_each(Jemalloc::leave_this_thread_out);
+            if let Some(profiler) = entering.upgrade() {
+                profiler.leave_this_thread_out();
+            }
         };
         watcher.start(enter, move |due| match profiler.upgrade() {
             Some(profiler) => profiler.act(due),

@@ -1,13 +1,10 @@
 //! What has to be looked at again while our walk is installed.
 
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
-use std::thread::Builder;
 use std::time::Duration;
-
-use nix::sys::signal::SigSet;
 
 use super::ours;
 use crate::error::{Error, Result};
+use crate::leash::{Leash, leash};
 use crate::objects;
 
 /// How long the walk of a sample may go by the rules of code that was unloaded.
@@ -30,8 +27,7 @@ impl Loaded {
 /// Runs its work now and then until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Tick {
-    /// Its thread sleeps until the other end is gone.
-    _held: SyncSender<()>,
+    _held: Leash,
 }
 
 impl Tick {
@@ -40,17 +36,16 @@ impl Tick {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(work: impl Fn() -> bool + Send + 'static) -> Result<Self> {
-        let (held, ended) = mpsc::sync_channel(0);
-        Builder::new()
-            .name("memprof-unwind".into())
-            .stack_size(256 * 1024)
-            .spawn(move || {
-                if let Err(errno) = SigSet::all().thread_block() {
-                    log::warn!("the unwinder's thread cannot block signals: {errno}");
+        let (held, leashed) = leash();
+        memprof_own::spawn(c"memprof-unwind", move |privileges| {
+            while leashed.sleeps(TICK) {
+                privileges.follow();
+                if !work() {
+                    break;
                 }
-                while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) && work() {}
-            })
-            .map_err(|error| Error::io("start the thread that tends the unwinder", &error))?;
+            }
+        })
+        .map_err(|error| Error::io("start the thread that tends the unwinder", &error))?;
         Ok(Self { _held: held })
     }
 }

@@ -15,17 +15,18 @@
 //!   or a bare `clone` are not noticed until they execute a program.
 #![expect(unsafe_code, reason = "what the loader calls, and handlers of fork")]
 
-use std::io::{self, Write};
+use std::io::{self, IoSlice};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
-use std::thread::{self, Builder};
+use std::thread;
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
+use memprof_own::{Plan, Privileges};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
-use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::fs::fstat;
+use rustix::io::{Errno, writev};
 
 use super::guest::{self, Bus};
 use super::lines::Lines;
@@ -35,7 +36,12 @@ use crate::socket_dir::own_default_dir;
 
 /// How long a process is left alone.
 const REST: Duration = Duration::from_millis(100);
-const STACK_SIZE: usize = 256 * 1024;
+
+/// Made in a handler of fork(2) too, so it must not need an allocation.
+static ARRIVAL: Plan = Plan {
+    name: c"memprof-preload",
+    work: |privileges| contain((), || arrive(privileges)),
+};
 
 /// What the environment said when the program started. It is not read again, because the
 /// program may change it at any time on another thread.
@@ -121,29 +127,25 @@ extern "C" fn forked() {
 
 /// Starts the thread that opens the socket.
 fn begin() {
-    let spawn = || {
-        Builder::new()
-            .name("memprof-preload".into())
-            .stack_size(STACK_SIZE)
-            .spawn(|| contain((), arrive))
-    };
-    // The thread inherits the mask: a signal of the program's never lands on it.
-    let Ok(mask) = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK) else {
-        return;
-    };
-    let spawned = spawn();
-    if let (Some(start), Err(error)) = (START.get(), &spawned) {
-        let message = format!("memprof cannot reach this program: no thread: {error}");
-        start.bus.log.line(Level::Error, &message);
-    }
-    if let (Some(start), Err(errno)) = (START.get(), mask.thread_set_mask()) {
-        let message = format!("cannot restore the signal mask: {errno}");
-        start.bus.log.line(Level::Error, &message);
+    if let Err(error) = memprof_own::spawn_plan(&ARRIVAL) {
+        // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
+        if let Some(start) = START
+            .get()
+            .filter(|start| start.bus.log.level >= LevelFilter::Error)
+        {
+            let text = match error.raw_os_error() {
+                Some(libc::ENOMEM) => "memprof cannot reach this program: no thread (ENOMEM)",
+                Some(libc::EAGAIN) => "memprof cannot reach this program: no thread (EAGAIN)",
+                _ => "memprof cannot reach this program: no thread",
+            };
+            (start.bus.log.sink)(Level::Error, text);
+        }
     }
 }
 
-fn arrive() {
+fn arrive(privileges: &mut Privileges) {
     thread::sleep(REST);
+    privileges.follow();
     let Some(start) = START.get() else {
         return;
     };
@@ -185,8 +187,16 @@ fn stderr() -> Option<(u64, u64)> {
 /// Writes to standard error, as long as it is the one that the program was started with.
 fn write(level: Level, text: &str) {
     if START.get().is_some_and(|start| start.stderr == stderr()) {
-        let line = format!("memprof: {}: {text}\n", level.as_str().to_lowercase());
+        let level = match level {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+            Level::Trace => "trace",
+        };
+        let parts =
+            ["memprof: ", level, ": ", text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
         // Nobody is left to be told that standard error is broken.
-        io::stderr().write_all(line.as_bytes()).unwrap_or(());
+        let _: Result<usize, Errno> = writev(io::stderr(), &parts);
     }
 }

@@ -6,12 +6,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use memprof_own::{Privileges, Thread, require_memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send as send_bytes,
+    sendmsg,
+};
 
 use super::NO_ID;
 use super::service::Service;
@@ -19,6 +22,16 @@ use crate::protocol::{self, FRAME_LIMIT};
 
 /// From a frame's first byte to its last, and from a response's first byte to its last.
 const FRAME_DEADLINE: Duration = Duration::from_secs(1);
+
+/// What a request may need, unless its message asks for more itself.
+pub(super) const FOR_A_REQUEST: usize = 1 << 20;
+
+/// As [`protocol::error_line`] makes it, which allocates.
+const OUT_OF_MEMORY: &str = concat!(
+    r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32003,"#,
+    r#""message":"the host has no memory left for this (ENOMEM); it goes on without"}}"#,
+    "\n"
+);
 
 /// What a connection's thread does.
 #[derive(Clone, Copy, Debug)]
@@ -36,20 +49,25 @@ pub(super) enum Activity {
 pub(super) struct Conversation {
     stream: Arc<UnixStream>,
     activity: Arc<Mutex<Activity>>,
-    thread: JoinHandle<()>,
+    thread: Thread,
 }
 
 impl Conversation {
     pub(super) fn start(
         stream: UnixStream,
-        spawn: impl FnOnce(Arc<UnixStream>, Arc<Mutex<Activity>>) -> io::Result<JoinHandle<()>>,
+        spawn: impl FnOnce(Arc<UnixStream>, Arc<Mutex<Activity>>) -> io::Result<Thread>,
     ) -> io::Result<Self> {
         let activity = Arc::new(Mutex::new(Activity::Reads(Instant::now())));
         stream.set_nonblocking(true)?;
         let stream = Arc::new(stream);
         let thread = spawn(Arc::clone(&stream), Arc::clone(&activity)).inspect_err(|error| {
-            let message = format!("no thread for this connection: {error}");
-            refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
+            match error.raw_os_error() {
+                Some(code) if code == Errno::NOMEM.raw_os_error() => refuse_without_memory(&stream),
+                _ => {
+                    let message = format!("no thread for this connection: {error}");
+                    refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
+                }
+            }
         })?;
         Ok(Self {
             stream,
@@ -62,7 +80,7 @@ impl Conversation {
         &self.stream
     }
 
-    pub(super) fn into_thread(self) -> JoinHandle<()> {
+    pub(super) fn into_thread(self) -> Thread {
         self.thread
     }
 
@@ -88,11 +106,18 @@ pub(super) struct Response {
 }
 
 /// Answers one frame after the other until the peer leaves or breaks a rule.
-pub(super) fn serve(stream: &UnixStream, activity: &Mutex<Activity>, service: &Service) {
+pub(super) fn serve(
+    stream: &UnixStream,
+    activity: &Mutex<Activity>,
+    service: &Service,
+    privileges: &mut Privileges,
+) {
     let mark = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut frames = Frames {
         stream,
-        buffer: Vec::with_capacity(FRAME_LIMIT),
+        buffer: [0; FRAME_LIMIT],
+        length: 0,
+        taken: 0,
     };
     loop {
         mark(Activity::Reads(Instant::now()));
@@ -105,7 +130,12 @@ pub(super) fn serve(stream: &UnixStream, activity: &Mutex<Activity>, service: &S
             }
         };
         mark(Activity::Answers);
-        let Some(response) = service.answer(&frame) else {
+        privileges.follow();
+        if require_memory(FOR_A_REQUEST).is_err() {
+            refuse_without_memory(stream);
+            continue;
+        }
+        let Some(response) = service.answer(frame) else {
             continue;
         };
         mark(Activity::Writes(Instant::now()));
@@ -127,47 +157,61 @@ pub(super) fn refuse(stream: &UnixStream, code: i32, message: &str) {
     }
 }
 
+/// Sends an error that allocates nothing on the way.
+pub(super) fn refuse_without_memory(stream: &UnixStream) {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    // Whoever does not take it sees the connection end; a log line would need memory.
+    let _: Result<usize, Errno> = send_bytes(stream, OUT_OF_MEMORY.as_bytes(), flags);
+}
+
+/// Lies on the stack of the connection's thread: nothing of it is in the program's heap.
 struct Frames<'a> {
     stream: &'a UnixStream,
-    buffer: Vec<u8>,
+    buffer: [u8; FRAME_LIMIT],
+    /// How much of it is filled.
+    length: usize,
+    /// How much of that was handed out.
+    taken: usize,
 }
 
 impl Frames<'_> {
     /// The next frame without its newline; an object before the peer's shutdown counts as one.
-    fn next(&mut self, begun: impl FnOnce()) -> io::Result<Option<Vec<u8>>> {
+    fn next(&mut self, begun: impl FnOnce()) -> io::Result<Option<&[u8]>> {
+        self.buffer.copy_within(self.taken..self.length, 0);
+        self.length -= self.taken;
+        self.taken = 0;
         let mut begun = Some(begun);
         let mut deadline = None;
         loop {
-            if !self.buffer.is_empty() {
+            if self.length > 0 {
                 if let Some(begun) = begun.take() {
                     begun();
                     deadline = Some(Instant::now() + FRAME_DEADLINE);
                 }
-                if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                    let rest = self.buffer.split_off(end + 1);
-                    let mut frame = std::mem::replace(&mut self.buffer, rest);
-                    frame.pop();
-                    return Ok(Some(frame));
+                let received = &self.buffer[..self.length];
+                if let Some(end) = received.iter().position(|byte| *byte == b'\n') {
+                    self.taken = end + 1;
+                    return Ok(Some(&self.buffer[..end]));
                 }
-                if self.buffer.len() >= FRAME_LIMIT {
+                if self.length == FRAME_LIMIT {
                     let message = format!("a message is one line of at most {FRAME_LIMIT} bytes");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, message));
                 }
             }
             wait(self.stream.as_fd(), PollFlags::IN, deadline)?;
             if self.receive()? == 0 {
-                let rest = std::mem::take(&mut self.buffer);
+                self.taken = self.length;
+                let rest = &self.buffer[..self.length];
                 return Ok((!rest.trim_ascii().is_empty()).then_some(rest));
             }
         }
     }
 
     fn receive(&mut self) -> io::Result<usize> {
-        let mut chunk = [0; FRAME_LIMIT];
-        let room = FRAME_LIMIT.saturating_sub(self.buffer.len()).max(1);
-        match retry_on_intr(|| recv(self.stream, &mut chunk[..room], RecvFlags::empty())) {
+        let room = &mut self.buffer[self.length..];
+        match retry_on_intr(|| recv(self.stream, &mut *room, RecvFlags::empty())) {
             Ok((read, _)) => {
-                self.buffer.extend_from_slice(&chunk[..read]);
+                self.length += read;
                 Ok(read)
             }
             // The peer is gone; what it wanted is not known.
@@ -226,4 +270,16 @@ fn send(stream: &UnixStream, response: &Response) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_that_allocates_nothing_is_an_error_line() {
+        let message = "the host has no memory left for this (ENOMEM); it goes on without";
+        let line = protocol::error_line(&NO_ID, protocol::OUT_OF_MEMORY, message);
+        assert_eq!(OUT_OF_MEMORY, line);
+    }
 }

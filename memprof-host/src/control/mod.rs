@@ -13,11 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
-use std::{io, mem};
+use std::time::{Duration, Instant};
+use std::{io, mem, thread};
 
-use nix::sys::signal::SigSet;
+use memprof_own::{Privileges, Thread};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::Value;
 
@@ -30,7 +29,8 @@ use service::Service;
 /// More connections than these at a time push out the one that let the host wait longest: a
 /// silent one, one that sends slowly, or one that does not read.
 const CONNECTION_LIMIT: usize = 32;
-const STACK_SIZE: usize = 256 * 1024;
+/// When the program is out of descriptors or memory: without a pause accepting would spin.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Where to listen, and who the host is.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ pub struct ControlError {
 pub struct ControlSocket {
     path: PathBuf,
     shared: Arc<Shared>,
-    accepting: Option<JoinHandle<()>>,
+    accepting: Option<Thread>,
 }
 
 #[derive(Debug)]
@@ -97,17 +97,14 @@ impl ControlSocket {
             stopping: AtomicBool::new(false),
             conversations: Mutex::default(),
         });
-        let accepting = Builder::new()
-            .name("memprof-control".into())
-            .stack_size(STACK_SIZE)
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || shared.accept()
-            })
-            .map_err(|cause| ControlError {
-                path: path.clone(),
-                cause,
-            })?;
+        let accepting = memprof_own::spawn(c"memprof-control", {
+            let shared = Arc::clone(&shared);
+            move |privileges| shared.accept(privileges)
+        })
+        .map_err(|cause| ControlError {
+            path: path.clone(),
+            cause,
+        })?;
         Ok(Self {
             path,
             shared,
@@ -148,10 +145,8 @@ impl Drop for ControlSocket {
         if let Some(listener) = self.shared.listener() {
             listener.close();
         }
-        if let Some(accepting) = self.accepting.take()
-            && accepting.join().is_err()
-        {
-            log::error!("the control thread panicked");
+        if let Some(accepting) = self.accepting.take() {
+            accepting.join();
         }
         // A connection's thread may hold the last use of a plugin: wait for all of them.
         let open = mem::take(&mut self.shared.lock().open);
@@ -186,12 +181,7 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn accept(self: Arc<Self>) {
-        // The connections' threads inherit the mask: a signal of the host's never lands on us.
-        if let Err(errno) = SigSet::all().thread_block() {
-            log::error!("the control socket is closed, because it cannot block signals: {errno}");
-            return;
-        }
+    fn accept(self: Arc<Self>, privileges: &mut Privileges) {
         let mut listener = self.listener();
         // Asked before each accept, or it would take the connections of a socket of the
         // program's, and after it, so that who is answered can connect again.
@@ -200,13 +190,13 @@ impl Shared {
             if self.stopping.load(Ordering::Acquire) {
                 return;
             }
+            privileges.follow();
             listener = self.open_one(Some(open));
             match accepted {
                 Ok(stream) => self.admit(stream),
                 Err(error) => {
                     log::warn!("control socket: {error}");
-                    // Out of descriptors or memory: without a pause this would spin.
-                    std::thread::park_timeout(std::time::Duration::from_millis(100));
+                    thread::sleep(PAUSE);
                 }
             }
         }
@@ -229,6 +219,10 @@ impl Shared {
             log::warn!("control connection refused: {refusal}");
             return;
         }
+        if memprof_own::require_memory(connection::FOR_A_REQUEST).is_err() {
+            connection::refuse_without_memory(&stream);
+            return;
+        }
         let mut conversations = self.lock();
         if conversations.open.len() >= CONNECTION_LIMIT && !conversations.push_out() {
             let message = format!("all {CONNECTION_LIMIT} connections are in use");
@@ -239,13 +233,10 @@ impl Shared {
         let id = conversations.next_id;
         let started = Conversation::start(stream, |stream, activity| {
             let shared = Arc::clone(self);
-            Builder::new()
-                .name("memprof-conn".into())
-                .stack_size(STACK_SIZE)
-                .spawn(move || {
-                    serve(&stream, &activity, &shared.service);
-                    shared.lock().open.remove(&id);
-                })
+            memprof_own::spawn(c"memprof-conn", move |privileges| {
+                serve(&stream, &activity, &shared.service, privileges);
+                shared.lock().open.remove(&id);
+            })
         });
         match started {
             Ok(conversation) => drop(conversations.open.insert(id, conversation)),
@@ -296,9 +287,7 @@ impl Conversation {
 
     fn end(self) {
         self.hang_up();
-        if self.into_thread().join().is_err() {
-            log::error!("a control connection panicked");
-        }
+        self.into_thread().join();
     }
 }
 

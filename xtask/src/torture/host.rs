@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use memprof_host::client::Client;
+use memprof_host::client::{Client, ClientError};
+use memprof_host::protocol::OUT_OF_MEMORY;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -315,4 +316,9 @@ pub(super) fn send(client: &mut Client, message: &str, args: &str) -> Result<Val
     let delivered = client.message("memory_profile", message, args, None)?;
     // A long body comes as a file.
     serde_json::from_slice(&delivered.into_bytes()?).with_context(|| message.to_owned())
+}
+
+/// The host refused for want of memory.
+pub(super) fn is_out_of_memory(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Refused { code, .. }) if *code == OUT_OF_MEMORY)
 }

@@ -1,17 +1,21 @@
 //! `cargo xtask torture`: real hosts under every fault that we know how to make. Each suite prints
 //! one line with what it did, and fails when something does not hold that must.
 
+mod guest;
 mod host;
 mod hostile;
 mod inject;
 mod kill;
 mod paths;
 mod place;
+mod privileges;
 mod resources;
+mod space;
 mod stall;
 mod storm;
 mod strace;
 mod survey;
+pub(crate) mod tls;
 
 use std::time::Instant;
 
@@ -51,6 +55,9 @@ const SUITES: &[Suite] = &[
     ("hostile", hostile::run),
     ("paths", paths::run),
     ("resources", resources::run),
+    ("tls", tls::run),
+    ("space", space::run),
+    ("privileges", privileges::run),
     ("unwind", unwind::hazards::run),
 ];
 

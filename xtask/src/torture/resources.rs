@@ -9,7 +9,7 @@ use memprof_host::client::Client;
 use nix::unistd::{Gid, Uid, chown, geteuid};
 
 use super::Form;
-use super::host::{Host, Setup, dump, send};
+use super::host::{Host, Setup, dump, is_out_of_memory, send};
 use super::place::{Place, make_private};
 use super::survey::survey;
 
@@ -62,7 +62,13 @@ pub(super) fn run(form: Form) -> Result<String> {
 
 /// Dumps once: whole, or with an error that names its errno or holds `expected`.
 fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool> {
-    let reply = dump(client)?;
+    let reply = match dump(client) {
+        Err(error) if is_out_of_memory(&error) => {
+            tally.named += 1;
+            return Ok(false);
+        }
+        reply => reply?,
+    };
     if reply["status"] == "ok" {
         tally.whole += 1;
         return Ok(true);

@@ -29,6 +29,14 @@ struct counters {
 };
 
 static struct counters *counters;
+
+#ifdef TLS_KIB
+/* The C library takes it from the stack of every thread. */
+static __thread volatile char local[TLS_KIB << 10];
+static bool has_locals(void) { return local[0] == 0 && local[sizeof local - 1] == 0; }
+#else
+static bool has_locals(void) { return true; }
+#endif
 static memprof_running_host_t *host;
 static atomic_bool stopping;
 static pthread_t senders[MAX_SENDERS];
@@ -196,7 +204,7 @@ static void *serve(void *until) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3) {
+    if (argc < 3 || !has_locals()) {
         fprintf(stderr, "usage: stress_host CONFIG COUNTERS [OPTION=VALUE]...\n");
         return 2;
     }

@@ -1,0 +1,166 @@
+//! The capabilities (capabilities(7)) of our threads. Each thread has its own, so a program that
+//! gives some up, other than by changing its user, leaves them to every thread but the one that
+//! does so.
+#![expect(unsafe_code, reason = "capset(2)")]
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+/// setuid(3) and its relatives make the system call in every thread, ours too, and end the process
+/// when it succeeds in some only. Where a program locks all its memory, each allocation needs the
+/// third.
+const NEEDED: u64 = 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_IPC_LOCK;
+
+/// linux/capability.h.
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+const CAP_IPC_LOCK: u32 = 14;
+const VERSION_3: u32 = 0x2008_0522;
+
+/// The capabilities of the calling thread, which must be the one that got this.
+#[derive(Debug)]
+pub struct Privileges {
+    /// Those it may still have.
+    kept: u64,
+}
+
+impl Privileges {
+    /// Gives up all but those without which the program could be harmed.
+    pub(crate) fn reduce() -> Self {
+        let mut privileges = Self { kept: u64::MAX };
+        privileges.keep(NEEDED);
+        privileges
+    }
+
+    /// Gives up those that the program's main thread does not have any more. Costs nothing in a
+    /// process that had none to begin with.
+    pub fn follow(&mut self) {
+        if self.kept != 0
+            && let Some(main) = Capabilities::read(c"/proc/self/status")
+        {
+            self.keep(main.permitted);
+        }
+    }
+
+    fn keep(&mut self, those: u64) {
+        if self.kept & !those == 0 {
+            return;
+        }
+        // Without /proc, as after chroot(2), nothing is known.
+        let Some(own) = Capabilities::read(c"/proc/thread-self/status") else {
+            return;
+        };
+        let all = own.permitted | own.effective | own.inheritable;
+        self.kept = all & those;
+        if all & !those == 0 {
+            return;
+        }
+        // A filter of system calls may end the process for this one.
+        if own.is_filtered || !own.reduced_to(those).set() {
+            self.kept = all;
+        }
+    }
+}
+
+/// What `/proc/PID/status` tells of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Capabilities {
+    inheritable: u64,
+    permitted: u64,
+    effective: u64,
+    /// It has a seccomp(2) filter.
+    is_filtered: bool,
+}
+
+impl Capabilities {
+    /// Allocates nothing: a new thread does not know yet who would notice.
+    fn read(path: &std::ffi::CStr) -> Option<Self> {
+        let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let mut buffer = [0; 8192];
+        let length = rustix::io::read(&file, &mut buffer).ok()?;
+        Self::parse(&buffer[..length])
+    }
+
+    fn parse(status: &[u8]) -> Option<Self> {
+        let status = str::from_utf8(status).ok()?;
+        let field = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+            u64::from_str_radix(value.trim(), 16).ok()
+        };
+        Some(Self {
+            inheritable: field("CapInh:")?,
+            permitted: field("CapPrm:")?,
+            effective: field("CapEff:")?,
+            // A kernel without filters has no such line.
+            is_filtered: field("Seccomp:").is_some_and(|mode| mode != 0),
+        })
+    }
+
+    fn reduced_to(self, those: u64) -> Self {
+        Self {
+            inheritable: self.inheritable & those,
+            permitted: self.permitted & those,
+            effective: self.effective & those,
+            ..self
+        }
+    }
+
+    /// False where the kernel refuses.
+    fn set(self) -> bool {
+        let header = [VERSION_3, 0];
+        let half = |shift: u32| {
+            let word = |all: u64| (all >> shift) as u32;
+            [
+                word(self.effective),
+                word(self.permitted),
+                word(self.inheritable),
+            ]
+        };
+        let data = [half(0), half(32)];
+        // SAFETY: capset(2): version 3 has a header of two words and data of two times three, which
+        // the kernel only reads; 0 is the calling thread.
+        unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) == 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_read() {
+        let check = |text: &str, expected| {
+            assert_eq!(Capabilities::parse(text.as_bytes()), expected, "{text}");
+        };
+        let all = "Groups:\t0\nCapInh:\t0000000000000000\nCapPrm:\t000001ffffffffff\n\
+                   CapEff:\t0000000000000080\nCapBnd:\t0\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        check(
+            all,
+            Some(Capabilities {
+                inheritable: 0,
+                permitted: 0x1ff_ffff_ffff,
+                effective: 0x80,
+                is_filtered: true,
+            }),
+        );
+        check("CapInh:\t0\nCapPrm:\t0\n", None);
+        check(
+            "CapInh:\t0\nCapPrm:\t0\nCapEff:\t0\n",
+            Some(Capabilities::default()),
+        );
+    }
+
+    #[test]
+    fn a_thread_of_ours_keeps_what_its_program_may_need() {
+        let before = Capabilities::read(c"/proc/thread-self/status").unwrap();
+        let after = std::thread::spawn(|| {
+            let mut privileges = Privileges::reduce();
+            privileges.follow();
+            Capabilities::read(c"/proc/thread-self/status").unwrap()
+        });
+        assert_eq!(after.join().unwrap(), before.reduced_to(NEEDED));
+        assert_eq!(
+            Capabilities::read(c"/proc/thread-self/status"),
+            Some(before)
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! Programs that give up their privileges after memprof came: none of memprof's threads keeps more
+//! than they have, and changing the user works.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use nix::unistd::geteuid;
+
+use super::Form;
+use super::guest::Guest;
+use super::host::send;
+
+/// What a program does, one after the other; see `guest.c`.
+const PROGRAMS: [&[&str]; 4] = [
+    &["become"],
+    &["drop", "same"],
+    &["lower", "become"],
+    &["effective", "become"],
+];
+
+pub(super) fn run(form: Form) -> Result<String> {
+    if !geteuid().is_root() {
+        return Ok("not root: nothing to give up".to_owned());
+    }
+    let rounds = form.pick(1, 20);
+    for steps in PROGRAMS.iter().cycle().take(rounds * PROGRAMS.len()) {
+        let mut guest = Guest::start("guest", &[])?;
+        let mut client = guest.client()?;
+        // The threads that look after the walk and the end of an activation, too.
+        let activated = send(&mut client, "activate", "for=1h")?;
+        ensure!(activated["status"] == "ok", "{activated}");
+        for step in *steps {
+            // On its way, new threads are made.
+            let status = guest
+                .client()
+                .and_then(|mut client| send(&mut client, "status", ""))?;
+            ensure!(status["status"] == "ok", "{status}");
+            guest.tell(step)?;
+            guest
+                .hear("done")
+                .with_context(|| format!("{steps:?}: {step}"))?;
+        }
+        let dumped = send(&mut client, "dump", "")?;
+        ensure!(
+            dumped["status"] == "ok" || dumped["error"]["kind"] == "io",
+            "{dumped}"
+        );
+        check(guest.pid()).with_context(|| format!("{steps:?}"))?;
+    }
+    Ok(format!(
+        "{} programs gave up privileges in {} ways: memprof's threads have none beyond theirs",
+        rounds * PROGRAMS.len(),
+        PROGRAMS.len()
+    ))
+}
+
+/// No thread that works for messages has a capability that the main thread has not, or another
+/// user.
+fn check(pid: u32) -> Result<()> {
+    let of_main = Credentials::read(pid, pid)?;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let id = task?.file_name().to_string_lossy().parse()?;
+        let own = Credentials::read(pid, id)?;
+        ensure!(own.users == of_main.users, "{own:?} beside {of_main:?}");
+        let works = ["memprof-conn", "memprof-dumper", "memprof-control"];
+        if works.contains(&own.name.as_str()) {
+            ensure!(
+                own.permitted & !of_main.permitted == 0,
+                "{own:?} beside {of_main:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Credentials {
+    name: String,
+    users: String,
+    permitted: u64,
+}
+
+impl Credentials {
+    fn read(pid: u32, task: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/task/{task}/status");
+        let status = fs::read_to_string(&path).context(path)?;
+        let field = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name));
+            value.map(str::trim).with_context(|| name.to_owned())
+        };
+        Ok(Self {
+            name: field("Name:")?.to_owned(),
+            users: field("Uid:")?.to_owned(),
+            permitted: u64::from_str_radix(field("CapPrm:")?, 16)?,
+        })
+    }
+}
