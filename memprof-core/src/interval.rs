@@ -1,6 +1,7 @@
 //! How often an allocator samples.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::size::parse_size;
 
 /// The log2 of an interval: 1 KiB to 16 MiB. A finer one records nearly everything, and a huge
 /// one blinds jemalloc's existing threads for good.
@@ -34,18 +35,7 @@ impl SampleInterval {
             Err(Error::new(ErrorKind::Invalid, message)
                 .remedy("a power of two from 1KiB to 16MiB, for example sample_interval=512KiB"))
         };
-        let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-        let unit: u64 = match &text[digits.len()..] {
-            "" => 1,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            _ => return invalid("has no unit that is KiB or MiB"),
-        };
-        let Some(bytes) = digits
-            .parse::<u64>()
-            .ok()
-            .and_then(|count| count.checked_mul(unit))
-        else {
+        let Some(bytes) = parse_size(text) else {
             return invalid("is no size");
         };
         if !bytes.is_power_of_two() || !LG_SAMPLE.contains(&u64::from(bytes.ilog2())) {
@@ -80,9 +70,10 @@ mod tests {
         check("1024", 1 << 10);
         check("524288", 512 << 10);
         check("512KiB", 512 << 10);
+        check("512k", 512 << 10);
         check("16MiB", 16 << 20);
         for text in [
-            "", "0", "KiB", "512kb", "500000", "512", "17MiB", "32MiB", "-1",
+            "", "0", "KiB", "512kbit", "500000", "512", "17MiB", "32MiB", "-1",
         ] {
             let error = SampleInterval::parse(text).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Invalid, "{text}");

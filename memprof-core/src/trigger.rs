@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::size::written;
 use crate::watch::{Condition, Threshold};
 
 /// Why a dump is taken.
@@ -63,7 +64,7 @@ impl fmt::Display for Condition {
                 write!(f, "every = \"{}\"", humantime::format_duration(*period))
             }
             Self::RssAbove(threshold) => write!(f, "rss_above = {threshold}"),
-            Self::RssGrowth(bytes) => write!(f, "rss_growth = {bytes}"),
+            Self::RssGrowth(bytes) => write!(f, "rss_growth = \"{}\"", written(*bytes)),
             Self::CgroupAbove(threshold) => write!(f, "cgroup_above = {threshold}"),
             Self::AtExit => f.write_str("at_exit = true"),
         }
@@ -73,7 +74,7 @@ impl fmt::Display for Condition {
 impl fmt::Display for Threshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bytes(bytes) => write!(f, "{bytes}"),
+            Self::Bytes(bytes) => write!(f, "\"{}\"", written(*bytes)),
             Self::Percent(percent) => write!(f, "\"{percent}%\""),
         }
     }
@@ -104,12 +105,12 @@ mod tests {
         check(
             rule(Condition::RssGrowth(64)),
             "rss-growth",
-            "rss_growth = 64 at 7 bytes",
+            "rss_growth = \"64B\" at 7 bytes",
         );
         check(
             rule(Condition::CgroupAbove(Threshold::Bytes(9))),
             "cgroup-above",
-            "cgroup_above = 9 at 7 bytes",
+            "cgroup_above = \"9B\" at 7 bytes",
         );
         check(Trigger::HighWater(7), "gdump", "gdump at 7 bytes");
         check(

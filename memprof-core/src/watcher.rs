@@ -428,7 +428,7 @@ mod tests {
         let status = watcher.status();
         assert_eq!(
             (status[0].rule.as_str(), status[0].fired),
-            ("rss_above = 1", 1)
+            ("rss_above = \"1B\"", 1)
         );
         assert!(status[0].last_fired.is_some());
     }

@@ -4,6 +4,7 @@ mod in_place;
 
 use std::path::{Path, PathBuf};
 
+pub(crate) use in_place::as_in_the_file;
 use serde::Deserialize;
 
 /// A host's config. Unknown keys are errors.
@@ -140,6 +141,31 @@ mod tests {
         assert_eq!(config.plugin[0].file_name(), "memory_profile");
         assert_eq!(config.plugin[0].config.to_string(), "dump_dir = \"/d\"\n");
         assert_eq!(config.plugin[1].sha256.as_deref(), Some("ab"));
+    }
+
+    #[test]
+    fn the_reference_has_every_key_and_is_valid() {
+        let reference = include_str!("../../CONFIGURATION.md");
+        let block = reference
+            .split("```")
+            .find_map(|block| block.strip_prefix("toml\n"));
+        let block = block.unwrap();
+        let config = Config::parse(block).unwrap();
+        assert_eq!(config.plugin[0].config.len(), 1);
+        for table in ["", "[control]\n", "[log]\n", "[[plugin]]\npath = \"/a\"\n"] {
+            let error = Config::parse(&format!("{table}no_such_key = 1")).unwrap_err();
+            let (_, listed) = error.split_once("expected ").unwrap();
+            for key in listed.split('`').skip(1).step_by(2) {
+                let has = [
+                    format!("\n{key} = "),
+                    format!("[{key}]"),
+                    format!("[plugin.{key}]"),
+                ]
+                .iter()
+                .any(|part| block.contains(part));
+                assert!(has, "{key}");
+            }
+        }
     }
 
     #[test]

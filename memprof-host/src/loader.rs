@@ -16,7 +16,7 @@ use memprof_plugin_abi::layout;
 use memprof_plugin_abi::raw::{MEMPROF_ABI_MISMATCH, MEMPROF_IO, memprof_plugin_entry_t};
 use sha2::{Digest, Sha256};
 
-use crate::config::PluginConfig;
+use crate::config::{PluginConfig, as_in_the_file};
 use crate::elf::loadable;
 use crate::instance::{Instance, Refused, check_entry};
 use crate::program::Program;
@@ -31,7 +31,11 @@ pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Refused
     let path = inspect(&config.path, config.sha256.as_deref())?;
     let entry = open(&path)?;
     // SAFETY: `open` found it in a library that it leaked.
-    unsafe { Instance::create(entry, program, &config.config_text()) }
+    let created = unsafe { Instance::create(entry, program, &config.config_text()) };
+    created.map_err(|mut refused| {
+        refused.message = as_in_the_file(&refused.message);
+        refused
+    })
 }
 
 /// Makes all checks of [`load`] without creating the plugin. The library's constructors run.

@@ -13,6 +13,7 @@ mod logger;
 mod work;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use memprof_host::{Config, Host, Program};
@@ -21,7 +22,17 @@ use nix::sys::signal::{SigSet, Signal};
 #[global_allocator]
 static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rust_host: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve() -> anyhow::Result<()> {
     let config = Config::read(&config_path()?)?;
     let level = config.log.level().map_err(anyhow::Error::msg)?;
     logger::init(level)?;

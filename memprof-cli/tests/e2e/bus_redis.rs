@@ -128,7 +128,7 @@ fn leases_and_rules_work_here_too() {
     redis.send("memory_profile", "recent max=9");
     let fill = "for i=1,20000 do redis.call('SET','key:'..i,string.rep('x',1000)) end";
     redis.command(&["EVAL", fill, "0"].map(str::to_owned));
-    redis.0.wait_for_log("rss_growth = 8388608 at ");
+    redis.0.wait_for_log("rss_growth = \"8MiB\" at ");
     let recent = redis.send("memory_profile", "recent");
     let recent: serde_json::Value = serde_json::from_str(&recent).unwrap();
     assert_eq!(recent["recent_alloc_max"], 9);
@@ -138,7 +138,7 @@ fn leases_and_rules_work_here_too() {
     );
     let status = redis.send("memory_profile", "status");
     assert!(
-        status.contains("watch rss_growth = 8388608: fired "),
+        status.contains("watch rss_growth = \"8MiB\": fired "),
         "{status}"
     );
     assert!(redis.0.terminate().success());

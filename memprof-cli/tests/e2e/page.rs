@@ -460,7 +460,7 @@ fn dumps_that_the_host_takes_by_itself_appear() {
     let server = server(&host);
     let browser = Browser::open();
     browser.go(&server.address);
-    browser.wait("document.querySelector('#rules').textContent.includes('rss_growth = 1048576')");
+    browser.wait("document.querySelector('#rules').textContent.includes('rss_growth = \"1MiB\"')");
     host.memprof("activate", &[]).exits(0);
     browser.wait("document.querySelector('#dump-rows td:nth-child(3)').textContent === 'grew'");
     let resident = browser.text("#dump-rows td:nth-child(4)");

@@ -51,16 +51,16 @@ fn growth_is_dumped_each_time() {
     for program in ["c_host", "rust_host"] {
         let rules = "[[plugin.config.watch]]\nrss_growth = \"1MiB\"\nmin_interval = \"0s\"";
         let host = watched(program, rules);
-        let lines = host.wait_for_lines("rss_growth = 1048576 at ", 2);
-        tells_of(&host, &lines[0], "rss-growth", "rss_growth = 1048576 at ");
+        let lines = host.wait_for_lines("rss_growth = \"1MiB\" at ", 2);
+        tells_of(&host, &lines[0], "rss-growth", "rss_growth = \"1MiB\" at ");
         let status = host.memprof("status", &["--json"]).exits(0).json();
-        let rule = rule(&status, "rss_growth = 1048576");
+        let rule = rule(&status, "rss_growth = \"1MiB\"");
         assert!(rule["fired"].as_u64().unwrap() >= 2, "{status}");
         assert!(rule["last_fired"].is_string(), "{status}");
         assert!(rule["next"].is_string(), "{status}");
         let shown = host.memprof("status", &[]).exits(0).stdout;
         assert!(
-            shown.contains("watch rss_growth = 1048576: fired "),
+            shown.contains("watch rss_growth = \"1MiB\": fired "),
             "{shown}"
         );
     }
@@ -71,12 +71,12 @@ fn a_threshold_that_stays_passed_is_dumped_once() {
     let rules = "[[plugin.config.watch]]\nrss_above = \"1MiB\"\nmin_interval = \"0s\"\n\
                  [[plugin.config.watch]]\nevery = \"1s\"";
     let host = watched("c_host", rules);
-    let line = host.wait_for_log("rss_above = 1048576 at ");
-    tells_of(&host, &line, "rss-above", "rss_above = 1048576 at ");
+    let line = host.wait_for_log("rss_above = \"1MiB\" at ");
+    tells_of(&host, &line, "rss-above", "rss_above = \"1MiB\" at ");
     let lines = host.wait_for_lines("every = \"1s\" at ", 2);
     tells_of(&host, &lines[1], "every", "every = \"1s\" at ");
     let status = host.memprof("status", &["--json"]).exits(0).json();
-    assert_eq!(rule(&status, "rss_above = 1048576")["fired"], 1);
+    assert_eq!(rule(&status, "rss_above = \"1MiB\"")["fired"], 1);
 }
 
 /// Where the machine has no memory cgroup for the process, the log says that nothing comes of it.
@@ -88,24 +88,24 @@ fn the_cgroup_is_watched_where_there_is_one() {
         host.wait_for_log("cgroup_above never fires: no memory cgroup");
         return;
     }
-    let line = host.wait_for_log("cgroup_above = 1048576 at ");
-    tells_of(&host, &line, "cgroup-above", "cgroup_above = 1048576 at ");
+    let line = host.wait_for_log("cgroup_above = \"1MiB\" at ");
+    tells_of(&host, &line, "cgroup-above", "cgroup_above = \"1MiB\" at ");
 }
 
 #[test]
 fn a_rule_activates_only_where_it_says_so() {
     let rules = "[[plugin.config.watch]]\nrss_above = \"1MiB\"";
     let quiet = Setup::of("c_host").config(rules).start();
-    quiet.wait_for_log("rss_above = 1048576 at ");
+    quiet.wait_for_log("rss_above = \"1MiB\" at ");
     let status = quiet.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(status["profiling"], "inactive");
 
     let rules = "[[plugin.config.watch]]\nrss_above = \"1MiB\"\nmin_interval = \"1s\"\n\
                  activate = true";
     let host = Setup::of("c_host").config(rules).start();
-    host.wait_for_log("profiling is active: rss_above = 1048576 at ");
+    host.wait_for_log("profiling is active: rss_above = \"1MiB\" at ");
     let line = host.wait_for_log(" bytes: dumped ");
-    assert!(line.contains("rss_above = 1048576 at "), "{line}");
+    assert!(line.contains("rss_above = \"1MiB\" at "), "{line}");
     let status = host.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(status["profiling"], "active");
 }

@@ -5,6 +5,13 @@ use toml::Table;
 
 const TABLE: &str = "plugin.config";
 
+/// What a plugin quotes of its config, as it stands in the host's file.
+pub(crate) fn as_in_the_file(text: &str) -> String {
+    let prefix = format!("{TABLE}.");
+    let blank = " ".repeat(prefix.len());
+    text.replace(&format!("[{blank}"), &format!("[{prefix}"))
+}
+
 /// The text with all but the table of the plugin at `index` left blank. None where it cannot be
 /// cut out so, as from `config = { … }`.
 pub(super) fn in_place(text: &str, index: usize, table: &Table) -> Option<String> {
@@ -69,6 +76,18 @@ mod tests {
             ],
         );
         check("[[plugin]]\npath = \"/a\"", &["\n\n"]);
+    }
+
+    #[test]
+    fn headers_are_quoted_as_they_stand_in_the_file() {
+        let text = "[[plugin]]\npath = \"/a\"\n[[plugin.config.watch]]\nb = 2";
+        let config = Config::parse(text).unwrap();
+        let given = config.plugin[0].config_text();
+        let header = given.lines().nth(2).unwrap();
+        let quoted = format!("  |\n3 | {header}\n  | ^^");
+        let expected = "  |\n3 | [[plugin.config.watch]]\n  | ^^";
+        assert_eq!(super::as_in_the_file(&quoted), expected);
+        assert_eq!(super::as_in_the_file("[a [ b"), "[a [ b");
     }
 
     #[test]

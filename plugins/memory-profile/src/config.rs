@@ -1,5 +1,6 @@
 //! The plugin's TOML table.
 
+mod amount;
 mod watch;
 
 use std::num::NonZero;
@@ -14,6 +15,7 @@ use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use amount::Amount;
 use watch::Rules;
 
 /// `[plugin.config]`.
@@ -41,7 +43,8 @@ pub(crate) struct Config {
 #[serde(default, deny_unknown_fields)]
 struct KeepConfig {
     count: Option<usize>,
-    bytes: Option<u64>,
+    /// A number of bytes, or a size: `1GiB`.
+    bytes: Option<Amount>,
     /// A duration: `7d`.
     age: Option<String>,
     keep_first: KeepFirst,
@@ -80,7 +83,10 @@ impl KeepConfig {
         }
         Ok(Keep {
             count,
-            bytes: self.bytes.unwrap_or(default.bytes),
+            bytes: match &self.bytes {
+                Some(amount) => amount.bytes("keep.bytes").map_err(invalid)?,
+                None => default.bytes,
+            },
             age: self.age.as_deref().map(parse_age).transpose()?,
             first,
         })
@@ -168,6 +174,11 @@ mod tests {
         check("[keep]\nage = \"7\"", "keep.age = \"7\" is no age");
         check("[keep]\nage = \"0s\"", "keep.age = \"0s\" is no age");
         check("[keep]\nage = 7", "expected a string");
+        check(
+            "[keep]\nbytes = \"much\"",
+            "keep.bytes = \"much\" is no size",
+        );
+        check("[keep]\nbytes = -1", "keep.bytes = -1 is below 0");
         check("[keep]\nkeep_first = \"x\"", "true, false or a number");
         check(
             "[keep]\ncount = 3\nkeep_first = 3",
@@ -188,6 +199,13 @@ mod tests {
         check("[keep]\nkeep_first = false", first(0));
         check("[keep]\nkeep_first = true", first(1));
         check("[keep]\nkeep_first = 3", first(3));
+        for bytes in ["1048576", "\"1048576\"", "\"1MiB\"", "\"1 MB\""] {
+            let kept = Keep {
+                bytes: 1 << 20,
+                ..first(0)
+            };
+            check(&format!("[keep]\nbytes = {bytes}"), kept);
+        }
         let week = Some(Duration::from_secs(7 * 24 * 60 * 60));
         check(
             "[keep]\nage = \"7d\"",
@@ -196,6 +214,36 @@ mod tests {
                 ..first(0)
             },
         );
+    }
+
+    /// The keys that there are, as the parser lists them for one that there is not.
+    fn keys(table: &str) -> Vec<String> {
+        let error = Config::parse(&format!("{table}no_such_key = 1")).unwrap_err();
+        let (_, listed) = error.message.split_once("expected one of ").unwrap();
+        let keys = listed.split('`').skip(1).step_by(2);
+        keys.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_reference_has_every_key_and_is_valid() {
+        let reference = include_str!("../../../CONFIGURATION.md");
+        let (_, plugins) = reference.split_once("## The plugin's keys").unwrap();
+        let block = plugins
+            .split("```")
+            .find_map(|block| block.strip_prefix("toml\n"));
+        let block = block.unwrap();
+        assert_eq!(Config::parse(block).unwrap().watch().len(), 5);
+        for table in ["", "[keep]\n", "[[watch]]\n"] {
+            let keys = keys(table);
+            assert!(keys.len() > 3, "{keys:?}");
+            for key in keys
+                .iter()
+                .filter(|key| !["keep", "watch"].contains(&key.as_str()))
+            {
+                let line = format!("\n{key} = ");
+                assert!(format!("\n{block}").contains(&line), "{table} {key}");
+            }
+        }
     }
 
     #[test]

@@ -8,6 +8,8 @@ use memprof_core::{Condition, Rule, Threshold};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::amount::Amount;
+
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// A dump takes a part of a second: more often than that, it would be the program's work.
 const EVERY: RangeInclusive<Duration> = Duration::from_secs(1)..=MONTH;
@@ -102,17 +104,6 @@ impl<'de> Deserialize<'de> for Rules {
     }
 }
 
-/// A number of bytes, or a text.
-#[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a size such as \"64MiB\", or a number of bytes"
-)]
-enum Amount {
-    Bytes(u64),
-    Text(String),
-}
-
 fn every<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let period = duration("every", &EVERY, value)?;
     Ok(Some(Condition::Every(period)))
@@ -133,19 +124,13 @@ fn cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>
 }
 
 fn rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
-    let (bytes, shown) = match Amount::deserialize(value)? {
-        Amount::Bytes(bytes) => (Some(bytes), bytes.to_string()),
-        Amount::Text(text) => (size(&text), format!("{text:?}")),
-    };
-    match bytes {
-        Some(bytes) if bytes >= LEAST_GROWTH => Ok(Some(Condition::RssGrowth(bytes))),
-        Some(_) => Err(D::Error::custom(format!(
-            "rss_growth = {shown} is less than \"1MiB\""
-        ))),
-        None => Err(D::Error::custom(format!(
-            "rss_growth = {shown} is no size, which is for example \"64MiB\""
-        ))),
+    let amount = Amount::deserialize(value)?;
+    let bytes = amount.size("rss_growth").map_err(D::Error::custom)?;
+    if bytes < LEAST_GROWTH {
+        let message = format!("rss_growth = {amount} is less than \"1MiB\"");
+        return Err(D::Error::custom(message));
     }
+    Ok(Some(Condition::RssGrowth(bytes)))
 }
 
 fn duration<'de, D: Deserializer<'de>>(
@@ -166,39 +151,19 @@ fn duration<'de, D: Deserializer<'de>>(
 }
 
 fn threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
-    let (threshold, shown) = match Amount::deserialize(value)? {
-        Amount::Bytes(bytes) => (Some(Threshold::Bytes(bytes)), bytes.to_string()),
-        Amount::Text(text) => {
-            let threshold = match text.strip_suffix('%') {
-                Some(percent) => percent.parse().ok().map(Threshold::Percent),
-                None => size(&text).map(Threshold::Bytes),
-            };
-            (threshold, format!("{text:?}"))
+    let amount = Amount::deserialize(value)?;
+    let (threshold, is_possible) = match amount.percent() {
+        Some(percent) => (Threshold::Percent(percent), (1..=100).contains(&percent)),
+        None => {
+            let bytes = amount.size(key).map_err(D::Error::custom)?;
+            (Threshold::Bytes(bytes), bytes > 0)
         }
     };
-    let is_possible = |threshold: &Threshold| match threshold {
-        Threshold::Bytes(bytes) => *bytes > 0,
-        Threshold::Percent(percent) => (1..=100).contains(percent),
-    };
-    threshold.filter(is_possible).ok_or_else(|| {
-        D::Error::custom(format!(
-            "{key} = {shown} is neither \"1%\" to \"100%\" nor a size, which is for example \"4GiB\""
-        ))
-    })
-}
-
-/// `64KiB`, `8MiB`, `4GiB`, or a number of bytes.
-fn size(text: &str) -> Option<u64> {
-    let units = [
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-        ("", 1),
-    ];
-    let (number, unit) = units
-        .into_iter()
-        .find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number, unit)))?;
-    number.trim_end().parse::<u64>().ok()?.checked_mul(unit)
+    if !is_possible {
+        let message = format!("{key} = {amount} is neither \"1%\" to \"100%\" nor a size above 0");
+        return Err(D::Error::custom(message));
+    }
+    Ok(threshold)
 }
 
 #[cfg(test)]
@@ -231,7 +196,14 @@ mod tests {
             "rss_above = \"4GiB\"",
             rule(above(Threshold::Bytes(4 << 30)), 60),
         );
-        check("rss_above = 4096", rule(above(Threshold::Bytes(4096)), 60));
+        check(
+            "rss_above = \"1 GB\"",
+            rule(above(Threshold::Bytes(1 << 30)), 60),
+        );
+        check(
+            "rss_above = \"4096B\"",
+            rule(above(Threshold::Bytes(4096)), 60),
+        );
         let growth = Condition::RssGrowth(64 << 20);
         check("rss_growth = \"64MiB\"", rule(growth, 60));
         check(
@@ -299,19 +271,26 @@ mod tests {
             "min_interval = \"-1s\" is no duration",
         );
         for key in ["rss_above", "cgroup_above"] {
+            for value in ["\"0%\"", "\"101%\"", "\"0B\""] {
+                let expected = format!("{key} = {value} is neither \"1%\" to \"100%\" nor a size");
+                check(&format!("{key} = {value}"), here, &expected);
+            }
             for value in [
-                "\"0%\"",
-                "\"101%\"",
-                "\"300%\"",
                 "\"8%0\"",
+                "\"300%\"",
                 "\"4 parsecs\"",
-                "\"4GB\"",
                 "\"\"",
                 "\"-4GiB\"",
                 "\"99999999999GiB\"",
-                "0",
             ] {
-                let expected = format!("{key} = {value} is neither \"1%\" to \"100%\" nor a size");
+                let expected =
+                    format!("{key} = {value} is no size, for example \"4GiB\" or \"80%\"");
+                check(&format!("{key} = {value}"), here, &expected);
+            }
+            for (value, number) in [("40", "40"), ("0", "0"), ("\"40\"", "40"), ("-1", "-1")] {
+                let expected = format!(
+                    "{key} = {value} has no unit: for example \"{number}MiB\" or \"{number}%\""
+                );
                 check(&format!("{key} = {value}"), here, &expected);
             }
             check(&format!("{key} = true"), here, "expected a size such as");
@@ -324,7 +303,12 @@ mod tests {
         check(
             "rss_growth = 1000",
             here,
-            "rss_growth = 1000 is less than \"1MiB\"",
+            "rss_growth = 1000 has no unit: for example \"1000MiB\"",
+        );
+        check(
+            "rss_growth = \"1000K\"",
+            here,
+            "rss_growth = \"1000K\" is less than \"1MiB\"",
         );
         check(
             "evry = \"1h\"",

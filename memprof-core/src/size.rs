@@ -1,0 +1,115 @@
+//! Amounts of memory as people write them.
+
+/// The letters that a unit starts with, and what it multiplies by. `K`, `KB` and `KiB` are all
+/// 1024 bytes.
+const UNITS: [(char, u64); 5] = [
+    ('B', 1),
+    ('K', 1 << 10),
+    ('M', 1 << 20),
+    ('G', 1 << 30),
+    ('T', 1 << 40),
+];
+
+/// What an example of a size is.
+pub const SIZE_EXAMPLE: &str = "64KiB, 8MiB or 4GiB (K, KB and KiB are all 1024 bytes)";
+
+/// The bytes of `64KiB`, `8 MB`, `4G`, `512B`, or of a number alone. None for anything else.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let factor = match &text[digits.len()..] {
+        "" => 1,
+        unit => factor(unit)?,
+    };
+    let digits = digits.trim_end();
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let count = digits.parse::<u64>().ok().filter(|_| is_number)?;
+    count.checked_mul(factor)
+}
+
+/// A size as a config has it: `64KiB`, and with the largest unit that leaves no rest.
+pub(crate) fn written(bytes: u64) -> String {
+    let fits = |(_, factor): &&(char, u64)| bytes != 0 && bytes.is_multiple_of(*factor);
+    match UNITS.iter().rev().find(fits) {
+        Some(('B', _)) | None => format!("{bytes}B"),
+        Some((letter, factor)) => format!("{}{letter}iB", bytes / factor),
+    }
+}
+
+/// Whether a size says what it counts.
+pub fn has_unit(text: &str) -> bool {
+    text.ends_with(|letter: char| letter.is_ascii_alphabetic())
+}
+
+fn factor(unit: &str) -> Option<u64> {
+    let mut letters = unit.chars();
+    let first = letters.next()?.to_ascii_uppercase();
+    let (_, factor) = UNITS.iter().find(|(letter, _)| *letter == first)?;
+    let is_whole = match letters.as_str() {
+        "" => true,
+        "b" | "B" | "ib" | "iB" | "IB" => first != 'B',
+        _ => false,
+    };
+    is_whole.then_some(*factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_as_people_write_them() {
+        let check = |text: &str, expected| assert_eq!(parse_size(text), Some(expected), "{text}");
+        check("0", 0);
+        check("4096", 4096);
+        check("512B", 512);
+        for text in ["64K", "64k", "64KB", "64kb", "64KiB", "64kib", "64 KiB"] {
+            check(text, 64 << 10);
+        }
+        check("1 GB", 1 << 30);
+        check("4G", 4 << 30);
+        check("8MiB", 8 << 20);
+        check("1TiB", 1 << 40);
+    }
+
+    #[test]
+    fn what_is_no_size() {
+        for text in [
+            "",
+            "KiB",
+            "4 parsecs",
+            "4GG",
+            "4BB",
+            "4Bi",
+            "-4GiB",
+            "+4GiB",
+            "1.5GiB",
+            "4Gi B",
+            "8%",
+            "0x10",
+            "99999999999GiB",
+            "4 GiB ",
+        ] {
+            assert_eq!(parse_size(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let check = |bytes: u64, expected: &str| {
+            assert_eq!(written(bytes), expected);
+            assert_eq!(parse_size(expected), Some(bytes));
+        };
+        check(0, "0B");
+        check(1, "1B");
+        check(65536, "64KiB");
+        check(65537, "65537B");
+        check(3 << 40, "3TiB");
+        check(u64::MAX, "18446744073709551615B");
+    }
+
+    #[test]
+    fn a_number_alone_has_no_unit() {
+        assert!(!has_unit("4096"));
+        assert!(has_unit("4096B"));
+    }
+}

@@ -1,0 +1,78 @@
+//! A size or a share in the config.
+
+use std::fmt;
+
+use memprof_core::{SIZE_EXAMPLE, has_unit, parse_size};
+use serde::Deserialize;
+
+/// What stands in the config.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a size such as \"64MiB\", in quotes and with its unit"
+)]
+pub(super) enum Amount {
+    Number(i64),
+    Text(String),
+}
+
+impl Amount {
+    /// The bytes of a size with a unit: what 40 counts, bytes, megabytes or per cent, nobody can
+    /// tell.
+    ///
+    /// # Errors
+    /// Names `key`, the value and what it could be.
+    pub(super) fn size(&self, key: &str) -> Result<u64, String> {
+        let share = |number: &str| match key {
+            "rss_above" | "cgroup_above" => format!(" or \"{number}%\""),
+            _ => String::new(),
+        };
+        let without_unit = |number: &str| {
+            let examples = format!("\"{number}MiB\"{}", share(number));
+            Err(format!(
+                "{key} = {self} has no unit: for example {examples}; valid: {SIZE_EXAMPLE}"
+            ))
+        };
+        match self {
+            Self::Number(number) => without_unit(&number.to_string()),
+            Self::Text(text) => match parse_size(text) {
+                Some(_) if !has_unit(text) => without_unit(text),
+                Some(bytes) => Ok(bytes),
+                None => Err(format!(
+                    "{key} = {self} is no size, for example \"4GiB\"{}; valid: {SIZE_EXAMPLE}",
+                    share("80")
+                )),
+            },
+        }
+    }
+
+    /// The number of `80%`; none where it is no share.
+    pub(super) fn percent(&self) -> Option<u8> {
+        match self {
+            Self::Number(_) => None,
+            Self::Text(text) => text.strip_suffix('%')?.trim_end().parse().ok(),
+        }
+    }
+
+    /// The bytes, of a key whose name says that it counts bytes.
+    ///
+    /// # Errors
+    /// As [`size`](Self::size), but for a number alone.
+    pub(super) fn bytes(&self, key: &str) -> Result<u64, String> {
+        match self {
+            Self::Number(number) => {
+                u64::try_from(*number).map_err(|_| format!("{key} = {number} is below 0"))
+            }
+            Self::Text(text) => parse_size(text).map_or_else(|| self.size(key), Ok),
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => write!(f, "{text:?}"),
+        }
+    }
+}
