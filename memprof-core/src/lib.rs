@@ -20,6 +20,7 @@ mod embedded;
 mod error;
 #[cfg(test)]
 mod fake;
+mod farewell;
 mod gdump;
 mod glibc;
 mod heap;

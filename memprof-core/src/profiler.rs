@@ -12,7 +12,7 @@ pub use switching::ActivateOptions;
 use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use crate::backend::{Backend, Kind, ProfileKind, use_jemalloc};
@@ -20,6 +20,7 @@ use crate::discover::{Discovered, discover};
 use crate::dumper::Dumper;
 use crate::embedded;
 use crate::error::{Error, ErrorKind, Result};
+use crate::farewell::Farewell;
 use crate::lease::Lease;
 use crate::ledger::Heap;
 use crate::mallctl::Mallctl;
@@ -67,6 +68,8 @@ pub struct Profiler {
     /// The most bytes that the allocators were seen to count without having touched them.
     untouched: AtomicU64,
     watcher: Mutex<Option<Arc<Watcher>>>,
+    /// Not behind a lock: the exiting thread may hold any.
+    farewell: OnceLock<Farewell>,
     unwinder: Unwinder,
     tick: Mutex<Option<Tick>>,
 }
@@ -128,6 +131,7 @@ impl Profiler {
             first_heap: Mutex::new(None),
             untouched: AtomicU64::new(0),
             watcher: Mutex::new(None),
+            farewell: OnceLock::new(),
         };
         if profiler.is_active() {
             *lock(&profiler.active_since) = Some(now);

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::gdump::{Gdump, GdumpLimits, GdumpStatus};
 use crate::reading::Reading;
 use crate::trigger::Trigger;
-use crate::watch::{Condition, Rule, Watched};
+use crate::watch::{Rule, Watched};
 
 /// Between two looks at the memory; a rule `every` alone needs none.
 const POLL: Duration = Duration::from_millis(500);
@@ -118,13 +118,10 @@ impl Watcher {
         ended.map(|gdump| gdump.status())
     }
 
-    /// Ends the thread, and tells whether a dump is wanted at the exit: once.
-    pub(crate) fn end(&self) -> bool {
-        let mut watch = self.lock();
-        let first = !std::mem::replace(&mut watch.is_over, true);
+    /// Ends the thread.
+    pub(crate) fn end(&self) {
+        self.lock().is_over = true;
         self.changed.notify_all();
-        let at_exit = |watched: &Watched| watched.rule.condition == Condition::AtExit;
-        first && watch.rules.iter().any(at_exit)
     }
 
     pub(crate) fn gdump_status(&self) -> Option<GdumpStatus> {
@@ -281,7 +278,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::Threshold;
+    use crate::watch::{Condition, Threshold};
 
     const START_RSS: u64 = 1000;
 
@@ -368,19 +365,6 @@ mod tests {
         assert!(watch.due(&reading(START_RSS), later).is_some());
         watch.settle(Outcome::Done, &reading(START_RSS), later);
         assert!(watch.due(&reading(START_RSS), later + POLL).is_none());
-    }
-
-    #[test]
-    fn an_exit_wants_one_dump() {
-        let rule = Rule {
-            condition: Condition::AtExit,
-            min_interval: Duration::ZERO,
-            activate: false,
-        };
-        let watcher = Watcher::new(&[rule]);
-        assert!(watcher.end());
-        assert!(!watcher.end());
-        assert!(!Watcher::new(&[]).end());
     }
 
     #[test]

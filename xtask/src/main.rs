@@ -21,7 +21,7 @@ usage: cargo xtask COMMAND
   torture [SUITE] [--short]
                       hosts under every fault: storm, stall, inject, kill, hostile, paths,
                       resources, tls, space,
-                      privileges, unwind
+                      privileges, exit, unwind
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {

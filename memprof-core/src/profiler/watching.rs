@@ -11,6 +11,7 @@ use super::{Profiler, lock, require_profile};
 use crate::backend::ProfileKind;
 use crate::cgroup::Cgroup;
 use crate::error::{ErrorKind, Result};
+use crate::farewell::Farewell;
 use crate::gdump::{GdumpLimits, GdumpStatus};
 use crate::reading::rss;
 use crate::status::{DumpReport, Gdumping};
@@ -18,8 +19,8 @@ use crate::trigger::Trigger;
 use crate::watch::{Condition, Rule};
 use crate::watcher::{Due, Outcome, WatchStatus, Watcher};
 
-/// How long the exit waits for a dump that is running.
-const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the exit waits for its dump.
+const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 const EXIT_TICK: Duration = Duration::from_millis(10);
 
 impl Profiler {
@@ -34,6 +35,9 @@ impl Profiler {
         }
         let watcher = Watcher::new(rules);
         *lock(&self.watcher) = Some(Arc::clone(&watcher));
+        if rules.iter().any(|rule| rule.condition == Condition::AtExit) {
+            self.prepare_exit()?;
+        }
         self.start_watching(&watcher)
     }
 
@@ -85,15 +89,39 @@ impl Profiler {
         })
     }
 
-    /// The program ends: stops watching, and takes the dump that a rule `at_exit` asks for. Only
-    /// the first call does anything.
+    /// The plugin ends: stops watching, and takes the dump that a rule `at_exit` asks for, unless
+    /// [`exit`](Self::exit) did.
     pub fn end(&self) {
-        let Some(watcher) = self.watcher() else {
-            return;
-        };
-        if !watcher.end() {
-            return;
+        if let Some(watcher) = self.watcher() {
+            watcher.end();
         }
+        self.exit();
+    }
+
+    /// The program ends: takes the dump that a rule `at_exit` asks for, or leaves it when that
+    /// takes longer than five seconds. Allocates nothing on the calling thread and takes no lock
+    /// there, because that thread may have been interrupted by a signal anywhere.
+    pub fn exit(&self) {
+        if let Some(farewell) = self.farewell.get() {
+            farewell.take(EXIT_PATIENCE);
+        }
+    }
+
+    fn prepare_exit(self: &Arc<Self>) -> Result<()> {
+        // Weak: a thread must not keep the profiler of a host that ends.
+        let profiler = Arc::downgrade(self);
+        let farewell = Farewell::prepare(move || {
+            if let Some(profiler) = profiler.upgrade() {
+                profiler.leave_this_thread_out();
+                profiler.dump_at_exit();
+            }
+        })?;
+        // The first one stays: its thread does what another one would do.
+        drop(self.farewell.set(farewell));
+        Ok(())
+    }
+
+    fn dump_at_exit(&self) {
         let begun = Instant::now();
         let trigger = Trigger::Rule(Condition::AtExit, rss().unwrap_or(0));
         loop {

@@ -1,9 +1,11 @@
 //! The listening socket: its directory, its lock, its mode.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -25,8 +27,10 @@ pub(super) struct Listener {
     socket: Ours<UnixListener>,
     /// Held while the host lives; decides who may replace a socket that is left over.
     lock: Ours<File>,
-    /// Where the default directory tells of a socket elsewhere.
-    link: Option<PathBuf>,
+    /// What is removed at the end, in this order: the socket, the link by which the default directory
+    /// tells of a socket elsewhere, and last the lock's file, while the lock is still held. Ready for
+    /// unlink(2), because the exiting thread may have been interrupted in the midst of malloc.
+    files: Vec<CString>,
 }
 
 /// A descriptor in a program that may close it behind our back, as daemons do that close all
@@ -103,12 +107,15 @@ impl Listener {
                 .inspect_err(|e| log::warn!("{} is not listed: {e}", path.display()))
                 .is_ok()
         });
+        let files = [Some(path.clone()), link, Some(lock_path(&path))];
+        let files = files.into_iter().flatten();
+        let files = files.map(|path| CString::new(path.into_os_string().into_vec()));
         Ok(Self {
+            files: files.filter_map(Result::ok).collect(),
             path,
             owner: std::process::id(),
             socket,
             lock,
-            link,
         })
     }
 
@@ -141,18 +148,14 @@ impl Listener {
         self.lock.close();
     }
 
-    /// Removes the files, which tell of a process that ends.
+    /// Removes the files, which tell of a process that ends. Allocates nothing.
     pub(super) fn remove_files(&self) {
         if self.owner != std::process::id() {
             return;
         }
-        // The lock's file goes last, while the lock is still held.
-        let lock_file = lock_path(&self.path);
-        for path in [Some(&self.path), self.link.as_ref(), Some(&lock_file)]
-            .into_iter()
-            .flatten()
-        {
-            remove(path);
+        for path in &self.files {
+            // What is gone is gone, and what cannot be removed is swept by the next host.
+            let _ = rustix::fs::unlink(path.as_c_str());
         }
     }
 }

@@ -8,7 +8,7 @@ use memprof_core::Profiler;
 
 static PROFILER: OnceLock<Weak<Profiler>> = OnceLock::new();
 
-/// Has [`Profiler::end`] called by exit(3) and by the end of `main`. A profiler that has ended by
+/// Has [`Profiler::exit`] called by exit(3) and by the end of `main`. A profiler that has ended by
 /// then does nothing.
 pub(crate) fn end_at_exit(profiler: &Arc<Profiler>) {
     if PROFILER.set(Arc::downgrade(profiler)).is_err() {
@@ -23,7 +23,7 @@ pub(crate) fn end_at_exit(profiler: &Arc<Profiler>) {
 extern "C" fn end() {
     let end = || {
         if let Some(profiler) = PROFILER.get().and_then(Weak::upgrade) {
-            profiler.end();
+            profiler.exit();
         }
     };
     if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(end)) {

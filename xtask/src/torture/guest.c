@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <grp.h>
+#include <signal.h>
+#include <sys/time.h>
 #include <linux/capability.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -62,6 +64,23 @@ static void become_nobody(void) {
     if (setgroups(0, NULL) || setgid(NOBODY) || setuid(NOBODY)) abort();
 }
 
+/* As a program does that a signal ends: exit(3) is not allowed there, and common. */
+static void on_alarm(int signal) {
+    (void)signal;
+    exit(0);
+}
+
+/* Ends in a handler of a signal that comes in the midst of malloc, or of free. */
+static void exit_in_malloc(void) {
+    const struct itimerval soon = {{0, 0}, {0, 1000 + getpid() % 97 * 500}};
+    if (signal(SIGALRM, on_alarm) == SIG_ERR || setitimer(ITIMER_REAL, &soon, NULL)) abort();
+    for (;;) {
+        char *volatile block = malloc(60000);
+        if (block) block[0] = 1;
+        free(block);
+    }
+}
+
 int main(void) {
     char line[64], answer[64];
     if (!has_locals()) return 1;
@@ -71,6 +90,7 @@ int main(void) {
         const unsigned both = 1u << CAP_SETUID | 1u << CAP_SETGID;
         line[strcspn(line, "\n")] = '\0';
         if (!strcmp(line, "fill")) fill();
+        else if (!strcmp(line, "exit")) exit_in_malloc();
         else if (!strcmp(line, "become")) become_nobody();
         else if (!strcmp(line, "drop")) set_capabilities(0, 0);
         else if (!strcmp(line, "lower")) set_capabilities(both, both);

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -111,6 +111,18 @@ impl Guest {
         match self.child.try_wait()? {
             None => Ok(()),
             Some(status) => bail!("the guest died: {status}"),
+        }
+    }
+
+    /// Waits until it has ended; none when it does not.
+    pub(super) fn ends_within(&mut self, time: Duration) -> Result<Option<ExitStatus>> {
+        let begun = Instant::now();
+        loop {
+            let ended = self.child.try_wait()?;
+            if ended.is_some() || begun.elapsed() > time {
+                return Ok(ended);
+            }
+            thread::sleep(LOOK);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask torture`: real hosts under every fault that we know how to make. Each suite prints
 //! one line with what it did, and fails when something does not hold that must.
 
+mod exit;
 mod guest;
 mod host;
 mod hostile;
@@ -58,6 +59,7 @@ const SUITES: &[Suite] = &[
     ("tls", tls::run),
     ("space", space::run),
     ("privileges", privileges::run),
+    ("exit", exit::run),
     ("unwind", unwind::hazards::run),
 ];
 
