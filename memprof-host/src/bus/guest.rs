@@ -71,7 +71,10 @@ pub(super) fn settle(
             break guest;
         }
         if claim() {
-            break GUEST.get_or_init(|| Guest::new(entry, bus, settings));
+            // Made before it is put there: a child that is forked meanwhile must not wait for a
+            // thread that it does not have.
+            let made = Guest::new(entry, bus, settings);
+            break GUEST.get_or_init(|| made);
         }
         // Another thread makes it, which takes milliseconds.
         thread::sleep(Duration::from_millis(1));
