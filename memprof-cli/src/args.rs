@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
@@ -143,6 +144,9 @@ pub(crate) struct To {
     /// Print the plugin's reply as it is.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Wait this long for the reply [default: 10s for what a host answers at once, else 5m].
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -31,21 +31,36 @@ pub(crate) fn page<T>(
 
 /// Opens a file in the user's browser; where there is none, prints its path.
 pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
+    match start(file)? {
+        true => Ok(()),
+        false => output::print(&std::path::absolute(file)?.display().to_string()),
+    }
+}
+
+/// The same while stdout is for data: the path goes to stderr.
+pub(crate) fn open_beside_data(file: &Path) -> anyhow::Result<()> {
+    if !start(file)? {
+        output::tell(&std::path::absolute(file)?.display().to_string());
+    }
+    Ok(())
+}
+
+/// Opens a file in the user's browser. False where there is none.
+fn start(file: &Path) -> anyhow::Result<bool> {
     let file = std::path::absolute(file)?;
     let started = browsers()
         .iter()
-        .any(|browser| match start(browser, &file) {
+        .any(|browser| match spawn(browser, &file) {
             Ok(()) => true,
             Err(error) => {
-                eprintln!("memprof: note: failed to start {browser}: {error}");
+                output::note(&format!("failed to start {browser}: {error}"));
                 false
             }
         });
     if started {
-        eprintln!("opened {}", file.display());
-        return Ok(());
+        output::tell(&format!("opened {}", file.display()));
     }
-    output::print(&file.display().to_string())
+    Ok(started)
 }
 
 /// What `BROWSER` lists, separated by colons; the desktop's own choice where there is a display.
@@ -61,7 +76,7 @@ fn browsers() -> Vec<String> {
 }
 
 /// Starts it on its own: a browser may run for as long as its window is open.
-fn start(browser: &str, file: &Path) -> io::Result<()> {
+fn spawn(browser: &str, file: &Path) -> io::Result<()> {
     Command::new(browser)
         .arg(file)
         .stdin(Stdio::null())

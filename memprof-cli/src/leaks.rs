@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::args::To;
 use crate::exit::{NO_DATA, Outcome, coded};
-use crate::report::{clear_progress, progress};
+use crate::report::progress;
 use crate::{output, target};
 
 /// Two dumps make a difference, three a trend.
@@ -67,13 +67,14 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
             format!("--last must be at least {FEWEST}"),
         ));
     }
-    let mut client = target::connect(args.to.target.as_deref())?;
-    let pid = client.host()?.pid;
-    let kept = newest(&mut client, pid, args.last)?;
-    let sources = Sources::of_process(Some(pid));
+    let mut client = target::connect_to(&args.to)?;
+    // In a container it calls itself, in its dumps too, by another number than it has here.
+    let own_pid = client.host()?.pid;
+    let kept = newest(&mut client, own_pid, args.last)?;
+    let sources = Sources::of_process(Some(target::pid_of(&mut client)?));
     let dumps = kept.iter().map(|dump| read(&mut client, dump, &sources));
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
-    clear_progress();
+    output::clear();
     let span = match (kept.first(), kept.last()) {
         // No time has passed where the clock was set back: then there is no rate.
         (Some(first), Some(last)) => last.taken.duration_since(first.taken).unwrap_or_default(),

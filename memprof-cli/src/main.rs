@@ -1,6 +1,8 @@
 //! `memprof`: talks to hosts that loaded `memory_profile`.
 //!
 //! stdout is data, stderr is notes. Exit codes: see [`exit`].
+// Hosts' texts reach a terminal only through `output`.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod args;
 mod browser;
@@ -13,6 +15,7 @@ mod message;
 mod output;
 mod ps;
 mod record;
+mod reply;
 mod report;
 mod run;
 mod serve;
@@ -31,7 +34,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("memprof: {error:#}");
+            output::tell(&format!("memprof: {error:#}"));
             exit::code_of(&error)
         }
     }

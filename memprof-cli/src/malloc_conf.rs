@@ -98,10 +98,10 @@ pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
 fn without_jemalloc(own: Own, what: &str) -> anyhow::Result<String> {
     match own {
         Own::Stripped | Own::Hidden => {
-            eprintln!(
-                "note: {what} is stripped; if jemalloc is linked in, its own variable may be \
+            output::note(&format!(
+                "{what} is stripped; if jemalloc is linked in, its own variable may be \
                  _RJEM_MALLOC_CONF (Rust) or MALLOC_CONF"
-            );
+            ));
             Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
         }
         Own::Nothing => Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}")),

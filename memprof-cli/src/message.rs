@@ -1,127 +1,121 @@
 //! Messages to plugins.
 
-use std::io::Read;
+use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use memprof_host::client::{Client, Delivered};
+use memprof_host::client::Client;
 use memprof_host::protocol::Deliver;
 use memprof_plugin_abi::Arguments;
-use serde_json::Value;
 
-use crate::args::{Send, Short, To};
+use crate::args::{Send, Short};
 use crate::exit::{Outcome, code_of_status};
-use crate::{output, report, target};
-
-const MEMORY_PROFILE: &str = "memory_profile";
+use crate::reply::{Body, MEMORY_PROFILE, Reply, ask};
+use crate::{browser, output, report, target};
 
 /// `memprof msg PLUGIN MESSAGE …`
 pub(crate) fn send(send: &Send) -> Outcome {
-    let mut client = target::connect(send.to.target.as_deref())?;
+    let mut client = target::connect_to(&send.to)?;
     let reply = client.message(&send.plugin, &send.message, &words(&send.args), None)?;
-    show(reply, send.to.json)
+    show(&Reply::of(reply)?, send.to.json)
 }
 
 /// A message to `memory_profile` under its own name.
 pub(crate) fn short(message: &str, short: &Short) -> Outcome {
-    let mut client = target::connect(short.to.target.as_deref())?;
-    let reply = client.message(MEMORY_PROFILE, message, &words(&short.args), None)?;
-    show(reply, short.to.json)
+    let mut client = target::connect_to(&short.to)?;
+    let reply = ask(&mut client, message, &words(&short.args))?;
+    show(&reply, short.to.json)
 }
 
 /// `memprof dump`: takes a dump, and fetches it when it is wanted here.
 pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
-    let Short {
-        to: To { target, json },
-        args,
-    } = short;
-    let mut client = target::connect(target.as_deref())?;
-    let reply = client.message(MEMORY_PROFILE, "dump", &words(args), None)?;
-    let id = match &reply.result.body {
-        Some(Value::Object(object)) => object.get("id").and_then(Value::as_str).map(str::to_owned),
-        _ => None,
+    let mut client = target::connect_to(&short.to)?;
+    let reply = ask(&mut client, "dump", &words(&short.args))?;
+    let (0, Some(id)) = (reply.status, reply.field("id").as_str()) else {
+        return show(&reply, short.to.json);
     };
-    let (0, Some(id)) = (reply.result.status_code, id) else {
-        return show(reply, *json);
-    };
-    if let Some(file) = file {
-        let length = fetch(&mut client, &id, file)?;
-        if file == Path::new("-") {
-            eprintln!("{}", text(&reply));
-            return Ok(0.into());
-        }
-        eprintln!("wrote {length} bytes to {}", file.display());
-    }
+    let to_stdout = file == Some(Path::new("-"));
     if open {
         let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
-        let fetched = place.path().join(format!("{id}.heap"));
-        fetch(&mut client, &id, &fetched)?;
-        eprintln!("{}", text(&reply));
-        report::open(&fetched, client.host()?.pid)?;
+        let fetched = place.path().join(format!("{}.heap", file_name(id)));
+        fetch(&mut client, id, &fetched)?;
+        if let Some(file) = file {
+            let mut bytes = File::open(&fetched).context("failed to read the dump again")?;
+            written(output::save(&mut bytes, file)?, file);
+        }
+        output::tell(&reply.text());
+        let page = report::page(&fetched, target::pid_of(&mut client)?)?;
+        if to_stdout {
+            browser::open_beside_data(&page)?;
+        } else {
+            browser::open(&page)?;
+        }
         return Ok(0.into());
     }
-    show(reply, *json)
+    if let Some(file) = file {
+        written(fetch(&mut client, id, file)?, file);
+    }
+    if to_stdout {
+        output::tell(&reply.text());
+        return Ok(0.into());
+    }
+    show(&reply, short.to.json)
+}
+
+fn written(length: u64, file: &Path) {
+    if file != Path::new("-") {
+        output::tell(&format!("wrote {length} bytes to {}", file.display()));
+    }
+}
+
+/// An id as a name of a file, which a hostile host's may not be.
+fn file_name(id: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+    let name: String = id.chars().filter(|c| is_plain(*c)).take(64).collect();
+    name
 }
 
 /// Writes a kept dump to `file`, or to stdout for `-`. Returns its length.
 pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<u64> {
-    let args = format!("id={id}");
+    let args = Arguments::join([format!("id={id}").as_str()]);
     let mut reply = client.message(MEMORY_PROFILE, "fetch", &args, Some(Deliver::Fd))?;
-    let Some(mut body) = reply.file.take() else {
-        bail!("the host passed no dump: {}", text(&reply));
-    };
     if reply.result.status_code != 0 {
-        let mut refusal = String::new();
-        body.read_to_string(&mut refusal)?;
-        bail!("the host refused to pass the dump: {refusal}");
+        let refusal = Reply::of(reply)?;
+        bail!("the host refused to pass the dump: {}", refusal.text());
     }
-    output::save(&mut body, file)
+    match reply.file.take() {
+        Some(mut body) => output::save(&mut body, file),
+        None => bail!("the host passed no dump: {}", Reply::of(reply)?.text()),
+    }
 }
 
-fn show(reply: Delivered, json: bool) -> Outcome {
-    let status = reply.result.status_code;
-    if reply.file.is_some() {
-        let bytes = reply.into_bytes().context("failed to read the reply")?;
-        return match std::str::from_utf8(&bytes) {
-            Ok(text) => show_text(text, status, json),
-            Err(_) => {
-                output::save(&mut bytes.as_slice(), Path::new("-"))?;
-                Ok(code_of_status(status).into())
-            }
-        };
-    }
-    match &reply.result.body {
-        Some(Value::String(text)) => output::print(text)?,
-        Some(object) if json => output::print(&object.to_string())?,
+fn show(reply: &Reply, json: bool) -> Outcome {
+    match &reply.body {
+        Body::Bytes(bytes) => drop(output::save(&mut bytes.as_slice(), Path::new("-"))?),
+        Body::Object(object) if json => output::print(&object.to_string())?,
+        Body::Text(text) if json || reply.status == 0 => output::print(text)?,
         // What a doctor finds is data, whatever its status.
-        Some(object) if object.get("findings").is_some() => output::print(&text(&reply))?,
-        _ if status != 0 => eprintln!("memprof: {}", text(&reply)),
-        _ => output::print(&text(&reply))?,
+        Body::Object(object) if object.get("findings").is_some() => output::print(&reply.text())?,
+        _ if reply.status != 0 => output::tell(&format!("memprof: {}", reply.text())),
+        _ => output::print(&reply.text())?,
     }
-    Ok(code_of_status(status).into())
-}
-
-fn show_text(body: &str, status: i32, json: bool) -> Outcome {
-    let object: Option<Value> = serde_json::from_str(body).ok();
-    let text = object
-        .as_ref()
-        .and_then(|object| object.get("text")?.as_str());
-    output::print(if json { body } else { text.unwrap_or(body) })?;
-    Ok(code_of_status(status).into())
-}
-
-/// What a person reads of a reply.
-fn text(reply: &Delivered) -> String {
-    match &reply.result.body {
-        Some(Value::String(text)) => text.clone(),
-        Some(object) => match object.get("text").and_then(Value::as_str) {
-            Some(text) => text.to_owned(),
-            None => object.to_string(),
-        },
-        None => "an empty reply".to_owned(),
-    }
+    Ok(code_of_status(reply.status).into())
 }
 
 fn words(args: &[String]) -> String {
     Arguments::join(args.iter().map(String::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::file_name;
+
+    #[test]
+    fn an_id_leads_nowhere() {
+        let check = |id: &str, expected: &str| assert_eq!(file_name(id), expected);
+        let id = "20261121T111244Z.7.1.0000beef.rss-above.335kib";
+        check(id, id);
+        check("../../etc/passwd", "....etcpasswd");
+        check("\u{1b}[2J", "2J");
+    }
 }

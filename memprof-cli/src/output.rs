@@ -1,58 +1,70 @@
-//! Writing data: to stdout, or to a file that appears complete or not at all.
+//! Everything that is written: to the terminal, to a pipe, to a file. What goes to a terminal is
+//! made [`printable`] here and nowhere else.
+#![expect(clippy::print_stderr, reason = "the one place where notes are printed")]
 
-use std::fs::Permissions;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
+mod file;
+mod printable;
+
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
-use anyhow::Context;
+pub(crate) use file::publish;
+pub(crate) use printable::one_line;
+use printable::{Printable, printable};
 
 /// Writes text to stdout; a newline is added where it lacks one.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
+    stdout.write_all(printable(text).as_bytes())?;
     if !text.ends_with('\n') {
         stdout.write_all(b"\n")?;
     }
     Ok(stdout.flush()?)
 }
 
+/// Writes a line to stderr.
+pub(crate) fn tell(text: &str) {
+    eprintln!("{}", printable(text));
+}
+
+/// Writes a note to stderr.
+pub(crate) fn note(text: &str) {
+    tell(&format!("memprof: note: {text}"));
+}
+
+/// Writes a line over the last one on the terminal, until [`clear`]; nothing where nobody looks.
+pub(crate) fn progress(text: &str) {
+    if io::stderr().is_terminal() {
+        eprint!("\r{}", one_line(text));
+    }
+}
+
+/// Takes the line of [`progress`] away.
+pub(crate) fn clear() {
+    if io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+}
+
+/// Stdout for data: as it is for a pipe or a file, printable for a terminal.
+pub(crate) fn stdout() -> Box<dyn Write> {
+    let stdout = io::stdout().lock();
+    if stdout.is_terminal() {
+        Box::new(BufWriter::new(Printable::new(stdout)))
+    } else {
+        Box::new(BufWriter::with_capacity(256 << 10, stdout))
+    }
+}
+
 /// Copies `data` to `path`, or to stdout for `-`. Returns its length.
 pub(crate) fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<u64> {
     if path == Path::new("-") {
-        let mut stdout = io::stdout().lock();
+        let mut stdout = stdout();
         let length = io::copy(data, &mut stdout)?;
         stdout.flush()?;
         return Ok(length);
     }
     publish(path, |out| Ok(io::copy(data, out)?))
-}
-
-/// Lets `write` fill a file beside `path` and renames it, so that `path` never holds half of it.
-pub(crate) fn publish<T>(
-    path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let failed = || format!("failed to write {}", path.display());
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let file = tempfile::Builder::new()
-        .prefix(".memprof-")
-        // The user's umask decides, as for any file.
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(directory)
-        .with_context(failed)?;
-    let mut out = BufWriter::with_capacity(256 << 10, file);
-    let value = write(&mut out)?;
-    let file = out
-        .into_inner()
-        .map_err(|error| error.into_error())
-        .with_context(failed)?;
-    file.as_file().sync_all().with_context(failed)?;
-    file.persist(path).with_context(failed)?;
-    Ok(value)
 }
 
 /// True when the reader of stdout went away, as `head` does.

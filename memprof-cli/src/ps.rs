@@ -1,22 +1,25 @@
 //! `memprof ps`: the hosts that are running.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
-use memprof_host::Running;
 use memprof_host::client::Client;
+use memprof_host::{Reach, Running, Unreached, survey};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::exit::Outcome;
-use crate::output;
+use crate::output::{self, one_line};
+use crate::reply::{MEMORY_PROFILE, ask};
+use crate::target::NEXT;
 
-const ANSWER: Duration = Duration::from_secs(2);
+/// So many that were not reached are named one by one.
+const NAMED: usize = 10;
 
 #[derive(Serialize)]
 struct Listing {
     schema_version: u32,
     hosts: Vec<Row>,
+    unreached: Vec<Missing>,
 }
 
 #[derive(Serialize)]
@@ -25,77 +28,107 @@ struct Row {
     name: String,
     command: String,
     socket: PathBuf,
+    #[serde(flatten)]
+    answer: Answer,
+}
+
+/// What the plugins of a host say of it.
+#[derive(Default, Serialize)]
+struct Answer {
     plugins: Vec<String>,
     /// The allocators of the process, by kind and version.
     allocator: String,
     profiling: String,
 }
 
-/// What the plugins of a host say of it.
-struct Answer {
-    plugins: Vec<String>,
-    allocator: String,
-    profiling: String,
+/// What may be a host and was not reached.
+#[derive(Serialize)]
+struct Missing {
+    pid: Option<u32>,
+    place: PathBuf,
+    reason: String,
 }
 
 pub(crate) fn run(json: bool) -> Outcome {
-    let hosts: Vec<Row> = memprof_host::running()?.into_iter().map(describe).collect();
+    let found = survey(Reach::Processes, |client| {
+        ask_plugins(client).unwrap_or_else(|error| Answer {
+            profiling: format!("{error:#}"),
+            ..Answer::default()
+        })
+    });
+    let listing = Listing {
+        schema_version: 1,
+        hosts: found.hosts.into_iter().map(row).collect(),
+        unreached: found.unreached.into_iter().map(missing).collect(),
+    };
     if json {
-        output::print(&serde_json::to_string(&Listing {
-            schema_version: 1,
-            hosts,
-        })?)?;
-    } else if hosts.is_empty() {
-        eprintln!("no host is running that this user may talk to");
-    } else {
-        output::print(&table(&hosts))?;
+        output::print(&serde_json::to_string(&listing)?)?;
+        return Ok(0.into());
+    }
+    if !listing.hosts.is_empty() {
+        output::print(&table(&listing.hosts))?;
+    }
+    for one in listing.unreached.iter().take(NAMED) {
+        output::note(&one.describe());
+    }
+    match listing.unreached.len().saturating_sub(NAMED) {
+        0 => {}
+        more => output::note(&format!("{more} more were not reached; --json names them")),
+    }
+    if listing.hosts.is_empty() {
+        output::tell("no host is running that this user may talk to");
+        output::tell(NEXT);
     }
     Ok(0.into())
 }
 
-fn describe(Running { socket, info }: Running) -> Row {
-    let answer = ask(&socket).unwrap_or_else(|error| Answer {
-        plugins: Vec::new(),
-        allocator: String::new(),
-        profiling: error.to_string(),
-    });
+fn row((host, answer): (Running, Answer)) -> Row {
     Row {
-        pid: info.pid,
-        name: info.name,
-        command: info.command,
-        socket,
-        plugins: answer.plugins,
-        allocator: answer.allocator,
-        profiling: answer.profiling,
+        pid: host.pid,
+        name: host.info.name,
+        command: host.info.command,
+        socket: host.socket,
+        answer,
     }
 }
 
-fn ask(socket: &Path) -> anyhow::Result<Answer> {
-    let mut client = Client::connect(socket)?;
-    client.set_timeout(ANSWER)?;
-    let plugins: Vec<_> = client
-        .plugins()?
-        .into_iter()
-        .map(|plugin| plugin.id)
-        .collect();
-    if !plugins.iter().any(|id| id == "memory_profile") {
+fn missing(one: Unreached) -> Missing {
+    Missing {
+        pid: one.pid,
+        place: one.place,
+        reason: one.why,
+    }
+}
+
+impl Missing {
+    fn describe(&self) -> String {
+        let pid = self.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
+        format!(
+            "not reached: {pid}{}: {}",
+            self.place.display(),
+            self.reason
+        )
+    }
+}
+
+fn ask_plugins(client: &mut Client) -> anyhow::Result<Answer> {
+    let plugins = client.plugins()?.into_iter().map(|plugin| plugin.id);
+    let plugins: Vec<_> = plugins.collect();
+    if !plugins.iter().any(|id| id == MEMORY_PROFILE) {
         return Ok(Answer {
             plugins,
-            allocator: String::new(),
             profiling: "no memory_profile".to_owned(),
+            ..Answer::default()
         });
     }
-    let status = client.message("memory_profile", "status", "", None)?;
-    let status = status.result.body.unwrap_or(Value::Null);
-    let allocators = status["allocators"].as_array();
+    let status = ask(client, "status", "")?;
+    let allocators = status.field("allocators").as_array();
     let names = allocators.into_iter().flatten().map(allocator);
+    let profiling = status.field("profiling").as_str();
     Ok(Answer {
         plugins,
         allocator: names.collect::<Vec<_>>().join(", "),
-        profiling: status["profiling"]
-            .as_str()
-            .unwrap_or("unavailable")
-            .to_owned(),
+        profiling: profiling.unwrap_or("unavailable").to_owned(),
     })
 }
 
@@ -107,30 +140,32 @@ fn allocator(allocator: &Value) -> String {
 }
 
 fn table(hosts: &[Row]) -> String {
-    let width = |title: &str, column: fn(&Row) -> &str| {
-        let longest = hosts.iter().map(|host| column(host).len()).max();
+    let cells = |host: &Row| {
+        let answer = &host.answer;
+        let texts = [
+            &host.name,
+            &answer.allocator,
+            &answer.profiling,
+            &host.command,
+        ];
+        texts.map(|text| one_line(text).into_owned())
+    };
+    let rows: Vec<_> = hosts.iter().map(|host| (host.pid, cells(host))).collect();
+    let width = |title: &str, column: usize| {
+        let longest = rows.iter().map(|(_, cells)| cells[column].len()).max();
         longest.unwrap_or(0).max(title.len())
     };
-    let name_width = width("NAME", |host| &host.name);
-    let allocator_width = width("ALLOCATOR", |host| &host.allocator);
-    let line = |pid: &str, name: &str, allocator: &str, profiling: &str, command: &str| {
+    let name_width = width("NAME", 0);
+    let allocator_width = width("ALLOCATOR", 1);
+    let line = |pid: &str, [name, allocator, profiling, command]: [&str; 4]| {
         format!(
             "{pid:>7}  {name:<name_width$}  {allocator:<allocator_width$}  {profiling:<11}  \
              {command}"
         )
     };
-    let title = line("PID", "NAME", "ALLOCATOR", "PROFILING", "COMMAND");
-    let rows = hosts.iter().map(|host| {
-        line(
-            &host.pid.to_string(),
-            &host.name,
-            &host.allocator,
-            &host.profiling,
-            &host.command,
-        )
-    });
-    std::iter::once(title)
-        .chain(rows)
-        .collect::<Vec<_>>()
-        .join("\n")
+    let mut lines = vec![line("PID", ["NAME", "ALLOCATOR", "PROFILING", "COMMAND"])];
+    for (pid, cells) in &rows {
+        lines.push(line(&pid.to_string(), cells.each_ref().map(String::as_str)));
+    }
+    lines.join("\n")
 }

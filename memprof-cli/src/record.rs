@@ -1,17 +1,17 @@
 //! `memprof record`: a profile of the next half minute, and the host left as it was.
 
+use std::fs::File;
 use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use memprof_host::client::Client;
-use serde_json::Value;
+use anyhow::Context;
 
-use crate::exit::{Outcome, code_of_status, coded};
+use crate::exit::{Outcome, USAGE, coded};
+use crate::reply::ask;
 use crate::report::{Show, show};
-use crate::{message, report, target};
+use crate::{browser, message, output, report, target};
 
 /// How much longer than the recording its activation lasts, should this program be killed.
 const GRACE: Duration = Duration::from_secs(60);
@@ -39,32 +39,40 @@ pub(crate) struct RecordArgs {
 }
 
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
+    if args.output.as_deref() == Some(Path::new("-")) {
+        return Err(coded(
+            USAGE,
+            "standard output is for the table: give -o a file",
+        ));
+    }
     let mut client = target::connect(args.target.as_deref())?;
-    let pid = client.host()?.pid;
-    let before = ask(&mut client, "status", "")?;
-    let was_active = before["profiling"] == "active";
+    let pid = target::pid_of(&mut client)?;
+    let before = ask(&mut client, "status", "")?.ok()?;
+    let was_active = before.field("profiling") == "active";
     if !was_active {
         // A lease, so that the host does not stay active should this program be killed.
         let lease = humantime::format_duration(args.duration + GRACE)
             .to_string()
             .replace(' ', "");
-        ask(&mut client, "activate", &format!("for={lease}"))?;
+        ask(&mut client, "activate", &format!("for={lease}"))?.ok()?;
     }
     wait(args.duration);
     let dumped = ask(&mut client, "dump", "");
     if !was_active {
-        ask(&mut client, "deactivate", "")?;
+        ask(&mut client, "deactivate", "")?.ok()?;
     }
-    let dumped = dumped?;
-    let id = dumped["id"]
-        .as_str()
-        .context("the reply to dump has no id")?;
+    let dumped = dumped?.ok()?;
+    let id = dumped.field("id").as_str();
+    let id = id.context("the reply to dump has no id")?;
     let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
-    let kept = place.path().join("dump.heap");
-    let file: &Path = args.output.as_deref().unwrap_or(&kept);
+    let file = &place.path().join("dump.heap");
     message::fetch(&mut client, id, file)?;
-    for warning in dumped["warnings"].as_array().into_iter().flatten() {
-        eprintln!("memprof: note: {}", warning.as_str().unwrap_or_default());
+    if let Some(output) = &args.output {
+        let mut bytes = File::open(file).context("failed to read the dump again")?;
+        output::save(&mut bytes, output)?;
+    }
+    for warning in dumped.field("warnings").as_array().into_iter().flatten() {
+        output::note(warning.as_str().unwrap_or_default());
     }
     show(&Show {
         file,
@@ -72,23 +80,9 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         top: ROWS,
     })?;
     if args.open {
-        report::open(file, pid)?;
+        browser::open(&report::page(file, pid)?)?;
     }
     Ok(0.into())
-}
-
-/// Sends a message whose reply must be ok.
-fn ask(client: &mut Client, name: &str, args: &str) -> anyhow::Result<Value> {
-    let reply = client.message("memory_profile", name, args, None)?;
-    let status = reply.result.status_code;
-    let Some(body) = reply.result.body else {
-        bail!("the host sent no reply to {name}")
-    };
-    if status != 0 {
-        let text = body["text"].as_str().unwrap_or("no reason given");
-        return Err(coded(code_of_status(status), text));
-    }
-    Ok(body)
 }
 
 /// Waits, and shows how long it still takes where somebody looks.
@@ -99,11 +93,9 @@ fn wait(duration: Duration) {
         if watched {
             let done = (begun.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
             let bar = "#".repeat(done.min(30));
-            eprint!("\rsampling [{bar:<30}] {:>4}s left", left.as_secs());
+            output::progress(&format!("sampling [{bar:<30}] {:>4}s left", left.as_secs()));
         }
         thread::sleep(left.min(if watched { TICK } else { duration }));
     }
-    if watched {
-        eprint!("\r\x1b[K");
-    }
+    output::clear();
 }

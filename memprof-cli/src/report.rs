@@ -1,7 +1,7 @@
 //! `memprof report`: a heap profile to an answer.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -164,9 +164,18 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         memprof_report::report(input, base, sources.as_ref(), &options, &progress, out)
     };
     let (page, notes) = match &args.output {
+        Some(path) if path == Path::new("-") && args.open => {
+            let (page, notes) = browser::page(|out| Ok(write(out)?))?;
+            output::save(&mut open_input(&page)?, path)?;
+            tell(Ok(notes))?;
+            return browser::open_beside_data(&page);
+        }
+        Some(path) if path == Path::new("-") => {
+            return tell(write(&mut output::stdout()).map_err(Into::into));
+        }
         Some(path) => (path.clone(), output::publish(path, |out| Ok(write(out)?))?),
         None if args.open => browser::page(|out| Ok(write(out)?))?,
-        None => return tell(write(&mut stdout()).map_err(Into::into)),
+        None => return tell(write(&mut output::stdout()).map_err(Into::into)),
     };
     tell(Ok(notes))?;
     match args.open {
@@ -175,8 +184,8 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Opens a report of a dump of a living process in a browser.
-pub(crate) fn open(file: &Path, pid: u32) -> anyhow::Result<()> {
+/// Makes a page of a dump of a living process, and returns its path.
+pub(crate) fn page(file: &Path, pid: u32) -> anyhow::Result<PathBuf> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let input = Input {
         name: &name,
@@ -192,7 +201,7 @@ pub(crate) fn open(file: &Path, pid: u32) -> anyhow::Result<()> {
         Ok(report?)
     })?;
     tell(Ok(notes))?;
-    browser::open(&page)
+    Ok(page)
 }
 
 /// A table of a dump of a living process.
@@ -222,19 +231,15 @@ pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
         Some(&sources),
         &options,
         &progress,
-        &mut stdout(),
+        &mut output::stdout(),
     );
     tell(written.map_err(Into::into))
 }
 
-fn stdout() -> impl Write {
-    BufWriter::with_capacity(256 << 10, io::stdout().lock())
-}
-
 fn tell(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
-    clear_progress();
+    output::clear();
     for note in notes? {
-        eprintln!("memprof: note: {note}");
+        output::note(&note);
     }
     Ok(())
 }
@@ -316,15 +321,9 @@ fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
 /// A line on the terminal that is written over, and nothing where nobody looks.
 pub(crate) fn progress(done: usize, of: usize) {
     if done == of {
-        clear_progress();
-    } else if io::stderr().is_terminal() {
-        eprint!("\rsymbolizing: {done} of {of} files");
-    }
-}
-
-pub(crate) fn clear_progress() {
-    if io::stderr().is_terminal() {
-        eprint!("\r\x1b[K");
+        output::clear();
+    } else {
+        output::progress(&format!("symbolizing: {done} of {of} files"));
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Outcome, USAGE, coded};
+use crate::{output, target};
 
 /// Requests that wait for hosts or make reports, at a time.
 const BLOCKING: usize = 32;
@@ -75,7 +76,7 @@ async fn serve_until_signal(args: &ServeArgs, settings: Settings) -> anyhow::Res
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (listener, place) = listen(args).await?;
-    eprintln!("memprof: serving {place}");
+    output::tell(&format!("memprof: serving {place}"));
     let end = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -138,8 +139,10 @@ fn compat(args: &ServeArgs) -> Compat {
 fn hosts(args: &ServeArgs) -> Hosts {
     let wanted = match args.target.as_deref() {
         None => return Hosts::running(),
-        Some(path) if path.contains('/') => Wanted::Socket(path.into()),
-        Some(name) => Wanted::Called(name.to_owned()),
+        Some(target) => match target::socket(target) {
+            Some(path) => Wanted::Socket(path),
+            None => Wanted::Called(target.to_owned()),
+        },
     };
     Hosts::one(Arc::new(Remote::new(wanted)))
 }

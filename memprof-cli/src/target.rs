@@ -1,23 +1,82 @@
 //! Which host is meant.
 
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_host::{Running, running};
+use memprof_host::{Reach, Running, Unreached, of_pid, running, survey};
 
+use crate::args::To;
 use crate::exit::{UNREACHABLE, USAGE, coded};
+
+/// What to do where there is no host at all.
+pub(crate) const NEXT: &str = "start a program with `memprof run -- PROGRAM`, or load \
+    memory_profile.so into it; another user's host is reached as that user or as root";
+
+/// The host that the arguments name, with the timeout that they give.
+pub(crate) fn connect_to(to: &To) -> anyhow::Result<Client> {
+    let mut client = connect(to.target.as_deref())?;
+    if let Some(timeout) = to.timeout {
+        client.set_timeout(timeout);
+    }
+    Ok(client)
+}
 
 /// Connects to the host that `target` names: a socket's path, a pid, or a name.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
-    let socket = match target {
-        Some(path) if path.contains('/') => PathBuf::from(path),
-        target => choose(running()?, target)?.socket,
+    let socket = match target.and_then(socket) {
+        Some(path) => path,
+        None => find(target)?.socket,
     };
     Client::connect(&socket).with_context(|| socket.display().to_string())
 }
 
-fn choose(mut hosts: Vec<Running>, target: Option<&str>) -> anyhow::Result<Running> {
+/// The process of a host as it is called here: in a container it may call itself something else.
+pub(crate) fn pid_of(client: &mut Client) -> anyhow::Result<u32> {
+    match client.peer().pid {
+        Some(pid) => Ok(pid),
+        None => Ok(client.host()?.pid),
+    }
+}
+
+/// A target that is a path: it has a slash, or there is a socket of that name here. A number is a
+/// pid, whatever lies here.
+pub(crate) fn socket(target: &str) -> Option<PathBuf> {
+    let is_socket = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_socket());
+    let path = Path::new(target);
+    let is_path = target.contains('/') || (number(target).is_none() && is_socket(path));
+    is_path.then(|| path.to_owned())
+}
+
+fn number(target: &str) -> Option<u32> {
+    target.parse().ok()
+}
+
+fn find(target: Option<&str>) -> anyhow::Result<Running> {
+    if let Some(host) = target.and_then(number).and_then(of_pid) {
+        return Ok(host);
+    }
+    let mut hosts = running();
+    let mut unreached = Vec::new();
+    let is_meant = |host: &Running| target.is_none_or(|target| host.is_called(target));
+    if !hosts.iter().any(is_meant) {
+        let everywhere = survey(Reach::Processes, |_| ());
+        hosts = everywhere
+            .hosts
+            .into_iter()
+            .map(|(host, ())| host)
+            .collect();
+        unreached = everywhere.unreached;
+    }
+    choose(hosts, &unreached, target)
+}
+
+fn choose(
+    mut hosts: Vec<Running>,
+    unreached: &[Unreached],
+    target: Option<&str>,
+) -> anyhow::Result<Running> {
     let all = describe(&hosts);
     if let Some(target) = target {
         hosts.retain(|host| host.is_called(target));
@@ -26,12 +85,9 @@ fn choose(mut hosts: Vec<Running>, target: Option<&str>) -> anyhow::Result<Runni
         (1, _) => Ok(hosts.remove(0)),
         (0, None) => Err(coded(
             UNREACHABLE,
-            "no host is running that this user may talk to; see `memprof ps`",
+            format!("no host is running that this user may talk to: {NEXT}"),
         )),
-        (0, Some(target)) => Err(coded(
-            UNREACHABLE,
-            format!("no host is called {target:?}; running: {all}"),
-        )),
+        (0, Some(target)) => Err(coded(UNREACHABLE, missing(target, &all, unreached))),
         (_, None) => Err(coded(
             USAGE,
             format!("several hosts are running, choose one with -t: {all}"),
@@ -46,8 +102,49 @@ fn choose(mut hosts: Vec<Running>, target: Option<&str>) -> anyhow::Result<Runni
     }
 }
 
+/// Why there is no such host.
+fn missing(target: &str, running: &str, unreached: &[Unreached]) -> String {
+    let process = number(target).or_else(|| process_called(target));
+    let Some((pid, name, owner)) = process.and_then(inspect) else {
+        return match number(target) {
+            Some(pid) => format!("no process {pid} is running; hosts: {running}"),
+            None => format!("no host is called {target:?}; running: {running}"),
+        };
+    };
+    let own = rustix::process::geteuid().as_raw();
+    let known = unreached.iter().find(|one| one.pid == Some(pid));
+    match known {
+        Some(one) => format!("{pid} ({name}) was not reached: {}", one.why),
+        None if own != 0 && own != owner => {
+            let owner = match owner {
+                0 => "root".to_owned(),
+                uid => format!("uid {uid}"),
+            };
+            format!("{pid} ({name}) belongs to {owner}: run memprof as that user, or as root")
+        }
+        None => format!(
+            "{pid} ({name}) runs without the plugin: start it with `memprof run -- PROGRAM`, or \
+             load memory_profile.so into it"
+        ),
+    }
+}
+
+/// A process's pid, name and owner.
+fn inspect(pid: u32) -> Option<(u32, String, u32)> {
+    let of = PathBuf::from(format!("/proc/{pid}"));
+    let name = std::fs::read_to_string(of.join("comm")).ok()?;
+    Some((pid, name.trim_end().to_owned(), of.metadata().ok()?.uid()))
+}
+
+/// The first process of that name.
+fn process_called(name: &str) -> Option<u32> {
+    let entries = std::fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find(|pid| inspect(*pid).is_some_and(|(_, found, _)| found == name))
+}
+
 fn describe(hosts: &[Running]) -> String {
-    let one = |host: &Running| format!("{} ({})", host.info.pid, host.info.name);
+    let one = |host: &Running| format!("{} ({})", host.pid, host.info.name);
     match hosts {
         [] => "none".to_owned(),
         hosts => hosts.iter().map(one).collect::<Vec<_>>().join(", "),
@@ -70,6 +167,7 @@ mod tests {
         };
         Running {
             socket: PathBuf::from(format!("/run/{pid}.sock")),
+            pid,
             info,
         }
     }
@@ -83,8 +181,8 @@ mod tests {
             ]
         };
         let check = |hosts: Vec<Running>, target: Option<&str>, expected: &str| {
-            let found = match choose(hosts, target) {
-                Ok(host) => host.info.pid.to_string(),
+            let found = match choose(hosts, &[], target) {
+                Ok(host) => host.pid.to_string(),
                 Err(error) => error.to_string(),
             };
             assert_eq!(found, expected);
@@ -98,8 +196,13 @@ mod tests {
         );
         check(
             hosts(),
-            Some("x"),
-            "no host is called \"x\"; running: 7 (web), 8 (db)",
+            Some("no such"),
+            "no host is called \"no such\"; running: 7 (web), 8 (db)",
+        );
+        check(
+            hosts(),
+            Some("4294967295"),
+            "no process 4294967295 is running; hosts: 7 (web), 8 (db)",
         );
         check(
             hosts(),
@@ -107,10 +210,42 @@ mod tests {
             "several hosts are running, choose one with -t: 7 (web), 8 (db)",
         );
         check(vec![host(7, "web", "")], None, "7");
+        let none = format!("no host is running that this user may talk to: {NEXT}");
+        check(vec![], None, &none);
+    }
+
+    #[test]
+    fn a_process_that_is_no_host_is_told_why() {
+        let own = std::process::id();
+        let (_, name, _) = inspect(own).unwrap();
+        let check = |unreached: &[Unreached], expected: &str| {
+            let error = choose(vec![], unreached, Some(&own.to_string())).unwrap_err();
+            assert_eq!(error.to_string(), format!("{own} ({name}) {expected}"));
+        };
         check(
-            vec![],
-            None,
-            "no host is running that this user may talk to; see `memprof ps`",
+            &[],
+            "runs without the plugin: start it with `memprof run -- PROGRAM`, or load \
+             memory_profile.so into it",
         );
+        let silent = Unreached {
+            pid: Some(own),
+            place: "/run/h.sock".into(),
+            why: "it did not answer within 3s".to_owned(),
+        };
+        check(&[silent], "was not reached: it did not answer within 3s");
+    }
+
+    #[test]
+    fn a_socket_s_path_may_be_relative() {
+        let place = tempfile::tempdir_in(".").unwrap();
+        let directory = place.path().file_name().unwrap().to_str().unwrap();
+        let path = format!("{directory}.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let found = socket(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(found, Some(PathBuf::from(&path)));
+        assert_eq!(socket(&path), None);
+        assert_eq!(socket("/no/such"), Some(PathBuf::from("/no/such")));
+        assert_eq!(socket("Cargo.toml"), None);
     }
 }

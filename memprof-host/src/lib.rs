@@ -54,4 +54,4 @@ pub use loader::{check, load};
 pub use program::Program;
 pub use router::{Reply, Router, UnknownPlugin};
 #[cfg(feature = "client")]
-pub use running::{Running, running};
+pub use running::{Reach, Running, Survey, Unreached, of_pid, running, survey};

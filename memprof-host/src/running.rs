@@ -1,22 +1,35 @@
 //! The hosts that are running, found by their control sockets.
+//!
+//! Whoever asks may be root, and a host anybody's: only directories that belong to the user whose
+//! hosts they hold are looked into, a socket's opener must be that user, all are asked at once,
+//! and nobody is waited for long.
 
+mod processes;
+mod side_by_side;
+
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::client::{Client, ClientError};
+use crate::client::{Client, ClientError, Deadline, Peer};
 use crate::protocol::HostInfo;
-use crate::socket_dir;
+use crate::socket_dir::{self, Place, lock};
+use side_by_side::side_by_side;
 
-/// A host that is busy with a dump still answers who it is at once.
-const INTRODUCTION: Duration = Duration::from_secs(2);
+/// What one host may take to say who it is and to answer a question.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// What all of them together may take.
+const ALL: Duration = Duration::from_secs(10);
 
 /// A host that answered.
 #[derive(Clone, Debug)]
 pub struct Running {
     /// Its control socket.
     pub socket: PathBuf,
-    /// Who it is.
+    /// Its process as it is called here; in a container it may call itself something else.
+    pub pid: u32,
+    /// Who it says that it is.
     pub info: HostInfo,
 }
 
@@ -26,39 +39,248 @@ impl Running {
         let info = &self.info;
         let program = info.command.split(' ').next().unwrap_or_default();
         let file_name = program.rsplit('/').next().unwrap_or_default();
-        info.pid.to_string() == target || info.name == target || file_name == target
+        self.pid.to_string() == target || info.name == target || file_name == target
     }
 }
 
-/// The hosts that answer this user, by pid.
-///
-/// # Errors
-/// A directory of sockets cannot be read.
-pub fn running() -> io::Result<Vec<Running>> {
-    let uid = rustix::process::geteuid().as_raw();
-    let mut hosts: Vec<Running> = Vec::new();
-    for directory in socket_dir::all_dirs(uid, |name| std::env::var_os(name)) {
-        let sockets = socket_dir::sockets(&directory).map_err(|error| {
-            let message = format!("failed to read {}: {error}", directory.display());
-            io::Error::new(error.kind(), message)
-        })?;
-        for socket in sockets {
-            // What does not answer is left over, or somebody else's.
-            let Ok(info) = introduce(&socket) else {
-                continue;
-            };
-            if !hosts.iter().any(|known| known.info.pid == info.pid) {
-                let socket = socket.canonicalize().unwrap_or(socket);
-                hosts.push(Running { socket, info });
+/// What may be a host, and was not reached.
+#[derive(Clone, Debug)]
+pub struct Unreached {
+    /// Its process, where that is known.
+    pub pid: Option<u32>,
+    /// Its socket, or a directory of sockets.
+    pub place: PathBuf,
+    /// Why not.
+    pub why: String,
+}
+
+/// How far to look for hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// In the directories that sockets have by default.
+    Directories,
+    /// Also by the processes that have the plugin, wherever their sockets lie.
+    Processes,
+}
+
+/// Every host that this user may talk to.
+#[derive(Debug)]
+pub struct Survey<T> {
+    /// By pid, with the answers to what was asked.
+    pub hosts: Vec<(Running, T)>,
+    /// Those that did not answer, and directories that were not looked into.
+    pub unreached: Vec<Unreached>,
+}
+
+/// A socket that a host may listen at.
+#[derive(Clone, Debug)]
+struct Candidate {
+    socket: PathBuf,
+    /// The user who must have opened it.
+    owner: u32,
+    /// The process that holds it, where that is how it was found.
+    process: Option<u32>,
+}
+
+/// The hosts in the default directories that answer this user, by pid.
+pub fn running() -> Vec<Running> {
+    let hosts = survey(Reach::Directories, |_| ()).hosts;
+    hosts.into_iter().map(|(host, ())| host).collect()
+}
+
+/// The host of that pid whose socket has its default name: no other host is asked.
+pub fn of_pid(pid: u32) -> Option<Running> {
+    let name = format!("{pid}.sock");
+    let owned = own_places().into_iter().filter_map(|place| {
+        let owner = place.owner().ok()??;
+        Some(Candidate {
+            socket: place.directory.join(&name),
+            owner,
+            process: None,
+        })
+    });
+    let candidates: Vec<_> = owned.filter(|one| one.socket.exists()).collect();
+    let answers = side_by_side(&candidates, |candidate| introduce(candidate, PATIENCE));
+    let mut hosts = answers.into_iter().flatten().map(|(_, host)| host);
+    hosts.find(|host| host.pid == pid)
+}
+
+/// Asks every host that this user may talk to.
+pub fn survey<T: Send>(reach: Reach, question: impl Fn(&mut Client) -> T + Sync) -> Survey<T> {
+    let deadline = Deadline::after(ALL);
+    let mut found = Survey {
+        hosts: Vec::new(),
+        unreached: Vec::new(),
+    };
+    let (candidates, leftovers) = in_directories(&mut found.unreached);
+    found.ask(&candidates, deadline, &question);
+    if reach == Reach::Processes {
+        found.ask_processes(&candidates, deadline, &question);
+    }
+    for directory in leftovers {
+        lock::sweep(&directory);
+    }
+    found.hosts.sort_by_key(|(host, _)| host.pid);
+    found
+}
+
+impl<T: Send> Survey<T> {
+    /// Adds what answers among the candidates. Returns those that nobody listens at.
+    fn ask(
+        &mut self,
+        candidates: &[Candidate],
+        deadline: Deadline,
+        question: &(impl Fn(&mut Client) -> T + Sync),
+    ) {
+        let answers = side_by_side(candidates, |candidate| {
+            let left = deadline.left().ok_or_else(|| {
+                let message = "the other hosts took too long";
+                io::Error::new(io::ErrorKind::TimedOut, message)
+            })?;
+            let (mut client, host) = introduce(candidate, left.min(PATIENCE))?;
+            Ok((host, question(&mut client)))
+        });
+        for (candidate, answer) in candidates.iter().zip(answers) {
+            match answer {
+                Ok(answer) => self.hosts.push(answer),
+                Err(ClientError::Unreachable(error)) if is_left_over(&error) => {}
+                Err(error) => self.unreached.push(Unreached {
+                    pid: candidate.process,
+                    place: candidate.socket.clone(),
+                    why: match error {
+                        ClientError::Unreachable(error) => error.to_string(),
+                        error => error.to_string(),
+                    },
+                }),
             }
         }
     }
-    hosts.sort_by_key(|host| host.info.pid);
-    Ok(hosts)
+
+    fn ask_processes(
+        &mut self,
+        asked: &[Candidate],
+        deadline: Deadline,
+        question: &(impl Fn(&mut Client) -> T + Sync),
+    ) {
+        let known = self.hosts.iter().map(|(host, _)| host.pid).collect();
+        let asked: HashSet<&Path> = asked.iter().map(|one| one.socket.as_path()).collect();
+        let mut candidates = Vec::new();
+        for process in processes::with_plugin(&known) {
+            if process.sockets.is_empty() {
+                self.unreached.push(Unreached {
+                    pid: Some(process.pid),
+                    place: PathBuf::from(format!("/proc/{}", process.pid)),
+                    why: "it has the plugin, but no control socket".to_owned(),
+                });
+            }
+            let sockets = process.sockets.into_iter();
+            candidates.extend(sockets.filter(|one| !asked.contains(one.socket.as_path())));
+        }
+        self.ask(&candidates, deadline, question);
+    }
 }
 
-fn introduce(socket: &Path) -> Result<HostInfo, ClientError> {
-    let mut client = Client::connect(socket)?;
-    client.set_timeout(INTRODUCTION)?;
-    client.host()
+fn own_places() -> Vec<Place> {
+    let uid = rustix::process::geteuid().as_raw();
+    socket_dir::places(uid, |name| std::env::var_os(name))
+}
+
+/// The sockets of all directories, without doubles, and this user's own directories, in which
+/// leftovers may be removed.
+fn in_directories(unreached: &mut Vec<Unreached>) -> (Vec<Candidate>, Vec<PathBuf>) {
+    let own = rustix::process::geteuid().as_raw();
+    let mut ranked = Vec::new();
+    let mut swept = Vec::new();
+    for place in own_places() {
+        let sockets = place.owner().and_then(|owner| match owner {
+            Some(owner) => Ok(Some((owner, socket_dir::sockets(&place.directory)?))),
+            None => Ok(None),
+        });
+        match sockets {
+            Ok(None) => {}
+            Ok(Some((owner, sockets))) => {
+                ranked.extend(sockets.into_iter().enumerate().map(|(rank, socket)| {
+                    // What cannot be followed cannot be connected to: that error is told.
+                    let socket = socket.canonicalize().unwrap_or(socket);
+                    let candidate = Candidate {
+                        socket,
+                        owner,
+                        process: None,
+                    };
+                    (rank, candidate)
+                }));
+                swept.extend((owner == own).then_some(place.directory));
+            }
+            Err(error) => unreached.push(Unreached {
+                pid: None,
+                place: place.directory,
+                why: error.to_string(),
+            }),
+        }
+    }
+    // One of each directory in turn: a thousand silent sockets of one user's delay nobody's host.
+    ranked.sort_by_key(|(rank, _)| *rank);
+    let mut known = HashSet::new();
+    ranked.retain(|(_, candidate)| known.insert(candidate.socket.clone()));
+    let candidates = ranked.into_iter().map(|(_, candidate)| candidate);
+    (candidates.collect(), swept)
+}
+
+fn introduce(candidate: &Candidate, patience: Duration) -> Result<(Client, Running), ClientError> {
+    let deadline = Deadline::after(patience);
+    let mut client = Client::connect_until(&candidate.socket, deadline)?;
+    client.set_deadline(deadline);
+    let peer = client.peer();
+    if !candidate.may_be_opened_by(peer) {
+        let message = format!("uid {} opened it, not uid {}", peer.uid, candidate.owner);
+        let refused = io::Error::new(io::ErrorKind::PermissionDenied, message);
+        return Err(ClientError::Unreachable(refused));
+    }
+    let info = client.host()?;
+    let host = Running {
+        socket: candidate.socket.clone(),
+        pid: peer.pid.unwrap_or(info.pid),
+        info,
+    };
+    Ok((client, host))
+}
+
+impl Candidate {
+    /// A link, or a path that is told by a process, may lead to anybody's socket, and to a service
+    /// that takes root's word.
+    fn may_be_opened_by(&self, peer: Peer) -> bool {
+        // A process that has dropped its rights may have opened its socket before.
+        let before = peer.uid == 0 && self.process.is_some() && self.process == peer.pid;
+        peer.uid == self.owner || before
+    }
+}
+
+/// Whether nobody listens at a socket, or it is gone.
+fn is_left_over(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, NotFound};
+    matches!(error.kind(), ConnectionRefused | NotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_believed_only_from_its_owner() {
+        let check = |owner, process, uid, pid, expected| {
+            let candidate = Candidate {
+                socket: PathBuf::from("/h.sock"),
+                owner,
+                process,
+            };
+            let peer = Peer { uid, pid };
+            assert_eq!(candidate.may_be_opened_by(peer), expected, "{candidate:?}");
+        };
+        check(1000, None, 1000, Some(7), true);
+        check(1000, None, 1001, Some(7), false);
+        check(1000, None, 0, Some(7), false);
+        check(33, Some(7), 0, Some(7), true);
+        check(33, Some(7), 0, Some(8), false);
+        check(33, Some(7), 0, None, false);
+    }
 }

@@ -1,5 +1,8 @@
 //! Where control sockets lie, and whether a directory may hold one.
 
+#[cfg(any(feature = "control", feature = "client"))]
+pub(crate) mod lock;
+
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
@@ -29,42 +32,94 @@ fn without_environment(uid: u32) -> PathBuf {
     }
 }
 
-/// Every directory in which a host that this user may talk to can have its socket: a daemon's
-/// environment is not the shell's. Root may talk to everybody's hosts.
-pub fn all_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let mut dirs = vec![default_dir(uid, &variable), without_environment(uid)];
-    let without_variable = |name: &str| variable(name).filter(|_| name != VARIABLE);
-    dirs.push(default_dir(uid, without_variable));
-    let children = |parent: &str| {
-        // A parent that cannot be read holds no socket that could be reached.
-        let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
-    if uid == 0 {
-        let users = children("/run/user")
-            .into_iter()
-            .map(|dir| dir.join("memprof"));
-        let of_users = children("/tmp")
-            .into_iter()
-            .filter(|path| is_of_a_user(path));
-        dirs.extend(users.chain(of_users));
-    } else {
-        dirs.push(PathBuf::from(format!("/run/user/{uid}/memprof")));
-    }
-    dirs.sort();
-    dirs.dedup();
-    dirs
+/// A directory that may hold the sockets of hosts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Its path.
+    pub directory: PathBuf,
+    /// The user in its name, whose it must be: anybody may make a directory in `/tmp`.
+    pub named_after: Option<u32>,
 }
 
-/// Whether it is a directory `/tmp/memprof-<uid>`: others may put anything into `/tmp`.
-fn is_of_a_user(path: &Path) -> bool {
-    let name = path.to_string_lossy();
-    let uid = name.strip_prefix("/tmp/memprof-").unwrap_or_default();
-    let is_uid = !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_digit());
-    is_uid
-        && path
-            .symlink_metadata()
-            .is_ok_and(|metadata| metadata.is_dir())
+/// Every directory in which a host that this user may talk to can have its socket: a daemon's
+/// environment is not the shell's. Root may talk to everybody's hosts.
+pub fn places(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Place> {
+    let without_variable = |name: &str| variable(name).filter(|_| name != VARIABLE);
+    let mut places: Vec<Place> = of_user(uid).collect();
+    if uid == 0 {
+        places.push(Place {
+            directory: without_environment(0),
+            named_after: Some(0),
+        });
+        places.extend(users().into_iter().flat_map(of_user));
+    }
+    let from_environment = [
+        default_dir(uid, &variable),
+        default_dir(uid, without_variable),
+    ];
+    for directory in from_environment {
+        if !places.iter().any(|place| place.directory == directory) {
+            places.push(Place {
+                directory,
+                named_after: None,
+            });
+        }
+    }
+    places.sort();
+    places.dedup();
+    places
+}
+
+fn of_user(uid: u32) -> impl Iterator<Item = Place> {
+    let directories = [
+        format!("/run/user/{uid}/memprof"),
+        format!("/tmp/memprof-{uid}"),
+    ];
+    directories.into_iter().map(move |directory| Place {
+        directory: directory.into(),
+        named_after: Some(uid),
+    })
+}
+
+/// The users that have a runtime directory or one of ours in `/tmp`.
+fn users() -> Vec<u32> {
+    let names = |parent: &str| {
+        // A parent that cannot be read holds no socket that could be reached.
+        let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+    };
+    let with_runtime = names("/run/user").filter_map(|name| name.parse().ok());
+    let in_tmp = names("/tmp").filter_map(|name| name.strip_prefix("memprof-")?.parse().ok());
+    with_runtime.chain(in_tmp).collect()
+}
+
+impl Place {
+    /// The user whose hosts it holds, or `None` where there is no such directory.
+    ///
+    /// # Errors
+    /// It cannot be looked at, or it belongs to somebody whom its name does not tell.
+    pub fn owner(&self) -> io::Result<Option<u32>> {
+        use io::ErrorKind::{NotADirectory, NotFound};
+        let metadata = match self.named_after {
+            Some(_) => self.directory.symlink_metadata(),
+            None => self.directory.metadata(),
+        };
+        let metadata = match metadata {
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
+            metadata => metadata?,
+        };
+        let own = rustix::process::geteuid().as_raw();
+        let owner = metadata.uid();
+        match self.named_after {
+            Some(named) if !metadata.is_dir() || ![named, own, 0].contains(&owner) => {
+                Err(io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    format!("it is no directory of uid {named}, but uid {owner} made it"),
+                ))
+            }
+            _ => Ok(Some(owner)),
+        }
+    }
 }
 
 /// The default directory of this process.
@@ -158,20 +213,65 @@ mod tests {
     }
 
     #[test]
-    fn only_directories_of_users_are_looked_into() {
-        let place = tempfile::Builder::new()
-            .prefix("memprof-")
-            .tempdir_in("/tmp")
-            .unwrap();
-        assert!(!is_of_a_user(place.path()));
-        assert!(!is_of_a_user(Path::new("/tmp")));
-        assert!(!is_of_a_user(Path::new("/tmp/memprof-")));
-        let uid = std::process::id() + 1_000_000_000;
-        let file = PathBuf::from(format!("/tmp/memprof-{uid}"));
-        std::fs::write(&file, "").unwrap();
-        let taken = is_of_a_user(&file);
-        std::fs::remove_file(&file).unwrap();
-        assert!(!taken);
+    fn every_user_has_places_and_the_environment_adds_to_them() {
+        let check = |uid, name: &'static str, value: &str, expected: &[(&str, Option<u32>)]| {
+            let variable = |asked: &str| (asked == name).then(|| OsString::from(value));
+            let found = places(uid, variable);
+            for (directory, named_after) in expected {
+                let place = Place {
+                    directory: directory.into(),
+                    named_after: *named_after,
+                };
+                assert!(found.contains(&place), "{directory}: {found:?}");
+            }
+        };
+        let of_user = [
+            ("/run/user/7/memprof", Some(7)),
+            ("/tmp/memprof-7", Some(7)),
+        ];
+        check(7, "", "", &of_user);
+        check(7, VARIABLE, "/a", &[of_user[0], of_user[1], ("/a", None)]);
+        check(
+            7,
+            "XDG_RUNTIME_DIR",
+            "/x",
+            &[of_user[1], ("/x/memprof", None)],
+        );
+        check(
+            0,
+            VARIABLE,
+            "/a",
+            &[("/run/memprof", Some(0)), ("/a", None)],
+        );
+        check(
+            0,
+            "XDG_RUNTIME_DIR",
+            "/run/user/0",
+            &[("/run/user/0/memprof", Some(0))],
+        );
+    }
+
+    #[test]
+    fn a_directory_that_somebody_else_made_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let place = |name: &str, named_after| Place {
+            directory: parent.path().join(name),
+            named_after,
+        };
+        std::fs::create_dir(parent.path().join("dir")).unwrap();
+        std::fs::write(parent.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink("/", parent.path().join("link")).unwrap();
+        assert_eq!(place("dir", Some(own)).owner().unwrap(), Some(own));
+        assert_eq!(place("dir", None).owner().unwrap(), Some(own));
+        assert_eq!(place("missing", Some(own)).owner().unwrap(), None);
+        for name in ["file", "link"] {
+            let refused = place(name, Some(own)).owner().unwrap_err().to_string();
+            assert!(
+                refused.starts_with("it is no directory of uid"),
+                "{refused}"
+            );
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Hosts {
         match &self.0 {
             Kind::One(gateway) => Ok(vec![Arc::clone(gateway)]),
             Kind::Running(known) => {
-                let hosts = running().map_err(|error| Problem::internal(error.to_string()))?;
+                let hosts = running();
                 let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
                 known.retain(|pid, _| hosts.iter().any(|host| host.info.pid == *pid));
                 Ok(hosts.iter().map(|host| keep(&mut known, host)).collect())

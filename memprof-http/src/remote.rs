@@ -2,19 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use memprof_host::client::{Client, ClientError, Delivered};
 use memprof_host::protocol::{Deliver, HostInfo};
 use memprof_host::running;
 
 use crate::target::{Answer, Fetched, Gone, PLUGIN, Target};
-
-/// Messages that a host answers at once, also during a dump.
-const AT_ONCE: &[&str] = &["status", "list", "ledger", "doctor", "help"];
-const SOON: Duration = Duration::from_secs(5);
-/// Longer than the largest dump takes.
-const LATER: Duration = Duration::from_secs(300);
 
 /// Which host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +44,7 @@ impl Remote {
         if let Some(Ok(client)) = last.map(|socket| connect(&socket)) {
             return Ok(client);
         }
-        let mut hosts = running()?;
+        let mut hosts = running();
         hosts.retain(|host| host.is_called(name));
         match hosts.as_slice() {
             [host] => {
@@ -69,8 +62,6 @@ impl Remote {
 
     fn send(&self, name: &str, args: &str) -> Result<Delivered, Gone> {
         let mut client = self.connect()?;
-        let patience = if AT_ONCE.contains(&name) { SOON } else { LATER };
-        client.set_timeout(patience)?;
         let reply = client.message(PLUGIN, name, args, Some(Deliver::Fd));
         reply.map_err(gone)
     }
@@ -78,9 +69,7 @@ impl Remote {
 
 impl Target for Remote {
     fn host(&self) -> Result<HostInfo, Gone> {
-        let mut client = self.connect()?;
-        client.set_timeout(SOON)?;
-        client.host().map_err(gone)
+        self.connect()?.host().map_err(gone)
     }
 
     fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {

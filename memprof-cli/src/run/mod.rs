@@ -15,6 +15,7 @@ use anyhow::Context;
 
 use crate::args::Run;
 use crate::exit::{FAILED, Outcome, USAGE, coded};
+use crate::output;
 use environment::{malloc_conf, preload};
 use program::{Program, Provided};
 
@@ -46,7 +47,7 @@ pub(crate) fn run(run: &Run) -> Outcome {
         };
         let (value, kept) = malloc_conf(before.as_deref(), run.active, run.lg_sample);
         for option in kept {
-            eprintln!("memprof: {variable} already sets {option}, which stays");
+            output::note(&format!("{variable} already sets {option}, which stays"));
         }
         command.env(variable, value);
     }
@@ -85,18 +86,18 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
 fn note(program: &Program) {
     let name = program.path.display();
     match program.provided() {
-        Provided::Own(variable) => eprintln!(
-            "memprof: {name} brings a jemalloc of its own, which reads {variable}; it is profiled \
-             beside the preloaded one"
-        ),
-        Provided::OwnMalloc => eprintln!(
-            "memprof: {name} brings its own jemalloc as malloc; it is profiled, none is preloaded"
-        ),
-        Provided::Unknown => eprintln!(
-            "memprof: {name} brings a jemalloc of its own, but its symbols are stripped: what it \
-             allocates there cannot be profiled (keep them: strip --strip-debug, in Cargo strip = \
+        Provided::Own(variable) => output::note(&format!(
+            "{name} brings a jemalloc of its own, which reads {variable}; it is profiled beside \
+             the preloaded one"
+        )),
+        Provided::OwnMalloc => output::note(&format!(
+            "{name} brings its own jemalloc as malloc; it is profiled, none is preloaded"
+        )),
+        Provided::Unknown => output::note(&format!(
+            "{name} brings a jemalloc of its own, but its symbols are stripped: what it allocates \
+             there cannot be profiled (keep them: strip --strip-debug, in Cargo strip = \
              \"debuginfo\")"
-        ),
+        )),
         Provided::Linked | Provided::Nothing => {}
     }
 }

@@ -169,7 +169,7 @@ fn messages_while_every_thread_samples() {
         .start();
     let ask_often = |messages: &[(&str, &str)]| {
         let mut client = host.client();
-        client.set_timeout(PATIENCE).unwrap();
+        client.set_timeout(PATIENCE);
         for (message, args) in messages.iter().cycle().take(300) {
             let reply = client.message("memory_profile", message, args, None);
             let status = reply.unwrap().result.status_code;

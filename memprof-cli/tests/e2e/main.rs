@@ -23,6 +23,7 @@ mod http_api;
 mod http_tools;
 mod ledger;
 mod operate;
+mod outputs;
 mod page;
 mod plain_rust;
 mod plugins;

@@ -25,6 +25,7 @@ use log::{Level, LevelFilter};
 use memprof_own::{Plan, Privileges};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::fstat;
 use rustix::io::{Errno, writev};
 
@@ -166,10 +167,13 @@ fn arrive(privileges: &mut Privileges) {
     }
 }
 
-/// Whether the program serves this process's control socket by its own doing.
+/// Whether the program serves this process's control socket by its own doing. In containers that
+/// share the directory, another process of the same pid may.
 fn is_host() -> bool {
-    let name = format!("{}.sock", std::process::id());
-    UnixStream::connect(own_default_dir().join(name)).is_ok()
+    let own = std::process::id();
+    let socket = own_default_dir().join(format!("{own}.sock"));
+    let peer = UnixStream::connect(socket).map(|stream| getsockopt(&stream, PeerCredentials));
+    matches!(peer, Ok(Ok(peer)) if u32::try_from(peer.pid()) == Ok(own))
 }
 
 impl Start {

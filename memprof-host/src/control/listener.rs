@@ -10,11 +10,11 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::ControlError;
+use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses, remove, sweep};
 use crate::socket_dir::{check_parent, make_private, own_default_dir, sockets};
 
 const BACKLOG: i32 = 64;
@@ -78,34 +78,32 @@ fn identity(descriptor: &impl AsFd) -> io::Result<(u64, u64)> {
 impl Listener {
     pub(super) fn bind(configured: Option<&Path>) -> Result<Self, ControlError> {
         let default = own_default_dir();
-        let own_name = format!("{}.sock", std::process::id());
-        let path = configured.map_or_else(|| default.join(&own_name), Path::to_owned);
-        let failed = |cause| ControlError {
-            path: path.clone(),
-            cause,
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |cause| ControlError { path, cause }
         };
-        let link = match configured {
+        let (path, lock) = match configured {
             None => {
-                make_private(&default).map_err(failed)?;
+                make_private(&default).map_err(at(&default))?;
                 sweep(&default);
-                None
+                lock_own(&default).map_err(at(&default))?
             }
-            Some(configured) => {
-                check_parent(configured.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
-                Some(default.join(&own_name))
+            Some(path) => {
+                check_parent(path.parent().unwrap_or(Path::new("/"))).map_err(at(path))?;
+                (path.to_owned(), lock(path).map_err(at(path))?)
             }
         };
-        let lock = lock(&path).and_then(Ours::new).map_err(failed)?;
-        let socket = bind(&path).and_then(Ours::new).map_err(failed)?;
-        let link = link.filter(|link| {
+        let lock = Ours::new(lock).map_err(at(&path))?;
+        let socket = bind(&path).and_then(Ours::new).map_err(at(&path))?;
+        let link = configured.and_then(|_| {
             let linked = make_private(&default).and_then(|()| {
                 sweep(&default);
-                relink(&path, link)
+                relink(&path, &default)
             });
             // The socket works without it; only `memprof ps` will not list this host.
             linked
                 .inspect_err(|e| log::warn!("{} is not listed: {e}", path.display()))
-                .is_ok()
+                .ok()
         });
         let files = [Some(path.clone()), link, Some(lock_path(&path))];
         let files = files.into_iter().flatten();
@@ -167,25 +165,6 @@ impl Drop for Listener {
     }
 }
 
-fn lock_path(socket: &Path) -> PathBuf {
-    socket.with_added_extension("lock")
-}
-
-/// Takes the lock of a socket's path.
-fn lock(socket: &Path) -> io::Result<File> {
-    let path = lock_path(socket);
-    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another host listens there",
-        )),
-        Err(errno) => Err(errno.into()),
-        Ok(()) => Ok(file.into()),
-    }
-}
-
 fn bind(path: &Path) -> io::Result<UnixListener> {
     // We hold the lock: what lies there is left over from a host that died.
     match path.symlink_metadata() {
@@ -213,45 +192,44 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-fn is_socket(metadata: &std::fs::Metadata) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    metadata.file_type().is_socket()
+/// The names that this process may have in a default directory. Containers that share the
+/// directory have processes of the same pid.
+fn own_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let pid = std::process::id();
+    let further = (2..=9).map(move |number| format!("{pid}.{number}.sock"));
+    let names = std::iter::once(format!("{pid}.sock")).chain(further);
+    let directory = directory.to_owned();
+    names.map(move |name| directory.join(name))
+}
+
+/// The first of our names that no host holds, and its lock.
+fn lock_own(directory: &Path) -> io::Result<(PathBuf, File)> {
+    for path in own_names(directory) {
+        match lock(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            locked => return Ok((path, locked?)),
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
 }
 
 /// Links to `socket`, whose lock we hold: another link to it is of a host that died.
-fn relink(socket: &Path, link: &Path) -> io::Result<()> {
-    let directory = link.parent().unwrap_or(Path::new("/"));
+fn relink(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
     for other in sockets(directory)? {
         if other.read_link().is_ok_and(|target| target == socket) {
             remove(&other);
         }
     }
-    remove(link);
-    symlink(socket, link)
-}
-
-/// Removes what hosts that died left in the default directory.
-fn sweep(directory: &Path) {
-    // What cannot be read is not swept; binding tells what is wrong with the directory.
-    let left = sockets(directory).unwrap_or_default();
-    for socket in left {
-        // A link has its lock elsewhere: whoever listens there keeps it.
-        if !socket.is_symlink() && lock(&socket).is_ok() {
-            remove(&socket);
-            remove(&lock_path(&socket));
-        } else if socket.is_symlink() && !socket.exists() {
-            remove(&socket);
+    for link in own_names(directory) {
+        if link.is_symlink() && refuses(&link) {
+            remove(&link);
+        }
+        match symlink(socket, &link) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            linked => return linked.map(|()| link),
         }
     }
-}
-
-fn remove(path: &Path) {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            log::warn!("failed to remove {}: {error}", path.display());
-        }
-        Ok(()) | Err(_) => {}
-    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(test)]
@@ -266,9 +244,24 @@ mod tests {
         let link = |pid: u32| directory.join(format!("{pid}.sock"));
         symlink("/other/host.sock", link(1)).unwrap();
         symlink("/my/host.sock", link(2)).unwrap();
-        symlink("/my/host.sock", link(3)).unwrap();
-        relink(Path::new("/my/host.sock"), &link(3)).unwrap();
-        relink(Path::new("/my/host.sock"), &link(4)).unwrap();
-        assert_eq!(sockets(&directory).unwrap(), [link(1), link(4)]);
+        let own = relink(Path::new("/my/host.sock"), &directory).unwrap();
+        assert_eq!(own, link(std::process::id()));
+        relink(Path::new("/my/host.sock"), &directory).unwrap();
+        assert_eq!(sockets(&directory).unwrap(), [link(1), own]);
+    }
+
+    #[test]
+    fn hosts_of_the_same_pid_get_names_of_their_own() {
+        let place = tempfile::tempdir().unwrap();
+        let (first, held) = lock_own(place.path()).unwrap();
+        let socket = bind(&first).unwrap();
+        let (second, _) = lock_own(place.path()).unwrap();
+        let pid = std::process::id();
+        assert_eq!(first, place.path().join(format!("{pid}.sock")));
+        assert_eq!(second, place.path().join(format!("{pid}.2.sock")));
+        let link = relink(Path::new("/my/host.sock"), place.path()).unwrap();
+        assert_eq!(link, second, "a host that lives keeps its name");
+        assert!(first.exists());
+        drop((socket, held));
     }
 }

@@ -301,8 +301,8 @@ fn remember(log: &Mutex<VecDeque<String>>, line: String) {
 }
 
 pub(super) fn connect(socket: &Path) -> Result<Client> {
-    let client = Client::connect(socket)?;
-    client.set_timeout(PATIENCE)?;
+    let mut client = Client::connect(socket)?;
+    client.set_timeout(PATIENCE);
     Ok(client)
 }
 

@@ -1,0 +1,98 @@
+//! A plugin's reply, whether its body came in the line or as a file beside it.
+
+use std::borrow::Cow;
+
+use anyhow::Context;
+use memprof_host::client::{Client, Delivered};
+use memprof_plugin_abi::{JSON, Status};
+use serde_json::Value;
+
+use crate::exit::{code_of_status, coded};
+
+/// The plugin to which the commands of their own name talk.
+pub(crate) const MEMORY_PROFILE: &str = "memory_profile";
+
+/// What a plugin replied.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// 0, or one of the negative codes of memprof.h.
+    pub(crate) status: Status,
+    pub(crate) body: Body,
+}
+
+/// A reply's body.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// JSON.
+    Object(Value),
+    /// Text of another content type.
+    Text(String),
+    /// What is no text.
+    Bytes(Vec<u8>),
+}
+
+impl Reply {
+    /// # Errors
+    /// A passed file cannot be read.
+    pub(crate) fn of(delivered: Delivered) -> anyhow::Result<Self> {
+        let status = delivered.result.status_code;
+        let body = match (delivered.file.is_some(), delivered.result.body.as_ref()) {
+            (false, Some(Value::String(_)) | None) | (true, _) => {
+                let is_json = delivered.result.content_type == JSON;
+                Body::of(
+                    delivered.into_bytes().context("failed to read the reply")?,
+                    is_json,
+                )
+            }
+            (false, Some(object)) => Body::Object(object.clone()),
+        };
+        Ok(Self { status, body })
+    }
+
+    /// The field of that name; null where there is none.
+    pub(crate) fn field(&self, name: &str) -> &Value {
+        match &self.body {
+            Body::Object(object) => &object[name],
+            Body::Text(_) | Body::Bytes(_) => &Value::Null,
+        }
+    }
+
+    /// What a person reads of it.
+    pub(crate) fn text(&self) -> Cow<'_, str> {
+        match &self.body {
+            Body::Text(text) if text.is_empty() => "an empty reply".into(),
+            Body::Text(text) => text.into(),
+            Body::Bytes(bytes) => String::from_utf8_lossy(bytes),
+            Body::Object(object) => match object["text"].as_str() {
+                Some(text) => text.into(),
+                None => object.to_string().into(),
+            },
+        }
+    }
+
+    /// The reply itself, unless it is an error.
+    pub(crate) fn ok(self) -> anyhow::Result<Self> {
+        if self.status == 0 {
+            return Ok(self);
+        }
+        Err(coded(code_of_status(self.status), self.text()))
+    }
+}
+
+impl Body {
+    fn of(bytes: Vec<u8>, is_json: bool) -> Self {
+        let object = is_json.then(|| serde_json::from_slice(&bytes).ok());
+        match object.flatten() {
+            Some(object) => Self::Object(object),
+            None => match String::from_utf8(bytes) {
+                Ok(text) => Self::Text(text),
+                Err(error) => Self::Bytes(error.into_bytes()),
+            },
+        }
+    }
+}
+
+/// Sends a message to `memory_profile`; its own error is a reply.
+pub(crate) fn ask(client: &mut Client, message: &str, args: &str) -> anyhow::Result<Reply> {
+    Reply::of(client.message(MEMORY_PROFILE, message, args, None)?)
+}

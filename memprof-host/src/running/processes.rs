@@ -1,0 +1,153 @@
+//! Hosts whose sockets lie in no directory that is known here: found by the processes that have
+//! the plugin.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::Candidate;
+
+/// The plugin's file, under whatever directory and prefix.
+const PLUGIN: [&[u8]; 2] = [b"memory_profile.so", b"memory_profile.so (deleted)"];
+
+/// `__SO_ACCEPTCON` in the flags of /proc/net/unix: the socket listens.
+const LISTENS: u32 = 0x10000;
+
+/// A process that has the plugin.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    /// Where it may listen.
+    pub(super) sockets: Vec<Candidate>,
+}
+
+/// The processes with the plugin that this user may look into, without the `known` ones.
+pub(super) fn with_plugin(known: &HashSet<u32>) -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let others = pids.filter(|pid| !known.contains(pid) && *pid != std::process::id());
+    others.filter_map(process).collect()
+}
+
+/// `None` where it has no plugin, or ended, or is not for this user to look into.
+fn process(pid: u32) -> Option<Process> {
+    let of = PathBuf::from(format!("/proc/{pid}"));
+    let maps = fs::read(of.join("maps")).ok()?;
+    let has_plugin = |line: &[u8]| PLUGIN.iter().any(|name| line.ends_with(name));
+    if !maps.split(|byte| *byte == b'\n').any(has_plugin) {
+        return None;
+    }
+    let owner = effective_uid(&fs::read_to_string(of.join("status")).ok()?)?;
+    let held: HashSet<u64> = fs::read_dir(of.join("fd"))
+        .ok()?
+        .flatten()
+        .filter_map(|entry| socket_inode(&fs::read_link(entry.path()).ok()?))
+        .collect();
+    // As the process sees them: it may be in a network namespace of its own.
+    let table = fs::read_to_string(of.join("net/unix")).ok()?;
+    let paths = table.lines().filter_map(|line| listening(line, &held));
+    let sockets = paths.map(|path| Candidate {
+        socket: seen_from_here(&of, Path::new(path)),
+        owner,
+        process: Some(pid),
+    });
+    Some(Process {
+        pid,
+        sockets: sockets.collect(),
+    })
+}
+
+fn effective_uid(status: &str) -> Option<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn socket_inode(link: &Path) -> Option<u64> {
+    let link = link.as_os_str().as_bytes().strip_prefix(b"socket:[")?;
+    let number = link.strip_suffix(b"]")?;
+    str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// The path of a socket that is listened at and held by one of those inodes: `Num RefCount
+/// Protocol Flags Type St Inode Path`.
+fn listening<'a>(line: &'a str, held: &HashSet<u64>) -> Option<&'a str> {
+    let mut rest = line;
+    let mut columns = [""; 7];
+    for column in &mut columns {
+        (*column, rest) = rest.trim_start().split_once(' ')?;
+    }
+    let flags = u32::from_str_radix(columns[3], 16).ok()?;
+    let inode = columns[6].parse().ok()?;
+    // `@` stands for the NUL of an abstract name, which has no file and no owner.
+    (flags & LISTENS != 0 && held.contains(&inode) && !rest.starts_with('@')).then_some(rest)
+}
+
+/// A path of a process's, which may have another root.
+fn seen_from_here(of: &Path, path: &Path) -> PathBuf {
+    let Ok(inside) = path.strip_prefix("/") else {
+        return of.join("cwd").join(path);
+    };
+    let same = |link: &str| {
+        let own = fs::read_link(Path::new("/proc/self").join(link));
+        matches!((own, fs::read_link(of.join(link))), (Ok(own), Ok(its)) if own == its)
+    };
+    if same("ns/mnt") && same("root") {
+        return path.to_owned();
+    }
+    of.join("root").join(inside)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_listening_socket_is_found_by_its_inode() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("a host.sock");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let fds = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let held = fds.filter_map(|entry| socket_inode(&fs::read_link(entry.path()).ok()?));
+        let held = held.collect();
+        let table = fs::read_to_string("/proc/self/net/unix").unwrap();
+        let found = |held| {
+            let paths = table.lines().filter_map(|line| listening(line, held));
+            paths.filter(|found| Path::new(found) == path).count()
+        };
+        assert_eq!(found(&held), 1);
+        assert_eq!(found(&HashSet::new()), 0);
+        let own = format!("/proc/{}", std::process::id());
+        assert_eq!(seen_from_here(Path::new(&own), &path), path);
+    }
+
+    #[test]
+    fn lines_of_the_kernel_s_table() {
+        let held = HashSet::from([24_801]);
+        let check = |line: &str, expected| assert_eq!(listening(line, &held), expected, "{line}");
+        let line = |flags, path| {
+            format!("0000000000000000: 00000002 00000000 {flags} 0001 01 24801 {path}")
+        };
+        check(&line("00010000", "/run/h.sock"), Some("/run/h.sock"));
+        check(&line("00010000", "/run/my h.sock"), Some("/run/my h.sock"));
+        check(&line("00000000", "/run/h.sock"), None);
+        check(&line("00010000", "@abstract"), None);
+        check(
+            "0000000000000000: 00000002 00000000 00010000 0001 01 24801",
+            None,
+        );
+        check(
+            "Num       RefCount Protocol Flags    Type St Inode Path",
+            None,
+        );
+    }
+
+    #[test]
+    fn the_effective_user_counts() {
+        let status = "Name:\tx\nUid:\t0\t33\t0\t0\nGid:\t0\t0\t0\t0\n";
+        assert_eq!(effective_uid(status), Some(33));
+        assert_eq!(effective_uid("Name:\tx\n"), None);
+    }
+}
