@@ -5,6 +5,7 @@ mod exit;
 mod guest;
 mod host;
 mod hostile;
+mod hosts;
 mod inject;
 mod kill;
 mod paths;
@@ -54,6 +55,7 @@ const SUITES: &[Suite] = &[
     ("inject", inject::run),
     ("kill", kill::run),
     ("hostile", hostile::run),
+    ("hosts", hosts::run),
     ("paths", paths::run),
     ("resources", resources::run),
     ("tls", tls::run),
