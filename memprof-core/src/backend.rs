@@ -8,7 +8,7 @@ use crate::discover::FoundBy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heap::Summary;
 use crate::interval::SampleInterval;
-use crate::jemalloc::{Jemalloc, is_secure_execution};
+use crate::jemalloc::{Jemalloc, Sampled, is_secure_execution};
 use crate::printout::{PrintOptions, Printout};
 use crate::scratch::Scratch;
 use crate::stats::Totals;
@@ -204,6 +204,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// # Errors
     /// The allocator refused.
     fn totals(&self) -> Result<Option<Totals>>;
+
+    /// The objects that it laid out on pages of their own because they were sampled, where it can
+    /// tell. `totals` were just read.
+    fn sampled(&self, _totals: &Totals) -> Option<Sampled> {
+        None
+    }
 
     /// What it prints of itself. Only jemalloc has options.
     ///

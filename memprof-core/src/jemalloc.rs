@@ -1,6 +1,9 @@
 //! One jemalloc in the process.
 
 mod profile;
+mod sampled;
+
+pub use sampled::Sampled;
 
 use std::ffi::CStr;
 use std::hint::black_box;
@@ -169,6 +172,13 @@ impl Backend for Jemalloc {
         }
         let figures = (self.readers.figures)(&self.mallctl)?;
         Ok(Some(Totals::Divided(figures)))
+    }
+
+    fn sampled(&self, totals: &Totals) -> Option<Sampled> {
+        match totals {
+            Totals::Divided(figures) => Self::sampled(self, figures),
+            Totals::Committed { .. } => None,
+        }
     }
 
     fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::backend::Kind;
 use crate::cgroup::Cgroup;
+use crate::jemalloc::Sampled;
 use crate::smaps::Smaps;
 use crate::stats::{Figures, Totals};
 
@@ -52,8 +53,8 @@ impl Resident {
 /// One part of the resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// `live_heap`, `fragmentation`, `dirty`, `metadata`, `undivided_heap`, `not_the_allocator`,
-    /// `file`, `shared`.
+    /// `live_heap`, `sampling`, `fragmentation`, `dirty`, `metadata`, `undivided_heap`,
+    /// `not_the_allocator`, `file`, `shared`.
     pub name: &'static str,
     /// How much.
     pub bytes: u64,
@@ -62,7 +63,7 @@ pub struct Row {
 /// Something in the ledger that is worth a word.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// `growth`, `fragmentation`, `dirty`, `not_the_allocator` or `page_cache`.
+    /// `growth`, `sampling`, `fragmentation`, `dirty`, `not_the_allocator` or `page_cache`.
     pub kind: &'static str,
     /// The figures, and the threshold that they pass.
     pub why: String,
@@ -82,6 +83,9 @@ pub struct Heap {
     /// What it says that it holds; absent where it keeps no count.
     #[serde(flatten)]
     pub totals: Option<Totals>,
+    /// What sampling costs, where it samples or did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampled: Option<Sampled>,
     /// Why it does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -110,16 +114,34 @@ pub struct Ledger {
 pub(crate) fn untouched(anonymous: u64, allocators: &[Heap]) -> u64 {
     let heap = divided(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
-    counted.saturating_sub(anonymous)
+    // Of what a sample is laid out in, only the object's own pages are touched.
+    let sampled = sampled(allocators);
+    let beside_samples = sampled.active.saturating_sub(sampled.pages);
+    counted
+        .saturating_sub(beside_samples)
+        .saturating_sub(anonymous)
 }
 
 /// The sum over all allocators that tell live memory from free.
-pub(crate) fn divided(allocators: &[Heap]) -> Figures {
+fn divided(allocators: &[Heap]) -> Figures {
     let figures = allocators.iter().filter_map(|each| match each.totals {
         Some(Totals::Divided(figures)) => Some(figures),
         Some(Totals::Committed { .. }) | None => None,
     });
     figures.fold(Figures::default(), Figures::plus)
+}
+
+/// What the program holds, as far as allocators tell.
+pub(crate) fn live(allocators: &[Heap]) -> u64 {
+    let (heap, sampled) = (divided(allocators), sampled(allocators));
+    let unsampled = heap.allocated.saturating_sub(sampled.allocated);
+    unsampled.saturating_add(sampled.bytes)
+}
+
+/// The sum over all allocators that tell.
+fn sampled(allocators: &[Heap]) -> Sampled {
+    let each = allocators.iter().filter_map(|each| each.sampled);
+    each.fold(Sampled::default(), Sampled::plus)
 }
 
 /// The sum over all others.
@@ -141,6 +163,14 @@ pub(crate) fn reconcile(
     cgroup: Option<Cgroup>,
 ) -> Ledger {
     let heap = divided(&allocators);
+    let sampled = sampled(&allocators);
+    // Without the samples: what the program's other objects take, and the pages that hold them.
+    let unsampled = Figures {
+        allocated: heap.allocated.saturating_sub(sampled.allocated),
+        active: heap.active.saturating_sub(sampled.active),
+        ..heap
+    };
+    let live = live(&allocators);
     let mut left = resident.anonymous;
     // An allocator counts a page as its own before the process has touched it, so its parts may
     // exceed what is resident. What was touched for certain is taken first.
@@ -149,8 +179,9 @@ pub(crate) fn reconcile(
         left -= taken;
         taken
     };
-    let live_heap = take(heap.allocated);
-    let fragmentation = take(heap.active.saturating_sub(heap.allocated));
+    let live_heap = take(live);
+    let sampling = take(sampled.pages.saturating_sub(sampled.bytes));
+    let fragmentation = take(unsampled.active.saturating_sub(unsampled.allocated));
     let dirty = take(
         heap.resident
             .saturating_sub(heap.active)
@@ -163,6 +194,10 @@ pub(crate) fn reconcile(
         Row {
             name: "live_heap",
             bytes: live_heap,
+        },
+        Row {
+            name: "sampling",
+            bytes: sampling,
         },
         Row {
             name: "fragmentation",
@@ -195,8 +230,9 @@ pub(crate) fn reconcile(
     ];
     let rss_bytes = resident.total();
     let verdicts = [
-        growth(&heap, earlier),
-        fragmented(&heap, fragmentation),
+        growth(live, earlier),
+        costly_samples(&sampled, sampling, rss_bytes),
+        fragmented(&unsampled, fragmentation),
         dirty_pages(dirty, rss_bytes),
         outside(left, rss_bytes),
         page_cache(cgroup, rss_bytes),
@@ -218,9 +254,9 @@ pub(crate) struct Earlier {
     pub ago: Duration,
 }
 
-fn growth(heap: &Figures, earlier: Option<Earlier>) -> Option<Verdict> {
+fn growth(live: u64, earlier: Option<Earlier>) -> Option<Verdict> {
     let Earlier { allocated, ago } = earlier?;
-    let grown = heap.allocated.saturating_sub(allocated);
+    let grown = live.saturating_sub(allocated);
     let share = grown as f64 / allocated.max(1) as f64;
     (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| Verdict {
         kind: "growth",
@@ -232,6 +268,24 @@ fn growth(heap: &Figures, earlier: Option<Earlier>) -> Option<Verdict> {
         ),
         remedy: "`activate`, then three dumps with the load between them: `memprof leaks` names \
                  what grows in each"
+            .to_owned(),
+    })
+}
+
+/// `bytes` is the row.
+fn costly_samples(sampled: &Sampled, bytes: u64, rss: u64) -> Option<Verdict> {
+    let share = bytes as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "sampling",
+        why: format!(
+            "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
+             has a page of its own",
+            percent(share),
+            percent(NOTABLE_SHARE),
+            sampled.objects
+        ),
+        remedy: "end the activation (`deactivate`) or sample more coarsely (`reset \
+                 sample_interval=512KiB`); the pages go as these objects are freed"
             .to_owned(),
     })
 }
@@ -314,6 +368,7 @@ mod tests {
             version: "1".to_owned(),
             owns_malloc: true,
             totals: Some(totals),
+            sampled: None,
             error: None,
         }]
     }
@@ -336,7 +391,7 @@ mod tests {
 
     #[test]
     fn rows_sum_to_rss() {
-        let check = |anonymous: u64, heap: Vec<Heap>, expected: [u64; 6]| {
+        let check = |anonymous: u64, heap: Vec<Heap>, expected: [u64; 7]| {
             let resident = Resident {
                 anonymous,
                 file: 7,
@@ -344,27 +399,79 @@ mod tests {
             };
             let ledger = reconcile(resident, heap, 0, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
-            assert_eq!(rows[..6], expected);
+            assert_eq!(rows[..7], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
         };
-        check(100, heap(50, 60, 5, 80), [50, 10, 15, 5, 0, 20]);
-        check(100, Vec::new(), [0, 0, 0, 0, 0, 100]);
+        check(100, heap(50, 60, 5, 80), [50, 0, 10, 15, 5, 0, 20]);
+        check(100, Vec::new(), [0, 0, 0, 0, 0, 0, 100]);
         // Metadata that was never touched.
-        check(70, heap(50, 60, 25, 90), [50, 10, 5, 5, 0, 0]);
-        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0, 0]);
-        check(0, heap(0, 0, 0, 0), [0; 6]);
+        check(70, heap(50, 60, 25, 90), [50, 0, 10, 5, 5, 0, 0]);
+        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0, 0, 0]);
+        check(0, heap(0, 0, 0, 0), [0; 7]);
         let committed = |bytes| of(Kind::Mimalloc, Totals::Committed { committed: bytes });
-        check(100, committed(80), [0, 0, 0, 0, 80, 20]);
-        check(100, committed(u64::MAX), [0, 0, 0, 0, 100, 0]);
+        check(100, committed(80), [0, 0, 0, 0, 0, 80, 20]);
+        check(100, committed(u64::MAX), [0, 0, 0, 0, 0, 100, 0]);
         let both = [heap(50, 60, 5, 80), committed(10)].concat();
-        check(100, both, [50, 10, 15, 5, 10, 10]);
+        check(100, both, [50, 0, 10, 15, 5, 10, 10]);
         // An allocator that lies.
         let all = u64::MAX;
         check(
             100,
             [heap(all, all, all, all), heap(all, all, all, all)].concat(),
-            [100, 0, 0, 0, 0, 0],
+            [100, 0, 0, 0, 0, 0, 0],
         );
+    }
+
+    #[test]
+    fn what_sampling_costs_is_no_fragmentation() {
+        let resident = |anonymous| Resident {
+            anonymous,
+            file: 0,
+            shared: 0,
+        };
+        // 20,480 of the program's objects live, of 1 KiB; a quarter was sampled.
+        let sampled = |active_each: u64, allocated_each: u64| Sampled {
+            objects: 5120,
+            bytes: 5 * MIB,
+            active: 5120 * active_each,
+            allocated: 5120 * allocated_each,
+            pages: 20 * MIB,
+        };
+        let check = |figures: Vec<Heap>, sampled: Sampled| {
+            let heap = vec![Heap {
+                sampled: Some(sampled),
+                ..figures[0].clone()
+            }];
+            let ledger = reconcile(resident(40 * MIB), heap, 0, None, None);
+            let rows: Vec<_> = ledger.rows[..3].iter().map(|row| row.bytes / MIB).collect();
+            assert_eq!(rows, [20, 15, 1]);
+            let verdicts = kinds(&ledger);
+            assert!(!verdicts.contains(&"fragmentation"), "{verdicts:?}");
+        };
+        let beside = vec![Heap {
+            sampled: Some(sampled(20480, 16384)),
+            ..heap(95 * MIB, 116 * MIB, 4 * MIB, 120 * MIB)[0].clone()
+        }];
+        // 80 MiB beside the objects; 40 MiB of the rest are counted.
+        assert_eq!(untouched(40 * MIB, &beside), 0);
+        assert_eq!(untouched(30 * MIB, &beside), 10 * MIB);
+        check(heap(15 * MIB, 56 * MIB, 0, 60 * MIB), sampled(8192, 0));
+        check(
+            heap(95 * MIB, 116 * MIB, 0, 116 * MIB),
+            sampled(20480, 16384),
+        );
+
+        let large = vec![Heap {
+            sampled: Some(Sampled {
+                pages: 40 * MIB,
+                ..sampled(8192, 0)
+            }),
+            ..heap(15 * MIB, 56 * MIB, 0, 60 * MIB)[0].clone()
+        }];
+        let ledger = reconcile(resident(60 * MIB), large, 0, None, None);
+        assert_eq!(kinds(&ledger), ["sampling"]);
+        let why = &ledger.verdicts[0].why;
+        assert!(why.contains("about 5120 sampled small objects"), "{why}");
     }
 
     #[test]
@@ -380,7 +487,7 @@ mod tests {
         let outside = |anonymous| {
             let ledger = reconcile(resident(anonymous), heap.clone(), untouched, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
-            (rows[3], rows[5])
+            (rows[4], rows[6])
         };
         assert_eq!(outside(70), (5, 0));
         assert_eq!(outside(170), (5, 100));

@@ -62,7 +62,7 @@ pub use dump::Dump;
 pub use error::{Error, ErrorKind, Result};
 pub use gdump::{GdumpLimits, GdumpStatus};
 pub use interval::SampleInterval;
-pub use jemalloc::is_secure_execution;
+pub use jemalloc::{Sampled, is_secure_execution};
 pub use ledger::{Heap, Ledger, Row, Verdict};
 pub use mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use printout::{PrintOptions, Printout};

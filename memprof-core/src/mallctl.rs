@@ -37,11 +37,13 @@ mod sealed {
     /// Keeps [`Value`](super::Value) to plain integers, for which any bytes are valid.
     pub trait Sealed {}
     impl Sealed for u8 {}
+    impl Sealed for u32 {}
     impl Sealed for u64 {}
     impl Sealed for usize {}
 }
 
 impl Value for u8 {}
+impl Value for u32 {}
 impl Value for u64 {}
 impl Value for usize {}
 

@@ -73,7 +73,7 @@ impl Profiler {
         }
         let heaps = lock(&self.last_heaps).clone();
         let untouched = self.untouched.load(Ordering::Relaxed);
-        let allocated = (!heaps.is_empty()).then(|| ledger::divided(&heaps).allocated);
+        let allocated = (!heaps.is_empty()).then(|| ledger::live(&heaps));
         let earlier = allocated.and_then(|allocated| self.earlier(allocated));
         let cgroup = Cgroup::of_this_process();
         Ok(ledger::reconcile(
@@ -218,6 +218,10 @@ fn heap(backend: &dyn Backend) -> Heap {
         kind: identity.kind,
         version: identity.version.clone(),
         owns_malloc: identity.owns_malloc,
+        sampled: match &totals {
+            Ok(Some(totals)) => backend.sampled(totals),
+            Ok(None) | Err(_) => None,
+        },
         error: totals.as_ref().err().map(with_remedy),
         totals: totals.unwrap_or_default(),
     }

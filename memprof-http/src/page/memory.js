@@ -8,6 +8,7 @@ const $ = id => document.getElementById(id);
 // What each row of the ledger is called here.
 const ROWS = {
   live_heap: ['Live heap', 'a dump shows who allocated it'],
+  sampling: ['What sampling costs', 'deactivate, or sample more coarsely'],
   fragmentation: ['Fragmentation', 'lost in pages that are partly in use'],
   dirty: ['Free, kept by the allocator', 'for the next allocation'],
   metadata: ['The allocator’s own records', ''],
