@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use memprof_http::{Access, Compat, Hosts, Listener, Remote, Settings, Token, Wanted};
+use memprof_http::{Access, Admits, Compat, Hosts, Listener, Remote, Settings, Token, Wanted};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -14,7 +14,7 @@ use crate::exit::{Outcome, USAGE, coded};
 use crate::{output, target};
 
 /// Requests that wait for hosts or make reports, at a time.
-const BLOCKING: usize = 32;
+const BLOCKING: usize = 64;
 
 /// Serve a page, an API and what existing scripts call, over HTTP
 #[derive(clap::Args, Debug)]
@@ -36,7 +36,8 @@ pub(crate) struct ServeArgs {
     allow_remote: bool,
 
     /// Answer only who brings the token in this file: as `Authorization: Bearer TOKEN`, or below
-    /// /t/TOKEN/
+    /// /t/TOKEN/ [default: you and root need none, others a new one, which is in the address that
+    /// this prints]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
@@ -60,22 +61,30 @@ enum System {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
-    let settings = settings(args)?;
+    let (access, token) = access(args)?;
+    let settings = Settings {
+        access,
+        compat: compat(args),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING)
         .build()
         .context("failed to start")?;
-    runtime.block_on(serve_until_signal(args, settings))?;
+    runtime.block_on(serve_until_signal(args, settings, token.as_deref()))?;
     // What still waits for a host must not keep this program.
     runtime.shutdown_background();
     Ok(0.into())
 }
 
-async fn serve_until_signal(args: &ServeArgs, settings: Settings) -> anyhow::Result<()> {
+async fn serve_until_signal(
+    args: &ServeArgs,
+    settings: Settings,
+    token: Option<&str>,
+) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (listener, place) = listen(args).await?;
+    let (listener, place) = listen(args, token).await?;
     output::tell(&format!("memprof: serving {place}"));
     let end = async {
         tokio::select! {
@@ -85,13 +94,11 @@ async fn serve_until_signal(args: &ServeArgs, settings: Settings) -> anyhow::Res
     };
     let router = memprof_http::router(hosts(args), settings);
     memprof_http::serve(listener, router, end).await;
-    if let Some(socket) = &args.socket {
-        std::fs::remove_file(socket).with_context(|| socket.display().to_string())?;
-    }
     Ok(())
 }
 
-fn settings(args: &ServeArgs) -> anyhow::Result<Settings> {
+/// The rules of access, and the text of a token that was made here.
+fn access(args: &ServeArgs) -> anyhow::Result<(Access, Option<String>)> {
     let is_local = args.socket.is_some() || args.listen.ip().is_loopback();
     if !is_local && !args.allow_remote {
         let message = format!(
@@ -101,15 +108,20 @@ fn settings(args: &ServeArgs) -> anyhow::Result<Settings> {
         );
         return Err(coded(USAGE, message));
     }
-    let token = args.token_file.as_deref().map(Token::read).transpose()?;
     let mut names = args.allow_host.clone();
     if !args.listen.ip().is_unspecified() {
         names.push(without_port(args.listen));
     }
-    Ok(Settings {
-        access: Access { names, token },
-        compat: compat(args),
-    })
+    let (admits, text) = match &args.token_file {
+        Some(file) => (Admits::Bearer(Token::read(file)?), None),
+        // Others cannot reach it.
+        None if args.socket.is_some() => (Admits::User(None), None),
+        None => {
+            let (token, text) = Token::generate().context("failed to make a token")?;
+            (Admits::User(Some(token)), Some(text))
+        }
+    };
+    Ok((Access { names, admits }, text))
 }
 
 fn without_port(address: SocketAddr) -> String {
@@ -147,7 +159,7 @@ fn hosts(args: &ServeArgs) -> Hosts {
     Hosts::one(Arc::new(Remote::new(wanted)))
 }
 
-async fn listen(args: &ServeArgs) -> anyhow::Result<(Listener, String)> {
+async fn listen(args: &ServeArgs, token: Option<&str>) -> anyhow::Result<(Listener, String)> {
     if let Some(path) = &args.socket {
         let failed = || format!("failed to listen at {}", path.display());
         let listener = Listener::unix(path).with_context(failed)?;
@@ -155,8 +167,10 @@ async fn listen(args: &ServeArgs) -> anyhow::Result<(Listener, String)> {
     }
     let failed = || format!("failed to listen at {}", args.listen);
     let listener = TcpListener::bind(args.listen).await.with_context(failed)?;
-    let place = format!("http://{}/", listener.local_addr().with_context(failed)?);
-    Ok((Listener::Tcp(listener), place))
+    let address = listener.local_addr().with_context(failed)?;
+    let prefix = token.map(|token| format!("t/{token}/")).unwrap_or_default();
+    let place = format!("http://{address}/{prefix}");
+    Ok((Listener::tcp(listener), place))
 }
 
 fn describe(path: &Path) -> String {

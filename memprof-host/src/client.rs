@@ -30,7 +30,7 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 /// How long it may take over everything else: longer than the largest dump takes.
 const WORK: Duration = Duration::from_secs(300);
 /// The messages of `memory_profile` that it answers at once.
-const QUICK: [&str; 5] = ["status", "list", "ledger", "doctor", "help"];
+pub const QUICK: [&str; 5] = ["status", "list", "ledger", "doctor", "help"];
 
 /// The largest reply that is held in memory; a dump is read piece by piece.
 const REPLY_LIMIT: u64 = 64 << 20;

@@ -13,20 +13,39 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::headers;
+use crate::peer::Peer;
 use crate::problem::{Problem, Result};
 use crate::token::Token;
 
 /// The names under which only this machine reaches itself.
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// The rules of access. The default suits a listener that only this machine can reach.
+/// The rules of access.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// Names that clients call this server by, besides those of the loopback address.
     pub names: Vec<String>,
-    /// What every request must bring: as `Authorization: Bearer TOKEN`, or below `/t/TOKEN/`, for
-    /// tools that send no headers. Never in a query, which ends up in logs.
-    pub token: Option<Token>,
+    /// Who may ask at all.
+    pub admits: Admits,
+}
+
+/// Who may ask. The token comes as `Authorization: Bearer TOKEN`, or below `/t/TOKEN/`, for tools
+/// that send no headers. Never in a query, which ends up in logs.
+#[derive(Clone, Debug)]
+pub enum Admits {
+    /// This process's user and root, on this machine; and whoever brings the token, if there is
+    /// one. Only [`serve`](crate::serve) knows whose a connection is.
+    User(Option<Token>),
+    /// Who brings the token.
+    Bearer(Token),
+    /// Everyone: the server that the router is mounted in has let them in.
+    Everyone,
+}
+
+impl Default for Admits {
+    fn default() -> Self {
+        Self::User(None)
+    }
 }
 
 /// Lets a request through that has the right to ask, without the token in its path.
@@ -64,27 +83,31 @@ impl Access {
     fn admit(&self, request: &mut Request) -> Result<Admitted> {
         self.check_name(request.uri(), request.headers())?;
         check_page(request)?;
-        let Some(token) = &self.token else {
-            return Ok(Admitted::Go);
+        let peer = request.extensions().get::<Peer>().copied();
+        let is_user = peer.is_some_and(Peer::is_known);
+        let (token, may) = match &self.admits {
+            Admits::User(token) => (token.as_ref(), is_user),
+            Admits::Bearer(token) => (Some(token), false),
+            Admits::Everyone => (None, true),
         };
-        if bearer(request.headers()).is_some_and(|given| token.is(given)) {
-            return Ok(Admitted::Go);
-        }
+        let is_token = |given: &str| token.is_some_and(|token| token.is(given));
         let path = request.uri().path();
-        let (given, rest) = match path.strip_prefix("/t/") {
-            Some(behind) => behind.split_once('/').unwrap_or((behind, "")),
-            None => ("", ""),
-        };
-        if !token.is(given) {
-            return Err(unauthorized());
+        let behind = path.strip_prefix("/t/");
+        let given = behind.map(|behind| behind.split_once('/').unwrap_or((behind, "")));
+        match given {
+            // A page that was opened before this server started again shows the token of then.
+            Some((given, rest)) if may || is_token(given) => {
+                if path.len() == "/t/".len() + given.len() {
+                    return Ok(Admitted::AddSlash(format!("{given}/")));
+                }
+                let query = request.uri().query().map(|query| format!("?{query}"));
+                let rest = format!("/{rest}{}", query.unwrap_or_default());
+                *request.uri_mut() = without_prefix(&rest)?;
+                Ok(Admitted::Go)
+            }
+            _ if may || bearer(request.headers()).is_some_and(is_token) => Ok(Admitted::Go),
+            _ => Err(unauthorized(token, peer)),
         }
-        if path.len() == "/t/".len() + given.len() {
-            return Ok(Admitted::AddSlash(format!("{given}/")));
-        }
-        let query = request.uri().query().map(|query| format!("?{query}"));
-        let rest = format!("/{rest}{}", query.unwrap_or_default());
-        *request.uri_mut() = without_prefix(&rest)?;
-        Ok(Admitted::Go)
     }
 
     fn check_name(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
@@ -114,25 +137,28 @@ impl Access {
     }
 }
 
-/// Refuses what a page from elsewhere makes a browser send.
+/// Refuses what a page from elsewhere makes a browser send. A header that is there twice is taken
+/// for the worse of both.
 fn check_page(request: &Request) -> Result<()> {
     let headers = request.headers();
-    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
-    let host = text(HOST.as_str()).unwrap_or_default();
+    let texts = |name: &str| {
+        let values = headers.get_all(name).into_iter();
+        values.map(|value| value.to_str().unwrap_or("?"))
+    };
+    let host = texts(HOST.as_str()).next().unwrap_or_default();
     let is_own = |origin: &str| {
         let authority = origin
             .strip_prefix("http://")
             .or(origin.strip_prefix("https://"));
         authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
     };
-    let is_foreign_origin = text(ORIGIN.as_str()).is_some_and(|origin| !is_own(origin));
+    let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
     // Browsers send no Origin with what an <img> loads, but tell that it is not ours.
-    let is_foreign_page = match text("sec-fetch-site") {
-        None | Some("same-origin" | "none") => false,
-        // A link to the page may be followed.
-        Some(_) => !opens_page(request.method(), request.uri(), text("sec-fetch-mode")),
-    };
-    if !is_foreign_origin && !is_foreign_page {
+    let is_own_page = texts("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
+    // A link to the page may be followed.
+    let mut modes = texts("sec-fetch-mode");
+    let is_link = modes.next() == Some("navigate") && modes.next().is_none();
+    if is_own_origin && (is_own_page || (is_link && is_page(request.method(), request.uri()))) {
         return Ok(());
     }
     let message = "a page from elsewhere may not ask this server";
@@ -143,8 +169,8 @@ fn check_page(request: &Request) -> Result<()> {
     ))
 }
 
-fn opens_page(method: &Method, uri: &Uri, mode: Option<&str>) -> bool {
-    method == Method::GET && mode == Some("navigate") && uri.path().ends_with('/')
+fn is_page(method: &Method, uri: &Uri) -> bool {
+    method == Method::GET && uri.path().ends_with('/')
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -166,13 +192,23 @@ fn without_prefix(rest: &str) -> Result<Uri> {
         .map_err(|_| Problem::invalid("the path is malformed"))
 }
 
-fn unauthorized() -> Problem {
-    Problem::new(
-        StatusCode::UNAUTHORIZED,
-        "unauthorized",
-        "the token is missing or wrong",
-    )
-    .remedy("send Authorization: Bearer TOKEN, or put /t/TOKEN in front of the path")
+fn unauthorized(token: Option<&Token>, peer: Option<Peer>) -> Problem {
+    let stranger = peer.filter(|peer| !peer.is_known());
+    let of_whom = stranger.map(|peer| format!("this connection is of {}", peer.describe()));
+    let bring = "send Authorization: Bearer TOKEN, or put /t/TOKEN in front of the path";
+    let (message, remedy) = match (token, of_whom) {
+        (Some(_), Some(of_whom)) => (
+            format!("the token is missing or wrong, and {of_whom}"),
+            bring,
+        ),
+        (Some(_), None) => ("the token is missing or wrong".to_owned(), bring),
+        (None, Some(of_whom)) => (of_whom, "ask as the server's user, or as root"),
+        (None, None) => (
+            "the program that serves this does not tell who connects".to_owned(),
+            "serve the router with memprof_http::serve, or set Access::admits",
+        ),
+    };
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", message).remedy(remedy)
 }
 
 #[cfg(test)]
@@ -183,7 +219,7 @@ mod tests {
     fn names_and_ports() {
         let access = Access {
             names: vec!["Box.example".to_owned()],
-            token: None,
+            admits: Admits::default(),
         };
         let check = |authority: &str, expected| {
             assert_eq!(access.has_name(authority), expected, "{authority}");

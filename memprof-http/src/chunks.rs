@@ -1,9 +1,10 @@
-//! A body that is sent while it is made.
+//! A body that is sent while it is made, or read.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::thread;
 
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::Frame;
@@ -12,19 +13,20 @@ use tokio::sync::mpsc;
 use crate::problem::{Problem, Result};
 
 /// Bytes of a chunk.
-pub(crate) const SIZE: usize = 256 << 10;
+pub(crate) const SIZE: usize = 128 << 10;
 /// Chunks that wait for a slow reader.
-const WAITING: usize = 4;
+const WAITING: usize = 2;
 
 type Chunk = Result<Bytes>;
 
-/// What `write` writes, on a thread that may block. An error before the first chunk is the reply;
-/// a later one breaks the connection off.
+/// What `write` writes, on a thread of its own, which may wait for a slow reader. An error before
+/// the first chunk is the reply; a later one breaks the connection off.
 pub(crate) async fn of(
     write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
 ) -> Result<Body> {
     let (sender, mut chunks) = mpsc::channel(WAITING);
-    tokio::task::spawn_blocking(move || {
+    let thread = thread::Builder::new().name("body".to_owned());
+    let started = thread.spawn(move || {
         let mut out = Chunking {
             chunk: Vec::with_capacity(SIZE),
             sender,
@@ -36,8 +38,14 @@ pub(crate) async fn of(
             log::debug!("a reader left before the end");
         }
     });
+    started.map_err(|error| Problem::overloaded(format!("no thread for the reply: {error}")))?;
     let first = chunks.recv().await.transpose()?;
     Ok(Body::new(Chunks { first, chunks }))
+}
+
+/// What can be read from `from`.
+pub(crate) async fn copy_of(mut from: impl Read + Send + 'static) -> Result<Body> {
+    of(move |out| io::copy(&mut from, out).map(drop).map_err(broken_off)).await
 }
 
 fn broken_off(error: io::Error) -> Problem {

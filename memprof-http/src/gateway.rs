@@ -3,20 +3,23 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use axum::body::Bytes;
+use axum::body::Body;
 use memprof_host::protocol::HostInfo;
 use memprof_plugin_abi::Arguments;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::calls::{Call, Calls};
+use crate::chunks;
 use crate::dumping::Dumping;
 use crate::problem::{Problem, Result};
 use crate::renders::Renders;
-use crate::target::{Answer, Fetched, Target};
+use crate::target::{Answer, Fetched, Gone, Target};
 
 #[derive(Debug)]
 pub(crate) struct Gateway {
     target: Arc<dyn Target>,
+    calls: Arc<Calls>,
     dumping: Dumping,
     pub(crate) renders: Renders,
 }
@@ -39,6 +42,7 @@ impl Gateway {
     pub(crate) fn new(target: Arc<dyn Target>) -> Self {
         Self {
             target,
+            calls: Arc::default(),
             dumping: Dumping::default(),
             renders: Renders::default(),
         }
@@ -50,15 +54,15 @@ impl Gateway {
 
     /// Who the host is.
     pub(crate) async fn host(&self) -> Result<HostInfo> {
-        let target = Arc::clone(&self.target);
-        Ok(blocking(move || target.host()).await??)
+        self.call(Call::Quick, |target| target.host()).await
     }
 
     /// The plugin's answer, also where it is an error.
     pub(crate) async fn ask(&self, message: &'static str, args: &[(&str, &str)]) -> Result<Answer> {
-        let target = Arc::clone(&self.target);
         let args = words(args);
-        Ok(blocking(move || target.message(message, &args)).await??)
+        let call = Call::of(message);
+        self.call(call, move |target| target.message(message, &args))
+            .await
     }
 
     /// The plugin's object; its error is one here.
@@ -69,8 +73,10 @@ impl Gateway {
     /// Takes a dump, or joins the one that runs: the reply to `dump`.
     pub(crate) async fn dump(&self) -> Result<Arc<Value>> {
         let take = || {
-            let target = Arc::clone(&self.target);
+            let (target, calls) = (Arc::clone(&self.target), Arc::clone(&self.calls));
             async move {
+                // Nobody can cut this short: it ends with the dump.
+                let _turn = calls.turn(Call::Long).await?;
                 let answer = blocking(move || target.message("dump", "")).await??;
                 object(&answer).map(Arc::new)
             }
@@ -90,12 +96,6 @@ impl Gateway {
         let mut kept = self.kept().await?.into_iter();
         kept.find(|dump| dump.id == id)
             .ok_or_else(|| no_such_dump(id))
-    }
-
-    /// The bytes of a dump that is taken now.
-    pub(crate) async fn dump_bytes(&self) -> Result<Bytes> {
-        let dump = self.dump().await?;
-        self.fetch(id_of(&dump)?).await
     }
 
     /// What every allocator prints of itself; `opts` are those of `malloc_stats_print`.
@@ -136,8 +136,9 @@ impl Gateway {
         {
             return Err(no_such_dump(id));
         }
-        let (target, word) = (Arc::clone(&self.target), id.to_owned());
-        match blocking(move || target.fetch(&word)).await?? {
+        let word = id.to_owned();
+        let fetched = self.call(Call::Long, move |target| target.fetch(&word));
+        match fetched.await? {
             Fetched::Dump { content_type, body } => Ok(Opened { content_type, body }),
             Fetched::Refused(answer) => match Problem::of_answer(&answer) {
                 problem if problem.is_the_clients() => Err(no_such_dump(id)),
@@ -146,16 +147,35 @@ impl Gateway {
         }
     }
 
-    /// The bytes of a kept dump.
-    pub(crate) async fn fetch(&self, id: &str) -> Result<Bytes> {
-        let mut dump = self.open(id).await?.body;
-        let read = blocking(move || {
-            let mut bytes = Vec::new();
-            dump.read_to_end(&mut bytes).map(|_| bytes)
+    /// Calls the host when it is this call's turn.
+    async fn call<T: Send + 'static>(
+        &self,
+        kind: Call,
+        ask: impl FnOnce(&dyn Target) -> Result<T, Gone> + Send + 'static,
+    ) -> Result<T> {
+        let target = Arc::clone(&self.target);
+        let turn = self.calls.turn(kind).await?;
+        let answer = blocking(move || {
+            let answer = ask(&*target);
+            drop(turn);
+            answer
         });
-        let bytes = read.await?;
-        let bytes = bytes.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
-        Ok(bytes.into())
+        Ok(answer.await??)
+    }
+}
+
+impl Opened {
+    /// All of it. Blocks.
+    pub(crate) fn read(mut self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let read = self.body.read_to_end(&mut bytes);
+        read.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
+        Ok(bytes)
+    }
+
+    /// Its bytes, while they are read.
+    pub(crate) async fn stream(self) -> Result<Body> {
+        chunks::copy_of(self.body).await
     }
 }
 

@@ -16,6 +16,7 @@ mod in_process;
 mod remote;
 mod target;
 
+mod calls;
 mod chunks;
 mod dumping;
 mod file_format;
@@ -31,9 +32,13 @@ mod page;
 
 mod problem;
 
+mod clients;
+mod connection;
 mod listener;
+mod peer;
+mod unix_socket;
 
-pub use access::Access;
+pub use access::{Access, Admits};
 pub use compat::Compat;
 pub use hosts::Hosts;
 pub use in_process::InProcess;

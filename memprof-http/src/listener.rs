@@ -1,4 +1,4 @@
-//! Connections: accepted, limited in number and time, and served.
+//! Where clients connect, and the end of it.
 
 use std::io;
 use std::path::Path;
@@ -6,91 +6,84 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::task::yield_now;
+use tokio::time::sleep;
 
-/// More than a person's pages and scripts have open.
-const CONNECTIONS: usize = 64;
-/// From the connection's start, or the last reply, to the end of a request's head.
-const HEAD: Duration = Duration::from_secs(30);
-/// A client that reads nothing keeps its connection no longer.
-const CONNECTION: Duration = Duration::from_secs(3600);
+use crate::clients::Clients;
+use crate::connection::converse;
+use crate::peer::Peer;
+use crate::unix_socket::{self, Bound};
+
 /// What `accept` waits when there are no descriptors left.
-const BREATH: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Where clients connect.
 #[derive(Debug)]
-pub enum Listener {
-    /// An address.
+pub struct Listener {
+    socket: Socket,
+    /// Its path, which is removed in the end.
+    _bound: Option<Bound>,
+}
+
+#[derive(Debug)]
+enum Socket {
     Tcp(TcpListener),
-    /// A path.
     Unix(UnixListener),
 }
 
-impl Listener {
-    /// Listens at a path, for this user alone. What a server left there that ended is replaced.
-    ///
-    /// # Errors
-    /// Somebody listens there, or the path cannot be used.
-    pub fn unix(path: &Path) -> io::Result<Self> {
-        let directory = path.parent().filter(|parent| *parent != Path::new(""));
-        memprof_host::socket_dir::check_parent(directory.unwrap_or(Path::new(".")))?;
-        match std::os::unix::net::UnixStream::connect(path) {
-            Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path)?;
-            }
-            Err(_) => {}
-        }
-        UnixListener::from_std(bind_private(path)?).map(Self::Unix)
-    }
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
 }
 
-/// A socket's mode is that of its descriptor when it is bound: never open to others, not even for
-/// a moment.
-fn bind_private(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(0o600))?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, 128)?;
-    Ok(socket.into())
+impl Listener {
+    /// Listens at an address.
+    pub fn tcp(listener: TcpListener) -> Self {
+        Self {
+            socket: Socket::Tcp(listener),
+            _bound: None,
+        }
+    }
+
+    /// Listens at a path, for this user alone. A socket that a server left there is replaced, and
+    /// this one is removed in the end.
+    ///
+    /// # Errors
+    /// Somebody listens there, something else than a socket lies there, or the path cannot be used.
+    pub fn unix(path: &Path) -> io::Result<Self> {
+        let (socket, bound) = unix_socket::listen(path)?;
+        Ok(Self {
+            socket: Socket::Unix(UnixListener::from_std(socket)?),
+            _bound: Some(bound),
+        })
+    }
+
+    async fn accept(&self) -> io::Result<Stream> {
+        match &self.socket {
+            Socket::Tcp(tcp) => Ok(Stream::Tcp(tcp.accept().await?.0)),
+            Socket::Unix(unix) => Ok(Stream::Unix(unix.accept().await?.0)),
+        }
+    }
 }
 
 /// Serves until `end`; connections that are open then are dropped.
 pub async fn serve(listener: Listener, router: Router, end: impl Future<Output = ()>) {
-    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    let clients = Arc::default();
     let accept = async {
         loop {
-            // Closed only with this loop.
-            let Ok(permit) = Arc::clone(&free).acquire_owned().await else {
-                return;
-            };
-            let router = router.clone();
-            let accepted = match &listener {
-                Listener::Tcp(tcp) => tcp.accept().await.map(|(stream, _)| {
-                    tokio::spawn(async move {
-                        talk(stream, router).await;
-                        drop(permit);
-                    });
-                }),
-                Listener::Unix(unix) => unix.accept().await.map(|(stream, _)| {
-                    tokio::spawn(async move {
-                        talk(stream, router).await;
-                        drop(permit);
-                    });
-                }),
-            };
-            if let Err(error) = accepted {
-                log::warn!("failed to accept a connection: {error}");
-                sleep(BREATH).await;
+            match listener.accept().await {
+                Ok(stream) => {
+                    tokio::spawn(welcome(stream, Arc::clone(&clients), router.clone()));
+                }
+                Err(error) => {
+                    log::warn!("failed to accept a connection: {error}");
+                    clients.make_room();
+                    sleep(PAUSE).await;
+                }
             }
+            // Who is here already sends its request before the next one can push it out.
+            yield_now().await;
         }
     };
     tokio::select! {
@@ -99,15 +92,18 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
     }
 }
 
-async fn talk(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match timeout(CONNECTION, served).await {
-        Ok(Ok(())) => {}
-        // A client that leaves is no news.
-        Ok(Err(error)) => log::debug!("a connection ended: {error}"),
-        Err(_) => log::debug!("a connection was open too long"),
+async fn welcome(stream: Stream, clients: Arc<Clients>, router: Router) {
+    let Some(place) = clients.enter() else {
+        return;
+    };
+    match stream {
+        Stream::Tcp(stream) => {
+            let peer = Peer::of_tcp(&stream).await;
+            converse(stream, peer, place, router).await;
+        }
+        Stream::Unix(stream) => {
+            let peer = Peer::of_unix(&stream);
+            converse(stream, peer, place, router).await;
+        }
     }
 }

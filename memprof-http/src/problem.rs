@@ -14,6 +14,8 @@ pub(crate) type Result<T, E = Problem> = std::result::Result<T, E>;
 
 /// How long a client should wait for a host that went away, in seconds.
 const HOST_RETRY: u64 = 2;
+/// How long one should wait that came while too many others were served, in seconds.
+const OVERLOAD_RETRY: u64 = 1;
 
 /// An error reply: `{"error":{kind, message, remedy}}`.
 #[derive(Clone, Debug)]
@@ -49,6 +51,15 @@ impl Problem {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
+    /// Too much is asked for at the same time.
+    pub(crate) fn overloaded(message: impl Into<String>) -> Self {
+        Self {
+            retry_after: Some(OVERLOAD_RETRY),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+                .remedy("try again in a moment")
+        }
+    }
+
     /// The host does not answer.
     pub(crate) fn gone(message: impl Into<String>) -> Self {
         Self {
@@ -66,7 +77,10 @@ impl Problem {
 
     /// Whether the plugin could not do it, rather than that nobody answered.
     pub(crate) fn is_the_hosts(&self) -> bool {
-        !matches!(&*self.kind, "host_gone" | "not_found" | "empty")
+        !matches!(
+            &*self.kind,
+            "host_gone" | "overloaded" | "not_found" | "empty"
+        )
     }
 
     /// Whether another request would have been answered.

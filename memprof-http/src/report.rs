@@ -1,7 +1,6 @@
 //! Kept dumps as reports.
 
-use std::io::{self, BufReader};
-use std::sync::Arc;
+use std::io::BufReader;
 use std::time::UNIX_EPOCH;
 
 use axum::body::{Body, Bytes};
@@ -10,11 +9,11 @@ use memprof_report::{
     Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
 use crate::chunks;
 use crate::file_format::{FileFormat, Made};
-use crate::gateway::{Gateway, Kept, blocking, id_of};
+use crate::gateway::{Gateway, Kept, Opened, blocking, id_of};
 use crate::problem::{Problem, Result};
 
 /// What of a dump is wanted: the parameters of a query.
@@ -72,17 +71,10 @@ impl View {
         match format.made {
             Made::Kept => {
                 let dump = host.open(id).await?;
-                let mut body = dump.body;
-                let bytes = chunks::of(move |out| {
-                    let copied = io::copy(&mut body, out).map(drop);
-                    copied.map_err(|error| Problem::internal(format!("the dump: {error}")))
-                });
-                Ok(format.reply_as(dump.content_type, id, bytes.await?))
+                let content_type = dump.content_type.clone();
+                Ok(format.reply_as(content_type, id, dump.stream().await?))
             }
-            Made::As(made) => {
-                let report = self.report(host, id, made).await?;
-                Ok(format.reply(id, report))
-            }
+            Made::As(made) => Ok(format.reply(id, self.report(host, id, made).await?)),
         }
     }
 
@@ -91,14 +83,17 @@ impl View {
         let key = serde_json::to_string(&(id, self))
             .map_err(|error| Problem::internal(error.to_string()))?;
         let render = || async {
-            let dump = Fetched::of(host, id).await?;
+            let dump = Unread::of(host, id).await?;
             let base = match &self.base {
-                Some(base) => Some(Fetched::of(host, base).await?),
+                Some(base) => Some(Unread::of(host, base).await?),
                 None => None,
             };
             let pid = host.host().await?.pid;
-            let _turn = turn().await?;
-            blocking(move || render(&dump, base.as_ref(), pid, options)).await?
+            in_turn(move || {
+                let base = base.map(Unread::read).transpose()?;
+                render(&dump.read()?, base.as_ref(), pid, options)
+            })
+            .await
         };
         host.renders.get_or(&key, render).await
     }
@@ -146,7 +141,7 @@ pub(crate) async fn tcmalloc_of(host: &Gateway, id: &str) -> Result<Body> {
 /// The flamegraph of a dump that somebody brings.
 pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<Response> {
     let pid = host.host().await?.pid;
-    let dump = Fetched {
+    let dump = Read {
         kept: Kept {
             id: "upload".to_owned(),
             taken: String::new(),
@@ -162,8 +157,7 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
         },
         ..Options::default()
     };
-    let _turn = turn().await?;
-    let rendered = blocking(move || render(&dump, None, pid, options)).await?;
+    let rendered = in_turn(move || render(&dump, None, pid, options)).await;
     // What cannot be read is the fault of whoever sent it.
     let svg = rendered.map_err(|problem| match &*problem.kind {
         "internal" => Problem::invalid(problem.message),
@@ -183,26 +177,54 @@ fn sample_type(name: &str) -> Result<SampleType> {
     })
 }
 
+/// A kept dump, of which nothing is in memory yet.
+struct Unread {
+    kept: Kept,
+    dump: Opened,
+}
+
+impl Unread {
+    async fn of(host: &Gateway, id: &str) -> Result<Self> {
+        let kept = host.kept_as(id).await?;
+        let dump = host.open(&kept.id).await?;
+        Ok(Self { kept, dump })
+    }
+
+    /// Blocks.
+    fn read(self) -> Result<Read> {
+        Ok(Read {
+            kept: self.kept,
+            bytes: self.dump.read()?.into(),
+        })
+    }
+}
+
 /// A kept dump and its bytes.
-struct Fetched {
+struct Read {
     kept: Kept,
     bytes: Bytes,
 }
 
-impl Fetched {
-    async fn of(host: &Gateway, id: &str) -> Result<Arc<Self>> {
-        let kept = host.kept_as(id).await?;
-        let bytes = host.fetch(&kept.id).await?;
-        Ok(Arc::new(Self { kept, bytes }))
-    }
-}
-
 /// Reports that are made at a time: each takes a multiple of its dump in memory, and a core.
 static TURNS: Semaphore = Semaphore::const_new(2);
+/// Those that wait for their turn.
+static QUEUE: Semaphore = Semaphore::const_new(32);
 
-async fn turn() -> Result<SemaphorePermit<'static>> {
+/// Makes a report, on a thread that may block, when its turn has come.
+pub(crate) async fn in_turn<T: Send + 'static>(
+    make: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let full = |_| Problem::overloaded("too many reports are being made");
+    let waiting = QUEUE.try_acquire().map_err(full)?;
     let turn = TURNS.acquire().await;
-    turn.map_err(|error| Problem::internal(error.to_string()))
+    let turn = turn.map_err(|error| Problem::internal(error.to_string()))?;
+    drop(waiting);
+    blocking(move || {
+        // Also when whoever asked has left: the work goes on.
+        let _turn = turn;
+        make()
+    })
+    .await?
 }
 
 /// 0, pprof's unknown, for what has no time.
@@ -213,12 +235,7 @@ fn time_nanos(kept: &Kept) -> i64 {
     nanos.unwrap_or(0)
 }
 
-fn render(
-    dump: &Fetched,
-    base: Option<&Arc<Fetched>>,
-    pid: u32,
-    mut options: Options,
-) -> Result<Bytes> {
+fn render(dump: &Read, base: Option<&Read>, pid: u32, mut options: Options) -> Result<Bytes> {
     options.time_nanos = time_nanos(&dump.kept);
     // The files of a living process are its own dumps' only.
     let sources = Sources::of_process((dump.kept.pid == pid).then_some(pid));

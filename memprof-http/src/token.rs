@@ -1,10 +1,11 @@
-//! The secret that a client beyond this machine must bring.
+//! The secret that a client of another user or machine must bring.
 
 use std::hint::black_box;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
 
 /// The shortest token in base64, and in hex: 128 bits.
@@ -64,6 +65,17 @@ impl Token {
         Ok(Self(Sha256::digest(text).into()))
     }
 
+    /// A new token, and its text, which is kept nowhere else.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes yet.
+    pub fn generate() -> io::Result<(Self, String)> {
+        let mut bytes = [0; HEX_DIGITS / 2];
+        rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty()))?;
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok((Self(Sha256::digest(&text).into()), text))
+    }
+
     /// Whether `given` is this token, in a time that does not tell how much of it is.
     pub(crate) fn is(&self, given: &str) -> bool {
         let given: [u8; 32] = Sha256::digest(given).into();
@@ -101,6 +113,14 @@ mod tests {
         assert!(!token.is(""));
         assert!(!token.is(&HEX[1..]));
         assert!(!token.is(&HEX.to_uppercase()));
+    }
+
+    #[test]
+    fn a_new_token_is_like_no_other() {
+        let (token, text) = Token::generate().unwrap();
+        assert!(token.is(&text));
+        assert!(Token::parse(&text).unwrap().is(&text));
+        assert!(!token.is(&Token::generate().unwrap().1));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod bench;
 mod ci;
 mod demo;
 mod dist;
+mod many_stacks;
 mod packages;
 mod run;
 mod torture;
@@ -20,8 +21,7 @@ usage: cargo xtask COMMAND
   bench [unwind]      build for release, and print what the plugin costs its host; or its stack walk
   torture [SUITE] [--short]
                       hosts under every fault: storm, stall, inject, kill, hostile, paths,
-                      resources, tls, space,
-                      privileges, exit, unwind
+                      resources, tls, space, privileges, exit, clients, unwind
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {

@@ -71,7 +71,7 @@ async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
     let end = async {
         terminate.recv().await;
     };
-    memprof_http::serve(Listener::Tcp(listener), router(host), end).await;
+    memprof_http::serve(Listener::tcp(listener), router(host), end).await;
     Ok(())
 }
 

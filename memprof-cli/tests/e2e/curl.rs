@@ -1,5 +1,6 @@
 //! Requests by curl, as scripts send them.
 
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -40,11 +41,29 @@ impl Got {
 
 /// Runs `curl -i ARGS`, with the address in place of `H`.
 pub(crate) fn curl(address: &str, args: &str) -> Got {
+    run(Command::new("curl"), address, args)
+}
+
+/// The same as another user, which only root can be.
+pub(crate) fn curl_as(uid: u32, address: &str, args: &str) -> Got {
+    run(as_user(uid, "curl".as_ref()), address, args)
+}
+
+/// A program that is run by another user.
+pub(crate) fn as_user(uid: u32, program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args([format!("--reuid={uid}"), format!("--regid={uid}")])
+        .arg("--clear-groups")
+        .arg(program);
+    command
+}
+
+fn run(mut command: Command, address: &str, args: &str) -> Got {
     let args = args.split(' ').map(|word| match word.strip_prefix('H') {
         Some(path) if path.starts_with('/') => format!("{}{path}", address.trim_end_matches('/')),
         _ => word.to_owned(),
     });
-    let mut command = Command::new("curl");
     command.args(["-sS", "-i", "--max-time", "60"]).args(args);
     let output = tool("curl", &mut command);
     let complaint = String::from_utf8_lossy(&output.stderr);

@@ -153,6 +153,29 @@ fn requests_that_name_two_servers_are_refused() {
 }
 
 #[test]
+fn a_second_header_does_not_hide_the_first() {
+    let host = Setup::of("rust_host").start();
+    let server = Server::of(&host, &[]);
+    let check = |headers: &str, expected: u16| {
+        let request = format!(
+            "GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n"
+        );
+        assert_eq!(status(&server, &request), expected, "{request}");
+    };
+    let (own, foreign) = (
+        "Origin: http://localhost\r\n",
+        "Origin: http://evil.example\r\n",
+    );
+    check(own, 200);
+    check(foreign, 403);
+    check(&[own, foreign].concat(), 403);
+    check(&[foreign, own].concat(), 403);
+    let (own, foreign) = ("Sec-Fetch-Site: none\r\n", "Sec-Fetch-Site: cross-site\r\n");
+    check(&[own, foreign].concat(), 403);
+    check(&[foreign, own].concat(), 403);
+}
+
+#[test]
 fn a_link_from_elsewhere_opens_the_page_and_nothing_else() {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);

@@ -230,6 +230,29 @@ fn a_server_on_a_unix_socket_is_this_users_alone() {
 }
 
 #[test]
+fn what_lies_where_the_socket_should_be_stays() {
+    let host = Setup::of("rust_host").start();
+    let file = host.place().join("precious");
+    std::fs::write(&file, "kept").unwrap();
+    let link = host.place().join("link");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    for path in [&file, &link] {
+        let path = path.to_str().unwrap();
+        let refused = memprof(&host.socket_dir(), &["serve", "--socket", path]).exits(1);
+        let why = format!("failed to listen at {path}: something else than a socket lies there");
+        assert!(refused.stderr.contains(&why), "{refused:?}");
+    }
+    assert_eq!(std::fs::read_to_string(&link).unwrap(), "kept");
+    // Somebody else's socket, which is not listened at with our lock.
+    let other = host.place().join("other.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&other).unwrap();
+    let path = other.to_str().unwrap();
+    let refused = memprof(&host.socket_dir(), &["serve", "--socket", path]).exits(1);
+    assert!(refused.stderr.contains("in use"), "{refused:?}");
+    std::os::unix::net::UnixStream::connect(&other).unwrap();
+}
+
+#[test]
 fn the_api_is_described_as_it_is() {
     let host = Setup::of("rust_host").start();
     host.memprof("activate", &[]).exits(0);

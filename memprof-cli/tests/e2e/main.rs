@@ -21,6 +21,7 @@ mod hosts;
 mod http_access;
 mod http_api;
 mod http_tools;
+mod http_users;
 mod ledger;
 mod operate;
 mod outputs;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use crate::curl::as_user;
 use crate::dist::dist;
 use crate::host::Host;
 
@@ -12,8 +13,10 @@ use crate::host::Host;
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
-    /// Its address, which ends in a slash.
+    /// Its address without a token, which ends in a slash.
     pub(crate) address: String,
+    /// The address as it printed it.
+    pub(crate) printed: String,
 }
 
 impl Server {
@@ -42,25 +45,41 @@ impl Server {
         Self::spawn(&host.socket_dir(), &args, &[])
     }
 
+    /// Another user's, with a copy of the program that the user can run.
+    pub(crate) fn run_by(uid: u32, program: &Path, sockets: &Path) -> Self {
+        let mut command = as_user(uid, program);
+        command.args(["serve", "--listen", "127.0.0.1:0"]);
+        Self::wait_for(command.env("MEMPROF_SOCKET_DIR", sockets))
+    }
+
     fn spawn(sockets: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(dist("bin/memprof"))
+        let mut command = Command::new(dist("bin/memprof"));
+        command
             .arg("serve")
             .args(args)
             .env("MEMPROF_SOCKET_DIR", sockets)
-            .envs(env.iter().copied())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .envs(env.iter().copied());
+        Self::wait_for(&mut command)
+    }
+
+    fn wait_for(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut notes = BufReader::new(child.stderr.take().unwrap()).lines();
-        let address = notes
+        let printed = notes
             .by_ref()
             .map_while(Result::ok)
             .find_map(|line| Some(line.split_once("serving ")?.1.to_owned()));
+        let printed = printed.expect("memprof serve tells its address");
+        let address = match printed.split_once("/t/") {
+            Some((address, _)) => format!("{address}/"),
+            None => printed.clone(),
+        };
         // It must not meet a closed pipe.
         thread::spawn(move || notes.map_while(Result::ok).for_each(drop));
         Self {
             child,
-            address: address.expect("memprof serve tells its address"),
+            address,
+            printed,
         }
     }
 }

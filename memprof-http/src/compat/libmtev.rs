@@ -9,7 +9,7 @@ use axum::routing::get;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, id_of};
 use crate::problem::{Problem, Result};
 use crate::router::{Shared, To};
 
@@ -41,16 +41,19 @@ async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Res
     ) {
         (Some("true"), _) => activate(&host).await,
         (Some(_), _) => deactivate(&host).await,
-        (None, Some("true")) => host
-            .dump_bytes()
-            .await
-            .map(|dump| ([DUMP], dump).into_response()),
+        (None, Some("true")) => dump(&host).await,
         (None, _) => Ok(([TEXT], state(&allocators)).into_response()),
     };
     match done {
         Err(problem) if problem.is_the_hosts() => Ok(refused(&problem)),
         done => done,
     }
+}
+
+async fn dump(host: &Gateway) -> Result<Response> {
+    let dump = host.dump().await?;
+    let dump = host.open(id_of(&dump)?).await?;
+    Ok(([DUMP], dump.stream().await?).into_response())
 }
 
 async fn activate(host: &Gateway) -> Result<Response> {

@@ -10,6 +10,7 @@ use memprof_report::{Input, Options, Sources};
 
 use crate::gateway::{Gateway, blocking};
 use crate::problem::{Problem, Result};
+use crate::report::in_turn;
 use crate::router::{Shared, To};
 
 /// 200,000 addresses, as jeprof pads them.
@@ -39,7 +40,7 @@ async fn names(host: &Gateway, body: &[u8]) -> Result<String> {
     let addresses = addresses(body)?;
     let pid = host.host().await?.pid;
     let maps = newest_maps(host, pid).await?;
-    let named = blocking(move || name(&addresses, &maps, pid)).await??;
+    let named = in_turn(move || name(&addresses, &maps, pid)).await?;
     let mut lines = String::new();
     for (address, name) in named {
         writeln!(lines, "{address:#010x}\t{name}").map_err(|e| Problem::internal(e.to_string()))?;
@@ -67,10 +68,14 @@ async fn newest_maps(host: &Gateway, pid: u32) -> Result<Bytes> {
         return Ok(Bytes::new());
     };
     let cut = || async {
-        let dump = host.fetch(&newest.id).await?;
-        let text = String::from_utf8_lossy(&dump);
-        let maps = text.find(MAPS).map_or("", |at| &text[at + MAPS.len()..]);
-        Ok(Bytes::copy_from_slice(maps.as_bytes()))
+        let dump = host.open(&newest.id).await?;
+        blocking(move || {
+            let dump = dump.read()?;
+            let text = String::from_utf8_lossy(&dump);
+            let maps = text.find(MAPS).map_or("", |at| &text[at + MAPS.len()..]);
+            Ok(Bytes::copy_from_slice(maps.as_bytes()))
+        })
+        .await?
     };
     host.renders
         .get_or(&format!("maps of {}", newest.id), cut)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use memprof_host::protocol::HostInfo;
-use memprof_http::{Answer, Fetched, Gone, Hosts, Settings, Target, router};
+use memprof_http::{Admits, Answer, Fetched, Gone, Hosts, Settings, Target, router};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_UNSUPPORTED,
@@ -48,10 +48,13 @@ fn refusing(status: i32, message: &str) -> Fake {
 
 fn ask(host: Fake, method: &str, path: &str) -> (StatusCode, HeaderMap, Vec<u8>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
         .build()
         .unwrap();
     runtime.block_on(async {
-        let router = router(Hosts::one(Arc::new(host)), Settings::default());
+        let mut settings = Settings::default();
+        settings.access.admits = Admits::Everyone;
+        let router = router(Hosts::one(Arc::new(host)), settings);
         let request = Request::builder().method(method).uri(path);
         let request = request
             .header("host", "localhost")

@@ -1,17 +1,13 @@
 //! What HTTP adds to a dump, and how long a listing takes.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
 use anyhow::{Context, Result, ensure};
-use memprof_host::client::Client;
 
-use crate::dist::dist;
-use crate::run::{root, run};
+use crate::many_stacks::{ManyStacks, Server};
 
 /// Two dumps each: as many as are kept.
 const ROUNDS: usize = KEPT / 2;
@@ -20,33 +16,12 @@ const KEPT: usize = 32;
 
 /// Measures.
 pub(super) fn measure(place: &Path) -> Result<()> {
-    let program = place.join("many_stacks");
-    let source = root().join("xtask/src/bench/many_stacks.c");
-    run(Command::new("cc")
-        .args(["-O1", "-o"])
-        .arg(&program)
-        .arg(source))?;
-    let state = place.join("state");
-    if state.exists() {
-        fs::remove_dir_all(&state)?;
-    }
-    let mut host = Ended(
-        Command::new(dist().join("bin/memprof"))
-            .args(["run", "--active", "--lg-sample=10", "--socket-dir"])
-            .arg(place.join("run"))
-            .arg("--")
-            .arg(&program)
-            .env("XDG_STATE_HOME", &state)
-            .stdout(Stdio::piped())
-            .spawn()?,
-    );
-    let mut ready = String::new();
-    let stdout = host.0.stdout.take().context("it has no stdout")?;
-    BufReader::new(stdout).read_line(&mut ready)?;
-    let control = place.join(format!("run/{}.sock", host.0.id()));
-    let (_server, http) = serve(place, &control)?;
+    let host = ManyStacks::start(place)?;
+    let http = place.join("http.sock");
+    let path = http.to_str().context("the path is not UTF-8")?;
+    let _server = Server::start(&host, &["--socket", path])?;
 
-    let mut client = connect(&control)?;
+    let mut client = host.client()?;
     let mut bare = Vec::new();
     let mut served = Vec::new();
     let mut length = 0;
@@ -90,38 +65,6 @@ fn list(http: &Path) -> Result<()> {
     Ok(())
 }
 
-fn serve(place: &Path, control: &Path) -> Result<(Ended, PathBuf)> {
-    let http = place.join("http.sock");
-    let mut server = Ended(
-        Command::new(dist().join("bin/memprof"))
-            .args(["serve", "--socket"])
-            .arg(&http)
-            .arg("-t")
-            .arg(control)
-            .stderr(Stdio::piped())
-            .spawn()?,
-    );
-    let mut said = String::new();
-    let stderr = server.0.stderr.take().context("it has no stderr")?;
-    let mut stderr = BufReader::new(stderr);
-    stderr.read_line(&mut said)?;
-    ensure!(said.contains("serving"), "{said}");
-    thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-    Ok((server, http))
-}
-
-/// The preloaded plugin opens its socket a moment after the program's start.
-fn connect(control: &Path) -> Result<Client> {
-    let begun = Instant::now();
-    loop {
-        match Client::connect(control) {
-            Ok(client) => return Ok(client),
-            Err(error) if begun.elapsed() > Duration::from_secs(10) => return Err(error.into()),
-            Err(_) => thread::sleep(Duration::from_millis(20)),
-        }
-    }
-}
-
 /// The body of a reply, which ends with the connection.
 fn get(http: &Path, path: &str) -> Result<Vec<u8>> {
     let mut stream = UnixStream::connect(http)?;
@@ -133,15 +76,4 @@ fn get(http: &Path, path: &str) -> Result<Vec<u8>> {
     stream.read_to_end(&mut reply)?;
     ensure!(reply.starts_with(b"HTTP/1.1 200 "), "{path} failed");
     Ok(reply)
-}
-
-/// A process that is ended when it is dropped.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
-            eprintln!("failed to end {}: {error}", self.0.id());
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask torture`: real hosts under every fault that we know how to make. Each suite prints
 //! one line with what it did, and fails when something does not hold that must.
 
+mod clients;
 mod exit;
 mod guest;
 mod host;
@@ -62,6 +63,7 @@ const SUITES: &[Suite] = &[
     ("space", space::run),
     ("privileges", privileges::run),
     ("exit", exit::run),
+    ("clients", clients::run),
     ("unwind", unwind::hazards::run),
 ];
 

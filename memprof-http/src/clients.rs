@@ -1,0 +1,420 @@
+//! The connections that are open, and what each one lets the server wait for.
+//!
+//! There are at most so many, and they hold at most so much memory. Where more is wanted, the client
+//! that has let the server wait longest is pushed out: one that is slow on purpose never keeps out
+//! one that is not.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+/// More than a person's pages and scripts have open.
+const CONNECTIONS: usize = 256;
+/// Connections beyond those, which are told to come back later.
+const REFUSALS: usize = 64;
+/// Bytes of requests' bodies and of replies that were made and are not read yet: twice the largest
+/// upload.
+const HELD: usize = 128 << 20;
+/// Bytes that a connection may always hold.
+const FREE: usize = 64 << 10;
+
+/// From the connection's start, or the last reply, to the end of a request's head.
+const HEAD: Duration = Duration::from_secs(30);
+/// From a request's head to the end of its body: the largest one in 9 Mbit/s.
+const BODY: Duration = Duration::from_secs(60);
+/// How long a client may leave what is ready for it.
+const UNREAD: Duration = Duration::from_secs(30);
+/// How long a client may take for a body, or to read, before another one has its place: one that
+/// is not slow on purpose is faster, unless the machine is busy.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// The open connections of a server.
+#[derive(Debug, Default)]
+pub(crate) struct Clients(Mutex<Vec<Arc<Client>>>);
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// Whether all other places are taken, and it is to be told so.
+    pub(crate) is_surplus: bool,
+    state: Mutex<State>,
+    pushed_out: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Whether it may ask without a token: it is pushed out after all that may not.
+    is_known: bool,
+    owes: Option<Owed>,
+    /// Since when it takes nothing of what is ready for it.
+    unread: Option<Instant>,
+    held: usize,
+    is_pushed_out: bool,
+}
+
+/// What a client has yet to send, and since when.
+#[derive(Clone, Copy, Debug)]
+enum Owed {
+    Head(Instant),
+    Body(Instant),
+}
+
+impl Owed {
+    fn end(self) -> Instant {
+        match self {
+            Self::Head(since) => since + HEAD,
+            Self::Body(since) => since + BODY,
+        }
+    }
+}
+
+impl Clients {
+    /// Takes a place, if need be that of the client that has let the server wait longest. None when
+    /// there is not even a place to say that there is none.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<Place> {
+        let mut open = self.open();
+        let count = open.iter().filter(|client| client.has_a_place()).count();
+        let is_surplus = count >= CONNECTIONS && !push_out(&open, Client::has_a_place);
+        if is_surplus && open.len() >= CONNECTIONS + REFUSALS {
+            return None;
+        }
+        let client = Arc::new(Client::new(is_surplus));
+        open.push(Arc::clone(&client));
+        drop(open);
+        Some(Place {
+            clients: Arc::clone(self),
+            client,
+        })
+    }
+
+    /// Gives up a place for one that the system has no descriptor for.
+    pub(crate) fn make_room(&self) {
+        push_out(&self.open(), |_| true);
+    }
+
+    /// Lets `client` hold so many bytes more. False when too much is held already, and not by
+    /// clients that let the server wait.
+    fn hold(&self, client: &Client, bytes: usize) -> bool {
+        let open = self.open();
+        let own = client.state().held + bytes;
+        let total = || open.iter().map(|client| client.counted()).sum::<usize>();
+        let may = |other: &Client| !std::ptr::eq(client, other) && other.counted() > 0;
+        while own > FREE && total() + bytes > HELD {
+            if !push_out(&open, may) {
+                return false;
+            }
+        }
+        client.state().held = own;
+        true
+    }
+
+    fn open(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends the connection that `may` be ended and has let the server wait longest. False when there is
+/// none.
+fn push_out(open: &[Arc<Client>], may: impl Fn(&Client) -> bool) -> bool {
+    let waiting = open.iter().filter(|client| may(client));
+    let waiting = waiting.filter_map(|client| Some((client.rank()?, client)));
+    let Some((_, client)) = waiting.min_by_key(|(rank, _)| *rank) else {
+        return false;
+    };
+    client.state().is_pushed_out = true;
+    client.pushed_out.notify_one();
+    true
+}
+
+impl Client {
+    fn new(is_surplus: bool) -> Self {
+        Self {
+            is_surplus,
+            state: Mutex::new(State {
+                is_known: false,
+                owes: None,
+                unread: None,
+                held: 0,
+                is_pushed_out: false,
+            }),
+            pushed_out: Notify::new(),
+        }
+    }
+
+    /// It is its turn to send a request. `is_known` when it needs no token for that.
+    pub(crate) fn may_ask(&self, is_known: bool) {
+        let mut state = self.state();
+        state.is_known = is_known;
+        state.owes = Some(Owed::Head(Instant::now()));
+    }
+
+    /// It has sent all that a request consists of.
+    pub(crate) fn has_asked(&self) {
+        self.state().owes = None;
+    }
+
+    /// The server waits for more of a request's body.
+    pub(crate) fn owes_body(&self) {
+        let mut state = self.state();
+        if !matches!(state.owes, Some(Owed::Body(_))) {
+            state.owes = Some(Owed::Body(Instant::now()));
+        }
+    }
+
+    /// The reply is on its way; the next request may come.
+    pub(crate) fn is_answered(&self) {
+        self.state().owes = Some(Owed::Head(Instant::now()));
+    }
+
+    /// Whether it took some of what was ready for it.
+    pub(crate) fn reads(&self, took: bool) {
+        let mut state = self.state();
+        state.unread = match state.unread {
+            _ if took => None,
+            since => since.or_else(|| Some(Instant::now())),
+        };
+    }
+
+    /// Returns when the server has waited long enough for it.
+    pub(crate) async fn is_late(&self) {
+        let late = async {
+            loop {
+                let end = self.end().unwrap_or_else(|| Instant::now() + HEAD);
+                if end <= Instant::now() {
+                    return;
+                }
+                sleep_until(end).await;
+            }
+        };
+        tokio::select! {
+            () = late => {}
+            () = self.pushed_out.notified() => {}
+        }
+    }
+
+    /// When the server has waited long enough, unless something happens before.
+    fn end(&self) -> Option<Instant> {
+        let state = self.state();
+        let unread = state.unread.map(|since| since + UNREAD);
+        let owed = state.owes.map(Owed::end);
+        unread.into_iter().chain(owed).min()
+    }
+
+    /// The smaller, the sooner it makes way: whether it is known, whether it has sent a head, and
+    /// since when it lets the server wait. None when the server works for it, or has ended it.
+    fn rank(&self) -> Option<(bool, bool, Instant)> {
+        let state = self.state();
+        let (has_head, since) = match (state.unread, state.owes) {
+            (Some(since), _) | (None, Some(Owed::Body(since))) => (true, since),
+            (None, Some(Owed::Head(since))) => (false, since),
+            (None, None) => return None,
+        };
+        let may = !state.is_pushed_out && (!has_head || since.elapsed() > GRACE);
+        may.then_some((state.is_known, has_head, since))
+    }
+
+    fn has_a_place(&self) -> bool {
+        !self.is_surplus && !self.state().is_pushed_out
+    }
+
+    /// What it holds, unless it is about to give it back.
+    fn counted(&self) -> usize {
+        let state = self.state();
+        if state.is_pushed_out { 0 } else { state.held }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A client's place, given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    clients: Arc<Clients>,
+    pub(crate) client: Arc<Client>,
+}
+
+impl Place {
+    /// Memory that is held for this client, none so far.
+    pub(crate) fn holds_nothing(self: &Arc<Self>) -> Held {
+        Held {
+            place: Arc::clone(self),
+            bytes: 0,
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.clients.open();
+        open.retain(|client| !Arc::ptr_eq(client, &self.client));
+    }
+}
+
+/// Memory that is held for a client until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    place: Arc<Place>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Holds so many bytes more. False when too much is held already.
+    pub(crate) fn grow(&mut self, bytes: usize) -> bool {
+        let may = self.place.clients.hold(&self.place.client, bytes);
+        if may {
+            self.bytes += bytes;
+        }
+        may
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.place.client.state().held -= self.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enter(clients: &Arc<Clients>, is_known: bool) -> Arc<Place> {
+        let place = clients.enter().unwrap();
+        place.client.may_ask(is_known);
+        Arc::new(place)
+    }
+
+    fn is_out(place: &Place) -> bool {
+        place.client.state().is_pushed_out
+    }
+
+    #[test]
+    fn the_one_that_waits_longest_makes_way() {
+        let clients = Arc::default();
+        let places: Vec<_> = (0..CONNECTIONS).map(|_| enter(&clients, true)).collect();
+        places[0].client.has_asked();
+        assert!(!places.iter().any(|place| is_out(place)));
+        let next = enter(&clients, true);
+        assert!(!next.client.is_surplus);
+        assert!(!is_out(&places[0]) && is_out(&places[1]) && !is_out(&places[2]));
+    }
+
+    #[test]
+    fn strangers_make_way_first() {
+        let clients = Arc::default();
+        let known: Vec<_> = (1..CONNECTIONS).map(|_| enter(&clients, true)).collect();
+        let stranger = enter(&clients, false);
+        let next = enter(&clients, true);
+        assert!(is_out(&stranger) && !next.client.is_surplus);
+        assert!(!known.iter().any(|place| is_out(place)));
+    }
+
+    #[test]
+    fn where_all_are_served_the_next_is_told_so() {
+        let clients = Arc::default();
+        let places: Vec<_> = (0..CONNECTIONS).map(|_| enter(&clients, true)).collect();
+        places.iter().for_each(|place| place.client.has_asked());
+        let told: Vec<_> = (0..REFUSALS).map(|_| enter(&clients, true)).collect();
+        assert!(told.iter().all(|place| place.client.is_surplus));
+        // Those who are being told are not what a further one waits for.
+        told.iter().for_each(|place| place.client.has_asked());
+        assert!(clients.enter().is_none());
+        drop(places);
+        assert!(!enter(&clients, true).client.is_surplus);
+    }
+
+    /// With a clock that is moved by hand.
+    fn run(future: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build();
+        runtime.unwrap().block_on(future);
+    }
+
+    #[test]
+    fn what_slow_clients_hold_is_taken_from_them() {
+        run(async {
+            let clients = Arc::default();
+            let places = [(); 3].map(|()| enter(&clients, true));
+            let [slow, served, honest] = &places;
+            let mut held = [slow, served, honest].map(Place::holds_nothing);
+            assert!(held[0].grow(HELD / 2) && held[1].grow(HELD / 2));
+            served.client.has_asked();
+            slow.client.has_asked();
+            slow.client.reads(false);
+            // A little is always there, and a client that is busy for a moment keeps its place.
+            assert!(held[2].grow(FREE) && !held[2].grow(HELD / 4));
+            assert!(!is_out(slow));
+            tokio::time::advance(2 * GRACE).await;
+            assert!(held[2].grow(HELD / 4) && is_out(slow));
+            // Now nobody is left who could make way.
+            assert!(!held[2].grow(HELD / 2));
+            let [_, second, _] = held;
+            drop(second);
+            assert!(honest.holds_nothing().grow(HELD / 2));
+        });
+    }
+
+    #[test]
+    fn those_who_sent_no_head_make_way_first() {
+        run(async {
+            let clients = Arc::default();
+            let half_body = enter(&clients, true);
+            half_body.client.owes_body();
+            let unread = enter(&clients, true);
+            unread.client.has_asked();
+            unread.client.reads(false);
+            tokio::time::advance(2 * GRACE).await;
+            let half_head = enter(&clients, true);
+            for expected in [&half_head, &half_body, &unread] {
+                clients.make_room();
+                assert!(is_out(expected));
+            }
+        });
+    }
+
+    #[test]
+    fn patience_ends() {
+        let check = |what: fn(&Client), seconds: Option<u64>| {
+            run(async {
+                let client = Client::new(false);
+                client.may_ask(true);
+                what(&client);
+                let begun = Instant::now();
+                let late = tokio::time::timeout(Duration::from_secs(600), client.is_late());
+                let waited = late.await.is_ok().then(|| begun.elapsed().as_secs());
+                assert_eq!(waited, seconds);
+            });
+        };
+        check(|_| {}, Some(30));
+        check(Client::has_asked, None);
+        check(Client::owes_body, Some(60));
+        check(
+            |client| {
+                client.has_asked();
+                client.reads(false);
+            },
+            Some(30),
+        );
+        check(
+            |client| {
+                client.has_asked();
+                client.reads(false);
+                client.reads(true);
+            },
+            None,
+        );
+        check(
+            |client| {
+                client.has_asked();
+                client.is_answered();
+            },
+            Some(30),
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! Who is at the other end of a connection.
+
+mod sock_diag;
+mod tcp_table;
+
+use std::io;
+use std::net::SocketAddr;
+
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+/// Tables that are read at a time, each on a thread of its own.
+static READING: Semaphore = Semaphore::const_new(2);
+
+/// The user at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Unknown on another machine.
+    uid: Option<u32>,
+}
+
+impl Peer {
+    pub(crate) fn of_unix(stream: &UnixStream) -> Self {
+        let credentials = stream.peer_cred();
+        let uid = credentials.map(|credentials| credentials.uid());
+        Self { uid: uid.ok() }
+    }
+
+    pub(crate) async fn of_tcp(stream: &TcpStream) -> Self {
+        let (Ok(server), Ok(client)) = (stream.local_addr(), stream.peer_addr()) else {
+            // It has left.
+            return Self { uid: None };
+        };
+        let uid = match client.ip().is_loopback() {
+            true => uid_of(client, server).await,
+            false => Ok(None),
+        };
+        let uid = uid.unwrap_or_else(|error| {
+            log::warn!("failed to find out whose a connection is: {error}");
+            None
+        });
+        // Had the connection been reset meanwhile, its addresses could be another one's by now: but
+        // then it has no peer any more.
+        let is_open = stream.peer_addr().is_ok_and(|still| still == client);
+        Self {
+            uid: uid.filter(|_| is_open),
+        }
+    }
+
+    /// Whether it is of this process's user, or of root.
+    pub(crate) fn is_known(self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.uid.is_some_and(|uid| uid == own || uid == 0)
+    }
+
+    /// Who it is, for a person.
+    pub(crate) fn describe(self) -> String {
+        match self.uid {
+            Some(uid) => format!("uid {uid}"),
+            None => "another machine or an unknown user".to_owned(),
+        }
+    }
+}
+
+/// The user of the socket on this machine that is bound to `own` and connected to `other`.
+async fn uid_of(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
+    match sock_diag::find(own, other) {
+        Ok(socket) => Ok(socket.and_then(Socket::user)),
+        Err(error) => {
+            // Some sandboxes have no netlink, and some kernels no sock_diag.
+            log::debug!("sock_diag: {error}");
+            let _turn = READING.acquire().await.map_err(io::Error::other)?;
+            let read = spawn_blocking(move || tcp_table::find(own, other)).await;
+            Ok(read.map_err(io::Error::other)??.and_then(Socket::user))
+        }
+    }
+}
+
+/// A TCP socket on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Socket {
+    /// One of `net/tcp_states.h`.
+    state: u8,
+    uid: u32,
+    inode: u64,
+}
+
+impl Socket {
+    /// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`: a client that may still read.
+    const CLIENT: [u8; 3] = [1, 4, 5];
+
+    /// Whose it is. One that its program closed is nobody's, though the kernel gives it to root: it
+    /// has no inode any more.
+    fn user(self) -> Option<u32> {
+        let is_client = Self::CLIENT.contains(&self.state) && self.inode != 0;
+        is_client.then_some(self.uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_a_socket_is() {
+        let check = |state, inode, expected| {
+            let socket = Socket {
+                state,
+                uid: 33,
+                inode,
+            };
+            assert_eq!(socket.user(), expected, "{socket:?}");
+        };
+        check(1, 77, Some(33));
+        // It has sent all, and reads.
+        check(5, 77, Some(33));
+        // Closed by its program.
+        check(5, 0, None);
+        check(6, 0, None);
+        // Connecting, closed by us, listening: no client of this connection.
+        check(2, 77, None);
+        check(8, 77, None);
+        check(10, 77, None);
+    }
+
+    /// A client's address, the server's, and both ends.
+    async fn connected(place: &str) -> (std::net::TcpStream, TcpStream) {
+        let server = tokio::net::TcpListener::bind(place).await.unwrap();
+        let client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        (client, server.accept().await.unwrap().0)
+    }
+
+    #[test]
+    fn a_client_of_this_process_is_known_and_one_that_left_is_not() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let own = rustix::process::geteuid().as_raw();
+            for place in ["127.0.0.1:0", "[::1]:0"] {
+                let (client, stream) = connected(place).await;
+                let (server, address) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+                for find in [sock_diag::find, tcp_table::find] {
+                    let socket = find(address, server).unwrap().unwrap();
+                    assert_eq!((socket.user(), socket.state), (Some(own), 1));
+                }
+                assert_eq!(Peer::of_tcp(&stream).await, Peer { uid: Some(own) });
+                drop(client);
+                for find in [sock_diag::find, tcp_table::find] {
+                    let socket = find(address, server).unwrap();
+                    assert_eq!(socket.and_then(Socket::user), None, "{socket:?}");
+                }
+                assert_eq!(Peer::of_tcp(&stream).await, Peer { uid: None });
+            }
+        });
+    }
+}

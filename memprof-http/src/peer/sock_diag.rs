@@ -1,0 +1,107 @@
+//! The kernel's answer to which socket has a pair of addresses (`sock_diag(7)`).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use rustix::io::Errno;
+use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use super::Socket;
+
+/// `linux/netlink.h`: a header is length, type, flags, sequence number and port.
+const NLMSG_ERROR: u16 = 2;
+const NLM_F_REQUEST: u16 = 1;
+const HEADER: usize = 16;
+/// `linux/sock_diag.h`
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// `linux/in.h`
+const IPPROTO_TCP: u8 = 6;
+
+/// The socket that is bound to `own` and connected to `other`, on IPv4 also where a program uses a
+/// socket for IPv6.
+pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
+    let flags = SocketFlags::CLOEXEC;
+    let kernel = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        flags,
+        Some(SOCK_DIAG),
+    )?;
+    let request = request(own, other);
+    let address = SocketAddrNetlink::new(0, 0);
+    rustix::net::sendto(&kernel, &request, SendFlags::empty(), &address)?;
+    let mut reply = [0; 512];
+    // It is there when the request was sent.
+    let (length, _) = rustix::net::recv(&kernel, &mut reply, RecvFlags::DONTWAIT)?;
+    parse(&reply[..length], &request)
+}
+
+/// `struct nlmsghdr`, `struct inet_diag_req_v2`.
+fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(72);
+    bytes.extend(72u32.to_ne_bytes());
+    bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    bytes.extend(NLM_F_REQUEST.to_ne_bytes());
+    bytes.extend([0; 8]);
+    let family = match own.ip() {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    bytes.extend([family.as_raw().to_ne_bytes()[0], IPPROTO_TCP, 0, 0]);
+    // All states.
+    bytes.extend(u32::MAX.to_ne_bytes());
+    bytes.extend(own.port().to_be_bytes());
+    bytes.extend(other.port().to_be_bytes());
+    bytes.extend(octets(own));
+    bytes.extend(octets(other));
+    // Any interface.
+    bytes.extend([0; 4]);
+    // INET_DIAG_NOCOOKIE.
+    bytes.extend([0xff; 8]);
+    bytes
+}
+
+fn octets(address: SocketAddr) -> [u8; 16] {
+    let mut octets = [0; 16];
+    match address.ip() {
+        IpAddr::V4(ip) => octets[..4].copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => octets = ip.octets(),
+    }
+    octets
+}
+
+/// `struct inet_diag_msg`, whose ports and addresses must be the request's: the kernel also answers
+/// with the socket that would accept such a connection.
+fn parse(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
+    const ADDRESSES: std::ops::Range<usize> = 4..40;
+    let cut = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    let word = |at: usize| {
+        reply
+            .get(at..at + 4)?
+            .try_into()
+            .ok()
+            .map(u32::from_ne_bytes)
+    };
+    let kind = reply.get(4..6).ok_or_else(cut)?;
+    let kind = u16::from_ne_bytes([kind[0], kind[1]]);
+    if kind == NLMSG_ERROR {
+        let errno = word(HEADER).ok_or_else(cut)?.cast_signed();
+        let errno = Errno::from_raw_os_error(-errno);
+        return if errno == Errno::NOENT {
+            Ok(None)
+        } else {
+            Err(errno.into())
+        };
+    }
+    let message = reply.get(HEADER..).unwrap_or_default();
+    let found = message.get(ADDRESSES).ok_or_else(cut)?;
+    if kind != SOCK_DIAG_BY_FAMILY || Some(found) != request.get(HEADER + 8..HEADER + 44) {
+        return Ok(None);
+    }
+    Ok(Some(Socket {
+        state: message[1],
+        uid: word(HEADER + 64).ok_or_else(cut)?,
+        inode: word(HEADER + 68).ok_or_else(cut)?.into(),
+    }))
+}

@@ -1,0 +1,207 @@
+//! A Unix socket at a path that a person chose. Only a socket is ever removed there, only one that
+//! nobody listens at, and only under a lock.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+const BACKLOG: i32 = 128;
+
+/// The path of a listening socket, which is removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    path: PathBuf,
+    /// Device and inode of the socket.
+    identity: (u64, u64),
+    lock: Lock,
+}
+
+/// Listens at `path`, for this user alone. A socket that a server left there is replaced.
+///
+/// # Errors
+/// Somebody listens there, something else lies there, or the path cannot be used.
+pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, Bound)> {
+    let directory = path.parent().filter(|parent| *parent != Path::new(""));
+    memprof_host::socket_dir::check_parent(directory.unwrap_or(Path::new(".")))?;
+    let lock = Lock::take(path)?;
+    make_way(path)?;
+    let socket = bind_private(path)?;
+    let bound = Bound {
+        path: path.to_owned(),
+        identity: identity(&path.symlink_metadata()?),
+        lock,
+    };
+    Ok((socket, bound))
+}
+
+/// Removes a socket that nobody listens at.
+fn make_way(path: &Path) -> io::Result<()> {
+    let found = match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    if !found.file_type().is_socket() {
+        let message = "something else than a socket lies there: remove it, or give another path";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+        }
+        Err(error) => Err(error),
+        Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+    }
+}
+
+/// A socket's mode is that of its descriptor when it is bound: never open to others, not even for
+/// a moment.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let found = self.path.symlink_metadata();
+        if found.is_ok_and(|found| identity(&found) == self.identity) {
+            remove(&self.path);
+        }
+        // Last, while it is held.
+        remove(&self.lock.path);
+    }
+}
+
+/// A file beside the socket that is locked for as long as somebody listens.
+#[derive(Debug)]
+struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    fn take(socket: &Path) -> io::Result<Self> {
+        let path = socket.with_added_extension("lock");
+        loop {
+            let file = open_private(&path).map_err(|error| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            })?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::AddrInUse.into()),
+                locked => locked?,
+            }
+            // Whoever held it before may have removed it.
+            let named = path.symlink_metadata();
+            if named.is_ok_and(|named| {
+                file.metadata()
+                    .is_ok_and(|own| identity(&own) == identity(&named))
+            }) {
+                return Ok(Self { path, _file: file });
+            }
+        }
+    }
+}
+
+fn open_private(path: &Path) -> io::Result<File> {
+    let flags =
+        OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(
+        CWD,
+        path,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?);
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
+        let message = "it is no file of this user's, and would be the lock";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
+    }
+    Ok(file)
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        log::warn!("failed to remove {}: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn refusal(path: &Path) -> (io::ErrorKind, String) {
+        let error = listen(path).unwrap_err();
+        (error.kind(), error.to_string())
+    }
+
+    #[test]
+    fn what_is_no_socket_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("precious");
+        std::fs::write(&file, "kept").unwrap();
+        let link = place.path().join("link");
+        symlink(&file, &link).unwrap();
+        let dangling = place.path().join("dangling");
+        symlink(place.path().join("nothing"), &dangling).unwrap();
+        for path in [&file, &link, &dangling, &place.path().to_owned()] {
+            let (kind, message) = refusal(path);
+            assert_eq!(kind, io::ErrorKind::AlreadyExists, "{message}");
+            assert!(
+                message.contains("something else than a socket"),
+                "{message}"
+            );
+            assert!(path.symlink_metadata().is_ok(), "{}", path.display());
+        }
+        assert_eq!(std::fs::read(&file).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn a_socket_that_somebody_listens_at_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("other.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        assert_eq!(refusal(&path).0, io::ErrorKind::AddrInUse);
+        UnixStream::connect(&path).unwrap();
+        // It ends and leaves its socket.
+        drop(other);
+        let (_socket, bound) = listen(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+        assert_eq!(refusal(&path).0, io::ErrorKind::AddrInUse);
+        drop(bound);
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_took_the_sockets_place_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("http.sock");
+        let (_socket, bound) = listen(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "kept").unwrap();
+        drop(bound);
+        assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn a_lock_of_another_kind_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("http.sock");
+        symlink("/etc/passwd", place.path().join("http.sock.lock")).unwrap();
+        assert!(refusal(&path).1.contains("http.sock.lock"));
+    }
+}
