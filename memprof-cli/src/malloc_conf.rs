@@ -76,8 +76,11 @@ pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
         let defined = names.filter(|symbol| symbol.is_definition());
         defined.filter_map(move |symbol| symbol.name_bytes().ok()?.strip_suffix(name))
     };
-    let has_variable = |prefix: &&[u8]| prefixes(VARIABLE).any(|known| known == *prefix);
-    if let Some(prefix) = prefixes(FUNCTION).find(has_variable) {
+    /// A program that exports only its `mallctl` has one of these.
+    const USUAL: [&[u8]; 3] = [b"", b"_rjem_", b"je_"];
+    let has_variable = |prefix: &[u8]| prefixes(VARIABLE).any(|known| known == prefix);
+    let is_jemallocs = |prefix: &&[u8]| USUAL.contains(prefix) || has_variable(prefix);
+    if let Some(prefix) = prefixes(FUNCTION).find(is_jemallocs) {
         let prefix = String::from_utf8_lossy(prefix).to_uppercase();
         return Ok(Own::Variable(format!("{prefix}MALLOC_CONF")));
     }

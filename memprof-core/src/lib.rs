@@ -66,7 +66,7 @@ pub use jemalloc::{Sampled, is_secure_execution};
 pub use ledger::{Heap, Ledger, Row, Verdict};
 pub use mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use printout::{PrintOptions, Printout};
-pub use profiler::{ActivateOptions, Profiler, Settings};
+pub use profiler::{ActivateOptions, Profiler, SEEN_FROM_THE_START, Settings};
 pub use recent::{RECENT, Recent};
 pub use retention::Keep;
 pub use size::{SIZE_EXAMPLE, has_unit, parse_size};

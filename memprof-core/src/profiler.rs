@@ -31,6 +31,10 @@ use crate::store::{Fetched, Kept, Store};
 use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watcher::Watcher;
 
+/// What helps where a profile lacks what was allocated before it began.
+pub const SEEN_FROM_THE_START: &str = "and show when they are allocated anew; to see all of it, \
+     start the program with `memprof run --active` or set activate_at_start = true";
+
 /// What a profiler needs to know of its process.
 #[derive(Debug)]
 pub struct Settings {

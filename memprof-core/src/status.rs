@@ -132,6 +132,10 @@ pub struct Activation {
     /// The state after it.
     #[serde(flatten)]
     pub status: Status,
+    /// Sampling began just now, so no profile shows what was allocated before.
+    pub begun: bool,
+    /// What the program held then, where its allocators count it.
+    pub unseen_bytes: Option<u64>,
     /// What the operator should know.
     pub warnings: Vec<String>,
 }

@@ -101,6 +101,42 @@ fn its_jemalloc_is_found_and_the_dump_names_the_function() {
 }
 
 #[test]
+fn what_was_allocated_before_is_told_to_be_missing() {
+    let mut host = start(&plain_rust(), Start::Profiling);
+    for line in 0..12 {
+        host.type_line(&line.to_string());
+        host.wait_for_log(&format!("served {line}"));
+    }
+    let activated = host.memprof("activate", &["--json"]).exits(0).json();
+    let unseen = activated["unseen_bytes"].as_u64().unwrap();
+    assert!((24_000_000..48_000_000).contains(&unseen), "{activated}");
+    let text = activated["text"].as_str().unwrap();
+    assert!(
+        text.contains("MiB that were allocated before are not in its profile"),
+        "{text}"
+    );
+    assert!(text.contains("`memprof run --active`"), "{text}");
+    let again = host.memprof("activate", &["--json"]).exits(0).json();
+    assert_eq!(again["begun"], false, "{again}");
+
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    let warning = dump["warnings"]
+        .as_array()
+        .unwrap()
+        .last()
+        .unwrap()
+        .as_str()
+        .unwrap();
+    assert!(warning.contains("live bytes are not in it"), "{dump}");
+    for line in 12..48 {
+        host.type_line(&line.to_string());
+        host.wait_for_log(&format!("served {line}"));
+    }
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    assert_eq!(dump["warnings"], serde_json::json!([]), "{dump}");
+}
+
+#[test]
 fn without_prof_true_the_refusal_names_its_own_variable() {
     let host = start(&plain_rust(), Start::Bare);
     let refused = host.memprof("activate", &["--json"]).exits(4).json();

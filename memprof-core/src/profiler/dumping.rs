@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::rand::GetRandomFlags;
 
 use super::unsampled::leave_this_thread_out;
-use super::{Profiler, lock, rfc3339};
+use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::{Cause, DumpName};
@@ -57,7 +57,13 @@ impl Profiler {
         self.last_size.store(largest.bytes, Ordering::Relaxed);
         Ok(DumpReport {
             warnings: match kind {
-                ProfileKind::Heap => explain(&dumps, active_since, SystemTime::now()),
+                ProfileKind::Heap => {
+                    let mut warnings = explain(&dumps, active_since, SystemTime::now());
+                    let was_late = active_since.is_some_and(|since| since > self.started);
+                    let live = figures::live(&backends).filter(|_| was_late);
+                    warnings.extend(live.and_then(|live| unseen(&dumps, live)));
+                    warnings
+                }
                 ProfileKind::Growth => Vec::new(),
             },
             largest,
@@ -99,6 +105,22 @@ impl Profiler {
             kind,
         })
     }
+}
+
+/// Less than this was in use unseen before it matters.
+const NOTABLE_UNSEEN: u64 = 16 << 20;
+
+/// Whether most of what lives is not in the dumps.
+fn unseen(dumps: &[Dump], live: u64) -> Option<String> {
+    let estimates = dumps.iter().map(|dump| dump.estimated_inuse_bytes);
+    let shown = estimates.fold(0, u64::saturating_add);
+    let unseen = live.saturating_sub(shown);
+    (unseen >= NOTABLE_UNSEEN && unseen > shown).then(|| {
+        format!(
+            "about {unseen} of {live} live bytes are not in it: they were allocated before \
+             profiling became active, {SEEN_FROM_THE_START}"
+        )
+    })
 }
 
 /// What a reader of these dumps may wonder about.

@@ -92,6 +92,13 @@ impl Profiler {
         })
     }
 
+    /// What the program holds of these allocators, where they count it and no dump runs, whose lock
+    /// their statistics would wait for.
+    pub(super) fn live_of(&self, backends: &[Arc<dyn Backend>]) -> Option<u64> {
+        let _running = self.begin_dump().ok()?;
+        live(backends)
+    }
+
     /// The live heap of an earlier ledger, to which `allocated` is compared.
     fn earlier(&self, allocated: u64) -> Option<Earlier> {
         let now = Instant::now();
@@ -209,6 +216,12 @@ fn stats(backend: &dyn Backend, options: Option<&PrintOptions>) -> Stats {
             .report(options)
             .map_or_else(told, Printout::into_text),
     }
+}
+
+/// What the program holds of these allocators, where they count it.
+pub(super) fn live(backends: &[Arc<dyn Backend>]) -> Option<u64> {
+    let heaps: Vec<_> = backends.iter().map(|each| heap(&**each)).collect();
+    Some(ledger::live(&heaps)).filter(|live| *live > 0)
 }
 
 fn heap(backend: &dyn Backend) -> Heap {

@@ -41,6 +41,8 @@ impl Profiler {
         self.look_again();
         let backends = self.driven(allocator)?;
         self.require_profile(&backends, ProfileKind::Heap)?;
+        let begun = lock(&self.active_since).is_none();
+        let unseen_bytes = if begun { self.live_of(&backends) } else { None };
         let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
@@ -60,6 +62,8 @@ impl Profiler {
         self.set_lease(lease);
         Ok(Activation {
             status: self.status(),
+            begun,
+            unseen_bytes,
             warnings,
         })
     }
@@ -93,6 +97,8 @@ impl Profiler {
         let unavailable = self.unavailable();
         Ok(Activation {
             warnings: unavailable.iter().map(with_remedy).collect(),
+            begun: false,
+            unseen_bytes: None,
             status: self.status(),
         })
     }
@@ -114,6 +120,8 @@ impl Profiler {
         warnings.push("all samples so far were dropped".to_owned());
         Ok(Activation {
             status: self.status(),
+            begun: false,
+            unseen_bytes: None,
             warnings,
         })
     }

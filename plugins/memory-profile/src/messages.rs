@@ -344,7 +344,7 @@ impl MemoryProfile {
             return ok(
                 reply,
                 &text,
-                json!({ "healthy": true, "findings": findings }),
+                json!({ "healthy": findings.is_empty(), "findings": findings }),
             );
         };
         let failure =

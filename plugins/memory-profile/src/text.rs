@@ -2,11 +2,19 @@
 
 use memprof_core::{
     Activation, Allocator, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping, Heap,
-    Kept, Ledger, ProfileKind, Purged, Severity, Stats, Status, Totals,
+    Kept, Ledger, ProfileKind, Purged, SEEN_FROM_THE_START, Severity, Stats, Status, Totals,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
-    joined(profiling_text(&activation.status), &activation.warnings)
+    let text = joined(profiling_text(&activation.status), &activation.warnings);
+    if !activation.begun {
+        return text;
+    }
+    let unseen = match activation.unseen_bytes {
+        Some(unseen) => format!("{} that were allocated before", bytes(unseen)),
+        None => "objects that were allocated before".to_owned(),
+    };
+    format!("{text}; {unseen} are not in its profile, {SEEN_FROM_THE_START}")
 }
 
 pub(crate) fn dump_text(report: &DumpReport) -> String {
