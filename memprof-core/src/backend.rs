@@ -191,11 +191,16 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         self.require_profiling()
     }
 
+    /// About the memory that a profile takes while it is written, where its figures tell.
+    fn profile_bytes(&self, _kind: ProfileKind) -> Option<u64> {
+        None
+    }
+
     /// Writes a profile into `scratch` and checks it. Runs on the dumper's thread.
     ///
     /// # Errors
     /// The allocator refused, or what it wrote is damaged; the kernel refused.
-    fn write_profile(&self, kind: ProfileKind, _scratch: &mut Scratch) -> Result<Summary> {
+    fn write_profile(&self, kind: ProfileKind, _scratch: &Scratch) -> Result<Summary> {
         self.require_profile(kind).map(|()| Summary::default())
     }
 

@@ -11,44 +11,131 @@ pub struct Cgroup {
     pub limit_bytes: Option<u64>,
 }
 
+/// The names of a hierarchy's files, below /sys/fs/cgroup.
+#[derive(Clone, Copy, Debug)]
+struct Hierarchy {
+    /// What its line of /proc/self/cgroup has before the path.
+    mark: &'static str,
+    root: &'static str,
+    usage: &'static str,
+    limit: &'static str,
+    /// The line of memory.stat with the page cache that nobody used lately.
+    inactive: &'static str,
+}
+
+const VERSION_2: Hierarchy = Hierarchy {
+    mark: "0::",
+    root: "",
+    usage: "memory.current",
+    limit: "memory.max",
+    inactive: "inactive_file ",
+};
+const VERSION_1: Hierarchy = Hierarchy {
+    mark: ":memory:",
+    root: "/memory",
+    usage: "memory.usage_in_bytes",
+    limit: "memory.limit_in_bytes",
+    inactive: "total_inactive_file ",
+};
+
 /// Version 1 says "no limit" with a number near `i64::MAX` (memory.c, `PAGE_COUNTER_MAX`).
 const NO_LIMIT: u64 = 1 << 62;
 
 impl Cgroup {
     /// That of the calling process; None where it is in none or the files cannot be read.
     pub(crate) fn of_this_process() -> Option<Self> {
-        let read = |path: &str| std::fs::read_to_string(path).ok();
-        let membership = read("/proc/thread-self/cgroup")?;
-        Self::find(&membership, |file| read(&format!("/sys/fs/cgroup{file}")))
+        Self::find(&membership()?, read)
     }
 
     /// That of the process whose `/proc/self/cgroup` is `membership`. `read` reads a file below
     /// `/sys/fs/cgroup`.
     fn find(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Self> {
-        let path = |controller: &str| {
-            let mut lines = membership.lines();
-            let path = lines.find_map(|line| line.split_once(controller).map(|(_, path)| path));
-            path.map(|path| path.trim_end_matches('/'))
-        };
-        let number = |file: String| read(&file)?.trim().parse::<u64>().ok();
-        let unified = path("0::").and_then(|path| {
-            Some(Self {
-                usage_bytes: number(format!("{path}/memory.current"))?,
-                limit_bytes: number(format!("{path}/memory.max")),
-            })
-        });
-        // A container sees its own cgroup as the root, under whatever path its host has for it.
-        let version_1 = |path: &str| {
-            let limit = number(format!("/memory{path}/memory.limit_in_bytes"));
-            Some(Self {
-                usage_bytes: number(format!("/memory{path}/memory.usage_in_bytes"))?,
-                limit_bytes: limit.filter(|limit| *limit < NO_LIMIT),
-            })
-        };
-        unified.or_else(|| {
-            let path = path(":memory:")?;
-            version_1(path).or_else(|| version_1(""))
+        let (hierarchy, path) = locate(membership, &read)?;
+        hierarchy.level(path, &read)
+    }
+}
+
+/// What the calling process may still have within the limits of its cgroup and of those above it:
+/// the path of the one with the least, and its bytes. None where there is no limit.
+pub(crate) fn headroom_of_this_process() -> Option<(String, u64)> {
+    headroom(&membership()?, read)
+}
+
+/// A limit counts the page cache too. Of that, what nobody used lately is free: the kernel drops
+/// it before it ends a process.
+fn headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<(String, u64)> {
+    let (hierarchy, path) = locate(membership, &read)?;
+    let above = path.match_indices('/').map(|(end, _)| &path[..end]);
+    let levels = above.chain([path]).filter_map(|path| {
+        let level = hierarchy.level(path, &read)?;
+        let limit = level.limit_bytes?;
+        let used = level
+            .usage_bytes
+            .saturating_sub(hierarchy.reclaimable(path, &read));
+        let path = if path.is_empty() { "/" } else { path };
+        Some((path.to_owned(), limit.saturating_sub(used)))
+    });
+    levels.min_by_key(|(_, bytes)| *bytes)
+}
+
+fn membership() -> Option<String> {
+    std::fs::read_to_string("/proc/thread-self/cgroup").ok()
+}
+
+fn read(file: &str) -> Option<String> {
+    std::fs::read_to_string(format!("/sys/fs/cgroup{file}")).ok()
+}
+
+/// The hierarchy that counts the memory, and the path in it.
+fn locate<'a>(
+    membership: &'a str,
+    read: &impl Fn(&str) -> Option<String>,
+) -> Option<(Hierarchy, &'a str)> {
+    let path = |hierarchy: Hierarchy| {
+        let mut lines = membership.lines();
+        let path = lines.find_map(|line| Some(line.split_once(hierarchy.mark)?.1));
+        path.map(|path| path.trim_end_matches('/'))
+    };
+    let counts = |(hierarchy, path): &(Hierarchy, &str)| hierarchy.usage(path, read).is_some();
+    let version_2 = path(VERSION_2).map(|path| (VERSION_2, path));
+    let version_1 = path(VERSION_1).map(|path| (VERSION_1, path));
+    // A container sees its own cgroup as the root, under whatever path its host has for it.
+    let contained = version_1.map(|(hierarchy, _)| (hierarchy, ""));
+    [version_2, version_1, contained]
+        .into_iter()
+        .flatten()
+        .find(counts)
+}
+
+impl Hierarchy {
+    fn text(
+        self,
+        path: &str,
+        file: &str,
+        read: &impl Fn(&str) -> Option<String>,
+    ) -> Option<String> {
+        read(&format!("{}{path}/{file}", self.root))
+    }
+
+    fn usage(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<u64> {
+        self.text(path, self.usage, read)?.trim().parse().ok()
+    }
+
+    fn level(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
+        let limit = self.text(path, self.limit, read);
+        let limit = limit.and_then(|limit| limit.trim().parse().ok());
+        Some(Cgroup {
+            usage_bytes: self.usage(path, read)?,
+            limit_bytes: limit.filter(|limit| *limit < NO_LIMIT),
         })
+    }
+
+    fn reclaimable(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> u64 {
+        let stat = self.text(path, "memory.stat", read).unwrap_or_default();
+        let inactive = stat
+            .lines()
+            .find_map(|line| line.strip_prefix(self.inactive));
+        inactive.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
     }
 }
 
@@ -81,6 +168,43 @@ mod tests {
         check("0::/elsewhere\n", None);
         check("4:memory:/db\n0::/elsewhere\n", Some((100, Some(200))));
         check("4:memory:/docker/1f\n", Some((7, None)));
+        check("4:cpu:/web\n", None);
+    }
+
+    #[test]
+    fn the_least_of_all_limits_counts() {
+        let check = |membership: &str, expected: Option<(&str, u64)>| {
+            let read = |path: &str| {
+                let text = match path {
+                    "/shop/web/memory.current" => "4000",
+                    "/shop/web/memory.max" => "8000",
+                    "/shop/web/memory.stat" => "anon 3000\ninactive_file 500\nactive_file 400\n",
+                    "/shop/memory.current" => "9000",
+                    "/shop/memory.max" => "9900",
+                    "/shop/memory.stat" => "inactive_file 1000\n",
+                    "/free/memory.current" => "7",
+                    "/free/memory.max" => "max",
+                    "/full/memory.current" => "8001",
+                    "/full/memory.max" => "8000",
+                    "/memory/db/memory.usage_in_bytes" => "100",
+                    "/memory/db/memory.limit_in_bytes" => "200",
+                    "/memory/db/memory.stat" => "inactive_file 1\ntotal_inactive_file 20\n",
+                    "/memory/memory.usage_in_bytes" => "700",
+                    "/memory/memory.limit_in_bytes" => "9223372036854771712",
+                    _ => return None,
+                };
+                Some(format!("{text}\n"))
+            };
+            let found = headroom(membership, read);
+            let found = found.as_ref().map(|(path, bytes)| (path.as_str(), *bytes));
+            assert_eq!(found, expected, "{membership}");
+        };
+        check("0::/shop/web\n", Some(("/shop", 1900)));
+        check("0::/shop\n", Some(("/shop", 1900)));
+        check("0::/free\n", None);
+        check("0::/full\n", Some(("/full", 0)));
+        check("4:memory:/db\n0::/\n", Some(("/db", 120)));
+        check("4:memory:/docker/1f\n", None);
         check("4:cpu:/web\n", None);
     }
 }

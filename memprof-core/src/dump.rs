@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use memmap2::MmapMut;
@@ -12,15 +12,10 @@ use serde::Serialize;
 use crate::backend::{Backend, Identity, ProfileKind};
 use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
-use crate::hidden;
 use crate::objects::{self, LoadedObject};
 use crate::scratch::Scratch;
 use crate::store::Store;
 use crate::trigger::Trigger;
-
-/// A dump larger than this goes to an unnamed file on the disk of the dump directory the next
-/// time: memory is what the host may be short of. No allocator tells beforehand.
-const MEMORY_LIMIT: u64 = 64 << 20;
 
 /// What a dump may need on each of its two threads, at the most. Beyond a limit on memory, a
 /// failed allocation of a few bytes would end the process.
@@ -60,7 +55,7 @@ pub(crate) struct Origin {
     pub rss: Option<u64>,
 }
 
-/// Takes a dump of `backend` into `store`. `last_size` is the length of the previous one.
+/// Takes a dump of `backend` into `store`, by way of `scratch`.
 ///
 /// # Errors
 /// What failed and why; nothing is left behind then.
@@ -69,19 +64,19 @@ pub(crate) fn take(
     store: &Store,
     name: &DumpName,
     origin: &Origin,
-    last_size: u64,
+    scratch: &Scratch,
 ) -> Result<Dump> {
     require_memory()?;
-    let mut scratch = open_scratch(store.directory(), name, last_size)?;
-    let summary = backend.write_profile(name.kind, &mut scratch)?;
+    let written = backend.write_profile(name.kind, scratch);
+    // What was given up is not whole, which is no fault of the allocator's.
+    scratch.settle()?;
+    let summary = written?;
     let objects = objects::loaded();
     let maps = own_maps(&objects)?;
     let comments = comments(backend.identity(), name, origin, &objects, &maps);
     let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}");
-    let profile = scratch
-        .rewound()
-        .map_err(|error| Error::io("rewind the dump", &error))?;
-    let mut body = profile.take(summary.profile_len).chain(tail.as_bytes());
+    let profile = scratch.drain(summary.profile_len);
+    let mut body = profile.chain(tail.as_bytes());
     let length = summary.profile_len + tail.len() as u64;
     let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
@@ -120,18 +115,6 @@ pub(crate) fn require_memory_for(bytes: u64) -> Result<()> {
     // Without it the compiler may leave the whole allocation out.
     std::hint::black_box(&probe);
     reserved.map_err(|_| Error::io("find memory for the dump", &cause))
-}
-
-fn open_scratch(directory: &Path, name: &DumpName, last_size: u64) -> Result<Scratch> {
-    let scratch = if !Path::new("/proc/thread-self/fd").exists() {
-        Scratch::hidden(directory, &hidden::name(name, ".scratch"))
-    } else if last_size > MEMORY_LIMIT {
-        Scratch::unnamed(directory).or_else(|_| Scratch::memory())
-    } else {
-        // ENOSYS or EPERM under a strict seccomp filter.
-        Scratch::memory().or_else(|_| Scratch::unnamed(directory))
-    };
-    scratch.map_err(|error| Error::io("make room for the dump", &error))
 }
 
 /// Allocators append /proc/self/maps too, but answer success when they could not read it.
@@ -233,13 +216,9 @@ mod tests {
             trigger: Trigger::Message,
             rss: Some(4096),
         };
-        let dump = take(
-            &identify(candidate, READERS).unwrap(),
-            &store,
-            &name,
-            &origin,
-            0,
-        );
+        let backend = identify(candidate, READERS).unwrap();
+        let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
+        let dump = take(&backend, &store, &name, &origin, &scratch);
         (dump, store, place)
     }
 

@@ -6,11 +6,15 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use memprof_own::Privileges;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::profiler::lock;
+
+/// Between two looks. In this time an allocator writes about a MiB.
+const LOOK: Duration = Duration::from_millis(5);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -54,6 +58,18 @@ impl Dumper {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
+        self.run_watched(work, || false)
+    }
+
+    /// The same, and does `look` again and again meanwhile on the calling thread, until it is false.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub(crate) fn run_watched<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+        look: impl Fn() -> bool,
+    ) -> Result<T> {
         let shared = self.shared()?;
         let outcome = Arc::new((Mutex::new(None), Condvar::new()));
         let told = Arc::clone(&outcome);
@@ -61,10 +77,7 @@ impl Dumper {
             *lock(&told.0) = Some(panic::catch_unwind(AssertUnwindSafe(work)));
             told.1.notify_one();
         }));
-        let waited = outcome
-            .1
-            .wait_while(lock(&outcome.0), |outcome| outcome.is_none());
-        let outcome = waited.unwrap_or_else(PoisonError::into_inner).take();
+        let outcome = wait(&outcome, look);
         match outcome {
             Some(Ok(value)) => Ok(value),
             Some(Err(payload)) => {
@@ -104,6 +117,23 @@ impl Dumper {
         });
         Ok(shared)
     }
+}
+
+/// Waits until there is something, and looks meanwhile, while the lock is not held.
+fn wait<T>(told: &(Mutex<Option<T>>, Condvar), look: impl Fn() -> bool) -> Option<T> {
+    let (outcome, changed) = told;
+    let mut looks = true;
+    while looks {
+        let waited = changed.wait_timeout_while(lock(outcome), LOOK, |told| told.is_none());
+        let (mut told, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !timeout.timed_out() {
+            return told.take();
+        }
+        drop(told);
+        looks = look();
+    }
+    let waited = changed.wait_while(lock(outcome), |told| told.is_none());
+    waited.unwrap_or_else(PoisonError::into_inner).take()
 }
 
 impl Shared {

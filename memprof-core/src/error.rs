@@ -23,6 +23,8 @@ pub enum ErrorKind {
     Allocator,
     /// The operating system refused.
     Io,
+    /// So little memory is left for the process that it would be ended.
+    Memory,
     /// A defect of memprof's.
     Internal,
 }

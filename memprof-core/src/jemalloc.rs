@@ -161,7 +161,20 @@ impl Backend for Jemalloc {
             .map_err(|errno| Error::mallctl("prof.reset", errno))
     }
 
-    fn write_profile(&self, kind: ProfileKind, scratch: &mut Scratch) -> Result<Summary> {
+    /// jemalloc keeps its samples in the internal memory of its arenas, and their text takes about
+    /// as much: 0.94 bytes for each of 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each
+    /// of 8 bytes there and 15 characters in a profile.
+    fn profile_bytes(&self, _kind: ProfileKind) -> Option<u64> {
+        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
+        const INTERNAL: &CStr = c"stats.arenas.4096.internal";
+        if !self.config_stats {
+            return None;
+        }
+        self.mallctl.write(c"epoch", 1_u64).ok()?;
+        Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
+    }
+
+    fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
         self.require_profile(kind)?;
         self.dump_into(scratch)
     }

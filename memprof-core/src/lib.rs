@@ -23,6 +23,7 @@ mod fake;
 mod farewell;
 mod gdump;
 mod glibc;
+mod headroom;
 mod heap;
 mod hidden;
 mod interval;

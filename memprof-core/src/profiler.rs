@@ -11,7 +11,7 @@ pub use switching::ActivateOptions;
 
 use std::path::PathBuf;
 use std::process;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -74,6 +74,8 @@ pub struct Profiler {
     watcher: Mutex<Option<Arc<Watcher>>>,
     /// Not behind a lock: the exiting thread may hold any.
     farewell: OnceLock<Farewell>,
+    /// The last dump of a rule was refused for want of memory, which was logged.
+    was_refused: AtomicBool,
     unwinder: Unwinder,
     tick: Mutex<Option<Tick>>,
 }
@@ -136,6 +138,7 @@ impl Profiler {
             untouched: AtomicU64::new(0),
             watcher: Mutex::new(None),
             farewell: OnceLock::new(),
+            was_refused: AtomicBool::new(false),
         };
         if profiler.is_active() {
             *lock(&profiler.active_since) = Some(now);

@@ -42,10 +42,26 @@ pub(crate) fn publish(
 }
 
 fn fill(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::Error)> {
-    let length = io::copy(body, file).map_err(|error| ("write the dump", error))?;
-    file.flush().map_err(|error| ("write the dump", error))?;
+    let length = copy(body, file).map_err(|error| ("write the dump", error))?;
     retry_on_intr(|| rustix::fs::fsync(&file)).map_err(|errno| ("sync the dump", errno.into()))?;
     Ok(length)
+}
+
+/// Large pieces: `io::copy` takes 8 KiB at a time from what is no file itself.
+fn copy(body: &mut dyn Read, file: &mut File) -> io::Result<u64> {
+    let mut piece = vec![0; 256 << 10];
+    let mut length = 0;
+    loop {
+        match body.read(&mut piece) {
+            Ok(0) => return Ok(length),
+            Ok(read) => {
+                file.write_all(&piece[..read])?;
+                length += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn link(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {

@@ -107,6 +107,14 @@ impl Tcmalloc {
         now.ok().filter(known).unwrap_or(last)
     }
 
+    /// The interval that profiles tell.
+    fn told_interval(&self) -> u64 {
+        match self.interval() {
+            0 => DEFAULT_INTERVAL,
+            interval => interval,
+        }
+    }
+
     fn property(&self, name: &CStr) -> Result<u64> {
         self.extension.get(name).ok_or_else(|| {
             let name = name.to_string_lossy();
@@ -199,15 +207,18 @@ impl Backend for Tcmalloc {
         ))
     }
 
-    fn write_profile(&self, kind: ProfileKind, scratch: &mut Scratch) -> Result<Summary> {
+    /// A string, and its copy in the scratch.
+    fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
+        let heap = self.extension.get(c"generic.heap_size")?;
+        let string = profile::string_bytes(kind, heap, self.told_interval());
+        Some(string.saturating_add(string / 3))
+    }
+
+    fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
         let profiles = &self.profiler()?.profiles;
-        let interval = match self.interval() {
-            0 => DEFAULT_INTERVAL,
-            interval => interval,
-        };
         // Without the figure, memory for the smallest profile is asked for.
         let heap = self.extension.get(c"generic.heap_size").unwrap_or(0);
-        profiles.write(kind, heap, interval, &self.identity, scratch)
+        profiles.write(kind, heap, self.told_interval(), &self.identity, scratch)
     }
 
     /// In jemalloc's words: what the caches and the central lists hold lies in pages that are in

@@ -15,6 +15,8 @@ use crate::watch::{Rule, Watched};
 
 /// Between two looks at the memory; a rule `every` alone needs none.
 const POLL: Duration = Duration::from_millis(500);
+/// Before the next try of a dump that was refused for want of memory.
+const LATER: Duration = Duration::from_secs(10);
 
 /// One rule, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -38,6 +40,8 @@ pub(crate) enum Outcome {
     Activated,
     /// A dump was running: the next poll tries again.
     Busy,
+    /// So little memory was left that a dump could have ended the process: tried again later.
+    Refused,
 }
 
 /// What is to be done.
@@ -153,7 +157,8 @@ impl Watcher {
     fn poll(&self, mut enter: impl FnMut(), act: &impl Fn(Due) -> Outcome) {
         let mut is_blind = false;
         let mut is_busy = false;
-        while self.rest(is_blind || is_busy) {
+        let mut refused: Option<Instant> = None;
+        while self.rest(is_blind || is_busy || refused.is_some()) {
             enter();
             let reading = match Reading::take() {
                 Ok(reading) => reading,
@@ -173,11 +178,15 @@ impl Watcher {
                 log::info!("gdump is over: it took {taken} dumps");
             }
             let due = self.lock().due(&reading, now);
-            is_busy = due.is_some_and(|due| {
-                let outcome = contain(|| act(due));
+            if refused.is_some_and(|at| now < at + LATER) {
+                continue;
+            }
+            let outcome = due.map(|due| contain(|| act(due)));
+            if let Some(outcome) = outcome {
                 self.lock().settle(outcome, &reading, now);
-                outcome == Outcome::Busy
-            });
+            }
+            is_busy = outcome == Some(Outcome::Busy);
+            refused = (outcome == Some(Outcome::Refused)).then_some(now);
         }
     }
 
@@ -260,7 +269,7 @@ impl Watch {
     fn settle(&mut self, outcome: Outcome, reading: &Reading, now: Instant) {
         for watched in &mut self.rules {
             match outcome {
-                Outcome::Busy => {}
+                Outcome::Busy | Outcome::Refused => {}
                 _ if watched.judge(reading, now).is_none() => {}
                 Outcome::Done => watched.fire(reading, now),
                 Outcome::Activated => watched.activate(reading, now),

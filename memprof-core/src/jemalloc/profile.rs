@@ -8,7 +8,7 @@ use crate::heap::{Summary, summarize};
 use crate::scratch::Scratch;
 
 impl Jemalloc {
-    pub(super) fn dump_into(&self, scratch: &mut Scratch) -> Result<Summary> {
+    pub(super) fn dump_into(&self, scratch: &Scratch) -> Result<Summary> {
         self.leave_this_thread_out();
         let dumped = self.mallctl.write_path(c"prof.dump", &scratch.path());
         dumped.map_err(|errno| {
@@ -19,13 +19,13 @@ impl Jemalloc {
 }
 
 /// The error that tells why the kernel does not let jemalloc write, if that is so.
-fn not_written(scratch: &mut Scratch) -> Option<Error> {
+fn not_written(scratch: &Scratch) -> Option<Error> {
     let cause = describe(scratch.why_not_writable()?);
     let message = format!("jemalloc failed to write the dump: {cause}");
     Some(Error::new(ErrorKind::Io, message))
 }
 
-fn check(scratch: &mut Scratch) -> Result<Summary> {
+fn check(scratch: &Scratch) -> Result<Summary> {
     let read = |error: io::Error| Error::io("read the dump back", &error);
     let file = scratch.rewound().map_err(read)?;
     let summary = summarize(BufReader::with_capacity(1 << 16, file));

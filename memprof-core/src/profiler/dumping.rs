@@ -13,9 +13,15 @@ use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::{self, Dump, Origin};
 use crate::dump_name::{Cause, DumpName};
 use crate::error::{Error, ErrorKind, Result};
+use crate::headroom;
+use crate::hidden;
 use crate::reading::rss;
+use crate::scratch::Scratch;
 use crate::status::DumpReport;
 use crate::trigger::Trigger;
+
+/// What the first dump of an allocator is taken to need that tells nothing: some thousand stacks.
+const UNKNOWN_SIZE: u64 = 4 << 20;
 
 impl Profiler {
     /// Takes a dump of every allocator that can, of those that `allocator` names, else of those
@@ -81,11 +87,21 @@ impl Profiler {
     ) -> Result<Dump> {
         let name = self.next_name(kind, &origin)?;
         let store = self.settings.store.clone();
-        let last_size = self.last_size.load(Ordering::Relaxed);
+        let bytes = backend.profile_bytes(kind).unwrap_or_else(|| {
+            let last = self.last_size.load(Ordering::Relaxed);
+            last.saturating_mul(2).max(UNKNOWN_SIZE)
+        });
+        headroom::require(bytes)?;
+        let hidden = hidden::name(&name, ".scratch");
+        let scratch = Arc::new(Scratch::open(store.directory(), &hidden)?);
+        let watched = Arc::clone(&scratch);
         let all = self.backends();
-        self.dumper.run(move || {
+        let take = move || {
             leave_this_thread_out(&all);
-            dump::take(&*backend, &store, &name, &origin, last_size)
+            dump::take(&*backend, &store, &name, &origin, &scratch)
+        };
+        self.dumper.run_watched(take, || {
+            watched.look(|written| headroom::is_short(bytes.saturating_sub(written)))
         })?
     }
 

@@ -2,6 +2,7 @@
 
 use std::process;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -175,8 +176,18 @@ impl Profiler {
             return Outcome::Activated;
         }
         match self.dump(None, ProfileKind::Heap, due.trigger) {
-            Ok(report) => log_dump(&report, &due.trigger),
+            Ok(report) => {
+                self.was_refused.store(false, Ordering::Relaxed);
+                log_dump(&report, &due.trigger);
+            }
             Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
+            Err(error) if error.kind == ErrorKind::Memory => {
+                // A rule such as cgroup_above meets it again and again until there is memory.
+                if !self.was_refused.swap(true, Ordering::Relaxed) {
+                    log::error!("{}: {error}; tried again from time to time", due.trigger);
+                }
+                return Outcome::Refused;
+            }
             Err(error) => log::error!("{}: {error}", due.trigger),
         }
         Outcome::Done

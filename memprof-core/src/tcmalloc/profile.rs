@@ -94,14 +94,10 @@ impl Profiles {
         heap: u64,
         interval: u64,
         allocator: &Identity,
-        scratch: &mut Scratch,
+        scratch: &Scratch,
     ) -> Result<Summary> {
-        let step = match kind {
-            ProfileKind::Heap => interval,
-            ProfileKind::Growth => GROWTH_STEP,
-        };
         // A C++ exception would end the process.
-        require_memory_for((heap / step).saturating_mul(BYTES_PER_LINE))?;
+        require_memory_for(string_bytes(kind, heap, interval))?;
         let text = self.take(kind, allocator)?;
         let damaged = || Error::allocator(format!("{allocator} damaged the string of its profile"));
         let text = text.bytes().ok_or_else(damaged)?;
@@ -134,10 +130,19 @@ impl Profiles {
     }
 }
 
+/// What the string of a profile takes at the most, while it grows.
+pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
+    let step = match kind {
+        ProfileKind::Heap => interval,
+        ProfileKind::Growth => GROWTH_STEP,
+    };
+    (heap / step).saturating_mul(BYTES_PER_LINE)
+}
+
 /// tcmalloc's header tells the interval of now, and readers refuse 0, which is off.
-fn store(profile: &[u8], summary: Summary, scratch: &mut Scratch) -> io::Result<Summary> {
+fn store(profile: &[u8], summary: Summary, scratch: &Scratch) -> io::Result<Summary> {
     const OFF: &[u8] = b"heap_v2/0";
-    let file = scratch.rewound()?;
+    let mut file = scratch.rewound()?;
     let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
     let (header, stacks) = profile.split_at(end);
     let Some(header) = header.strip_suffix(OFF) else {

@@ -255,7 +255,7 @@ impl MemoryProfile {
             .dump(allocator, kind, Trigger::Message)
             .map_err(|error| {
                 // What the system refuses is for whoever runs the host, not only for who asked.
-                if error.kind == ErrorKind::Io {
+                if matches!(error.kind, ErrorKind::Io | ErrorKind::Memory) {
                     log::warn!("{error}");
                 }
                 failure(error)

@@ -74,7 +74,7 @@ pub(crate) fn failure(error: Error) -> Failure {
         ErrorKind::Unavailable => MEMPROF_UNAVAILABLE,
         ErrorKind::Busy => MEMPROF_BUSY,
         ErrorKind::Allocator => MEMPROF_ALLOCATOR,
-        ErrorKind::Io => MEMPROF_IO,
+        ErrorKind::Io | ErrorKind::Memory => MEMPROF_IO,
         _ => MEMPROF_INTERNAL,
     };
     let mut failure = Failure::new(status, error.message).remedy(error.remedy);

@@ -37,7 +37,7 @@ pub(super) struct Setup {
     /// `OPTION=VALUE` of `stress_host.c`.
     pub(super) options: Vec<String>,
     /// A command that runs the host, for example `unshare --pid --fork`.
-    pub(super) wrapper: Vec<&'static str>,
+    pub(super) wrapper: Vec<String>,
     /// More lines of `[plugin.config]`.
     pub(super) config: &'static str,
 }

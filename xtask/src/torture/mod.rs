@@ -3,12 +3,14 @@
 
 mod clients;
 mod exit;
+mod group;
 mod guest;
 mod host;
 mod hostile;
 mod hosts;
 mod inject;
 mod kill;
+mod memory;
 mod paths;
 mod place;
 mod privileges;
@@ -53,6 +55,7 @@ type Suite = (&'static str, fn(Form) -> Result<String>);
 const SUITES: &[Suite] = &[
     ("storm", storm::run),
     ("stall", stall::run),
+    ("memory", memory::run),
     ("inject", inject::run),
     ("kill", kill::run),
     ("hostile", hostile::run),

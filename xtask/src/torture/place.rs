@@ -18,6 +18,13 @@ impl Place {
         ))
     }
 
+    /// One on a memory file system.
+    pub(super) fn in_memory() -> Result<Self> {
+        Ok(Self(
+            tempfile::tempdir_in("/dev/shm").context("failed to make a directory in memory")?,
+        ))
+    }
+
     pub(super) fn path(&self) -> &Path {
         self.0.path()
     }

@@ -170,7 +170,7 @@ fn pid_namespace(_: Form, tally: &mut Tally) -> Result<()> {
         wrapper.push("--map-root-user");
     }
     let mut host = Setup {
-        wrapper,
+        wrapper: wrapper.into_iter().map(str::to_owned).collect(),
         ..Setup::default()
     }
     .start()?;
@@ -180,10 +180,19 @@ fn pid_namespace(_: Form, tally: &mut Tally) -> Result<()> {
 }
 
 fn chroot_without_proc(_: Form, tally: &mut Tally) -> Result<()> {
-    let place = Place::new()?;
-    let (root, inside) = (place.jail()?, place.jailed_dumps());
-    let option = format!("allocate=2 chroot={}", root.display());
-    let mut host = Setup::with(&option).start_in(place)?;
+    let start = |place: Place| {
+        let option = format!("allocate=2 chroot={}", place.jail()?.display());
+        Setup::with(&option).start_in(place)
+    };
+    // Without /proc an allocator needs a name to write to, which is never one on a disk.
+    let mut host = start(Place::new()?)?;
+    let inside = host.place().jailed_dumps();
+    let why = "neither /dev/shm nor the dump directory is on a memory file system";
+    ensure!(!check(&mut host.client()?, why, tally)?, "a dump by disk");
+    check_after(&mut host, &inside)?;
+
+    let mut host = start(Place::in_memory()?)?;
+    let inside = host.place().jailed_dumps();
     ensure!(check(&mut host.client()?, "", tally)?, "no dump");
     ensure!(survey(&inside)?.whole == 1, "no dump in the new root");
     check_after(&mut host, &inside)

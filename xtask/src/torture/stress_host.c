@@ -23,6 +23,9 @@
 
 enum { LIVE_BLOCKS = 512, BLOCKS_PER_TICK = 20, DEPTH = 7, MAX_SENDERS = 64 };
 
+/* For a large dump: stacks so deep, of blocks that are sampled for certain. */
+enum { DEEP = 31, LARGE_BLOCK = 64 * 1024 };
+
 /* The same order as `Counters` of host.rs. */
 struct counters {
     _Atomic uint64_t allocations, forks, slowest_fork_us, messages, dumps, failures, alarms;
@@ -63,7 +66,7 @@ static void *even(const struct allocator *from, unsigned path, int depth);
 static void *odd(const struct allocator *from, unsigned path, int depth);
 
 static void *next(const struct allocator *from, unsigned path, int depth) {
-    if (depth == 0) return from->malloc(64 + path % 4096);
+    if (depth == 0) return from->malloc(path >> DEEP ? LARGE_BLOCK : 64 + path % 4096);
     return path >> depth & 1 ? odd(from, path, depth - 1) : even(from, path, depth - 1);
 }
 
@@ -92,6 +95,14 @@ static void *allocate(void *number) {
         if (at % BLOCKS_PER_TICK == 0) nanosleep(&tick, NULL);
     }
     return NULL;
+}
+
+/* Keeps 2^lg blocks, each of a stack of its own. They are never
+ * touched, so that they take no memory. */
+static void keep_stacks(int lg) {
+    for (unsigned path = 0; path < 1u << lg; path++) {
+        if (even(&allocators[0], path | 1u << DEEP, DEEP)) count(&counters->allocations);
+    }
 }
 
 /* Takes an arena of its own, and sleeps. */
@@ -238,6 +249,7 @@ int main(int argc, char **argv) {
                 senders[each] = start(send_messages, (uintptr_t)each);
             }
         } else if (!strcmp(option, "fork")) start(fork_often, 0);
+        else if (!strcmp(option, "stacks")) keep_stacks(threads);
         else if (!strcmp(option, "chroot")) enter(value);
         else if (!strcmp(option, "uid")) become((uid_t)atoi(value));
         else if (!strcmp(option, "alarms")) storm_of_alarms();
