@@ -14,7 +14,7 @@ pub use tcmalloc::write_tcmalloc;
 use std::io::BufRead;
 
 use crate::error::{Error, Quoted, Result};
-use crate::limits::Limits;
+use crate::limits::{Budget, Limits, Part};
 use crate::lines::{Ending, for_each_line};
 use crate::profile::{Mapping, Profile, Sample, Values};
 
@@ -49,7 +49,10 @@ enum Section {
 struct Dump<'a> {
     section: Section,
     line: u64,
+    /// Bytes of the lines so far.
+    read: u64,
     limits: &'a Limits,
+    budget: Budget,
     profile: Profile,
     mappings: Vec<Mapping>,
     build_ids: Vec<(String, String)>,
@@ -62,7 +65,9 @@ impl<'a> Dump<'a> {
         Self {
             section: Section::Start,
             line: 0,
+            read: 0,
             limits,
+            budget: Budget::new(limits),
             profile: Profile::default(),
             mappings: Vec::new(),
             build_ids: Vec::new(),
@@ -72,6 +77,7 @@ impl<'a> Dump<'a> {
     }
 
     fn read(&mut self, line: &[u8]) -> Result<()> {
+        self.read += line.len() as u64 + 1;
         match self.section {
             Section::Start => self.read_header(line),
             Section::V2(expected) => self.read_v2(expected, line),
@@ -113,8 +119,12 @@ impl<'a> Dump<'a> {
     fn read_stack(&mut self, text: &[u8]) -> Result<()> {
         let stacks = &mut self.profile.stacks;
         stacks.clear();
+        let known = stacks.addresses().len();
         if let Err(wrong) = self.frames.read(text, stacks) {
             return Err(self.unexpected("an address '0x…'", wrong));
+        }
+        for _ in known..self.profile.stacks.addresses().len() {
+            self.spend(Part::Address)?;
         }
         if self.profile.stacks.depth() > self.limits.frames {
             return Err(Error::Limit {
@@ -133,13 +143,22 @@ impl<'a> Dump<'a> {
                 limit: self.limits.samples as u64,
             });
         }
+        let (known, depth) = (self.profile.stacks.len(), self.profile.stacks.depth());
         let stack = self.profile.stacks.finish();
+        self.spend(Part::Sample)?;
+        if self.profile.stacks.len() > known {
+            self.spend(Part::Stack(depth))?;
+        }
         self.profile.samples.push(Sample {
             stack,
             count: 0,
             values,
         });
         Ok(())
+    }
+
+    fn spend(&mut self, part: Part) -> Result<()> {
+        self.budget.spend(part, self.read)
     }
 
     fn unexpected(&self, expected: &str, found: &[u8]) -> Error {
@@ -166,6 +185,7 @@ impl<'a> Dump<'a> {
         }
         self.profile.mappings =
             maps::arrange(self.mappings, self.build_ids, &mut self.profile.warnings);
+        self.profile.room = self.budget.room(self.read);
         self.profile.names = self.symbols.into_names(&self.profile);
         Ok(self.profile)
     }

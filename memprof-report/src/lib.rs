@@ -51,5 +51,4 @@ pub use report::{Input, Options, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use symbolize::{Progress, Sources, symbolize};
 pub use table::{Change, Pair, Row, table};
-pub use tree::{Node, children, tree};
 pub use unsample::unsample;

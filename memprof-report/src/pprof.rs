@@ -1,185 +1,341 @@
 //! pprof profiles as input: what other tools and our own `--format pprof` write.
+//!
+//! The messages are read where they lie, table by table: decoded whole, an empty message of two bytes would
+//! take fifty.
 
 pub(crate) mod proto;
-
-use std::collections::HashMap;
+mod wire;
 
 use prost::Message;
 
+use self::wire::{Fields, Value};
 use crate::demangle::demangle;
 use crate::error::{Error, Result};
-use crate::limits::Limits;
-use crate::names::{Frame, Names, printable};
+use crate::limits::{Budget, Limits, Part};
+use crate::names::{Frame, Names, StringId, printable};
 use crate::profile::{Address, Mapping, Profile, Sample, SampleType, Values};
 use crate::stacks::AddressId;
 
+/// Tags of the top level.
+mod tag {
+    pub(super) const SAMPLE_TYPE: u64 = 1;
+    pub(super) const SAMPLE: u64 = 2;
+    pub(super) const MAPPING: u64 = 3;
+    pub(super) const LOCATION: u64 = 4;
+    pub(super) const FUNCTION: u64 = 5;
+    pub(super) const STRING: u64 = 6;
+    pub(super) const PERIOD: u64 = 12;
+}
+
 /// Reads an uncompressed `profile.proto`; its values count as unsampled.
 pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
-    let proto = proto::Profile::decode(bytes).map_err(|error| Error::pprof(error.to_string()))?;
-    if proto.sample.len() > limits.samples {
-        return Err(Error::Limit {
-            what: "samples",
-            limit: limits.samples as u64,
-        });
+    let mut reader = Reader {
+        bytes,
+        limits,
+        budget: Budget::new(limits),
+        strings: Vec::new(),
+        functions: Vec::new(),
+    };
+    let mut sample_types: Vec<proto::ValueType> = Vec::new();
+    let mut mappings = Vec::new();
+    let mut period = 0;
+    for field in Fields(bytes) {
+        let (tag, value) = field?;
+        match tag {
+            tag::SAMPLE_TYPE => {
+                sample_types.push(message(value)?);
+                reader.spend(Part::Entry)?;
+            }
+            tag::STRING => reader.add_string(value)?,
+            tag::FUNCTION => {
+                reader.functions.push(message(value)?);
+                reader.spend(Part::Entry)?;
+            }
+            tag::MAPPING if mappings.len() == limits.mappings => {
+                return Err(Error::Limit {
+                    what: "mappings",
+                    limit: limits.mappings as u64,
+                });
+            }
+            tag::MAPPING => mappings.push(message(value)?),
+            tag::PERIOD => period = value.number()?,
+            _ => {}
+        }
     }
-    if proto.mapping.len() > limits.mappings {
-        return Err(Error::Limit {
-            what: "mappings",
-            limit: limits.mappings as u64,
-        });
-    }
-    let columns = columns(&proto)?;
+    // Where two have one id, the last one counts, which a search from behind finds first.
+    reader.functions.sort_by_key(|function| function.id);
+    let columns = reader.columns(&sample_types)?;
     let mut profile = Profile {
-        interval: u64::try_from(proto.period)
-            .ok()
-            .filter(|&period| period > 0),
+        interval: (1..=i64::MAX as u64).contains(&period).then_some(period),
         has_alloc: columns
             .iter()
-            .any(|(sample_type, _)| sample_type.is_alloc()),
-        mappings: mappings(&proto)?,
+            .flatten()
+            .any(|sample_type| sample_type.is_alloc()),
+        mappings: reader.mappings(&mappings)?,
         ..Profile::default()
     };
-    let mut names = Names::default();
-    let locations = locations(&proto, &mut profile, &mut names)?;
-    for sample in &proto.sample {
-        if sample.location_id.len() > limits.frames {
-            return Err(Error::Limit {
-                what: "frames in a stack",
-                limit: limits.frames as u64,
-            });
-        }
-        for id in &sample.location_id {
-            let location = locations.get(id);
-            profile
-                .stacks
-                .push(*location.ok_or_else(|| Error::pprof(format!("there is no location {id}")))?);
-        }
-        if sample.value.len() != proto.sample_type.len() {
-            return Err(Error::pprof(
-                "a sample has more or fewer values than sample types",
-            ));
-        }
-        let mut values = Values::default();
-        for &(sample_type, column) in &columns {
-            values[sample_type] = sample.value[column];
-        }
-        let stack = profile.stacks.finish();
-        profile.samples.push(Sample {
-            stack,
-            count: 0,
-            values,
-        });
-    }
-    profile.names = Some(names);
+    let locations = reader.locations(&mut profile)?;
+    reader.samples(&mut profile, &columns, &locations)?;
+    profile.room = reader.budget.room(bytes.len() as u64);
     Ok(profile)
 }
 
-fn string(proto: &proto::Profile, index: i64) -> Result<&str> {
-    let string = usize::try_from(index)
-        .ok()
-        .and_then(|index| proto.string_table.get(index));
-    string
-        .map(String::as_str)
-        .ok_or_else(|| Error::pprof(format!("there is no string {index}")))
+fn message<M: Message + Default>(value: Value<'_>) -> Result<M> {
+    M::decode(value.bytes()?).map_err(|error| Error::pprof(error.to_string()))
 }
 
-/// Which value of a sample is which type.
-fn columns(proto: &proto::Profile) -> Result<Vec<(SampleType, usize)>> {
-    let mut columns = Vec::new();
-    for (column, value_type) in proto.sample_type.iter().enumerate() {
-        let name = string(proto, value_type.r#type)?;
-        columns.extend(match name {
-            "space" => Some((SampleType::InuseSpace, column)),
-            "objects" => Some((SampleType::InuseObjects, column)),
-            _ => SampleType::ALL
-                .into_iter()
-                .find(|t| t.name() == name)
-                .map(|t| (t, column)),
-        });
-    }
-    if columns.is_empty() {
-        return Err(Error::pprof(
-            "it is no heap profile: no sample type inuse_* or alloc_*",
-        ));
-    }
-    Ok(columns)
+/// A profile's tables, of which the others hold indices.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    limits: &'a Limits,
+    budget: Budget,
+    strings: Vec<&'a [u8]>,
+    functions: Vec<proto::Function>,
 }
 
-fn mappings(proto: &proto::Profile) -> Result<Vec<Mapping>> {
-    let mut mappings = Vec::new();
-    for mapping in &proto.mapping {
-        let build_id = string(proto, mapping.build_id)?;
-        mappings.push(Mapping {
-            start: Address(mapping.memory_start),
-            end: Address(mapping.memory_limit),
-            offset: mapping.file_offset,
-            executable: true,
-            path: printable(string(proto, mapping.filename)?).into_owned(),
-            build_id: (!build_id.is_empty()).then(|| printable(build_id).into_owned()),
-        });
-    }
-    mappings.sort_by_key(|mapping| mapping.start);
-    let mut end = Address(0);
-    mappings.retain(|mapping| {
-        let keep = mapping.start >= end && mapping.end > mapping.start;
-        if keep {
-            end = mapping.end;
-        }
-        keep
-    });
-    Ok(mappings)
+/// By string: the name that it became. Each is demangled once, however many places have it.
+struct Interned {
+    functions: Vec<Option<StringId>>,
+    files: Vec<Option<StringId>>,
 }
 
-/// Interns every location. The addresses there are of calls, ours of returns: one more. Two locations may
-/// share an address, or have none; those get addresses at the far end, outside of any mapping.
-fn locations(
-    proto: &proto::Profile,
-    profile: &mut Profile,
-    names: &mut Names,
-) -> Result<HashMap<u64, AddressId>> {
-    let functions: HashMap<u64, &proto::Function> = proto
-        .function
-        .iter()
-        .map(|function| (function.id, function))
-        .collect();
-    let mut ids = HashMap::new();
-    for (index, location) in proto.location.iter().enumerate() {
-        let known = profile.stacks.addresses().len();
-        let mut id = profile
-            .stacks
-            .intern_address(Address(location.address.wrapping_add(1)));
-        if location.address == 0 || (id.0 as usize) < known {
-            id = profile
-                .stacks
-                .intern_address(Address(u64::MAX - index as u64));
-        }
-        let mut frames = Vec::new();
-        for line in &location.line {
-            let function = functions.get(&line.function_id);
-            let function = function.ok_or_else(|| {
-                Error::pprof(format!("there is no function {}", line.function_id))
-            })?;
-            let name = match string(proto, function.name)? {
-                "" => string(proto, function.system_name)?,
-                name => name,
-            };
-            let file = string(proto, function.filename)?;
-            frames.push(Frame {
-                function: names.strings.intern(&demangle(name)),
-                file: (!file.is_empty()).then(|| names.strings.intern(file)),
-                line: u32::try_from(line.line).unwrap_or(0),
-                named: true,
+impl<'a> Reader<'a> {
+    fn spend(&mut self, part: Part) -> Result<()> {
+        self.budget.spend(part, self.bytes.len() as u64)
+    }
+
+    fn add_string(&mut self, value: Value<'a>) -> Result<()> {
+        self.strings.push(value.bytes()?);
+        self.spend(Part::Entry)
+    }
+
+    fn string(&self, index: i64) -> Result<&'a str> {
+        let string = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.strings.get(index));
+        let string = string.ok_or_else(|| Error::pprof(format!("there is no string {index}")))?;
+        str::from_utf8(string).map_err(|_| Error::pprof(format!("string {index} is no UTF-8")))
+    }
+
+    /// By value of a sample, which type it is; none is another than ours.
+    fn columns(&self, types: &[proto::ValueType]) -> Result<Vec<Option<SampleType>>> {
+        let mut columns = Vec::new();
+        for value_type in types {
+            columns.push(match self.string(value_type.r#type)? {
+                "space" => Some(SampleType::InuseSpace),
+                "objects" => Some(SampleType::InuseObjects),
+                name => SampleType::ALL.into_iter().find(|t| t.name() == name),
             });
         }
-        if !frames.is_empty() {
-            names.set(id, &frames);
+        if columns.iter().all(Option::is_none) {
+            return Err(Error::pprof(
+                "it is no heap profile: no sample type inuse_* or alloc_*",
+            ));
         }
-        if ids.insert(location.id, id).is_some() {
+        Ok(columns)
+    }
+
+    fn mappings(&mut self, found: &[proto::Mapping]) -> Result<Vec<Mapping>> {
+        let mut mappings = Vec::new();
+        for mapping in found {
+            let build_id = self.string(mapping.build_id)?;
+            let path = self.string(mapping.filename)?;
+            self.spend(Part::Text(path.len() + build_id.len()))?;
+            mappings.push(Mapping {
+                start: Address(mapping.memory_start),
+                end: Address(mapping.memory_limit),
+                offset: mapping.file_offset,
+                executable: true,
+                path: printable(path).into_owned(),
+                build_id: (!build_id.is_empty()).then(|| printable(build_id).into_owned()),
+            });
+        }
+        mappings.sort_by_key(|mapping| mapping.start);
+        let mut end = Address(0);
+        mappings.retain(|mapping| {
+            let keep = mapping.start >= end && mapping.end > mapping.start;
+            if keep {
+                end = mapping.end;
+            }
+            keep
+        });
+        Ok(mappings)
+    }
+
+    /// Interns every location. The addresses there are of calls, ours of returns: one more. Two locations may
+    /// share an address, or have none; those get addresses at the far end, outside of any mapping.
+    fn locations(&mut self, profile: &mut Profile) -> Result<Vec<(u64, AddressId)>> {
+        let mut names = Names::default();
+        let mut known = Interned {
+            functions: vec![None; self.strings.len()],
+            files: vec![None; self.strings.len()],
+        };
+        let mut ids: Vec<(u64, AddressId)> = Vec::new();
+        let mut frames = Vec::new();
+        for field in Fields(self.bytes) {
+            let (tag::LOCATION, value) = field? else {
+                continue;
+            };
+            self.spend(Part::Address)?;
+            let (mut location_id, mut address) = (0, 0);
+            frames.clear();
+            for field in Fields(value.bytes()?) {
+                match field? {
+                    (1, value) => location_id = value.number()?,
+                    (3, value) => address = value.number()?,
+                    (4, value) => {
+                        self.spend(Part::Inlined)?;
+                        frames.push(self.frame(message(value)?, &mut names, &mut known)?);
+                    }
+                    _ => {}
+                }
+            }
+            let before = profile.stacks.addresses().len();
+            let mut id = profile
+                .stacks
+                .intern_address(Address(address.wrapping_add(1)));
+            if address == 0 || (id.0 as usize) < before {
+                id = profile
+                    .stacks
+                    .intern_address(Address(u64::MAX - ids.len() as u64));
+            }
+            if !frames.is_empty() {
+                names.set(id, &frames);
+            }
+            ids.push((location_id, id));
+        }
+        ids.sort_unstable_by_key(|(location, _)| *location);
+        if let Some(pair) = ids.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             return Err(Error::pprof(format!(
                 "there are two locations {}",
-                location.id
+                pair[0].0
             )));
         }
+        profile.names = Some(names);
+        Ok(ids)
     }
-    Ok(ids)
+
+    fn frame(
+        &mut self,
+        line: proto::Line,
+        names: &mut Names,
+        known: &mut Interned,
+    ) -> Result<Frame> {
+        let after = self.functions.partition_point(|f| f.id <= line.function_id);
+        let function = after.checked_sub(1).map(|index| self.functions[index]);
+        let function = function.filter(|function| function.id == line.function_id);
+        let function = function
+            .ok_or_else(|| Error::pprof(format!("there is no function {}", line.function_id)))?;
+        let name = match self.string(function.name)? {
+            "" => function.system_name,
+            _ => function.name,
+        };
+        let file = match self.string(function.filename)? {
+            "" => None,
+            file => Some(self.intern(&mut known.files, function.filename, file, names)?),
+        };
+        let text = self.string(name)?;
+        let function = match known.functions[name as usize] {
+            Some(function) => function,
+            None => self.intern(&mut known.functions, name, &demangle(text), names)?,
+        };
+        Ok(Frame {
+            function,
+            file,
+            line: u32::try_from(line.line).unwrap_or(0),
+            named: true,
+        })
+    }
+
+    /// The id of `text`, which is what the string of that index is shown as.
+    fn intern(
+        &mut self,
+        known: &mut [Option<StringId>],
+        index: i64,
+        text: &str,
+        names: &mut Names,
+    ) -> Result<StringId> {
+        let known = &mut known[index as usize];
+        if let Some(id) = known {
+            return Ok(*id);
+        }
+        self.spend(Part::Text(text.len()))?;
+        let id = names.strings.intern(text);
+        *known = Some(id);
+        Ok(id)
+    }
+
+    fn samples(
+        &mut self,
+        profile: &mut Profile,
+        columns: &[Option<SampleType>],
+        locations: &[(u64, AddressId)],
+    ) -> Result<()> {
+        for field in Fields(self.bytes) {
+            let (tag::SAMPLE, value) = field? else {
+                continue;
+            };
+            if profile.samples.len() == self.limits.samples {
+                return Err(Error::Limit {
+                    what: "samples",
+                    limit: self.limits.samples as u64,
+                });
+            }
+            let mut values = Values::default();
+            let mut count = 0;
+            for field in Fields(value.bytes()?) {
+                match field? {
+                    (1, value) => value.each_number(|id| {
+                        profile.stacks.push(located(locations, id)?);
+                        if profile.stacks.depth() > self.limits.frames {
+                            return Err(Error::Limit {
+                                what: "frames in a stack",
+                                limit: self.limits.frames as u64,
+                            });
+                        }
+                        Ok(())
+                    })?,
+                    (2, value) => value.each_number(|number| {
+                        if let Some(Some(sample_type)) = columns.get(count) {
+                            values[*sample_type] = number as i64;
+                        }
+                        count += 1;
+                        Ok(())
+                    })?,
+                    _ => {}
+                }
+            }
+            if count != columns.len() {
+                return Err(Error::pprof(
+                    "a sample has more or fewer values than sample types",
+                ));
+            }
+            let (known, depth) = (profile.stacks.len(), profile.stacks.depth());
+            let stack = profile.stacks.finish();
+            self.spend(Part::Sample)?;
+            if profile.stacks.len() > known {
+                self.spend(Part::Stack(depth))?;
+            }
+            profile.samples.push(Sample {
+                stack,
+                count: 0,
+                values,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The location of that id; most profiles count them from 1.
+fn located(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId> {
+    let guess = usize::try_from(id.wrapping_sub(1)).ok();
+    let guessed = guess.and_then(|index| locations.get(index));
+    let found = match guessed {
+        Some(&(found, address)) if found == id => Some(address),
+        _ => locations
+            .binary_search_by_key(&id, |(location, _)| *location)
+            .ok()
+            .map(|index| locations[index].1),
+    };
+    found.ok_or_else(|| Error::pprof(format!("there is no location {id}")))
 }

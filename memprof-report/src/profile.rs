@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{AddAssign, Index, IndexMut};
 
+use crate::limits::Room;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};
 
@@ -210,6 +211,8 @@ pub struct Profile {
     pub names: Option<Names>,
     /// What a reader should know before believing it.
     pub warnings: Vec<String>,
+    /// What a report may still take in memory.
+    pub(crate) room: Room,
 }
 
 impl Default for Profile {
@@ -225,6 +228,7 @@ impl Default for Profile {
             origin: Origin::default(),
             names: None,
             warnings: Vec::new(),
+            room: Room::default(),
         }
     }
 }

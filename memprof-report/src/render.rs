@@ -21,6 +21,7 @@ use std::io::Write;
 
 use crate::error::Result;
 use crate::fold::{Folded, Named};
+use crate::limits::Room;
 use crate::names::StringId;
 use crate::profile::{SampleType, Values};
 use crate::report::Options;
@@ -97,6 +98,11 @@ impl Subject<'_> {
             }
         }
         totals
+    }
+
+    /// What the report may take in memory besides the profiles.
+    fn room(&self) -> Room {
+        self.profile.profile.room
     }
 
     /// Whole stacks.

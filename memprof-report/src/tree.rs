@@ -1,12 +1,14 @@
 //! The call tree: collapsed stacks merged by their common beginnings.
 
+use crate::error::Result;
 use crate::fold::Folded;
+use crate::limits::Room;
 use crate::names::StringId;
 use crate::table::Pair;
 
 /// A function at one place of the call tree.
 #[derive(Clone, Copy, Debug)]
-pub struct Node {
+pub(crate) struct Node {
     /// None for the root.
     pub function: Option<StringId>,
     /// Its index; the root is its own parent.
@@ -19,8 +21,11 @@ pub struct Node {
     pub own: Pair,
 }
 
+/// What a node takes in memory, with what is made of it.
+const NODE: u64 = 176;
+
 /// The nodes, each before its callees, these in the order of their names.
-pub fn tree(folded: &Folded) -> Vec<Node> {
+pub(crate) fn tree(folded: &Folded, mut room: Room) -> Result<Vec<Node>> {
     let root = Node {
         function: None,
         parent: 0,
@@ -39,6 +44,7 @@ pub fn tree(folded: &Folded) -> Vec<Node> {
             .count();
         path.truncate(1 + common);
         for &function in &stack.functions[common..] {
+            room.take(NODE)?;
             let parent = path[path.len() - 1];
             path.push(nodes.len());
             nodes.push(Node {
@@ -58,11 +64,11 @@ pub fn tree(folded: &Folded) -> Vec<Node> {
             nodes[parent as usize].total.add(total.new, total.base);
         }
     }
-    nodes
+    Ok(nodes)
 }
 
 /// The callees of each node, the largest first.
-pub fn children(nodes: &[Node]) -> Vec<Vec<u32>> {
+pub(crate) fn children(nodes: &[Node]) -> Vec<Vec<u32>> {
     let mut children = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate().skip(1) {
         children[node.parent as usize].push(index as u32);

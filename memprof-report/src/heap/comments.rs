@@ -1,14 +1,16 @@
 //! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
 
 use super::Dump;
+use crate::error::Result;
+use crate::limits::Part;
 use crate::names::printable;
 
 impl Dump<'_> {
-    pub(super) fn read_comment(&mut self, comment: &[u8]) {
+    pub(super) fn read_comment(&mut self, comment: &[u8]) -> Result<()> {
         let text = String::from_utf8_lossy(comment);
         let text = printable(&text);
         let Some((key, value)) = text.trim().split_once(": ") else {
-            return;
+            return Ok(());
         };
         let value = value.trim();
         let origin = &mut self.profile.origin;
@@ -23,10 +25,12 @@ impl Dump<'_> {
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {
                     self.build_ids.push((path.into(), id.to_ascii_lowercase()));
+                    self.spend(Part::Text(value.len()))?;
                 }
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// `rust_host pid 1234 on myhostname`.

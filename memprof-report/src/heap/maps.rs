@@ -3,14 +3,14 @@
 use super::Dump;
 use super::numbers::{decimal, hexadecimal};
 use crate::error::{Error, Result};
+use crate::limits::Part;
 use crate::names::printable;
 use crate::profile::{Address, Mapping};
 
 impl Dump<'_> {
     pub(super) fn read_mapping(&mut self, line: &[u8]) -> Result<()> {
         if let Some(comment) = line.strip_prefix(b"#") {
-            self.read_comment(comment);
-            return Ok(());
+            return self.read_comment(comment);
         }
         if line.trim_ascii().is_empty() || line.starts_with(b"build=") {
             return Ok(());
@@ -22,10 +22,13 @@ impl Dump<'_> {
             });
         }
         match mapping(line) {
-            Some(mapping) => self.mappings.push(mapping),
-            None => return Err(self.unexpected("'start-end perms offset dev inode path'", line)),
+            Some(mapping) => {
+                let part = Part::Text(mapping.path.len());
+                self.mappings.push(mapping);
+                self.spend(part)
+            }
+            None => Err(self.unexpected("'start-end perms offset dev inode path'", line)),
         }
-        Ok(())
     }
 }
 

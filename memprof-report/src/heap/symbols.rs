@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::numbers::hexadecimal;
 use super::{Dump, Section};
 use crate::error::Result;
+use crate::limits::Part;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, Profile};
 use crate::stacks::AddressId;
@@ -26,8 +27,9 @@ impl Dump<'_> {
             return Err(self.unexpected("'0xADDR name' or '---'", line));
         };
         let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
+        let part = Part::Text(name.len());
         self.symbols.0.insert(Address(address), name);
-        Ok(())
+        self.spend(part)
     }
 }
 

@@ -6,6 +6,9 @@ use crate::error::Result;
 use crate::fold::Folded;
 use crate::names::StringId;
 
+/// Longer lines are handed on in pieces.
+const PIECE: usize = 64 << 10;
+
 pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
     let names: Vec<String> = (0..folded.functions.len() as u32)
         .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
@@ -18,6 +21,10 @@ pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
                 line.push(b';');
             }
             line.extend_from_slice(names[function.0 as usize].as_bytes());
+            if line.len() > PIECE {
+                out.write_all(&line)?;
+                line.clear();
+            }
         }
         writeln!(line, " {}", stack.value())?;
         out.write_all(&line)?;

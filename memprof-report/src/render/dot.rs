@@ -52,7 +52,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
             out,
         )?;
     }
-    for ((caller, callee), pair) in edges(&folded) {
+    for ((caller, callee), pair) in edges(&folded, subject.room())? {
         let share = percent(pair.value(), whole);
         if let (Some(from), Some(to)) = (nodes.get(&caller), nodes.get(&callee))
             && share.abs() >= SMALLEST_EDGE_PERCENT

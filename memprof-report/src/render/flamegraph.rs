@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::Subject;
 use crate::blame::Whose;
 use crate::error::{Error, Result};
-use crate::fold::Folded;
+use crate::fold::{Folded, FoldedStack};
 use crate::names::StringId;
 use crate::report::Options;
 
@@ -46,6 +46,9 @@ fn script(svg: &str) -> String {
         .replace("]]>", "")
 }
 
+/// What a function of a stack takes in memory besides its name while it is drawn.
+const PLACE: u64 = 8;
+
 const GREY: Color = Color {
     r: 210,
     g: 210,
@@ -72,10 +75,20 @@ fn grey(folded: &Folded) -> PaletteMap {
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.fold(options);
+    let drawn = |stack: &&FoldedStack| stack.new > 0 || (stack.new == 0 && stack.base > 0);
+    let mut room = subject.room();
+    for function in folded
+        .stacks
+        .iter()
+        .filter(drawn)
+        .flat_map(|s| &s.functions)
+    {
+        room.take(folded.functions.get(*function).len() as u64 + PLACE)?;
+    }
     let lines: Vec<String> = folded
         .stacks
         .iter()
-        .filter(|stack| stack.new > 0 || (stack.new == 0 && stack.base > 0))
+        .filter(drawn)
         .map(|stack| {
             let functions: Vec<String> = stack
                 .functions

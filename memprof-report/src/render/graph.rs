@@ -1,22 +1,32 @@
 //! Who calls whom: the edges of the call graph.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
+use crate::error::Result;
 use crate::fold::Folded;
+use crate::limits::Room;
 use crate::names::StringId;
 use crate::table::Pair;
 
 /// A caller and a callee.
 pub(super) type Edge = (StringId, StringId);
 
+/// What an edge takes in memory.
+const EDGE: u64 = 160;
+
 /// The value that passed over each edge; one that a stack passes twice counts once.
-pub(super) fn edges(folded: &Folded) -> Vec<(Edge, Pair)> {
+pub(super) fn edges(folded: &Folded, mut room: Room) -> Result<Vec<(Edge, Pair)>> {
     let mut edges: HashMap<Edge, (Pair, usize)> = HashMap::new();
     for (index, stack) in folded.stacks.iter().enumerate() {
         for call in stack.functions.windows(2) {
-            let (pair, seen) = edges
-                .entry((call[0], call[1]))
-                .or_insert((Pair::default(), usize::MAX));
+            let (pair, seen) = match edges.entry((call[0], call[1])) {
+                Entry::Occupied(edge) => edge.into_mut(),
+                Entry::Vacant(edge) => {
+                    room.take(EDGE)?;
+                    edge.insert((Pair::default(), usize::MAX))
+                }
+            };
             if *seen != index {
                 *seen = index;
                 pair.add(stack.new, stack.base);
@@ -32,5 +42,5 @@ pub(super) fn edges(folded: &Folded) -> Vec<(Edge, Pair)> {
         let size = |pair: &Pair| std::cmp::Reverse(pair.value().unsigned_abs());
         (size(pair), name(*a), name(*b)).cmp(&(size(other), name(*c), name(*d)))
     });
-    edges
+    Ok(edges)
 }

@@ -110,7 +110,7 @@ pub(super) fn write_view(
 ) -> Result<()> {
     let folded = subject.fold(options);
     let mut nodes = Tree::default();
-    for node in tree(&folded) {
+    for node in tree(&folded, subject.room())? {
         nodes
             .function
             .push(node.function.map_or(-1, |function| i64::from(function.0)));

@@ -10,7 +10,7 @@ use crate::table::table;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.told(options);
-    let edges = edges(&folded);
+    let edges = edges(&folded, subject.room())?;
     let rows = table(&folded, true);
     let looked_at = |name: &str| {
         options

@@ -15,7 +15,7 @@ const DEEPEST: u32 = 100;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.told(options);
-    let nodes = tree(&folded);
+    let nodes = tree(&folded, subject.room())?;
     let children = children(&nodes);
     let whole = nodes[0].total.new.max(nodes[0].total.base).max(1);
     let shown = match options.top {

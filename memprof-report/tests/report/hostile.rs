@@ -105,7 +105,7 @@ fn gzip_bombs_pass_a_limit() {
     let bomb = bomb.finish().expect("memory takes it");
     assert_eq!(
         error_of(&bomb),
-        "the input passes the limit of 500 decompressed bytes per compressed byte"
+        "the input passes the limit of 200 decompressed bytes per compressed byte"
     );
     let small = Options {
         limits: Limits {
