@@ -74,7 +74,12 @@ pub(crate) fn take(
     let objects = objects::loaded();
     let maps = own_maps(&objects)?;
     let comments = comments(backend.identity(), name, origin, &objects, &maps);
-    let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}");
+    // What a reader finds else is damage.
+    let sums = format!(
+        "# stacks: {}\n# estimated-inuse-bytes: {}\n",
+        summary.stacks, summary.estimated_inuse_bytes
+    );
+    let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}{sums}");
     let profile = scratch.drain(summary.profile_len);
     let mut body = profile.chain(tail.as_bytes());
     let length = summary.profile_len + tail.len() as u64;
@@ -243,6 +248,10 @@ mod tests {
         assert!(tail.contains("# trigger: message\n"), "{tail}");
         assert!(tail.contains("# rss: 4096\n"), "{tail}");
         assert!(tail.contains("/libc.so.6\n"), "{tail}");
+        assert!(
+            tail.ends_with("# stacks: 1\n# estimated-inuse-bytes: 564\n"),
+            "{tail}"
+        );
         assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
         assert_eq!(dump.bytes, text.len() as u64);
         assert_eq!(store.list().unwrap()[0].id, dump.id);

@@ -10,7 +10,8 @@ pub(crate) struct Summary {
     pub sample_interval: u64,
     /// The number of `@` lines.
     pub stacks: u64,
-    /// Live bytes, corrected for sampling as jeprof does.
+    /// Live bytes, corrected for sampling stack by stack, as jeprof and `memprof report` do. The head's line
+    /// alone would give another figure: there objects of all sizes are one average.
     pub estimated_inuse_bytes: u64,
     /// Where the stacks end: before the blank line and `MAPPED_LIBRARIES:`, or the whole length
     /// where jemalloc could not read its mappings (which it does not report).
@@ -19,14 +20,14 @@ pub(crate) struct Summary {
     pub has_mappings: bool,
 }
 
-/// The bytes that `objects` sampled ones of together `bytes` stand for.
+/// The bytes that `objects` sampled ones of together `bytes` stand for, to the same byte as in `memprof-report`.
 pub(crate) fn unsampled(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
-    if objects == 0 || sample_interval == 0 {
+    if objects == 0 || bytes == 0 || sample_interval == 0 {
         return bytes;
     }
     let mean_size = bytes as f64 / objects as f64;
-    let sampled = 1.0 - (-mean_size / sample_interval as f64).exp();
-    (bytes as f64 / sampled).round() as u64
+    let scale = -1.0 / (-mean_size / sample_interval as f64).exp_m1();
+    (bytes as f64 * scale).round() as u64
 }
 
 /// Checks the text line by line.
@@ -51,16 +52,17 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<Summary> {
     summary.sample_interval =
         interval(&line).ok_or_else(|| damaged(1, "heap_v2/<sample interval>", &line))?;
     summary.profile_len += next(&mut line)? as u64;
-    let (objects, bytes) =
-        totals(&line).ok_or_else(|| damaged(2, "t*: <objects>: <bytes>", &line))?;
-    summary.estimated_inuse_bytes = unsampled(objects, bytes, summary.sample_interval);
+    totals(&line).ok_or_else(|| damaged(2, "t*: <objects>: <bytes>", &line))?;
 
     let mut stack_open = false;
     let mut blank = 0;
     loop {
         let read = next(&mut line)?;
-        if stack_open && !line.starts_with(b"  t") {
-            return Err(damaged(0, "the counts of a stack", &line));
+        if stack_open {
+            let (objects, bytes) =
+                totals(&line).ok_or_else(|| damaged(0, "the counts of a stack", &line))?;
+            let estimate = unsampled(objects, bytes, summary.sample_interval);
+            summary.estimated_inuse_bytes = summary.estimated_inuse_bytes.saturating_add(estimate);
         }
         match line.first() {
             None => break,
@@ -138,6 +140,15 @@ mod tests {
         check(PROFILE, false);
         check(&format!("{PROFILE}{MAPS}"), true);
         check(&format!("{PROFILE}\nMAPPED_LIBRARIES:\n"), true);
+    }
+
+    /// One average over the small objects and the large one would make 1.6 MB of it.
+    #[test]
+    fn estimate_is_the_sum_over_the_stacks() {
+        let text = "heap_v2/524288\n  t*: 2: 1048592 [0: 0]\n@ 0x1\n  t*: 1: 16 [0: 0]\n\
+                    @ 0x2\n  t*: 1: 1048576 [0: 0]\n\nMAPPED_LIBRARIES:\n";
+        let summary = summarize(text.as_bytes()).unwrap();
+        assert_eq!(summary.estimated_inuse_bytes, 524_296 + 1_212_697);
     }
 
     #[test]

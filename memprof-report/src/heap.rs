@@ -58,6 +58,9 @@ struct Dump<'a> {
     build_ids: Vec<(String, String)>,
     symbols: symbols::Symbols,
     frames: frames::FrameReader,
+    threads: v2::Threads,
+    /// The line behind the first values that are not those of their only thread.
+    contradictory: Option<u64>,
 }
 
 impl<'a> Dump<'a> {
@@ -73,6 +76,8 @@ impl<'a> Dump<'a> {
             build_ids: Vec::new(),
             symbols: symbols::Symbols::default(),
             frames: frames::FrameReader::default(),
+            threads: v2::Threads::default(),
+            contradictory: None,
         }
     }
 
@@ -182,6 +187,11 @@ impl<'a> Dump<'a> {
             self.profile
                 .warnings
                 .push(format!("the heap dump is truncated: {problem}"));
+        }
+        if let Some(line) = self.contradictory {
+            self.profile.warnings.push(format!(
+                "the values before line {line} are not those of their only thread: the dump is damaged"
+            ));
         }
         self.profile.mappings =
             maps::arrange(self.mappings, self.build_ids, &mut self.profile.warnings);

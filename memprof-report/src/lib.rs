@@ -44,7 +44,7 @@ pub use input::parse;
 pub use limits::Limits;
 pub use names::{Detail, Frame, Names, StringId, Strings};
 pub use profile::{
-    Address, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Values,
+    Address, Claims, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Values,
 };
 pub use render::{FLAMEGRAPH_POLICY, Format, POLICY, Subject, VIEWER, amount, render};
 pub use report::{Input, Options, read, report};

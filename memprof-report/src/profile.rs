@@ -188,6 +188,15 @@ pub struct Origin {
     pub image: Option<String>,
 }
 
+/// What a dump of ours says that it holds, in comment lines: what a reader finds else is damage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// The number of stacks.
+    pub stacks: Option<u64>,
+    /// Bytes in use, unsampled.
+    pub inuse_space: Option<i64>,
+}
+
 /// A heap profile. The parsers give raw values; [`unsample`](crate::unsample()) makes estimates of them.
 #[derive(Debug)]
 pub struct Profile {
@@ -197,6 +206,8 @@ pub struct Profile {
     pub interval: Option<u64>,
     /// The totals its header claims; raw.
     pub header: Option<Values>,
+    /// What its tail claims.
+    pub claims: Claims,
     /// The stacks and addresses, interned.
     pub stacks: Stacks,
     /// In the file's order. Several may have the same stack.
@@ -221,6 +232,7 @@ impl Default for Profile {
             sampling: Sampling::None,
             interval: None,
             header: None,
+            claims: Claims::default(),
             stacks: Stacks::default(),
             samples: Vec::new(),
             mappings: Vec::new(),

@@ -20,6 +20,8 @@ impl Dump<'_> {
             "taken" => origin.taken = Some(value.into()),
             "trigger" => origin.trigger = Some(value.into()),
             "allocator" => origin.allocator = Some(value.into()),
+            "stacks" => self.profile.claims.stacks = value.parse().ok(),
+            "estimated-inuse-bytes" => self.profile.claims.inuse_space = value.parse().ok(),
             "memprof-image" => origin.image = Some(value.into()),
             "active-since" => origin.active_since = Some(value.into()),
             "build-id" => {

@@ -30,6 +30,34 @@ pub(super) enum Expected {
     Maps,
 }
 
+/// The lines of single threads below one of `t*`.
+#[derive(Debug, Default)]
+pub(super) struct Threads {
+    /// The text of the values of `t*`.
+    all: Vec<u8>,
+    count: usize,
+    /// Whether the last one has the same values.
+    same: bool,
+}
+
+impl Threads {
+    fn begin(&mut self, all: &[u8]) {
+        self.all.clear();
+        self.all.extend_from_slice(all);
+        self.count = 0;
+    }
+
+    fn add(&mut self, values: &[u8]) {
+        self.count += 1;
+        self.same = values == self.all;
+    }
+
+    /// Of several, each is rounded by itself: their sum is not exact.
+    fn contradict(&self) -> bool {
+        self.count == 1 && !self.same
+    }
+}
+
 impl Dump<'_> {
     pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
         let sampling = match decimal(interval) {
@@ -49,6 +77,7 @@ impl Dump<'_> {
                     return Err(self.unexpected("'t*:'", line));
                 };
                 let values = self.read_v2_values(text, line)?;
+                self.threads.begin(text.trim_ascii());
                 if expected == Expected::Totals {
                     self.profile.header = Some(values);
                 } else {
@@ -57,9 +86,13 @@ impl Dump<'_> {
                 self.section = Section::V2(Expected::Any);
                 Ok(())
             }
-            (Expected::Any, Some(b'@')) => self.read_v2_stack(line),
+            (Expected::Any, Some(b'@')) => {
+                self.check_v2_threads();
+                self.read_v2_stack(line)
+            }
             (Expected::Any, Some(b' ')) => self.read_v2_thread(line),
             (Expected::Any, None) => {
+                self.check_v2_threads();
                 self.section = Section::V2(Expected::Maps);
                 Ok(())
             }
@@ -76,10 +109,26 @@ impl Dump<'_> {
         Ok(())
     }
 
-    fn read_v2_thread(&self, line: &[u8]) -> Result<()> {
-        match line.trim_ascii_start() {
-            [b't', b'0'..=b'9', .., b']'] => Ok(()),
-            _ => Err(self.unexpected("'tN: objects: bytes [objects: bytes]' or '@'", line)),
+    /// The name of a thread may stand behind its values.
+    fn read_v2_thread(&mut self, line: &[u8]) -> Result<()> {
+        let text = line.trim_ascii_start();
+        let end = match text {
+            [b't', b'0'..=b'9', .., b']'] => Some(text.len()),
+            [b't', b'0'..=b'9', ..] => memchr::memmem::find(text, b"] ").map(|at| at + 1),
+            _ => None,
+        };
+        let Some(end) = end else {
+            return Err(self.unexpected("'tN: objects: bytes [objects: bytes]' or '@'", line));
+        };
+        let values = memchr::memchr(b':', &text[..end]).map(|at| &text[at + 1..end]);
+        self.threads.add(values.unwrap_or_default().trim_ascii());
+        Ok(())
+    }
+
+    /// All threads together have what the only one has.
+    fn check_v2_threads(&mut self) {
+        if self.threads.contradict() && self.contradictory.is_none() {
+            self.contradictory = Some(self.line);
         }
     }
 

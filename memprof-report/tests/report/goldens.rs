@@ -31,8 +31,8 @@ fn named() -> Vec<u8> {
 /// `named`, after some time: one function gone, one new, one grown, one shrunk.
 fn named_later() -> Vec<u8> {
     let text = String::from_utf8(named()).expect("it is text");
-    text.replace("t*: 2: 4096 [", "t*: 3: 6144 [")
-        .replace("t*: 1: 10240 [", "t*: 1: 5120 [")
+    text.replace(": 2: 4096 [", ": 3: 6144 [")
+        .replace(": 1: 10240 [", ": 1: 5120 [")
         .replace("std::vector<int>::push_back", "std::deque<int>::push_back")
         .into()
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask torture`: real hosts under every fault that we know how to make. Each suite prints
 //! one line with what it did, and fails when something does not hold that must.
 
+mod bombs;
 mod clients;
 mod exit;
 mod group;
@@ -67,6 +68,7 @@ const SUITES: &[Suite] = &[
     ("privileges", privileges::run),
     ("exit", exit::run),
     ("clients", clients::run),
+    ("bombs", bombs::run),
     ("unwind", unwind::hazards::run),
 ];
 
