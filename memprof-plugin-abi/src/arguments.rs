@@ -40,7 +40,7 @@ impl Arguments {
     /// the quotes back that a shell took from it.
     pub fn join<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
         let quoted = |word: &str| match word.split_once('=') {
-            Some((key, value)) if value.contains([' ', '"', '\t', '\n']) => {
+            Some((key, value)) if value.contains(|c: char| c.is_whitespace() || c == '"') => {
                 let value = value.replace('\\', "\\\\").replace('"', "\\\"");
                 format!("{key}=\"{value}\"")
             }
@@ -158,6 +158,20 @@ mod tests {
         check(&["name=two words"], "name=\"two words\"");
         check(&["name=a \"b\" \\"], r#"name="a \"b\" \\""#);
         check(&["not a pair"], "not a pair");
+    }
+
+    #[test]
+    fn joined_words_come_back_whatever_blank_they_hold() {
+        let blanks = ('\0'..=char::MAX).filter(|c| c.is_whitespace() || c.is_control());
+        for c in blanks.chain(['"', '\\', '=', 'x']) {
+            for value in [format!("{c}"), format!("a{c}b"), format!("{c}\\\"")] {
+                let word = format!("id={value}");
+                let joined = Arguments::join([word.as_str(), "next=1"]);
+                let mut args = Arguments::parse(&joined).unwrap();
+                assert_eq!(args.take("id"), Some(value), "{joined:?}");
+                assert_eq!(args.take("next").as_deref(), Some("1"), "{joined:?}");
+            }
+        }
     }
 
     #[test]
