@@ -5,7 +5,8 @@
     reason = "the ABI boundary: loading a library and reading its entry"
 )]
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -28,8 +29,8 @@ use crate::trust::trusted;
 /// # Errors
 /// The check that failed, or the reason why the plugin could not be created.
 pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Refused> {
-    let path = inspect(&config.path, config.sha256.as_deref())?;
-    let entry = open(&path)?;
+    let file = inspect(&config.path, config.sha256.as_deref())?;
+    let entry = open(&file)?;
     // SAFETY: `open` found it in a library that it leaked.
     let created = unsafe { Instance::create(entry, program, &config.config_text()) };
     created.map_err(|mut refused| {
@@ -48,12 +49,40 @@ pub fn check(path: &Path, sha256: Option<&str>) -> Result<PluginInfo, Refused> {
     unsafe { check_entry(entry) }
 }
 
+/// A file that passed the checks, which the loader opens once more by its path.
+struct Inspected {
+    path: PathBuf,
+    /// Held open, so that no other file gets its inode.
+    _file: File,
+    identity: Identity,
+}
+
+/// Device, inode, and when it was last written to, renamed or linked.
+type Identity = (u64, u64, i64, i64);
+
+fn identity(metadata: &Metadata) -> Identity {
+    let (changed, nanoseconds) = (metadata.ctime(), metadata.ctime_nsec());
+    (metadata.dev(), metadata.ino(), changed, nanoseconds)
+}
+
+impl Inspected {
+    /// Whether the path still leads to the very file that was checked, unchanged: one that was put
+    /// there and taken away again changed, too. What another file's constructors did, when a user who
+    /// may write there put it there in between, is done by then.
+    fn is_same(&self) -> bool {
+        let now = self.path.metadata();
+        now.is_ok_and(|now| identity(&now) == self.identity)
+    }
+}
+
 /// The checks before the file is loaded.
-fn inspect(path: &Path, sha256: Option<&str>) -> Result<PathBuf, Refused> {
+fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Refused> {
     let refused = |why: String| Failure::new(MEMPROF_IO, format!("{}: {why}", path.display()));
     let own_uid = rustix::process::geteuid().as_raw();
     let path = trusted(path, own_uid).map_err(|why| Failure::new(MEMPROF_IO, why))?;
     let file = File::open(&path).map_err(|error| refused(error.to_string()))?;
+    let metadata = file.metadata();
+    let identity = identity(&metadata.map_err(|error| refused(error.to_string()))?);
     // SAFETY: only trusted users may change the file while it is read.
     let bytes = unsafe { Mmap::map(&file) }.map_err(|error| refused(error.to_string()))?;
     loadable(&bytes).map_err(|why| {
@@ -70,17 +99,28 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<PathBuf, Refused> {
             )));
         }
     }
-    Ok(path)
+    Ok(Inspected {
+        path,
+        _file: file,
+        identity,
+    })
 }
 
 /// Loads the library for good and returns its entry, after comparing layouts where it describes
 /// them.
-fn open(path: &Path) -> Result<*const memprof_plugin_entry_t, Refused> {
+fn open(file: &Inspected) -> Result<*const memprof_plugin_entry_t, Refused> {
+    let path = file.path.as_path();
     let mismatch =
         |why: String| Failure::new(MEMPROF_ABI_MISMATCH, format!("{}: {why}", path.display()));
     // SAFETY: its constructors run, which is what loading a trusted plugin means.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| mismatch(format!("the loader refused it: {error}")))?;
+    if !file.is_same() {
+        // It stays loaded: its constructors may have left anything behind.
+        std::mem::forget(library);
+        let message = format!("{}: it was replaced while it was loaded", path.display());
+        return Err(Failure::new(MEMPROF_IO, message).remedy("load it again"));
+    }
     // SAFETY: memprof.h declares the symbol as a `memprof_plugin_entry_t`.
     let entry = unsafe { library.get::<*const memprof_plugin_entry_t>(b"memprof_plugin_entry\0") }
         .map(|symbol| {

@@ -179,6 +179,22 @@ fn digest_that_does_not_match() {
 }
 
 #[test]
+fn a_file_that_is_replaced_while_it_is_loaded() {
+    let place = tempfile::tempdir().unwrap();
+    let (library, other) = (
+        place.path().join("changed.so"),
+        place.path().join("other.so"),
+    );
+    let swap = format!(
+        "#include <stdio.h>\n__attribute__((constructor)) static void swap(void) \
+         {{ if (rename({other:?}, {library:?}) != 0) perror(\"rename\"); }}\n#include"
+    );
+    changed_hello(place.path(), "#include", &swap);
+    fs::copy(dist("plugins/hello_c.so"), &other).unwrap();
+    check_refused(&library, "", "it was replaced while it was loaded");
+}
+
+#[test]
 fn the_same_plugin_twice() {
     let path = dist("plugins/hello_c.so");
     let more = format!("[[plugin]]\npath = {path:?}\n[[plugin]]\npath = {path:?}");
