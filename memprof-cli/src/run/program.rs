@@ -150,6 +150,7 @@ fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
         );
         return Err(coded(UNAVAILABLE, message));
     }
+    refuse_other_libc(path, &elf, bytes)?;
     let class = elf.elf_header().e_machine(elf.endian());
     if class != elf::EM_X86_64 {
         anyhow::bail!(failed());
@@ -163,9 +164,58 @@ fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
     })
 }
 
+/// The plugin needs glibc's loader. Another one cannot load it, or loads it and fails later.
+fn refuse_other_libc(path: &Path, elf: &ElfFile64<'_>, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut headers = elf.elf_program_headers().iter();
+    let named = headers.find_map(|header| header.interpreter(elf.endian(), bytes).ok()?);
+    let loader = Path::new(OsStr::from_bytes(named.unwrap_or_default()));
+    let file = loader.file_name().unwrap_or_default().to_string_lossy();
+    if file.starts_with("ld-linux") {
+        return Ok(());
+    }
+    let libc = if file.starts_with("ld-musl") {
+        "musl".to_owned()
+    } else {
+        format!("the loader {}", loader.display())
+    };
+    let message = format!(
+        "{} is built for {libc}, and the plugin for glibc, so it cannot be preloaded; build the \
+         program for glibc",
+        path.display()
+    );
+    Err(coded(UNAVAILABLE, message))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_for_another_libc_is_refused_by_name() {
+        const GLIBC: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let at = memchr::memmem::find(&own, GLIBC).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("program");
+        let check = |loader: &[u8], expected: &str| {
+            let mut program = own.clone();
+            program[at..at + GLIBC.len()].fill(0);
+            program[at..at + loader.len()].copy_from_slice(loader);
+            std::fs::write(&file, program).unwrap();
+            let refused = Program::find(file.as_os_str()).unwrap_err().to_string();
+            assert!(refused.contains(expected), "{refused}");
+        };
+        check(
+            b"/lib/ld-musl-x86_64.so.1",
+            "is built for musl, and the plugin for glibc",
+        );
+        check(
+            b"/system/bin/linker64",
+            "is built for the loader /system/bin/linker64",
+        );
+        std::fs::write(&file, &own).unwrap();
+        Program::find(file.as_os_str()).unwrap();
+    }
 
     #[test]
     fn interpreters_of_scripts() {
