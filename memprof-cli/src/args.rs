@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::help;
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
@@ -121,6 +122,13 @@ pub(crate) struct Run {
     /// Where the control sockets go; `MEMPROF_SOCKET_DIR` must name it for other commands.
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
+    /// Where the dumps go, as `MEMPROF_DUMP_DIR` says too [default: `$XDG_STATE_HOME/memprof/NAME`,
+    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dump_dir: Option<PathBuf>,
+    /// The plugin's keys, in a file: watch rules, what is kept; as `MEMPROF_CONFIG` says too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// The plugin's file; by default the one that is installed with this program.
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
@@ -139,7 +147,7 @@ pub(crate) enum PluginCommand {
 #[derive(Debug, clap::Args)]
 pub(crate) struct To {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
-    #[arg(short, long, value_name = "TARGET")]
+    #[arg(short, long, value_name = "TARGET", add = help::targets())]
     pub(crate) target: Option<String>,
     /// Print the plugin's reply as it is.
     #[arg(long)]
@@ -154,8 +162,10 @@ pub(crate) struct Send {
     #[command(flatten)]
     pub(crate) to: To,
     /// The plugin's name.
+    #[arg(add = help::plugins())]
     pub(crate) plugin: String,
     /// The message's name.
+    #[arg(add = help::messages())]
     pub(crate) message: String,
     /// The message's arguments.
     #[arg(value_name = "KEY=VALUE")]
@@ -166,7 +176,7 @@ pub(crate) struct Send {
 pub(crate) struct Short {
     #[command(flatten)]
     pub(crate) to: To,
-    /// The message's arguments; `memprof msg memory_profile help` lists them.
+    /// The message's arguments, below where it has any.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) args: Vec<String>,
 }

@@ -8,6 +8,7 @@ mod args;
 mod browser;
 mod check;
 mod exit;
+mod help;
 mod leaks;
 mod malloc_conf;
 mod manual;
@@ -23,13 +24,18 @@ mod target;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
+use clap_complete::CompleteEnv;
 
 use args::{Args, Command, PluginCommand};
 use exit::Outcome;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    CompleteEnv::with_factory(help::command)
+        .var(manual::COMPLETE)
+        .complete();
+    let matches = help::command().get_matches();
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match run(args.command) {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,

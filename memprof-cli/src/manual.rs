@@ -3,17 +3,24 @@
 use std::path::Path;
 
 use anyhow::Context;
-use clap::CommandFactory;
 use clap_complete::Shell;
+use clap_complete::env::Shells;
 use clap_mangen::Man;
 
-use crate::args::Args;
 use crate::exit::Outcome;
-use crate::output;
+use crate::{help, output};
 
+/// Set by the shell's script where it asks this program what fits.
+pub(crate) const COMPLETE: &str = "MEMPROF_COMPLETE";
+
+/// The script asks this program each time, so that it offers the hosts that run.
 pub(crate) fn completions(shell: Shell) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "memprof", &mut script);
+    let shell = shell.to_string();
+    let shells = Shells::builtins();
+    let completer = shells.completer(&shell);
+    let completer = completer.with_context(|| format!("no script for {shell}"))?;
+    completer.write_registration(COMPLETE, "memprof", "memprof", "memprof", &mut script)?;
     output::print(&String::from_utf8_lossy(&script))?;
     Ok(0.into())
 }
@@ -22,12 +29,12 @@ pub(crate) fn completions(shell: Shell) -> Outcome {
 pub(crate) fn man(directory: Option<&Path>) -> Outcome {
     let Some(directory) = directory else {
         let mut page = Vec::new();
-        Man::new(Args::command()).render(&mut page)?;
+        Man::new(help::command()).render(&mut page)?;
         output::print(&String::from_utf8_lossy(&page))?;
         return Ok(0.into());
     };
     let failed = || format!("failed to write the pages to {}", directory.display());
     std::fs::create_dir_all(directory).with_context(failed)?;
-    clap_mangen::generate_to(Args::command(), directory).with_context(failed)?;
+    clap_mangen::generate_to(help::command(), directory).with_context(failed)?;
     Ok(0.into())
 }

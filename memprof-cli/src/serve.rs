@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Outcome, USAGE, coded};
-use crate::{output, target};
+use crate::{help, output, target};
 
 /// Requests that wait for hosts or make reports, at a time.
 const BLOCKING: usize = 64;
@@ -20,7 +20,7 @@ const BLOCKING: usize = 64;
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
     /// The host: a pid, a name or a socket's path [default: all that run, below /host/PID/]
-    #[arg(short, long, value_name = "TARGET")]
+    #[arg(short, long, value_name = "TARGET", add = help::targets())]
     target: Option<String>,
 
     /// Where to listen; an address that other machines reach needs --allow-remote and --token-file

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
 
@@ -245,6 +245,25 @@ impl Store {
         }
     }
 
+    /// Whether a dump could be kept, as far as permissions tell; nothing is made.
+    ///
+    /// # Errors
+    /// The directory, or the parent in which it would be made, is not one that this process may
+    /// write to.
+    pub fn can_be_written(&self) -> Result<()> {
+        let existing = self.directory.ancestors().find(|path| path.exists());
+        let existing = existing.unwrap_or(Path::new("/"));
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        rustix::fs::accessat(CWD, existing, access, AtFlags::EACCESS).map_err(|errno| {
+            let act = format!(
+                "keep dumps in {}: no way to write to",
+                self.directory.display()
+            );
+            Error::io(&format!("{act} {}", existing.display()), &errno.into())
+                .remedy("set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)")
+        })
+    }
+
     fn check_ownership(&self, stat: &Stat) -> Result<()> {
         let own = rustix::process::geteuid().as_raw();
         let complaint = if stat.st_uid != own {
@@ -362,6 +381,19 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let store = Store::new(parent.path().join("dumps"), keep);
         (parent, store)
+    }
+
+    #[test]
+    fn whether_dumps_can_be_kept_is_told_without_making_anything() {
+        let (parent, store) = store(Keep::default());
+        store.can_be_written().unwrap();
+        assert!(!store.directory().exists());
+        let file = parent.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let below = Store::new(file.join("memprof/web"), Keep::default());
+        let refused = below.can_be_written().unwrap_err().to_string();
+        let expected = format!("no way to write to {}", file.display());
+        assert!(refused.contains(&expected), "{refused}");
     }
 
     fn add(store: &Store, name: &DumpName, body: &[u8]) -> Kept {

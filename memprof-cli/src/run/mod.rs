@@ -21,6 +21,8 @@ use program::{Program, Provided};
 
 /// What the preloaded plugin acts on (memprof-host, `bus::preload`).
 const MARKER: (&str, &str) = ("MEMPROF_RUN", "1");
+const DUMP_DIR: &str = "MEMPROF_DUMP_DIR";
+const CONFIG: &str = "MEMPROF_CONFIG";
 
 /// Replaces this process by the program.
 pub(crate) fn run(run: &Run) -> Outcome {
@@ -53,6 +55,14 @@ pub(crate) fn run(run: &Run) -> Outcome {
     }
     if let Some(directory) = &run.socket_dir {
         command.env(memprof_host::socket_dir::VARIABLE, absolute(directory)?);
+    }
+    if let Some(directory) = &run.dump_dir {
+        command.env(DUMP_DIR, absolute(directory)?);
+    }
+    if let Some(config) = &run.config {
+        let found = config.canonicalize();
+        let config = found.with_context(|| format!("no config is at {}", config.display()))?;
+        command.env(CONFIG, config);
     }
     let error = command.exec();
     Err(coded(

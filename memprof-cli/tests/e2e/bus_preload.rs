@@ -108,6 +108,36 @@ fn sampling_can_start_with_the_program() {
 }
 
 #[test]
+fn dumps_go_where_run_says() {
+    let place = tempfile::tempdir().unwrap();
+    let dumps = place.path().join("dumps");
+    let config = place.path().join("plugin.toml");
+    std::fs::write(&config, "lg_sample = 13\nactivate_at_start = true\n").unwrap();
+    let (dumps, config) = (dumps.to_str().unwrap(), config.to_str().unwrap());
+    let options = ["--dump-dir", dumps, "--config", config];
+    let host = run(&[&options[..], &["perl", "-e", GROWING]].concat(), &[]);
+    host.wait_for_log("control socket ");
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    let path = dump["path"].as_str().unwrap();
+    assert!(path.starts_with(dumps), "{path}");
+    assert_eq!(dump["sample_interval"], 8192, "{dump}");
+    let missing = memprof(place.path(), &["run", "--config", "/no/such", "true"]).exits(1);
+    assert!(
+        missing.stderr.contains("no config is at /no/such"),
+        "{missing:?}"
+    );
+}
+
+#[test]
+fn a_dump_directory_that_cannot_be_is_told_at_the_start() {
+    // A user without a home meets this one, and root too.
+    let nowhere = ["--dump-dir", "/etc/passwd/dumps"];
+    let host = run(&[&nowhere[..], &["perl", "-e", GROWING]].concat(), &[]);
+    let line = host.wait_for_log("keep dumps in /etc/passwd/dumps");
+    assert!(line.contains("memprof run --dump-dir DIR"), "{line}");
+}
+
+#[test]
 fn what_the_user_set_stays() {
     let env = [
         ("MALLOC_CONF", "lg_prof_sample:16"),
@@ -404,7 +434,7 @@ fn whatever_is_missing_the_program_runs_and_every_message_says_why() {
     check(
         &[jemalloc, conf, ("MEMPROF_DUMP_DIR", "/proc/no/dumps")],
         "io",
-        "/proc/no/dumps",
+        "failed to use /proc/no/dumps",
     );
     check(
         &[jemalloc, conf, ("MEMPROF_CONFIG", "/no/such.toml")],

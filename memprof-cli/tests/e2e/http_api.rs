@@ -305,7 +305,7 @@ fn completions_and_manual_pages() {
     let nowhere = std::path::Path::new("/nonexistent");
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = memprof(nowhere, &["completions", shell]).exits(0).stdout;
-        assert!(script.contains("malloc-conf"), "{shell}: {script}");
+        assert!(script.contains("MEMPROF_COMPLETE"), "{shell}: {script}");
     }
     let page = memprof(nowhere, &["man"]).exits(0).stdout;
     assert!(

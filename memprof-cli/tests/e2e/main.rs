@@ -17,6 +17,7 @@ mod bus_traffic_server;
 mod compat;
 mod control;
 mod dumps;
+mod help;
 mod hosts;
 mod http_access;
 mod http_api;

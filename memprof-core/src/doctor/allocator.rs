@@ -201,7 +201,7 @@ fn sampling(jemalloc: &Examined, findings: &mut Vec<Finding>) {
             "coarse_interval",
             Warning,
             format!("one sample for each {interval} bytes gives about {samples} samples of {allocated} live bytes"),
-            "`reset lg_sample=14` samples once for 16 KiB; it drops the samples so far",
+            "`reset sample_interval=16KiB` samples more often; it drops the samples so far",
         ));
     }
 }

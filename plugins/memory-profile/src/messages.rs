@@ -106,12 +106,17 @@ impl Plugin for MemoryProfile {
 
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
         let config = Config::parse(config)?;
+        let store = config.store(host.name());
+        // At the start, where it can be mended: the first dump may be hours away.
+        if let Err(error) = store.can_be_written() {
+            log::warn!("{}", failure(error));
+        }
         let profiler = Arc::new(Profiler::new(
             Settings {
                 program: host.name().to_owned(),
                 host: host_mallctl(&host),
                 own_image: read_figures as *const () as usize,
-                store: config.store(host.name()),
+                store,
                 readers: Readers {
                     figures: read_figures,
                     report: read_report,
