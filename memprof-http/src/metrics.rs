@@ -131,18 +131,20 @@ fn add_ledger(registry: &mut Registry, ledger: &Value) {
     registry.register_with_unit("memprof_ledger", help, Unit::Bytes, parts);
 }
 
-/// An allocator's labels are its place in `status` and its version: two may have the same.
+/// An allocator's labels are its name and its version. A second one of a kind has a number behind its
+/// name: `jemalloc 2`.
 fn add_figures(registry: &mut Registry, stats: &Value) {
     let allocators = stats["allocators"].as_array().into_iter().flatten();
+    let allocators = allocators.filter(|each| each["kind"] == "jemalloc");
     let allocators: Vec<(Labels, &Value)> = allocators
         .enumerate()
-        .filter(|(_, each)| each["kind"] == "jemalloc")
         .map(|(at, each)| {
+            let name = match at {
+                0 => "jemalloc".to_owned(),
+                at => format!("jemalloc {}", at + 1),
+            };
             let version = each["version"].as_str().unwrap_or_default().to_owned();
-            (
-                vec![("allocator", at.to_string()), ("version", version)],
-                each,
-            )
+            (vec![("allocator", name), ("version", version)], each)
         })
         .collect();
     for (name, help) in FIGURES {

@@ -31,6 +31,14 @@ const INTERVAL: (&str, &str) = (
     "sample_interval",
     "Mean allocated bytes between samples, for example 512KiB; drops the samples so far",
 );
+const LG_SAMPLE: (&str, &str) = (
+    "lg_sample",
+    "The same as a power of two, 10 to 24: 19 is 512KiB",
+);
+const UNWINDER: (&str, &str) = (
+    "unwinder",
+    "Which stack walk: auto, ours or allocator; auto unless given",
+);
 
 /// Routes of the only host, which stand below `/host/{pid}` too.
 pub(crate) const ROUTES: [Route; 15] = [
@@ -46,13 +54,21 @@ pub(crate) const ROUTES: [Route; 15] = [
     ),
     get(
         "/api/v1/doctor",
-        "What is wrong with profiling, and what mends it",
+        "Why profiling cannot work in this process, and how to fix it",
         &[],
     ),
     get(
         "/api/v1/stats",
         "The allocators' figures",
-        &[("opts", "Letters of malloc_stats_print"), ALLOCATOR],
+        &[
+            ("opts", "Letters of malloc_stats_print"),
+            ("format", "text or json: the allocators' own report alone"),
+            (
+                "log",
+                "on prints it to the host's log too; off unless given",
+            ),
+            ALLOCATOR,
+        ],
     ),
     post(
         "/api/v1/activate",
@@ -63,15 +79,21 @@ pub(crate) const ROUTES: [Route; 15] = [
                 "How long, for example 10m; without, until deactivated",
             ),
             INTERVAL,
+            LG_SAMPLE,
+            UNWINDER,
             ALLOCATOR,
         ],
     ),
     post(
         "/api/v1/deactivate",
-        "Stop sampling; what was sampled stays",
+        "Stop sampling; samples taken so far are kept",
         &[ALLOCATOR],
     ),
-    post("/api/v1/reset", "Drop all samples", &[INTERVAL, ALLOCATOR]),
+    post(
+        "/api/v1/reset",
+        "Drop all samples",
+        &[INTERVAL, LG_SAMPLE, ALLOCATOR],
+    ),
     post(
         "/api/v1/purge",
         "Give free pages back to the kernel",
@@ -128,7 +150,11 @@ pub(crate) const ROUTES: [Route; 15] = [
                     "ignore",
                     "No stack with a function that matches this regular expression",
                 ),
-                ("lines", "1 splits functions into lines"),
+                ("lines", "on splits functions into lines"),
+                (
+                    "top",
+                    "At most so many functions, in the formats text and json",
+                ),
             ],
         )
     },
@@ -208,11 +234,12 @@ fn operation(route: &Route, below_host: bool) -> Value {
     let mut operation = json!({
         "summary": route.summary,
         "responses": {
-            "200": { "description": "It is so", "content": { route.reply: {} } },
+            "200": { "description": "Success", "content": { route.reply: {} } },
             "default": {
-                "description": "It is not, and why: 400 for wrong arguments, 404 for an unknown id, \
-                                409 where profiling is off, 429 while a dump runs, 503 while the \
-                                host is gone",
+                "description": "Error: `error.kind`, `error.message`, `error.remedy`. 400: invalid \
+                                arguments; 401: the token is missing; 404: unknown id; 409: profiling \
+                                is off; 429: a dump is running; 503: the host is gone, or the server \
+                                is overloaded. With 429 and 503, Retry-After tells when to try again",
                 "content": { JSON: { "schema": { "$ref": "#/components/schemas/Error" } } },
             },
         },

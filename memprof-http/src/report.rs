@@ -26,8 +26,10 @@ pub(crate) struct View {
     pub(crate) sample_type: Option<String>,
     pub(crate) focus: Option<String>,
     pub(crate) ignore: Option<String>,
-    /// Split functions into lines.
+    /// Split functions into lines: on or off.
     pub(crate) lines: Option<String>,
+    /// At most so many functions, of the formats that list them.
+    pub(crate) top: Option<usize>,
 }
 
 /// The most that an upload is after decompression.
@@ -100,14 +102,14 @@ impl View {
 
     fn options(&self, format: Format) -> Result<Options> {
         let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
-        let lines = self.lines.as_deref();
         Ok(Options {
             format,
             sample_type: sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
-            granularity: match lines {
-                Some("1" | "true") => Granularity::Lines,
-                _ => Granularity::Functions,
+            granularity: match switch("lines", self.lines.as_deref())? {
+                Some(true) => Granularity::Lines,
+                Some(false) | None => Granularity::Functions,
             },
+            top: self.top,
             filter: Filter {
                 focus: compile(&self.focus)?,
                 ignore: compile(&self.ignore)?,
@@ -166,13 +168,26 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
     Ok(FileFormat::of("flamegraph")?.reply("upload", svg))
 }
 
+/// A switch of a query.
+fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>> {
+    match value {
+        None => Ok(None),
+        Some("on" | "1" | "true" | "yes") => Ok(Some(true)),
+        Some("off" | "0" | "false" | "no") => Ok(Some(false)),
+        Some(other) => Err(
+            Problem::invalid(format!("unknown value {other:?} of {name}"))
+                .remedy("valid values: on, off (or 1, 0, true, false, yes, no)"),
+        ),
+    }
+}
+
 fn sample_type(name: &str) -> Result<SampleType> {
     let known = SampleType::ALL
         .into_iter()
         .find(|known| known.name() == name);
     known.ok_or_else(|| {
         let names = SampleType::ALL.map(SampleType::name).join(", ");
-        Problem::invalid(format!("sample_type={name:?} is none"))
+        Problem::invalid(format!("unknown sample_type {name:?}"))
             .remedy(format!("valid sample types: {names}"))
     })
 }

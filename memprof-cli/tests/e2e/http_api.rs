@@ -1,5 +1,7 @@
 //! The server's own API, in front of real hosts.
 
+use std::collections::BTreeSet;
+
 use crate::curl::curl;
 use crate::host::Setup;
 use crate::memprof::memprof;
@@ -28,6 +30,9 @@ fn messages_and_their_replies() {
         "{}",
         stats.text()
     );
+    let metrics = curl(&server.address, "H/metrics").is(200).text();
+    let labels = "jemalloc_allocated_bytes{allocator=\"jemalloc\",version=\"5.";
+    assert!(metrics.contains(labels), "{metrics}");
     let plain = curl(&server.address, "H/api/v1/stats?format=text").is(200);
     assert!(plain.header("content-type").starts_with("text/plain"));
     let smaps = curl(&server.address, "H/api/v1/ledger?smaps=on")
@@ -150,7 +155,18 @@ fn a_kept_dump_in_every_format() {
     check("format=svg", "image/svg+xml", "grow_cache");
     check("", "text/plain", "inuse_space: ");
     check("sample_type=inuse_objects", "text/plain", "inuse_objects: ");
-    check("lines=1", "text/plain", "work.rs:");
+    for on in ["on", "1", "true", "yes"] {
+        check(&format!("lines={on}"), "text/plain", "work.rs:");
+    }
+    let whole = get("lines=no").is(200).text();
+    assert!(!whole.contains("work.rs:"), "{whole}");
+    let refused = get("lines=perhaps").is(400).json()["error"].take();
+    assert!(
+        refused["remedy"].as_str().unwrap().contains("on, off"),
+        "{refused}"
+    );
+    let top = get("format=json&top=2").is(200).json();
+    assert_eq!(top["functions"].as_array().unwrap().len(), 2);
     check(&format!("base={first}"), "text/plain", "changed by ");
     get("focus=no_such_function").is(409);
     get("focus=(").is(400);
@@ -298,6 +314,54 @@ fn the_api_is_described_as_it_is() {
         };
         curl(&server.address, &format!("{other} H{address}")).is(405);
     }
+}
+
+/// The keys of `[for=10m] [sample_interval=512KiB | lg_sample=10..24]`.
+fn keys(usage: &str) -> BTreeSet<String> {
+    let words = usage.split([' ', '[', ']', '|']);
+    let keys = words.filter_map(|word| Some(word.split_once('=')?.0.to_owned()));
+    keys.collect()
+}
+
+#[test]
+fn the_api_takes_what_the_plugin_takes() {
+    let host = Setup::of("rust_host").start();
+    let server = Server::of(&host, &[]);
+    let document = curl(&server.address, "H/api/v1/openapi.json").json();
+    let described = |message: &str| -> Option<BTreeSet<String>> {
+        let path = document["paths"].get(format!("/api/v1/{message}"))?;
+        let query = path["get"]["parameters"].as_array().into_iter().flatten();
+        let query = query.map(|one| one["name"].as_str().unwrap().to_owned());
+        let body = &path["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let body = body["properties"].as_object().into_iter().flatten();
+        Some(query.chain(body.map(|(name, _)| name.clone())).collect())
+    };
+    // The plugin's own table of its messages.
+    let help = host
+        .client()
+        .message("memory_profile", "help", "", None)
+        .unwrap();
+    let help = serde_json::from_slice::<serde_json::Value>(&help.into_bytes().unwrap()).unwrap();
+    let table = help["messages"].as_array().unwrap();
+    let mut messages = BTreeSet::new();
+    for message in table {
+        let name = message["name"].as_str().unwrap();
+        // They are not messages there, but documents.
+        if ["list", "fetch", "help"].contains(&name) {
+            continue;
+        }
+        messages.insert(format!("/api/v1/{name}"));
+        let expected = keys(message["usage"].as_str().unwrap());
+        assert_eq!(described(name), Some(expected), "{name}");
+    }
+    let others =
+        ["hosts", "openapi.json", "dumps", "dumps/{id}"].map(|name| format!("/api/v1/{name}"));
+    let paths = document["paths"].as_object().unwrap().keys();
+    let unknown: Vec<_> = paths
+        .filter(|path| path.starts_with("/api/"))
+        .filter(|path| !messages.contains(*path) && !others.contains(path))
+        .collect();
+    assert_eq!(unknown, [""; 0]);
 }
 
 #[test]
