@@ -15,12 +15,13 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
 /// What the page loads beside the viewer, by paths relative to its own.
-const FILES: [(&str, &str, &str); 10] = [
+const FILES: [(&str, &str, &str); 11] = [
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
     ("/page.css", STYLE, include_str!("page/page.css")),
     ("/page.js", SCRIPT, include_str!("page/page.js")),
     ("/api.js", SCRIPT, include_str!("page/api.js")),
     ("/dumps.js", SCRIPT, include_str!("page/dumps.js")),
+    ("/holders.js", SCRIPT, include_str!("page/holders.js")),
     ("/hosts.js", SCRIPT, include_str!("page/hosts.js")),
     ("/memory.js", SCRIPT, include_str!("page/memory.js")),
     ("/profile.js", SCRIPT, include_str!("page/profile.js")),

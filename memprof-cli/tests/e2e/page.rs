@@ -78,7 +78,12 @@ fn dump_of_names(names: &[String]) -> String {
 /// What is wrong with a page that was looked at: complaints in the console, requests elsewhere.
 #[track_caller]
 fn is_quiet(browser: &Browser, address: &str) {
-    assert_eq!(browser.console(), [""; 0]);
+    // A browser names each reply that is no success: that a profile is empty is one.
+    let complaints = browser.console().into_iter();
+    let complaints: Vec<_> = complaints
+        .filter(|line| !line.ends_with("status of 409 (Conflict)"))
+        .collect();
+    assert_eq!(complaints, [""; 0]);
     let elsewhere: Vec<_> = browser
         .requests()
         .into_iter()
@@ -171,6 +176,102 @@ fn two_dumps_are_taken_and_compared() {
     ));
     assert_eq!(statuses, serde_json::json!([200, 200, 200, 200, 200]));
     is_quiet(&browser, &server.address);
+}
+
+#[test]
+fn the_first_screen_names_who_holds_the_memory() {
+    let host = host();
+    // Newer than nothing of this process, and of another one: it is not what is asked for.
+    keep_named(&host);
+    host.memprof("activate", &[]).exits(0);
+    host.dump_of(4 << 20);
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelectorAll('#holder-rows tr').length");
+    screenshot(&browser, "first_screen");
+    let first = browser.text("#holder-rows tr:first-child td:first-child");
+    assert!(first.contains("grow_cache"), "{first}");
+    let rows = browser.run("return document.querySelectorAll('#holder-rows tr').length");
+    assert!((1..=10).contains(&rows.as_u64().unwrap()), "{rows}");
+    let share = browser.text("#holder-rows tr:first-child td:last-child");
+    assert!(share.ends_with(" %"), "{share}");
+    let end = "document.querySelector('#holders').getBoundingClientRect().bottom";
+    let is_seen = browser.run(&format!("return {end} <= window.innerHeight"));
+    assert_eq!(is_seen, true);
+    is_quiet(&browser, &server.address);
+}
+
+#[test]
+fn where_nothing_is_sampled_one_click_leads_to_a_dump() {
+    let host = host();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#take').textContent === 'Sample, and take a dump'");
+    let words = browser.text("#holders-note");
+    assert!(words.starts_with("No dump of this process yet"), "{words}");
+    let cost = browser.text("#take-cost");
+    assert!(
+        cost.contains("Samples for 10 minutes") && cost.contains("of each 4 KiB"),
+        "{cost}"
+    );
+    screenshot(&browser, "no_dump_yet");
+    browser.click("#take");
+    browser.wait("document.querySelectorAll('#holder-rows tr').length");
+    assert_eq!(browser.text("#state"), "sampling");
+    let first = browser.text("#holder-rows tr:first-child td:first-child");
+    assert!(first.contains("grow_cache"), "{first}");
+    browser.wait("document.querySelector('#take').textContent === 'Take a dump'");
+    is_quiet(&browser, &server.address);
+}
+
+#[test]
+fn a_dump_is_compared_with_an_older_one_of_its_process() {
+    let host = host();
+    let other = keep_named(&host);
+    host.memprof("activate", &[]).exits(0);
+    let ids: Vec<_> = (0..3)
+        .map(|_| host.dump_of(1)["id"].as_str().unwrap().to_owned())
+        .collect();
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelectorAll('#dump-rows tr').length > 4");
+    let bases = || {
+        browser.run(
+            "return Object.fromEntries([...document.querySelectorAll('#dump-rows a')].map(link =>
+            new URLSearchParams(link.hash.slice(1))).filter(state => state.has('base')).map(state =>
+            [state.get('view'), state.get('base')]))",
+        )
+    };
+    let before = bases();
+    assert_eq!(before[&ids[2]], ids[1]);
+    assert_eq!(before[&ids[1]], ids[0]);
+    // Neither has another process's dump a base, nor is it one.
+    assert_eq!(before[other], Value::Null);
+    let is_other = |base: &Value| base == other;
+    assert!(
+        !before.as_object().unwrap().values().any(is_other),
+        "{before}"
+    );
+    // An older one may be chosen: what is not newer has none then.
+    browser.run(&format!(
+        "const base = document.querySelector('#base'); base.value = '{}';
+        base.dispatchEvent(new Event('change'));",
+        ids[1]
+    ));
+    let chosen = bases();
+    assert_eq!(chosen.as_object().unwrap().len(), 1, "{chosen}");
+    assert_eq!(chosen[&ids[2]], ids[1]);
+    browser.click("#dump-rows tr:first-child a:nth-of-type(2)");
+    browser.wait("document.querySelector('#since').value");
+    let offered =
+        browser.run("return [...document.querySelectorAll('#since option')].map(one => one.value)");
+    assert!(
+        !offered.as_array().unwrap().iter().any(is_other),
+        "{offered}"
+    );
 }
 
 #[test]
@@ -409,6 +510,7 @@ fn a_host_without_profiling_says_what_helps() {
     let browser = Browser::open();
     browser.go(&server.address);
     browser.wait("document.querySelector('#finding-rows li.error')");
+    assert_eq!(browser.text("#findings-title"), "What is wrong");
     let words = browser.text("#findings");
     assert!(
         words.contains("What helps: ") && words.contains("prof:true"),

@@ -35,6 +35,9 @@ export function dumpAddress(id, format, { base, type }) {
   return `api/v1/dumps/${encodeURIComponent(id)}?${query}`;
 }
 
+// Its largest functions.
+export const report = (id, { top }) => request(`${dumpAddress(id, 'json', { type: 'inuse_space' })}&top=${top}`);
+
 export const view = (id, options) => request(dumpAddress(id, 'view', options));
 
 async function request(address, options = {}) {

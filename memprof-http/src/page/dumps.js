@@ -39,25 +39,37 @@ export function showDumps(list, newest) {
   }
 }
 
-// Diffs are with the oldest dump of the process that took the newest, unless something else is chosen.
+// A dump is compared with an older one of the same process: with the one before it, unless something
+// else is chosen.
+const BEFORE = '';
+
 function options() {
-  const before = $('base').value;
-  $('base').replaceChildren(...dumps.map(dump => new Option(`${clock(dump.taken)}, pid ${dump.pid}`, dump.id)));
-  const own = dumps.filter(dump => dump.pid === dumps[0].pid);
-  $('base').value = dumpOf(before)?.id ?? own.at(-1)?.id ?? '';
-  $('compare').hidden = dumps.length < 2;
+  const chosen = $('base').value;
+  $('base').replaceChildren(new Option('the dump before', BEFORE),
+    ...dumps.slice(1).map(dump => new Option(`${clock(dump.taken)}, pid ${dump.pid}`, dump.id)));
+  $('base').value = dumpOf(chosen)?.id ?? BEFORE;
+  $('compare').hidden = !dumps.some(dump => older(dump).length);
   $('no-dumps').hidden = dumps.length > 0;
   $('dumps').hidden = dumps.length === 0;
 }
 
+// The dumps of the same process and kind that were taken before, newest first.
+function older({ id, pid, kind }) {
+  const behind = dumps.slice(dumps.findIndex(dump => dump.id === id) + 1);
+  return behind.filter(dump => dump.pid === pid && dump.kind === kind);
+}
+
 function draw() {
-  const base = $('base').value;
-  $('dump-rows').replaceChildren(...dumps.map(({ id, taken, kind, trigger, rss_bytes: rss, pid }) => {
+  const chosen = $('base').value;
+  $('dump-rows').replaceChildren(...dumps.map(dump => {
+    const { id, taken, kind, trigger, rss_bytes: rss, pid } = dump;
     const time = clock(taken);
     const why = (TRIGGERS[trigger] ?? trigger ?? '') + (kind === 'growth' ? ' (growth)' : '');
     const links = [element('a', { href: hash({ view: id }), textContent: 'View', ariaLabel: `View the dump of ${time}` })];
-    if (id !== base) links.push(element('a', {
-      href: hash({ view: id, base }), textContent: 'Diff', ariaLabel: `What changed up to the dump of ${time}`,
+    const base = older(dump).find(one => chosen === BEFORE || one.id === chosen);
+    if (base) links.push(element('a', {
+      href: hash({ view: id, base: base.id }), textContent: 'Diff',
+      ariaLabel: `What changed from ${clock(base.taken)} to the dump of ${time}`,
     }));
     return element('tr', {},
       element('td', {}, time, ' ', element('small')),
@@ -76,6 +88,8 @@ export function showRules(rules) {
   $('rules').hidden = texts.length === 0;
 }
 
-// The dumps to choose another one from, to compare with.
-export const others = id => dumps.filter(dump => dump.id !== id)
-  .map(dump => new Option(`the dump of ${clock(dump.taken)}`, dump.id));
+// The dumps that this one may be compared with.
+export function others(id) {
+  const dump = dumpOf(id);
+  return (dump ? older(dump) : []).map(one => new Option(`the dump of ${clock(one.taken)}`, one.id));
+}

@@ -2,6 +2,7 @@
 
 import { Failure, ask, hostAddress, hosts, pid, rootAddress } from './api.js';
 import { prepareDumps, showDumps, showRules } from './dumps.js';
+import { prepareDump, showHolders } from './holders.js';
 import { showHosts } from './hosts.js';
 import { forgetMemory, showMemory } from './memory.js';
 import { leaveProfile, prepareProfile, showProfile } from './profile.js';
@@ -58,6 +59,8 @@ async function lookAt(found, all) {
   showSampling(status);
   showRules(status.watch);
   showDumps(kept.dumps);
+  // It takes as long as names take to be found; all else is shown meanwhile.
+  showHolders(kept.dumps, host.pid, status);
   if (isGone) {
     showFindings((await ask('doctor')).findings);
     isGone = false;
@@ -83,10 +86,17 @@ function lose(all, failure) {
   $('state').className = 'lost';
 }
 
+// Words for how bad it is: the worst one stands above all.
+const SEVERITIES = [['error', 'What is wrong', 'Error'], ['warning', 'What to be careful about', 'Careful'],
+  ['notice', 'Good to know', 'Note']];
+
 function showFindings(findings) {
+  const worst = SEVERITIES.find(([severity]) => findings.some(one => one.severity === severity)) ?? SEVERITIES.at(-1);
+  const word = severity => (SEVERITIES.find(([known]) => known === severity) ?? SEVERITIES.at(-1))[2];
   $('findings').hidden = findings.length === 0;
+  $('findings-title').textContent = worst[1];
   $('finding-rows').replaceChildren(...findings.map(({ severity, message, remedy }) => element('li', { className: severity },
-    element('strong', { textContent: severity === 'error' ? 'Error: ' : 'Careful: ' }), `${message}.`,
+    element('strong', { textContent: `${word(severity)}: ` }), `${message}.`,
     element('p', {}, element('strong', { textContent: 'What helps: ' }), remedy))));
 }
 
@@ -104,10 +114,14 @@ async function change(message, args) {
 async function take() {
   if (isTaking) return;
   isTaking = true;
-  $('take').textContent = 'Taking a dump …';
+  const say = words => { $('take').textContent = words; };
+  $('take').dataset.busy = 'yes';
   try {
-    const dump = await dumped();
-    const size = dump.estimated_inuse_bytes === undefined ? '' : `: ${amount(dump.estimated_inuse_bytes)} in use, from ${dump.stacks} stacks`;
+    await prepareDump(say);
+    say('Taking a dump …');
+    const dump = await dumped(say);
+    const size = dump.estimated_inuse_bytes === undefined ? ''
+      : `: ${amount(dump.estimated_inuse_bytes)} in use, from ${dump.stacks} ${dump.stacks === 1 ? 'stack' : 'stacks'}`;
     const link = element('a', { href: `#view=${encodeURIComponent(dump.id)}`, textContent: 'View it' });
     tell({ text: `The dump is taken${size}. `, warnings: dump.warnings }, link);
     showDumps((await ask('dumps')).dumps, dump.id);
@@ -115,14 +129,15 @@ async function take() {
     tell(failure);
   }
   isTaking = false;
-  $('take').textContent = 'Take a dump';
+  $('take').dataset.busy = '';
+  look();
 }
 
-async function dumped() {
+async function dumped(say) {
   for (let tries = 1; ; tries++) {
     try { return await ask('dump', {}); } catch (failure) {
       if (failure.kind !== 'busy' || tries === PATIENCE) throw failure;
-      $('take').textContent = 'Waiting for another dump …';
+      say('Waiting for another dump …');
       await new Promise(resume => setTimeout(resume, 1000 * (failure.retryAfter || 1)));
     }
   }

@@ -28,6 +28,8 @@ const stateOf = () => Object.fromEntries(new URLSearchParams(location.hash.slice
 export async function showProfile() {
   const { view: id, base = '', type = 'inuse_space', ...state } = stateOf();
   $('since').replaceChildren(new Option('nothing', ''), ...others(id));
+  // An address may name any other.
+  if (base && ![...$('since').options].some(known => known.value === base)) $('since').append(new Option(base, base));
   $('since').value = base;
   $('type').value = type;
   const dump = dumpOf(id);

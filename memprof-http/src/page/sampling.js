@@ -36,7 +36,6 @@ export function showSampling(status) {
   $('start').textContent = profiling === 'active' ? 'Apply' : 'Start sampling';
   $('start').classList.toggle('main', profiling !== 'active');
   $('stop').hidden = profiling !== 'active';
-  $('take').disabled = profiling === 'unavailable' || status.busy;
   if (interval) $('interval').options[0].textContent = `${amount(interval)}: as it is`;
 }
 
