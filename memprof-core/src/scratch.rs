@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use memprof_own::Ours;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -35,7 +36,7 @@ const PUNCHED: u64 = 2 << 20;
 /// A file in memory that an allocator writes to, under a name that only this process can use.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    file: File,
+    file: Ours<File>,
     name: Name,
     progress: Mutex<Progress>,
 }
@@ -81,19 +82,19 @@ impl Scratch {
         })
     }
 
-    fn new(file: OwnedFd, name: Name) -> Self {
-        Self {
-            file: file.into(),
+    fn new(file: OwnedFd, name: Name) -> io::Result<Self> {
+        Ok(Self {
+            file: Ours::new(file.into())?,
             name,
             progress: Mutex::new(Progress::Written),
-        }
+        })
     }
 
     fn memory() -> io::Result<Self> {
         let memory =
             retry_on_intr(|| rustix::fs::memfd_create("memprof-dump", MemfdFlags::CLOEXEC))?;
         rustix::fs::fchmod(&memory, PRIVATE)?;
-        Ok(Self::new(memory, Name::Descriptor))
+        Self::new(memory, Name::Descriptor)
     }
 
     /// In the memory file system at `directory`, without a name there.
@@ -101,7 +102,7 @@ impl Scratch {
         let place = memory_directory(directory)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = retry_on_intr(|| rustix::fs::openat(&place, ".", flags, PRIVATE))?;
-        Ok(Self::new(file, Name::Descriptor))
+        Self::new(file, Name::Descriptor)
     }
 
     /// In the memory file system at `directory`, under the hidden name `name`, which must be new.
@@ -110,24 +111,29 @@ impl Scratch {
         // A process that was killed meanwhile left its memory there.
         hidden::sweep(&place)?;
         let file = hidden::create(&place, name)?;
-        Ok(Self::new(file, Name::Hidden(directory.join(name))))
+        Self::new(file, Name::Hidden(directory.join(name)))
     }
 
     /// The path to hand to the allocator.
-    pub(crate) fn path(&self) -> CString {
+    ///
+    /// # Errors
+    /// The program closed its descriptor, whose number may be that of a file of the program's.
+    pub(crate) fn path(&self) -> io::Result<CString> {
         let path = match &self.name {
             Name::Descriptor => {
-                format!("/proc/thread-self/fd/{}", self.file.as_raw_fd()).into_bytes()
+                let number = self.file.get()?.as_raw_fd();
+                format!("/proc/thread-self/fd/{number}").into_bytes()
             }
             Name::Hidden(path) => path.as_os_str().as_bytes().to_vec(),
         };
-        CString::new(path).expect("an open path has no NUL")
+        Ok(CString::new(path).expect("an open path has no NUL"))
     }
 
     /// The file, read or written from its start.
     pub(crate) fn rewound(&self) -> io::Result<&File> {
-        (&self.file).seek(SeekFrom::Start(0))?;
-        Ok(&self.file)
+        let mut file = self.file.get()?;
+        file.seek(SeekFrom::Start(0))?;
+        Ok(file)
     }
 
     /// Asks `short` whether the process may still have the rest of the dump, of which so many bytes
@@ -137,17 +143,26 @@ impl Scratch {
     pub(crate) fn look(&self, short: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {
-            Progress::Written => match short(self.file.metadata().map_or(0, |file| file.len())) {
+            Progress::Written => match short(self.written()) {
                 Some(error) => *progress = Progress::Given(error),
                 None => return true,
             },
             Progress::Given(_) => {}
             Progress::Done => return false,
         }
-        if let Err(errno) = rustix::fs::ftruncate(&self.file, 0) {
+        let emptied = self
+            .file
+            .get()
+            .and_then(|file| rustix::fs::ftruncate(file, 0));
+        if let Err(errno) = emptied {
             log::warn!("failed to give the memory of a dump back: {errno}");
         }
         true
+    }
+
+    fn written(&self) -> u64 {
+        let stat = self.file.get().and_then(rustix::fs::fstat);
+        stat.map_or(0, |stat| stat.st_size.unsigned_abs())
     }
 
     /// The allocator has written: from now on the memory is kept until it was read.
@@ -179,12 +194,13 @@ impl Scratch {
     pub(crate) fn why_not_writable(&self) -> Option<Errno> {
         const PAGE: [u8; 4096] = [0; 4096];
         let opened = retry_on_intr(|| {
-            rustix::fs::openat(CWD, self.path(), OFlags::WRONLY | OFlags::CLOEXEC, PRIVATE)
+            let path = self.path().map_err(|_| Errno::BADF)?;
+            rustix::fs::openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, PRIVATE)
         });
         opened.err().or_else(|| {
-            let at_end = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0));
+            let at_end = rustix::fs::seek(self.file.get().ok()?, rustix::fs::SeekFrom::End(0));
             at_end
-                .and_then(|_| rustix::io::write(&self.file, &PAGE))
+                .and_then(|_| rustix::io::write(self.file.get()?, &PAGE))
                 .err()
         })
     }
@@ -216,7 +232,7 @@ fn memory_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 struct Draining<'a> {
-    file: &'a File,
+    file: &'a Ours<File>,
     at: u64,
     length: u64,
     punched: u64,
@@ -228,14 +244,18 @@ impl Read for Draining<'_> {
         if length > 0 {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // It is only thrift: where the kernel refuses, all goes when the file is closed.
-            if let Err(errno) = rustix::fs::fallocate(self.file, flags, self.punched, length) {
+            let punched = self
+                .file
+                .get()
+                .and_then(|file| rustix::fs::fallocate(file, flags, self.punched, length));
+            if let Err(errno) = punched {
                 log::debug!("the memory of a dump is kept until its end: {errno}");
             }
             self.punched += length;
         }
         let left = usize::try_from(self.length - self.at).unwrap_or(usize::MAX);
         let wanted = buffer.len().min(left);
-        let read = self.file.read_at(&mut buffer[..wanted], self.at)?;
+        let read = self.file.get()?.read_at(&mut buffer[..wanted], self.at)?;
         self.at += read as u64;
         Ok(read)
     }
@@ -249,7 +269,7 @@ mod tests {
     use super::*;
 
     fn memory_of(scratch: &Scratch) -> u64 {
-        scratch.file.metadata().unwrap().blocks() * 512
+        scratch.file.get().unwrap().metadata().unwrap().blocks() * 512
     }
 
     #[test]

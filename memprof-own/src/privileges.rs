@@ -5,6 +5,8 @@
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
+use crate::descriptor::Ours;
+
 /// setuid(3) and its relatives make the system call in every thread, ours too, and end the process
 /// when it succeeds in some only. Where a program locks all its memory, each allocation needs the
 /// third.
@@ -75,8 +77,9 @@ impl Capabilities {
     /// Allocates nothing: a new thread does not know yet who would notice.
     fn read(path: &std::ffi::CStr) -> Option<Self> {
         let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let file = Ours::new(file).ok()?;
         let mut buffer = [0; 8192];
-        let length = rustix::io::read(&file, &mut buffer).ok()?;
+        let length = rustix::io::read(file.get().ok()?, &mut buffer).ok()?;
         Self::parse(&buffer[..length])
     }
 

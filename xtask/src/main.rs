@@ -21,7 +21,7 @@ usage: cargo xtask COMMAND
   bench [unwind]      build for release, and print what the plugin costs its host; or its stack walk
   torture [SUITE] [--short]
                       hosts under every fault: storm, stall, inject, kill, hostile, paths,
-                      resources, tls, space, privileges, exit, clients, unwind
+                      resources, tls, space, privileges, exit, closefrom, clients, unwind
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {

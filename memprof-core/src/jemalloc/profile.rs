@@ -10,7 +10,10 @@ use crate::scratch::Scratch;
 impl Jemalloc {
     pub(super) fn dump_into(&self, scratch: &Scratch) -> Result<Summary> {
         self.leave_this_thread_out();
-        let dumped = self.mallctl.write_path(c"prof.dump", &scratch.path());
+        let path = scratch
+            .path()
+            .map_err(|error| Error::io("find the memory for the dump", &error))?;
+        let dumped = self.mallctl.write_path(c"prof.dump", &path);
         dumped.map_err(|errno| {
             not_written(scratch).unwrap_or_else(|| Error::mallctl("prof.dump", errno))
         })?;

@@ -1,5 +1,5 @@
 //! The control socket of a foreign program, through which `memprof` reaches the guest.
-#![expect(unsafe_code, reason = "handlers of fork and exit")]
+#![expect(unsafe_code, reason = "a handler of exit")]
 
 use std::process;
 use std::ptr;
@@ -52,19 +52,13 @@ pub(super) fn open(guest: &Guest, bus: &Bus, control: &Control) {
     }
 }
 
-/// Ends the parent's socket in forked children, and its files with the process.
+/// Ends the socket's files with the process.
 fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: pthread_atfork(3): the library that holds the handler is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        // SAFETY: atexit(3): as above.
+        // SAFETY: atexit(3): the library that holds the handler is never unloaded.
         unsafe { libc::atexit(at_exit) };
     });
-}
-
-extern "C" fn in_child() {
-    contain((), || socket().map_or((), ControlSocket::abandon));
 }
 
 extern "C" fn at_exit() {

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use memprof_own::{Privileges, Thread, require_memory};
+use memprof_own::{Ours, Privileges, Thread, require_memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -47,18 +47,18 @@ pub(super) enum Activity {
 /// An open connection and its thread.
 #[derive(Debug)]
 pub(super) struct Conversation {
-    stream: Arc<UnixStream>,
+    stream: Arc<Ours<UnixStream>>,
     activity: Arc<Mutex<Activity>>,
     thread: Thread,
 }
 
 impl Conversation {
     pub(super) fn start(
-        stream: UnixStream,
-        spawn: impl FnOnce(Arc<UnixStream>, Arc<Mutex<Activity>>) -> io::Result<Thread>,
+        stream: Ours<UnixStream>,
+        spawn: impl FnOnce(Arc<Ours<UnixStream>>, Arc<Mutex<Activity>>) -> io::Result<Thread>,
     ) -> io::Result<Self> {
         let activity = Arc::new(Mutex::new(Activity::Reads(Instant::now())));
-        stream.set_nonblocking(true)?;
+        stream.get()?.set_nonblocking(true)?;
         let stream = Arc::new(stream);
         let thread = spawn(Arc::clone(&stream), Arc::clone(&activity)).inspect_err(|error| {
             match error.raw_os_error() {
@@ -76,7 +76,7 @@ impl Conversation {
         })
     }
 
-    pub(super) fn stream(&self) -> &UnixStream {
+    pub(super) fn stream(&self) -> &Ours<UnixStream> {
         &self.stream
     }
 
@@ -89,7 +89,7 @@ impl Conversation {
     pub(super) fn waits_since(&self) -> Option<Instant> {
         match *self.activity.lock().unwrap_or_else(PoisonError::into_inner) {
             Activity::Reads(since) => {
-                let unread = rustix::io::ioctl_fionread(&*self.stream);
+                let unread = self.stream.get().and_then(rustix::io::ioctl_fionread);
                 (!matches!(unread, Ok(1..))).then_some(since)
             }
             Activity::Answers => None,
@@ -102,12 +102,12 @@ impl Conversation {
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) line: String,
-    pub(super) file: Option<File>,
+    pub(super) file: Option<Ours<File>>,
 }
 
 /// Answers one frame after the other until the peer leaves or breaks a rule.
 pub(super) fn serve(
-    stream: &UnixStream,
+    stream: &Ours<UnixStream>,
     activity: &Mutex<Activity>,
     service: &Service,
     privileges: &mut Privileges,
@@ -147,7 +147,7 @@ pub(super) fn serve(
 }
 
 /// Sends an error that belongs to no request.
-pub(super) fn refuse(stream: &UnixStream, code: i32, message: &str) {
+pub(super) fn refuse(stream: &Ours<UnixStream>, code: i32, message: &str) {
     let response = Response {
         line: protocol::error_line(&NO_ID, code, message),
         file: None,
@@ -158,15 +158,17 @@ pub(super) fn refuse(stream: &UnixStream, code: i32, message: &str) {
 }
 
 /// Sends an error that allocates nothing on the way.
-pub(super) fn refuse_without_memory(stream: &UnixStream) {
+pub(super) fn refuse_without_memory(stream: &Ours<UnixStream>) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     // Whoever does not take it sees the connection end; a log line would need memory.
-    let _: Result<usize, Errno> = send_bytes(stream, OUT_OF_MEMORY.as_bytes(), flags);
+    let _: Result<usize, Errno> = stream
+        .get()
+        .and_then(|stream| send_bytes(stream, OUT_OF_MEMORY.as_bytes(), flags));
 }
 
 /// Lies on the stack of the connection's thread: nothing of it is in the program's heap.
 struct Frames<'a> {
-    stream: &'a UnixStream,
+    stream: &'a Ours<UnixStream>,
     buffer: [u8; FRAME_LIMIT],
     /// How much of it is filled.
     length: usize,
@@ -198,7 +200,7 @@ impl Frames<'_> {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, message));
                 }
             }
-            wait(self.stream.as_fd(), PollFlags::IN, deadline)?;
+            wait(self.stream, PollFlags::IN, deadline)?;
             if self.receive()? == 0 {
                 self.taken = self.length;
                 let rest = &self.buffer[..self.length];
@@ -209,7 +211,7 @@ impl Frames<'_> {
 
     fn receive(&mut self) -> io::Result<usize> {
         let room = &mut self.buffer[self.length..];
-        match retry_on_intr(|| recv(self.stream, &mut *room, RecvFlags::empty())) {
+        match retry_on_intr(|| recv(self.stream.get()?, &mut *room, RecvFlags::empty())) {
             Ok((read, _)) => {
                 self.length += read;
                 Ok(read)
@@ -222,14 +224,14 @@ impl Frames<'_> {
 }
 
 /// Waits until `stream` is ready; without a deadline for as long as it takes.
-fn wait(stream: BorrowedFd<'_>, events: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+fn wait(stream: &Ours<UnixStream>, events: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: left.subsec_nanos().into(),
         });
-        let mut polled = [PollFd::from_borrowed_fd(stream, events)];
+        let mut polled = [PollFd::new(stream.get()?, events)];
         match poll(&mut polled, timeout.as_ref()) {
             Ok(0) => {
                 let message = "a message must arrive, and its reply be taken, within a second";
@@ -242,12 +244,14 @@ fn wait(stream: BorrowedFd<'_>, events: PollFlags, deadline: Option<Instant>) ->
     }
 }
 
-fn send(stream: &UnixStream, response: &Response) -> io::Result<()> {
+fn send(stream: &Ours<UnixStream>, response: &Response) -> io::Result<()> {
     let deadline = Some(Instant::now() + FRAME_DEADLINE);
     let mut rest = response.line.as_bytes();
     let mut file = response.file.as_ref();
     while !rest.is_empty() {
-        let descriptors: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
+        // One that the program took over is not passed on.
+        let file_of_ours = file.map(Ours::get).transpose()?;
+        let descriptors: Vec<BorrowedFd<'_>> = file_of_ours.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
@@ -255,7 +259,7 @@ fn send(stream: &UnixStream, response: &Response) -> io::Result<()> {
         }
         // NOSIGNAL: a client that left must not kill the host by SIGPIPE.
         match sendmsg(
-            stream,
+            stream.get()?,
             &[IoSlice::new(rest)],
             &mut ancillary,
             SendFlags::NOSIGNAL,
@@ -264,7 +268,7 @@ fn send(stream: &UnixStream, response: &Response) -> io::Result<()> {
                 rest = &rest[sent..];
                 file = None;
             }
-            Err(Errno::AGAIN) => wait(stream.as_fd(), PollFlags::OUT, deadline)?,
+            Err(Errno::AGAIN) => wait(stream, PollFlags::OUT, deadline)?,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

@@ -3,15 +3,14 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use memprof_own::Ours;
 use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
 
 use super::ControlError;
 use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses, remove, sweep};
@@ -26,53 +25,11 @@ pub(super) struct Listener {
     owner: u32,
     socket: Ours<UnixListener>,
     /// Held while the host lives; decides who may replace a socket that is left over.
-    lock: Ours<File>,
+    _lock: Ours<File>,
     /// What is removed at the end, in this order: the socket, the link by which the default directory
     /// tells of a socket elsewhere, and last the lock's file, while the lock is still held. Ready for
     /// unlink(2), because the exiting thread may have been interrupted in the midst of malloc.
     files: Vec<CString>,
-}
-
-/// A descriptor in a program that may close it behind our back, as daemons do that close all
-/// they have: its number can then stand for a file of the program's. So it is closed only while
-/// it still is what it was.
-#[derive(Debug)]
-struct Ours<T: AsFd> {
-    descriptor: ManuallyDrop<T>,
-    opened: (u64, u64),
-}
-
-impl<T: AsFd> Ours<T> {
-    fn new(descriptor: T) -> io::Result<Self> {
-        Ok(Self {
-            opened: identity(&descriptor)?,
-            descriptor: ManuallyDrop::new(descriptor),
-        })
-    }
-
-    fn is_open(&self) -> bool {
-        identity(&*self.descriptor).is_ok_and(|now| now == self.opened)
-    }
-
-    fn close(&self) {
-        if self.is_open()
-            && let Err(errno) = nix::unistd::close(self.descriptor.as_fd().as_raw_fd())
-        {
-            log::debug!("closing {:?}: {errno}", self.opened);
-        }
-    }
-}
-
-impl<T: AsFd> Drop for Ours<T> {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-/// Device and inode.
-fn identity(descriptor: &impl AsFd) -> io::Result<(u64, u64)> {
-    let stat = rustix::fs::fstat(descriptor)?;
-    Ok((stat.st_dev, stat.st_ino))
 }
 
 impl Listener {
@@ -94,7 +51,7 @@ impl Listener {
             }
         };
         let lock = Ours::new(lock).map_err(at(&path))?;
-        let socket = bind(&path).and_then(Ours::new).map_err(at(&path))?;
+        let socket = bind(&path).map_err(at(&path))?;
         let link = configured.and_then(|_| {
             let linked = make_private(&default).and_then(|()| {
                 sweep(&default);
@@ -113,7 +70,7 @@ impl Listener {
             path,
             owner: std::process::id(),
             socket,
-            lock,
+            _lock: lock,
         })
     }
 
@@ -121,29 +78,26 @@ impl Listener {
         &self.path
     }
 
-    pub(super) fn accept(&self) -> io::Result<UnixStream> {
-        self.socket.descriptor.accept().map(|(stream, _)| stream)
+    pub(super) fn accept(&self) -> io::Result<Ours<UnixStream>> {
+        let (stream, _) = self.socket.get()?.accept()?;
+        Ours::new_if(stream, |stream| {
+            let address = stream.local_addr();
+            address.is_ok_and(|address| address.as_pathname() == Some(&self.path))
+        })
     }
 
     /// False when the program closed our descriptors.
     pub(super) fn is_open(&self) -> bool {
-        self.socket.is_open()
+        self.socket.get().is_ok()
     }
 
     /// Wakes `accept`, which then fails.
     pub(super) fn close(&self) {
-        if let Err(errno) =
-            rustix::net::shutdown(&*self.socket.descriptor, rustix::net::Shutdown::Both)
-        {
+        let socket = self.socket.get();
+        let closed = socket.and_then(|socket| shutdown(socket, Shutdown::Both));
+        if let Err(errno) = closed {
             log::debug!("closing {}: {errno}", self.path.display());
         }
-    }
-
-    /// Closes the descriptors, which a forked child inherits: it would hold the lock that tells
-    /// whether the parent lives.
-    pub(super) fn let_go(&self) {
-        self.socket.close();
-        self.lock.close();
     }
 
     /// Removes the files, which tell of a process that ends. Allocates nothing.
@@ -161,11 +115,10 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.remove_files();
-        self.let_go();
     }
 }
 
-fn bind(path: &Path) -> io::Result<UnixListener> {
+fn bind(path: &Path) -> io::Result<Ours<UnixListener>> {
     // We hold the lock: what lies there is left over from a host that died.
     match path.symlink_metadata() {
         Ok(found) if is_socket(&found) => std::fs::remove_file(path)?,
@@ -185,11 +138,12 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
         SocketFlags::CLOEXEC,
         None,
     )?;
+    let socket = Ours::new(UnixListener::from(socket))?;
     // Before bind, which takes the mode over: afterwards there would be a moment for others.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
+    rustix::fs::fchmod(socket.get()?, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(socket.get()?, &address)?;
+    rustix::net::listen(socket.get()?, BACKLOG)?;
+    Ok(socket)
 }
 
 /// The names that this process may have in a default directory. Containers that share the

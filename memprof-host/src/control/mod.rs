@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
-use memprof_own::{Privileges, Thread};
+use memprof_own::{Ours, Privileges, Thread};
+use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::Value;
 
@@ -59,6 +60,8 @@ pub struct ControlError {
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
+    /// The process that opened it.
+    process: u32,
     shared: Arc<Shared>,
     accepting: Option<Thread>,
 }
@@ -107,6 +110,7 @@ impl ControlSocket {
         })?;
         Ok(Self {
             path,
+            process: std::process::id(),
             shared,
             accepting: Some(accepting),
         })
@@ -115,17 +119,6 @@ impl ControlSocket {
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// For a forked child, in which the threads are gone: closes what it inherited of the
-    /// parent's socket. Waits for no lock, whose holder may be gone too.
-    #[cfg(feature = "bus")]
-    pub(crate) fn abandon(&self) {
-        if let Ok(listener) = self.shared.listener.try_lock()
-            && let Some(listener) = &*listener
-        {
-            listener.let_go();
-        }
     }
 
     /// For a process that ends without dropping it: removes the socket's files.
@@ -141,6 +134,10 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
+        // A forked child has neither the threads nor the descriptors, and perhaps locks for ever.
+        if self.process != std::process::id() {
+            return;
+        }
         self.shared.stopping.store(true, Ordering::Release);
         if let Some(listener) = self.shared.listener() {
             listener.close();
@@ -214,7 +211,7 @@ impl Shared {
             .ok()
     }
 
-    fn admit(self: &Arc<Self>, stream: UnixStream) {
+    fn admit(self: &Arc<Self>, stream: Ours<UnixStream>) {
         if let Err(refusal) = self.authorize(&stream) {
             log::warn!("control connection refused: {refusal}");
             return;
@@ -244,9 +241,12 @@ impl Shared {
         }
     }
 
-    fn authorize(&self, stream: &UnixStream) -> Result<(), String> {
+    fn authorize(&self, stream: &Ours<UnixStream>) -> Result<(), String> {
         // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
-        let peer = getsockopt(stream, PeerCredentials);
+        let peer = stream
+            .get()
+            .map_err(|gone| Errno::from_raw(gone.raw_os_error()))
+            .and_then(|stream| getsockopt(stream, PeerCredentials));
         let uid = peer
             .map_err(|errno| format!("unknown peer: {errno}"))?
             .uid();
@@ -280,7 +280,8 @@ impl Conversations {
 impl Conversation {
     fn hang_up(&self) {
         // It fails only on a connection that is closed already.
-        if let Err(error) = self.stream().shutdown(Shutdown::Both) {
+        let stream = self.stream().get().map_err(io::Error::from);
+        if let Err(error) = stream.and_then(|stream| stream.shutdown(Shutdown::Both)) {
             log::debug!("control connection: {error}");
         }
     }

@@ -1,7 +1,9 @@
 //! What a request means.
 
+use std::fs::File;
 use std::sync::Arc;
 
+use memprof_own::Ours;
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_IO;
 use serde::de::DeserializeOwned;
@@ -70,7 +72,7 @@ impl Service {
     fn message(&self, id: &Value, params: MessageParams) -> Result<Response, Fault> {
         let reply = self.send(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = message_result(reply, params.deliver);
-        let file = match body.take().map(crate::Body::into_file).transpose() {
+        let file = match passed(body.take()) {
             Ok(file) => file,
             Err(error) => {
                 let failure = Failure::new(
@@ -131,6 +133,11 @@ fn parse(frame: &[u8]) -> Result<Request, Fault> {
 
 fn params<T: DeserializeOwned>(value: Value) -> Result<T, Fault> {
     serde_json::from_value(value).map_err(|error| fault(INVALID_PARAMS, error.to_string()))
+}
+
+fn passed(body: Option<crate::Body>) -> std::io::Result<Option<Ours<File>>> {
+    body.map(|body| body.into_file().and_then(Ours::new))
+        .transpose()
 }
 
 fn line(line: String) -> Response {

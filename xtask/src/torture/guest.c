@@ -9,11 +9,13 @@
 #include <signal.h>
 #include <sys/time.h>
 #include <linux/capability.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { NOBODY = 65534 };
+enum { NOBODY = 65534, PAIRS = 32, WORD = 4 };
 
 #ifdef TLS_KIB
 /* The C library takes it from the stack of every thread. */
@@ -81,6 +83,31 @@ static void exit_in_malloc(void) {
     }
 }
 
+static int pairs[PAIRS][2];
+
+/* As a daemon does. What it opens then gets the numbers that it closed. */
+static void close_all(void) {
+    closefrom(3);
+    for (int at = 0; at < PAIRS; at++) {
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pairs[at])) abort();
+        for (int end = 0; end < 2; end++) {
+            if (write(pairs[at][end], "word", WORD) != WORD) abort();
+        }
+    }
+}
+
+/* Each end still has its word to be read, and nothing else. */
+static void look(void) {
+    int harmed = 0;
+    for (int at = 0; at < PAIRS; at++) {
+        for (int end = 0; end < 2; end++) {
+            int unread = 0;
+            if (ioctl(pairs[at][end], FIONREAD, &unread) || unread != WORD) harmed++;
+        }
+    }
+    printf("%d harmed\n", harmed);
+}
+
 int main(void) {
     char line[64], answer[64];
     if (!has_locals()) return 1;
@@ -90,6 +117,8 @@ int main(void) {
         const unsigned both = 1u << CAP_SETUID | 1u << CAP_SETGID;
         line[strcspn(line, "\n")] = '\0';
         if (!strcmp(line, "fill")) fill();
+        else if (!strcmp(line, "closefrom")) close_all();
+        else if (!strcmp(line, "look")) look();
         else if (!strcmp(line, "exit")) exit_in_malloc();
         else if (!strcmp(line, "become")) become_nobody();
         else if (!strcmp(line, "drop")) set_capabilities(0, 0);

@@ -3,6 +3,7 @@
 
 mod bombs;
 mod clients;
+mod closefrom;
 mod exit;
 mod group;
 mod guest;
@@ -69,6 +70,7 @@ const SUITES: &[Suite] = &[
     ("exit", exit::run),
     ("clients", clients::run),
     ("bombs", bombs::run),
+    ("closefrom", closefrom::run),
     ("unwind", unwind::hazards::run),
 ];
 

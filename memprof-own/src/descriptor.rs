@@ -1,0 +1,241 @@
+//! Descriptors in a program that may close them behind our back, as daemons do that close all they
+//! have. Their numbers then stand for files of the program's.
+#![expect(
+    unsafe_code,
+    reason = "pthread_atfork(3), and the numbers of descriptors"
+)]
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+/// A descriptor of ours, known by what it was opened to. It is used and closed only while it still
+/// is that; the standard library closes whatever has the number. A forked child never has it.
+///
+/// Between the look and the system call that follows lies less than a microsecond, in which the
+/// program may still close it and open a file of its own under its number: the kernel has no call
+/// that does both.
+#[derive(Debug)]
+pub struct Ours<T: AsFd> {
+    descriptor: ManuallyDrop<T>,
+    opened: Identity,
+    place: Option<&'static Place>,
+}
+
+/// Device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity(u64, u64);
+
+impl Identity {
+    fn of(descriptor: impl AsFd) -> Result<Self, Errno> {
+        let stat = rustix::fs::fstat(descriptor)?;
+        Ok(Self(stat.st_dev, stat.st_ino))
+    }
+}
+
+impl<T: AsFd> Ours<T> {
+    /// Takes over a descriptor that was opened just now.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub fn new(descriptor: T) -> io::Result<Self> {
+        Self::new_if(descriptor, |_| true)
+    }
+
+    /// The same, if `is_it` knows it again: the program may have closed it since, and opened
+    /// something of its own under its number, which is then left alone.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); `BADF` where `is_it` does not know it.
+    pub fn new_if(descriptor: T, is_it: impl FnOnce(&T) -> bool) -> io::Result<Self> {
+        let descriptor = ManuallyDrop::new(descriptor);
+        let opened = Identity::of(&*descriptor)?;
+        if !is_it(&descriptor) {
+            return Err(Errno::BADF.into());
+        }
+        Ok(Self {
+            place: Place::take(descriptor.as_fd().as_raw_fd(), opened),
+            descriptor,
+            opened,
+        })
+    }
+
+    /// The descriptor, if it is still ours. To be asked again before every use.
+    ///
+    /// # Errors
+    /// `BADF`: the program closed it.
+    pub fn get(&self) -> Result<&T, Errno> {
+        match Identity::of(&*self.descriptor) {
+            Ok(now) if now == self.opened => Ok(&self.descriptor),
+            _ => Err(Errno::BADF),
+        }
+    }
+}
+
+impl<T: AsFd> Drop for Ours<T> {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            place.give_back(self.opened);
+        }
+        if let Ok(descriptor) = self.get() {
+            close(descriptor.as_fd().as_raw_fd());
+        }
+    }
+}
+
+impl<T: AsFd> Read for &Ours<T>
+where
+    for<'a> &'a T: Read,
+{
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.get()?.read(buffer)
+    }
+}
+
+impl<T: AsFd> Write for &Ours<T>
+where
+    for<'a> &'a T: Write,
+{
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.get()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.get()?.flush()
+    }
+}
+
+impl<T: AsFd> Seek for &Ours<T>
+where
+    for<'a> &'a T: Seek,
+{
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.get()?.seek(to)
+    }
+}
+
+fn close(descriptor: RawFd) {
+    // SAFETY: close(2) has no conditions; that it is ours was looked up just before.
+    unsafe { libc::close(descriptor) };
+}
+
+/// One of our open descriptors, where a handler of fork(2) finds it without a lock.
+#[derive(Debug)]
+struct Place {
+    is_taken: AtomicBool,
+    /// `CLOSED` while there is none.
+    descriptor: AtomicI32,
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+/// 32 connections, twice while one makes room for the next, with a file each, and the listener. What
+/// finds no place stays open in forked children.
+static PLACES: [Place; 128] = [const { Place::new() }; 128];
+
+const CLOSED: RawFd = -1;
+
+impl Place {
+    const fn new() -> Self {
+        Self {
+            is_taken: AtomicBool::new(false),
+            descriptor: AtomicI32::new(CLOSED),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+        }
+    }
+
+    fn take(descriptor: RawFd, opened: Identity) -> Option<&'static Self> {
+        static WATCHED: Once = Once::new();
+        WATCHED.call_once(|| {
+            // SAFETY: pthread_atfork(3): a function of a library that is never unloaded. Where there
+            // is no memory for it, forked children keep our descriptors.
+            unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+        });
+        let is_free = |place: &&Self| !place.is_taken.swap(true, Ordering::AcqRel);
+        let place = PLACES.iter().find(is_free)?;
+        place.device.store(opened.0, Ordering::Relaxed);
+        place.inode.store(opened.1, Ordering::Relaxed);
+        place.descriptor.store(descriptor, Ordering::Release);
+        Some(place)
+    }
+
+    /// In a forked child it was given back already, and may be somebody else's.
+    fn give_back(&self, opened: Identity) {
+        let is_it = self.opened() == opened;
+        if is_it && self.descriptor.swap(CLOSED, Ordering::AcqRel) != CLOSED {
+            self.is_taken.store(false, Ordering::Release);
+        }
+    }
+
+    fn opened(&self) -> Identity {
+        let [device, inode] = [&self.device, &self.inode].map(|half| half.load(Ordering::Relaxed));
+        Identity(device, inode)
+    }
+}
+
+/// Allocates nothing and takes no lock: the threads that held one are gone.
+extern "C" fn close_in_child() {
+    for place in &PLACES {
+        let descriptor = place.descriptor.swap(CLOSED, Ordering::AcqRel);
+        if descriptor == CLOSED {
+            continue;
+        }
+        // SAFETY: used by fstat(2) only, which takes any number.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        if Identity::of(borrowed) == Ok(place.opened()) {
+            close(descriptor);
+        }
+        place.is_taken.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_the_program_took_over_is_left_alone() {
+        let (ours, _peer) = UnixStream::pair().unwrap();
+        let ours = Ours::new(ours).unwrap();
+        assert!(ours.get().is_ok());
+        let number = ours.get().unwrap().as_raw_fd();
+        let (theirs, mut peer) = UnixStream::pair().unwrap();
+        // SAFETY: the number is `ours`, which this test gives up.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+        drop(theirs);
+        assert_eq!(ours.get().unwrap_err(), Errno::BADF);
+        drop(ours);
+        // Still open: its peer finds nothing to read, but not its end.
+        peer.set_nonblocking(true).unwrap();
+        let error = peer.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        close(number);
+    }
+
+    #[test]
+    fn a_forked_child_has_none_of_them() {
+        let ours = Ours::new(File::open("/dev/null").unwrap()).unwrap();
+        let number = ours.get().unwrap().as_raw_fd();
+        // SAFETY: the child makes two system calls.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: fcntl(2) takes any number.
+            let is_open = unsafe { libc::fcntl(number, libc::F_GETFD) } != -1;
+            // SAFETY: _exit(2) runs nothing of this process.
+            unsafe { libc::_exit(i32::from(is_open)) };
+        }
+        let mut status = 0;
+        // SAFETY: waitpid(2) fills the status of a child of ours.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+        assert!(ours.get().is_ok());
+    }
+}
