@@ -119,10 +119,11 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     // SAFETY: as above.
     let args = unsafe { args.as_str() };
     let handled = contain(|| {
+        let shown = name.unwrap_or("what is not UTF-8");
         let name = name
             .ok()
             .filter(|name| P::MESSAGES.iter().any(|known| known.name() == *name));
-        let name = name.ok_or_else(unknown_message::<P>)?;
+        let name = name.ok_or_else(|| unknown_message::<P>(shown))?;
         let args =
             args.map_err(|error| Failure::new(MEMPROF_INVALID_ARGUMENT, format!("args: {error}")))?;
         plugin.handle_message(name, Arguments::parse(args)?, &mut reply)
@@ -160,11 +161,19 @@ unsafe extern "C" fn get_extension(_: *mut memprof_plugin_t, _: memprof_str_t) -
     ptr::null()
 }
 
-fn unknown_message<P: Plugin>() -> Failure {
+/// How much of a name that is none is repeated: a reply and a line of the log stay short.
+const SHOWN: usize = 64;
+
+fn unknown_message<P: Plugin>(name: &str) -> Failure {
+    let mut shown: String = name.escape_debug().take(SHOWN).collect();
+    if name.escape_debug().nth(SHOWN).is_some() {
+        shown.push('…');
+    }
+
     let names: Vec<_> = P::MESSAGES.iter().map(Message::name).collect();
     Failure::new(
         MEMPROF_UNKNOWN_MESSAGE,
-        format!("no such message for {}", P::ID),
+        format!("{} has no message \"{shown}\"", P::ID),
     )
     .remedy(format!("valid messages: {}", names.join(", ")))
 }

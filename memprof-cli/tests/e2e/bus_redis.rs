@@ -174,7 +174,8 @@ fn fetch_within_a_limit_of_the_file_size() {
     ] {
         command(section);
     }
-    let dump: serde_json::Value = serde_json::from_str(&command("MEMORY_PROFILE dump")).unwrap();
+    let dump: serde_json::Value =
+        serde_json::from_str(&command("MEMORY_PROFILE dump format=json")).unwrap();
     let bytes = dump["bytes"].as_u64().unwrap();
     assert!(bytes > 64 << 10, "{bytes}");
     let pid = redis.0.pid().to_string();
@@ -196,7 +197,7 @@ fn fetch_within_a_limit_of_the_file_size() {
 }
 
 #[test]
-fn help_lists_the_messages_and_no_message_is_wrong_arity() {
+fn help_lists_the_messages_and_so_does_no_message() {
     let redis = Redis::start(&Load::default());
     let help = redis.command(&["MEMORY_PROFILE".into(), "HELP".into()]);
     assert!(help.lines().any(|line| line.starts_with("dump ")), "{help}");
@@ -204,6 +205,34 @@ fn help_lists_the_messages_and_no_message_is_wrong_arity() {
         help.lines().any(|line| line.starts_with("fetch id=ID ")),
         "{help}"
     );
-    let refused = redis.command(&["memory_profile".into()]);
-    assert!(refused.contains("wrong number of arguments"), "{refused}");
+    assert_eq!(redis.command(&["memory_profile".into()]), help);
+}
+
+#[test]
+fn replies_are_for_people_unless_json_is_asked_for() {
+    let redis = Redis::start(&Load {
+        env: Redis::ENV,
+        ..Load::default()
+    });
+    let words = |words: &str| words.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let ask = |message: &str| redis.command(&words(&format!("MEMORY_PROFILE {message}")));
+    let stats = ask("stats");
+    assert!(stats.starts_with("jemalloc 5"), "{stats}");
+    assert!(stats.lines().count() > 50, "{stats}");
+    let json = |message: &str| serde_json::from_str::<serde_json::Value>(&ask(message)).unwrap();
+    assert_eq!(json("status format=json")["profiling"], "inactive");
+    assert_eq!(
+        json("stats format=json")["allocators"][0]["kind"],
+        "jemalloc"
+    );
+    assert_eq!(json("activate format=json for=10m")["profiling"], "active");
+    let plain = ask("status format=text");
+    assert!(plain.starts_with("profiling is active since "), "{plain}");
+    let name = "x\u{1b}".repeat(60);
+    let unknown = redis.command(&["MEMORY_PROFILE".to_owned(), name]);
+    assert!(
+        unknown.contains("memory_profile has no message \"x\\u{1b}x\\u{1b}"),
+        "{unknown}"
+    );
+    assert!(unknown.contains("…\""), "{unknown}");
 }

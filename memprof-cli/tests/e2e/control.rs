@@ -65,7 +65,7 @@ fn requests_and_their_faults() {
     check(basic("memory_profile", "status\0"), json!("success"));
     check(basic("memory_profile", "nope"), json!("success"));
     host.wait_for_log("memory_profile status: profiling is inactive");
-    host.wait_for_log("memory_profile nope: no such message for memory_profile");
+    host.wait_for_log("memory_profile nope: memory_profile has no message \"nope\"");
 }
 
 #[test]

@@ -14,6 +14,8 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_PANIC, memprof_plugin_entry_t,
 };
+#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+use memprof_plugin_abi::{JSON, TEXT, raw::MEMPROF_OK};
 
 use super::door;
 use super::lines::Lines;
@@ -26,11 +28,34 @@ use crate::router::{Reply, Router};
 /// One plugin in one process, on however many buses.
 #[derive(Debug)]
 pub(super) struct Guest {
-    #[cfg(feature = "bus-redis")]
+    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
     entry: &'static memprof_plugin_entry_t,
     id: String,
     program: Program,
     router: Arc<Router>,
+}
+
+/// What a message may ask its reply to be.
+#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+const FORMATS: [&str; 2] = ["format=json", "format=text"];
+
+/// A reply for somebody who may be a person.
+#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The plugin did what was asked.
+    pub(super) is_done: bool,
+    pub(super) body: Said,
+}
+
+/// What an [`Answer`] says.
+#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+#[derive(Debug)]
+pub(super) enum Said {
+    /// To be read.
+    Text(String),
+    /// To be kept: a dump, or JSON.
+    Bytes(Vec<u8>),
 }
 
 /// The bus on which a program loads the plugin.
@@ -119,7 +144,7 @@ impl Guest {
         let mut router = Router::default();
         router.add(id.clone(), plugin);
         Self {
-            #[cfg(feature = "bus-redis")]
+            #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
             entry,
             id,
             program,
@@ -160,10 +185,56 @@ impl Guest {
             })
     }
 
+    /// The reply to a message that a person types: the text, unless the message asks for
+    /// `format=json`. `stats`, which has that argument itself, gets it too.
+    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+    pub(super) fn answer(&self, data: &[u8]) -> Answer {
+        let text = String::from_utf8_lossy(data);
+        let (name, args) = split_message(&text);
+        let format = args.split(' ').find(|word| FORMATS.contains(word));
+        let is_the_plugins = || self.usage(name).contains("format=");
+        let reply = match format {
+            Some(word) if data.len() <= FRAME_LIMIT && !is_the_plugins() => {
+                self.message(format!("{name} {}", args.replacen(word, "", 1)).as_bytes())
+            }
+            _ => self.message(data),
+        };
+        let is_done = reply.status_code == MEMPROF_OK;
+        let is_object = reply.content_type == JSON;
+        let wants_text = is_object && format != Some(FORMATS[0]) || reply.content_type == TEXT;
+        Answer {
+            is_done,
+            body: if wants_text {
+                Said::Text(reply.into_text())
+            } else {
+                match reply.body.into_bytes() {
+                    Ok(bytes) => Said::Bytes(bytes),
+                    Err(error) => Said::Text(error.to_string()),
+                }
+            },
+        }
+    }
+
+    /// The arguments of a message as they are described; empty for one that is none.
+    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+    fn usage(&self, name: &str) -> String {
+        let mut messages = self.messages();
+        let found = messages.find(|[known, ..]| known == name);
+        found.map_or_else(String::new, |[_, usage, _]| usage)
+    }
+
     /// Each message as a person would type it, and what it does.
     #[cfg(feature = "bus-redis")]
     pub(super) fn help(&self) -> Vec<String> {
-        let messages = (0..self.entry.message_count).map(|at| {
+        self.messages()
+            .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
+            .collect()
+    }
+
+    /// Name, usage and help of each message.
+    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+    fn messages(&self) -> impl Iterator<Item = [String; 3]> {
+        (0..self.entry.message_count).map(|at| {
             // SAFETY: memprof.h: `messages` points to `message_count` pointers.
             let message = unsafe { self.entry.messages.add(at) };
             // SAFETY: as above.
@@ -172,10 +243,7 @@ impl Guest {
             let message = unsafe { &*message };
             // SAFETY: and so do its texts.
             [message.name, message.usage, message.help].map(|part| unsafe { text(part) })
-        });
-        messages
-            .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
-            .collect()
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Mosquitto 2: `plugin /path/memory_profile.so`, with options `plugin_opt_<key> <value>`.
 //!
 //! A message is published to `$CONTROL/<plugin>/v1`; its sender, and nobody else, gets the reply
-//! on `$CONTROL/<plugin>/v1/response`. It is answered on the broker's only thread, which waits for
+//! on `$CONTROL/<plugin>/v1/response`: what a person reads of it, or the JSON with `format=json`. It is answered on the broker's only thread, which waits for
 //! a dump. Mosquitto's log belongs to that thread: lines of others, which only the control socket
 //! has, are not written.
 #![expect(unsafe_code, reason = "the API of Mosquitto plugins")]
@@ -16,7 +16,7 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 
 use super::contain;
-use super::guest::{Bus, Guest, guest, settle};
+use super::guest::{Bus, Guest, Said, guest, settle};
 use super::lines::{Lines, c_text};
 use super::symbol::find;
 use super::words::{self, Control, Settings};
@@ -202,10 +202,9 @@ unsafe extern "C" fn answer(_: c_int, event: *mut c_void, _: *mut c_void) -> c_i
         };
         // SAFETY: mosquitto_broker.h: so many bytes, kept during the call.
         let message = unsafe { elements(event.payload.cast::<u8>(), event.payload_length) };
-        let reply = guest.message(message);
-        let bytes = match reply.body.into_bytes() {
-            Ok(bytes) => bytes,
-            Err(error) => error.to_string().into_bytes(),
+        let bytes = match guest.answer(message).body {
+            Said::Text(text) => text.into_bytes(),
+            Said::Bytes(bytes) => bytes,
         };
         publish(broker, event.client, guest, &bytes);
         SUCCESS

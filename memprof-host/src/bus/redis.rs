@@ -1,9 +1,9 @@
 //! Redis 4 and later: `loadmodule /path/memory_profile.so [key value …]`.
 //!
 //! The module has one command, the plugin's name in capitals: `MEMORY_PROFILE dump` sends the
-//! message, and the client gets the reply, a bulk string or an error of one line. Its flags are
-//! `admin readonly`. It runs on Redis' main thread, as every command does: Redis waits for a
-//! dump. `MEMORY_PROFILE HELP` lists the messages.
+//! message, and the client gets what a person reads of the reply, or an error of one line; with
+//! `format=json` it gets the JSON. Its flags are `admin readonly`. It runs on Redis' main thread, as
+//! every command does: Redis waits for a dump. `MEMORY_PROFILE` alone lists the messages.
 #![expect(unsafe_code, reason = "the API of Redis modules")]
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -11,11 +11,11 @@ use std::slice;
 use std::sync::OnceLock;
 
 use log::{Level, LevelFilter};
-use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_plugin_entry_t};
+use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
 use super::contain;
-use super::guest::{Bus, Guest, guest, settle};
+use super::guest::{Answer, Bus, Guest, Said, guest, settle};
 use super::lines::{Lines, c_text, one_line};
 use super::symbol::function;
 use super::words::{self, Control, Settings};
@@ -49,7 +49,6 @@ struct Api {
     reply_with_string_buffer: unsafe extern "C" fn(Ctx, *const c_char, usize) -> c_int,
     reply_with_error: unsafe extern "C" fn(Ctx, *const c_char) -> c_int,
     reply_with_array: unsafe extern "C" fn(Ctx, c_long) -> c_int,
-    wrong_arity: unsafe extern "C" fn(Ctx) -> c_int,
     log: unsafe extern "C" fn(Ctx, *const c_char, *const c_char, ...),
 }
 
@@ -80,7 +79,6 @@ impl Api {
                 reply_with_string_buffer: function(find(c"RedisModule_ReplyWithStringBuffer"))?,
                 reply_with_error: function(find(c"RedisModule_ReplyWithError"))?,
                 reply_with_array: function(find(c"RedisModule_ReplyWithArray"))?,
-                wrong_arity: function(find(c"RedisModule_WrongArity"))?,
                 log: function(find(c"RedisModule_Log"))?,
             }
         })
@@ -109,6 +107,24 @@ impl Api {
     fn reply(&self, ctx: Ctx, bytes: &[u8]) -> c_int {
         // SAFETY: called on the context of the running command; Redis copies the bytes.
         unsafe { (self.reply_with_string_buffer)(ctx, bytes.as_ptr().cast(), bytes.len()) }
+    }
+
+    /// A text of several lines is an array of them: redis-cli would show one string on one line.
+    fn reply_text(&self, ctx: Ctx, text: &str) -> c_int {
+        let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        match lines.as_slice() {
+            [] | [_] => self.reply(ctx, text.trim_end().as_bytes()),
+            lines => self.reply_lines(ctx, lines),
+        }
+    }
+
+    fn reply_lines(&self, ctx: Ctx, lines: &[String]) -> c_int {
+        // SAFETY: called on the context of the running command; the elements follow.
+        unsafe { (self.reply_with_array)(ctx, lines.len() as c_long) };
+        for line in lines {
+            self.reply(ctx, line.as_bytes());
+        }
+        OK
     }
 
     fn refuse(&self, ctx: Ctx, text: &str) -> c_int {
@@ -212,28 +228,29 @@ unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
         // SAFETY: redismodule.h, `RedisModuleCmdFunc`.
         let words = unsafe { api.words(argv, argc) };
         match words.get(1..) {
-            None | Some([]) => {
-                // SAFETY: called on the context of the running command.
-                unsafe { (api.wrong_arity)(ctx) }
-            }
-            Some([help]) if help == "HELP" => {
-                let lines = guest.help();
-                // SAFETY: as above; the elements follow.
-                unsafe { (api.reply_with_array)(ctx, lines.len() as c_long) };
-                lines.iter().for_each(|line| {
-                    api.reply(ctx, line.as_bytes());
-                });
-                OK
+            None | Some([]) => api.reply_lines(ctx, &guest.help()),
+            Some([help]) if help.eq_ignore_ascii_case("HELP") => {
+                api.reply_lines(ctx, &guest.help())
             }
             Some(words) => {
                 let message = Arguments::join(words.iter().map(String::as_str));
-                let reply = guest.message(message.as_bytes());
-                if reply.status_code != MEMPROF_OK {
-                    return api.refuse(ctx, &reply.into_text());
-                }
-                match reply.body.into_bytes() {
-                    Ok(bytes) => api.reply(ctx, &bytes),
-                    Err(error) => api.refuse(ctx, &error.to_string()),
+                match guest.answer(message.as_bytes()) {
+                    Answer {
+                        is_done: true,
+                        body: Said::Text(text),
+                    } => api.reply_text(ctx, &text),
+                    Answer {
+                        is_done: true,
+                        body: Said::Bytes(bytes),
+                    } => api.reply(ctx, &bytes),
+                    Answer {
+                        is_done: false,
+                        body: Said::Text(text),
+                    } => api.refuse(ctx, &text),
+                    Answer {
+                        is_done: false,
+                        body: Said::Bytes(bytes),
+                    } => api.refuse(ctx, &String::from_utf8_lossy(&bytes)),
                 }
             }
         }

@@ -1,13 +1,11 @@
 //! Apache Traffic Server 9 and later: a line `memory_profile.so [key=value …]` in plugin.config.
 //!
 //! `traffic_ctl plugin msg memory_profile dump` sends the message. The bus takes no reply, so what
-//! a person reads of it goes to diags.log; a text too long for a line there goes whole to standard
-//! error, which is traffic.out. The message is answered on the thread that serves the management
+//! a person reads of it goes to diags.log, line by line. The message is answered on the thread that serves the management
 //! socket: a dump delays that, not the traffic.
 #![expect(unsafe_code, reason = "the API of Traffic Server plugins")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::io::{self, Write};
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +15,7 @@ use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_plug
 
 use super::contain;
 use super::guest::{Bus, guest, settle};
-use super::lines::{Lines, c_text};
+use super::lines::{Lines, c_text, one_line};
 use super::symbol::find;
 use super::words::{self, Control, Settings};
 use crate::router::Reply;
@@ -195,15 +193,11 @@ impl PluginMessage {
 fn tell(reply: Reply) {
     let done = reply.status_code == MEMPROF_OK;
     let text = reply.into_text();
-    write(
-        if done { Level::Info } else { Level::Error },
-        &super::lines::one_line(&text),
-    );
-    if done && text.len() > LINE_LIMIT {
-        // traffic.out is not looked at by the server; nobody is left to be told that it is full.
-        io::stderr()
-            .write_all(format!("{text}\n").as_bytes())
-            .unwrap_or(());
+    if !done {
+        return write(Level::Error, &one_line(&text));
+    }
+    for line in text.lines() {
+        write(Level::Info, &one_line(line));
     }
 }
 

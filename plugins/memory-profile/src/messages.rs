@@ -398,7 +398,7 @@ fn help(reply: &mut Reply<'_>) -> Result<(), Failure> {
         .collect();
     let text = MemoryProfile::MESSAGES
         .iter()
-        .map(|m| format!("{:<44}{}", format!("{} {}", m.name(), m.usage()), m.help()))
+        .map(|m| format!("{:<43} {}", format!("{} {}", m.name(), m.usage()), m.help()))
         .collect::<Vec<_>>()
         .join("\n");
     ok(reply, &text, json!({ "messages": messages }))
