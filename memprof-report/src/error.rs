@@ -79,7 +79,8 @@ pub enum Error {
     /// A binary is not the one the profile was taken from.
     #[error(
         "build id mismatch: the profile was taken from {path} with build id {expected}, \
-         {} has {found} (--binary-root names a directory with the right one, --force names anyway)",
+         {} has {found} (--pid reads the right one of a process that still runs, --binary-root names a directory with it, \
+         --force names anyway)",
         file.display()
     )]
     BuildIdMismatch {
@@ -91,6 +92,14 @@ pub enum Error {
         file: PathBuf,
         /// Its build id, in hex.
         found: String,
+    },
+    /// One of the inputs cannot be read.
+    #[error("{name}: {source}")]
+    Of {
+        /// Which.
+        name: String,
+        /// What is wrong with it.
+        source: Box<Self>,
     },
     /// The options contradict each other or the input.
     #[error("{0}")]
@@ -118,6 +127,7 @@ impl Error {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
+            Self::Of { source, .. } => source.kind(),
             Self::Usage(_) => ErrorKind::Usage,
             Self::Empty { .. } => ErrorKind::Empty,
             Self::BuildIdMismatch { .. } => ErrorKind::BuildIdMismatch,

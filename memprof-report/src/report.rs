@@ -73,16 +73,24 @@ pub fn report(
 ) -> Result<Vec<String>> {
     options.check(&input, base.as_ref())?;
     let name = printable(input.name).into_owned();
-    let mut profile = read(input, sources, options, progress)?;
+    let of = |name: &str, error| Error::Of {
+        name: name.to_owned(),
+        source: Box::new(error),
+    };
+    let mut profile = read(input, sources, options, progress).map_err(|error| of(&name, error))?;
     if profile.profile.samples.is_empty() && base.is_none() {
-        return Err(Error::Empty {
-            reason: emptiness(&profile.profile, options),
-        });
+        let reason = emptiness(&profile.profile, options);
+        return Err(of(&name, Error::Empty { reason }));
     }
     let base_name = base.as_ref().map(|base| printable(base.name).into_owned());
     let mut base = base
         .map(|base| read(base, sources, options, progress))
-        .transpose()?;
+        .transpose()
+        .map_err(|error| of(base_name.as_deref().unwrap_or_default(), error))?;
+    if let Some(base) = &base {
+        let strange = other_program(&profile.profile, &base.profile);
+        profile.profile.warnings.extend(strange);
+    }
     if options.normalize
         && let Some(base) = &mut base
     {
@@ -104,6 +112,18 @@ pub fn report(
     render::render(&subject, options, out)?;
     out.flush()?;
     Ok(subject.notes().into_iter().map(str::to_owned).collect())
+}
+
+/// Two profiles of different programs have a difference that says nothing.
+fn other_program(profile: &Profile, base: &Profile) -> Option<String> {
+    let program = |profile: &Profile| -> Option<String> {
+        let main = profile.main_file().map(|mapping| mapping.file_name());
+        profile.origin.host.as_deref().or(main).map(str::to_owned)
+    };
+    let (ours, theirs) = (program(profile)?, program(base)?);
+    (ours != theirs).then(|| {
+        format!("the base is of another program: {theirs}, not {ours}; what differs is no growth")
+    })
 }
 
 /// Leaves memprof's own stacks out, and says so.
@@ -129,8 +149,7 @@ pub fn read(
     let mut profile = parse(input.bytes, &options.limits, options.force)?;
     if options.sample_type.is_alloc() && !profile.has_alloc && !profile.samples.is_empty() {
         return Err(Error::Usage(format!(
-            "{} has no {}: the host ran without prof_accum:true",
-            input.name,
+            "it has no {}: the host ran without prof_accum:true",
             options.sample_type.name()
         )));
     }

@@ -4,6 +4,7 @@ mod dwarf;
 mod elf;
 mod frames;
 mod minidebug;
+mod narrowest;
 mod search;
 mod source_path;
 
@@ -73,8 +74,37 @@ struct Object<'a> {
 struct Answer {
     frames: Vec<Collected>,
     notes: Vec<String>,
-    /// Whether the file's build id is the profile's.
-    checked: bool,
+    /// Whether the file's build id is the profile's, where one is named.
+    likeness: Option<Likeness>,
+}
+
+/// What build ids say of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Likeness {
+    /// It is the one of the profile.
+    Same,
+    /// The profile has none.
+    Unknown,
+    /// It is another one, and names are forced.
+    Other,
+}
+
+impl Likeness {
+    /// What a reader should know of names from these files.
+    fn note(self, paths: &[&str]) -> String {
+        const SHOWN: usize = 3;
+        let shown = paths[..paths.len().min(SHOWN)].join(", ");
+        let more = match paths.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        match self {
+            Self::Other => format!("names in spite of another build id: {shown}{more}"),
+            _ => format!(
+                "named by path alone, for the profile has no build id of them: {shown}{more}"
+            ),
+        }
+    }
 }
 
 /// Names every address of the profile. One without a name gets `libfoo.so+0x1234`; notes say why.
@@ -94,11 +124,15 @@ pub fn symbolize(
         progress,
     )?;
     let mut notes = Vec::new();
-    let unchecked = answers.iter().filter(|answer| !answer.checked).count();
-    if unchecked > 0 {
-        notes.push(format!(
-            "files named by path, because no build id says that they are the right ones: {unchecked}"
-        ));
+    for likeness in [Likeness::Unknown, Likeness::Other] {
+        let of = objects.iter().zip(&answers);
+        let paths: Vec<_> = of
+            .filter(|(_, answer)| answer.likeness == Some(likeness))
+            .map(|(object, _)| object.path)
+            .collect();
+        if !paths.is_empty() {
+            notes.push(likeness.note(&paths));
+        }
     }
     for answer in answers {
         notes.extend(answer.notes);
@@ -242,14 +276,14 @@ fn answer(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Resu
     let mut answer = Answer {
         frames: Vec::new(),
         notes: Vec::new(),
-        checked: true,
+        likeness: None,
     };
     let note = |text: String| format!("{}: {text}", object.path);
     match search::find(object, machine, sources)? {
         search::Found::Nothing(reason) => answer.notes.push(note(reason)),
         search::Found::Binary(binary) => {
-            answer.checked = binary.checked;
-            match elf::name(&binary, &object.queries) {
+            answer.likeness = Some(binary.likeness);
+            match elf::name(&binary, &object.queries, object.is_main) {
                 Ok((frames, notes)) => {
                     answer.frames = frames;
                     answer.notes.extend(notes.into_iter().map(note));

@@ -80,7 +80,7 @@ fn data_goes_to_stdout_and_notes_to_stderr() {
     let output = report(&[&written(directory.path(), &later)]);
     assert!(output.status.success());
     assert!(
-        text(&output.stderr).starts_with("memprof: note: the values before line 13 are not those"),
+        text(&output.stderr).starts_with("memprof: note: the values before line 14 are not those"),
         "{}",
         text(&output.stderr)
     );

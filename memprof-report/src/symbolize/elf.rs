@@ -9,6 +9,7 @@ use object::{Object as _, ObjectSegment as _, ReadCache, ReadRef, SymbolKind};
 use super::dwarf::Dwarf;
 use super::frames::{Collected, Frames};
 use super::minidebug;
+use super::narrowest::Narrowest;
 use super::search::Binary;
 use crate::profile::FileOffset;
 use crate::stacks::AddressId;
@@ -23,6 +24,7 @@ const SMALLEST_PART: usize = 1000;
 pub(super) fn name(
     binary: &Binary,
     queries: &[(FileOffset, AddressId)],
+    is_main: bool,
 ) -> object::Result<(Vec<Collected>, Vec<String>)> {
     let cache = ReadCache::new(&binary.file);
     let file = object::File::parse(&cache)?;
@@ -49,6 +51,14 @@ pub(super) fn name(
     let mut notes = Vec::new();
     if let Err(error) = &inner {
         notes.push(format!("its .gnu_debugdata cannot be read: {error}"));
+    }
+    let is_stripped = file.symbol_table().is_none() && debug.is_none();
+    if is_stripped && is_main && !symbols.is_complete() {
+        notes.push(
+            "it is stripped, so functions that it does not export are numbers; its debug package, or --binary \
+             with the file as it was built, names them"
+                .into(),
+        );
     }
     let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols.names()).collect();
 
@@ -131,7 +141,7 @@ fn linked<'d, R: ReadRef<'d>>(
 /// a table of any size is passed over once and never copied or sorted.
 struct SymbolSearch<'q, 'd> {
     queries: &'q [(LinkedAddress, AddressId)],
-    best: Vec<Option<Candidate<'d>>>,
+    best: Narrowest<Candidate<'d>>,
 }
 
 /// Ordered by preference: the narrower range, the exported name, the plainer one.
@@ -148,7 +158,7 @@ impl<'q, 'd> SymbolSearch<'q, 'd> {
     fn new(queries: &'q [(LinkedAddress, AddressId)]) -> Self {
         Self {
             queries,
-            best: vec![None; queries.len()],
+            best: Narrowest::new(queries.len()),
         }
     }
 
@@ -162,10 +172,8 @@ impl<'q, 'd> SymbolSearch<'q, 'd> {
             let first = self
                 .queries
                 .partition_point(|&(address, _)| address < start);
-            let covered = self.queries[first..]
-                .iter()
-                .take_while(|&&(address, _)| address - start < size)
-                .count();
+            let covered =
+                self.queries[first..].partition_point(|&(address, _)| address - start < size);
             if covered == 0 {
                 continue;
             }
@@ -178,22 +186,17 @@ impl<'q, 'd> SymbolSearch<'q, 'd> {
                 underscores: name.bytes().take_while(|&byte| byte == b'_').count(),
                 name,
             };
-            for best in &mut self.best[first..first + covered] {
-                if best.is_none_or(|best| candidate < best) {
-                    *best = Some(candidate);
-                }
-            }
+            self.best.offer(first..first + covered, candidate);
         }
     }
 
     /// Whether every address has a symbol.
     fn is_complete(&self) -> bool {
-        self.best.iter().all(Option::is_some)
+        self.best.best().all(|best| best.is_some())
     }
 
-    fn names(self) -> impl Iterator<Item = Option<&'d str>> {
-        self.best
-            .into_iter()
-            .map(|best| best.map(|candidate| candidate.name))
+    fn names(&self) -> impl Iterator<Item = Option<&'d str>> {
+        let best = self.best.best();
+        best.map(|best| best.map(|candidate| candidate.name))
     }
 }

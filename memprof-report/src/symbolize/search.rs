@@ -11,7 +11,7 @@ use object::{Object as _, ReadCache};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{Object, Sources};
+use super::{Likeness, Object, Sources};
 use crate::error::{Error, Result};
 
 /// Where distributions put debug files, below a root.
@@ -28,7 +28,7 @@ pub(super) struct Binary {
     pub(super) file: File,
     /// What `.gnu_debuglink` or the build id leads to.
     pub(super) debug: Option<File>,
-    pub(super) checked: bool,
+    pub(super) likeness: Likeness,
 }
 
 /// A place to look: a path below a root.
@@ -48,9 +48,9 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
             continue;
         };
         let found = build_id(&file);
-        let checked = match (object.build_id, &found) {
-            (Some(expected), Some(found)) if expected == found => true,
-            (Some(_), _) if sources.force => false,
+        let likeness = match (object.build_id, &found) {
+            (Some(expected), Some(found)) if expected == found => Likeness::Same,
+            (Some(_), _) if sources.force => Likeness::Other,
             (Some(expected), found) => {
                 mismatch.get_or_insert_with(|| Error::BuildIdMismatch {
                     path: object.path.into(),
@@ -61,13 +61,13 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
                 continue;
             }
             (None, _) if foreign && !sources.force => continue,
-            (None, _) => false,
+            (None, _) => Likeness::Unknown,
         };
         let debug = debug_file(&file, &place, found.as_deref(), sources);
         return Ok(Found::Binary(Binary {
             file,
             debug,
-            checked,
+            likeness,
         }));
     }
     match mismatch {
@@ -77,7 +77,7 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
              their build ids must match"
                 .into(),
         )),
-        None => Ok(Found::Nothing("no such file here, its frames are numbers".into())),
+        None => Ok(Found::Nothing("no such file here, its frames are numbers; --pid names those of a process that still runs".into())),
     }
 }
 

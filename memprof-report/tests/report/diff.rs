@@ -59,6 +59,30 @@ fn the_changes_add_up_to_the_difference_of_the_totals() {
 }
 
 #[test]
+fn a_base_of_another_program_is_named() {
+    let notes = |new: &str, base: &str| {
+        let (_, notes) = report_on(&corpus(new), Some(&corpus(base)), None, &Options::default())
+            .expect("they are good dumps");
+        notes
+    };
+    let expected =
+        "the base is of another program: sqlite3, not redis-check-rdb; what differs is no growth";
+    assert_eq!(notes("redis", "sqlite"), [expected]);
+    assert_eq!(notes("redis", "redis"), [""; 0]);
+}
+
+#[test]
+fn a_broken_file_is_named() {
+    let dump = corpus("redis");
+    let error = |new: &[u8], base: &[u8]| {
+        let error = report_on(new, Some(base), None, &Options::default()).expect_err("it is junk");
+        error.to_string()
+    };
+    assert!(error(b"junk", &dump).starts_with("new.heap: failed to recognise"));
+    assert!(error(&dump, b"junk").starts_with("base.heap: failed to recognise"));
+}
+
+#[test]
 fn functions_are_matched_by_name_not_by_address() {
     let dump = String::from_utf8(corpus("redis")).expect("it is text");
     let moved = dump

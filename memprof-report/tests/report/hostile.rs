@@ -14,7 +14,9 @@ fn text() -> Options {
 fn error_of(bytes: &[u8]) -> String {
     let error = report_on(bytes, None, None, &text()).expect_err("it is damaged");
     assert_eq!(error.kind(), ErrorKind::Failed);
-    error.to_string()
+    let text = error.to_string();
+    let problem = text.strip_prefix("new.heap: ");
+    problem.expect("it names the file").to_owned()
 }
 
 const HEAD: &str = "heap_v2/512\n  t*: 1: 64 [0: 0]\n  t0: 1: 64 [0: 0]\n";
@@ -117,7 +119,7 @@ fn gzip_bombs_pass_a_limit() {
     let error = report_on(&corpus("redis"), None, None, &small).expect_err("it is larger");
     assert_eq!(
         error.to_string(),
-        "the input passes the limit of 1000 bytes"
+        "new.heap: the input passes the limit of 1000 bytes"
     );
 }
 
@@ -147,7 +149,7 @@ fn an_empty_profile_says_why() {
     assert_eq!(error.kind(), ErrorKind::Empty);
     assert_eq!(
         error.to_string(),
-        "the profile is empty: nothing was sampled, at 1 sample per 512 bytes; profiling may never have been active"
+        "new.heap: the profile is empty: nothing was sampled, at 1 sample per 512 bytes; profiling may never have been active"
     );
 }
 
