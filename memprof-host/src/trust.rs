@@ -1,6 +1,5 @@
 //! Whether a plugin's file is one that only trusted users can have written.
 
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -24,7 +23,18 @@ pub(crate) fn trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String> {
         .map_err(|error| unreadable(path, error))?;
     for place in path.ancestors() {
         let metadata = place.metadata().map_err(|error| unreadable(place, error))?;
-        if let Some(complaint) = complaint(&metadata, place == path, own_uid) {
+        if place == path && !metadata.is_file() {
+            let place = place.display();
+            return Err(format!(
+                "{place} is not to be trusted: it is not a regular file"
+            ));
+        }
+        let rights = Rights {
+            owner: metadata.uid(),
+            group: metadata.gid(),
+            mode: metadata.mode(),
+        };
+        if let Some(complaint) = rights.complaint(place == path, own_uid) {
             return Err(format!(
                 "{} is not to be trusted: {complaint}",
                 place.display()
@@ -34,29 +44,35 @@ pub(crate) fn trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-fn complaint(metadata: &Metadata, is_plugin: bool, own_uid: u32) -> Option<String> {
-    let (owner, mode) = (metadata.uid(), metadata.mode());
-    if is_plugin && !metadata.is_file() {
-        return Some("it is not a regular file".to_owned());
+/// Who may write to a file or a directory.
+struct Rights {
+    owner: u32,
+    group: u32,
+    mode: u32,
+}
+
+impl Rights {
+    fn complaint(&self, is_plugin: bool, own_uid: u32) -> Option<String> {
+        let Self { owner, group, mode } = *self;
+        if owner != 0 && owner != own_uid {
+            return Some(format!(
+                "it belongs to uid {owner}, not to root or to uid {own_uid}"
+            ));
+        }
+        // In a sticky directory nobody else can rename what lies in it.
+        if !is_plugin && mode & STICKY != 0 {
+            return None;
+        }
+        if mode & OTHERS_MAY_WRITE != 0 {
+            return Some("everybody may write to it (chmod o-w)".to_owned());
+        }
+        // A group of the owner's number is the owner's private one, by the custom of the
+        // distributions (useradd(8), USERGROUPS_ENAB).
+        if mode & GROUP_MAY_WRITE != 0 && group != owner {
+            return Some("its group may write to it (chmod g-w)".to_owned());
+        }
+        None
     }
-    if owner != 0 && owner != own_uid {
-        return Some(format!(
-            "it belongs to uid {owner}, not to root or to uid {own_uid}"
-        ));
-    }
-    // In a sticky directory nobody else can rename what lies in it.
-    if !is_plugin && mode & STICKY != 0 {
-        return None;
-    }
-    if mode & OTHERS_MAY_WRITE != 0 {
-        return Some("everybody may write to it (chmod o-w)".to_owned());
-    }
-    // A group of the owner's number is the owner's private one, by the custom of the
-    // distributions (useradd(8), USERGROUPS_ENAB).
-    if mode & GROUP_MAY_WRITE != 0 && metadata.gid() != owner {
-        return Some("its group may write to it (chmod g-w)".to_owned());
-    }
-    None
 }
 
 #[cfg(test)]
@@ -92,12 +108,23 @@ mod tests {
         );
         check(directory.path(), 0o1777, "");
         check(directory.path(), 0o700, "");
-        std::os::unix::fs::chown(&plugin, Some(12_345), None).unwrap();
-        check(
-            directory.path(),
-            0o700,
-            &format!("it belongs to uid 12345, not to root or to uid {own}"),
-        );
+    }
+
+    #[test]
+    fn only_root_and_the_host_s_user_are_trusted() {
+        let check = |owner, group, mode, is_plugin, expected: Option<&str>| {
+            let rights = Rights { owner, group, mode };
+            let found = rights.complaint(is_plugin, 1000);
+            assert_eq!(found.as_deref(), expected, "{owner}:{group} {mode:o}");
+        };
+        let stranger = Some("it belongs to uid 12345, not to root or to uid 1000");
+        check(12_345, 12_345, 0o100_600, true, stranger);
+        check(12_345, 0, 0o041_777, false, stranger);
+        check(0, 0, 0o100_644, true, None);
+        check(1000, 1000, 0o100_664, true, None);
+        let by_group = Some("its group may write to it (chmod g-w)");
+        check(1000, 50, 0o100_664, true, by_group);
+        check(0, 0, 0o041_777, false, None);
     }
 
     #[test]
