@@ -16,20 +16,25 @@ pub(crate) const NEXT: &str = "start a program with `memprof run -- PROGRAM`, or
 
 /// The host that the arguments name, with the timeout that they give.
 pub(crate) fn connect_to(to: &To) -> anyhow::Result<Client> {
-    let mut client = connect(to.target.as_deref())?;
-    if let Some(timeout) = to.timeout {
-        client.set_timeout(timeout);
-    }
-    Ok(client)
+    let socket = socket_of(to.target.as_deref())?;
+    let connected = match to.timeout {
+        None => Client::connect(&socket),
+        Some(timeout) => Client::connect_within(&socket, timeout),
+    };
+    connected.with_context(|| socket.display().to_string())
 }
 
 /// Connects to the host that `target` names: a socket's path, a pid, or a name.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
-    let socket = match target.and_then(socket) {
-        Some(path) => path,
-        None => find(target)?.socket,
-    };
+    let socket = socket_of(target)?;
     Client::connect(&socket).with_context(|| socket.display().to_string())
+}
+
+fn socket_of(target: Option<&str>) -> anyhow::Result<PathBuf> {
+    match target.and_then(socket) {
+        Some(path) => Ok(path),
+        None => Ok(find(target)?.socket),
+    }
 }
 
 /// The process of a host as it is called here: in a container it may call itself something else.

@@ -132,6 +132,16 @@ impl Client {
         Self::connect_until(socket, Deadline::after(CONNECTING))
     }
 
+    /// The same, and gives up on connecting and on each answer after `timeout`.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub fn connect_within(socket: &Path, timeout: Duration) -> Result<Self, ClientError> {
+        let mut client = Self::connect_until(socket, Deadline::after(timeout))?;
+        client.set_timeout(timeout);
+        Ok(client)
+    }
+
     pub(crate) fn connect_until(socket: &Path, deadline: Deadline) -> Result<Self, ClientError> {
         let connection = Connection::open(socket, deadline)?;
         let peer = connection.peer()?;

@@ -112,26 +112,27 @@ pub fn survey<T: Send>(reach: Reach, question: impl Fn(&mut Client) -> T + Sync)
         hosts: Vec::new(),
         unreached: Vec::new(),
     };
-    let (candidates, leftovers) = in_directories(&mut found.unreached);
-    found.ask(&candidates, deadline, &question);
+    let (candidates, own) = in_directories(&mut found.unreached);
+    let any_is_left_over = found.ask(&candidates, deadline, &question);
     if reach == Reach::Processes {
         found.ask_processes(&candidates, deadline, &question);
     }
-    for directory in leftovers {
-        lock::sweep(&directory);
+    if any_is_left_over {
+        own.iter().for_each(|directory| lock::sweep(directory));
     }
     found.hosts.sort_by_key(|(host, _)| host.pid);
     found
 }
 
 impl<T: Send> Survey<T> {
-    /// Adds what answers among the candidates. Returns those that nobody listens at.
+    /// Adds what answers among the candidates. Returns whether nobody listens at one of them.
     fn ask(
         &mut self,
         candidates: &[Candidate],
         deadline: Deadline,
         question: &(impl Fn(&mut Client) -> T + Sync),
-    ) {
+    ) -> bool {
+        let mut any_is_left_over = false;
         let answers = side_by_side(candidates, |candidate| {
             let left = deadline.left().ok_or_else(|| {
                 let message = "the other hosts took too long";
@@ -143,7 +144,9 @@ impl<T: Send> Survey<T> {
         for (candidate, answer) in candidates.iter().zip(answers) {
             match answer {
                 Ok(answer) => self.hosts.push(answer),
-                Err(ClientError::Unreachable(error)) if is_left_over(&error) => {}
+                Err(ClientError::Unreachable(error)) if is_left_over(&error) => {
+                    any_is_left_over = true;
+                }
                 Err(error) => self.unreached.push(Unreached {
                     pid: candidate.process,
                     place: candidate.socket.clone(),
@@ -154,6 +157,7 @@ impl<T: Send> Survey<T> {
                 }),
             }
         }
+        any_is_left_over
     }
 
     fn ask_processes(

@@ -33,7 +33,7 @@ pub(super) fn run(form: Form) -> Result<String> {
         true => PathBuf::from(format!("/tmp/memprof-{UID}")),
         false => own.path().join("run"),
     };
-    let count = form.pick(1, 30);
+    let (count, timeout) = form.pick((1, "300ms"), (30, "1s"));
     let hostile = Hostile::start(is_root.then_some(UID), &directory, count)?;
     let sockets = match is_root {
         true => host.place().path().join("run"),
@@ -59,12 +59,12 @@ pub(super) fn run(form: Form) -> Result<String> {
     check(&["status", "-t", "no-such-host"])?;
     for (kind, socket) in hostile.sockets.iter().take(KINDS.len()) {
         let socket = socket.to_str().context("a path that is text")?;
-        check(&["status", "-t", socket, "--timeout", "1s"])?;
-        check(&["status", "-t", socket, "--timeout", "1s", "--json"])?;
+        check(&["status", "-t", socket, "--timeout", timeout])?;
+        check(&["status", "-t", socket, "--timeout", timeout, "--json"])?;
         let file = person.own.path().join(format!("{kind:?}"));
         let output = file.to_str().context("a path that is text")?;
-        check(&["dump", "-t", socket, "--timeout", "1s", "-o", output])?;
-        check(&["dump", "-t", socket, "--timeout", "1s", "--open"])?;
+        check(&["dump", "-t", socket, "--timeout", timeout, "-o", output])?;
+        check(&["dump", "-t", socket, "--timeout", timeout, "--open"])?;
         let written = file.metadata().map_or(0, |file| file.len());
         ensure!(written <= BYTES, "{kind:?}: {written} bytes were written");
         let is_refused = !matches!(kind, Kind::Escapes);
