@@ -4,6 +4,7 @@
 mod bombs;
 mod clients;
 mod closefrom;
+mod disk;
 mod exit;
 mod group;
 mod guest;
@@ -58,6 +59,7 @@ const SUITES: &[Suite] = &[
     ("storm", storm::run),
     ("stall", stall::run),
     ("memory", memory::run),
+    ("disk", disk::run),
     ("inject", inject::run),
     ("kill", kill::run),
     ("hostile", hostile::run),
