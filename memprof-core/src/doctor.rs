@@ -342,6 +342,8 @@ mod tests {
             Warning,
             "only 1 of 64 stacks",
         );
+        let filtered = |facts: &mut Facts| facts.is_filtered = true;
+        check(filtered, "seccomp_filter", Warning, "was tried out");
         let musl = |facts: &mut Facts| {
             facts.is_musl = true;
             facts.lock_free_unwinding = false;

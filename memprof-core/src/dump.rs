@@ -14,6 +14,7 @@ use crate::dump_name::DumpName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::objects::{self, LoadedObject};
 use crate::scratch::Scratch;
+use crate::seccomp;
 use crate::store::Store;
 use crate::trigger::Trigger;
 
@@ -67,6 +68,8 @@ pub(crate) fn take(
     scratch: &Scratch,
 ) -> Result<Dump> {
     require_memory()?;
+    // Of this thread: filters are a thread's own.
+    seccomp::require_calls()?;
     let written = backend.write_profile(name.kind, scratch);
     // What was given up is not whole, which is no fault of the allocator's.
     scratch.settle()?;

@@ -29,6 +29,8 @@ pub(crate) struct Facts {
     pub interposer: Option<String>,
     /// Allocators whose stacks our walk did not find.
     pub given_up_walks: Vec<String>,
+    /// A seccomp filter decides which system calls it may make.
+    pub is_filtered: bool,
     pub dump_dir: DumpDir,
 }
 

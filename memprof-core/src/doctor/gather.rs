@@ -18,6 +18,7 @@ use super::{DumpDir, Examined, Facts, Seen};
 use crate::backend::Backend;
 use crate::jemalloc::{Jemalloc, is_secure_execution};
 use crate::objects::{self, EXECUTABLE, LoadedObject};
+use crate::seccomp;
 use crate::store::Store;
 use crate::symbols::real_path;
 
@@ -50,6 +51,7 @@ pub(crate) fn gather(
         is_musl: objects.iter().any(|object| is_musl(&object.path)),
         interposer: interposer(&objects),
         given_up_walks: Vec::new(),
+        is_filtered: seccomp::filters().is_some(),
         dump_dir: look_at(store),
     }
 }

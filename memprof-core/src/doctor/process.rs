@@ -52,6 +52,16 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     if facts.jemallocs.iter().any(|jemalloc| jemalloc.opt_prof) {
         findings.extend(unwinder(facts));
     }
+    if facts.is_filtered {
+        findings.push(finding(
+            "seccomp_filter",
+            Warning,
+            "a seccomp filter decides which system calls this process may make; what memprof needs \
+             was tried out in a forked process, and passes",
+            "nothing needs to be done unless the filter is changed: one that kills ends the process \
+             with the next thread that memprof starts, if it forbids what threads need",
+        ));
+    }
     for walk in &facts.given_up_walks {
         findings.push(finding(
             "unwinder_given_up",

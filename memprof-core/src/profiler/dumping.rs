@@ -17,6 +17,7 @@ use crate::headroom;
 use crate::hidden;
 use crate::reading::rss;
 use crate::scratch::Scratch;
+use crate::seccomp;
 use crate::status::DumpReport;
 use crate::trigger::Trigger;
 
@@ -92,6 +93,7 @@ impl Profiler {
             last.saturating_mul(2).max(UNKNOWN_SIZE)
         });
         headroom::require(bytes)?;
+        seccomp::require_calls()?;
         let hidden = hidden::name(&name, ".scratch");
         let scratch = Arc::new(Scratch::open(store.directory(), &hidden)?);
         let watched = Arc::clone(&scratch);

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use memprof_core::{
     ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
-    SampleInterval, Settings, Severity, Trigger,
+    SampleInterval, Settings, Severity, Trigger, require_calls,
 };
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
@@ -161,6 +161,7 @@ impl Plugin for MemoryProfile {
         mut args: Arguments,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
+        require_calls().map_err(failure)?;
         match name {
             "activate" => {
                 let options = take_activate_options(&mut args)?;

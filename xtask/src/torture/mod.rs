@@ -18,6 +18,7 @@ mod paths;
 mod place;
 mod privileges;
 mod resources;
+mod seccomp;
 mod space;
 mod stall;
 mod storm;
@@ -60,6 +61,7 @@ const SUITES: &[Suite] = &[
     ("stall", stall::run),
     ("memory", memory::run),
     ("disk", disk::run),
+    ("seccomp", seccomp::run),
     ("inject", inject::run),
     ("kill", kill::run),
     ("hostile", hostile::run),

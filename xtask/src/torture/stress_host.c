@@ -15,7 +15,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -188,6 +193,19 @@ static void become(uid_t uid) {
     if (setgid(uid) || setuid(uid)) abort();
 }
 
+/* From now on this system call ends the process, on whichever thread. */
+static void forbid(int number) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)number, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) abort();
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter)) abort();
+}
+
 static void map_counters(const char *path) {
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (file < 0 || ftruncate(file, sizeof *counters)) abort();
@@ -250,6 +268,7 @@ int main(int argc, char **argv) {
             }
         } else if (!strcmp(option, "fork")) start(fork_often, 0);
         else if (!strcmp(option, "stacks")) keep_stacks(threads);
+        else if (!strcmp(option, "forbid")) forbid(threads);
         else if (!strcmp(option, "chroot")) enter(value);
         else if (!strcmp(option, "uid")) become((uid_t)atoi(value));
         else if (!strcmp(option, "alarms")) storm_of_alarms();

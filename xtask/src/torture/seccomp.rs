@@ -1,0 +1,99 @@
+//! Seccomp filters that end the process at one system call: memprof answers with its name, or does
+//! without it, and the host lives.
+
+use anyhow::{Context, Result, ensure};
+use memprof_host::client::Client;
+use nix::libc;
+use serde_json::Value;
+
+use super::Form;
+use super::host::{Setup, send};
+use super::survey::survey;
+
+/// The calls, by their numbers on this processor. What threads and sockets need, and getrandom, the
+/// control socket needs before any plugin is asked.
+const FORBIDDEN: &[(&str, libc::c_long)] = &[
+    ("memfd_create", libc::SYS_memfd_create),
+    ("fchmod", libc::SYS_fchmod),
+    ("fstatfs", libc::SYS_fstatfs),
+    ("ftruncate", libc::SYS_ftruncate),
+    ("fallocate", libc::SYS_fallocate),
+    ("pread64", libc::SYS_pread64),
+    ("lseek", libc::SYS_lseek),
+    ("uname", libc::SYS_uname),
+    ("statx", libc::SYS_statx),
+    ("newfstatat", libc::SYS_newfstatat),
+    ("getdents64", libc::SYS_getdents64),
+    ("linkat", libc::SYS_linkat),
+    ("renameat2", libc::SYS_renameat2),
+    ("unlinkat", libc::SYS_unlinkat),
+    ("flock", libc::SYS_flock),
+    ("fsync", libc::SYS_fsync),
+    ("prlimit64", libc::SYS_prlimit64),
+    ("wait4", libc::SYS_wait4),
+];
+/// What memprof never calls: a filter that forbids this one is in nobody's way.
+const UNUSED: &[(&str, libc::c_long)] = &[("reboot", libc::SYS_reboot)];
+
+const MESSAGES: &[&str] = &[
+    "status",
+    "dump",
+    "list",
+    "dump",
+    "ledger",
+    "stats",
+    "doctor",
+    "deactivate",
+    "activate",
+    "purge",
+    "help",
+];
+
+pub(super) fn run(_: Form) -> Result<String> {
+    let mut dumps = 0;
+    for (name, number) in FORBIDDEN.iter().chain(UNUSED) {
+        let refused = messages(*number).context(*name)?;
+        match refused {
+            Some(refused) => ensure!(
+                refused.contains(&format!("would end it at {name},")),
+                "{name} is not named: {refused}"
+            ),
+            None => dumps += 1,
+        }
+        let is_unused = UNUSED.iter().any(|(unused, _)| unused == name);
+        ensure!(!is_unused || dumps > 0, "no dump without {name}");
+    }
+    Ok(format!(
+        "{} filters that kill × {} messages: every host alive, {} calls refused by name, {dumps} not \
+         needed",
+        FORBIDDEN.len() + UNUSED.len(),
+        MESSAGES.len(),
+        FORBIDDEN.len() + UNUSED.len() - dumps
+    ))
+}
+
+/// Sends every message to a host that must not make that call. Returns why none was answered.
+fn messages(number: libc::c_long) -> Result<Option<String>> {
+    let mut host = Setup::with(&format!("allocate=1 forbid={number}")).start()?;
+    let mut refused = None;
+    for message in MESSAGES {
+        // A connection of its own: a thread is made for it.
+        let reply = ask(&mut host.client()?, message).with_context(|| host.log());
+        host.check_alive().with_context(|| (*message).to_owned())?;
+        let reply = reply?;
+        if reply["status"] == "error" {
+            let message = reply["error"]["message"].as_str();
+            refused = Some(message.context("message")?.to_owned());
+        }
+    }
+    let dumps = host.place().dumps();
+    if dumps.exists() {
+        let found = survey(&dumps)?;
+        ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
+    }
+    Ok(refused)
+}
+
+fn ask(client: &mut Client, message: &str) -> Result<Value> {
+    send(client, message, "")
+}
