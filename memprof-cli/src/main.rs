@@ -8,6 +8,7 @@ mod args;
 mod browser;
 mod check;
 mod exit;
+mod heap;
 mod help;
 mod leaks;
 mod malloc_conf;

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -11,10 +12,14 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Outcome, USAGE, coded};
+use crate::heap;
 use crate::{help, output, target};
 
 /// Requests that wait for hosts or make reports, at a time.
 const BLOCKING: usize = 64;
+
+/// How long a thread waits for more of these.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Serve a page, an API and what existing scripts call, over HTTP
 #[derive(clap::Args, Debug)]
@@ -66,9 +71,13 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         access,
         compat: compat(args),
     };
+    heap::keep_small();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING)
+        .thread_keep_alive(IDLE)
+        // It may have made a report.
+        .on_thread_stop(heap::give_back)
         .build()
         .context("failed to start")?;
     runtime.block_on(serve_until_signal(args, settings, token.as_deref()))?;

@@ -12,10 +12,11 @@ use axum::{Router, extract::DefaultBodyLimit};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::gateway::{Gateway, blocking};
+use crate::gateway::Gateway;
+use crate::hosts::Seen;
 use crate::problem::{Problem, Result};
 use crate::report::View;
-use crate::router::{Shared, To};
+use crate::router::{Shared, To, look};
 use crate::target::Answer;
 
 /// Messages that change nothing.
@@ -150,30 +151,23 @@ async fn kept(
 
 /// The hosts that run, as `memprof ps` lists them.
 pub(crate) async fn hosts(State(hosts): State<Shared>) -> Result<Response> {
-    let list = blocking(move || -> Result<Vec<Value>> {
-        let all = hosts.all()?;
-        // One that just went away is not running.
-        let rows = all.iter().filter_map(|host| row(host).ok());
-        Ok(rows.collect())
-    });
-    let hosts = list.await??;
-    Ok((StatusCode::OK, Json(json!({ "hosts": hosts }))).into_response())
+    let seen = look(move || hosts.look()).await?;
+    let rows: Vec<Value> = seen.iter().map(row).collect();
+    Ok((StatusCode::OK, Json(json!({ "hosts": rows }))).into_response())
 }
 
-fn row(host: &Gateway) -> Result<Value> {
-    let info = host.target().host()?;
-    let status = host.target().message("status", "")?;
-    let status: Value = serde_json::from_slice(&status.body).unwrap_or_default();
+fn row(host: &Seen) -> Value {
+    let Seen { pid, info, status } = host;
     let allocators = status["allocators"].as_array();
     let allocators: Vec<_> = allocators.into_iter().flatten().map(allocator).collect();
-    Ok(json!({
-        "pid": info.pid,
+    json!({
+        "pid": pid,
         "name": info.name,
         "command": info.command,
         "started": info.started,
         "profiling": status["profiling"].as_str().unwrap_or("unavailable"),
         "allocators": allocators,
-    }))
+    })
 }
 
 /// `jemalloc 5.3.0`: what stands behind the first dash is the commit.

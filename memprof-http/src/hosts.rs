@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memprof_host::{Running, running};
+use memprof_host::client::Client;
+use memprof_host::protocol::HostInfo;
+use memprof_host::{Reach, Running, survey};
+use serde_json::Value;
 
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
 use crate::remote::{Remote, Wanted};
-use crate::target::Target;
+use crate::target::{PLUGIN, Target};
 
 /// The hosts behind a router.
 #[derive(Debug)]
@@ -17,15 +20,25 @@ pub struct Hosts(Kind);
 #[derive(Debug)]
 enum Kind {
     One(Arc<Gateway>),
-    /// By pid. What ended is dropped when it is looked for.
+    /// By pid, as it is called here. What ended is dropped when it is looked for.
     Running(Mutex<HashMap<u32, Known>>),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Known {
-    /// Tells a process from a later one with its pid.
-    started: u64,
+    /// What it said of itself, which tells a process from a later one with its pid.
+    info: HostInfo,
     gateway: Arc<Gateway>,
+}
+
+/// A host that answered.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// Its process, as it is called here.
+    pub(crate) pid: u32,
+    pub(crate) info: HostInfo,
+    /// Its reply to `status`, or null.
+    pub(crate) status: Value,
 }
 
 impl Hosts {
@@ -39,27 +52,60 @@ impl Hosts {
         Self(Kind::Running(Mutex::default()))
     }
 
-    /// All of them that answer. Blocks.
-    pub(crate) fn all(&self) -> Result<Vec<Arc<Gateway>>> {
+    /// The hosts that answer, all asked at the same time. Blocks.
+    pub(crate) fn look(&self) -> Vec<Seen> {
+        let Kind::Running(known) = &self.0 else {
+            return self.look_at_one().into_iter().collect();
+        };
+        let found = survey(Reach::Processes, status).hosts;
+        remember(known, found.iter().map(|(host, _)| host));
+        let seen = found.into_iter().map(|(host, status)| Seen {
+            pid: host.pid,
+            info: host.info,
+            status,
+        });
+        seen.collect()
+    }
+
+    fn look_at_one(&self) -> Option<Seen> {
+        let Kind::One(gateway) = &self.0 else {
+            return None;
+        };
+        // One that just went away is not running.
+        let info = gateway.target().host().ok()?;
+        let status = gateway.target().message("status", "").ok()?;
+        Some(Seen {
+            pid: info.pid,
+            info,
+            status: serde_json::from_slice(&status.body).unwrap_or_default(),
+        })
+    }
+
+    /// All of them that answer, by pid. Blocks.
+    fn all(&self) -> Vec<(u32, Arc<Gateway>)> {
+        let Kind::Running(known) = &self.0 else {
+            return Vec::new();
+        };
+        let found = survey(Reach::Processes, |_| ()).hosts;
+        remember(known, found.iter().map(|(host, ())| host))
+    }
+
+    /// The only one, where no host has to be asked which it is.
+    pub(crate) fn single(&self) -> Option<Arc<Gateway>> {
         match &self.0 {
-            Kind::One(gateway) => Ok(vec![Arc::clone(gateway)]),
-            Kind::Running(known) => {
-                let hosts = running();
-                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-                known.retain(|pid, _| hosts.iter().any(|host| host.info.pid == *pid));
-                Ok(hosts.iter().map(|host| keep(&mut known, host)).collect())
-            }
+            Kind::One(gateway) => Some(Arc::clone(gateway)),
+            Kind::Running(_) => None,
         }
     }
 
     /// The only one. Blocks.
     pub(crate) fn only(&self) -> Result<Arc<Gateway>> {
-        if let Kind::One(gateway) = &self.0 {
-            return Ok(Arc::clone(gateway));
+        if let Some(gateway) = self.single() {
+            return Ok(gateway);
         }
-        let mut all = self.all()?;
+        let mut all = self.all();
         match (all.pop(), all.len()) {
-            (Some(only), 0) => Ok(only),
+            (Some((_, only)), 0) => Ok(only),
             (None, _) => Err(Problem::gone(
                 "no host is running that this user may talk to",
             )),
@@ -71,39 +117,73 @@ impl Hosts {
     /// The one of that pid. Blocks.
     pub(crate) fn of_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
         // One that is known is asked first: another host may take its time to answer.
-        if let Some(known) = self.known(pid).filter(|known| is(known, pid)) {
-            return Ok(known);
+        if let Some(known) = self.known(pid).filter(still_runs) {
+            return Ok(known.gateway);
         }
-        let mut all = self.all()?.into_iter();
         let missing = || Problem::gone(format!("no host runs as pid {pid}"));
-        all.find(|gateway| is(gateway, pid)).ok_or_else(missing)
-    }
-
-    fn known(&self, pid: u32) -> Option<Arc<Gateway>> {
-        match &self.0 {
-            Kind::One(gateway) => Some(Arc::clone(gateway)),
-            Kind::Running(known) => {
-                let known = known.lock().unwrap_or_else(PoisonError::into_inner);
-                known.get(&pid).map(|known| Arc::clone(&known.gateway))
+        let found = match &self.0 {
+            // It may have just started.
+            Kind::Running(known) => memprof_host::of_pid(pid).map(|host| keep(known, &host)),
+            Kind::One(gateway) => {
+                let info = gateway.target().host()?;
+                return (info.pid == pid)
+                    .then(|| Arc::clone(gateway))
+                    .ok_or_else(missing);
             }
-        }
+        };
+        found
+            .or_else(|| {
+                let mut all = self.all().into_iter();
+                all.find(|(known, _)| *known == pid)
+                    .map(|(_, gateway)| gateway)
+            })
+            .ok_or_else(missing)
+    }
+
+    fn known(&self, pid: u32) -> Option<Known> {
+        let Kind::Running(known) = &self.0 else {
+            return None;
+        };
+        let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&pid).cloned()
     }
 }
 
-fn is(gateway: &Gateway, pid: u32) -> bool {
-    gateway.target().host().is_ok_and(|info| info.pid == pid)
+/// Whether the process behind its socket is still the one that was found there.
+fn still_runs(known: &Known) -> bool {
+    let is_same = |info: HostInfo| info.pid == known.info.pid && info.started == known.info.started;
+    known.gateway.target().host().is_ok_and(is_same)
 }
 
-fn keep(known: &mut HashMap<u32, Known>, host: &Running) -> Arc<Gateway> {
+fn status(client: &mut Client) -> Value {
+    let reply = client.message(PLUGIN, "status", "", None).ok();
+    let bytes = reply.and_then(|reply| reply.into_bytes().ok());
+    let status = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    status.unwrap_or_default()
+}
+
+/// Keeps the gateways of those that were found, by pid, and drops all others.
+fn remember<'a>(
+    known: &Mutex<HashMap<u32, Known>>,
+    found: impl Iterator<Item = &'a Running>,
+) -> Vec<(u32, Arc<Gateway>)> {
+    let found: Vec<_> = found.map(|host| (host.pid, keep(known, host))).collect();
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|pid, _| found.iter().any(|(other, _)| other == pid));
+    found
+}
+
+fn keep(known: &Mutex<HashMap<u32, Known>>, host: &Running) -> Arc<Gateway> {
     let fresh = || {
         let remote = Remote::new(Wanted::Socket(host.socket.clone()));
         Known {
-            started: host.info.started,
+            info: host.info.clone(),
             gateway: Arc::new(Gateway::new(Arc::new(remote))),
         }
     };
-    let known = known.entry(host.info.pid).or_insert_with(fresh);
-    if known.started != host.info.started {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.entry(host.pid).or_insert_with(fresh);
+    if known.info.started != host.info.started || known.info.pid != host.info.pid {
         *known = fresh();
     }
     Arc::clone(&known.gateway)

@@ -9,7 +9,7 @@ use tokio::sync::OnceCell;
 use crate::problem::Result;
 
 /// What is remembered of one host.
-const BYTES: usize = 64 << 20;
+const BYTES: usize = 32 << 20;
 const COUNT: usize = 64;
 
 type Slot = Arc<OnceCell<Bytes>>;

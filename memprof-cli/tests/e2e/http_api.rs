@@ -1,9 +1,10 @@
 //! The server's own API, in front of real hosts.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use crate::curl::curl;
-use crate::host::Setup;
+use crate::host::{PATIENCE, Setup};
 use crate::memprof::memprof;
 use crate::server::Server;
 
@@ -173,6 +174,26 @@ fn a_kept_dump_in_every_format() {
     get("format=x").is(400);
     get("sample_type=x").is(400);
     get("unknown=1").is(400);
+}
+
+#[test]
+fn what_reports_took_is_given_back() {
+    /// The names of a program with all its debug information take several times this.
+    const KEPT_KIB: u64 = 24 << 10;
+    let host = Setup::of("rust_host").start();
+    host.memprof("activate", &[]).exits(0);
+    let dump = host.dump_of(1 << 20);
+    let id = dump["id"].as_str().unwrap();
+    let server = Server::of(&host, &[]);
+    for format in ["html", "text", "pprof", "json"] {
+        let line = format!("H/api/v1/dumps/{id}?format={format}");
+        curl(&server.address, &line).is(200);
+    }
+    let begun = Instant::now();
+    while server.anonymous_kib() > KEPT_KIB {
+        assert!(begun.elapsed() < PATIENCE, "{} KiB", server.anonymous_kib());
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -84,6 +84,18 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Its anonymous resident memory.
+    pub(crate) fn anonymous_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let number = line.unwrap().split_whitespace().next();
+        number.unwrap().parse().unwrap()
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         self.child.kill().unwrap();

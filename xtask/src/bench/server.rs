@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -14,12 +15,15 @@ const ROUNDS: usize = KEPT / 2;
 /// As many as are kept unless configured otherwise.
 const KEPT: usize = 32;
 
+/// Until then the server has given back what it does not need.
+const IDLE: Duration = Duration::from_secs(4);
+
 /// Measures.
 pub(super) fn measure(place: &Path) -> Result<()> {
     let host = ManyStacks::start(place)?;
     let http = place.join("http.sock");
     let path = http.to_str().context("the path is not UTF-8")?;
-    let _server = Server::start(&host, &["--socket", path])?;
+    let server = Server::start(&host, &["--socket", path])?;
 
     let mut client = host.client()?;
     let mut bare = Vec::new();
@@ -45,7 +49,31 @@ pub(super) fn measure(place: &Path) -> Result<()> {
         ratio(served[0], bare[0]),
         ratio(served[ROUNDS / 2], bare[ROUNDS / 2])
     );
-    list(&http)
+    list(&http)?;
+    reports(&http, &server)
+}
+
+/// What the server keeps of the memory that reports take.
+fn reports(http: &Path, server: &Server) -> Result<()> {
+    let list = String::from_utf8(get(http, "/api/v1/dumps")?)?;
+    let id = list
+        .split("\"id\":\"")
+        .nth(1)
+        .and_then(|rest| rest.split('"').next());
+    let id = id.context("no dump is kept")?;
+    let before = server.status("RssAnon:")?;
+    for format in ["html", "text", "pprof", "json"] {
+        get(http, &format!("/api/v1/dumps/{id}?format={format}"))?;
+    }
+    let during = server.status("VmHWM:")?;
+    thread::sleep(IDLE);
+    println!(
+        "memprof serve after four reports: {} MiB anonymous, {} before, {} resident at most, limit 32",
+        server.status("RssAnon:")? >> 10,
+        before >> 10,
+        during >> 10
+    );
+    Ok(())
 }
 
 fn list(http: &Path) -> Result<()> {
