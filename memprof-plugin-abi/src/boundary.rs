@@ -79,6 +79,7 @@ unsafe extern "C" fn create<P: Plugin>(
         );
         return MEMPROF_INTERNAL;
     }
+    crate::stay_loaded();
     attach(host);
     let made = contain(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.

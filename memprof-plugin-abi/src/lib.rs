@@ -42,6 +42,7 @@ pub mod layout;
 mod plugin;
 pub mod raw;
 mod reply;
+mod resident;
 mod text;
 
 pub use arguments::Arguments;
@@ -57,3 +58,5 @@ pub use text::Utf8;
 pub use abi_stable;
 #[doc(hidden)]
 pub use boundary::{MessagePointers, entry};
+#[doc(hidden)]
+pub use resident::stay_loaded;

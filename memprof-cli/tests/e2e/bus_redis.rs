@@ -208,6 +208,30 @@ fn help_lists_the_messages_and_so_does_no_message() {
     assert_eq!(redis.command(&["memory_profile".into()]), help);
 }
 
+/// Built outside of this workspace, without a build script.
+#[test]
+fn a_module_of_somebody_elses_survives_its_unloading() {
+    let module = crate::plugins::out_of_tree();
+    let place = tempfile::tempdir().unwrap();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "exec \"$0\" \"$@\" >&2", Redis::PROGRAM])
+        .args(["--port", "0", "--save", "", "--unixsocket"])
+        .arg(place.path().join("redis.sock"))
+        .args(["--enable-module-command", "yes", "--loadmodule"])
+        .arg(module);
+    let host = Host::spawn(command, place);
+    host.wait_for_log("ready to accept connections");
+    let redis = Redis(host);
+    let ask =
+        |words: &[&str]| redis.command(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
+    assert_eq!(ask(&["OUT_OF_TREE", "hello"]).trim(), "hello");
+    assert_eq!(ask(&["MODULE", "UNLOAD", "out_of_tree"]).trim(), "OK");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", redis.0.pid())).unwrap();
+    assert!(maps.contains("libout_of_tree.so"), "{maps}");
+    redis.work();
+}
+
 #[test]
 fn replies_are_for_people_unless_json_is_asked_for() {
     let redis = Redis::start(&Load {

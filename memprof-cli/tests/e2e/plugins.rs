@@ -226,6 +226,15 @@ fn panicky() -> &'static Path {
     })
 }
 
+/// A plugin as somebody else would build it.
+pub(crate) fn out_of_tree() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let manifest = source("memprof-cli/tests/fixtures/out_of_tree/Cargo.toml");
+        build_foreign(&manifest).join("libout_of_tree.so")
+    })
+}
+
 /// Builds a package at -O0 with randomized layouts, and returns where.
 fn build_foreign(manifest: &Path) -> PathBuf {
     let target = source("target/abi");

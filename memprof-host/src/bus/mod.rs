@@ -30,7 +30,8 @@ use std::panic::{self, AssertUnwindSafe};
 
 /// Makes a plugin's library loadable by other programs' own buses. `$entry` is the plugin's
 /// `memprof_plugin_entry`; the buses are chosen after a colon, all of them by default. Call it
-/// once, in the cdylib, beside `export_plugin!`; each bus needs its feature of this crate.
+/// once, in the cdylib, beside `export_plugin!`. By default they are those whose feature of this crate
+/// is on; to name one whose feature is off is an error.
 ///
 /// ```text
 /// memprof_plugin_abi::export_plugin!(Greeter);
@@ -39,7 +40,10 @@ use std::panic::{self, AssertUnwindSafe};
 #[macro_export]
 macro_rules! export_buses {
     ($entry:path) => {
-        $crate::export_buses!($entry: preload, redis, mosquitto, traffic_server);
+        $crate::__export_preload!(optional, $entry);
+        $crate::__export_redis!(optional, $entry);
+        $crate::__export_mosquitto!(optional, $entry);
+        $crate::__export_traffic_server!(optional, $entry);
     };
     ($entry:path: $($bus:ident),+ $(,)?) => {
         $($crate::__export_bus!($bus, $entry);)+
@@ -50,6 +54,48 @@ macro_rules! export_buses {
 #[macro_export]
 macro_rules! __export_bus {
     (preload, $entry:path) => {
+        $crate::__export_preload!(named, $entry);
+    };
+    (redis, $entry:path) => {
+        $crate::__export_redis!(named, $entry);
+    };
+    (mosquitto, $entry:path) => {
+        $crate::__export_mosquitto!(named, $entry);
+    };
+    (traffic_server, $entry:path) => {
+        $crate::__export_traffic_server!(named, $entry);
+    };
+}
+
+/// What stands in the place of a bus whose feature is off.
+macro_rules! without {
+    ($macro:ident, $feature:literal) => {
+        #[cfg(not(feature = $feature))]
+        #[doc(hidden)]
+        #[macro_export]
+        macro_rules! $macro {
+            (optional, $entry:path) => {};
+            (named, $entry:path) => {
+                compile_error!(concat!(
+                    "memprof-host needs the feature ",
+                    $feature,
+                    " for this bus"
+                ));
+            };
+        }
+    };
+}
+
+without!(__export_preload, "bus-preload");
+without!(__export_redis, "bus-redis");
+without!(__export_mosquitto, "bus-mosquitto");
+without!(__export_traffic_server, "bus-traffic-server");
+
+#[cfg(feature = "bus-preload")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_preload {
+    ($how:ident, $entry:path) => {
         /// What the dynamic loader calls when it has loaded this library.
         #[used]
         #[unsafe(link_section = ".init_array")]
@@ -60,7 +106,13 @@ macro_rules! __export_bus {
             loaded
         };
     };
-    (redis, $entry:path) => {
+}
+
+#[cfg(feature = "bus-redis")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_redis {
+    ($how:ident, $entry:path) => {
         /// What Redis calls when it has loaded this library.
         ///
         /// # Safety
@@ -76,7 +128,13 @@ macro_rules! __export_bus {
             unsafe { $crate::bus::redis::load(&$entry, ctx, argv, argc) }
         }
     };
-    (mosquitto, $entry:path) => {
+}
+
+#[cfg(feature = "bus-mosquitto")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_mosquitto {
+    ($how:ident, $entry:path) => {
         /// Which interface Mosquitto and this library share.
         ///
         /// # Safety
@@ -115,7 +173,13 @@ macro_rules! __export_bus {
             0
         }
     };
-    (traffic_server, $entry:path) => {
+}
+
+#[cfg(feature = "bus-traffic-server")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_traffic_server {
+    ($how:ident, $entry:path) => {
         /// What Traffic Server calls when it has loaded this library.
         ///
         /// # Safety

@@ -79,6 +79,7 @@ pub fn loaded(entry: &'static memprof_plugin_entry_t) {
             stderr: stderr(),
         };
         if START.set(start).is_ok() {
+            memprof_plugin_abi::stay_loaded();
             // SAFETY: pthread_atfork(3): this library is never unloaded.
             unsafe { libc::pthread_atfork(None, None, Some(forked)) };
             begin();
