@@ -78,6 +78,8 @@ pub(crate) struct Place {
     /// Whose the file is, where its name tells.
     whose: Option<Whose>,
     is_main: bool,
+    /// Whether its code was made while the program ran.
+    is_made: bool,
 }
 
 impl Place {
@@ -89,13 +91,16 @@ impl Place {
             .map(|mapping| Self {
                 whose: of_file(mapping),
                 is_main: main == Some(mapping.path.as_str()),
+                is_made: !mapping.is_file(),
             })
             .collect()
     }
 
     /// Whose a function is whose name does not tell.
     pub(crate) fn whose_is(self, frame: &Frame) -> Whose {
-        self.whose.unwrap_or(match frame.named || self.is_main {
+        // What a just-in-time compiler names is a function of the script.
+        let whose = self.whose.filter(|_| !(self.is_made && frame.named));
+        whose.unwrap_or(match frame.named || self.is_main {
             true => Whose::Own,
             false => Whose::Library,
         })

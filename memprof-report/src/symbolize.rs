@@ -5,6 +5,7 @@ mod elf;
 mod frames;
 mod minidebug;
 mod narrowest;
+mod perf_map;
 mod search;
 mod source_path;
 
@@ -32,6 +33,8 @@ pub struct Sources {
     /// This machine's name. A profile from another one is named from `binary_root` only, and only where
     /// the build id matches.
     pub machine: Option<String>,
+    /// The living process whose just-in-time compiler is asked for names.
+    pub pid: Option<u32>,
     /// Name in spite of a build id that does not match.
     pub force: bool,
 }
@@ -46,6 +49,7 @@ impl Sources {
             roots: root.into_iter().chain([PathBuf::from("/")]).collect(),
             binary_root: None,
             machine: Some(machine.nodename().to_string_lossy().into_owned()),
+            pid,
             force: false,
         }
     }
@@ -141,8 +145,34 @@ pub fn symbolize(
         }
     }
     profile.warnings.extend(notes);
+    if let Some(pid) = sources.pid {
+        name_made_code(profile, pid, &mut names);
+    }
     number_the_rest(profile, &mut names);
     Ok(names)
+}
+
+/// Names code that lies in no file.
+fn name_made_code(profile: &Profile, pid: u32, names: &mut Names) {
+    let mut addresses: Vec<(u64, AddressId)> = (0..profile.stacks.addresses().len())
+        .map(|index| AddressId(index as u32))
+        .filter(|&id| {
+            let mapping = profile.mapping_of_frame(id);
+            let in_file = mapping.is_some_and(|index| profile.mappings[index].is_file());
+            !in_file && names.frames(id).is_empty()
+        })
+        .map(|id| (profile.stacks.address(id).0.wrapping_sub(1), id))
+        .collect();
+    addresses.sort_unstable();
+    for (id, name) in perf_map::names(pid, &addresses) {
+        let frame = Frame {
+            function: names.strings.intern(&name),
+            file: None,
+            line: 0,
+            named: true,
+        };
+        names.set(id, &[frame]);
+    }
 }
 
 /// Gives every address without frames its mapping and offset for a name. One in no mapping is its own name;

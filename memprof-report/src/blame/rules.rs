@@ -27,6 +27,8 @@ pub(super) const FUNCTIONS: &[(Whose, &[&str])] = &[
             "Stub:*",
         ],
     ),
+    // Code in no file, as our own reports write it where nothing names it.
+    (Whose::Plumbing, &["[*]+0x*"]),
     // What starts a program or a thread.
     (
         Whose::Entry,
@@ -479,13 +481,12 @@ pub(super) const FILES: &[(Whose, &[&str])] = &[
 pub(super) const INTERPRETERS: &[(&[&str], &str)] = &[
     (
         &["python", "libpython"],
-        "Python's own functions are not in this profile; `tracemalloc` or memray name them, or start Python 3.12 or later \
-         with PYTHONPERFSUPPORT=1 and report with --pid while it runs",
+        "Python's own functions are not in this profile; `tracemalloc` or memray name them",
     ),
     (
         &["node", "libnode"],
         "JavaScript's own functions are not in this profile; `node --heapsnapshot-signal` or the inspector's heap \
-         profiler name them, or start node with --perf-basic-prof --interpreted-frames-native-stack and report with --pid while it runs",
+         profiler name them",
     ),
     (
         &["ruby", "libruby"],

@@ -32,9 +32,9 @@ pub(super) struct Binary {
 }
 
 /// A place to look: a path below a root.
-struct Place {
-    root: PathBuf,
-    path: PathBuf,
+pub(super) struct Place {
+    pub(super) root: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Result<Found> {
@@ -184,7 +184,7 @@ fn crc(mut file: &File) -> Option<u32> {
 }
 
 /// Opens a regular file without waiting. A file that cannot be opened is one that is not there.
-fn open(place: &Place) -> Option<File> {
+pub(super) fn open(place: &Place) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = if place.root.as_os_str().is_empty() {
         rustix::fs::open(&place.path, flags, Mode::empty())

@@ -1,6 +1,6 @@
 //! What is left out of a report: memprof's own.
 
-use memprof_report::{Blame, Format, Options};
+use memprof_report::{Blame, Format, Options, Sources};
 
 use crate::support::report_on;
 
@@ -43,4 +43,31 @@ fn what_memprof_holds_is_no_row() {
         ..Options::default()
     };
     check(image, &collapsed, "memprof_host::control::listen 1024", &[]);
+}
+
+/// A map of this process, as a just-in-time compiler writes it.
+#[test]
+fn code_in_no_file_is_named_by_the_map_of_its_process() {
+    let pid = std::process::id();
+    let map = format!("/tmp/perf-{pid}.map");
+    std::fs::write(&map, "7f0000000010 20 JS:~leak /srv/app.js:3:1\n").expect("it can be written");
+    let dump = "heap_v2/1\n  t*: 1: 1024 [0: 0]\n@ 0x7f0000000021 0x7f0000000401\n  t*: 1: 1024 [0: 0]\n\n\
+        MAPPED_LIBRARIES:\n7f0000000000-7f0000001000 rwxp 00000000 00:00 0\n";
+    let sources = Sources {
+        pid: Some(pid),
+        ..Sources::default()
+    };
+    let rows = || {
+        let report = report_on(dump.as_bytes(), None, Some(&sources), &Options::default());
+        String::from_utf8(report.expect("it is a good dump").0).expect("it is text")
+    };
+    let named = rows();
+    // Only root may give a file away.
+    let foreign = std::os::unix::fs::chown(&map, Some(65534), None).map(|()| rows());
+    std::fs::remove_file(&map).expect("it is there");
+    let row = named.lines().nth(2).expect("a row");
+    assert!(row.ends_with("  JS:~leak /srv/app.js:3:1"), "{named}");
+    if let Ok(foreign) = foreign {
+        assert!(!foreign.contains("leak"), "{foreign}");
+    }
 }

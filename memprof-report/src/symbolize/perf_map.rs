@@ -1,0 +1,103 @@
+//! Names of code that a program made while it ran: `/tmp/perf-PID.map`, which just-in-time compilers write for
+//! `perf` (`tools/perf/Documentation/jit-interface.txt` of Linux): lines of `START SIZE name` in hexadecimal.
+
+use std::cmp::Reverse;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use super::narrowest::Narrowest;
+use super::search::{Place, open};
+use crate::stacks::AddressId;
+
+/// The most that is read of a map.
+const LARGEST: u64 = 256 << 20;
+
+/// Entries that are kept.
+const MOST: usize = 1 << 18;
+
+/// Longer names are cut off.
+const LONGEST: usize = 4 << 10;
+
+/// The names of some addresses of a living process, which are sorted.
+pub(super) fn names(pid: u32, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
+    match find(pid) {
+        Some(map) if !addresses.is_empty() => named(BufReader::new(map.take(LARGEST)), addresses),
+        _ => Vec::new(),
+    }
+}
+
+/// The map of a process, if it is a file of its user's: anybody may write to `/tmp`.
+fn find(pid: u32) -> Option<File> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        let numbers = line.split_ascii_whitespace();
+        numbers
+            .map(|number| number.parse::<u32>().ok())
+            .collect::<Option<Vec<_>>>()
+    };
+    // The last one is what the process itself takes for its number; the second user is the effective one.
+    let own_pid = *numbers("NSpid:")?.last()?;
+    let uid = *numbers("Uid:")?.get(1)?;
+    let map = open(&Place {
+        root: PathBuf::from(format!("/proc/{pid}/root")),
+        path: PathBuf::from(format!("/tmp/perf-{own_pid}.map")),
+    })?;
+    (map.metadata().ok()?.uid() == uid).then_some(map)
+}
+
+/// Of two entries for one address the later one is right: code is moved, and its place used again.
+fn named(mut map: impl BufRead, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
+    let mut latest = Narrowest::new(addresses.len());
+    let mut names: Vec<String> = Vec::new();
+    let mut line = Vec::new();
+    while names.len() < MOST && matches!(map.read_until(b'\n', &mut line), Ok(1..)) {
+        if let Some((start, size, name)) = entry(&line) {
+            let first = addresses.partition_point(|&(address, _)| address < start);
+            let count = addresses[first..].partition_point(|&(address, _)| address - start < size);
+            if count > 0 {
+                latest.offer(first..first + count, Reverse(names.len()));
+                names.push(name.to_owned());
+            }
+        }
+        line.clear();
+    }
+    let found = addresses.iter().zip(latest.best());
+    found
+        .filter_map(|(&(_, id), name)| Some((id, names[name?.0].clone())))
+        .collect()
+}
+
+fn entry(line: &[u8]) -> Option<(u64, u64, &str)> {
+    let text = str::from_utf8(line.get(..line.len().min(LONGEST))?).ok()?;
+    let mut words = text.trim_end().splitn(3, ' ');
+    let mut number = || {
+        let word = words.next()?;
+        u64::from_str_radix(word.strip_prefix("0x").unwrap_or(word), 16).ok()
+    };
+    let (start, size) = (number()?, number()?);
+    words.next().map(|name| (start, size, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+    use crate::stacks::AddressId;
+
+    #[test]
+    fn the_last_entry_around_an_address_names_it() {
+        let map = "1000 10 old\n1000 20 py::leak:/srv/app.py\n2000 zz broken\n3000\n0x4000 8 JS:~go /srv/a.js:1:1";
+        let addresses: Vec<_> = [0xfff, 0x1000, 0x101f, 0x1020, 0x4007, 0x4008]
+            .into_iter()
+            .zip((0..).map(AddressId))
+            .collect();
+        let expected = [
+            (AddressId(1), "py::leak:/srv/app.py".to_owned()),
+            (AddressId(2), "py::leak:/srv/app.py".to_owned()),
+            (AddressId(4), "JS:~go /srv/a.js:1:1".to_owned()),
+        ];
+        assert_eq!(named(map.as_bytes(), &addresses), expected);
+    }
+}
