@@ -96,3 +96,48 @@ impl Body {
 pub(crate) fn ask(client: &mut Client, message: &str, args: &str) -> anyhow::Result<Reply> {
     Reply::of(client.message(MEMORY_PROFILE, message, args, None)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use memprof_host::client::Passed;
+    use memprof_host::protocol::MessageResult;
+
+    use super::*;
+
+    fn delivered(content_type: &str, body: Option<Value>, passed: Option<&[u8]>) -> Delivered {
+        let file = passed.map(|bytes| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(bytes).unwrap();
+            Passed::new(file, bytes.len() as u64).unwrap()
+        });
+        Delivered {
+            result: MessageResult {
+                status_code: 0,
+                content_type: content_type.to_owned(),
+                body,
+                size: file.as_ref().map(Passed::len),
+            },
+            file,
+        }
+    }
+
+    #[test]
+    fn a_body_reads_the_same_wherever_it_came() {
+        let status = serde_json::json!({ "text": "profiling is active", "profiling": "active" });
+        let bytes = status.to_string();
+        let passed = delivered(JSON, None, Some(bytes.as_bytes()));
+        for delivered in [delivered(JSON, Some(status), None), passed] {
+            let reply = Reply::of(delivered).unwrap();
+            assert_eq!(reply.field("profiling"), "active");
+            assert_eq!(reply.text(), "profiling is active");
+        }
+        let text = Value::String("{\"profiling\": 1}".to_owned());
+        let plain = Reply::of(delivered("text/plain", Some(text), None)).unwrap();
+        assert_eq!(plain.field("profiling"), &Value::Null);
+        assert_eq!(plain.text(), "{\"profiling\": 1}");
+        let bytes = Reply::of(delivered("x", None, Some(b"\xff\x00"))).unwrap();
+        assert!(matches!(bytes.body, Body::Bytes(_)), "{bytes:?}");
+    }
+}

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use nix::sys::signal::Signal;
+
 use crate::dist::{dist, tool_text};
 use crate::host::Setup;
 
@@ -216,6 +218,54 @@ fn ps_lists_what_runs() {
         row["command"].as_str().unwrap().ends_with("host.toml"),
         "{row}"
     );
+}
+
+#[test]
+fn a_host_is_found_whatever_the_environment_says() {
+    let host = Setup::of("c_host").start();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| crate::memprof::memprof(elsewhere.path(), args);
+    let pid = host.pid().to_string();
+    let listing = run(&["ps", "--json"]).exits(0).json();
+    let hosts = listing["hosts"].as_array().unwrap();
+    let row = hosts.iter().find(|row| row["pid"] == host.pid()).unwrap();
+    assert_eq!(row["socket"], host.socket().to_str().unwrap());
+    run(&["status", "-t", &pid]).exits(0);
+    let relative = Command::new(dist("bin/memprof"))
+        .args(["status", "-t", &format!("{pid}.sock")])
+        .current_dir(host.socket_dir())
+        .env("MEMPROF_SOCKET_DIR", elsewhere.path())
+        .output()
+        .unwrap();
+    assert!(relative.status.success(), "{relative:?}");
+}
+
+#[test]
+fn a_process_that_is_no_host_is_told_why() {
+    let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
+    let nowhere = tempfile::tempdir().unwrap();
+    let pid = sleeper.id();
+    let run = crate::memprof::memprof(nowhere.path(), &["status", "-t", &pid.to_string()]);
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let expected = format!("{pid} (sleep) runs without the plugin: start it with `memprof run");
+    assert!(run.exits(3).stderr.contains(&expected));
+}
+
+#[test]
+fn what_a_killed_host_left_is_removed() {
+    let place = tempfile::tempdir().unwrap();
+    let sockets = place.path().join("run");
+    let mut killed = Setup::of("c_host").sockets(&sockets).start();
+    let alive = Setup::of("c_host").sockets(&sockets).start();
+    killed.signal(Signal::SIGKILL);
+    killed.wait();
+    let left = || std::fs::read_dir(&sockets).unwrap().count();
+    assert_eq!(left(), 4, "a socket and a lock each");
+    crate::memprof::memprof(&sockets, &["ps"]).exits(0);
+    assert!(!killed.socket().exists());
+    assert_eq!(left(), 2);
+    alive.memprof("status", &[]).exits(0);
 }
 
 #[test]
