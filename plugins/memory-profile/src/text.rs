@@ -53,11 +53,17 @@ fn profiling_text(status: &Status) -> String {
     }
     if status.active_since.is_some() {
         let walkers = status.unwinder.walkers.iter();
-        text.extend(walkers.map(|each| match (each.walker, &each.reason) {
+        let walks = walkers.map(|each| match (each.walker, &each.reason) {
             ("ours", _) => ", stacks walked by memprof".to_owned(),
             (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
             (_, None) => ", stacks walked by the allocator".to_owned(),
-        }));
+        });
+        // Each jemalloc has its own.
+        for walk in walks {
+            if !text.contains(&walk) {
+                text += &walk;
+            }
+        }
     }
     joined(text, status.reason.iter().chain(&status.remedy))
 }
@@ -250,9 +256,15 @@ fn line_text(name: &str, value: u64) -> String {
     format!("{name:<10} {value:>16}  {}\n", bytes(value))
 }
 
+/// A text and more parts, each once: what keeps profiling off is a reason and a warning too.
 fn joined<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
-    more.into_iter()
-        .fold(text, |text, part| format!("{text}; {part}"))
+    more.into_iter().fold(text, |text, part| {
+        if text.contains(part) {
+            text
+        } else {
+            format!("{text}; {part}")
+        }
+    })
 }
 
 /// `12.3 MiB`.
@@ -273,7 +285,21 @@ fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::{bytes, joined};
+
+    #[test]
+    fn the_same_words_are_said_once() {
+        let check = |parts: &[&str], expected: &str| {
+            let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
+            assert_eq!(joined("a".to_owned(), &parts), expected);
+        };
+        check(
+            &["no profiler", "do x", "no profiler; do x"],
+            "a; no profiler; do x",
+        );
+        check(&["b c", "b c"], "a; b c");
+        check(&[], "a");
+    }
 
     #[test]
     fn sizes_have_units() {
