@@ -127,10 +127,13 @@ fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Kep
         });
     }
     if kept.len() < FEWEST {
+        let dumps = match kept.len() {
+            1 => "1 dump of this process is kept".to_owned(),
+            count => format!("{count} dumps of this process are kept"),
+        };
         let message = format!(
-            "{} dumps of this process are kept, and it takes {FEWEST} to see what keeps growing: \
-             send `memprof dump`, some minutes apart",
-            kept.len()
+            "{dumps}, and it takes {FEWEST} to see what keeps growing: send `memprof dump`, some \
+             minutes apart"
         );
         return Err(coded(NO_DATA, message));
     }

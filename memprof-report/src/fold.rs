@@ -56,7 +56,7 @@ pub struct Folded {
     pub whose: Vec<Whose>,
     /// In the order of their names.
     pub stacks: Vec<FoldedStack>,
-    /// Whether only the most telling frames are left.
+    /// Whether only the most telling frames of each stack count.
     pub(crate) is_told: bool,
 }
 
@@ -80,6 +80,28 @@ impl Folded {
             });
         }
         fold.sorted()
+    }
+
+    /// The functions of a stack that count, root first: all, or those of its most telling kind.
+    pub(crate) fn counted<'s>(
+        &self,
+        stack: &'s FoldedStack,
+    ) -> impl Iterator<Item = StringId> + use<'s, '_> {
+        let whose = |id: &StringId| self.whose[id.0 as usize];
+        let most = match self.is_told {
+            true => stack.functions.iter().map(whose).max(),
+            false => None,
+        };
+        let functions = stack.functions.iter().copied();
+        functions.filter(move |id| most.is_none_or(|most| whose(id) == most))
+    }
+
+    /// For a table: the stacks as they are, of which the functions of the most telling kind count.
+    pub(crate) fn telling(self) -> Self {
+        Self {
+            is_told: true,
+            ..self
+        }
     }
 
     /// Each stack with the frames of its most telling kind alone, which is the program's own functions

@@ -116,6 +116,15 @@ impl Subject<'_> {
         )
     }
 
+    /// Stacks for a table of the program's own functions, unless all are wanted.
+    fn telling(&self, options: &Options) -> Folded {
+        let folded = self.fold(options);
+        match options.blame.flat {
+            true => folded,
+            false => folded.telling(),
+        }
+    }
+
     /// Stacks of the program's own functions, unless all are wanted.
     fn told(&self, options: &Options) -> Folded {
         let folded = self.fold(options);

@@ -92,20 +92,23 @@ pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
         })
         .collect();
     let mut seen = vec![usize::MAX; rows.len()];
+    let mut told = Vec::new();
     for (index, stack) in folded.stacks.iter().enumerate() {
-        for (above, function) in stack.functions.iter().enumerate() {
+        told.clear();
+        told.extend(folded.counted(stack));
+        for (above, function) in told.iter().enumerate() {
             let function = function.0 as usize;
             if seen[function] != index {
                 seen[function] = index;
                 let row = &mut rows[function];
                 row.cum.add(stack.new, stack.base);
                 if folded.is_told {
-                    let distance = stack.functions.len() - 1 - above;
+                    let distance = told.len() - 1 - above;
                     row.distance += u128::from(stack.value().unsigned_abs()) * distance as u128;
                 }
             }
         }
-        if let Some(leaf) = stack.functions.last() {
+        if let Some(leaf) = told.last() {
             rows[leaf.0 as usize].flat.add(stack.new, stack.base);
         }
     }

@@ -86,7 +86,7 @@ struct Diff {
 }
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.told(options);
+    let folded = subject.telling(options);
     let rows = table(&folded, options.by_cum);
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
     let profile = &subject.profile.profile;

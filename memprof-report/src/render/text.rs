@@ -9,7 +9,7 @@ use crate::report::Options;
 use crate::table::{Change, Row, table};
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.told(options);
+    let folded = subject.telling(options);
     let rows = table(&folded, options.by_cum);
     writeln!(out, "{}", subject.heading(options))?;
     match subject.base {

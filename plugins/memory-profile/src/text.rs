@@ -24,8 +24,12 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
         ProfileKind::Heap => format!("about {amount} in use"),
         ProfileKind::Growth => format!("{amount} of growth"),
     };
-    let (stacks, path) = (dump.stacks, dump.path.display());
-    let text = format!("dumped {stacks} stacks, {amount}, to {path}");
+    let path = dump.path.display();
+    let stacks = match dump.stacks {
+        1 => "1 stack".to_owned(),
+        stacks => format!("{stacks} stacks"),
+    };
+    let text = format!("dumped {stacks}, {amount}, to {path}");
     joined(text, &report.warnings)
 }
 
