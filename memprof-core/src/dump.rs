@@ -166,6 +166,13 @@ fn comments(
             .map(|since| format!("# active-since: {}", time(since))),
     );
     let paths = mapped_paths(maps);
+    let ours = comments as *const () as usize;
+    lines.extend(objects.iter().filter_map(|object| {
+        let path = paths.get(&object.start()?)?;
+        // Stacks that begin in this file are memprof's, where the allocator cannot leave them out.
+        let image = object.contains(ours);
+        image.then(|| format!("# memprof-image: {path}"))
+    }));
     lines.extend(objects.iter().filter_map(|object| {
         let path = paths.get(&object.start()?)?;
         let id = object.build_id.as_ref()?;
@@ -250,6 +257,9 @@ mod tests {
         );
         assert!(tail.contains("# trigger: message\n"), "{tail}");
         assert!(tail.contains("# rss: 4096\n"), "{tail}");
+        let image = std::env::current_exe().unwrap();
+        let image = format!("# memprof-image: {}\n", image.display());
+        assert!(tail.contains(&image), "{tail}");
         assert!(tail.contains("/libc.so.6\n"), "{tail}");
         assert!(
             tail.ends_with("# stacks: 1\n# estimated-inuse-bytes: 564\n"),

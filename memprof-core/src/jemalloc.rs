@@ -276,6 +276,9 @@ impl Jemalloc {
 
     /// Leaves the calling thread out of the profile: a thread of ours is nothing of the host's.
     pub(crate) fn leave_this_thread_out(&self) {
+        if !self.opt_prof {
+            return;
+        }
         match self.mallctl.write_bool(c"thread.prof.active", false) {
             // ENOENT: no profiling, so there is nothing to be left out of.
             Ok(()) | Err(Errno::NOENT) => {}

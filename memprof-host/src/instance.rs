@@ -11,9 +11,10 @@ use std::sync::{Mutex, PoisonError};
 
 use memprof_plugin_abi::raw::{
     MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_EXTENSION_JEMALLOC,
-    MEMPROF_EXTENSION_REPLY_FD, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_OK,
-    memprof_host_t, memprof_jemalloc_t, memprof_log_level_t, memprof_plugin_entry_t,
-    memprof_plugin_t, memprof_reply_fd_t, memprof_reply_t, memprof_str_t,
+    MEMPROF_EXTENSION_REPLY_FD, MEMPROF_EXTENSION_THREADS, MEMPROF_INTERNAL,
+    MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_OK, memprof_host_t, memprof_jemalloc_t,
+    memprof_log_level_t, memprof_plugin_entry_t, memprof_plugin_t, memprof_reply_fd_t,
+    memprof_reply_t, memprof_str_t, memprof_threads_t,
 };
 use memprof_plugin_abi::{Failure, Status, TEXT};
 
@@ -32,7 +33,11 @@ pub struct Instance {
     entry: &'static memprof_plugin_entry_t,
     plugin: *mut memprof_plugin_t,
     context: &'static Context,
+    enter_thread: Option<EnterThread>,
 }
+
+/// `enter` of [`memprof_threads_t`].
+type EnterThread = unsafe extern "C" fn(*mut memprof_plugin_t);
 
 // SAFETY: memprof.h: `handle_message` is thread-safe, and `destroy` runs when no call can: it
 // takes the instance by value.
@@ -132,7 +137,18 @@ impl Instance {
             entry,
             plugin,
             context,
+            // SAFETY: `create` made it just now.
+            enter_thread: unsafe { find_enter_thread(entry, plugin) },
         })
+    }
+
+    /// Tells the plugin that the calling thread is one of ours, which works for plugins only.
+    /// Allocates nothing, unless the plugin does.
+    pub(crate) fn enter_thread(&self) {
+        if let Some(enter) = self.enter_thread {
+            // SAFETY: memprof.h, `memprof_threads_t`: any thread, until `destroy`.
+            unsafe { enter(self.plugin) }
+        }
     }
 
     /// Its name, version and messages.
@@ -181,6 +197,21 @@ impl Drop for Instance {
         }
         log::debug!("plugin {} of {:?} is destroyed", self.info.id, self.context);
     }
+}
+
+/// # Safety
+/// `plugin` is a created instance of the entry's.
+unsafe fn find_enter_thread(
+    entry: &memprof_plugin_entry_t,
+    plugin: *mut memprof_plugin_t,
+) -> Option<EnterThread> {
+    let get = entry.get_extension?;
+    // SAFETY: memprof.h, `get_extension`: the text is borrowed for the call.
+    let found = unsafe { get(plugin, memprof_str_t::new(MEMPROF_EXTENSION_THREADS)) };
+    // SAFETY: the extension of that id is this struct or null, and lives as long as the process.
+    let found = unsafe { found.cast::<memprof_threads_t>().as_ref() }?;
+    let is_whole = found.struct_size >= size_of::<memprof_threads_t>();
+    found.enter.filter(|_| is_whole)
 }
 
 /// How every version of `memprof_plugin_entry_t` starts.

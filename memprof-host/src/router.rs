@@ -84,6 +84,16 @@ impl Router {
             .map(|place| (place.name.as_str(), &place.plugin))
     }
 
+    /// Tells all plugins that the calling thread is one of ours, which works for them only.
+    #[cfg(feature = "control")]
+    pub(crate) fn enter_thread(&self) {
+        let made = self
+            .places
+            .iter()
+            .filter_map(|place| place.plugin.as_ref().ok());
+        made.for_each(Instance::enter_thread);
+    }
+
     /// Sends a message to a plugin. One that could not be loaded answers with the reason.
     ///
     /// # Errors

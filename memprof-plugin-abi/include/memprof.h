@@ -192,6 +192,17 @@ typedef struct {
   memprof_status_t (*file)(void *ctx, int fd, uint64_t size, memprof_str_t content_type);
 } memprof_reply_fd_t;
 
+// Plugin extension `memprof.threads/1` (since ABI 1.1): what a plugin does on a thread that the
+// host runs only for its plugins, such as those of a control socket: a profiler leaves it out of the
+// profile. `struct_size` must be set; the function must live as long as the process.
+typedef struct {
+  // `sizeof(memprof_threads_t)`.
+  size_t struct_size;
+  // [thread-safe] Called on such a thread before the host allocates anything there, and again
+  // before each message. Allocates nothing.
+  void (*enter)(memprof_plugin_t *plugin);
+} memprof_threads_t;
+
 // Success.
 #define MEMPROF_OK 0
 

@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
 use std::sync::RwLock;
@@ -11,9 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::plugin::Message;
 use crate::raw::{
-    MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT,
-    MEMPROF_OK, MEMPROF_PANIC, MEMPROF_UNKNOWN_MESSAGE, memprof_host_t, memprof_message_t,
-    memprof_plugin_entry_t, memprof_plugin_t, memprof_reply_t, memprof_str_t,
+    MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_EXTENSION_THREADS, MEMPROF_INTERNAL,
+    MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, MEMPROF_PANIC, MEMPROF_UNKNOWN_MESSAGE, memprof_host_t,
+    memprof_message_t, memprof_plugin_entry_t, memprof_plugin_t, memprof_reply_t, memprof_str_t,
+    memprof_threads_t,
 };
 use crate::{Arguments, Failure, Host, Plugin, Reply, Status};
 
@@ -53,7 +55,7 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
         create: Some(create::<P>),
         handle_message: Some(handle_message::<P>),
         destroy: Some(destroy::<P>),
-        get_extension: Some(get_extension),
+        get_extension: Some(get_extension::<P>),
     }
 }
 
@@ -158,8 +160,37 @@ unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     detach();
 }
 
-unsafe extern "C" fn get_extension(_: *mut memprof_plugin_t, _: memprof_str_t) -> *const c_void {
-    ptr::null()
+unsafe extern "C" fn get_extension<P: Plugin>(
+    _: *mut memprof_plugin_t,
+    id: memprof_str_t,
+) -> *const c_void {
+    // SAFETY: memprof.h, `get_extension`: the text is borrowed for the call.
+    match unsafe { id.as_str() } {
+        Ok(MEMPROF_EXTENSION_THREADS) => ptr::from_ref(&Threads::<P>::EXTENSION).cast(),
+        _ => ptr::null(),
+    }
+}
+
+struct Threads<P>(PhantomData<P>);
+
+impl<P: Plugin> Threads<P> {
+    const EXTENSION: memprof_threads_t = memprof_threads_t {
+        struct_size: size_of::<memprof_threads_t>(),
+        enter: Some(enter_thread::<P>),
+    };
+}
+
+unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
+    // SAFETY: memprof.h, `memprof_threads_t`: null, or an instance between `create` and `destroy`,
+    // which `create` made from a `Box<P>`.
+    let Some(plugin) = (unsafe { plugin.cast::<P>().as_ref() }) else {
+        return;
+    };
+    let entered = panic::catch_unwind(AssertUnwindSafe(|| plugin.enter_thread()));
+    if let Err(payload) = entered {
+        // Dropping a payload runs foreign code, which may panic again.
+        std::mem::forget(payload);
+    }
 }
 
 /// How much of a name that is none is repeated: a reply and a line of the log stay short.

@@ -29,6 +29,10 @@ pub trait Plugin: Send + Sync + Sized + 'static {
         args: Arguments,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure>;
+
+    /// Called on a thread that the host runs only for its plugins, before the host allocates there,
+    /// and again before each message: a profiler leaves the thread out. Must allocate nothing.
+    fn enter_thread(&self) {}
 }
 
 /// One message that a plugin answers.

@@ -274,6 +274,22 @@ pub struct memprof_reply_fd_t {
     >,
 }
 
+/// The id of [`memprof_threads_t`], the plugin extension for the host's own threads.
+pub const MEMPROF_EXTENSION_THREADS: &str = "memprof.threads/1";
+
+/// Plugin extension `memprof.threads/1` (since ABI 1.1): what a plugin does on a thread that the
+/// host runs only for its plugins, such as those of a control socket: a profiler leaves it out of the
+/// profile. `struct_size` must be set; the function must live as long as the process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct memprof_threads_t {
+    /// `sizeof(memprof_threads_t)`.
+    pub struct_size: usize,
+    /// [thread-safe] Called on such a thread before the host allocates anything there, and again
+    /// before each message. Allocates nothing.
+    pub enter: Option<unsafe extern "C" fn(plugin: *mut memprof_plugin_t)>,
+}
+
 // What another build of this contract must agree with, on every 64-bit target.
 const _: () = {
     use std::mem::{offset_of, size_of};
@@ -283,6 +299,7 @@ const _: () = {
     assert!(size_of::<memprof_host_t>() == 80);
     assert!(size_of::<memprof_plugin_entry_t>() == 112);
     assert!(size_of::<memprof_jemalloc_t>() == 40);
+    assert!(size_of::<memprof_threads_t>() == 16);
     assert!(size_of::<memprof_reply_fd_t>() == 16);
     assert!(offset_of!(memprof_host_t, ctx) == 16);
     assert!(offset_of!(memprof_host_t, get_extension) == 72);

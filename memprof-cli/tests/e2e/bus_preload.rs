@@ -152,6 +152,27 @@ fn what_the_user_set_stays() {
     assert!(maps.contains("libm.so.6"), "{maps}");
 }
 
+/// Whatever memprof does while the program does nothing, the profile stays empty.
+#[test]
+fn nothing_of_memprofs_own_is_in_a_profile() {
+    let host = run(&["--lg-sample", "10", "--", "cat"], &[]);
+    host.wait_for_log("control socket ");
+    host.memprof("activate", &[]).exits(0);
+    for _ in 0..20 {
+        for message in ["status", "stats", "ledger", "doctor", "list", "help"] {
+            let mut client = host.client();
+            let answered = client.message("memory_profile", message, "", None);
+            assert_eq!(answered.unwrap().result.status_code, 0, "{message}");
+        }
+    }
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    assert_eq!(dump["stacks"], 0, "{dump}");
+    let text = std::fs::read_to_string(dump["path"].as_str().unwrap()).unwrap();
+    let plugin = dist("plugins/memory_profile.so");
+    let image = format!("# memprof-image: {}\n", plugin.display());
+    assert!(text.contains(&image), "{text}");
+}
+
 #[test]
 fn messages_that_are_no_messages_are_answered() {
     let mut host = run(&["perl", "-e", GROWING], &[]);

@@ -1,6 +1,7 @@
-//! What memprof allocates is none of the program's: the profile leaves it out.
+//! Which allocators leave memprof's own work out.
 
 use super::{Backends, Profiler};
+use crate::unsampled::Unsampled;
 
 impl Profiler {
     /// Leaves the calling thread, which is one of memprof's own, out of every profile that can
@@ -8,6 +9,14 @@ impl Profiler {
     /// allocator may have been found since.
     pub fn leave_this_thread_out(&self) {
         leave_this_thread_out(&self.backends());
+    }
+
+    /// The same for a thread of the program's, for as long as the result lives.
+    pub fn unsampled(&self) -> Unsampled {
+        let backends = self.backends();
+        let jemallocs = backends.iter().filter_map(|each| each.jemalloc());
+        let sampling = jemallocs.filter(|jemalloc| jemalloc.opt_prof);
+        Unsampled::by(sampling.map(|jemalloc| jemalloc.mallctl))
     }
 }
 

@@ -65,6 +65,8 @@ pub(super) struct Bus {
     pub(super) log: &'static Lines,
     /// The control socket where the config says nothing.
     pub(super) control: Control,
+    /// It has a thread of ours, not one of the program's.
+    pub(super) is_own_thread: bool,
 }
 
 static GUEST: OnceLock<Guest> = OnceLock::new();
@@ -104,6 +106,9 @@ pub(super) fn settle(
         // Another thread makes it, which takes milliseconds.
         thread::sleep(Duration::from_millis(1));
     };
+    if bus.is_own_thread {
+        guest.enter_thread();
+    }
     door::open(guest, bus, control.as_ref().unwrap_or(&bus.control));
     guest
 }
@@ -155,6 +160,11 @@ impl Guest {
     /// The program.
     pub(super) fn program(&self) -> Program {
         self.program
+    }
+
+    /// Tells the plugin that the calling thread is one of ours.
+    pub(super) fn enter_thread(&self) {
+        self.router.enter_thread();
     }
 
     pub(super) fn router(&self) -> Arc<Router> {

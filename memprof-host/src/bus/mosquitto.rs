@@ -88,6 +88,7 @@ static LOG: Lines = Lines {
 const BUS: Bus = Bus {
     log: &LOG,
     control: Control::Off,
+    is_own_thread: false,
 };
 
 impl Api {

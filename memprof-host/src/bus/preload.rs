@@ -74,6 +74,7 @@ pub fn loaded(entry: &'static memprof_plugin_entry_t) {
             bus: Bus {
                 log,
                 control: Control::On,
+                is_own_thread: true,
             },
             settings: level.and_then(|_| settings()),
             stderr: stderr(),
@@ -148,6 +149,9 @@ fn begin() {
 fn arrive(privileges: &mut Privileges) {
     thread::sleep(REST);
     privileges.follow();
+    if let Some(guest) = guest::guest() {
+        guest.enter_thread();
+    }
     let Some(start) = START.get() else {
         return;
     };

@@ -144,6 +144,7 @@ static LOG: Lines = Lines {
 const BUS: Bus = Bus {
     log: &LOG,
     control: Control::Off,
+    is_own_thread: false,
 };
 
 /// Loads the module. Fails only in a Redis that lacks a function which every Redis has: any

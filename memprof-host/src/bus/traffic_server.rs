@@ -59,6 +59,7 @@ static LOG: Lines = Lines {
 const BUS: Bus = Bus {
     log: &LOG,
     control: Control::Off,
+    is_own_thread: false,
 };
 
 /// Set when the hook is in place: a plugin that is named twice answers once.

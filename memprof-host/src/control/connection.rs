@@ -112,6 +112,7 @@ pub(super) fn serve(
     service: &Service,
     privileges: &mut Privileges,
 ) {
+    service.router.enter_thread();
     let mark = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut frames = Frames {
         stream,
@@ -131,6 +132,7 @@ pub(super) fn serve(
         };
         mark(Activity::Answers);
         privileges.follow();
+        service.router.enter_thread();
         if require_memory(FOR_A_REQUEST).is_err() {
             refuse_without_memory(stream);
             continue;

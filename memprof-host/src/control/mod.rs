@@ -179,6 +179,7 @@ impl Shared {
     }
 
     fn accept(self: Arc<Self>, privileges: &mut Privileges) {
+        self.service.router.enter_thread();
         let mut listener = self.listener();
         // Asked before each accept, or it would take the connections of a socket of the
         // program's, and after it, so that who is answered can connect again.
@@ -188,6 +189,7 @@ impl Shared {
                 return;
             }
             privileges.follow();
+            self.service.router.enter_thread();
             listener = self.open_one(Some(open));
             match accepted {
                 Ok(stream) => self.admit(stream),

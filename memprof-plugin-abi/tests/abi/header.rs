@@ -46,6 +46,7 @@ CHECK(sizeof(memprof_host_t) == 80);
 CHECK(sizeof(memprof_plugin_entry_t) == 112);
 CHECK(sizeof(memprof_jemalloc_t) == 40);
 CHECK(sizeof(memprof_reply_fd_t) == 16);
+CHECK(sizeof(memprof_threads_t) == 16);
 CHECK(offsetof(memprof_host_t, ctx) == 16);
 CHECK(offsetof(memprof_host_t, get_extension) == 72);
 CHECK(offsetof(memprof_plugin_entry_t, abi_version) == 8);

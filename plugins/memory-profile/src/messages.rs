@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use memprof_core::{
     ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
-    SampleInterval, Settings, Severity, Trigger, require_calls,
+    SampleInterval, Settings, Severity, Trigger, Unsampled, require_calls,
 };
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
@@ -105,6 +105,7 @@ impl Plugin for MemoryProfile {
     ];
 
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
+        let _unsampled = Unsampled::by_name();
         let config = Config::parse(config)?;
         let store = config.store(host.name());
         // At the start, where it can be mended: the first dump may be hours away.
@@ -161,6 +162,8 @@ impl Plugin for MemoryProfile {
         mut args: Arguments,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
+        // The thread may be the program's, as in Redis.
+        let _unsampled = self.profiler.unsampled();
         require_calls().map_err(failure)?;
         match name {
             "activate" => {
@@ -240,6 +243,10 @@ impl Plugin for MemoryProfile {
                 }
             }
         }
+    }
+
+    fn enter_thread(&self) {
+        self.profiler.leave_this_thread_out();
     }
 }
 
