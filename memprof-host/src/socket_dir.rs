@@ -1,7 +1,7 @@
 //! Where control sockets lie, and whether a directory may hold one.
 
 #[cfg(any(feature = "control", feature = "client"))]
-pub(crate) mod lock;
+pub mod lock;
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;

@@ -3,12 +3,13 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use memprof_host::socket_dir::check_parent;
+use memprof_host::socket_dir::lock::{is_socket, lock, lock_path, refuses};
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 const BACKLOG: i32 = 128;
@@ -19,7 +20,8 @@ pub(crate) struct Bound {
     path: PathBuf,
     /// Device and inode of the socket.
     identity: (u64, u64),
-    lock: Lock,
+    /// Held for as long as somebody listens.
+    _lock: File,
 }
 
 /// Listens at `path`, for this user alone. A socket that a server left there is replaced.
@@ -28,14 +30,14 @@ pub(crate) struct Bound {
 /// Somebody listens there, something else lies there, or the path cannot be used.
 pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, Bound)> {
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
-    memprof_host::socket_dir::check_parent(directory.unwrap_or(Path::new(".")))?;
-    let lock = Lock::take(path)?;
+    check_parent(directory.unwrap_or(Path::new(".")))?;
+    let lock = lock(path)?;
     make_way(path)?;
     let socket = bind_private(path)?;
     let bound = Bound {
         path: path.to_owned(),
         identity: identity(&path.symlink_metadata()?),
-        lock,
+        _lock: lock,
     };
     Ok((socket, bound))
 }
@@ -46,17 +48,15 @@ fn make_way(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found?,
     };
-    if !found.file_type().is_socket() {
+    if !is_socket(&found) {
         let message = "something else than a socket lies there: remove it, or give another path";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)
-        }
-        Err(error) => Err(error),
-        Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+    if !refuses(path) {
+        let message = "another process listens there";
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
     }
+    std::fs::remove_file(path)
 }
 
 /// A socket's mode is that of its descriptor when it is bound: never open to others, not even for
@@ -77,55 +77,8 @@ impl Drop for Bound {
             remove(&self.path);
         }
         // Last, while it is held.
-        remove(&self.lock.path);
+        remove(&lock_path(&self.path));
     }
-}
-
-/// A file beside the socket that is locked for as long as somebody listens.
-#[derive(Debug)]
-struct Lock {
-    path: PathBuf,
-    _file: File,
-}
-
-impl Lock {
-    fn take(socket: &Path) -> io::Result<Self> {
-        let path = socket.with_added_extension("lock");
-        loop {
-            let file = open_private(&path).map_err(|error| {
-                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-            })?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::AddrInUse.into()),
-                locked => locked?,
-            }
-            // Whoever held it before may have removed it.
-            let named = path.symlink_metadata();
-            if named.is_ok_and(|named| {
-                file.metadata()
-                    .is_ok_and(|own| identity(&own) == identity(&named))
-            }) {
-                return Ok(Self { path, _file: file });
-            }
-        }
-    }
-}
-
-fn open_private(path: &Path) -> io::Result<File> {
-    let flags =
-        OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::openat(
-        CWD,
-        path,
-        flags,
-        Mode::RUSR | Mode::WUSR,
-    )?);
-    let found = file.metadata()?;
-    if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
-        let message = "it is no file of this user's, and would be the lock";
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
-    }
-    Ok(file)
 }
 
 fn identity(metadata: &Metadata) -> (u64, u64) {
@@ -141,6 +94,7 @@ fn remove(path: &Path) {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -195,13 +149,5 @@ mod tests {
         std::fs::write(&path, "kept").unwrap();
         drop(bound);
         assert_eq!(std::fs::read(&path).unwrap(), b"kept");
-    }
-
-    #[test]
-    fn a_lock_of_another_kind_is_named() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("http.sock");
-        symlink("/etc/passwd", place.path().join("http.sock.lock")).unwrap();
-        assert!(refusal(&path).1.contains("http.sock.lock"));
     }
 }

@@ -544,7 +544,7 @@ fn a_socket_left_over_by_a_killed_host_is_taken_over() {
 
     let second = Setup::of("c_host").more(&more);
     let second = second.start();
-    second.wait_for_log("another host listens there");
+    second.wait_for_log("another process listens there");
     first.signal(Signal::SIGKILL);
     while first.is_alive() {
         std::thread::yield_now();

@@ -254,7 +254,10 @@ fn a_server_on_a_unix_socket_is_this_users_alone() {
         let line = format!("--unix-socket {path} http://localhost/api/v1/status");
         curl("", &line).is(200);
         let taken = memprof(&host.socket_dir(), &["serve", "--socket", path]).exits(1);
-        assert!(taken.stderr.contains("in use"), "{taken:?}");
+        assert!(
+            taken.stderr.contains("another process listens there"),
+            "{taken:?}"
+        );
     }
     // What a killed server left there is in nobody's way.
     assert!(socket.exists());
@@ -285,7 +288,10 @@ fn what_lies_where_the_socket_should_be_stays() {
     let _listener = std::os::unix::net::UnixListener::bind(&other).unwrap();
     let path = other.to_str().unwrap();
     let refused = memprof(&host.socket_dir(), &["serve", "--socket", path]).exits(1);
-    assert!(refused.stderr.contains("in use"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("another process listens there"),
+        "{refused:?}"
+    );
     std::os::unix::net::UnixStream::connect(&other).unwrap();
 }
 

@@ -17,7 +17,7 @@ const EXTENSION: &str = "lock";
 const STARTING: Duration = Duration::from_secs(60);
 
 /// The lock of the socket at that path.
-pub(crate) fn lock_path(socket: &Path) -> PathBuf {
+pub fn lock_path(socket: &Path) -> PathBuf {
     socket.with_added_extension(EXTENSION)
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn lock_path(socket: &Path) -> PathBuf {
 ///
 /// # Errors
 /// `AddrInUse` where another process holds it, else the reason why it cannot be had.
-pub(crate) fn lock(socket: &Path) -> io::Result<File> {
+pub fn lock(socket: &Path) -> io::Result<File> {
     let path = lock_path(socket);
     // NONBLOCK: in a directory that others may write to, it can be a FIFO.
     let flags =
@@ -42,7 +42,7 @@ pub(crate) fn lock(socket: &Path) -> io::Result<File> {
         }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => {
-                let message = "another host listens there";
+                let message = "another process listens there";
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
             }
             Err(errno) => return Err(errno.into()),
@@ -123,7 +123,7 @@ fn sweep_one(socket: &Path) {
 }
 
 /// Whether nobody listens there. One that is too busy to accept does listen.
-pub(crate) fn refuses(path: &Path) -> bool {
+pub fn refuses(path: &Path) -> bool {
     let attempt = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -133,7 +133,7 @@ pub(crate) fn refuses(path: &Path) -> bool {
 }
 
 /// Whether it is a socket.
-pub(crate) fn is_socket(metadata: &std::fs::Metadata) -> bool {
+pub fn is_socket(metadata: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::FileTypeExt;
     metadata.file_type().is_socket()
 }
