@@ -232,13 +232,8 @@ impl Hook {
             }
             Some(_) | None => (0, room),
         };
-        let own = OwnStack::around(start.sp);
-        // SAFETY: a caller's stack pointer; and what `OwnStack` tells.
-        let mut stack = unsafe { Stack::from(start.sp, &own.known) };
-        let (frames, end) = walk(start, room, &mut Loaded, &mut stack);
-        if !own.known.contains(&start.sp) {
-            own.remember(start.sp, stack.end());
-        }
+        // SAFETY: the registers of the hook's caller; whoever armed it has prepared.
+        let (frames, end) = unsafe { walk_this_thread(start, room) };
         match end {
             End::Outermost | End::Full => {}
             End::Unreadable => {
@@ -298,6 +293,24 @@ impl Hook {
         }
         leaf.is_some()
     }
+}
+
+/// Writes the program counters of the calling thread into `room`, from `start` outwards, and returns
+/// how many, and why no more. Ends where no rule leads on.
+///
+/// # Safety
+/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was
+/// called.
+#[inline(always)]
+pub unsafe fn walk_this_thread(start: Registers, room: &mut [Frame]) -> (usize, End) {
+    let own = OwnStack::around(start.sp);
+    // SAFETY: a stack pointer of this thread; and what `OwnStack` tells.
+    let mut stack = unsafe { Stack::from(start.sp, &own.known) };
+    let walked = walk(start, room, &mut Loaded, &mut stack);
+    if !own.known.contains(&start.sp) {
+        own.remember(start.sp, stack.end());
+    }
+    walked
 }
 
 /// The rules of this process.

@@ -27,7 +27,9 @@ mod table;
 mod walk;
 
 pub use counts::Counts;
-pub use hook::{HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read};
+pub use hook::{
+    HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read, walk_this_thread,
+};
 pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
 pub use rule::{Cfa, Packed, Rule, SavedBp};

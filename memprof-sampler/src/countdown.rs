@@ -1,0 +1,164 @@
+//! When an allocation is sampled: after a number of bytes that is drawn anew for each thread and
+//! sample, exponentially distributed, so that no pattern of sizes is preferred.
+#![expect(unsafe_code, reason = "the thread pointer")]
+
+use core::arch::asm;
+use core::arch::x86_64::_rdtsc;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::muted;
+
+/// A thread that does not sample looks again after so many bytes.
+const PARKED: u64 = 1 << 20;
+
+/// More threads than this share counters: a race then loses bytes of a countdown, never memory.
+const COUNTDOWNS: usize = 1024;
+
+/// Mean bytes between samples; 0 while nothing is sampled.
+static INTERVAL: AtomicU64 = AtomicU64::new(0);
+
+/// By thread pointer. Not thread-local: a library that is loaded late may find no room for it.
+static THREADS: [Countdown; COUNTDOWNS] = [const { Countdown::new() }; COUNTDOWNS];
+
+/// One thread's, alone in its line of the cache.
+#[repr(C, align(64))]
+struct Countdown {
+    /// Bytes that pass before the next sample.
+    left: AtomicU64,
+    /// The state of xorshift64; 0 before the first draw.
+    random: AtomicU64,
+}
+
+/// What tells this thread from the others: the address of its control block (`%fs:0`, x86-64 ABI,
+/// "Thread-Local Storage").
+#[inline(always)]
+pub(crate) fn thread() -> usize {
+    let pointer: usize;
+    // SAFETY: every thread of a C library has it, and only reads it here.
+    unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
+    pointer
+}
+
+#[inline(always)]
+fn mine() -> &'static Countdown {
+    const BITS: u32 = COUNTDOWNS.ilog2();
+    let hash = (thread() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    &THREADS[(hash >> (64 - BITS)) as usize]
+}
+
+/// Counts an allocation. True: it is not sampled. False: ask [`is_due`].
+#[inline(always)]
+pub(crate) fn passes(bytes: usize) -> bool {
+    let mine = mine();
+    let (left, is_over) = mine.left.load(Relaxed).overflowing_sub(bytes as u64);
+    if !is_over {
+        mine.left.store(left, Relaxed);
+    }
+    !is_over
+}
+
+/// Whether an allocation that did not pass is sampled.
+#[cold]
+#[inline(never)]
+pub(crate) fn is_due(bytes: usize) -> bool {
+    let mine = mine();
+    let interval = INTERVAL.load(Relaxed);
+    if interval == 0 || muted::is_muted(thread()) {
+        mine.left.store(PARKED, Relaxed);
+        mine.random.store(0, Relaxed);
+        return false;
+    }
+    if mine.random.load(Relaxed) == 0 {
+        mine.random.store(seed(), Relaxed);
+        // The countdown of a thread that did not sample says nothing about this allocation.
+        let gap = mine.draw(interval);
+        if let Some(left) = gap.checked_sub(bytes as u64) {
+            mine.left.store(left, Relaxed);
+            return false;
+        }
+    }
+    let gap = mine.draw(interval);
+    mine.left.store(gap, Relaxed);
+    true
+}
+
+/// Sets the mean bytes between samples for all threads; 0 ends sampling.
+pub(crate) fn set_interval(interval: u64) {
+    INTERVAL.store(interval, Relaxed);
+    for thread in &THREADS {
+        thread.random.store(0, Relaxed);
+        thread.left.store(0, Relaxed);
+    }
+}
+
+pub(crate) fn interval() -> u64 {
+    INTERVAL.load(Relaxed)
+}
+
+/// Differs between threads, and for each activation.
+fn seed() -> u64 {
+    // SAFETY: every x86-64 has a time-stamp counter.
+    let time = unsafe { _rdtsc() };
+    // splitmix64, which never gives two neighbours alike.
+    let mut seed = time.wrapping_add((thread() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    seed = (seed ^ (seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    seed = (seed ^ (seed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (seed ^ (seed >> 31)) | 1
+}
+
+impl Countdown {
+    const fn new() -> Self {
+        Self {
+            left: AtomicU64::new(0),
+            random: AtomicU64::new(0),
+        }
+    }
+
+    fn draw(&self, interval: u64) -> u64 {
+        let state = xorshift(self.random.load(Relaxed));
+        self.random.store(state, Relaxed);
+        gap(state, interval)
+    }
+}
+
+fn xorshift(mut state: u64) -> u64 {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^ (state << 17)
+}
+
+/// Exponentially distributed with that mean, for a uniform `random`.
+fn gap(random: u64, interval: u64) -> u64 {
+    // In the middle of one of 2^53 parts of 0..1, so never 0.
+    let uniform = ((random >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    (-libm::log(uniform) * interval as f64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_have_the_mean_and_the_tail_of_an_exponential_distribution() {
+        const DRAWS: u64 = 1_000_000;
+        const INTERVAL: u64 = 512 << 10;
+        let (mut state, mut sum, mut beyond) = (seed(), 0, 0);
+        for _ in 0..DRAWS {
+            state = xorshift(state);
+            let gap = gap(state, INTERVAL);
+            sum += gap;
+            beyond += u64::from(gap > 3 * INTERVAL);
+        }
+        // Five standard errors: the deviation of the mean is the mean over √draws.
+        let mean = sum as f64 / DRAWS as f64 / INTERVAL as f64;
+        assert!((mean - 1.0).abs() < 0.005, "{mean}");
+        let tail = beyond as f64 / DRAWS as f64;
+        assert!((tail - libm::exp(-3.0)).abs() < 0.0011, "{tail}");
+    }
+
+    #[test]
+    fn no_draw_is_endless() {
+        assert!(gap(0, 16 << 20) < 40 * (16 << 20));
+        assert_eq!(gap(u64::MAX, 16 << 20), 0);
+    }
+}

@@ -1,0 +1,239 @@
+//! The samples that were not freed yet, by address. Lock-free: signals and re-entry do no harm.
+#![expect(unsafe_code, reason = "tables outside of every allocator")]
+
+use core::ptr;
+use core::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use crate::mapping;
+
+const WAYS: usize = 8;
+
+/// The tables' sizes in buckets. A further one is made when the ones before are full; together they
+/// hold 1.4 million samples in 34 MB at the most.
+const BUCKETS: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
+
+/// No allocator gives an odd address: with this bit, a place is being filled or emptied.
+const CLAIMED: usize = 1;
+
+/// The places for samples whose addresses have one hash.
+#[repr(C, align(64))]
+struct Bucket {
+    /// One line of the cache: all that a search reads.
+    addresses: [AtomicUsize; WAYS],
+    sizes: [AtomicU64; WAYS],
+    records: [AtomicU32; WAYS],
+}
+
+/// What is known of a live sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// As the program asked for it.
+    pub size: u64,
+    /// See [`records`](crate::records).
+    pub record: u32,
+}
+
+/// The live samples.
+pub(crate) struct Live {
+    tables: [AtomicPtr<Bucket>; BUCKETS.len()],
+}
+
+impl Live {
+    pub(crate) const fn new() -> Self {
+        Self {
+            tables: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS.len()],
+        }
+    }
+
+    /// Makes the first table. False where the kernel has no memory for it.
+    pub(crate) fn prepare(&self) -> bool {
+        self.table(0).is_some()
+    }
+
+    /// Adds a sample; false where all tables are full.
+    pub(crate) fn insert(&self, hash: u64, address: usize, sample: Sample) -> bool {
+        (0..BUCKETS.len()).any(|generation| {
+            let table = self.table(generation);
+            table.is_some_and(|table| insert(table, hash, address, sample))
+        })
+    }
+
+    /// Removes the sample at an address.
+    pub(crate) fn remove(&self, hash: u64, address: usize) -> Option<Sample> {
+        let tables = self.tables.iter().zip(BUCKETS);
+        let tables = tables.filter_map(|(table, count)| existing(table, count));
+        tables
+            .flat_map(|table| places(table, hash))
+            .find_map(|bucket| take(bucket, address))
+    }
+
+    /// Forgets all, and gives the memory back.
+    ///
+    /// # Safety
+    /// Nobody inserts or removes meanwhile.
+    pub(crate) unsafe fn clear(&self) {
+        for (table, count) in self.tables.iter().zip(BUCKETS) {
+            let table = table.swap(ptr::null_mut(), AcqRel);
+            if !table.is_null() {
+                // SAFETY: a mapping of `table`, which nobody uses: promised by the caller.
+                unsafe { mapping::unmap(table, count) };
+            }
+        }
+    }
+
+    /// How many bytes the tables take, touched or not.
+    pub(crate) fn bytes(&self) -> usize {
+        let tables = self.tables.iter().zip(BUCKETS);
+        let tables = tables.filter(|(table, _)| !table.load(Relaxed).is_null());
+        tables.map(|(_, count)| count * size_of::<Bucket>()).sum()
+    }
+
+    /// The table of that generation, made where it is missing.
+    fn table(&self, generation: usize) -> Option<&[Bucket]> {
+        let (table, count) = (self.tables.get(generation)?, *BUCKETS.get(generation)?);
+        if let Some(table) = existing(table, count) {
+            return Some(table);
+        }
+        let fresh = mapping::zeroed::<Bucket>(count)?;
+        if table
+            .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
+            .is_err()
+        {
+            // SAFETY: nobody else has seen it; another thread's is in its place.
+            unsafe { mapping::unmap(fresh, count) };
+        }
+        existing(table, count)
+    }
+}
+
+fn existing(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
+    let start = table.load(Acquire);
+    if start.is_null() {
+        return None;
+    }
+    // SAFETY: a mapping of so many buckets, which stays until `clear`, when nobody is in here; zeros
+    // are valid atomics.
+    Some(unsafe { core::slice::from_raw_parts(start, count) })
+}
+
+/// The two buckets that may hold an address.
+fn places(table: &[Bucket], hash: u64) -> impl Iterator<Item = &Bucket> {
+    let mask = table.len() - 1;
+    let first = hash as usize & mask;
+    let second = (hash >> 24) as usize & mask;
+    let second = if second == first { first ^ 1 } else { second };
+    [first, second]
+        .into_iter()
+        .filter_map(|index| table.get(index))
+}
+
+fn insert(table: &[Bucket], hash: u64, address: usize, sample: Sample) -> bool {
+    places(table, hash).any(|bucket| {
+        let places = bucket.addresses.iter().zip(&bucket.sizes);
+        let mut places = places.zip(&bucket.records);
+        places.any(|((place, size), record)| {
+            let is_free = place.load(Relaxed) == 0
+                && place
+                    .compare_exchange(0, address | CLAIMED, Acquire, Relaxed)
+                    .is_ok();
+            if is_free {
+                size.store(sample.size, Relaxed);
+                record.store(sample.record, Relaxed);
+                place.store(address, Release);
+            }
+            is_free
+        })
+    })
+}
+
+fn take(bucket: &Bucket, address: usize) -> Option<Sample> {
+    let places = bucket.addresses.iter().zip(&bucket.sizes);
+    let mut places = places.zip(&bucket.records);
+    places.find_map(|((place, size), record)| {
+        let is_it = place.load(Relaxed) == address
+            && place
+                .compare_exchange(address, address | CLAIMED, Acquire, Relaxed)
+                .is_ok();
+        is_it.then(|| {
+            let sample = Sample {
+                size: size.load(Relaxed),
+                record: record.load(Relaxed),
+            };
+            place.store(0, Release);
+            sample
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::sync::Arc;
+    use std::thread;
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::filter::hash;
+
+    #[test]
+    fn a_sample_is_found_once() {
+        let live = Live::new();
+        let address = 0x7f00_0000_1000;
+        let sample = Sample { size: 7, record: 9 };
+        assert_eq!(live.remove(hash(address), address), None);
+        assert!(live.insert(hash(address), address, sample));
+        assert_eq!(live.remove(hash(address), address), Some(sample));
+        assert_eq!(live.remove(hash(address), address), None);
+    }
+
+    #[test]
+    fn more_samples_than_the_first_table_holds_are_all_found() {
+        let live = Live::new();
+        let addresses: Vec<usize> = (0..100_000).map(|at| 0x10_0000 + at * 48).collect();
+        for (at, address) in addresses.iter().enumerate() {
+            let sample = Sample {
+                size: at as u64,
+                record: 1,
+            };
+            assert!(live.insert(hash(*address), *address, sample));
+        }
+        for (at, address) in addresses.iter().enumerate() {
+            let sample = live.remove(hash(*address), *address).unwrap();
+            assert_eq!(sample.size, at as u64);
+        }
+        // SAFETY: no other thread knows of it.
+        unsafe { live.clear() };
+        assert_eq!(live.bytes(), 0);
+    }
+
+    #[test]
+    fn threads_that_free_what_others_allocated_find_it() {
+        const EACH: usize = 20_000;
+        let live = Arc::new(Live::new());
+        let (send, receive) = std::sync::mpsc::sync_channel::<usize>(64);
+        let inserting = {
+            let live = Arc::clone(&live);
+            move || {
+                for at in 1..=EACH {
+                    let address = at * 4096;
+                    let sample = Sample {
+                        size: address as u64,
+                        record: 1,
+                    };
+                    assert!(live.insert(hash(address), address, sample));
+                    send.send(address).unwrap();
+                }
+            }
+        };
+        let inserting = thread::spawn(inserting);
+        for address in receive {
+            let sample = live.remove(hash(address), address).unwrap();
+            assert_eq!(sample.size, address as u64);
+        }
+        inserting.join().unwrap();
+    }
+}

@@ -1,0 +1,336 @@
+//! Each stack with a size class once, and what was counted for it. A sample points here.
+//!
+//! Sizes are kept apart because readers unsample a line by the mean size of its objects, which is
+//! only right where they are nearly alike.
+#![expect(unsafe_code, reason = "tables outside of every allocator")]
+
+use core::ptr;
+use core::slice;
+use core::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use crate::mapping;
+
+/// Frames of a stack that are kept, from the leaf on.
+pub(crate) const MOST_FRAMES: usize = 128;
+
+/// Room for so many records, at the most.
+const PLACES: usize = 1 << 17;
+/// 64 MiB: 200,000 stacks of 40 frames.
+const WORDS: usize = 1 << 23;
+/// Where a search gives up, and the sample is lost.
+const PROBES: usize = 64;
+
+/// What comes before a record's frames, in words.
+const HASH: usize = 0;
+const OBJECTS: usize = 1;
+const BYTES: usize = 2;
+const TOTAL_OBJECTS: usize = 3;
+const TOTAL_BYTES: usize = 4;
+/// The size class in the upper half, the number of frames in the lower.
+const SHAPE: usize = 5;
+const FRAMES: usize = 6;
+
+/// All records of the process.
+pub(crate) struct Records {
+    /// Where the record of a hash begins; 0: none.
+    places: AtomicPtr<AtomicU32>,
+    words: AtomicPtr<AtomicU64>,
+    /// Words that are taken; the first stays free, because 0 means none.
+    used: AtomicUsize,
+}
+
+/// What was sampled with one stack, of about one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Program counters, leaf first. All but interrupted ones lie behind a call.
+    pub frames: &'a [u64],
+    /// Samples that were not freed.
+    pub objects: u64,
+    /// Their sizes together.
+    pub bytes: u64,
+    /// All samples since the last [`clear`](crate::clear).
+    pub total_objects: u64,
+    /// Their sizes together.
+    pub total_bytes: u64,
+}
+
+impl Records {
+    pub(crate) const fn new() -> Self {
+        Self {
+            places: AtomicPtr::new(ptr::null_mut()),
+            words: AtomicPtr::new(ptr::null_mut()),
+            used: AtomicUsize::new(1),
+        }
+    }
+
+    /// Makes room. False where the kernel has no memory for it.
+    pub(crate) fn prepare(&self) -> bool {
+        make(&self.places, PLACES) && make(&self.words, WORDS)
+    }
+
+    /// The record of a stack and a size, new or known. None where there is no room.
+    pub(crate) fn intern(&self, frames: &[usize], size: u64) -> Option<u32> {
+        let (places, words) = (self.places()?, self.words()?);
+        let shape = (u64::from(size_class(size)) << 32) | frames.len() as u64;
+        let hash = hash_of(frames, shape);
+        let mut fresh = None;
+        for probe in 0..PROBES {
+            let place = (hash as usize).wrapping_add(probe) & (PLACES - 1);
+            let place = places.get(place)?;
+            let mut known = place.load(Acquire);
+            if known == 0 {
+                let new = match fresh {
+                    Some(new) => new,
+                    None => self.write(words, frames, shape, hash)?,
+                };
+                fresh = Some(new);
+                match place.compare_exchange(0, new, AcqRel, Acquire) {
+                    Ok(_) => return Some(new),
+                    Err(other) => known = other,
+                }
+            }
+            if is(words, known, frames, shape, hash) {
+                return Some(known);
+            }
+        }
+        None
+    }
+
+    /// Counts a sample that is live from now on.
+    pub(crate) fn count(&self, record: u32, size: u64) {
+        let Some(words) = self.words() else {
+            return;
+        };
+        for (at, more) in [
+            (OBJECTS, 1),
+            (BYTES, size),
+            (TOTAL_OBJECTS, 1),
+            (TOTAL_BYTES, size),
+        ] {
+            if let Some(word) = words.get(record as usize + at) {
+                word.fetch_add(more, Relaxed);
+            }
+        }
+    }
+
+    /// The sample was freed.
+    pub(crate) fn discount(&self, record: u32, size: u64) {
+        let Some(words) = self.words() else {
+            return;
+        };
+        for (at, less) in [(OBJECTS, 1), (BYTES, size)] {
+            if let Some(word) = words.get(record as usize + at) {
+                word.fetch_sub(less, Relaxed);
+            }
+        }
+    }
+
+    /// All records.
+    ///
+    /// # Safety
+    /// Nobody clears meanwhile.
+    pub(crate) unsafe fn each(&self, mut visit: impl FnMut(Record<'_>)) {
+        let (Some(places), Some(words)) = (self.places(), self.words()) else {
+            return;
+        };
+        for place in places {
+            let start = place.load(Acquire) as usize;
+            if start != 0
+                && let Some(record) = read(words, start)
+            {
+                visit(record);
+            }
+        }
+    }
+
+    /// Forgets all, and gives the memory back.
+    ///
+    /// # Safety
+    /// Nobody interns, counts or reads meanwhile.
+    pub(crate) unsafe fn clear(&self) {
+        let places = self.places.load(Acquire);
+        if !places.is_null() {
+            // SAFETY: a mapping of `make`, and nobody uses it: promised by the caller.
+            unsafe { mapping::zero(places, PLACES) };
+        }
+        let words = self.words.load(Acquire);
+        if !words.is_null() {
+            // SAFETY: as above.
+            unsafe { mapping::zero(words, WORDS) };
+        }
+        self.used.store(1, Release);
+    }
+
+    /// How many bytes are in use.
+    pub(crate) fn bytes(&self) -> usize {
+        if self.places.load(Relaxed).is_null() {
+            return 0;
+        }
+        PLACES * size_of::<u32>() + self.used.load(Relaxed).min(WORDS) * size_of::<u64>()
+    }
+
+    /// Writes a record that no place points to yet.
+    fn write(&self, words: &[AtomicU64], frames: &[usize], shape: u64, hash: u64) -> Option<u32> {
+        let length = FRAMES + frames.len();
+        if self.used.load(Relaxed) + length > WORDS {
+            return None;
+        }
+        let start = self.used.fetch_add(length, Relaxed);
+        let record = words.get(start..start.checked_add(length)?)?;
+        let (head, room) = record.split_at_checked(FRAMES)?;
+        head.get(HASH)?.store(hash, Relaxed);
+        head.get(SHAPE)?.store(shape, Relaxed);
+        for (word, frame) in room.iter().zip(frames) {
+            word.store(*frame as u64, Relaxed);
+        }
+        u32::try_from(start).ok()
+    }
+
+    fn places(&self) -> Option<&[AtomicU32]> {
+        slice_of(&self.places, PLACES)
+    }
+
+    fn words(&self) -> Option<&[AtomicU64]> {
+        slice_of(&self.words, WORDS)
+    }
+}
+
+fn make<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
+    if !mapping.load(Acquire).is_null() {
+        return true;
+    }
+    let Some(fresh) = mapping::zeroed(count) else {
+        return false;
+    };
+    if mapping
+        .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
+        .is_err()
+    {
+        // SAFETY: nobody else has seen it; another thread's is in its place.
+        unsafe { mapping::unmap(fresh, count) };
+    }
+    true
+}
+
+fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
+    let start = mapping.load(Acquire);
+    // SAFETY: null, or a mapping of `make` with so many atomics, for which zeros are valid; it is
+    // never unmapped.
+    (!start.is_null()).then(|| unsafe { slice::from_raw_parts(start, count) })
+}
+
+fn read(words: &[AtomicU64], start: usize) -> Option<Record<'_>> {
+    let record = words.get(start..)?;
+    let word = |at: usize| record.get(at).map(|word| word.load(Relaxed));
+    let frames = record.get(FRAMES..FRAMES + (word(SHAPE)? as u32) as usize)?;
+    Some(Record {
+        // SAFETY: of the same layout; written before the record was published, and not again.
+        frames: unsafe { slice::from_raw_parts(frames.as_ptr().cast(), frames.len()) },
+        objects: word(OBJECTS)?,
+        bytes: word(BYTES)?,
+        total_objects: word(TOTAL_OBJECTS)?,
+        total_bytes: word(TOTAL_BYTES)?,
+    })
+}
+
+fn is(words: &[AtomicU64], start: u32, frames: &[usize], shape: u64, hash: u64) -> bool {
+    let Some(record) = words.get(start as usize..) else {
+        return false;
+    };
+    let has = |at: usize, value: u64| record.get(at).is_some_and(|w| w.load(Relaxed) == value);
+    has(HASH, hash)
+        && has(SHAPE, shape)
+        && frames
+            .iter()
+            .enumerate()
+            .all(|(at, frame)| has(FRAMES + at, *frame as u64))
+}
+
+fn hash_of(frames: &[usize], shape: u64) -> u64 {
+    let mut hash = shape;
+    for frame in frames {
+        hash = (hash ^ *frame as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^= hash >> 32;
+    }
+    hash
+}
+
+/// Four classes from each power of two to the next: at most a fifth apart from their mean.
+fn size_class(size: u64) -> u32 {
+    let size = size.max(8);
+    let exponent = size.ilog2();
+    exponent * 4 + ((size >> (exponent - 2)) as u32 & 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_sizes_that_are_nearly_alike() {
+        let check = |size, class| assert_eq!(size_class(size), class, "{size}");
+        check(0, 12);
+        check(8, 12);
+        check(9, 12);
+        check(10, 13);
+        check(16, 16);
+        check(19, 16);
+        check(20, 17);
+        check(u64::MAX, 63 * 4 + 3);
+    }
+
+    #[test]
+    fn the_same_stack_and_size_class_is_one_record() {
+        let records = Records::new();
+        assert_eq!(records.intern(&[1, 2], 100), None, "not prepared");
+        assert!(records.prepare());
+        let one = records.intern(&[1, 2], 100).unwrap();
+        assert_eq!(records.intern(&[1, 2], 101), Some(one));
+        assert_ne!(records.intern(&[1, 2], 200), Some(one));
+        assert_ne!(records.intern(&[1, 2, 3], 100), Some(one));
+        records.count(one, 100);
+        records.count(one, 101);
+        records.discount(one, 100);
+        let mut seen = 0;
+        // SAFETY: no other thread knows of it.
+        unsafe {
+            records.each(|record| {
+                seen += 1;
+                if record.frames == [1, 2] && record.objects > 0 {
+                    let counts = [record.objects, record.bytes];
+                    assert_eq!(counts, [1, 101]);
+                    assert_eq!([record.total_objects, record.total_bytes], [2, 201]);
+                }
+            });
+        }
+        assert_eq!(seen, 3);
+        // SAFETY: as above.
+        unsafe { records.clear() };
+        // SAFETY: as above.
+        unsafe { records.each(|record| panic!("{record:?}")) };
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let records = Records::new();
+        assert!(records.prepare());
+        let frames = [7; MOST_FRAMES];
+        let mut interned = 0;
+        for leaf in 0..WORDS {
+            let mut frames = frames;
+            frames[0] = leaf;
+            if records.intern(&frames, 8).is_none() {
+                break;
+            }
+            interned += 1;
+        }
+        assert!(
+            (WORDS / (MOST_FRAMES + FRAMES) / 2..PLACES).contains(&interned),
+            "{interned}"
+        );
+        assert!(records.bytes() <= WORDS * 8 + PLACES * 4);
+    }
+}

@@ -1,0 +1,336 @@
+//! The one sampler of the process: what hooks tell it, and what it is told to do.
+#![expect(unsafe_code, reason = "tables that only one thread may clear")]
+
+use core::arch::asm;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+
+use memprof_unwind::{Registers, walk_this_thread};
+
+use crate::countdown;
+use crate::filter::{Filter, hash};
+use crate::live::{Live, Sample};
+use crate::records::{MOST_FRAMES, Record, Records};
+use crate::slots::own_code;
+
+static FILTER: Filter = Filter::new();
+static LIVE: Live = Live::new();
+static RECORDS: Records = Records::new();
+static GATE: Gate = Gate(AtomicUsize::new(0));
+static SAMPLES: AtomicU64 = AtomicU64::new(0);
+static LOST: AtomicU64 = AtomicU64::new(0);
+static FREED: AtomicU64 = AtomicU64::new(0);
+
+/// Frames of hooks that a walk meets before the program's own.
+const OWN_FRAMES: usize = 8;
+
+/// Why it cannot be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The kernel has no memory for the tables.
+    NoMemory,
+    /// A thread has been inside of a hook for too long: stopped by a debugger, say.
+    InUse,
+}
+
+/// What it did since the last [`clear`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Allocations that were sampled.
+    pub samples: u64,
+    /// Of these, not freed.
+    pub live_samples: u64,
+    /// Of these, not remembered: the tables were full.
+    pub lost: u64,
+    /// What the tables take, in bytes.
+    pub table_bytes: u64,
+}
+
+/// Samples from now on, one allocation in `interval` bytes. Samples so far stay.
+///
+/// # Errors
+/// `NoMemory`.
+pub fn start(interval: u64) -> Result<(), Refused> {
+    if LIVE.prepare() && RECORDS.prepare() {
+        countdown::set_interval(interval);
+        Ok(())
+    } else {
+        Err(Refused::NoMemory)
+    }
+}
+
+/// Samples no more. Samples so far stay, and are forgotten as they are freed.
+pub fn stop() {
+    countdown::set_interval(0);
+}
+
+/// Mean bytes between samples; 0 while nothing is sampled.
+pub fn interval() -> u64 {
+    countdown::interval()
+}
+
+/// Forgets all samples, gives their memory back, and goes on as before.
+///
+/// # Errors
+/// `InUse`; nothing is forgotten then. `NoMemory`: nothing is sampled any more.
+pub fn clear() -> Result<(), Refused> {
+    let interval = countdown::interval();
+    stop();
+    if !GATE.close() {
+        GATE.open();
+        countdown::set_interval(interval);
+        return Err(Refused::InUse);
+    }
+    FILTER.clear();
+    // SAFETY: the gate is closed: no hook is in the tables, and none enters.
+    unsafe { LIVE.clear() };
+    // SAFETY: as above; `each_record` is the caller's, who clears.
+    unsafe { RECORDS.clear() };
+    for count in [&SAMPLES, &LOST, &FREED] {
+        count.store(0, Relaxed);
+    }
+    GATE.open();
+    match interval {
+        0 => Ok(()),
+        interval => start(interval),
+    }
+}
+
+/// Ends sampling in a forked child, whose other threads may have been inside of a hook.
+pub fn stop_in_child() {
+    stop();
+    GATE.0.store(0, SeqCst);
+}
+
+/// Visits what is known of all samples, live or freed, in no order. Counters of stacks that are
+/// being sampled move meanwhile.
+///
+/// # Safety
+/// [`clear`] is not called meanwhile.
+pub unsafe fn each_record(visit: impl FnMut(Record<'_>)) {
+    // SAFETY: promised by the caller.
+    unsafe { RECORDS.each(visit) };
+}
+
+/// What it did so far.
+pub fn counts() -> Counts {
+    let (samples, lost) = (SAMPLES.load(Relaxed), LOST.load(Relaxed));
+    Counts {
+        samples,
+        live_samples: samples.saturating_sub(lost + FREED.load(Relaxed)),
+        lost,
+        table_bytes: (LIVE.bytes() + RECORDS.bytes()) as u64,
+    }
+}
+
+/// False: the block is certainly no sample.
+#[inline(always)]
+pub(crate) fn may_be_sample(block: usize) -> bool {
+    FILTER.may_hold(hash(block))
+}
+
+/// Forgets the sample at `block`, where there is one.
+#[cold]
+#[inline(never)]
+pub(crate) fn forget(block: usize) -> Option<Sample> {
+    // Its hash may be another's, and an empty place holds 0 too.
+    if block == 0 {
+        return None;
+    }
+    let _inside = GATE.enter()?;
+    let hash = hash(block);
+    let sample = LIVE.remove(hash, block)?;
+    FILTER.subtract(hash);
+    RECORDS.discount(sample.record, sample.size);
+    FREED.fetch_add(1, Relaxed);
+    Some(sample)
+}
+
+/// Takes a sample back that [`forget`] gave away: its block was not freed after all.
+#[cold]
+#[inline(never)]
+pub(crate) fn put_back(block: usize, sample: Sample) {
+    let Some(_inside) = GATE.enter() else {
+        return;
+    };
+    SAMPLES.fetch_add(1, Relaxed);
+    remember(block, sample);
+}
+
+/// Remembers a block with the stack of this call.
+#[cold]
+#[inline(never)]
+pub(crate) fn sample(block: usize, size: usize) {
+    if block == 0 || countdown::interval() == 0 {
+        return;
+    }
+    let Some(_inside) = GATE.enter() else {
+        return;
+    };
+    SAMPLES.fetch_add(1, Relaxed);
+    let mut room = [MaybeUninit::uninit(); MOST_FRAMES + OWN_FRAMES];
+    // SAFETY: the registers of this function.
+    let (count, _) = unsafe { walk_this_thread(here(), &mut room) };
+    let walked = room.get(..count).unwrap_or_default();
+    // SAFETY: the walk wrote so many.
+    let walked = unsafe { &*(&raw const *walked as *const [usize]) };
+    let own = own_code();
+    let is_own = |frame: &&usize| own.contains(*frame);
+    let frames = walked.iter().take_while(is_own).count();
+    let frames = walked.get(frames..).unwrap_or_default();
+    let frames = frames.get(..MOST_FRAMES).unwrap_or(frames);
+    let size = size as u64;
+    match RECORDS.intern(frames, size) {
+        Some(record) => remember(block, Sample { size, record }),
+        None => drop(LOST.fetch_add(1, Relaxed)),
+    }
+}
+
+fn remember(block: usize, sample: Sample) {
+    let hash = hash(block);
+    if FILTER.may_hold(hash)
+        && let Some(stale) = LIVE.remove(hash, block)
+    {
+        // Freed where no slot of ours is.
+        FILTER.subtract(hash);
+        RECORDS.discount(stale.record, stale.size);
+        FREED.fetch_add(1, Relaxed);
+    }
+    RECORDS.count(sample.record, sample.size);
+    if LIVE.insert(hash, block, sample) {
+        FILTER.add(hash);
+    } else {
+        RECORDS.discount(sample.record, sample.size);
+        LOST.fetch_add(1, Relaxed);
+    }
+}
+
+/// Where this function is, and its caller's stack: what a walk starts from.
+#[inline(always)]
+fn here() -> Registers {
+    let (pc, sp, bp);
+    // SAFETY: reads registers.
+    unsafe {
+        asm!(
+            "lea {}, [rip]",
+            "mov {}, rsp",
+            "mov {}, rbp",
+            out(reg) pc,
+            out(reg) sp,
+            out(reg) bp,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    Registers { pc, sp, bp }
+}
+
+/// Counts who is in the tables, and keeps others out while they are cleared.
+struct Gate(AtomicUsize);
+
+struct Inside(&'static AtomicUsize);
+
+/// Set while it is closed.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+/// Looks at the gate, each after a millisecond.
+const PATIENCE: u32 = 1000;
+
+impl Gate {
+    fn enter(&'static self) -> Option<Inside> {
+        let inside = Inside(&self.0);
+        (self.0.fetch_add(1, SeqCst) & CLOSED == 0).then_some(inside)
+    }
+
+    /// Waits until nobody is inside. False where that takes too long.
+    fn close(&self) -> bool {
+        self.0.fetch_or(CLOSED, SeqCst);
+        (0..PATIENCE).any(|look| {
+            if look > 0 {
+                let millisecond = libc::timespec {
+                    tv_sec: 0,
+                    tv_nsec: 1_000_000,
+                };
+                // SAFETY: nanosleep(2): a time; nobody wants to know what is left of it.
+                unsafe { libc::nanosleep(&raw const millisecond, core::ptr::null_mut()) };
+            }
+            self.0.load(SeqCst) == CLOSED
+        })
+    }
+
+    /// Lets others in.
+    fn open(&self) {
+        self.0.fetch_and(!CLOSED, SeqCst);
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// Sums of all records: objects, bytes, in all objects, bytes.
+    fn sums() -> [u64; 4] {
+        let mut sums = [0_u64; 4];
+        // SAFETY: only this test clears.
+        unsafe {
+            each_record(|record| {
+                assert!(record.objects <= record.total_objects, "{record:?}");
+                sums[0] += record.objects;
+                sums[1] += record.bytes;
+                sums[2] += record.total_objects;
+                sums[3] += record.total_bytes;
+            });
+        }
+        sums
+    }
+
+    #[test]
+    fn counts_follow_what_lives() {
+        // SAFETY: dlsym(3) with a NUL-terminated name.
+        let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
+        // SAFETY: dlfcn.h gives the function of this name this type.
+        let find =
+            unsafe { core::mem::transmute::<*mut libc::c_void, memprof_unwind::FindObject>(find) };
+        // SAFETY: getauxval(3) reads a constant of this process.
+        memprof_unwind::prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
+        start(1 << 20).unwrap();
+        let mut live = HashMap::new();
+        let mut state = 1_u64;
+        for step in 0..3_000_000_u64 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let block = 0x5500_0000_0000 + (state % 20_000) as usize * 16 * 97;
+            let size = if state >> 60 == 0 {
+                100_000
+            } else {
+                16 + (state >> 20) % 3000
+            };
+            assert_eq!(forget(0), None);
+            if live.contains_key(&block) || !state.is_multiple_of(3) {
+                let known = live.remove(&block);
+                let found = may_be_sample(block).then(|| forget(block)).flatten();
+                assert_eq!(found.map(|sample| sample.size), known, "{step}");
+            } else {
+                sample(block, size as usize);
+                live.insert(block, size);
+            }
+        }
+        let sums = sums();
+        assert_eq!(sums[0], live.len() as u64);
+        assert_eq!(sums[1], live.values().sum::<u64>());
+        let counts = counts();
+        assert_eq!((counts.live_samples, counts.lost), (sums[0], 0));
+        stop();
+        clear().unwrap();
+        assert_eq!(self::counts().samples, 0);
+    }
+}

@@ -1,0 +1,342 @@
+//! The slots through which the objects of this process call `malloc` and its kin.
+//!
+//! Only what the dynamic linker fills for calls is patched (`JUMP_SLOT`, `GLOB_DAT`). Addresses of
+//! `malloc` that a program keeps in its data are left alone: it may copy them, and a copy would
+//! outlive the patch.
+#![expect(unsafe_code, reason = "the loader's list, and slots of other objects")]
+
+mod lock;
+mod object;
+
+use core::ffi::{CStr, c_int, c_void};
+use core::ops::Range;
+use core::slice;
+use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use libc::dl_phdr_info;
+
+use crate::hooks::{COUNT, Hook, Role, hooks};
+use crate::mapping;
+use lock::with_loader_locked;
+use object::{Object, Slot};
+
+/// More slots than any program has; the rest is counted as refused.
+const MOST: usize = 1 << 16;
+
+/// A slot that is ours, and what it held.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    at: usize,
+    was: usize,
+    hook: usize,
+    role: Role,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Patched {
+    /// Slots that are ours now.
+    pub patched: usize,
+    /// Slots that hold neither the allocator's function nor ours: somebody else put something there,
+    /// or the object has another allocator.
+    pub foreign: usize,
+    /// Slots that could not be written: mprotect(2) was refused, or there are too many.
+    pub refused: usize,
+}
+
+/// The object that serves `malloc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Where its `malloc` lies.
+    pub malloc: usize,
+    /// It is the program itself, whose own calls go through no slot.
+    pub is_program: bool,
+}
+
+/// Slots, taken and given back. There is one in a process: the hooks know one allocator.
+#[derive(Debug)]
+pub struct Slots {
+    owner: Owner,
+    taken: *mut Taken,
+    count: usize,
+    hooks: [Hook; COUNT],
+    /// The object that serves `malloc`, where its own calls are left alone: all but the C library.
+    spared: Range<usize>,
+}
+
+// SAFETY: the mapping is reached through it alone.
+unsafe impl Send for Slots {}
+
+/// The code of this library: where its own calls and its own frames lie.
+static OWN_CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+pub(crate) fn own_code() -> Range<usize> {
+    let [start, end] = &OWN_CODE;
+    start.load(Relaxed)..end.load(Relaxed)
+}
+
+impl Slots {
+    /// Finds who serves `malloc`, and its functions. None where no object defines `malloc`, or the
+    /// kernel has no memory.
+    pub fn find() -> Option<Self> {
+        let mut owner = None;
+        let mut spared = 0..0;
+        let hooks = hooks();
+        let here = Self::find as *const () as usize;
+        each_object(&mut |object| {
+            if object.code.contains(&here) {
+                let [start, end] = &OWN_CODE;
+                start.store(object.code.start, Relaxed);
+                end.store(object.code.end, Relaxed);
+            }
+            if owner.is_some() {
+                return;
+            }
+            let Some(malloc) = object.definition(c"malloc") else {
+                return;
+            };
+            owner = Some(Owner {
+                malloc,
+                is_program: object.path().is_empty(),
+            });
+            let is_libc = object.definition(c"gnu_get_libc_version").is_some();
+            for hook in &hooks {
+                // glibc's calls its own realloc through a slot: it would be counted twice.
+                let is_whole = !is_libc || hook.name != c"reallocarray";
+                let real = is_whole.then(|| object.definition(hook.name)).flatten();
+                hook.real.store(real.unwrap_or(0), Relaxed);
+            }
+            if !is_libc {
+                spared = object.code;
+            }
+        });
+        Some(Self {
+            owner: owner?,
+            taken: mapping::zeroed(MOST)?,
+            count: 0,
+            hooks,
+            spared,
+        })
+    }
+
+    /// Who serves `malloc`.
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// How many slots are ours.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Takes all slots that are not ours yet; also those of objects that came since the last time.
+    /// None where the loader's lock cannot be had.
+    pub fn take(&mut self) -> Option<Patched> {
+        let mut patched = Patched::default();
+        let is_done = with_loader_locked(&mut || {
+            self.forget_unloaded();
+            each_object(&mut |object| self.take_from(&object, &mut patched));
+        });
+        patched.patched = self.count;
+        is_done.then_some(patched)
+    }
+
+    /// Gives back the slots of functions with that role, or all: each holds what it held before, and
+    /// its page is protected as before. What somebody else put there meanwhile stays. None where the
+    /// loader's lock cannot be had.
+    pub fn give_back(&mut self, role: Option<Role>) -> Option<usize> {
+        let is_meant = |taken: &Taken| role.is_none_or(|role| taken.role == role);
+        let mut given = 0;
+        let is_done = with_loader_locked(&mut || {
+            each_object(&mut |object| {
+                for taken in self.taken().iter().filter(|taken| is_meant(taken)) {
+                    let is_here = object.code.contains(&taken.at);
+                    if is_here && value(taken.at) == taken.hook {
+                        given += usize::from(write(&object, taken.at, taken.was));
+                    }
+                }
+            });
+            self.retain(|taken| !is_meant(taken));
+        });
+        is_done.then_some(given)
+    }
+
+    fn take_from(&mut self, object: &Object, patched: &mut Patched) {
+        if object.code.contains(&own_code().start) || object.code == self.spared {
+            return;
+        }
+        for slot in object.slots() {
+            let Some(hook) = self.hook(slot.name) else {
+                continue;
+            };
+            let was = value(slot.at);
+            if was == hook.address {
+                continue;
+            }
+            if !is_allocators(object, &slot, was, hook) {
+                patched.foreign += 1;
+                continue;
+            }
+            let taken = Taken {
+                at: slot.at,
+                was,
+                hook: hook.address,
+                role: hook.role,
+            };
+            // Noted before it is written, so that it is given back whatever happens.
+            if self.count < MOST && write(object, slot.at, taken.hook) {
+                self.push(taken);
+            } else {
+                patched.refused += 1;
+            }
+        }
+    }
+
+    fn hook(&self, name: &CStr) -> Option<&Hook> {
+        let hook = self.hooks.iter().find(|hook| hook.name == name)?;
+        (hook.real.load(Relaxed) != 0).then_some(hook)
+    }
+
+    /// What was taken in an object that was unloaded since, maybe with another one in its place.
+    fn forget_unloaded(&mut self) {
+        let mut kept = 0;
+        each_object(&mut |object| {
+            let first = kept;
+            for at in first..self.count {
+                let taken = self.taken()[at];
+                if object.code.contains(&taken.at) && value(taken.at) == taken.hook {
+                    self.taken_mut().swap(kept, at);
+                    kept += 1;
+                }
+            }
+        });
+        self.count = kept;
+    }
+
+    fn retain(&mut self, is_kept: impl Fn(&Taken) -> bool) {
+        let mut kept = 0;
+        for at in 0..self.count {
+            if is_kept(&self.taken()[at]) {
+                self.taken_mut().swap(kept, at);
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
+
+    fn push(&mut self, taken: Taken) {
+        let count = self.count;
+        self.count += 1;
+        self.taken_mut()[count] = taken;
+    }
+
+    fn taken(&self) -> &[Taken] {
+        // SAFETY: the mapping has room for more, and zeros or what was pushed in it.
+        unsafe { slice::from_raw_parts(self.taken, self.count) }
+    }
+
+    fn taken_mut(&mut self) -> &mut [Taken] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.taken, self.count) }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // SAFETY: a mapping of `find`, which nobody else has.
+        unsafe { mapping::unmap(self.taken, MOST) };
+    }
+}
+
+/// Whether a slot holds what the dynamic linker puts there.
+fn is_allocators(object: &Object, slot: &Slot<'_>, value: usize, hook: &Hook) -> bool {
+    let is_unbound = slot.may_be_lazy && object.code.contains(&value);
+    is_unbound || value == hook.real.load(Relaxed)
+}
+
+fn each_object(visit: &mut dyn FnMut(Object)) {
+    let mut visit = visit;
+    // SAFETY: dl_iterate_phdr(3): calls `visit_one` synchronously with the pointer passed here.
+    unsafe { libc::dl_iterate_phdr(Some(visit_one), (&raw mut visit).cast()) };
+}
+
+unsafe extern "C" fn visit_one(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
+    // SAFETY: `each_object` passes it, and nothing else uses it meanwhile.
+    let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(Object)>() };
+    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    let info = unsafe { &*info };
+    // SAFETY: as is the object.
+    if let Some(object) = unsafe { Object::of(info) } {
+        visit(object);
+    }
+    0
+}
+
+fn value(slot: usize) -> usize {
+    // SAFETY: a slot of a loaded object: aligned, and it can be read.
+    unsafe { &*(slot as *const AtomicUsize) }.load(Acquire)
+}
+
+/// False where its page cannot be made writable.
+fn write(object: &Object, slot: usize, value: usize) -> bool {
+    const PAGE: usize = 4096;
+    let page = (slot & !(PAGE - 1)) as *mut c_void;
+    let protect = |protection| {
+        // SAFETY: mprotect(2): a page of slots; others may only read it, and go on reading.
+        let failed = unsafe { libc::mprotect(page, PAGE, protection) };
+        failed == 0
+    };
+    let is_protected = object.is_protected(slot);
+    if is_protected && !protect(libc::PROT_READ | libc::PROT_WRITE) {
+        return false;
+    }
+    // SAFETY: a slot of a loaded object, writable by now; threads that call through it read it whole.
+    unsafe { &*(slot as *const AtomicUsize) }.store(value, Release);
+    // Refused, it stays writable, which harms nobody.
+    let _ = is_protected && protect(libc::PROT_READ);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definitions_are_those_that_the_loader_finds() {
+        let slots = Slots::find().unwrap();
+        assert_eq!(slots.owner().malloc, libc::malloc as *const () as usize);
+        assert!(!slots.owner().is_program);
+        let check = |name: &CStr, real: usize| {
+            let hook = slots.hooks.iter().find(|hook| hook.name == name).unwrap();
+            assert_eq!(hook.real.load(Relaxed), real, "{name:?}");
+        };
+        check(c"free", libc::free as *const () as usize);
+        check(
+            c"posix_memalign",
+            libc::posix_memalign as *const () as usize,
+        );
+        check(c"mallocx", 0);
+        check(c"reallocarray", 0);
+        check(c"_Znwm", 0);
+    }
+
+    #[test]
+    fn slots_of_this_program_hold_what_they_should() {
+        let slots = Slots::find().unwrap();
+        let (mut found, mut others) = (0, 0);
+        each_object(&mut |object| {
+            for slot in object.slots() {
+                let Some(hook) = slots.hook(slot.name) else {
+                    continue;
+                };
+                if is_allocators(&object, &slot, value(slot.at), hook) {
+                    found += 1;
+                } else {
+                    others += 1;
+                }
+            }
+        });
+        assert!(found > 10, "{found}");
+        assert_eq!(others, 0);
+    }
+}
