@@ -10,6 +10,7 @@ use crate::heap::Summary;
 use crate::interval::SampleInterval;
 use crate::jemalloc::{Jemalloc, Sampled, is_secure_execution};
 use crate::printout::{PrintOptions, Printout};
+use crate::sampler::WithSampler;
 use crate::scratch::Scratch;
 use crate::stats::Totals;
 
@@ -173,6 +174,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// As [`require_profiling`](Self::require_profiling); the allocator refused.
     fn activate(&self, _interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling().map(|()| Vec::new())
+    }
+
+    /// The same with memprof's sampler before it, where there is one.
+    fn with_sampler(&self) -> Option<&WithSampler> {
+        None
     }
 
     /// Stops sampling. What was sampled stays.

@@ -31,6 +31,8 @@ pub enum Severity {
     Error,
     /// It works, with a catch.
     Warning,
+    /// It works, otherwise than one may expect.
+    Notice,
 }
 
 /// One thing that is wrong.
@@ -134,6 +136,7 @@ mod tests {
             kind,
             owns_malloc: true,
             unavailable: None,
+            in_place: None,
             missing: Vec::new(),
             sample_interval: None,
         }

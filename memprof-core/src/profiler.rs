@@ -3,6 +3,7 @@
 mod dumping;
 mod figures;
 mod recent;
+mod sampling;
 mod switching;
 mod unsampled;
 mod watching;
@@ -25,6 +26,7 @@ use crate::lease::Lease;
 use crate::ledger::Heap;
 use crate::mallctl::Mallctl;
 use crate::objects;
+use crate::sampler;
 use crate::stats::Readers;
 use crate::status::{Allocator, Status};
 use crate::store::{Fetched, Kept, Store};
@@ -105,9 +107,10 @@ impl Found {
         for backend in &mut backends {
             let address = backend.identity().address;
             let same = known.iter().find(|each| each.identity().address == address);
-            if let Some(same) = same {
-                *backend = Arc::clone(same);
-            }
+            *backend = match same {
+                Some(same) => Arc::clone(same),
+                None => sampler::before(Arc::clone(backend)),
+            };
         }
         Self {
             backends: backends.into(),
@@ -140,6 +143,7 @@ impl Profiler {
             farewell: OnceLock::new(),
             was_refused: AtomicBool::new(false),
         };
+        profiler.choose_by_default();
         if profiler.is_active() {
             *lock(&profiler.active_since) = Some(now);
         }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::backend::{Backend, Kind, ProfileKind};
 use crate::dump::Dump;
 use crate::gdump::GdumpStatus;
+use crate::sampler::{SamplerStatus, WithSampler};
 use crate::unwinder::UnwinderStatus;
 use crate::watcher::WatchStatus;
 
@@ -21,6 +22,11 @@ pub struct Allocator {
     pub owns_malloc: bool,
     /// Samples now.
     pub prof_active: bool,
+    /// Who samples: `allocator` or `ours`; absent where it cannot be profiled.
+    pub sampler: Option<&'static str>,
+    /// What memprof's sampler did, where it samples.
+    #[serde(flatten)]
+    pub sampled: Option<SamplerStatus>,
     /// Mean bytes between samples, where it can be profiled.
     pub sample_interval: Option<u64>,
     /// The messages that it takes.
@@ -51,7 +57,15 @@ impl Allocator {
     pub(crate) fn of(backend: &dyn Backend) -> Self {
         let identity = backend.identity();
         let unavailable = backend.require_profiling().err();
+        let sampled = backend.with_sampler().and_then(WithSampler::status);
+        let sampler = match (&unavailable, sampled) {
+            (Some(_), _) => None,
+            (None, Some(_)) => Some("ours"),
+            (None, None) => Some("allocator"),
+        };
         Self {
+            sampler,
+            sampled,
             kind: identity.kind,
             version: identity.version.clone(),
             found_by: identity.found_by.to_string(),
@@ -74,13 +88,17 @@ impl Allocator {
 fn abilities(backend: &dyn Backend) -> Vec<&'static str> {
     let can_profile = backend.require_profiling().is_ok();
     let jemalloc = backend.jemalloc();
+    let is_ours = backend
+        .with_sampler()
+        .and_then(WithSampler::status)
+        .is_some();
     let has_growth = backend.require_profile(ProfileKind::Growth).is_ok();
     let has_threads = jemalloc.is_some_and(|jemalloc| jemalloc.has_background_threads);
     [
         ("activate", can_profile),
         ("dump", can_profile),
         ("dump kind=growth", has_growth),
-        ("reset", can_profile && jemalloc.is_some()),
+        ("reset", can_profile && (jemalloc.is_some() || is_ours)),
         ("stats", true),
         ("purge", true),
         ("background_thread", has_threads),

@@ -16,6 +16,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::jemalloc::Jemalloc;
 use crate::profiler::{lock, rfc3339};
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use ours::prepare_walks;
 pub(crate) use tick::Tick;
 
 /// Who shall walk.

@@ -19,6 +19,17 @@ pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
             "what needs them is refused; use a whole and newer build of it",
         ));
     }
+    // Of a jemalloc that was started without, its own findings tell.
+    if let Some((why, remedy)) = &allocator.in_place
+        && allocator.kind != Kind::Jemalloc
+    {
+        findings.push(finding(
+            "sampled_by_memprof",
+            Severity::Notice,
+            format!("{why}: memprof's own sampler serves it"),
+            format!("`activate` is all it takes; for a profile of the allocator's own, {remedy}"),
+        ));
+    }
     let (finest, catch) = match allocator.kind {
         Kind::Tcmalloc => (
             tcmalloc::FINE_INTERVAL,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::gather::{is_shared, unlinked_conf};
 use super::malloc_conf::Source;
 use crate::backend::{Backend, Kind};
+use crate::error::Error;
 use crate::jemalloc::Jemalloc;
 
 /// The process.
@@ -43,6 +44,8 @@ pub(crate) struct Seen {
     pub owns_malloc: bool,
     /// Why it cannot be profiled, with the remedy.
     pub unavailable: Option<(String, String)>,
+    /// Why memprof samples in its place, and what would let it sample itself.
+    pub in_place: Option<(String, String)>,
     /// Symbols that it should have.
     pub missing: Vec<&'static str>,
     pub sample_interval: Option<u64>,
@@ -51,12 +54,18 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) fn of(backend: &dyn Backend) -> Self {
         let identity = backend.identity();
-        let unavailable = backend.require_profiling().err();
+        let texts = |error: Error| (error.message, error.remedy);
+        let unavailable = backend.require_profiling().err().map(texts);
+        let sampler = backend
+            .with_sampler()
+            .filter(|each| each.status().is_some());
+        let in_place = sampler.and_then(|each| each.allocator().require_profiling().err());
         Self {
             name: identity.to_string(),
             kind: identity.kind,
             owns_malloc: identity.owns_malloc,
-            unavailable: unavailable.map(|error| (error.message, error.remedy)),
+            unavailable,
+            in_place: in_place.map(texts),
             missing: backend.missing().to_vec(),
             sample_interval: backend.sample_interval(),
         }

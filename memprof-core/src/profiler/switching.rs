@@ -10,6 +10,7 @@ use crate::embedded;
 use crate::error::Result;
 use crate::interval::SampleInterval;
 use crate::lease::Lease;
+use crate::sampler::SamplerChoice;
 use crate::status::Activation;
 use crate::unwinder::{Tick, UnwinderChoice};
 
@@ -24,6 +25,8 @@ pub struct ActivateOptions {
     pub duration: Option<Duration>,
     /// Who walks the stacks until it ends; else as configured.
     pub unwinder: Option<UnwinderChoice>,
+    /// Who samples.
+    pub sampler: SamplerChoice,
 }
 
 impl Profiler {
@@ -37,18 +40,21 @@ impl Profiler {
             interval,
             duration,
             unwinder,
+            sampler,
         } = options;
         self.look_again();
         let backends = self.driven(allocator)?;
-        self.require_profile(&backends, ProfileKind::Heap)?;
+        let backends = self.choose_sampler(&backends, sampler)?;
+        self.require_profile(&backends, ProfileKind::Heap)
+            .inspect_err(|_| self.choose_by_default())?;
         let begun = lock(&self.active_since).is_none();
         let unseen_bytes = if begun { self.live_of(&backends) } else { None };
         let _running = interval.map(|_| self.begin_dump()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
         let mut warnings = self.unwinder.install(&jemallocs(&backends), unwinder);
-        self.set_tick()?;
         warnings.extend(with_each(&backends, |each| each.activate(interval))?);
+        self.set_tick()?;
         warnings.extend(self.undrivable().map(|path| {
             let message = embedded::message(&path);
             format!("{message}; {}", embedded::REMEDY)
@@ -143,14 +149,14 @@ impl Profiler {
 
     /// Looks after our walk while it is installed.
     fn set_tick(self: &Arc<Self>) -> Result<()> {
-        let is_needed = self.unwinder.is_ours();
+        let is_needed = self.unwinder.is_ours() || self.tend_sampler();
         // Weak: a thread must not keep the profiler of a host that ends.
         let profiler = Arc::downgrade(self);
         let work = move || {
             profiler.upgrade().is_some_and(|profiler| {
                 profiler.leave_this_thread_out();
                 profiler.unwinder.tend();
-                profiler.unwinder.is_ours()
+                profiler.tend_sampler() || profiler.unwinder.is_ours()
             })
         };
         *lock(&self.tick) = is_needed.then(|| Tick::start(work)).transpose()?;

@@ -40,11 +40,7 @@ impl Ours {
         also_foreign: bool,
         compare: u64,
     ) -> std::result::Result<Self, String> {
-        let find = find_object()
-            .ok_or("this C library has no _dl_find_object (glibc 2.35 and newer have it)")?;
-        if !kernel_answers() {
-            return Err("this kernel does not tell which memory can be read".to_owned());
-        }
+        prepare_walks()?;
         let saved = mallctl
             .read::<usize>(CONTROL)
             .map_err(|errno| match errno {
@@ -61,9 +57,6 @@ impl Ours {
         }
         let hook = hook_of(mallctl.address())
             .ok_or_else(|| format!("there are more than {} jemallocs", HOOKS.len()))?;
-        // SAFETY: getauxval(3) reads a constant of this process.
-        let main_stack_top = unsafe { libc::getauxval(libc::AT_RANDOM) };
-        memprof_unwind::prepare(find, main_stack_top as usize);
         // SAFETY: executable code that jemalloc itself calls with this signature.
         let walker = unsafe {
             mem::transmute::<*const c_void, memprof_unwind::Walker>(saved as *const c_void)
@@ -92,6 +85,22 @@ impl Ours {
     pub(super) fn counts(&self) -> Counts {
         self.hook.counts()
     }
+}
+
+/// Makes ready what all walks share.
+///
+/// # Errors
+/// Why stacks cannot be walked here.
+pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
+    let find = find_object()
+        .ok_or("this C library has no _dl_find_object (glibc 2.35 and newer have it)")?;
+    if !kernel_answers() {
+        return Err("this kernel does not tell which memory can be read".to_owned());
+    }
+    // SAFETY: getauxval(3) reads a constant of this process.
+    let main_stack_top = unsafe { libc::getauxval(libc::AT_RANDOM) };
+    memprof_unwind::prepare(find, main_stack_top as usize);
+    Ok(())
 }
 
 fn hook_of(owner: usize) -> Option<&'static Hook> {

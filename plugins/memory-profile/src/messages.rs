@@ -41,7 +41,7 @@ impl Plugin for MemoryProfile {
     const MESSAGES: &'static [Message] = &[
         Message::new(
             "activate",
-            "[for=10m] [sample_interval=512KiB | lg_sample=10..24] [allocator=NAME] [unwinder=auto|ours|allocator]",
+            "[for=10m] [sample_interval=512KiB | lg_sample=10..24] [allocator=NAME] [unwinder=auto|ours|allocator] [sampler=auto|allocator|ours]",
             "Starts sampling allocations; with for, it ends by itself; unwinder tells who walks the stacks.",
         ),
         Message::new(
@@ -424,11 +424,13 @@ fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failur
     let interval = take_interval(args)?;
     let duration = take_duration(args)?;
     let unwinder = args.take("unwinder").map(|word| word.parse());
+    let sampler = args.take("sampler").map(|word| word.parse());
     Ok(ActivateOptions {
         allocator,
         interval,
         duration,
         unwinder: unwinder.transpose().map_err(failure)?,
+        sampler: sampler.transpose().map_err(failure)?.unwrap_or_default(),
     })
 }
 

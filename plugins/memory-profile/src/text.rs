@@ -138,6 +138,7 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
         let severity = match finding.severity {
             Severity::Error => "error",
             Severity::Warning => "warning",
+            Severity::Notice => "notice",
         };
         format!("{severity}: {}\n  {}", finding.message, finding.remedy)
     };

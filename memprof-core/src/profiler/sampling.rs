@@ -1,0 +1,73 @@
+//! Who samples: each allocator for itself, or memprof's sampler for the one that serves `malloc`.
+
+use std::sync::Arc;
+
+use super::{Backends, Profiler};
+use crate::backend::{Backend, Kind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sampler::{SamplerChoice, Samples, WithSampler};
+
+impl Profiler {
+    /// Settles who samples, and returns those of `backends` that do, or could.
+    ///
+    /// # Errors
+    /// Why memprof's sampler cannot, where it was asked for.
+    pub(super) fn choose_sampler(
+        &self,
+        backends: &Backends,
+        choice: SamplerChoice,
+    ) -> Result<Backends> {
+        let ours = backends.iter().find_map(|each| each.with_sampler());
+        match (choice, ours) {
+            (SamplerChoice::Auto, Some(ours)) if self.needs_ours(backends) => {
+                // Where it cannot, the allocators tell what would help.
+                let _refused = ours.choose(Samples::InPlace);
+            }
+            (SamplerChoice::Auto | SamplerChoice::Allocator, Some(ours)) => {
+                ours.choose(Samples::Not)?;
+            }
+            (SamplerChoice::Auto | SamplerChoice::Allocator, None) => {}
+            (SamplerChoice::Ours, Some(ours)) => {
+                ours.choose(Samples::Asked)?;
+                let only = backends.iter().filter(|each| each.with_sampler().is_some());
+                return Ok(only.cloned().collect());
+            }
+            (SamplerChoice::Ours, None) => {
+                let message =
+                    "memprof's sampler serves the allocator of malloc, which is none of these";
+                return Err(Error::new(ErrorKind::Unsupported, message)
+                    .remedy("leave `allocator` out, or see `status`"));
+            }
+        }
+        Ok(Arc::clone(backends))
+    }
+
+    /// As before any activation.
+    pub(super) fn choose_by_default(&self) {
+        if let Err(error) = self.choose_sampler(&self.backends(), SamplerChoice::Auto) {
+            log::debug!("{error}");
+        }
+    }
+
+    /// No allocator can profile, and ours would see what the program allocates: not where a
+    /// jemalloc beside `malloc` serves the program by another name.
+    fn needs_ours(&self, backends: &Backends) -> bool {
+        let can = |each: &Arc<dyn Backend>| match each.with_sampler() {
+            Some(ours) => ours.allocator().require_profiling().is_ok(),
+            None => each.require_profiling().is_ok(),
+        };
+        let is_beside = |each: &Arc<dyn Backend>| {
+            let identity = each.identity();
+            identity.kind == Kind::Jemalloc && !identity.owns_malloc
+        };
+        let any = |is: &dyn Fn(&Arc<dyn Backend>) -> bool| backends.iter().any(is);
+        !any(&can) && !any(&is_beside) && self.undrivable().is_none()
+    }
+
+    /// Looks after memprof's sampler while it samples. False where it does not.
+    pub(super) fn tend_sampler(&self) -> bool {
+        let backends = self.backends();
+        let ours = backends.iter().find_map(|each| each.with_sampler());
+        ours.is_some_and(WithSampler::tend)
+    }
+}

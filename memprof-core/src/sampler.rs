@@ -1,0 +1,13 @@
+//! memprof's own sampler before the allocator that serves `malloc`: for one that has no profiler, or
+//! was started without it, or where it is asked for.
+
+mod choice;
+#[cfg_attr(target_arch = "x86_64", path = "sampler/ours.rs")]
+#[cfg_attr(not(target_arch = "x86_64"), path = "sampler/elsewhere.rs")]
+mod ours;
+#[cfg(target_arch = "x86_64")]
+mod profile;
+
+pub(crate) use choice::Samples;
+pub use choice::{SamplerChoice, SamplerStatus, Slots};
+pub(crate) use ours::{WithSampler, before};

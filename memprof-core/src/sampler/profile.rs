@@ -1,0 +1,101 @@
+//! The sampler's profile as text: tcmalloc's legacy format, which jeprof, google-pprof, `go tool
+//! pprof` and memprof read.
+//!
+//! ```text
+//! heap profile:      2:     1000 [     5:     2000] @ heap_v2/524288
+//!      1:      500 [     1:      500] @ 0x4005d0 0x4004f1
+//! ```
+//!
+//! Each stack has a line for each of its size classes: readers unsample a line by its mean size.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+
+use memprof_sampler::Record;
+
+use crate::heap::{Summary, unsampled};
+
+/// What a header's numbers take, so that it can be written before they are known.
+const WIDTH: usize = 20;
+
+/// Writes all samples, live and freed ones.
+pub(super) fn write(interval: u64, file: &File) -> io::Result<Summary> {
+    let mut lines = Lines {
+        text: BufWriter::new(file),
+        summary: Summary {
+            sample_interval: interval,
+            ..Summary::default()
+        },
+        totals: [0; 4],
+        outcome: Ok(()),
+    };
+    lines.header()?;
+    // SAFETY: what clears the samples, and a dump, exclude each other (`Profiler::begin_dump`).
+    #[expect(unsafe_code, reason = "the sampler's tables")]
+    unsafe {
+        memprof_sampler::each_record(|record| lines.add(&record));
+    }
+    lines.outcome?;
+    let end = lines.text.stream_position()?;
+    lines.summary.profile_len = end;
+    lines.text.seek(SeekFrom::Start(0))?;
+    lines.outcome = Ok(());
+    lines.header()?;
+    lines.text.flush()?;
+    Ok(lines.summary)
+}
+
+struct Lines<W: Write> {
+    text: BufWriter<W>,
+    summary: Summary,
+    /// Objects and bytes, live and in all.
+    totals: [u64; 4],
+    outcome: io::Result<()>,
+}
+
+impl<W: Write> Lines<W> {
+    fn header(&mut self) -> io::Result<()> {
+        let [objects, bytes, total_objects, total_bytes] = self.totals;
+        writeln!(
+            self.text,
+            "heap profile: {objects:WIDTH$}: {bytes:WIDTH$} [{total_objects:WIDTH$}: \
+             {total_bytes:WIDTH$}] @ heap_v2/{}",
+            self.summary.sample_interval
+        )
+    }
+
+    fn add(&mut self, record: &Record<'_>) {
+        if self.outcome.is_ok() {
+            self.outcome = self.line(record);
+        }
+    }
+
+    fn line(&mut self, record: &Record<'_>) -> io::Result<()> {
+        let counts = [
+            record.objects,
+            record.bytes,
+            record.total_objects,
+            record.total_bytes,
+        ];
+        // Its counters move while a sample comes or goes.
+        if record.total_objects == 0 {
+            return Ok(());
+        }
+        for (total, count) in self.totals.iter_mut().zip(counts) {
+            *total += count;
+        }
+        let [objects, bytes, total_objects, total_bytes] = counts;
+        write!(
+            self.text,
+            "{objects:6}: {bytes:8} [{total_objects:6}: {total_bytes:8}] @"
+        )?;
+        for frame in record.frames {
+            write!(self.text, " {frame:#x}")?;
+        }
+        writeln!(self.text)?;
+        let summary = &mut self.summary;
+        summary.stacks += 1;
+        summary.estimated_inuse_bytes += unsampled(objects, bytes, summary.sample_interval);
+        Ok(())
+    }
+}
