@@ -186,19 +186,18 @@ fn messages_while_every_thread_samples() {
 }
 
 #[test]
-fn an_allocator_without_a_profiler_says_why_and_does_the_rest() {
+fn an_allocator_without_a_profiler_is_sampled_in_its_place_and_does_the_rest() {
     let check = |preload: &str, kind: &str, reason: &str, remedy: &str, prints: &str| {
         let host = host_under("c_host", preload);
-        let can = format!("{kind} true: stats, purge");
+        let can = format!("{kind} true: activate, dump, reset, stats, purge");
         assert_eq!(allocators(&host), [can]);
-        for message in ["activate", "dump", "reset"] {
-            let refused = host.memprof(message, &["--json"]).exits(4).json();
-            let error = &refused["error"];
-            assert_eq!(error["kind"], "unsupported", "{refused}");
-            let text = |key: &str| error[key].as_str().unwrap().to_owned();
-            assert!(text("message").contains(reason), "{refused}");
-            assert!(text("remedy").contains(remedy), "{refused}");
-        }
+        let args = ["--json", "sampler=allocator"];
+        let refused = host.memprof("activate", &args).exits(4).json();
+        let error = &refused["error"];
+        assert_eq!(error["kind"], "unsupported", "{refused}");
+        let text = |key: &str| error[key].as_str().unwrap().to_owned();
+        assert!(text("message").contains(reason), "{refused}");
+        assert!(text("remedy").contains(remedy), "{refused}");
         host.memprof("dump", &["kind=growth"]).exits(4);
         host.memprof("deactivate", &[]).exits(0);
         host.memprof("background_thread", &["state=on"]).exits(4);
@@ -211,8 +210,9 @@ fn an_allocator_without_a_profiler_says_why_and_does_the_rest() {
         assert_eq!(sum, ledger["rss_bytes"].as_u64().unwrap(), "{ledger}");
         assert_eq!(ledger["allocators"][0]["kind"], kind);
         host.memprof("purge", &[]).exits(0);
-        let found = host.memprof("doctor", &["--json"]).exits(4).json();
-        assert_eq!(found["findings"][0]["severity"], "error", "{found}");
+        let found = host.memprof("doctor", &["--json"]).exits(0).json();
+        assert_eq!(found["findings"][0]["severity"], "notice", "{found}");
+        assert_eq!(found["findings"][0]["kind"], "sampled_by_memprof");
     };
     check(
         "libtcmalloc_minimal.so.4",
@@ -346,7 +346,10 @@ fn lied_to(name: &str, misbehaviours: &[&str], message: &str) -> (Host, Run) {
         assert!([0, 1, 4].contains(&run.code), "{each}: {run:?}");
     }
     let allocator = format!("allocator={name}");
-    let run = host.memprof(message, &["--json", &allocator]);
+    let mut words = message.split(' ');
+    let message = words.next().unwrap();
+    let args: Vec<&str> = ["--json", &allocator].into_iter().chain(words).collect();
+    let run = host.memprof(message, &args);
     assert!(host.is_alive());
     (host, run)
 }
@@ -375,23 +378,28 @@ fn a_tcmalloc_that_lies_is_told_of_and_harms_nothing() {
     );
     check(
         &["WITHOUT_FLAG"],
-        "activate",
+        "activate sampler=allocator",
         4,
         "does not let its sampling be switched",
     );
     check(
         &["OTHER_CXX"],
-        "activate",
+        "activate sampler=allocator",
         4,
         "in another std::string than libstdc++'s",
     );
     check(
         &["MINIMAL"],
-        "activate",
+        "activate sampler=allocator",
         4,
         "was built without its profiler",
     );
-    check(&["HALF"], "activate", 4, "was built without its profiler");
+    check(
+        &["HALF"],
+        "activate sampler=allocator",
+        4,
+        "was built without its profiler",
+    );
     check(
         &["HALF"],
         "purge",
@@ -414,16 +422,18 @@ fn a_mimalloc_that_lies_is_told_of_and_harms_nothing() {
     assert!(text.starts_with("mimalloc -7\n"), "{text}");
     assert!(text.contains("… cut after 262144 bytes"));
     // It claims what malloc gives; so does nobody else.
-    assert_eq!(allocators(&host)[0], "mimalloc true: stats, purge");
+    let mimalloc = "mimalloc true: activate, dump, reset, stats, purge";
+    assert_eq!(allocators(&host)[0], mimalloc);
     let (host, run) = lied_to("mimalloc", &["HALF"], "stats");
     let text = run.exits(0).json()["text"].as_str().unwrap().to_owned();
     assert!(text.contains("lacks mi_process_info"), "{text}");
-    let found = host.memprof("doctor", &[]).exits(4).stdout;
+    let found = host.memprof("doctor", &[]).exits(0).stdout;
     assert!(
         found.contains("mimalloc -7 lacks mi_is_in_heap_region"),
         "{found}"
     );
-    assert_eq!(allocators(&host)[1], "glibc true: stats, purge");
+    let glibc = "glibc true: activate, dump, reset, stats, purge";
+    assert_eq!(allocators(&host)[1], glibc);
 }
 
 #[test]

@@ -33,6 +33,8 @@ fn plugins_export_their_entry_and_nothing_else() {
             "mosquitto_plugin_init",
             "mosquitto_plugin_version",
         ];
+        // Looked up by the sampler, which works under the loader's lock then.
+        exported.retain(|name| name != "memprof_loader_is_locked");
         assert_eq!(exported, expected, "{plugin}");
     }
 }

@@ -137,7 +137,15 @@ pub(crate) fn survives_whatever_is_wrong<S: Server>(nonsense: &[(&[(&str, &str)]
         assert!(again.contains(reason), "{load:?}: {again}");
         server.work();
     };
-    check(&Load::default(), S::UNAVAILABLE);
+    let unprepared = S::start(&Load::default());
+    let refused = unprepared.send(MEMORY_PROFILE, "activate sampler=allocator");
+    assert!(refused.contains(S::UNAVAILABLE), "{refused}");
+    let sampled = unprepared.send(MEMORY_PROFILE, "activate");
+    assert!(
+        sampled.contains("memprof samples in the allocator's place"),
+        "{sampled}"
+    );
+    unprepared.work();
     let unwritable = Load {
         env: S::ENV,
         config: &[("dump_dir", "/proc/no/dumps")],

@@ -219,7 +219,7 @@ fn survives_whatever_is_wrong() {
 }
 
 #[test]
-fn a_server_that_changes_its_user_says_that_it_ignores_the_environment() {
+fn a_server_that_changes_its_user_ignores_the_environment_and_is_sampled_all_the_same() {
     if !geteuid().is_root() {
         return;
     }
@@ -229,7 +229,9 @@ fn a_server_that_changes_its_user_says_that_it_ignores_the_environment() {
     };
     let manager = Command::new("traffic_manager");
     let server = TrafficServer::start_by(manager, "trafficserver", &load);
-    let refused = server.send("memory_profile", "activate");
+    let refused = server.send("memory_profile", "activate sampler=allocator");
     assert!(refused.contains("AT_SECURE"), "{refused}");
+    let sampled = server.send("memory_profile", "activate");
+    assert!(sampled.contains("profiling is active"), "{sampled}");
     server.work();
 }

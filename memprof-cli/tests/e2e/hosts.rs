@@ -141,12 +141,6 @@ fn activation_that_cannot_work_names_cause_and_remedy() {
         "was started with opt.prof=false",
         "restart this program with MALLOC_CONF=prof:true,prof_active:false",
     );
-    check(
-        Setup::without_profiling("c_host"),
-        "unsupported",
-        "has no profiler",
-        "LD_PRELOAD=libjemalloc.so.2",
-    );
 }
 
 #[test]
