@@ -20,8 +20,7 @@ usage: cargo xtask COMMAND
   test                install what the tests need, build, run every test
   bench [unwind]      build for release, and print what the plugin costs its host; or its stack walk
   torture [SUITE] [--short]
-                      hosts under every fault: storm, stall, inject, kill, hostile, paths,
-                      resources, tls, space, privileges, exit, closefrom, clients, unwind
+                      hosts under every fault; an unknown SUITE names those there are
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {

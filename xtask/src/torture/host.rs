@@ -23,9 +23,6 @@ use crate::dist::dist;
 /// An answer that takes longer never comes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Samples often, so that a dump has hundreds of stacks at once.
-const MALLOC_CONF: &str = "prof:true,prof_active:false,lg_prof_sample:13";
-
 /// How many lines of a host's log a failure shows.
 const LOG_LINES: usize = 20;
 
@@ -40,7 +37,19 @@ pub(super) struct Setup {
     pub(super) wrapper: Vec<String>,
     /// More lines of `[plugin.config]`.
     pub(super) config: &'static str,
+    /// Variables of its environment: the allocator, and its options.
+    pub(super) env: &'static [(&'static str, &'static str)],
 }
+
+/// With a jemalloc that can profile.
+const JEMALLOC: &[(&str, &str)] = &[
+    ("LD_PRELOAD", "libjemalloc.so.2"),
+    // Samples often, so that a dump has hundreds of stacks at once.
+    (
+        "MALLOC_CONF",
+        "prof:true,prof_active:false,lg_prof_sample:13",
+    ),
+];
 
 impl Default for Setup {
     fn default() -> Self {
@@ -49,6 +58,7 @@ impl Default for Setup {
             options: vec!["allocate=2".to_owned()],
             wrapper: Vec::new(),
             config: "activate_at_start = true",
+            env: JEMALLOC,
         }
     }
 }
@@ -90,8 +100,7 @@ impl Setup {
             .arg(&config)
             .arg(place.counters())
             .args(&self.options)
-            .env("LD_PRELOAD", "libjemalloc.so.2")
-            .env("MALLOC_CONF", MALLOC_CONF)
+            .envs(self.env.iter().copied())
             .env("MEMPROF_SOCKET_DIR", place.path().join("run"))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -127,6 +136,7 @@ pub(super) struct Counters {
     pub(super) dumps: u64,
     pub(super) failures: u64,
     pub(super) alarms: u64,
+    pub(super) reloads: u64,
 }
 
 impl Host {
@@ -188,9 +198,10 @@ impl Host {
             dumps,
             failures,
             alarms,
+            reloads,
         ] = words[..]
         else {
-            bail!("the host has {} counters, not 7", words.len());
+            bail!("the host has {} counters, not 8", words.len());
         };
         Ok(Counters {
             allocations,
@@ -200,6 +211,7 @@ impl Host {
             dumps,
             failures,
             alarms,
+            reloads,
         })
     }
 

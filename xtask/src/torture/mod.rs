@@ -18,6 +18,7 @@ mod paths;
 mod place;
 mod privileges;
 mod resources;
+mod sampler;
 mod seccomp;
 mod space;
 mod stall;
@@ -75,6 +76,7 @@ const SUITES: &[Suite] = &[
     ("clients", clients::run),
     ("bombs", bombs::run),
     ("closefrom", closefrom::run),
+    ("sampler", sampler::run),
     ("unwind", unwind::hazards::run),
 ];
 

@@ -33,7 +33,8 @@ enum { DEEP = 31, LARGE_BLOCK = 64 * 1024 };
 
 /* The same order as `Counters` of host.rs. */
 struct counters {
-    _Atomic uint64_t allocations, forks, slowest_fork_us, messages, dumps, failures, alarms;
+    _Atomic uint64_t allocations, forks, slowest_fork_us, messages, dumps, failures, alarms,
+        reloads;
 };
 
 static struct counters *counters;
@@ -94,8 +95,12 @@ static void *allocate(void *number) {
     void *blocks[LIVE_BLOCKS] = {0};
     const struct timespec tick = {0, 1000000};
     for (unsigned at = 0;; at++) {
-        allocator->free(blocks[at % LIVE_BLOCKS]);
-        blocks[at % LIVE_BLOCKS] = even(allocator, at * 2654435761u >> 8, DEPTH);
+        void **block = &blocks[at % LIVE_BLOCKS];
+        /* Each block holds its own address: one that two threads were given does not. */
+        if (*block && *(void **)*block != *block) count(&counters->failures);
+        allocator->free(*block);
+        *block = even(allocator, at * 2654435761u >> 8, DEPTH);
+        if (*block) *(void **)*block = *block;
         count(&counters->allocations);
         if (at % BLOCKS_PER_TICK == 0) nanosleep(&tick, NULL);
     }
@@ -115,6 +120,18 @@ static void *idle(void *unused) {
     if (malloc(1)) count(&counters->allocations);
     for (;;) pause();
     return unused;
+}
+
+/* Loads a library, calls it, and unloads it again: calls of malloc that come and go. */
+static void *reload_often(void *path) {
+    for (;;) {
+        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        int (*run)(int) = NULL;
+        if (library) *(void **)&run = dlsym(library, "run");
+        if (!run || run(100) != 0 || dlclose(library) != 0) count(&counters->failures);
+        count(&counters->reloads);
+    }
+    return NULL;
 }
 
 static void *fork_often(void *unused) {
@@ -267,6 +284,7 @@ int main(int argc, char **argv) {
                 senders[each] = start(send_messages, (uintptr_t)each);
             }
         } else if (!strcmp(option, "fork")) start(fork_often, 0);
+        else if (!strcmp(option, "reload")) start(reload_often, (uintptr_t)value);
         else if (!strcmp(option, "stacks")) keep_stacks(threads);
         else if (!strcmp(option, "forbid")) forbid(threads);
         else if (!strcmp(option, "chroot")) enter(value);

@@ -40,7 +40,7 @@ pub(super) fn is_whole(path: &Path) -> Result<bool> {
     Ok(
         name.is_some_and(|name| name.ends_with(".heap") && !name.starts_with('.'))
             && path.metadata()?.mode() & 0o777 == 0o600
-            && text.starts_with("heap_v2/")
+            && (text.starts_with("heap_v2/") || text.starts_with("heap profile: "))
             && text.contains("\nMAPPED_LIBRARIES:\n")
             && text.ends_with('\n')
             && text
