@@ -129,6 +129,10 @@ fn find(rules: &[(Whose, &[&str])], name: &str) -> Option<Whose> {
 
 /// Whether `name` is `pattern`, in which `*` is any text.
 fn is_like(pattern: &str, name: &str) -> bool {
+    // Most patterns differ in their first byte, and each function is held against all of them.
+    if pattern.as_bytes().first() != name.as_bytes().first() && !pattern.starts_with('*') {
+        return false;
+    }
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = name.strip_prefix(first) else {
