@@ -46,6 +46,6 @@ pub(super) fn is_whole(path: &Path) -> Result<bool> {
             && text
                 .lines()
                 .last()
-                .is_some_and(|last| last.starts_with("# build-id: ")),
+                .is_some_and(|last| last.starts_with("# estimated-inuse-bytes: ")),
     )
 }
