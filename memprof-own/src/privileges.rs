@@ -3,6 +3,8 @@
 //! does so.
 #![expect(unsafe_code, reason = "capset(2)")]
 
+use std::time::{Duration, Instant};
+
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::descriptor::Ours;
@@ -18,27 +20,39 @@ const CAP_SETUID: u32 = 7;
 const CAP_IPC_LOCK: u32 = 14;
 const VERSION_3: u32 = 0x2008_0522;
 
+/// The main thread is not looked at more often: the kernel takes tens of microseconds for it, which
+/// is longer than a short message.
+const FRESH: Duration = Duration::from_millis(100);
+
 /// The capabilities of the calling thread, which must be the one that got this.
 #[derive(Debug)]
 pub struct Privileges {
     /// Those it may still have.
     kept: u64,
+    /// When the main thread was looked at last.
+    looked: Option<Instant>,
 }
 
 impl Privileges {
     /// Gives up all but those without which the program could be harmed.
     pub(crate) fn reduce() -> Self {
-        let mut privileges = Self { kept: u64::MAX };
+        let mut privileges = Self {
+            kept: u64::MAX,
+            looked: None,
+        };
         privileges.keep(NEEDED);
         privileges
     }
 
-    /// Gives up those that the program's main thread does not have any more. Costs nothing in a
-    /// process that had none to begin with.
+    /// Gives up those that the program's main thread does not have any more, or did not have a tenth
+    /// of a second ago. Costs nothing in a process that had none to begin with.
     pub fn follow(&mut self) {
-        if self.kept != 0
-            && let Some(main) = Capabilities::read(c"/proc/self/status")
-        {
+        let is_fresh = |looked: Instant| looked.elapsed() < FRESH;
+        if self.kept == 0 || self.looked.is_some_and(is_fresh) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        if let Some(main) = Capabilities::read(c"/proc/self/status") {
             self.keep(main.permitted);
         }
     }

@@ -2,13 +2,14 @@
 //! than they have, and changing the user works.
 
 use std::fs;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
 use super::Form;
 use super::guest::Guest;
-use super::host::send;
+use super::host::{PATIENCE, send};
 
 /// What a program does, one after the other; see `guest.c`.
 const PROGRAMS: [&[&str]; 4] = [
@@ -40,12 +41,21 @@ pub(super) fn run(form: Form) -> Result<String> {
                 .hear("done")
                 .with_context(|| format!("{steps:?}: {step}"))?;
         }
-        let dumped = send(&mut client, "dump", "")?;
-        ensure!(
-            dumped["status"] == "ok" || dumped["error"]["kind"] == "io",
-            "{dumped}"
-        );
-        check(guest.pid()).with_context(|| format!("{steps:?}"))?;
+        // The threads look at the program's privileges now and then.
+        let begun = Instant::now();
+        loop {
+            let dumped = send(&mut client, "dump", "")?;
+            let is_answered = dumped["status"] == "ok" || dumped["error"]["kind"] == "io";
+            ensure!(is_answered, "{dumped}");
+            send(&mut guest.client()?, "status", "")?;
+            match check(guest.pid()) {
+                Err(error) if begun.elapsed() > PATIENCE => {
+                    return Err(error.context(format!("{steps:?}")));
+                }
+                Err(_) => {}
+                Ok(()) => break,
+            }
+        }
     }
     Ok(format!(
         "{} programs gave up privileges in {} ways: memprof's threads have none beyond theirs",
