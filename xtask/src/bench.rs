@@ -2,6 +2,7 @@
 //! Each figure stands beside its limit or its peer, both measured in this run.
 
 mod answers;
+pub(crate) mod sampler;
 mod server;
 mod viewer;
 

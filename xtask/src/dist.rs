@@ -116,6 +116,17 @@ pub(crate) fn build_unwind(profile: Profile) -> Result<()> {
     compile("library.c", "torture/library_b.so", &large)
 }
 
+/// The program of `cargo xtask bench sampler`; after [`build`].
+pub(crate) fn build_pairs() -> Result<()> {
+    let library = host_library()?;
+    compile(
+        "cc",
+        "xtask/src/bench/pairs.c",
+        "bench/pairs",
+        &dynamic(&library),
+    )
+}
+
 fn host_library() -> Result<String> {
     let library = dist().join("lib/libmemprof_host.a");
     let library = library.to_str();

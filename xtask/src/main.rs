@@ -18,7 +18,9 @@ usage: cargo xtask COMMAND
   build [--release]   build everything and lay it out in target/dist
   demo                find a leak in a running process, step by step
   test                install what the tests need, build, run every test
-  bench [unwind]      build for release, and print what the plugin costs its host; or its stack walk
+  bench [unwind|sampler]
+                      build for release, and print what the plugin costs its host; or its stack
+                      walk, or its sampler
   torture [SUITE] [--short]
                       hosts under every fault; an unknown SUITE names those there are
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         ["test"] => ci::test(),
         ["bench"] => bench::build_and_run(),
         ["bench", "unwind"] => unwind::bench::run(),
+        ["bench", "sampler"] => bench::sampler::run(),
         ["bench-here"] => bench::measure(),
         ["torture", args @ ..] => torture::command(args),
         ["ci"] => ci::run_ci(),
