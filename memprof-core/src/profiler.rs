@@ -38,7 +38,7 @@ pub const SEEN_FROM_THE_START: &str = "and show when they are allocated anew; to
      start the program with `memprof run --active` or set activate_at_start = true";
 
 /// What a profiler needs to know of its process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The program's name.
     pub program: String,

@@ -18,6 +18,7 @@ use crate::profiler::{lock, rfc3339};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use ours::prepare_walks;
+pub(crate) use ours::set_leased;
 pub(crate) use tick::Tick;
 
 /// Who shall walk.

@@ -10,8 +10,12 @@ mod object;
 
 use core::ffi::{CStr, c_int, c_void};
 use core::ops::Range;
+use core::ptr;
 use core::slice;
-use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicPtr, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use libc::dl_phdr_info;
 
@@ -53,19 +57,19 @@ pub struct Owner {
     pub is_program: bool,
 }
 
-/// Slots, taken and given back. There is one in a process: the hooks know one allocator.
+/// Slots, taken and given back. What is taken belongs to the process: the hooks know one allocator,
+/// and a forked child gives back what its parent took. Only one thread at a time may change them.
 #[derive(Debug)]
 pub struct Slots {
     owner: Owner,
-    taken: *mut Taken,
-    count: usize,
     hooks: [Hook; COUNT],
     /// The object that serves `malloc`, where its own calls are left alone: all but the C library.
     spared: Range<usize>,
 }
 
-// SAFETY: the mapping is reached through it alone.
-unsafe impl Send for Slots {}
+/// What is taken: a mapping for [`MOST`], and how many of them.
+static TAKEN: AtomicPtr<Taken> = AtomicPtr::new(ptr::null_mut());
+static COUNT_TAKEN: AtomicUsize = AtomicUsize::new(0);
 
 /// The code of this library: where its own calls and its own frames lie.
 static OWN_CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
@@ -110,10 +114,12 @@ impl Slots {
                 spared = object.code;
             }
         });
+        let owner = owner?;
+        if TAKEN.load(Acquire).is_null() {
+            TAKEN.store(mapping::zeroed(MOST)?, Release);
+        }
         Some(Self {
-            owner: owner?,
-            taken: mapping::zeroed(MOST)?,
-            count: 0,
+            owner,
             hooks,
             spared,
         })
@@ -126,7 +132,16 @@ impl Slots {
 
     /// How many slots are ours.
     pub fn count(&self) -> usize {
-        self.count
+        COUNT_TAKEN.load(Acquire)
+    }
+
+    fn set_count(&mut self, count: usize) {
+        COUNT_TAKEN.store(count, Release);
+    }
+
+    /// Whether the loader's lock can be had.
+    pub fn can_be_taken(&self) -> bool {
+        with_loader_locked(&mut || {})
     }
 
     /// Takes all slots that are not ours yet; also those of objects that came since the last time.
@@ -137,7 +152,7 @@ impl Slots {
             self.forget_unloaded();
             each_object(&mut |object| self.take_from(&object, &mut patched));
         });
-        patched.patched = self.count;
+        patched.patched = self.count();
         is_done.then_some(patched)
     }
 
@@ -184,7 +199,7 @@ impl Slots {
                 role: hook.role,
             };
             // Noted before it is written, so that it is given back whatever happens.
-            if self.count < MOST && write(object, slot.at, taken.hook) {
+            if self.count() < MOST && write(object, slot.at, taken.hook) {
                 self.push(taken);
             } else {
                 patched.refused += 1;
@@ -202,7 +217,7 @@ impl Slots {
         let mut kept = 0;
         each_object(&mut |object| {
             let first = kept;
-            for at in first..self.count {
+            for at in first..self.count() {
                 let taken = self.taken()[at];
                 if object.code.contains(&taken.at) && value(taken.at) == taken.hook {
                     self.taken_mut().swap(kept, at);
@@ -210,41 +225,35 @@ impl Slots {
                 }
             }
         });
-        self.count = kept;
+        self.set_count(kept);
     }
 
     fn retain(&mut self, is_kept: impl Fn(&Taken) -> bool) {
         let mut kept = 0;
-        for at in 0..self.count {
+        for at in 0..self.count() {
             if is_kept(&self.taken()[at]) {
                 self.taken_mut().swap(kept, at);
                 kept += 1;
             }
         }
-        self.count = kept;
+        self.set_count(kept);
     }
 
     fn push(&mut self, taken: Taken) {
-        let count = self.count;
-        self.count += 1;
+        let count = self.count();
+        self.set_count(count + 1);
         self.taken_mut()[count] = taken;
     }
 
     fn taken(&self) -> &[Taken] {
-        // SAFETY: the mapping has room for more, and zeros or what was pushed in it.
-        unsafe { slice::from_raw_parts(self.taken, self.count) }
+        // SAFETY: the mapping of `find` has room for more, and zeros or what was pushed in it; only
+        // one thread at a time is here.
+        unsafe { slice::from_raw_parts(TAKEN.load(Acquire), self.count()) }
     }
 
     fn taken_mut(&mut self) -> &mut [Taken] {
         // SAFETY: as above.
-        unsafe { slice::from_raw_parts_mut(self.taken, self.count) }
-    }
-}
-
-impl Drop for Slots {
-    fn drop(&mut self) {
-        // SAFETY: a mapping of `find`, which nobody else has.
-        unsafe { mapping::unmap(self.taken, MOST) };
+        unsafe { slice::from_raw_parts_mut(TAKEN.load(Acquire), self.count()) }
     }
 }
 

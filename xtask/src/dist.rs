@@ -83,6 +83,8 @@ pub(crate) fn build_torture() -> Result<()> {
     compile("cc", source, "torture/stress_host", &dynamic(&library))?;
     let place = "torture/stress_host_static";
     compile("cc", source, place, &with_jemalloc(&library))?;
+    let forker = "xtask/src/torture/forker.c";
+    compile("cc", forker, "torture/forker", &dynamic(&library))?;
     let guest = "xtask/src/torture/guest.c";
     compile("cc", guest, "torture/guest", &[])?;
     for kib in tls::SIZES {

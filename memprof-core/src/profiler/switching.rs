@@ -12,7 +12,7 @@ use crate::interval::SampleInterval;
 use crate::lease::Lease;
 use crate::sampler::SamplerChoice;
 use crate::status::Activation;
-use crate::unwinder::{Tick, UnwinderChoice};
+use crate::unwinder::{Tick, UnwinderChoice, set_leased};
 
 /// What to activate, and how.
 #[derive(Clone, Copy, Debug, Default)]
@@ -164,6 +164,7 @@ impl Profiler {
     }
 
     fn set_lease(&self, lease: Option<Lease>) {
+        set_leased(lease.is_some());
         *lock(&self.lease) = lease;
     }
 

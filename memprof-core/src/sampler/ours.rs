@@ -120,7 +120,7 @@ impl Sampler {
     fn find(allocator: &Identity) -> Result<Self> {
         let unsupported = |message: String| Error::new(ErrorKind::Unsupported, message);
         prepare_walks().map_err(|why| unsupported(format!("memprof cannot sample here: {why}")))?;
-        let mut slots = memprof_sampler::Slots::find().ok_or_else(|| {
+        let slots = memprof_sampler::Slots::find().ok_or_else(|| {
             unsupported("memprof cannot sample here: no object defines malloc".to_owned())
         })?;
         if slots.owner().is_program {
@@ -129,16 +129,20 @@ impl Sampler {
             );
             return Err(unsupported(message));
         }
-        if slots.give_back(None).is_none() {
+        if !slots.can_be_taken() {
             return Err(unsupported(
                 "memprof cannot sample here: its library is not the only one of its kind"
                     .to_owned(),
             ));
         }
         Ok(Self {
+            seen: Slots {
+                // What the parent of a forked child took.
+                patched: slots.count(),
+                ..Slots::default()
+            },
             slots,
             samples: Samples::Not,
-            seen: Slots::default(),
             loaded: (0, 0),
         })
     }

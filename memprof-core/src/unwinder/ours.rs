@@ -3,15 +3,16 @@
 
 use std::ffi::{CStr, c_void};
 use std::mem;
-use std::sync::Mutex;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memprof_unwind::{FindObject, HOOKS, Hook, is_readable};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::mallctl::Mallctl;
+use crate::mallctl::{Mallctl, MallctlFn};
 use crate::objects;
-use crate::profiler::lock;
 
 pub(super) use memprof_unwind::{Counts, forget_rules, forget_stacks, rules_read};
 
@@ -20,7 +21,73 @@ const CONTROL: &CStr = c"experimental.hooks.prof_backtrace";
 
 /// Which hook belongs to which jemalloc, by the address of its `mallctl`. For ever: a thread may
 /// still be in a hook that was removed.
-static OWNERS: Mutex<[Option<usize>; HOOKS.len()]> = Mutex::new([None; HOOKS.len()]);
+static OWNERS: [AtomicUsize; HOOKS.len()] = [const { AtomicUsize::new(0) }; HOOKS.len()];
+
+/// Where our walker is installed, for a forked child: the jemalloc's `mallctl`, and the walker that was
+/// there before.
+static INSTALLED: [Installed; HOOKS.len()] = [const { Installed::new() }; HOOKS.len()];
+
+/// The activation ends by itself, by a thread that a forked child does not have.
+static IS_LEASED: AtomicBool = AtomicBool::new(false);
+
+struct Installed {
+    /// 0 where it is not.
+    mallctl: AtomicUsize,
+    saved: AtomicUsize,
+}
+
+impl Installed {
+    const fn new() -> Self {
+        Self {
+            mallctl: AtomicUsize::new(0),
+            saved: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// Tells whether the activation ends by itself.
+pub(crate) fn set_leased(is_leased: bool) {
+    IS_LEASED.store(is_leased, Ordering::Release);
+}
+
+/// In a forked child nobody tends our walk, and nobody ends an activation in time: the allocator's
+/// own walker is put back, and sampling ends where it had an end. Allocates nothing and takes no lock
+/// of ours; jemalloc has made its own ready before, because its handler was there first.
+extern "C" fn in_child() {
+    forget_stacks();
+    let is_leased = IS_LEASED.swap(false, Ordering::AcqRel);
+    for installed in &INSTALLED {
+        let address = installed.mallctl.swap(0, Ordering::AcqRel);
+        if address == 0 {
+            continue;
+        }
+        // SAFETY: `install` stored a jemalloc's, which stays loaded.
+        let mallctl = unsafe {
+            mem::transmute::<*const c_void, MallctlFn>(ptr::with_exposed_provenance(address))
+        };
+        let mut saved = installed.saved.load(Ordering::Acquire);
+        let write = |name: &CStr, value: *mut c_void, size: usize| {
+            // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the control's own size.
+            // Refused, it stays as it is: nobody is there to be told.
+            unsafe { mallctl(name.as_ptr(), ptr::null_mut(), ptr::null_mut(), value, size) };
+        };
+        write(CONTROL, (&raw mut saved).cast(), size_of::<usize>());
+        if is_leased {
+            let mut is_active = false;
+            write(c"prof.active", (&raw mut is_active).cast(), 1);
+        }
+    }
+}
+
+fn watch_forks() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: pthread_atfork(3): a function of this library, which is never unloaded.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            log::warn!("forked children keep memprof's stack walk: pthread_atfork refused");
+        }
+    });
+}
 
 /// Our walker, installed.
 #[derive(Debug)]
@@ -61,8 +128,14 @@ impl Ours {
         let walker = unsafe {
             mem::transmute::<*const c_void, memprof_unwind::Walker>(saved as *const c_void)
         };
+        watch_forks();
         // SAFETY: jemalloc's own walker, which `hook_of` gave no other allocator; prepared above.
         unsafe { hook.arm(walker, compare) };
+        let installed = installed(hook);
+        installed.saved.store(saved, Ordering::Release);
+        installed
+            .mallctl
+            .store(mallctl.address(), Ordering::Release);
         mallctl
             .write(CONTROL, hook.entry() as *const () as usize)
             .map_err(|errno| Error::mallctl("experimental.hooks.prof_backtrace", errno).message)?;
@@ -74,6 +147,7 @@ impl Ours {
     /// # Errors
     /// jemalloc refused.
     pub(super) fn remove(&self, mallctl: &Mallctl) -> Result<()> {
+        installed(self.hook).mallctl.store(0, Ordering::Release);
         let refused = |errno| Error::mallctl("experimental.hooks.prof_backtrace", errno);
         let current = mallctl.read::<usize>(CONTROL).map_err(refused)?;
         if current == self.hook.entry() as *const () as usize {
@@ -103,11 +177,17 @@ pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     Ok(())
 }
 
+fn installed(hook: &Hook) -> &'static Installed {
+    let index = HOOKS.iter().position(|each| ptr::eq(each, hook));
+    &INSTALLED[index.expect("a hook of the list")]
+}
+
 fn hook_of(owner: usize) -> Option<&'static Hook> {
-    let mut owners = lock(&OWNERS);
-    let own = owners.iter().position(|known| *known == Some(owner));
-    let index = own.or_else(|| owners.iter().position(Option::is_none))?;
-    owners[index] = Some(owner);
+    let is_its = |known: &AtomicUsize| {
+        let taken = known.compare_exchange(0, owner, Ordering::AcqRel, Ordering::Acquire);
+        taken.is_ok() || taken == Err(owner)
+    };
+    let index = OWNERS.iter().position(is_its)?;
     Some(&HOOKS[index])
 }
 

@@ -4,6 +4,7 @@ mod config;
 mod exit;
 mod gdump;
 mod messages;
+mod process;
 mod reply;
 mod shim;
 mod stats_format;

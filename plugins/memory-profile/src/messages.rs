@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use memprof_core::{
     ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::config::Config;
 use crate::exit::end_at_exit;
 use crate::gdump;
+use crate::process::Profilers;
 use crate::reply::{failure, ok, refused};
 use crate::shim::{host_mallctl, read_figures, read_report};
 use crate::stats_format::StatsFormat;
@@ -32,7 +33,7 @@ const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
 /// The plugin: the profiler of this process.
 pub(crate) struct MemoryProfile {
-    profiler: Arc<Profiler>,
+    profilers: Profilers,
 }
 
 impl Plugin for MemoryProfile {
@@ -112,20 +113,18 @@ impl Plugin for MemoryProfile {
         if let Err(error) = store.can_be_written() {
             log::warn!("{}", failure(error));
         }
-        let profiler = Arc::new(Profiler::new(
-            Settings {
-                program: host.name().to_owned(),
-                host: host_mallctl(&host),
-                own_image: read_figures as *const () as usize,
-                store,
-                readers: Readers {
-                    figures: read_figures,
-                    report: read_report,
-                },
-                unwinder: config.unwinder(),
+        let profilers = Profilers::new(Settings {
+            program: host.name().to_owned(),
+            host: host_mallctl(&host),
+            own_image: read_figures as *const () as usize,
+            store,
+            readers: Readers {
+                figures: read_figures,
+                report: read_report,
             },
-            SystemTime::now(),
-        ));
+            unwinder: config.unwinder(),
+        });
+        let profiler = profilers.current();
         let status = profiler.status();
         if status.profiling == "unavailable" {
             let (reason, remedy) = (status.reason.unwrap_or_default(), status.remedy);
@@ -151,9 +150,9 @@ impl Plugin for MemoryProfile {
             if let Err(error) = profiler.watch(config.watch()) {
                 log::error!("watch: {}", failure(error));
             }
-            end_at_exit(&profiler);
+            end_at_exit(profiler);
         }
-        Ok(Self { profiler })
+        Ok(Self { profilers })
     }
 
     fn handle_message(
@@ -163,19 +162,22 @@ impl Plugin for MemoryProfile {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
         // The thread may be the program's, as in Redis.
-        let _unsampled = self.profiler.unsampled();
+        let _unsampled = self.profiler().unsampled();
         require_calls().map_err(failure)?;
         match name {
             "activate" => {
                 let options = take_activate_options(&mut args)?;
                 args.finish()?;
-                let activation = self.profiler.activate(options).map_err(failure)?;
+                let activation = self.profiler().activate(options).map_err(failure)?;
                 activated(reply, activation)
             }
             "deactivate" => {
                 let allocator = take_allocator(&mut args)?;
                 args.finish()?;
-                activated(reply, self.profiler.deactivate(allocator).map_err(failure)?)
+                activated(
+                    reply,
+                    self.profiler().deactivate(allocator).map_err(failure)?,
+                )
             }
             "dump" => {
                 let allocator = take_allocator(&mut args)?;
@@ -195,7 +197,9 @@ impl Plugin for MemoryProfile {
                 args.finish()?;
                 activated(
                     reply,
-                    self.profiler.reset(allocator, interval).map_err(failure)?,
+                    self.profiler()
+                        .reset(allocator, interval)
+                        .map_err(failure)?,
                 )
             }
             "background_thread" => {
@@ -246,17 +250,24 @@ impl Plugin for MemoryProfile {
     }
 
     fn enter_thread(&self) {
-        self.profiler.leave_this_thread_out();
+        self.profiler().leave_this_thread_out();
     }
 }
 
 impl Drop for MemoryProfile {
     fn drop(&mut self) {
-        self.profiler.end();
+        // A forked child that ends has nothing to end.
+        if let Some(profiler) = self.profilers.existing() {
+            profiler.end();
+        }
     }
 }
 
 impl MemoryProfile {
+    fn profiler(&self) -> &Arc<Profiler> {
+        self.profilers.current()
+    }
+
     fn dump(
         &self,
         allocator: Option<Kind>,
@@ -264,7 +275,7 @@ impl MemoryProfile {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
         let report = self
-            .profiler
+            .profiler()
             .dump(allocator, kind, Trigger::Message)
             .map_err(|error| {
                 // What the system refuses is for whoever runs the host, not only for who asked.
@@ -286,7 +297,7 @@ impl MemoryProfile {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
         let stats = self
-            .profiler
+            .profiler()
             .stats(allocator, format.options.as_ref())
             .map_err(failure)?;
         let text: String = stats.iter().map(stats_text).collect();
@@ -300,7 +311,7 @@ impl MemoryProfile {
     }
 
     fn purge(&self, allocator: Option<Kind>, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let purged = self.profiler.purge(allocator).map_err(failure)?;
+        let purged = self.profiler().purge(allocator).map_err(failure)?;
         let text = purged_text(&purged);
         log::info!("{text}");
         ok(reply, &text, purged)
@@ -312,7 +323,10 @@ impl MemoryProfile {
         max: Option<u64>,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
-        let switched = self.profiler.background_threads(on, max).map_err(failure)?;
+        let switched = self
+            .profiler()
+            .background_threads(on, max)
+            .map_err(failure)?;
         let text = background_text(&switched);
         log::info!("{text}");
         ok(reply, &text, json!({ "allocators": switched }))
@@ -320,8 +334,8 @@ impl MemoryProfile {
 
     fn gdump(&self, limits: Option<GdumpLimits>, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let (is_on, gdumping) = match limits {
-            Some(limits) => (true, self.profiler.gdump(limits)),
-            None => (false, self.profiler.end_gdump()),
+            Some(limits) => (true, self.profiler().gdump(limits)),
+            None => (false, self.profiler().end_gdump()),
         };
         let gdumping = gdumping.map_err(failure)?;
         let text = gdump_text(is_on, &gdumping);
@@ -335,15 +349,15 @@ impl MemoryProfile {
     }
 
     fn recent(&self, max: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let recent = self.profiler.recent(max).map_err(failure)?;
+        let recent = self.profiler().recent(max).map_err(failure)?;
         let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
         ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
     }
 
     fn ledger(&self, smaps: Option<bool>, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let ledger = match smaps {
-            Some(true) => self.profiler.ledger_with_smaps(),
-            Some(false) | None => self.profiler.ledger(),
+            Some(true) => self.profiler().ledger_with_smaps(),
+            Some(false) | None => self.profiler().ledger(),
         };
         let ledger = ledger.map_err(failure)?;
         ok(reply, &ledger_text(&ledger), ledger)
@@ -351,7 +365,7 @@ impl MemoryProfile {
 
     /// An error only where profiling cannot be on: a script may wait for its end.
     fn doctor(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let findings = self.profiler.doctor();
+        let findings = self.profiler().doctor();
         let text = findings_text(&findings);
         let Some(worst) = findings.first().filter(|f| f.severity == Severity::Error) else {
             return ok(
@@ -368,19 +382,19 @@ impl MemoryProfile {
     }
 
     fn status(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let status = self.profiler.status();
+        let status = self.profiler().status();
         let text = status_text(&status) + &abilities_text(&status);
         ok(reply, &text, status)
     }
 
     fn list(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let kept = self.profiler.list().map_err(failure)?;
+        let kept = self.profiler().list().map_err(failure)?;
         let text = kept_text(&kept);
         ok(reply, &text, json!({ "dumps": kept }))
     }
 
     fn fetch(&self, id: &str, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let dump = self.profiler.fetch(id).map_err(failure)?;
+        let dump = self.profiler().fetch(id).map_err(failure)?;
         let passed = content_type(&dump.file)
             .map_err(|error| Failure::new(MEMPROF_IO, format!("failed to read dump {id}: {error}")))
             .and_then(|content_type| reply.file(&dump.file, dump.bytes, content_type));

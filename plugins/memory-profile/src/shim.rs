@@ -11,10 +11,10 @@
 use std::arch::global_asm;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::{mem, ptr};
 
 use memprof_core::{Error, Figures, Mallctl, Printout, StatsPrintFn};
+use memprof_own::ProcessLock;
 use memprof_plugin_abi::Host;
 use memprof_plugin_abi::raw::memprof_stats_callback_t;
 use tikv_jemalloc_ctl::{epoch, stats, stats_print};
@@ -27,7 +27,7 @@ compile_error!("the trampolines to the host's jemalloc are written for x86-64");
 static TARGETS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
 /// One binding at a time.
-static BINDING: Mutex<()> = Mutex::new(());
+static BINDING: ProcessLock = ProcessLock::new();
 
 global_asm!(
     ".macro memprof_jump name, slot",
@@ -62,7 +62,7 @@ extern "C" fn unbound() -> c_int {
 
 /// Runs `work` with tikv-jemalloc-ctl bound to `mallctl`.
 fn bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
-    let _one = BINDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = BINDING.lock();
     let bind = |pointers: [*mut c_void; 2]| {
         for (target, pointer) in TARGETS.iter().zip(pointers) {
             target.store(pointer, Ordering::Release);

@@ -6,6 +6,7 @@ mod clients;
 mod closefrom;
 mod disk;
 mod exit;
+mod fork;
 mod group;
 mod guest;
 mod host;
@@ -76,6 +77,7 @@ const SUITES: &[Suite] = &[
     ("clients", clients::run),
     ("bombs", bombs::run),
     ("closefrom", closefrom::run),
+    ("fork", fork::run),
     ("sampler", sampler::run),
     ("unwind", unwind::hazards::run),
 ];

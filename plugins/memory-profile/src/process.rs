@@ -1,0 +1,63 @@
+//! The profiler of this process. A forked child has one of its own: its parent's has threads that the
+//! child does not have, and locks that may be held for ever.
+
+use std::process;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+use memprof_core::{Profiler, Settings};
+
+/// The profiler of the process that made the plugin, and those of its descendants by fork(2).
+pub(crate) struct Profilers {
+    settings: Settings,
+    first: Generation,
+}
+
+struct Generation {
+    process: u32,
+    profiler: Arc<Profiler>,
+    child: OnceLock<Box<Self>>,
+}
+
+impl Profilers {
+    /// With the one of this process.
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            first: Generation::new(&settings),
+            settings,
+        }
+    }
+
+    /// That of this process, made where it is missing.
+    pub(crate) fn current(&self) -> &Arc<Profiler> {
+        let make = || Box::new(Generation::new(&self.settings));
+        let mut generation = &self.first;
+        while !generation.is_here() {
+            generation = generation.child.get_or_init(make);
+        }
+        &generation.profiler
+    }
+
+    /// That of this process, where it was asked for before.
+    pub(crate) fn existing(&self) -> Option<&Arc<Profiler>> {
+        let mut generation = &self.first;
+        while !generation.is_here() {
+            generation = generation.child.get()?;
+        }
+        Some(&generation.profiler)
+    }
+}
+
+impl Generation {
+    fn new(settings: &Settings) -> Self {
+        Self {
+            process: process::id(),
+            profiler: Arc::new(Profiler::new(settings.clone(), SystemTime::now())),
+            child: OnceLock::new(),
+        }
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == process::id()
+    }
+}

@@ -1,0 +1,115 @@
+/* A host that forks while its threads allocate and send messages. Each child asks the plugin what is
+ * on, switches sampling on by itself, dumps, and ends; prints a line for each: what it found. */
+#define _GNU_SOURCE
+#include <memprof_host.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PATIENCE = 30 };
+
+static memprof_running_host_t *host;
+
+static void log_line(void *ctx, memprof_log_level_t level, memprof_str_t target,
+                     memprof_str_t message) {
+    (void)ctx, (void)level, (void)target, (void)message;
+}
+
+struct text {
+    char bytes[16384];
+    size_t length;
+};
+
+static memprof_status_t begin(void *ctx, memprof_str_t type) {
+    (void)ctx, (void)type;
+    return MEMPROF_OK;
+}
+
+static memprof_status_t append(void *ctx, memprof_str_t part) {
+    struct text *text = ctx;
+    size_t room = sizeof text->bytes - 1 - text->length;
+    size_t length = part.len < room ? part.len : room;
+    memcpy(text->bytes + text->length, part.ptr, length);
+    text->length += length;
+    return MEMPROF_OK;
+}
+
+static memprof_status_t send(const char *name, const char *args, struct text *text) {
+    memset(text, 0, sizeof *text);
+    memprof_reply_t reply = {sizeof reply, 0, text, begin, append};
+    return memprof_host_message(host, MEMPROF_STR("memory_profile"),
+                                (memprof_str_t){name, strlen(name)},
+                                (memprof_str_t){args, strlen(args)}, &reply);
+}
+
+static void *keep_sending(void *unused) {
+    static __thread struct text text;
+    static const char *const names[] = {"status", "list", "ledger", "dump", "doctor"};
+    for (size_t at = 0;; at++) send(names[at % 5], "", &text);
+    return unused;
+}
+
+__attribute__((noinline)) static void *allocate_in_child(void) {
+    return memset(malloc(8 << 20), 1, 8 << 20);
+}
+
+static void *keep_allocating(void *unused) {
+    void *blocks[256] = {0};
+    for (unsigned at = 0;; at++) {
+        free(blocks[at % 256]);
+        blocks[at % 256] = malloc(16 + at % 5000);
+    }
+    return unused;
+}
+
+static int child(void) {
+    static struct text text;
+    alarm(PATIENCE);
+    if (send("status", "", &text) != MEMPROF_OK) return 2;
+    if (strstr(text.bytes, "\"profiling\":\"active\"")) return 3;
+    if (send("activate", "sample_interval=64KiB", &text) != MEMPROF_OK) return 4;
+    void *volatile kept = allocate_in_child();
+    if (send("dump", "", &text) != MEMPROF_OK) return 5;
+    if (strstr(text.bytes, "\"stacks\":0,")) return 6;
+    if (send("deactivate", "", &text) != MEMPROF_OK) return 7;
+    free(kept);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) {
+        fprintf(stderr, "usage: forker CONFIG CHILDREN\n");
+        return 2;
+    }
+    static struct text text;
+    memprof_host_options_t options = {0};
+    options.struct_size = sizeof options;
+    options.name = "forker";
+    options.config_path = argv[1];
+    options.log = log_line;
+    if (memprof_host_start(&options, &host) != MEMPROF_OK) return 1;
+    if (send("activate", "for=1h sample_interval=64KiB", &text) != MEMPROF_OK) {
+        fprintf(stderr, "%s\n", text.bytes);
+        return 1;
+    }
+    pthread_t thread;
+    for (int at = 0; at < 2; at++) {
+        if (pthread_create(&thread, NULL, keep_allocating, NULL)) return 1;
+        if (pthread_create(&thread, NULL, keep_sending, NULL)) return 1;
+    }
+    for (int at = atoi(argv[2]); at > 0; at--) {
+        pid_t pid = fork();
+        if (pid == 0) _exit(child());
+        int status = -1;
+        if (pid < 0 || waitpid(pid, &status, 0) != pid) return 1;
+        printf("%s %d\n", WIFEXITED(status) ? "exit" : "signal",
+               WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+        fflush(stdout);
+    }
+    _exit(0);
+}
