@@ -86,6 +86,11 @@ const COMMANDS: &[Help] = &[
                 &["auto", "ours", "allocator"],
                 "who walks the stacks of samples",
             ),
+            argument(
+                "sampler",
+                &["auto", "allocator", "ours"],
+                "who samples: the allocator, or memprof in its place; auto falls back to memprof",
+            ),
         ],
         examples: &[
             "memprof activate",

@@ -40,6 +40,11 @@ const UNWINDER: (&str, &str) = (
     "Which stack walk: auto, ours or allocator; auto unless given",
 );
 
+const SAMPLER: (&str, &str) = (
+    "sampler",
+    "Who samples: auto, allocator or ours (memprof's); auto unless given",
+);
+
 /// Routes of the only host, which stand below `/host/{pid}` too.
 pub(crate) const ROUTES: [Route; 15] = [
     get(
@@ -81,6 +86,7 @@ pub(crate) const ROUTES: [Route; 15] = [
             INTERVAL,
             LG_SAMPLE,
             UNWINDER,
+            SAMPLER,
             ALLOCATOR,
         ],
     ),

@@ -186,6 +186,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "unknown argument \"FOR\"; valid arguments: ",
     ),
     ("activate", "unwinder=fast", "valid: auto, ours, allocator"),
+    ("activate", "sampler=mine", "unknown sampler \"mine\""),
     (
         "reset",
         "lg_sample=9",
