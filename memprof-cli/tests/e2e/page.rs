@@ -533,7 +533,14 @@ fn a_narrow_and_dark_window_shows_everything() {
     browser.dark(true);
     let fits = || {
         let width = browser.run("return document.documentElement.scrollWidth");
-        assert!(width.as_u64().unwrap() <= 400, "{width}");
+        let wide = "return [...document.querySelectorAll('body *')]
+            .filter(one => one.scrollWidth > one.clientWidth && one.clientWidth > 0)
+            .map(one => one.outerHTML.slice(0, 200))";
+        assert!(
+            width.as_u64().unwrap() <= 400,
+            "{width}: {}",
+            browser.run(wide)
+        );
     };
     browser.go(&server.address);
     browser.wait("document.querySelector('#resident').textContent");
