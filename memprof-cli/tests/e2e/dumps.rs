@@ -23,7 +23,11 @@ fn is_whole(path: &Path) -> bool {
     let text = fs::read_to_string(path).unwrap();
     text.starts_with("heap_v2/")
         && text.contains("\nMAPPED_LIBRARIES:\n")
-        && text.lines().last().unwrap().starts_with("# build-id: ")
+        && text
+            .lines()
+            .last()
+            .unwrap()
+            .starts_with("# estimated-inuse-bytes: ")
 }
 
 fn dump_over(client: &mut memprof_host::client::Client) -> Value {
