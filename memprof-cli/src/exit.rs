@@ -50,6 +50,17 @@ pub(crate) fn coded(code: u8, message: impl Into<String>) -> anyhow::Error {
     .into()
 }
 
+/// An error with its causes, each said once: some errors say their cause themselves.
+pub(crate) fn told(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 /// The exit code for an error.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     let code = if let Some(coded) = error.downcast_ref::<Coded>() {

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::tell(&format!("memprof: {error:#}"));
+            output::tell(&format!("memprof: {}", exit::told(&error)));
             exit::code_of(&error)
         }
     }
