@@ -334,3 +334,10 @@ pub(super) fn send(client: &mut Client, message: &str, args: &str) -> Result<Val
 pub(super) fn is_out_of_memory(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(ClientError::Refused { code, .. }) if *code == OUT_OF_MEMORY)
 }
+
+/// A host may end a silent connection when it needs the place.
+pub(super) fn is_pushed_out(error: &anyhow::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.downcast_ref(), Some(ClientError::Unreachable(cause))
+        if matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
+}

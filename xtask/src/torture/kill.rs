@@ -47,7 +47,7 @@ pub(super) fn run(form: Form) -> Result<String> {
     ensure!(sockets.bad.is_empty(), "left over: {:?}", sockets.bad);
     let mut without_proc = 0;
     if geteuid().is_root() {
-        let place = Place::new()?;
+        let place = Place::in_memory()?;
         let root = place.jail()?;
         without_proc = kills / 5;
         kill_often(

@@ -17,7 +17,7 @@ use super::survey::survey;
 
 const MIB: u64 = 1 << 20;
 /// What is left to the host, in 1/16 of its dump.
-const SPARE: &[u64] = &[1, 2, 4, 8, 12, 14, 15, 16, 17, 18, 20, 24, 32];
+const SPARE: &[u64] = &[1, 2, 4, 8, 12, 14, 15, 16, 17, 18, 20, 24, 32, 48, 64, 80];
 /// Fires as soon as there is a limit.
 const RULE: &str = "activate_at_start = true\n[[plugin.config.watch]]\ncgroup_above = \"10%\"\n\
                     min_interval = \"0s\"\n";

@@ -7,11 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use memprof_host::client::ClientError;
 use serde_json::Value;
 
 use super::Form;
-use super::host::{Setup, connect, send};
+use super::host::{Setup, connect, is_pushed_out, send};
 use super::survey::{is_whole, survey};
 
 /// Half of the 64 threads come over the control socket, half are in the host.
@@ -154,10 +153,4 @@ fn look_at(reply: &Value) -> Result<u64> {
         whole += 1;
     }
     Ok(whole)
-}
-
-/// A host may end a silent connection when it needs the place.
-fn is_pushed_out(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(ClientError::Unreachable(cause))
-        if cause.kind() == std::io::ErrorKind::UnexpectedEof)
 }
