@@ -5,6 +5,7 @@
 )]
 
 mod listing;
+mod reading;
 
 use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::Write;
@@ -15,6 +16,7 @@ use std::{mem, slice};
 
 use libc::{PF_R, PF_W, PF_X, PT_LOAD, dl_phdr_info};
 use listing::{Listed, Listing};
+pub(crate) use reading::Reading;
 
 const NT_GNU_BUILD_ID: u32 = 3;
 
@@ -100,6 +102,7 @@ pub(crate) fn loaded() -> Vec<LoadedObject> {
 
 /// How many objects were ever loaded: while it stays the same, [`loaded`] can only shrink.
 pub(crate) fn load_count() -> u64 {
+    let _reading = Reading::begin();
     let mut count = 0;
     // SAFETY: dl_iterate_phdr(3): calls `read_count` synchronously with the pointer passed here.
     unsafe { libc::dl_iterate_phdr(Some(read_count), (&raw mut count).cast()) };
@@ -108,6 +111,7 @@ pub(crate) fn load_count() -> u64 {
 
 /// How many objects were ever loaded, and how many of them unloaded again.
 pub(crate) fn load_and_unload_count() -> (u64, u64) {
+    let _reading = Reading::begin();
     let mut counts = (0, 0);
     // SAFETY: dl_iterate_phdr(3): calls `read_counts` synchronously with the pointer passed here.
     unsafe { libc::dl_iterate_phdr(Some(read_counts), (&raw mut counts).cast()) };

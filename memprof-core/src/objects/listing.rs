@@ -10,7 +10,7 @@ use std::slice;
 
 use libc::{Elf64_Phdr, PF_R, PT_LOAD, PT_NOTE, dl_phdr_info};
 
-use super::build_id;
+use super::{Reading, build_id};
 
 /// What the loader says of its objects, the program first.
 #[derive(Debug, Default)]
@@ -55,6 +55,7 @@ impl Listing {
         // The first round only measures; objects may come until the next.
         while !listing.is_whole() || listing.entries.is_empty() {
             listing.make_room();
+            let _reading = Reading::begin();
             // SAFETY: dl_iterate_phdr(3): calls `copy` synchronously with the pointer passed here.
             unsafe { libc::dl_iterate_phdr(Some(copy), (&raw mut listing).cast()) };
         }

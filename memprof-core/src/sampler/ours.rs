@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::heap::Summary;
 use crate::interval::SampleInterval;
 use crate::jemalloc::{Jemalloc, Sampled};
-use crate::objects;
+use crate::objects::{self, Reading};
 use crate::printout::{PrintOptions, Printout};
 use crate::profiler::lock;
 use crate::scratch::Scratch;
@@ -120,6 +120,7 @@ impl Sampler {
     fn find(allocator: &Identity) -> Result<Self> {
         let unsupported = |message: String| Error::new(ErrorKind::Unsupported, message);
         prepare_walks().map_err(|why| unsupported(format!("memprof cannot sample here: {why}")))?;
+        let _reading = Reading::begin();
         let slots = memprof_sampler::Slots::find().ok_or_else(|| {
             unsupported("memprof cannot sample here: no object defines malloc".to_owned())
         })?;
@@ -151,6 +152,7 @@ impl Sampler {
     fn take_slots(&mut self) -> Result<()> {
         self.loaded = objects::load_and_unload_count();
         memprof_unwind::forget_rules();
+        let _reading = Reading::begin();
         let patched = self.slots.take().ok_or_else(loader_refused)?;
         self.seen = Slots {
             patched: patched.patched,
@@ -163,6 +165,7 @@ impl Sampler {
     /// Gives back what only allocations need; while nothing that was sampled lives, all.
     fn give_slots_back(&mut self) -> Result<()> {
         let role = (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates);
+        let _reading = Reading::begin();
         self.slots.give_back(role).ok_or_else(loader_refused)?;
         self.seen.patched = self.slots.count();
         Ok(())

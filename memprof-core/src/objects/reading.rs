@@ -1,0 +1,73 @@
+//! Reading the loader's list beside fork(2).
+//!
+//! The C library does not free the lock of `dl_iterate_phdr(3)` in a forked child (glibc 2.36): a thread of
+//! ours that reads the list just then would keep the child from ever reading it. So fork(2) waits until
+//! none does, and readers wait until it is over.
+#![expect(unsafe_code, reason = "handlers of fork")]
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+/// Looks at the other side: 100 ms in all, far longer than reading a list or a fork takes. A program may
+/// fork in a signal handler that interrupted a reader, which then never comes to an end.
+const LOOKS: u32 = 2000;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
+
+static READERS: AtomicU32 = AtomicU32::new(0);
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Somebody reads the list while it lives.
+#[derive(Debug)]
+pub(crate) struct Reading(());
+
+impl Reading {
+    /// Begins when no fork is under way.
+    pub(crate) fn begin() -> Self {
+        static WATCHED: Once = Once::new();
+        WATCHED.call_once(|| {
+            // SAFETY: pthread_atfork(3): functions of this library, which is never unloaded.
+            if unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } != 0 {
+                log::warn!("a fork does not wait for memprof: pthread_atfork refused");
+            }
+        });
+        for _ in 0..LOOKS {
+            READERS.fetch_add(1, SeqCst);
+            if FORKS.load(SeqCst) == 0 {
+                return Self(());
+            }
+            READERS.fetch_sub(1, SeqCst);
+            thread::sleep(BETWEEN_LOOKS);
+        }
+        READERS.fetch_add(1, SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        // In a child that was forked meanwhile nobody reads.
+        let less = |readers: u32| readers.checked_sub(1);
+        let _none = READERS.fetch_update(SeqCst, SeqCst, less);
+    }
+}
+
+extern "C" fn before() {
+    FORKS.fetch_add(1, SeqCst);
+    for _ in 0..LOOKS {
+        if READERS.load(SeqCst) == 0 {
+            return;
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+extern "C" fn in_parent() {
+    FORKS.fetch_sub(1, SeqCst);
+}
+
+extern "C" fn in_child() {
+    FORKS.store(0, SeqCst);
+    READERS.store(0, SeqCst);
+}
