@@ -1,5 +1,5 @@
 //! Everything that is written: to the terminal, to a pipe, to a file. What goes to a terminal is
-//! made [`printable`] here and nowhere else.
+//! made [`printable()`] here and nowhere else.
 #![expect(clippy::print_stderr, reason = "the one place where notes are printed")]
 
 mod file;

@@ -1,11 +1,11 @@
 //! A heap sampler that serves any allocator, for the inside of somebody else's process.
 //!
 //! It replaces the functions of `malloc` where other objects call them, in the slots that the
-//! dynamic linker filled ([`slots`]), and gives the slots back. Between the two, one allocation in
+//! dynamic linker filled (`slots`), and gives the slots back. Between the two, one allocation in
 //! so many bytes is remembered with its stack until it is freed. To switch it on in a program see
 //! `memprof-core`; to read what comes of it see `memprof-report`.
 //!
-//! What runs inside `malloc` ([`hooks`] and what they call) allocates nothing, takes no lock, touches
+//! What runs inside `malloc` (`hooks` and what they call) allocates nothing, takes no lock, touches
 //! no thread-local storage and cannot panic: it may be entered from a signal handler that
 //! interrupted it. Its memory comes from the kernel and is bounded. There is one sampler in a
 //! process, because a hook has no argument that could tell which.

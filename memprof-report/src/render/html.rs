@@ -68,7 +68,7 @@ struct View<'a> {
     unit: &'static str,
     by_cum: bool,
     functions: Vec<&'a str>,
-    /// By function: whose it is, by [`Whose`]'s order; empty where none is folded.
+    /// By function: whose it is, by `Whose`'s order; empty where none is folded.
     whose: Vec<u8>,
     tree: Tree,
 }
