@@ -198,7 +198,6 @@ impl Slots {
                 hook: hook.address,
                 role: hook.role,
             };
-            // Noted before it is written, so that it is given back whatever happens.
             if self.count() < MOST && write(object, slot.at, taken.hook) {
                 self.push(taken);
             } else {
