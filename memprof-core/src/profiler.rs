@@ -1,9 +1,14 @@
 //! The profiler of one process: the messages' meaning, over all its allocators.
 
+pub(crate) mod dump;
+mod dumper;
 mod dumping;
+mod farewell;
 mod figures;
+mod lease;
 mod recent;
 mod sampling;
+pub(crate) mod status;
 mod switching;
 mod unsampled;
 mod watching;
@@ -16,22 +21,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use crate::backend::{Backend, Kind, ProfileKind, use_jemalloc};
-use crate::discover::{Discovered, discover};
-use crate::dumper::Dumper;
-use crate::embedded;
+use self::dumper::Dumper;
+use self::farewell::Farewell;
+use self::lease::Lease;
+use self::status::{Allocator, Status};
+use crate::allocators::backend::{Backend, Kind, ProfileKind, use_jemalloc};
+use crate::allocators::discover::{Discovered, discover};
+use crate::allocators::embedded;
+use crate::allocators::mallctl::Mallctl;
+use crate::allocators::objects;
+use crate::allocators::stats::Readers;
+use crate::dumps::store::{Fetched, Kept, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::farewell::Farewell;
-use crate::lease::Lease;
-use crate::ledger::Heap;
-use crate::mallctl::Mallctl;
-use crate::objects;
+use crate::figures::ledger::Heap;
 use crate::sampler;
-use crate::stats::Readers;
-use crate::status::{Allocator, Status};
-use crate::store::{Fetched, Kept, Store};
 use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
-use crate::watcher::Watcher;
+use crate::watching::watcher::Watcher;
 
 /// What helps where a profile lacks what was allocated before it began.
 pub const SEEN_FROM_THE_START: &str = "and show when they are allocated anew; to see all of it, \

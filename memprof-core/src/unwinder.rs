@@ -12,8 +12,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
+use crate::allocators::jemalloc::Jemalloc;
 use crate::error::{Error, ErrorKind, Result};
-use crate::jemalloc::Jemalloc;
 use crate::profiler::{lock, rfc3339};
 
 #[cfg(target_arch = "x86_64")]
@@ -301,8 +301,8 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::Behaviour;
-    use crate::jemalloc::tests::found;
+    use crate::allocators::fake::Behaviour;
+    use crate::allocators::jemalloc::tests::found;
 
     /// An older jemalloc, which has no hook.
     struct Old;

@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::malloc_conf::{Source, unknown_keys};
-use crate::jemalloc::{Jemalloc, is_secure_execution};
-use crate::objects::LoadedObject;
-use crate::symbols::Symbols;
+use crate::allocators::jemalloc::{Jemalloc, is_secure_execution};
+use crate::allocators::objects::LoadedObject;
+use crate::allocators::symbols::Symbols;
 
 /// Longer than any text of options that a person writes.
 const LONGEST: usize = 4096;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use super::gather::{is_shared, unlinked_conf};
 use super::malloc_conf::Source;
-use crate::backend::{Backend, Kind};
+use crate::allocators::backend::{Backend, Kind};
+use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Error;
-use crate::jemalloc::Jemalloc;
 
 /// The process.
 #[derive(Clone, Debug, Default)]

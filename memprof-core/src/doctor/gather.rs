@@ -15,12 +15,12 @@ use object::{Object, ObjectSymbol};
 
 use super::conf_sources::{link, sources};
 use super::{DumpDir, Examined, Facts, Seen};
-use crate::backend::Backend;
-use crate::jemalloc::{Jemalloc, is_secure_execution};
-use crate::objects::{self, EXECUTABLE, LoadedObject};
-use crate::seccomp;
-use crate::store::Store;
-use crate::symbols::real_path;
+use crate::allocators::backend::Backend;
+use crate::allocators::jemalloc::{Jemalloc, is_secure_execution};
+use crate::allocators::objects::{self, EXECUTABLE, LoadedObject};
+use crate::allocators::symbols::real_path;
+use crate::dumps::store::Store;
+use crate::system::seccomp;
 
 const NFS: i64 = 0x6969;
 const FUSE: i64 = 0x6573_5546;

@@ -7,19 +7,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
+use super::dump::{self, Dump, Origin};
+use super::status::DumpReport;
 use super::unsampled::leave_this_thread_out;
 use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
-use crate::backend::{Backend, Kind, ProfileKind};
-use crate::dump::{self, Dump, Origin};
-use crate::dump_name::{Cause, DumpName};
+use crate::allocators::backend::{Backend, Kind, ProfileKind};
+use crate::dumps::headroom;
+use crate::dumps::hidden;
+use crate::dumps::name::{Cause, DumpName};
+use crate::dumps::scratch::Scratch;
+use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
-use crate::headroom;
-use crate::hidden;
-use crate::reading::rss;
-use crate::scratch::Scratch;
-use crate::seccomp;
-use crate::status::DumpReport;
-use crate::trigger::Trigger;
+use crate::system::seccomp;
+use crate::watching::reading::rss;
 
 /// What the first dump of an allocator is taken to need that tells nothing: some thousand stacks.
 const UNKNOWN_SIZE: u64 = 4 << 20;
@@ -38,7 +38,7 @@ impl Profiler {
     ) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
-        dump::require_memory()?;
+        headroom::require_memory()?;
         self.look_again();
         self.unwinder.tend();
         let backends = self.driven(allocator)?;

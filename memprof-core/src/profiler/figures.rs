@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::status::Purged;
 use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
-use crate::backend::{Backend, Kind, use_jemalloc};
-use crate::background::{self, Background};
-use crate::cgroup::Cgroup;
+use crate::allocators::backend::{Backend, Kind, use_jemalloc};
+use crate::allocators::background::{self, Background};
+use crate::allocators::jemalloc::Jemalloc;
+use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::stats::{Stats, Totals};
 use crate::doctor::{Facts, Finding, Severity, examine, gather};
 use crate::error::{Error, ErrorKind, Result};
-use crate::jemalloc::Jemalloc;
-use crate::ledger::{self, Earlier, Heap, Ledger, Resident};
-use crate::printout::{PrintOptions, Printout};
-use crate::smaps::Smaps;
-use crate::stats::{Stats, Totals};
-use crate::status::Purged;
+use crate::figures::ledger::{self, Earlier, Heap, Ledger, Resident};
+use crate::figures::smaps::Smaps;
+use crate::system::cgroup::Cgroup;
 
 /// A ledger is compared to the first one of the last hour.
 const COMPARED: Duration = Duration::from_secs(60 * 60);

@@ -2,9 +2,9 @@
 
 use super::figures::jemallocs;
 use super::{Profiler, only_jemalloc};
+use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
-use crate::jemalloc::Jemalloc;
-use crate::recent::{self, Recent};
+use crate::figures::recent::{self, Recent};
 
 impl Profiler {
     /// The latest sampled allocations, of every jemalloc that keeps them; `max` sets how many.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Backends, Profiler};
-use crate::backend::{Backend, Kind};
+use crate::allocators::backend::{Backend, Kind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::{SamplerChoice, Samples, WithSampler};
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::figures::jemallocs;
+use super::lease::Lease;
+use super::status::Activation;
 use super::{Profiler, lock, with_each, with_remedy};
-use crate::backend::{Kind, ProfileKind};
-use crate::embedded;
+use crate::allocators::backend::{Kind, ProfileKind};
+use crate::allocators::embedded;
+use crate::allocators::interval::SampleInterval;
 use crate::error::Result;
-use crate::interval::SampleInterval;
-use crate::lease::Lease;
 use crate::sampler::SamplerChoice;
-use crate::status::Activation;
 use crate::unwinder::{Tick, UnwinderChoice, set_leased};
 
 /// What to activate, and how.

@@ -1,7 +1,7 @@
 //! Which allocators leave memprof's own work out.
 
 use super::{Backends, Profiler};
-use crate::unsampled::Unsampled;
+use crate::allocators::unsampled::Unsampled;
 
 impl Profiler {
     /// Leaves the calling thread, which is one of memprof's own, out of every profile that can

@@ -6,19 +6,19 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::farewell::Farewell;
 use super::figures::jemallocs;
+use super::status::{DumpReport, Gdumping};
 use super::switching::ActivateOptions;
 use super::{Profiler, lock, require_profile};
-use crate::backend::ProfileKind;
-use crate::cgroup::Cgroup;
+use crate::allocators::backend::ProfileKind;
+use crate::dumps::trigger::Trigger;
 use crate::error::{ErrorKind, Result};
-use crate::farewell::Farewell;
-use crate::gdump::{GdumpLimits, GdumpStatus};
-use crate::reading::rss;
-use crate::status::{DumpReport, Gdumping};
-use crate::trigger::Trigger;
-use crate::watch::{Condition, Rule};
-use crate::watcher::{Due, Outcome, WatchStatus, Watcher};
+use crate::system::cgroup::Cgroup;
+use crate::watching::gdump::{GdumpLimits, GdumpStatus};
+use crate::watching::reading::rss;
+use crate::watching::rule::{Condition, Rule};
+use crate::watching::watcher::{Due, Outcome, WatchStatus, Watcher};
 
 /// How long the exit waits for its dump.
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{SamplerStatus, Samples};
-use crate::backend::Backend;
+use crate::allocators::backend::Backend;
 use crate::error::Result;
 
 /// The allocator as it is.

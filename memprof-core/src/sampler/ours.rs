@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, Once};
 use memprof_sampler::{Refused, Role};
 
 use super::{SamplerStatus, Samples, Slots, profile};
-use crate::backend::{Backend, Identity, ProfileKind};
+use crate::allocators::backend::{Backend, Identity, ProfileKind};
+use crate::allocators::interval::SampleInterval;
+use crate::allocators::jemalloc::{Jemalloc, Sampled};
+use crate::allocators::objects::{self, Reading};
+use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::stats::Totals;
+use crate::dumps::heap::Summary;
+use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::heap::Summary;
-use crate::interval::SampleInterval;
-use crate::jemalloc::{Jemalloc, Sampled};
-use crate::objects::{self, Reading};
-use crate::printout::{PrintOptions, Printout};
 use crate::profiler::lock;
-use crate::scratch::Scratch;
-use crate::stats::Totals;
 use crate::unwinder::prepare_walks;
 
 /// As jemalloc's and tcmalloc's own.

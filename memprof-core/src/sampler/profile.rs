@@ -13,7 +13,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
 use memprof_sampler::Record;
 
-use crate::heap::{Summary, unsampled};
+use crate::dumps::heap::{Summary, unsampled};
 
 /// What a header's numbers take, so that it can be written before they are known.
 const WIDTH: usize = 20;

@@ -1,7 +1,7 @@
 //! Where our walk is not built.
 
+use crate::allocators::mallctl::Mallctl;
 use crate::error::Result;
-use crate::mallctl::Mallctl;
 
 /// All 0.
 #[derive(Clone, Copy, Debug, Default)]

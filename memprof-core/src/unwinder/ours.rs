@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use memprof_unwind::{FindObject, HOOKS, Hook, is_readable};
 use rustix::io::Errno;
 
+use crate::allocators::mallctl::{Mallctl, MallctlFn};
+use crate::allocators::objects;
 use crate::error::{Error, Result};
-use crate::mallctl::{Mallctl, MallctlFn};
-use crate::objects;
 
 pub(super) use memprof_unwind::{Counts, forget_rules, forget_stacks, rules_read};
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::ours;
+use crate::allocators::objects;
 use crate::error::{Error, Result};
-use crate::leash::{Leash, leash};
-use crate::objects;
+use crate::system::leash::{Leash, leash};
 
 /// How long the walk of a sample may go by the rules of code that was unloaded.
 const TICK: Duration = Duration::from_secs(1);

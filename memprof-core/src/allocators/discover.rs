@@ -1,0 +1,221 @@
+//! Finding every allocator of the process.
+//!
+//! A first-match `dlsym` is wrong: a preloaded jemalloc beside a Rust host with its own one
+//! answers `dlsym` and holds nothing of the host's heap. So every candidate is collected: the
+//! host's own pointers, the dynamic symbols, the symbol tables of the program and of each loaded
+//! object, without this image's.
+#![expect(unsafe_code, reason = "the allocator calls")]
+
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use memchr::memmem;
+
+use crate::allocators::backend::Backend;
+use crate::allocators::glibc::{self, Glibc};
+use crate::allocators::jemalloc::identify;
+use crate::allocators::mallctl::Mallctl;
+use crate::allocators::mimalloc::{self, Mimalloc};
+use crate::allocators::objects::{self, LoadedObject};
+use crate::allocators::stats::Readers;
+use crate::allocators::symbols::{Symbols, as_function};
+use crate::allocators::tcmalloc::{self, Tcmalloc};
+
+/// How an allocator was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FoundBy {
+    /// The host handed its functions over.
+    Host,
+    /// `dlsym`.
+    DynamicSymbol,
+    /// The symbol table of this file.
+    SymbolTable(PathBuf),
+}
+
+impl fmt::Display for FoundBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::DynamicSymbol => f.write_str("dlsym"),
+            Self::SymbolTable(path) => write!(f, "symtab {}", path.display()),
+        }
+    }
+}
+
+/// Functions that may be a jemalloc's.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub mallctl: Mallctl,
+    pub found_by: FoundBy,
+    /// What the functions' names start with (`""`, `"_rjem_"`, `"je_"`); unknown when the host
+    /// handed them over and no symbol table names them.
+    pub prefix: Option<String>,
+}
+
+/// The prefixes that `dlsym` is asked for; symbol tables yield any prefix.
+const PREFIXES: [&str; 3] = ["", "_rjem_", "je_"];
+/// What a jemalloc is found by. It calls this one itself, so the linker never leaves it out.
+const ANCHOR: &str = "mallctl";
+const STATS_PRINT: &str = "malloc_stats_print";
+/// Some function of the program may be called like the anchor; beside jemalloc's stands one of
+/// these, with the same prefix. The linker leaves out all but the variable where nothing uses them.
+const SIBLINGS: [&str; 6] = [
+    "malloc_conf",
+    "malloc_message",
+    "mallocx",
+    "mallctlnametomib",
+    "mallctlbymib",
+    STATS_PRINT,
+];
+
+/// The allocators of a process.
+#[derive(Debug)]
+pub(crate) struct Discovered {
+    /// The ones with a profiler first.
+    pub backends: Vec<Arc<dyn Backend>>,
+    /// The file whose `malloc` serves the process, where that is none of them.
+    pub stranger: Option<PathBuf>,
+}
+
+/// Every allocator in the process except one in the image that holds `own_image`.
+pub(crate) fn discover(host: Option<Mallctl>, own_image: usize, readers: Readers) -> Discovered {
+    let objects: Vec<_> = objects::loaded()
+        .into_iter()
+        .filter(|object| !object.contains(own_image))
+        .collect();
+    let tables: Vec<_> = objects
+        .iter()
+        .filter_map(|object| Symbols::in_file(object, is_wanted))
+        .collect();
+    let mut backends: Vec<Arc<dyn Backend>> = candidates(host, &objects, &tables)
+        .into_iter()
+        .filter_map(|candidate| identify(candidate, readers))
+        .map(|jemalloc| Arc::new(jemalloc) as Arc<dyn Backend>)
+        .collect();
+    backends.extend(identified(
+        Tcmalloc::identify,
+        tcmalloc::ANCHOR,
+        &objects,
+        &tables,
+    ));
+    backends.extend(identified(
+        Mimalloc::identify,
+        mimalloc::ANCHOR,
+        &objects,
+        &tables,
+    ));
+    backends.extend(identified(
+        Glibc::identify,
+        glibc::ANCHOR,
+        &objects,
+        &tables,
+    ));
+
+    let is_known = backends.iter().any(|each| each.identity().owns_malloc);
+    let malloc = libc::malloc as *const () as usize;
+    let stranger = objects
+        .iter()
+        .find(|object| !is_known && object.is_code(malloc));
+    Discovered {
+        stranger: stranger.map(|object| object.path.clone()),
+        backends,
+    }
+}
+
+/// The allocators of one kind: wherever `anchor`, which names each of them, is found.
+fn identified<B: Backend + 'static>(
+    identify: fn(&Symbols<'_>) -> Option<B>,
+    anchor: &CStr,
+    objects: &[LoadedObject],
+    tables: &[Symbols<'_>],
+) -> Vec<Arc<dyn Backend>> {
+    let exported = Symbols::exported(objects, anchor);
+    let mut known = Vec::new();
+    let mut is_new = |symbols: &&Symbols<'_>| {
+        let address = symbols.function(anchor);
+        let is_new = address.is_some() && !known.contains(&address);
+        known.push(address);
+        is_new
+    };
+    exported
+        .iter()
+        .chain(tables)
+        .filter(|symbols| is_new(symbols))
+        .filter_map(identify)
+        .map(|backend| Arc::new(backend) as Arc<dyn Backend>)
+        .collect()
+}
+
+/// Whether a symbol may be an allocator's. Asked of each symbol of the process.
+fn is_wanted(name: &[u8]) -> bool {
+    let is_jemallocs = || {
+        let mut known = SIBLINGS.iter().chain([&ANCHOR]);
+        known.any(|known| name.ends_with(known.as_bytes()))
+    };
+    let is = |known: &&CStr| known.to_bytes() == name;
+    memmem::find(name, b"mall").is_some() && is_jemallocs()
+        || tcmalloc::NAMES.iter().any(is)
+        || mimalloc::NAMES.iter().any(is)
+}
+
+/// Every distinct jemalloc, in order of trust.
+fn candidates(
+    host: Option<Mallctl>,
+    objects: &[LoadedObject],
+    tables: &[Symbols<'_>],
+) -> Vec<Candidate> {
+    let from_host = host.map(|mallctl| Candidate {
+        mallctl,
+        found_by: FoundBy::Host,
+        prefix: None,
+    });
+    let by_dlsym = PREFIXES.iter().filter_map(|prefix| {
+        let anchor = CString::new(format!("{prefix}{ANCHOR}")).ok()?;
+        candidate(&Symbols::exported(objects, &anchor)?, prefix)
+    });
+    let by_table = tables.iter().flat_map(|symbols| {
+        let prefixes = symbols.names().filter_map(|name| name.strip_suffix(ANCHOR));
+        prefixes
+            .filter(|prefix| has_sibling(symbols, prefix))
+            .filter_map(|prefix| candidate(symbols, prefix))
+    });
+
+    let mut found: Vec<Candidate> = Vec::new();
+    for candidate in from_host.into_iter().chain(by_dlsym).chain(by_table) {
+        match found
+            .iter_mut()
+            .find(|known| known.mallctl.address() == candidate.mallctl.address())
+        {
+            Some(known) => known.prefix = known.prefix.take().or(candidate.prefix),
+            None => found.push(candidate),
+        }
+    }
+    found
+}
+
+fn has_sibling(symbols: &Symbols<'_>, prefix: &str) -> bool {
+    symbols
+        .names()
+        .filter_map(|name| name.strip_prefix(prefix))
+        .any(|name| SIBLINGS.contains(&name))
+}
+
+fn candidate(symbols: &Symbols<'_>, prefix: &str) -> Option<Candidate> {
+    let address = |name: &str| {
+        let name = CString::new(format!("{prefix}{name}")).ok()?;
+        symbols.function(&name)
+    };
+    // SAFETY: code of a loaded object that names it as this function of jemalloc(3).
+    let mallctl = unsafe { as_function(address(ANCHOR)?) };
+    // SAFETY: as above.
+    let stats_print = address(STATS_PRINT).map(|address| unsafe { as_function(address) });
+    // SAFETY: both share one prefix and one object, which `Symbols` keeps loaded.
+    let mallctl = unsafe { Mallctl::new(mallctl, stats_print) };
+    Some(Candidate {
+        mallctl,
+        found_by: symbols.found_by(),
+        prefix: Some(prefix.to_owned()),
+    })
+}

@@ -1,0 +1,99 @@
+//! A jemalloc in the program that no symbol leads to: its file was stripped, or the linker left
+//! its control functions out. What it gives out is in no profile.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use memchr::memmem::Finder;
+
+use crate::allocators::objects::{self, EXECUTABLE, LoadedObject};
+use crate::allocators::symbols::real_path;
+
+/// Texts that every jemalloc 4 and 5 contains: what its complaints start with, and an option.
+/// Either alone may be in a program that only writes about it.
+const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
+
+/// How much of the file is looked at at a time.
+const CHUNK: usize = 1 << 16;
+
+/// What makes such a jemalloc drivable.
+pub(crate) const REMEDY: &str = "keep its symbols (Cargo: strip = \"debuginfo\"; strip \
+     --strip-debug), or link it with -Wl,--export-dynamic-symbol=mallctl (Rust: -C \
+     link-arg=-Wl,--export-dynamic-symbol=_rjem_mallctl), or hand its mallctl over \
+     (memprof.jemalloc/1)";
+
+/// What to say of the program's file.
+pub(crate) fn message(path: &Path) -> String {
+    format!(
+        "{} contains a jemalloc that memprof cannot drive, because no symbol leads to its mallctl: \
+         no profile shows what it gives out",
+        path.display()
+    )
+}
+
+/// The program's file, where it contains a jemalloc and none of `driven`, which are addresses of
+/// the found ones, lies in it.
+pub(crate) fn undrivable(driven: impl Iterator<Item = usize>) -> Option<PathBuf> {
+    let objects = objects::loaded();
+    let program = objects.first()?;
+    let mut driven = driven;
+    if driven.any(|address| program.contains(address)) {
+        return None;
+    }
+    let file = File::open(EXECUTABLE).ok()?;
+    let has = |text: &&[u8]| contains(&file, program, text).unwrap_or(false);
+    TEXTS
+        .iter()
+        .all(has)
+        .then(|| real_path(EXECUTABLE.as_ref()))
+}
+
+/// Searches what is loaded of the file and never written. It is read, not mapped: its pages would
+/// count as this process's.
+fn contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
+    let finder = Finder::new(text);
+    let mut chunk = vec![0; CHUNK];
+    for segment in program.constants() {
+        let end = segment.offset + segment.range.len() as u64;
+        let mut at = segment.offset;
+        while at < end {
+            let wanted = CHUNK.min((end - at) as usize);
+            let length = file.read_at(&mut chunk[..wanted], at)?;
+            if finder.find(&chunk[..length]).is_some() {
+                return Ok(true);
+            }
+            if length < text.len() {
+                break;
+            }
+            // A text may lie across two chunks.
+            at += (length + 1 - text.len()) as u64;
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_the_program_are_found() {
+        let objects = objects::loaded();
+        let file = File::open(EXECUTABLE).unwrap();
+        let check = |text: &[u8], expected| {
+            assert_eq!(contains(&file, &objects[0], text).unwrap(), expected);
+        };
+        check(b"a text that only this test contains", true);
+        // Put together at run time, so that no file contains it.
+        let absent: Vec<u8> = b"niatnoc margorp on txet a".iter().rev().copied().collect();
+        check(&absent, false);
+    }
+
+    #[test]
+    fn a_program_whose_jemalloc_is_driven_is_not_searched() {
+        let here = message as *const () as usize;
+        assert_eq!(undrivable(std::iter::once(here)), None);
+    }
+}

@@ -1,0 +1,375 @@
+//! One jemalloc in the process.
+
+mod profile;
+mod sampled;
+
+pub use sampled::Sampled;
+
+use std::ffi::CStr;
+use std::hint::black_box;
+
+use rustix::io::Errno;
+
+use crate::allocators::backend::{Backend, Identity, Kind, ProfileKind};
+use crate::allocators::discover::Candidate;
+use crate::allocators::interval::SampleInterval;
+use crate::allocators::mallctl::Mallctl;
+use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::stats::{Readers, Totals};
+use crate::dumps::heap::Summary;
+use crate::dumps::scratch::Scratch;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A jemalloc that serves this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Jemalloc {
+    /// Its version is for example `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
+    pub identity: Identity,
+    /// Its functions.
+    pub mallctl: Mallctl,
+    /// The environment variable that configures it; unknown for a nameless one.
+    pub conf_variable: Option<String>,
+    /// What its functions' names start with; empty for a nameless one.
+    prefix: String,
+    /// Compiled with profiling.
+    pub config_prof: bool,
+    /// Compiled with statistics; without, every figure stays 0.
+    pub config_stats: bool,
+    /// Started with `prof:true`, without which nothing can be sampled.
+    pub opt_prof: bool,
+    /// It can run threads of its own that give free pages back.
+    pub has_background_threads: bool,
+    readers: Readers,
+}
+
+/// A candidate that does not answer as jemalloc(3) says is none.
+pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemalloc> {
+    let Candidate {
+        mallctl,
+        found_by,
+        prefix,
+    } = candidate;
+    let version = mallctl.read_text(c"version").ok()?;
+    if !version.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    let switch = |name: &CStr| mallctl.read_bool(name).unwrap_or(false);
+    Some(Jemalloc {
+        config_prof: switch(c"config.prof"),
+        config_stats: switch(c"config.stats"),
+        // ENOENT where profiling is not compiled in.
+        opt_prof: switch(c"opt.prof"),
+        has_background_threads: mallctl.read_bool(c"background_thread").is_ok(),
+        conf_variable: prefix
+            .as_ref()
+            .map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase())),
+        prefix: prefix.unwrap_or_default(),
+        identity: Identity {
+            kind: Kind::Jemalloc,
+            version,
+            found_by,
+            owns_malloc: owns_malloc(&mallctl),
+            address: mallctl.address(),
+        },
+        mallctl,
+        readers,
+    })
+}
+
+/// Allocates through `malloc` and looks whether this jemalloc counted it for this thread.
+#[expect(unsafe_code, reason = "the allocator calls")]
+fn owns_malloc(mallctl: &Mallctl) -> bool {
+    const PROBE: usize = 12_345;
+    let allocated = || mallctl.read::<u64>(c"thread.allocated");
+    let Ok(before) = allocated() else {
+        return false;
+    };
+    // SAFETY: malloc(3); `black_box` keeps the pair from being optimized away.
+    let block = black_box(unsafe { libc::malloc(PROBE) });
+    let after = allocated();
+    // SAFETY: the block that malloc gave, or null.
+    unsafe { libc::free(block) };
+    after.is_ok_and(|after| after.wrapping_sub(before) >= PROBE as u64)
+}
+
+impl Backend for Jemalloc {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn require_profiling(&self) -> Result<()> {
+        if !self.config_prof {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{} was built without profiling", self.identity),
+            )
+            .remedy(
+                "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator), \
+                 or use Debian's libjemalloc2",
+            ));
+        }
+        if !self.opt_prof {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("{} was started with opt.prof=false", self.identity),
+            )
+            .remedy(self.restart_remedy()));
+        }
+        Ok(())
+    }
+
+    fn is_active(&self) -> bool {
+        // `prof.active` without `opt.prof` answers 0 and means nothing.
+        self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
+    }
+
+    fn sample_interval(&self) -> Option<u64> {
+        let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
+        1u64.checked_shl(lg_sample as u32)
+    }
+
+    fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+        self.require_profiling()?;
+        let mut warnings = Vec::new();
+        if let Some(interval) = interval {
+            self.reset(Some(interval))?;
+            warnings.push("setting the sample interval dropped the samples so far".to_owned());
+        }
+        self.set_active(true)?;
+        Ok(warnings)
+    }
+
+    fn deactivate(&self) -> Result<()> {
+        if !self.opt_prof {
+            return Ok(());
+        }
+        self.set_active(false)
+    }
+
+    fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
+        self.require_profiling()?;
+        let lg_sample = match interval {
+            Some(interval) => Some(u64::from(interval.bytes().ilog2())),
+            None => self.lg_sample(),
+        };
+        let Some(lg_sample) = lg_sample else {
+            let message = format!("{} does not tell its sample interval", self.identity);
+            return Err(Error::allocator(message));
+        };
+        self.mallctl
+            .write(c"prof.reset", lg_sample as usize)
+            .map_err(|errno| Error::mallctl("prof.reset", errno))
+    }
+
+    /// jemalloc keeps its samples in the internal memory of its arenas, and their text takes about
+    /// as much: 0.94 bytes for each of 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each
+    /// of 8 bytes there and 15 characters in a profile.
+    fn profile_bytes(&self, _kind: ProfileKind) -> Option<u64> {
+        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
+        const INTERNAL: &CStr = c"stats.arenas.4096.internal";
+        if !self.config_stats {
+            return None;
+        }
+        self.mallctl.write(c"epoch", 1_u64).ok()?;
+        Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
+    }
+
+    fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
+        self.require_profile(kind)?;
+        self.dump_into(scratch)
+    }
+
+    fn totals(&self) -> Result<Option<Totals>> {
+        if !self.config_stats {
+            return Ok(None);
+        }
+        let figures = (self.readers.figures)(&self.mallctl)?;
+        Ok(Some(Totals::Divided(figures)))
+    }
+
+    fn sampled(&self, totals: &Totals) -> Option<Sampled> {
+        match totals {
+            Totals::Divided(figures) => Self::sampled(self, figures),
+            Totals::Committed { .. } => None,
+        }
+    }
+
+    fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
+        if self.mallctl.stats_print().is_none() {
+            return Err(self.cannot_print());
+        }
+        match options {
+            None => (self.readers.report)(&self.mallctl),
+            Some(options) => Ok(Printout::of(&self.mallctl, options)),
+        }
+    }
+
+    fn purge(&self) -> Result<()> {
+        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
+        const PURGE: &CStr = c"arena.4096.purge";
+        self.mallctl
+            .act(PURGE)
+            .map_err(|errno| Error::mallctl("arena.4096.purge", errno))
+    }
+
+    fn jemalloc(&self) -> Option<&Jemalloc> {
+        Some(self)
+    }
+}
+
+impl Jemalloc {
+    fn cannot_print(&self) -> Error {
+        let function = format!("{}malloc_stats_print", self.prefix);
+        Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} has no printout of its own here: the linker left {function} out of the program",
+                self.identity
+            ),
+        )
+        .remedy(format!(
+            "link the program with -Wl,-u,{function} (Rust: -C link-arg=-Wl,-u,{function}); the \
+             totals need nothing"
+        ))
+    }
+
+    /// Whether threads that start from now on are sampled.
+    pub(crate) fn samples_new_threads(&self) -> bool {
+        const INIT: &CStr = c"prof.thread_active_init";
+        self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
+    }
+
+    /// log2 of the sample interval in bytes.
+    pub(crate) fn lg_sample(&self) -> Option<u64> {
+        self.mallctl
+            .read::<usize>(c"prof.lg_sample")
+            .ok()
+            .map(|lg| lg as u64)
+    }
+
+    /// Switches sampling, and reads the switch back: jemalloc 5.2.1 answers 0 without `opt.prof`
+    /// and does nothing.
+    fn set_active(&self, active: bool) -> Result<()> {
+        self.mallctl
+            .write_bool(c"prof.active", active)
+            .map_err(|errno| Error::mallctl("prof.active", errno))?;
+        if self.is_active() != active {
+            let message = format!("{} accepted prof.active and ignored it", self.identity);
+            return Err(Error::allocator(message));
+        }
+        Ok(())
+    }
+
+    /// Switches jemalloc's own dumps at high water off; tells whether they were on.
+    ///
+    /// # Errors
+    /// jemalloc refused.
+    pub(crate) fn end_own_gdump(&self) -> Result<bool> {
+        let was_on = self.opt_prof && self.mallctl.read_bool(c"prof.gdump").unwrap_or(false);
+        if was_on {
+            self.mallctl
+                .write_bool(c"prof.gdump", false)
+                .map_err(|errno| Error::mallctl("prof.gdump", errno))?;
+        }
+        Ok(was_on)
+    }
+
+    /// Leaves the calling thread out of the profile: a thread of ours is nothing of the host's.
+    pub(crate) fn leave_this_thread_out(&self) {
+        if !self.opt_prof {
+            return;
+        }
+        match self.mallctl.write_bool(c"thread.prof.active", false) {
+            // ENOENT: no profiling, so there is nothing to be left out of.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => log::debug!("{}", Error::mallctl("thread.prof.active", errno)),
+        }
+    }
+
+    fn restart_remedy(&self) -> String {
+        let variable = self
+            .conf_variable
+            .as_deref()
+            .unwrap_or("MALLOC_CONF (or _RJEM_MALLOC_CONF)");
+        if is_secure_execution() {
+            return format!(
+                "this process runs in secure-execution mode (AT_SECURE), which ignores {variable}: \
+                 start it without changing uid, or use /etc/malloc.conf"
+            );
+        }
+        format!("restart this program with {variable}=prof:true,prof_active:false")
+    }
+}
+
+/// Whether the loader and jemalloc ignore the environment: a setuid start, file capabilities.
+#[expect(unsafe_code, reason = "getauxval is only declared unsafe")]
+pub fn is_secure_execution() -> bool {
+    // SAFETY: getauxval(3) reads a constant of this process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::allocators::discover::FoundBy;
+    use crate::allocators::fake::{Behaviour, READERS, fake};
+
+    pub(crate) fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
+        let prefix = prefix.map(str::to_owned);
+        let candidate = Candidate {
+            mallctl: fake::<B>(),
+            found_by: FoundBy::Host,
+            prefix,
+        };
+        identify(candidate, READERS).unwrap()
+    }
+
+    struct Deaf;
+    impl Behaviour for Deaf {}
+
+    struct Refusing;
+    impl Behaviour for Refusing {
+        const ACTIVATION: i32 = libc::EPERM;
+    }
+
+    struct Off;
+    impl Behaviour for Off {
+        const OPT_PROF: bool = false;
+    }
+
+    #[test]
+    fn activation_that_is_accepted_and_ignored_is_an_error() {
+        let error = found::<Deaf>(None).activate(None).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Allocator);
+        assert_eq!(
+            error.message,
+            "jemalloc 5.2.1 accepted prof.active and ignored it"
+        );
+    }
+
+    #[test]
+    fn activation_that_is_refused_names_the_errno() {
+        let error = found::<Refusing>(None).activate(None).unwrap_err();
+        let message = "jemalloc refused prof.active: Operation not permitted (EPERM)";
+        assert_eq!(error.message, message);
+    }
+
+    #[test]
+    fn the_remedy_names_the_variable_that_this_build_reads() {
+        let check = |prefix: Option<&str>, expected: &str| {
+            let error = found::<Off>(prefix).activate(None).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+            let expected =
+                format!("restart this program with {expected}=prof:true,prof_active:false");
+            assert_eq!(error.remedy, expected);
+        };
+        check(Some(""), "MALLOC_CONF");
+        check(Some("_rjem_"), "_RJEM_MALLOC_CONF");
+        check(None, "MALLOC_CONF (or _RJEM_MALLOC_CONF)");
+    }
+
+    #[test]
+    fn deactivation_without_profiling_is_no_error() {
+        assert_eq!(found::<Off>(None).deactivate(), Ok(()));
+    }
+}

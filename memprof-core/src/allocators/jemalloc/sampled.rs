@@ -1,0 +1,227 @@
+//! What sampling itself costs: jemalloc lays each sampled small object out on pages of its own, so
+//! that `free` can tell it from others. Its figures call that fragmentation, or the program's.
+
+use std::ffi::{CStr, CString};
+
+use rustix::io::Errno;
+use serde::Serialize;
+
+use super::Jemalloc;
+use crate::allocators::mallctl::Value;
+use crate::allocators::stats::Figures;
+
+/// Sampled small objects that live, as estimated from the sizes that live unsampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sampled {
+    /// How many.
+    pub objects: u64,
+    /// What the program asked for, as size classes.
+    pub bytes: u64,
+    /// What they are laid out in, and `active` counts.
+    pub active: u64,
+    /// What `allocated` counts for them.
+    pub allocated: u64,
+    /// The pages that the objects themselves lie in.
+    pub pages: u64,
+}
+
+impl Sampled {
+    /// The sum of two allocators' samples.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            objects: self.objects.saturating_add(other.objects),
+            bytes: self.bytes.saturating_add(other.bytes),
+            active: self.active.saturating_add(other.active),
+            allocated: self.allocated.saturating_add(other.allocated),
+            pages: self.pages.saturating_add(other.pages),
+        }
+    }
+}
+
+/// One size class of small objects.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    size: u64,
+    regions: u64,
+    slabs: u64,
+    slab_size: u64,
+}
+
+/// What jemalloc counts, merged over all arenas.
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    page: u64,
+    /// jemalloc shifts each large object within a page more, against collisions in the cache.
+    pad: u64,
+    interval: u64,
+    bins: Vec<Bin>,
+    large_bytes: u64,
+    large_objects: u64,
+    /// The smallest class of large objects, which jemalloc 5.3.0 lays sampled ones out in.
+    smallest_large: u64,
+    smallest_large_objects: u64,
+}
+
+impl Jemalloc {
+    /// None where nothing can have been sampled, or the figures are not there. `figures` were just
+    /// read, so what jemalloc counts is of the same moment.
+    pub(super) fn sampled(&self, figures: &Figures) -> Option<Sampled> {
+        if !self.opt_prof {
+            return None;
+        }
+        let counts = self.counts().ok()?;
+        Some(estimate(&counts, figures.active))
+    }
+
+    fn counts(&self) -> Result<Counts, Errno> {
+        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
+        let size = |name: &str| Ok(self.numbered::<usize>(name)? as u64);
+        let count = self.numbered::<u32>("arenas.nbins")?;
+        let bin = |at: u32| {
+            Ok(Bin {
+                size: size(&format!("arenas.bin.{at}.size"))?,
+                regions: size(&format!("stats.arenas.4096.bins.{at}.curregs"))?,
+                slabs: size(&format!("stats.arenas.4096.bins.{at}.curslabs"))?,
+                slab_size: size(&format!("arenas.bin.{at}.slab_size"))?,
+            })
+        };
+        let bins: Result<_, Errno> = (0..count).map(bin).collect();
+        let page = size("arenas.page")?;
+        let is_on = |name: &CStr| self.mallctl.read_bool(name);
+        // Since 5.3 it can be chosen at the start.
+        let is_padded = is_on(c"opt.cache_oblivious").or_else(|_| is_on(c"config.cache_oblivious"));
+        let made = self.numbered::<u64>("stats.arenas.4096.large.nmalloc")?;
+        let freed = self.numbered::<u64>("stats.arenas.4096.large.ndalloc")?;
+        Ok(Counts {
+            page,
+            pad: if is_padded? { page } else { 0 },
+            interval: 1u64
+                .checked_shl(self.lg_sample().ok_or(Errno::NOENT)? as u32)
+                .ok_or(Errno::INVAL)?,
+            bins: bins?,
+            large_bytes: size("stats.arenas.4096.large.allocated")?,
+            large_objects: made.saturating_sub(freed),
+            smallest_large: size("arenas.lextent.0.size")?,
+            smallest_large_objects: size("stats.arenas.4096.lextents.0.curlextents")?,
+        })
+    }
+
+    fn numbered<T: Value>(&self, name: &str) -> Result<T, Errno> {
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        self.mallctl.read(&name)
+    }
+}
+
+/// Beyond it nearly every object of a class is sampled, and the rest tell nothing of their number.
+const MOST_INTERVALS: f64 = 5.0;
+
+fn estimate(counts: &Counts, active: u64) -> Sampled {
+    let in_pages = |size: u64| size.next_multiple_of(counts.page.max(1));
+    let (mut objects, mut bytes, mut pages) = (0.0, 0.0, 0.0);
+    for bin in &counts.bins {
+        // An object stays unsampled with the probability e^-(size/interval) (prof.c).
+        let intervals = bin.size as f64 / counts.interval.max(1) as f64;
+        let sampled = bin.regions as f64 * (intervals.min(MOST_INTERVALS).exp() - 1.0);
+        objects += sampled;
+        bytes += sampled * bin.size as f64;
+        pages += sampled * in_pages(bin.size) as f64;
+    }
+    if objects < 1.0 {
+        return Sampled::default();
+    }
+    let slabs = counts
+        .bins
+        .iter()
+        .map(|bin| bin.slabs.saturating_mul(bin.slab_size));
+    let slabs = slabs.fold(0, u64::saturating_add);
+    let large = counts
+        .large_bytes
+        .saturating_add(counts.large_objects.saturating_mul(counts.pad));
+    // Since 5.3.1 they are in neither: so many bytes there are of them, whatever was sampled when.
+    let unaccounted = active.saturating_sub(slabs).saturating_sub(large) as f64;
+    let laid_out = pages + objects * counts.pad as f64;
+    let share = unaccounted / laid_out;
+    if share > 0.25 {
+        return Sampled {
+            objects: (objects * share) as u64,
+            bytes: (bytes * share) as u64,
+            active: unaccounted as u64,
+            allocated: 0,
+            pages: (pages * share) as u64,
+        };
+    }
+    // Before, they are among the large ones of the smallest class.
+    let share = (counts.smallest_large_objects as f64 / objects).min(1.0);
+    let count = (objects * share) as u64;
+    Sampled {
+        objects: count,
+        bytes: (bytes * share) as u64,
+        active: count.saturating_mul(counts.smallest_large + counts.pad),
+        allocated: count.saturating_mul(counts.smallest_large),
+        pages: (pages * share) as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 18,056 objects of 1 KiB live unsampled, at one sample for 4 KiB: about 5,128 were sampled.
+    fn counts() -> Counts {
+        Counts {
+            page: 4096,
+            pad: 4096,
+            interval: 4096,
+            bins: vec![Bin {
+                size: 1024,
+                regions: 18_056,
+                slabs: 4514,
+                slab_size: 4096,
+            }],
+            smallest_large: 16384,
+            ..Counts::default()
+        }
+    }
+
+    #[test]
+    fn pages_that_no_class_accounts_for_are_those_of_samples() {
+        // jemalloc 5.3.1 of `rust_host`: a page and a page of pad for each of 5,138 objects.
+        let active = 4514 * 4096 + 5138 * 8192;
+        let sampled = estimate(&counts(), active);
+        assert_eq!(sampled.objects, 5138);
+        assert_eq!(sampled.bytes, 5138 * 1024);
+        assert_eq!(sampled.active, 5138 * 8192);
+        assert_eq!((sampled.allocated, sampled.pages), (0, 5138 * 4096));
+    }
+
+    #[test]
+    fn before_they_count_as_large() {
+        // jemalloc 5.3.0 of `c_host`: 16 KiB for each, and as many more of the program's own.
+        let large = |objects: u64| Counts {
+            large_bytes: objects * 16384,
+            large_objects: objects,
+            smallest_large_objects: objects,
+            ..counts()
+        };
+        let check = |objects: u64, expected: u64| {
+            let active = 4514 * 4096 + objects * 20480;
+            let sampled = estimate(&large(objects), active);
+            assert_eq!(sampled.objects, expected);
+            assert_eq!(sampled.allocated, expected * 16384);
+            assert_eq!(sampled.active, expected * 20480);
+        };
+        check(5058, 5058);
+        check(100_000, 5128);
+        check(0, 0);
+    }
+
+    #[test]
+    fn without_samples_there_is_no_cost() {
+        let coarse = Counts {
+            interval: 1 << 40,
+            ..counts()
+        };
+        assert_eq!(estimate(&coarse, 4514 * 4096), Sampled::default());
+        assert_eq!(estimate(&Counts::default(), u64::MAX), Sampled::default());
+    }
+}

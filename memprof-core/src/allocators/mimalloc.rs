@@ -1,0 +1,161 @@
+//! mimalloc: figures and purging. It has no profiler.
+#![expect(unsafe_code, reason = "the allocator calls")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::hint::black_box;
+use std::mem::transmute;
+use std::ptr;
+
+use crate::allocators::backend::{Backend, Identity, Kind};
+use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::stats::Totals;
+use crate::allocators::symbols::Symbols;
+use crate::error::{Error, ErrorKind, Result};
+
+/// What every mimalloc names.
+pub(crate) const ANCHOR: &CStr = c"mi_version";
+/// What is looked up by name.
+pub(crate) const NAMES: &[&CStr] = &[ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
+
+const IS_OWN: &CStr = c"mi_is_in_heap_region";
+const PROCESS_INFO: &CStr = c"mi_process_info";
+const STATS: &CStr = c"mi_stats_print_out";
+const COLLECT: &CStr = c"mi_collect";
+
+/// `mi_output_fun` of mimalloc.h.
+type OutputFn = unsafe extern "C" fn(*const c_char, *mut c_void);
+type Out = *mut usize;
+
+/// One mimalloc's functions (mimalloc.h); those that are missing are none.
+#[derive(Debug)]
+#[repr(C)]
+struct Functions {
+    version: Option<unsafe extern "C" fn() -> c_int>,
+    /// C's bool, as the byte that it is: a Rust bool must not hold what a broken one may answer.
+    is_own: Option<unsafe extern "C" fn(*const c_void) -> u8>,
+    process_info: Option<unsafe extern "C" fn(Out, Out, Out, Out, Out, Out, Out, Out)>,
+    stats: Option<unsafe extern "C" fn(OutputFn, *mut c_void)>,
+    collect: Option<unsafe extern "C" fn(bool)>,
+}
+
+/// A mimalloc in this process.
+#[derive(Debug)]
+pub(crate) struct Mimalloc {
+    identity: Identity,
+    functions: Functions,
+    missing: Vec<&'static str>,
+}
+
+impl Mimalloc {
+    pub(crate) fn identify(symbols: &Symbols<'_>) -> Option<Self> {
+        const NAMES: [&CStr; 5] = [ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
+        let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
+        let absent = NAMES
+            .iter()
+            .zip(addresses)
+            .filter(|(_, address)| *address == 0);
+        let missing = absent.filter_map(|(name, _)| name.to_str().ok()).collect();
+        let pointers = addresses.map(ptr::with_exposed_provenance);
+        // SAFETY: the struct is as many nullable function pointers. Each address is 0 or code that
+        // its object names as this function of mimalloc.h, which gives the type.
+        let functions = unsafe { transmute::<[*const c_void; 5], Functions>(pointers) };
+        let identity = Identity {
+            kind: Kind::Mimalloc,
+            version: version(&functions)?,
+            found_by: symbols.found_by(),
+            owns_malloc: owns_malloc(&functions),
+            address: symbols.function(ANCHOR)?,
+        };
+        Some(Self {
+            identity,
+            functions,
+            missing,
+        })
+    }
+
+    fn lacks(&self, name: &CStr) -> Error {
+        let name = name.to_string_lossy();
+        let message = format!("{} lacks {name}", self.identity);
+        Error::new(ErrorKind::Unsupported, message)
+            .remedy("its library is incomplete or too old: use mimalloc 2.0.2 or newer")
+    }
+}
+
+/// `2.0.9` for 209: `MI_MALLOC_VERSION` of mimalloc.h.
+fn version(functions: &Functions) -> Option<String> {
+    // SAFETY: mimalloc.h: takes nothing.
+    let number = unsafe { functions.version?() };
+    Some(match number {
+        100..1000 => format!("{}.{}.{}", number / 100, number / 10 % 10, number % 10),
+        other => other.to_string(),
+    })
+}
+
+/// Whether what `malloc` gives is its own.
+fn owns_malloc(functions: &Functions) -> bool {
+    let Some(is_own) = functions.is_own else {
+        return false;
+    };
+    // SAFETY: malloc(3); `black_box` keeps the pair from being optimized away.
+    let block = black_box(unsafe { libc::malloc(1) });
+    // SAFETY: mimalloc.h: takes any pointer.
+    let own = unsafe { is_own(block) };
+    // SAFETY: the block that malloc gave, or null.
+    unsafe { libc::free(block) };
+    own != 0
+}
+
+impl Backend for Mimalloc {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// What is committed: a build for use counts neither objects nor free pages.
+    fn totals(&self) -> Result<Option<Totals>> {
+        let process_info = self
+            .functions
+            .process_info
+            .ok_or_else(|| self.lacks(PROCESS_INFO))?;
+        let mut values = [0usize; 8];
+        let [a, b, c, d, e, committed, f, g] = values.each_mut().map(ptr::from_mut);
+        // SAFETY: mimalloc.h: room for elapsed, user, system, current and peak RSS, current and
+        // peak commit, page faults.
+        unsafe { process_info(a, b, c, d, e, committed, f, g) };
+        Ok(Some(Totals::Committed {
+            committed: values[5] as u64,
+        }))
+    }
+
+    fn report(&self, _options: Option<&PrintOptions>) -> Result<Printout> {
+        let stats = self.functions.stats.ok_or_else(|| self.lacks(STATS))?;
+        let mut printout = Printout::default();
+        // SAFETY: mimalloc.h: calls `pass_on` with the printout, which lives until it returns.
+        unsafe { stats(pass_on, (&raw mut printout).cast()) };
+        Ok(printout)
+    }
+
+    /// The free pages of this thread's heap, of threads that ended, and of the arenas: mimalloc
+    /// lets each living thread give back only its own.
+    fn purge(&self) -> Result<()> {
+        let collect = self.functions.collect.ok_or_else(|| self.lacks(COLLECT))?;
+        // SAFETY: mimalloc.h: takes whether to force it.
+        unsafe { collect(true) };
+        Ok(())
+    }
+
+    fn missing(&self) -> &[&'static str] {
+        &self.missing
+    }
+}
+
+/// Hands a piece of `mi_stats_print_out` to the printout that `opaque` points to.
+unsafe extern "C" fn pass_on(piece: *const c_char, opaque: *mut c_void) {
+    if piece.is_null() {
+        return;
+    }
+    // SAFETY: mimalloc.h: a piece is NUL-terminated and valid during the call.
+    let piece = unsafe { CStr::from_ptr(piece) }.to_bytes();
+    // SAFETY: `report` passed its printout, which nothing else uses meanwhile.
+    let printout = unsafe { &mut *opaque.cast::<Printout>() };
+    printout.push(piece);
+}

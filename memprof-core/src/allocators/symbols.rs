@@ -1,0 +1,289 @@
+//! Where an allocator's functions lie: by the loader, or by the symbol tables of a file.
+//!
+//! An address counts only where it lies in the loaded object that names it, which then stays
+//! loaded as long as the process: the functions are called through pointers that outlive the look.
+#![expect(
+    unsafe_code,
+    reason = "the loader's symbols, and addresses out of symbol tables"
+)]
+
+use std::ffi::{CStr, CString, c_void};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use object::read::elf::{ElfFile64, FileHeader};
+use object::{Object, ObjectSymbol, ObjectSymbolTable};
+
+use crate::allocators::discover::FoundBy;
+use crate::allocators::objects::{EXECUTABLE, LoadedObject};
+
+/// The symbols of one loaded object.
+#[derive(Debug)]
+pub(crate) struct Symbols<'a> {
+    object: &'a LoadedObject,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// What the object exports.
+    Exported(Loaded),
+    /// The tables of its file, as far as they were wanted.
+    Table {
+        path: PathBuf,
+        names: Vec<(String, usize)>,
+    },
+}
+
+impl<'a> Symbols<'a> {
+    /// The object whose `anchor` the whole process sees.
+    pub(crate) fn exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
+        // SAFETY: dlsym(3) with a NUL-terminated name.
+        let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
+        // Also keeps out symbols of our own image, which is not among the objects.
+        let object = objects.iter().find(|object| object.is_code(address))?;
+        let source = Source::Exported(Loaded::keep(object)?);
+        Some(Self { object, source })
+    }
+
+    /// Where the variable lies that the whole process sees.
+    pub(crate) fn exported_variable(objects: &[LoadedObject], name: &CStr) -> Option<usize> {
+        // SAFETY: dlsym(3) with a NUL-terminated name.
+        let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+        let is_in = |object: &LoadedObject| object.is_writable(address);
+        objects.iter().any(is_in).then_some(address)
+    }
+
+    /// Those of an object's file whose names are `wanted`. A file that cannot be read, or that is
+    /// not the one that is mapped, has none: calling by its addresses would crash.
+    pub(crate) fn in_file(
+        object: &'a LoadedObject,
+        wanted: impl Fn(&[u8]) -> bool,
+    ) -> Option<Self> {
+        let names = names_in_file(object, wanted)?;
+        if names.is_empty() {
+            return None;
+        }
+        if Loaded::keep(object).is_none() {
+            log::warn!(
+                "{} is being unloaded; its allocator is left alone",
+                object.path.display()
+            );
+            return None;
+        }
+        let path = real_path(&object.path);
+        let source = Source::Table { path, names };
+        Some(Self { object, source })
+    }
+
+    /// The names in the file's tables; none for what an object exports.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let names = match &self.source {
+            Source::Exported(_) => &[],
+            Source::Table { names, .. } => names.as_slice(),
+        };
+        names.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The address of a function.
+    pub(crate) fn function(&self, name: &CStr) -> Option<usize> {
+        self.address(name)
+            .filter(|address| self.object.is_code(*address))
+    }
+
+    /// The address of a variable.
+    pub(crate) fn variable(&self, name: &CStr) -> Option<usize> {
+        self.address(name)
+            .filter(|address| self.object.is_writable(*address))
+    }
+
+    fn address(&self, name: &CStr) -> Option<usize> {
+        match &self.source {
+            Source::Exported(loaded) => loaded.symbol(name),
+            Source::Table { names, .. } => names
+                .iter()
+                .find(|(known, _)| known.as_bytes() == name.to_bytes())
+                .map(|(_, address)| *address),
+        }
+    }
+
+    pub(crate) fn found_by(&self) -> FoundBy {
+        match &self.source {
+            Source::Exported(_) => FoundBy::DynamicSymbol,
+            Source::Table { path, .. } => FoundBy::SymbolTable(path.clone()),
+        }
+    }
+}
+
+/// An object that the loader will not unload any more.
+#[derive(Debug)]
+struct Loaded(NonNull<c_void>);
+
+impl Loaded {
+    /// None for one that is being unloaded.
+    fn keep(object: &LoadedObject) -> Option<Self> {
+        let path = CString::new(object.path.as_os_str().as_bytes()).ok()?;
+        let name = if object.path == Path::new(EXECUTABLE) {
+            std::ptr::null()
+        } else {
+            path.as_ptr()
+        };
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+        // SAFETY: dlopen(3) with a NUL-terminated name, or null for the program; runs no code of
+        // the object's, because it loads nothing.
+        NonNull::new(unsafe { libc::dlopen(name, flags) }).map(Self)
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<usize> {
+        // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
+        let address = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) } as usize;
+        (address != 0).then_some(address)
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // SAFETY: dlclose(3) of a handle that `keep` opened; RTLD_NODELETE outlasts it.
+        unsafe { libc::dlclose(self.0.as_ptr()) };
+    }
+}
+
+/// A function pointer to `address`.
+///
+/// # Safety
+/// `F` is the type of a function pointer, and the function at `address` has that type.
+pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+    let pointer: *const c_void = std::ptr::with_exposed_provenance(address);
+    // SAFETY: of one size, and a function's by the caller's promise.
+    unsafe { std::mem::transmute_copy(&pointer) }
+}
+
+fn names_in_file(
+    object: &LoadedObject,
+    wanted: impl Fn(&[u8]) -> bool,
+) -> Option<Vec<(String, usize)>> {
+    let file = File::open(&object.path).ok()?;
+    // SAFETY: read-only and private. Should another process truncate the file meanwhile, this
+    // process loses its own mapping of it too.
+    let bytes = unsafe { memmap2::Mmap::map(&file) }.ok()?;
+    let elf = ElfFile64::<object::Endianness>::parse(&*bytes).ok()?;
+    if !is_mapped_from(object, &elf, &bytes) {
+        log::debug!(
+            "{} is not the file that is mapped; not searched",
+            object.path.display()
+        );
+        return None;
+    }
+    let tables = [elf.symbol_table(), elf.dynamic_symbol_table()];
+    let symbols = tables.iter().flatten().flat_map(|table| table.symbols());
+    let names = symbols
+        .filter(ObjectSymbol::is_definition)
+        .filter_map(|symbol| {
+            let name = symbol.name_bytes().ok().filter(|name| wanted(name))?;
+            let address = object.bias.wrapping_add(symbol.address() as usize);
+            Some((std::str::from_utf8(name).ok()?.to_owned(), address))
+        });
+    Some(names.collect())
+}
+
+fn is_mapped_from(
+    object: &LoadedObject,
+    elf: &ElfFile64<'_, object::Endianness>,
+    bytes: &[u8],
+) -> bool {
+    let header = elf.elf_header();
+    let start = header.e_phoff(elf.endian()) as usize;
+    let headers = bytes.get(start..start.saturating_add(object.headers.len()));
+    headers == Some(&object.headers)
+        && elf
+            .build_id()
+            .is_ok_and(|id| id == object.build_id.as_deref())
+}
+
+/// The file itself, for the program too.
+pub(crate) fn real_path(path: &Path) -> PathBuf {
+    if path != Path::new(EXECUTABLE) {
+        return path.to_owned();
+    }
+    std::fs::read_link(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocators::objects;
+
+    #[test]
+    fn only_the_object_that_has_the_anchor_counts() {
+        let objects = objects::loaded();
+        let libc = Symbols::exported(&objects, c"gnu_get_libc_version").unwrap();
+        assert_eq!(libc.found_by(), FoundBy::DynamicSymbol);
+        assert!(libc.function(c"malloc").is_some());
+        assert!(libc.variable(c"stdout").is_some());
+        // The wrong kind, and what is not there.
+        assert_eq!(libc.function(c"stdout"), None);
+        assert_eq!(libc.variable(c"malloc"), None);
+        assert_eq!(libc.function(c"memprof_no_such_function"), None);
+        assert!(Symbols::exported(&objects, c"memprof_no_such_function").is_none());
+        // Without the object that has it, as where it is our own image.
+        let others: Vec<_> = objects
+            .iter()
+            .filter(|object| !object.path.ends_with("libc.so.6"))
+            .cloned()
+            .collect();
+        assert!(Symbols::exported(&others, c"gnu_get_libc_version").is_none());
+    }
+
+    #[test]
+    fn a_file_that_is_not_the_mapped_one_names_nothing() {
+        let mut objects = objects::loaded();
+        let wanted = |name: &[u8]| name == b"gnu_get_libc_version";
+        let libc = objects
+            .iter_mut()
+            .find(|object| object.path.ends_with("libc.so.6"))
+            .unwrap();
+        let symbols = Symbols::in_file(libc, wanted).unwrap();
+        assert_eq!(
+            symbols.names().collect::<Vec<_>>(),
+            ["gnu_get_libc_version"]
+        );
+        libc.build_id = Some(vec![0; 20]);
+        assert!(Symbols::in_file(libc, wanted).is_none());
+    }
+
+    #[test]
+    fn an_object_whose_functions_are_kept_outlasts_its_dlclose() {
+        let place = tempfile::tempdir().unwrap();
+        let (code, library) = (place.path().join("x.c"), place.path().join("x.so"));
+        std::fs::write(&code, "int mi_version(void) { return 209; }\n").unwrap();
+        let mut cc = std::process::Command::new("cc");
+        let cc = cc.args(["-shared", "-fPIC", "-o"]).args([&library, &code]);
+        assert!(cc.status().unwrap().success());
+        let is_loaded = || {
+            objects::loaded()
+                .iter()
+                .any(|object| object.path == library)
+        };
+
+        let path = CString::new(library.as_os_str().as_bytes()).unwrap();
+        // SAFETY: dlopen(3) of a library without constructors.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        let objects = objects::loaded();
+        let object = objects
+            .iter()
+            .find(|object| object.path == library)
+            .unwrap();
+        let symbols = Symbols::in_file(object, |name| name == b"mi_version").unwrap();
+        let function = symbols.function(c"mi_version").unwrap();
+        drop(symbols);
+        // SAFETY: dlclose(3) of the handle above.
+        unsafe { libc::dlclose(handle) };
+        assert!(is_loaded());
+        // SAFETY: of this type, as its source says.
+        let function: extern "C" fn() -> i32 = unsafe { as_function(function) };
+        assert_eq!(function(), 209);
+    }
+}

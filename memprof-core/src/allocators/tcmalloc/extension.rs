@@ -1,0 +1,123 @@
+//! The C functions of gperftools (`gperftools/malloc_extension_c.h`, `gperftools/tcmalloc.h`).
+#![expect(unsafe_code, reason = "the allocator calls")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::hint::black_box;
+use std::mem::transmute;
+use std::ptr;
+
+use crate::allocators::printout::Printout;
+use crate::allocators::symbols::Symbols;
+
+pub(super) const SET: &CStr = c"MallocExtension_SetNumericProperty";
+pub(super) const STATS: &CStr = c"MallocExtension_GetStats";
+pub(super) const OWNERSHIP: &CStr = c"MallocExtension_GetOwnership";
+pub(super) const RELEASE: &CStr = c"MallocExtension_ReleaseFreeMemory";
+pub(super) const VERSION: &CStr = c"tc_version";
+
+/// `MallocExtension_kOwned`.
+const OWNED: c_int = 1;
+
+/// Room for `MallocExtension_GetStats`. From 10,000 bytes on it also lists each size class.
+const STATS_ROOM: usize = 8 << 10;
+
+type GetFn = unsafe extern "C" fn(*const c_char, *mut usize) -> c_int;
+type SetFn = unsafe extern "C" fn(*const c_char, usize) -> c_int;
+type StatsFn = unsafe extern "C" fn(*mut c_char, c_int);
+type OwnershipFn = unsafe extern "C" fn(*const c_void) -> c_int;
+type ReleaseFn = unsafe extern "C" fn();
+type VersionFn = unsafe extern "C" fn(*mut c_int, *mut c_int, *mut *const c_char) -> *const c_char;
+
+/// One gperftools' C functions; those that are missing are none.
+#[derive(Debug)]
+pub(super) struct Extension {
+    functions: Functions,
+    pub missing: Vec<&'static str>,
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct Functions {
+    get: Option<GetFn>,
+    set: Option<SetFn>,
+    stats: Option<StatsFn>,
+    ownership: Option<OwnershipFn>,
+    release: Option<ReleaseFn>,
+    version: Option<VersionFn>,
+}
+
+impl Extension {
+    pub(super) fn find(symbols: &Symbols<'_>) -> Self {
+        const NAMES: [&CStr; 6] = [super::ANCHOR, SET, STATS, OWNERSHIP, RELEASE, VERSION];
+        let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
+        let absent = NAMES
+            .iter()
+            .zip(addresses)
+            .filter(|(_, address)| *address == 0);
+        let missing = absent.filter_map(|(name, _)| name.to_str().ok()).collect();
+        // SAFETY: the struct is as many nullable function pointers. Each address is 0 or code that
+        // its object names as this function of gperftools' headers, which give the type.
+        let functions = unsafe {
+            transmute::<[*const c_void; 6], Functions>(addresses.map(ptr::with_exposed_provenance))
+        };
+        Self { functions, missing }
+    }
+
+    /// A numeric property; none where this build does not know it.
+    pub(super) fn get(&self, name: &CStr) -> Option<u64> {
+        let get = self.functions.get?;
+        let mut value = 0;
+        // SAFETY: malloc_extension_c.h: takes a C string and room for a size_t.
+        let known = unsafe { get(name.as_ptr(), &raw mut value) };
+        (known != 0).then_some(value as u64)
+    }
+
+    /// Sets a numeric property. False where this build does not know it.
+    pub(super) fn set(&self, name: &CStr, value: u64) -> bool {
+        let Some(set) = self.functions.set else {
+            return false;
+        };
+        // SAFETY: malloc_extension_c.h: takes a C string and a size_t.
+        unsafe { set(name.as_ptr(), value as usize) != 0 }
+    }
+
+    /// What it prints of itself.
+    pub(super) fn report(&self) -> Option<Printout> {
+        let stats = self.functions.stats?;
+        let mut text = vec![0u8; STATS_ROOM];
+        // SAFETY: malloc_extension_c.h: writes at most the given number of bytes. One less than
+        // there are: so it ends with NUL, also where the allocator leaves it out.
+        unsafe { stats(text.as_mut_ptr().cast(), (STATS_ROOM - 1) as c_int) };
+        let length = text.iter().position(|byte| *byte == 0).unwrap_or(0);
+        Some(Printout::from(&text[..length]))
+    }
+
+    /// Gives free pages back. None where it has no such function.
+    pub(super) fn release(&self) -> Option<()> {
+        // SAFETY: malloc_extension_c.h: takes nothing.
+        self.functions.release.map(|release| unsafe { release() })
+    }
+
+    /// Whether what `malloc` gives is its own.
+    pub(super) fn owns_malloc(&self) -> bool {
+        let Some(ownership) = self.functions.ownership else {
+            return false;
+        };
+        // SAFETY: malloc(3); `black_box` keeps the pair from being optimized away.
+        let block = black_box(unsafe { libc::malloc(1) });
+        // SAFETY: malloc_extension_c.h: takes any pointer to allocated memory, or null.
+        let owner = unsafe { ownership(block) };
+        // SAFETY: the block that malloc gave, or null.
+        unsafe { libc::free(block) };
+        !block.is_null() && owner == OWNED
+    }
+
+    /// `2.10`.
+    pub(super) fn version(&self) -> Option<String> {
+        let version = self.functions.version?;
+        let (mut major, mut minor, mut patch) = (0, 0, ptr::null());
+        // SAFETY: tcmalloc.h: takes room for two ints and a string, each of which may be null.
+        let text = unsafe { version(&raw mut major, &raw mut minor, &raw mut patch) };
+        (!text.is_null()).then(|| format!("{major}.{minor}"))
+    }
+}

@@ -1,0 +1,163 @@
+//! tcmalloc's profiles, which it hands over as C++ strings.
+#![expect(unsafe_code, reason = "the allocator calls")]
+
+use std::ffi::{CStr, c_void};
+use std::io::{self, Write};
+
+use super::cxx_string::{CxxString, Delete};
+use crate::allocators::backend::{Identity, ProfileKind};
+use crate::allocators::symbols::{Symbols, as_function};
+use crate::dumps::headroom::require_memory_for;
+use crate::dumps::heap::Summary;
+use crate::dumps::legacy;
+use crate::dumps::scratch::Scratch;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Only the full library has it; that is how it is told from the minimal one, whose profiles are
+/// empty. Never called: it makes each allocation hundreds of times slower.
+pub(super) const HEAP_PROFILER: &CStr = c"HeapProfilerStart";
+/// `MallocExtension::instance()`.
+pub(super) const INSTANCE: &CStr = c"_ZN15MallocExtension8instanceEv";
+/// `MallocExtension::GetHeapSample(std::string*)` of libstdc++'s string.
+pub(super) const HEAP_SAMPLE: &CStr =
+    c"_ZN15MallocExtension13GetHeapSampleEPNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+/// `MallocExtension::GetHeapGrowthStacks(std::string*)`.
+pub(super) const GROWTH_STACKS: &CStr = c"_ZN15MallocExtension19GetHeapGrowthStacksEPNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+
+/// tcmalloc records its growth by the MiB (`kMinSystemAlloc` pages).
+const GROWTH_STEP: u64 = 1 << 20;
+/// A line of a profile holds at most 31 frames; a string that grows needs twice its length, and
+/// old and new lie side by side.
+const BYTES_PER_LINE: u64 = 3 * 700;
+
+type InstanceFn = unsafe extern "C" fn() -> *mut c_void;
+type FillFn = unsafe extern "C" fn(*mut c_void, *mut c_void);
+
+/// The functions that yield profiles.
+#[derive(Debug)]
+pub(super) struct Profiles {
+    instance: InstanceFn,
+    heap_sample: FillFn,
+    growth_stacks: FillFn,
+    delete: Delete,
+}
+
+impl Profiles {
+    /// # Errors
+    /// `Unsupported`: why this build has none.
+    pub(super) fn find(symbols: &Symbols<'_>, allocator: &Identity) -> Result<Self> {
+        let unsupported = |why: &str, remedy: &str| {
+            Error::new(ErrorKind::Unsupported, format!("{allocator} {why}")).remedy(remedy)
+        };
+        if symbols.function(HEAP_PROFILER).is_none() {
+            return Err(unsupported(
+                "was built without its profiler: it is libtcmalloc_minimal, or linked in statically",
+                "start the program with LD_PRELOAD=libtcmalloc.so.4 (Debian: libgoogle-perftools4), \
+                 or with `memprof run`",
+            ));
+        }
+        let names = [INSTANCE, HEAP_SAMPLE, GROWTH_STACKS];
+        let [Some(instance), Some(heap_sample), Some(growth_stacks)] =
+            names.map(|name| symbols.function(name))
+        else {
+            return Err(unsupported(
+                "hands profiles over in another std::string than libstdc++'s: it was built with \
+                 libc++, or is damaged",
+                "use a gperftools that was built with libstdc++, or `memprof run`",
+            ));
+        };
+        let Some(delete) = Delete::find() else {
+            return Err(unsupported(
+                "is there, but its C++ library is not: nothing frees a std::string",
+                "load libstdc++ with RTLD_GLOBAL, or link the program to it",
+            ));
+        };
+        Ok(Self {
+            // SAFETY: code that its object names as this function, mangled with its arguments.
+            instance: unsafe { as_function(instance) },
+            // SAFETY: as above; `this` is the first argument.
+            heap_sample: unsafe { as_function(heap_sample) },
+            // SAFETY: as above.
+            growth_stacks: unsafe { as_function(growth_stacks) },
+            delete,
+        })
+    }
+
+    /// Writes a profile into `scratch` without its mappings. `heap` is the size of the heap;
+    /// `interval` is what a heap profile was sampled at.
+    ///
+    /// # Errors
+    /// tcmalloc gave none, or a damaged one; the kernel refused.
+    pub(super) fn write(
+        &self,
+        kind: ProfileKind,
+        heap: u64,
+        interval: u64,
+        allocator: &Identity,
+        scratch: &Scratch,
+    ) -> Result<Summary> {
+        // A C++ exception would end the process.
+        require_memory_for(string_bytes(kind, heap, interval))?;
+        let text = self.take(kind, allocator)?;
+        let damaged = || Error::allocator(format!("{allocator} damaged the string of its profile"));
+        let text = text.bytes().ok_or_else(damaged)?;
+        if text.is_empty() {
+            return Err(Error::allocator(format!(
+                "{allocator} answered with an empty profile"
+            )));
+        }
+        let refused = |error: io::Error| Error::allocator(format!("{allocator}: {error}"));
+        let summary = legacy::summarize(text, interval).map_err(refused)?;
+        let profile = &text[..summary.profile_len as usize];
+        store(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
+    }
+
+    fn take(&self, kind: ProfileKind, allocator: &Identity) -> Result<CxxString> {
+        // SAFETY: malloc_extension.h: takes nothing.
+        let instance = unsafe { (self.instance)() };
+        if instance.is_null() {
+            return Err(Error::allocator(format!("{allocator} has no instance")));
+        }
+        let fill = match kind {
+            ProfileKind::Heap => self.heap_sample,
+            ProfileKind::Growth => self.growth_stacks,
+        };
+        let mut text = CxxString::new(self.delete);
+        // SAFETY: malloc_extension.h: appends to a std::string of libstdc++; `instance` is a
+        // MallocExtension for the process's life.
+        unsafe { fill(instance, text.as_pointer()) };
+        Ok(text)
+    }
+}
+
+/// What the string of a profile takes at the most, while it grows.
+pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
+    let step = match kind {
+        ProfileKind::Heap => interval,
+        ProfileKind::Growth => GROWTH_STEP,
+    };
+    (heap / step).saturating_mul(BYTES_PER_LINE)
+}
+
+/// tcmalloc's header tells the interval of now, and readers refuse 0, which is off.
+fn store(profile: &[u8], summary: Summary, scratch: &Scratch) -> io::Result<Summary> {
+    const OFF: &[u8] = b"heap_v2/0";
+    let mut file = scratch.rewound()?;
+    let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
+    let (header, stacks) = profile.split_at(end);
+    let Some(header) = header.strip_suffix(OFF) else {
+        file.write_all(profile)?;
+        return Ok(summary);
+    };
+    let header = [
+        header,
+        format!("heap_v2/{}", summary.sample_interval).as_bytes(),
+    ]
+    .concat();
+    file.write_all(&header)?;
+    file.write_all(stacks)?;
+    Ok(Summary {
+        profile_len: (header.len() + stacks.len()) as u64,
+        ..summary
+    })
+}

@@ -1,0 +1,83 @@
+//! How tcmalloc's sampling is switched while the process runs.
+#![expect(unsafe_code, reason = "a variable of the allocator's")]
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use super::extension::Extension;
+use crate::allocators::backend::Identity;
+use crate::allocators::symbols::Symbols;
+use crate::error::{Error, ErrorKind, Result};
+
+/// gperftools 2.17 and newer.
+const PROPERTY: &CStr = c"tcmalloc.sample_parameter";
+
+/// `FLAGS_tcmalloc_sample_parameter`, an int64 that each thread reads when it picks its next
+/// sample; exported by every release before the property came.
+pub(super) const FLAG: &CStr = c"_ZN61FLAG__namespace_do_not_use_directly_use_DECLARE_int64_instead31FLAGS_tcmalloc_sample_parameterE";
+
+/// Mean bytes between samples; 0 is off.
+#[derive(Debug)]
+pub(super) enum Rate {
+    Property,
+    Flag(&'static AtomicI64),
+}
+
+impl Rate {
+    pub(super) fn find(
+        symbols: &Symbols<'_>,
+        extension: &Extension,
+        allocator: &Identity,
+    ) -> Result<Self> {
+        if extension.get(PROPERTY).is_some() {
+            return Ok(Self::Property);
+        }
+        let address = symbols.variable(FLAG).ok_or_else(|| {
+            let message = format!("{allocator} does not let its sampling be switched");
+            Error::new(ErrorKind::Unsupported, message)
+                .remedy("use libtcmalloc.so.4 of gperftools, unstripped")
+        })?;
+        if !address.is_multiple_of(align_of::<AtomicI64>()) {
+            let message = format!("{allocator} has no aligned int64 where its flag should be");
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        // SAFETY: gperftools/tcmalloc.cc: an int64 under this name, in a writable segment of an
+        // object that stays loaded. Its own accesses are whole words too.
+        Ok(Self::Flag(unsafe {
+            AtomicI64::from_ptr(address as *mut i64)
+        }))
+    }
+
+    pub(super) fn get(&self, extension: &Extension) -> u64 {
+        match self {
+            Self::Property => extension.get(PROPERTY).unwrap_or(0),
+            Self::Flag(flag) => u64::try_from(flag.load(Ordering::Relaxed)).unwrap_or(0),
+        }
+    }
+
+    /// Sets it, and reads it back.
+    ///
+    /// # Errors
+    /// tcmalloc refused, or ignored it.
+    pub(super) fn set(
+        &self,
+        interval: u64,
+        extension: &Extension,
+        allocator: &Identity,
+    ) -> Result<()> {
+        match self {
+            Self::Property if !extension.set(PROPERTY, interval) => {
+                let message = format!("{allocator} refused tcmalloc.sample_parameter");
+                return Err(Error::allocator(message));
+            }
+            Self::Property => {}
+            Self::Flag(flag) => flag.store(interval as i64, Ordering::Relaxed),
+        }
+        if self.get(extension) != interval {
+            return Err(Error::allocator(format!(
+                "{allocator} accepted tcmalloc.sample_parameter and ignored it"
+            )));
+        }
+        Ok(())
+    }
+}

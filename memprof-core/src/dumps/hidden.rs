@@ -1,0 +1,100 @@
+//! Files under hidden names, where a file cannot be without one: no `O_TMPFILE`, or no /proc.
+//!
+//! Each is locked as long as it is worked on, so that what a killed process left can be told
+//! from what another one is writing.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::dumps::name::DumpName;
+use crate::dumps::scratch::PRIVATE;
+
+/// The hidden name of a dump's file that ends with `extension`.
+pub(crate) fn name(dump: &DumpName, extension: &str) -> String {
+    format!(".{dump}{extension}")
+}
+
+/// Makes a new file in `directory`.
+///
+/// # Errors
+/// The name is taken, or the kernel refuses.
+pub(crate) fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = retry_on_intr(|| rustix::fs::openat(&directory, name, flags, PRIVATE))?;
+    if let Err(errno) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // Without locks on this file system nothing is swept either.
+        log::debug!("{name} is not locked: {errno}");
+    }
+    Ok(file)
+}
+
+/// Removes what processes that were killed left in `directory`.
+///
+/// # Errors
+/// The directory cannot be read.
+pub(crate) fn sweep(directory: &OwnedFd) -> Result<(), Errno> {
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().to_str() else {
+            continue;
+        };
+        if is_ours(name) && is_left_over(directory, name) {
+            match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+                Ok(()) => log::info!("removed {name}, which a killed process had left"),
+                Err(errno) => log::warn!("failed to remove {name}: {errno}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_ours(name: &str) -> bool {
+    let Some((id, _extension)) = name.strip_prefix('.').and_then(|id| id.rsplit_once('.')) else {
+        return false;
+    };
+    DumpName::parse(id).is_some()
+}
+
+fn is_left_over(directory: &OwnedFd, name: &str) -> bool {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::openat(directory, name, flags, Mode::empty())
+        .and_then(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))
+        .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocators::backend::ProfileKind;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn only_what_nobody_writes_is_swept() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = OwnedFd::from(std::fs::File::open(place.path()).unwrap());
+        let hidden = |sequence, extension| {
+            let dump = DumpName {
+                taken: SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564),
+                pid: 42,
+                sequence,
+                random: 0xbeef,
+                cause: None,
+                kind: ProfileKind::Heap,
+            };
+            name(&dump, extension)
+        };
+        drop(create(&directory, &hidden(1, ".heap")).unwrap());
+        drop(create(&directory, &hidden(2, ".scratch")).unwrap());
+        let _written = create(&directory, &hidden(3, ".heap")).unwrap();
+        drop(create(&directory, ".mine.heap").unwrap());
+        sweep(&directory).unwrap();
+        let mut left: Vec<_> = std::fs::read_dir(place.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, [hidden(3, ".heap"), ".mine.heap".to_owned()]);
+    }
+}

@@ -1,0 +1,177 @@
+//! Is tcmalloc's legacy text whole, and what does it say? `memprof-report` reads the rest.
+//!
+//! ```text
+//! heap profile:      2:     1000 [     2:     1000] @ heap_v2/524288
+//!      1:      500 [     1:      500] @ 0x4005d0 0x4004f1
+//! ```
+//!
+//! A profile of growth ends its header with `@ growth`: it is not sampled.
+
+use std::io;
+
+use crate::dumps::heap::{Summary, unsampled};
+
+const HEAP_V2: &str = "heap_v2/";
+const GROWTH: &str = "growth";
+const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
+
+/// Checks the text line by line, and its lines against its header. `interval` is what it was
+/// sampled at where its header tells 0, which is what tcmalloc writes while sampling is off.
+///
+/// # Errors
+/// `InvalidData` that quotes the first line that is not as it should be.
+pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<Summary> {
+    let mut lines = text.split_inclusive(|byte| *byte == b'\n');
+    let header = lines.next().unwrap_or_default();
+    let (total, told) = parse_header(header)
+        .ok_or_else(|| damaged("heap profile: … @ heap_v2/<sample interval>", header))?;
+    let interval = match told {
+        Some(0) => interval,
+        Some(told) => told,
+        None => 0,
+    };
+    let mut summary = Summary {
+        sample_interval: interval,
+        profile_len: header.len() as u64,
+        ..Summary::default()
+    };
+    let mut sum = Counts::default();
+    for line in lines {
+        if line == b"\n" || line.starts_with(MAPPED_LIBRARIES.as_bytes()) {
+            summary.has_mappings = true;
+            break;
+        }
+        let counts = parse_stack(line)
+            .ok_or_else(|| damaged("objects: bytes [objects: bytes] @ 0x…", line))?;
+        sum.objects = sum.objects.saturating_add(counts.objects);
+        sum.bytes = sum.bytes.saturating_add(counts.bytes);
+        let estimate = unsampled(counts.objects, counts.bytes, interval);
+        summary.estimated_inuse_bytes = summary.estimated_inuse_bytes.saturating_add(estimate);
+        summary.stacks += 1;
+        summary.profile_len += line.len() as u64;
+    }
+    // A profile that was cut off after a line.
+    if sum != total {
+        let expected = format!("{} objects of {} bytes", total.objects, total.bytes);
+        let found = format!("{} objects of {} bytes", sum.objects, sum.bytes);
+        return Err(damaged(&expected, found.as_bytes()));
+    }
+    Ok(summary)
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    objects: u64,
+    bytes: u64,
+}
+
+fn damaged(expected: &str, found: &[u8]) -> io::Error {
+    let found = String::from_utf8_lossy(&found[..found.len().min(60)]).into_owned();
+    let message = format!("its profile is damaged: expected {expected}, found {found:?}");
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+/// The totals, and the sample interval, which growth has none of.
+fn parse_header(line: &[u8]) -> Option<(Counts, Option<u64>)> {
+    let (counts, kind) = parse_counts(text(line)?.strip_prefix("heap profile:")?)?;
+    if kind == GROWTH {
+        return Some((counts, None));
+    }
+    Some((counts, Some(kind.strip_prefix(HEAP_V2)?.parse().ok()?)))
+}
+
+fn parse_stack(line: &[u8]) -> Option<Counts> {
+    let (counts, stack) = parse_counts(text(line)?)?;
+    let mut frames = stack.split_ascii_whitespace();
+    frames
+        .all(|frame| frame.starts_with("0x"))
+        .then_some(counts)
+}
+
+/// `objects: bytes [objects: bytes] @` and what follows.
+fn parse_counts(text: &str) -> Option<(Counts, &str)> {
+    let (counts, rest) = text.split_once('@')?;
+    let (live, _allocated) = counts.split_once('[')?;
+    let (objects, bytes) = live.split_once(':')?;
+    let counts = Counts {
+        objects: objects.trim().parse().ok()?,
+        bytes: bytes.trim().parse().ok()?,
+    };
+    Some((counts, rest.trim()))
+}
+
+/// A whole line without its end.
+fn text(line: &[u8]) -> Option<&str> {
+    std::str::from_utf8(line.strip_suffix(b"\n")?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAP: &str = "heap profile:      3:     1600 [     3:     1600] @ heap_v2/524288\n\
+                        \x20    1:      500 [     1:      500] @ 0x7f12 0x5576\n\
+                        \x20    2:     1100 [     2:     1100] @ 0x7f12\n";
+    const GROWTH: &str = "heap profile:      1:  1048576 [     1:  1048576] @ growth\n\
+                          \x20    1:  1048576 [     1:  1048576] @ 0x7f12 0x5576\n";
+
+    #[test]
+    fn whole_profiles() {
+        let check = |text: &str, interval, stacks, estimated_inuse_bytes| {
+            for (tail, has_mappings) in [("", false), ("\nMAPPED_LIBRARIES:\n55-56\n", true)] {
+                let expected = Summary {
+                    sample_interval: interval,
+                    stacks,
+                    estimated_inuse_bytes,
+                    profile_len: text.len() as u64,
+                    has_mappings,
+                };
+                let whole = format!("{text}{tail}");
+                assert_eq!(
+                    summarize(whole.as_bytes(), 4096).unwrap(),
+                    expected,
+                    "{whole}"
+                );
+            }
+        };
+        // A sample of objects that are small against the interval stands for one interval each.
+        check(HEAP, 524_288, 2, 524_538 + 1_049_126);
+        check(GROWTH, 0, 1, 1 << 20);
+        let empty = "heap profile:      0:        0 [     0:        0] @ heap_v2/0\n";
+        check(empty, 4096, 0, 0);
+        let off = HEAP.replace("524288", "0");
+        check(&off, 4096, 2, 4_351 + 8_754);
+    }
+
+    #[test]
+    fn cut_anywhere_is_an_error() {
+        for length in 0..HEAP.len() {
+            let cut = &HEAP[..length];
+            assert!(summarize(cut.as_bytes(), 4096).is_err(), "{cut:?}");
+        }
+    }
+
+    #[test]
+    fn foreign_text_is_quoted() {
+        let check = |text: &str, expected: &str| {
+            let error = summarize(text.as_bytes(), 4096).unwrap_err().to_string();
+            assert!(error.ends_with(expected), "{error}");
+        };
+        check("", "@ heap_v2/<sample interval>, found \"\"");
+        check("This malloc\n", "found \"This malloc\\n\"");
+        let header = "heap profile: 1: 2 [1: 2] @ heap_v2/9\n";
+        check(
+            header,
+            "expected 1 objects of 2 bytes, found \"0 objects of 0 bytes\"",
+        );
+        let junk = format!("{header}1: 2 [1: 2] @ 7\n");
+        check(
+            &junk,
+            "expected objects: bytes [objects: bytes] @ 0x…, found \"1: 2 [1: 2] @ 7\\n\"",
+        );
+        check(
+            "heap profile: 1: 2 [1: 2] @ heap_v2/x\n",
+            "@ heap_v2/x\\n\"",
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! The names of dumps.
+
+use std::time::{Duration, SystemTime};
+
+use crate::allocators::backend::ProfileKind;
+use crate::dumps::trigger::known_word;
+
+const GROWTH: &str = ".growth";
+
+/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, and `.growth`
+/// for a profile of growth. Names of earlier versions end with the random number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DumpName {
+    /// When it was taken, to the second.
+    pub taken: SystemTime,
+    /// The process that took it.
+    pub pid: u32,
+    /// The how manieth of this process.
+    pub sequence: u32,
+    /// Tells apart what the rest does not, as after a restart in a container where every pid is 1.
+    pub random: u32,
+    /// Why it was taken, and the resident memory then.
+    pub cause: Option<Cause>,
+    /// What it tells.
+    pub kind: ProfileKind,
+}
+
+/// Why a dump was taken, as its name tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cause {
+    /// The word of a [`Trigger`](crate::Trigger).
+    pub trigger: &'static str,
+    /// Resident memory in KiB, as the kernel counts it.
+    pub rss_kib: u64,
+}
+
+impl DumpName {
+    pub(crate) fn parse(id: &str) -> Option<Self> {
+        let (rest, kind) = match id.strip_suffix(GROWTH) {
+            Some(rest) => (rest, ProfileKind::Growth),
+            None => (id, ProfileKind::Heap),
+        };
+        let mut parts = rest.split('.');
+        let mut part = || parts.next();
+        let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
+        let cause = match part() {
+            Some(trigger) => Some(Cause {
+                trigger: known_word(trigger)?,
+                rss_kib: part()?.strip_suffix("kib")?.parse().ok()?,
+            }),
+            None => None,
+        };
+        let name = Self {
+            taken: parse_stamp(stamp)?,
+            pid: pid.parse().ok()?,
+            sequence: sequence.parse().ok()?,
+            random: u32::from_str_radix(random, 16).ok()?,
+            cause,
+            kind,
+        };
+        // Only what we would write ourselves is ours.
+        (name.to_string() == id).then_some(name)
+    }
+}
+
+impl std::fmt::Display for DumpName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            taken,
+            pid,
+            sequence,
+            random,
+            cause,
+            kind,
+        } = self;
+        let stamp = humantime::format_rfc3339_seconds(*taken)
+            .to_string()
+            .replace(['-', ':'], "");
+        write!(f, "{stamp}.{pid}.{sequence}.{random:08x}")?;
+        if let Some(Cause { trigger, rss_kib }) = cause {
+            write!(f, ".{trigger}.{rss_kib}kib")?;
+        }
+        match kind {
+            ProfileKind::Heap => Ok(()),
+            ProfileKind::Growth => f.write_str(GROWTH),
+        }
+    }
+}
+
+/// Parses `20261121T111244Z`.
+fn parse_stamp(stamp: &str) -> Option<SystemTime> {
+    let part = |range| stamp.get(range);
+    let (year, month, day) = (part(0..4)?, part(4..6)?, part(6..8)?);
+    let (hour, minute, second) = (part(9..11)?, part(11..13)?, part(13..15)?);
+    let text = format!("{year}-{month}-{day}T{hour}:{minute}:{second}Z");
+    let time = humantime::parse_rfc3339(&text).ok()?;
+    (time >= SystemTime::UNIX_EPOCH + Duration::from_secs(1)).then_some(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564);
+        let name = DumpName {
+            taken,
+            pid: 42,
+            sequence: 7,
+            random: 0xbeef,
+            cause: None,
+            kind: ProfileKind::Heap,
+        };
+        assert_eq!(name.to_string(), "20261121T111244Z.42.7.0000beef");
+        assert_eq!(DumpName::parse(&name.to_string()), Some(name.clone()));
+        let name = DumpName {
+            cause: Some(Cause {
+                trigger: "rss-above",
+                rss_kib: 3_355_443,
+            }),
+            ..name
+        };
+        let text = "20261121T111244Z.42.7.0000beef.rss-above.3355443kib";
+        assert_eq!(name.to_string(), text);
+        assert_eq!(DumpName::parse(text), Some(name.clone()));
+        let name = DumpName {
+            kind: ProfileKind::Growth,
+            ..name
+        };
+        assert_eq!(name.to_string(), format!("{text}.growth"));
+        assert_eq!(DumpName::parse(&name.to_string()), Some(name));
+    }
+
+    #[test]
+    fn foreign_names_are_not_ours() {
+        for foreign in [
+            "",
+            "x",
+            "20261121T111244Z.42.7",
+            "20261121T111244Z.42.7.beef",
+            "20261121T111244Z.+42.7.0000beef",
+            "20261121T111244Z.42.7.0000beef.1",
+            "20261121T111244Z.42.7.0000beef.message",
+            "20261121T111244Z.42.7.0000beef.message.9",
+            "20261121T111244Z.42.7.0000beef.message.09kib",
+            "20261121T111244Z.42.7.0000beef.message.-9kib",
+            "20261121T111244Z.42.7.0000beef.message.9kib.x",
+            "20261121T111244Z.42.7.0000beef.rumour.9kib",
+            "20261121T111244Z.42.7.0000beef.growth.growth",
+            "20261121T111244Z.42.7.0000beef.growth.9kib",
+            "20261121T111244Z.42.7.0000beef.../etc.9kib",
+            "20261321T113924Z.42.7.0000beef",
+            "../../etc/passwd",
+            "jeprof.1.0.f",
+        ] {
+            assert_eq!(DumpName::parse(foreign), None, "{foreign}");
+        }
+    }
+}

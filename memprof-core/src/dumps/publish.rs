@@ -1,0 +1,122 @@
+//! Giving a finished dump its name: all of it, durably, or nothing.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::dumps::hidden;
+use crate::dumps::scratch::PRIVATE;
+
+/// Copies `body` into a new file `name` of `directory` that appears complete and on disk.
+/// Never overwrites.
+///
+/// # Errors
+/// The act that the kernel refused, and why; nothing is left behind then.
+pub(crate) fn publish(
+    directory: &OwnedFd,
+    name: &str,
+    body: &mut dyn Read,
+) -> Result<u64, (&'static str, io::Error)> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let unnamed = retry_on_intr(|| rustix::fs::openat(directory, ".", flags, PRIVATE));
+    let length = match unnamed {
+        Ok(unnamed) => {
+            let mut file = File::from(unnamed);
+            let length = fill(&mut file, body)?;
+            link(&file, directory, name).map_err(|errno| ("link the dump", errno.into()))?;
+            length
+        }
+        // File systems without O_TMPFILE say so in different ways (open(2), BUGS).
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
+            publish_hidden(directory, name, body)?
+        }
+        Err(errno) => return Err(("create a file for the dump", errno.into())),
+    };
+    retry_on_intr(|| rustix::fs::fsync(directory))
+        .map_err(|errno| ("sync the dump directory", errno.into()))
+        .inspect_err(|_| remove(directory, name))?;
+    Ok(length)
+}
+
+fn fill(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::Error)> {
+    let length = copy(body, file).map_err(|error| ("write the dump", error))?;
+    retry_on_intr(|| rustix::fs::fsync(&file)).map_err(|errno| ("sync the dump", errno.into()))?;
+    Ok(length)
+}
+
+/// Large pieces: `io::copy` takes 8 KiB at a time from what is no file itself.
+fn copy(body: &mut dyn Read, file: &mut File) -> io::Result<u64> {
+    let mut piece = vec![0; 256 << 10];
+    let mut length = 0;
+    loop {
+        match body.read(&mut piece) {
+            Ok(0) => return Ok(length),
+            Ok(read) => {
+                file.write_all(&piece[..read])?;
+                length += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn link(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+    let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let linked = retry_on_intr(|| {
+        rustix::fs::linkat(
+            CWD,
+            &by_descriptor,
+            directory,
+            name,
+            AtFlags::SYMLINK_FOLLOW,
+        )
+    });
+    match linked {
+        // No /proc: the kernel allows the descriptor itself to root.
+        Err(Errno::NOENT) => retry_on_intr(|| {
+            rustix::fs::linkat(file.as_fd(), "", directory, name, AtFlags::EMPTY_PATH)
+        }),
+        linked => linked,
+    }
+}
+
+fn publish_hidden(
+    directory: &OwnedFd,
+    name: &str,
+    body: &mut dyn Read,
+) -> Result<u64, (&'static str, io::Error)> {
+    let hidden = format!(".{name}");
+    let file = hidden::create(directory, &hidden)
+        .map_err(|errno| ("create a file for the dump", errno.into()))?;
+    let mut file = File::from(file);
+    let length = fill(&mut file, body).and_then(|length| {
+        rename(directory, &hidden, name).map_err(|errno| ("name the dump", errno.into()))?;
+        Ok(length)
+    });
+    length.inspect_err(|_| remove(directory, &hidden))
+}
+
+fn rename(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
+    let renamed = retry_on_intr(|| {
+        rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)
+    });
+    match renamed {
+        // NFS knows no flags; a link never overwrites either.
+        Err(Errno::INVAL) => {
+            retry_on_intr(|| rustix::fs::linkat(directory, from, directory, to, AtFlags::empty()))?;
+            remove(directory, from);
+            Ok(())
+        }
+        renamed => renamed,
+    }
+}
+
+fn remove(directory: &OwnedFd, name: &str) {
+    if let Err(errno) = rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+        log::warn!("failed to remove {name}: {errno}");
+    }
+}

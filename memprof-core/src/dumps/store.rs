@@ -1,0 +1,684 @@
+//! The dump directory: listing, publishing, pruning.
+
+use std::cmp::Reverse;
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::{Errno, retry_on_intr};
+use serde::Serialize;
+
+use crate::allocators::backend::ProfileKind;
+use crate::dumps::hidden;
+use crate::dumps::name::DumpName;
+use crate::dumps::publish::publish;
+use crate::dumps::retention::{Entry, Keep, Newcomer, superfluous};
+use crate::dumps::scratch::PRIVATE;
+use crate::error::{Error, ErrorKind, Result};
+
+const EXTENSION: &str = ".heap";
+
+/// Another process that dumps into the same directory may be a moment ahead.
+const CLOCK_SLACK: Duration = Duration::from_secs(60);
+
+/// One kept dump.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Kept {
+    /// What `fetch` takes.
+    pub id: String,
+    /// Where it lies, absolute.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was taken: RFC 3339, UTC.
+    pub taken: String,
+    /// The process that wrote it.
+    pub pid: u32,
+    /// What it tells.
+    pub kind: ProfileKind,
+    /// Why: `message`, `every`, `rss-above`, `rss-growth`, `cgroup-above`, `gdump` or `at-exit`;
+    /// absent for a dump of an earlier version.
+    pub trigger: Option<&'static str>,
+    /// The process's resident memory then.
+    pub rss_bytes: Option<u64>,
+}
+
+/// A kept dump, opened for reading.
+#[derive(Debug)]
+pub struct Fetched {
+    /// At its start.
+    pub file: File,
+    /// Its length.
+    pub bytes: u64,
+    /// Where it lies, absolute.
+    pub path: PathBuf,
+}
+
+/// The directory that holds a program's dumps, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    directory: PathBuf,
+    keep: Keep,
+}
+
+/// Where a program keeps its dumps when no directory was configured. `variable` reads the
+/// environment.
+pub fn default_dump_dir(
+    program: &str,
+    is_root: bool,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> PathBuf {
+    let absolute = |name: &str| {
+        variable(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let state = absolute("XDG_STATE_HOME")
+        .or_else(|| is_root.then(|| PathBuf::from("/var/lib")))
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .unwrap_or_else(|| PathBuf::from("/var/lib"));
+    state.join("memprof").join(program)
+}
+
+impl Store {
+    /// A store in `directory`, an absolute path; it is made when it is first needed.
+    pub fn new(directory: PathBuf, keep: Keep) -> Self {
+        Self { directory, keep }
+    }
+
+    /// The directory's path.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The kept dumps, newest first.
+    ///
+    /// # Errors
+    /// The directory cannot be read or is not safe to use. A missing one is empty.
+    pub fn list(&self) -> Result<Vec<Kept>> {
+        let Some(directory) = self.open_safe("read")? else {
+            return Ok(Vec::new());
+        };
+        let entries = self.entries(&directory)?;
+        Ok(entries.iter().map(|entry| self.kept(entry)).collect())
+    }
+
+    /// Opens a kept dump.
+    ///
+    /// # Errors
+    /// `Invalid` when no kept dump has that id; as for [`list`](Self::list).
+    pub fn fetch(&self, id: &str) -> Result<Fetched> {
+        let unknown = || {
+            let message = format!("no kept dump has the id {id:?}");
+            Error::new(ErrorKind::Invalid, message).remedy("send `list` for the ids")
+        };
+        let name = file_name(&DumpName::parse(id).ok_or_else(unknown)?);
+        let directory = self.open_safe("open a dump in")?.ok_or_else(unknown)?;
+        let failed = |errno: Errno| self.unusable("open a dump in", errno.into());
+        // What is no regular file must not hold this thread up.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file =
+            match retry_on_intr(|| rustix::fs::openat(&directory, &name, flags, Mode::empty())) {
+                Err(Errno::NOENT | Errno::LOOP) => return Err(unknown()),
+                file => File::from(file.map_err(failed)?),
+            };
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(unknown());
+        }
+        Ok(Fetched {
+            file,
+            bytes: stat.st_size.unsigned_abs(),
+            path: self.directory.join(name),
+        })
+    }
+
+    /// Publishes a dump of a process that `started` then under a new name, after making room for
+    /// it. Returns its id, path and length.
+    ///
+    /// # Errors
+    /// The directory cannot be made, is not safe, or takes no more; nothing is left behind.
+    pub(crate) fn add(
+        &self,
+        name: &DumpName,
+        started: SystemTime,
+        size: u64,
+        body: &mut dyn Read,
+    ) -> Result<Kept> {
+        let directory = self.open_or_make()?;
+        hidden::sweep(&directory).map_err(|errno| self.unusable("list", errno.into()))?;
+        let newcomer = Newcomer {
+            name,
+            bytes: size,
+            started,
+        };
+        self.make_room(&directory, &newcomer)?;
+        let bytes = publish(&directory, &file_name(name), body).map_err(|(act, cause)| {
+            self.unusable(&format!("{act} in"), cause)
+                .remedy("free space or choose another dump_dir in the plugin's config")
+        })?;
+        Ok(self.kept(&Entry {
+            name: name.clone(),
+            bytes,
+        }))
+    }
+
+    /// Makes the directory if need be, and checks that dumps can be kept in it.
+    ///
+    /// # Errors
+    /// As for publishing.
+    pub(crate) fn open_or_make(&self) -> Result<OwnedFd> {
+        let made = match self.open() {
+            Err(Errno::NOENT) => DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.directory)
+                .and_then(|()| Ok(self.open()?)),
+            opened => opened.map_err(io::Error::from),
+        };
+        let directory = made.map_err(|cause| {
+            self.unusable("use", cause)
+                .remedy("set dump_dir to a directory that this user owns")
+        })?;
+        self.check(&directory)?;
+        Ok(directory)
+    }
+
+    /// The directory, where there is one, after it was found to be safe.
+    fn open_safe(&self, act: &str) -> Result<Option<OwnedFd>> {
+        match self.open() {
+            Ok(directory) => {
+                self.check(&directory)?;
+                Ok(Some(directory))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.unusable(act, errno.into())),
+        }
+    }
+
+    fn check(&self, directory: &OwnedFd) -> Result<()> {
+        let stat = rustix::fs::fstat(directory).map_err(|e| self.unusable("check", e.into()))?;
+        self.check_ownership(&stat)?;
+        self.check_parents()
+    }
+
+    /// Whoever may write to a parent may put another directory in the place of this one.
+    fn check_parents(&self) -> Result<()> {
+        // Both the path as it was given and the one that its links lead to.
+        let real = std::fs::canonicalize(&self.directory);
+        let given = self.directory.ancestors().skip(1);
+        let real = real.iter().flat_map(|real| real.ancestors().skip(1));
+        for parent in given.chain(real) {
+            let mode = parent.metadata().map_or(0, |parent| parent.mode());
+            if mode & 0o1002 == 0o002 {
+                let (directory, parent) = (self.directory.display(), parent.display());
+                return Err(Error::new(
+                    ErrorKind::Io,
+                    format!(
+                        "dump directory {directory} is not safe: everybody may write to {parent}"
+                    ),
+                )
+                .remedy(format!("chmod o-w {parent}, or choose another dump_dir")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the directory if need be, and a file without a name in it.
+    ///
+    /// # Errors
+    /// As for publishing.
+    pub(crate) fn try_out(&self) -> Result<OwnedFd> {
+        let directory = self.open_or_make()?;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {
+            // Without O_TMPFILE a dump goes by a hidden name (publish).
+            Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(directory),
+            Err(errno) => Err(self
+                .unusable("create a file in", errno.into())
+                .remedy("set dump_dir to a directory that this user can write to")),
+        }
+    }
+
+    /// Whether a dump could be kept, as far as permissions tell; nothing is made.
+    ///
+    /// # Errors
+    /// The directory, or the parent in which it would be made, is not one that this process may
+    /// write to.
+    pub fn can_be_written(&self) -> Result<()> {
+        let existing = self.directory.ancestors().find(|path| path.exists());
+        let existing = existing.unwrap_or(Path::new("/"));
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        rustix::fs::accessat(CWD, existing, access, AtFlags::EACCESS).map_err(|errno| {
+            let act = format!(
+                "keep dumps in {}: no way to write to",
+                self.directory.display()
+            );
+            Error::io(&format!("{act} {}", existing.display()), &errno.into())
+                .remedy("set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)")
+        })
+    }
+
+    fn check_ownership(&self, stat: &Stat) -> Result<()> {
+        let own = rustix::process::geteuid().as_raw();
+        let complaint = if stat.st_uid != own {
+            format!(
+                "it belongs to uid {}, this process runs as {own}",
+                stat.st_uid
+            )
+        } else if stat.st_mode & 0o022 != 0 {
+            "others may write to it".to_owned()
+        } else {
+            return Ok(());
+        };
+        let directory = self.directory.display();
+        Err(Error::new(
+            ErrorKind::Io,
+            format!("dump directory {directory} is not safe: {complaint}"),
+        )
+        .remedy(format!(
+            "chown and chmod 0700 {directory}, or choose another dump_dir"
+        )))
+    }
+
+    fn open(&self) -> std::result::Result<OwnedFd, Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
+    }
+
+    /// The dumps in the directory, newest first.
+    fn entries(&self, directory: &OwnedFd) -> Result<Vec<Entry>> {
+        let failed = |errno: Errno| self.unusable("list", errno.into());
+        let mut entries = Vec::new();
+        for entry in Dir::read_from(directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let id = entry.file_name().to_str().ok();
+            let id = id.and_then(|name| name.strip_suffix(EXTENSION));
+            let Some(name) = id.and_then(DumpName::parse) else {
+                continue;
+            };
+            let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
+            match stat {
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+                    let bytes = stat.st_size.unsigned_abs();
+                    entries.push(Entry { name, bytes });
+                }
+                // Another process of this program may prune at the same time.
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        entries.sort_by_cached_key(|entry| {
+            let name = &entry.name;
+            Reverse((name.taken, name.sequence, name.to_string()))
+        });
+        Ok(entries)
+    }
+
+    fn kept(&self, entry: &Entry) -> Kept {
+        let Entry { name, bytes } = entry;
+        Kept {
+            id: name.to_string(),
+            path: self.directory.join(file_name(name)),
+            bytes: *bytes,
+            taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
+            pid: name.pid,
+            kind: name.kind,
+            trigger: name.cause.map(|cause| cause.trigger),
+            rss_bytes: name.cause.map(|cause| cause.rss_kib.saturating_mul(1024)),
+        }
+    }
+
+    fn make_room(&self, directory: &OwnedFd, newcomer: &Newcomer<'_>) -> Result<()> {
+        let mut entries = self.entries(directory)?;
+        // The clock was set back since: what is of later than now is older than what is of now.
+        let latest = newcomer.name.taken + CLOCK_SLACK;
+        entries.sort_by_key(|entry| entry.name.taken > latest);
+        for Entry { name, .. } in superfluous(&entries, newcomer, &self.keep) {
+            match rustix::fs::unlinkat(directory, file_name(name), AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {name}"),
+                Err(errno) => return Err(self.unusable("prune a dump in", errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    fn unusable(&self, act: &str, cause: io::Error) -> Error {
+        Error::io(&format!("{act} {}", self.directory.display()), &cause)
+    }
+}
+
+fn file_name(name: &DumpName) -> String {
+    format!("{name}{EXTENSION}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dumps::name::Cause;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const STARTED: SystemTime = SystemTime::UNIX_EPOCH;
+
+    fn name(seconds: u64, sequence: u32) -> DumpName {
+        let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564 + seconds);
+        DumpName {
+            taken,
+            pid: 42,
+            sequence,
+            random: 0xbeef,
+            cause: None,
+            kind: ProfileKind::Heap,
+        }
+    }
+
+    fn store(keep: Keep) -> (tempfile::TempDir, Store) {
+        let parent = tempfile::tempdir().unwrap();
+        let store = Store::new(parent.path().join("dumps"), keep);
+        (parent, store)
+    }
+
+    #[test]
+    fn whether_dumps_can_be_kept_is_told_without_making_anything() {
+        let (parent, store) = store(Keep::default());
+        store.can_be_written().unwrap();
+        assert!(!store.directory().exists());
+        let file = parent.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let below = Store::new(file.join("memprof/web"), Keep::default());
+        let refused = below.can_be_written().unwrap_err().to_string();
+        let expected = format!("no way to write to {}", file.display());
+        assert!(refused.contains(&expected), "{refused}");
+    }
+
+    fn add(store: &Store, name: &DumpName, body: &[u8]) -> Kept {
+        store
+            .add(name, STARTED, body.len() as u64, &mut &*body)
+            .unwrap()
+    }
+
+    #[test]
+    fn a_dump_is_private_whole_and_listed_newest_first() {
+        let (_parent, store) = store(Keep::default());
+        assert_eq!(store.list().unwrap(), []);
+        let first = add(&store, &name(0, 1), b"one");
+        let second = add(&store, &name(0, 2), b"three");
+        assert_eq!(store.list().unwrap(), [second.clone(), first]);
+        assert_eq!(std::fs::read(&second.path).unwrap(), b"three");
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&second.path), 0o600);
+        assert_eq!(mode(store.directory()), 0o700);
+    }
+
+    #[test]
+    fn publishing_the_same_name_twice_overwrites_nothing() {
+        let (_parent, store) = store(Keep::default());
+        let kept = add(&store, &name(0, 1), b"one");
+        let refused = store
+            .add(&name(0, 1), STARTED, 3, &mut &b"two"[..])
+            .unwrap_err();
+        assert!(
+            refused.message.ends_with("File exists (EEXIST)"),
+            "{refused}"
+        );
+        assert_eq!(std::fs::read(kept.path).unwrap(), b"one");
+        assert_eq!(std::fs::read_dir(store.directory()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_the_newest_stays() {
+        let check = |keep: Keep, expected: &[u32]| {
+            let (_parent, store) = store(keep);
+            for sequence in 1..=4 {
+                add(&store, &name(u64::from(sequence), sequence), b"12345");
+            }
+            let kept: Vec<_> = store
+                .list()
+                .unwrap()
+                .iter()
+                .map(|kept| DumpName::parse(&kept.id).unwrap().sequence)
+                .collect();
+            assert_eq!(kept, expected, "{keep:?}");
+        };
+        check(
+            Keep {
+                count: 2,
+                bytes: 1000,
+                ..Keep::default()
+            },
+            &[4, 3],
+        );
+        check(
+            Keep {
+                count: 9,
+                bytes: 16,
+                ..Keep::default()
+            },
+            &[4, 3, 2],
+        );
+        let one = Keep {
+            count: 1,
+            bytes: 1,
+            ..Keep::default()
+        };
+        check(one, &[4]);
+    }
+
+    #[test]
+    fn the_newest_stays_whatever_the_clock_does() {
+        const YEAR: u64 = 365 * 24 * 3600;
+        let check = |taken: &[u64], expected: &[u32]| {
+            let (_parent, store) = store(Keep {
+                count: 2,
+                ..Keep::default()
+            });
+            for (at, seconds) in (1..).zip(taken) {
+                add(&store, &name(*seconds, at), b"12345");
+            }
+            let mut kept: Vec<_> = store
+                .list()
+                .unwrap()
+                .iter()
+                .map(|kept| DumpName::parse(&kept.id).unwrap().sequence)
+                .collect();
+            kept.sort_unstable();
+            assert_eq!(kept, expected, "{taken:?}");
+        };
+        check(&[0, 1, YEAR, YEAR + 1], &[3, 4]);
+        check(&[YEAR, YEAR + 1, 0, 1], &[3, 4]);
+        check(&[YEAR, 0, 1, YEAR + 2], &[3, 4]);
+    }
+
+    #[test]
+    fn ten_thousand_triggers_leave_the_quota_and_never_more() {
+        const QUOTA: usize = 8;
+        // In memory: each dump is synced to its disk.
+        let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+        let keep = Keep {
+            count: QUOTA,
+            ..Keep::default()
+        };
+        let store = Store::new(parent.path().join("dumps"), keep);
+        let words = ["every", "rss-above", "gdump", "message"];
+        let mut most = 0;
+        for at in 0..10_000_u32 {
+            let cause = Some(Cause {
+                trigger: words[at as usize % words.len()],
+                rss_kib: u64::from(at),
+            });
+            let name = DumpName {
+                cause,
+                ..name(u64::from(at) / 7, at)
+            };
+            add(&store, &name, b"12345");
+            most = most.max(std::fs::read_dir(store.directory()).unwrap().count());
+        }
+        assert_eq!(most, QUOTA);
+        let kept = store.list().unwrap();
+        assert_eq!(kept.len(), QUOTA);
+        let newest = (kept[0].trigger, kept[0].rss_bytes);
+        assert_eq!(newest, (Some("message"), Some(9_999 * 1024)));
+    }
+
+    #[test]
+    fn dumps_of_an_earlier_version_are_listed_and_pruned() {
+        let (_parent, store) = store(Keep {
+            count: 1,
+            ..Keep::default()
+        });
+        let old = add(&store, &name(0, 1), b"one");
+        assert_eq!((old.trigger, old.rss_bytes), (None, None));
+        assert_eq!(store.list().unwrap(), [old]);
+        let cause = Some(Cause {
+            trigger: "message",
+            rss_kib: 4,
+        });
+        let new = add(
+            &store,
+            &DumpName {
+                cause,
+                ..name(1, 2)
+            },
+            b"two",
+        );
+        assert_eq!(store.list().unwrap(), [new]);
+    }
+
+    #[test]
+    fn retention_never_touches_foreign_files() {
+        let (_parent, store) = store(Keep {
+            count: 1,
+            ..Keep::default()
+        });
+        add(&store, &name(0, 1), b"one");
+        let foreign = store.directory().join("notes.heap");
+        std::fs::write(&foreign, "mine").unwrap();
+        add(&store, &name(1, 2), b"two");
+        assert!(foreign.exists());
+        assert_eq!(store.list().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn fetch_takes_only_listed_ids() {
+        let (parent, store) = store(Keep::default());
+        let kept = add(&store, &name(0, 1), b"one");
+        let mut body = String::new();
+        store
+            .fetch(&kept.id)
+            .unwrap()
+            .file
+            .read_to_string(&mut body)
+            .unwrap();
+        assert_eq!(body, "one");
+
+        let secret = parent.path().join("secret.heap");
+        std::fs::write(&secret, "secret").unwrap();
+        let planted = "20261121T111244Z.42.9.0000beef";
+        symlink(&secret, store.directory().join(format!("{planted}.heap"))).unwrap();
+        let pipe = "20261121T111244Z.42.8.0000beef";
+        let pipe_path = store.directory().join(format!("{pipe}.heap"));
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe_path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let directory = "20261121T111244Z.42.7.0000beef";
+        std::fs::create_dir(store.directory().join(format!("{directory}.heap"))).unwrap();
+        for id in [
+            "",
+            ".",
+            "../secret",
+            "/etc/passwd",
+            planted,
+            pipe,
+            directory,
+            "20261121T111244Z.42.6.0000beef",
+            "20261121T111244Z.42.1.0000beef\0",
+        ] {
+            let refused = store.fetch(id).unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Invalid, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_refused() {
+        let (_parent, store) = store(Keep::default());
+        std::fs::create_dir(store.directory()).unwrap();
+        std::fs::set_permissions(store.directory(), PermissionsExt::from_mode(0o777)).unwrap();
+        let refused = store
+            .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])
+            .unwrap_err();
+        assert!(
+            refused.message.ends_with("others may write to it"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_directory_that_became_unsafe_is_neither_listed_nor_read() {
+        let (parent, store) = store(Keep::default());
+        let kept = add(&store, &name(0, 1), b"one");
+        let set_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        let check = |expected: &str| {
+            let listed = store.list().unwrap_err();
+            let fetched = store.fetch(&kept.id).unwrap_err();
+            let added = store.add(&name(0, 2), STARTED, 3, &mut &b"two"[..]);
+            for refused in [listed, fetched, added.unwrap_err()] {
+                assert!(refused.message.ends_with(expected), "{refused}");
+            }
+        };
+        set_mode(store.directory(), 0o770);
+        check("others may write to it");
+        set_mode(store.directory(), 0o700);
+        set_mode(parent.path(), 0o777);
+        check(&format!(
+            "everybody may write to {}",
+            parent.path().display()
+        ));
+        let link = tempfile::tempdir().unwrap();
+        let linked = link.path().join("linked");
+        symlink(parent.path(), &linked).unwrap();
+        let through = Store::new(linked.join("dumps"), Keep::default());
+        assert!(through.list().is_err());
+        // As in /tmp, where nobody renames what is another's.
+        set_mode(parent.path(), 0o1777);
+        assert_eq!(store.list().unwrap(), [kept]);
+    }
+
+    #[test]
+    fn a_file_in_place_of_the_directory_is_named() {
+        let (_parent, store) = store(Keep::default());
+        std::fs::write(store.directory(), "").unwrap();
+        let refused = store
+            .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])
+            .unwrap_err();
+        assert!(refused.message.contains("ENOTDIR"), "{refused}");
+    }
+
+    #[test]
+    fn default_directories() {
+        let check = |is_root, variables: &[(&str, &str)], expected: &str| {
+            let variable = |name: &str| {
+                variables
+                    .iter()
+                    .find(|(known, _)| *known == name)
+                    .map(|(_, v)| OsString::from(v))
+            };
+            assert_eq!(
+                default_dump_dir("web", is_root, variable),
+                Path::new(expected)
+            );
+        };
+        check(true, &[("HOME", "/root")], "/var/lib/memprof/web");
+        check(true, &[("XDG_STATE_HOME", "/s")], "/s/memprof/web");
+        check(
+            false,
+            &[("HOME", "/home/a")],
+            "/home/a/.local/state/memprof/web",
+        );
+        check(false, &[("HOME", "relative")], "/var/lib/memprof/web");
+    }
+}

@@ -1,0 +1,122 @@
+//! Why a dump is taken.
+
+use std::fmt;
+
+use crate::size::written;
+use crate::watching::rule::{Condition, Threshold};
+
+/// Why a dump is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    /// Somebody asked.
+    Message,
+    /// A watch rule, and the bytes that it saw: resident ones, or those of the cgroup.
+    Rule(Condition, u64),
+    /// `gdump`: the resident bytes passed their last high-water mark.
+    HighWater(u64),
+}
+
+/// What a dump's name may have for its trigger.
+const WORDS: [&str; 7] = [
+    "message",
+    "every",
+    "rss-above",
+    "rss-growth",
+    "cgroup-above",
+    "gdump",
+    "at-exit",
+];
+
+impl Trigger {
+    /// One of [`WORDS`].
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Message => "message",
+            Self::Rule(Condition::Every(_), _) => "every",
+            Self::Rule(Condition::RssAbove(_), _) => "rss-above",
+            Self::Rule(Condition::RssGrowth(_), _) => "rss-growth",
+            Self::Rule(Condition::CgroupAbove(_), _) => "cgroup-above",
+            Self::HighWater(_) => "gdump",
+            Self::Rule(Condition::AtExit, _) => "at-exit",
+        }
+    }
+}
+
+/// The word of a trigger, where `text` is one.
+pub(crate) fn known_word(text: &str) -> Option<&'static str> {
+    WORDS.into_iter().find(|word| *word == text)
+}
+
+impl fmt::Display for Trigger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Message => f.write_str("message"),
+            Self::Rule(condition, bytes) => write!(f, "{condition} at {bytes} bytes"),
+            Self::HighWater(bytes) => write!(f, "gdump at {bytes} bytes"),
+        }
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Every(period) => {
+                write!(f, "every = \"{}\"", humantime::format_duration(*period))
+            }
+            Self::RssAbove(threshold) => write!(f, "rss_above = {threshold}"),
+            Self::RssGrowth(bytes) => write!(f, "rss_growth = \"{}\"", written(*bytes)),
+            Self::CgroupAbove(threshold) => write!(f, "cgroup_above = {threshold}"),
+            Self::AtExit => f.write_str("at_exit = true"),
+        }
+    }
+}
+
+impl fmt::Display for Threshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "\"{}\"", written(*bytes)),
+            Self::Percent(percent) => write!(f, "\"{percent}%\""),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn triggers_name_the_rule_and_what_it_saw() {
+        let check = |trigger: Trigger, word: &str, text: &str| {
+            assert_eq!(trigger.word(), word);
+            assert_eq!(known_word(word), Some(word));
+            assert_eq!(trigger.to_string(), text);
+        };
+        let rule = |condition| Trigger::Rule(condition, 7);
+        check(Trigger::Message, "message", "message");
+        let ten_minutes = Condition::Every(Duration::from_secs(600));
+        check(rule(ten_minutes), "every", "every = \"10m\" at 7 bytes");
+        check(
+            rule(Condition::RssAbove(Threshold::Percent(80))),
+            "rss-above",
+            "rss_above = \"80%\" at 7 bytes",
+        );
+        check(
+            rule(Condition::RssGrowth(64)),
+            "rss-growth",
+            "rss_growth = \"64B\" at 7 bytes",
+        );
+        check(
+            rule(Condition::CgroupAbove(Threshold::Bytes(9))),
+            "cgroup-above",
+            "cgroup_above = \"9B\" at 7 bytes",
+        );
+        check(Trigger::HighWater(7), "gdump", "gdump at 7 bytes");
+        check(
+            rule(Condition::AtExit),
+            "at-exit",
+            "at_exit = true at 7 bytes",
+        );
+    }
+}

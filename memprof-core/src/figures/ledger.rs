@@ -1,0 +1,594 @@
+//! Where the resident memory of a process is: what the kernel counts, reconciled with what the
+//! allocators say they hold.
+//!
+//! RSS = file pages + shared pages + anonymous pages, and the anonymous ones are live heap,
+//! fragmentation, dirty pages, the allocator's metadata, and what no allocator knows: stacks, raw
+//! `mmap`s, static data. Only cheap sources: `/proc/thread-self/status`, the allocators' totals, two
+//! cgroup files. [`Smaps`] only on request.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::allocators::backend::Kind;
+use crate::allocators::jemalloc::Sampled;
+use crate::allocators::stats::{Figures, Totals};
+use crate::figures::smaps::Smaps;
+use crate::system::cgroup::Cgroup;
+
+/// Above this ratio of active to allocated bytes, fragmentation is worth a word.
+const FRAGMENTED: f64 = 1.3;
+/// Above this share of RSS, dirty pages and memory outside of the heap are worth a word.
+const NOTABLE_SHARE: f64 = 0.10;
+/// Below this many bytes nothing is worth a word.
+const NOTABLE_BYTES: u64 = 16 << 20;
+
+/// What the kernel says of a process (`proc_pid_status(5)`), in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resident {
+    pub anonymous: u64,
+    pub file: u64,
+    pub shared: u64,
+}
+
+impl Resident {
+    pub(crate) fn parse(status: &str) -> Option<Self> {
+        let field = |name: &str| -> Option<u64> {
+            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+            let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            kib.checked_mul(1024)
+        };
+        Some(Self {
+            anonymous: field("RssAnon:")?,
+            file: field("RssFile:")?,
+            shared: field("RssShmem:")?,
+        })
+    }
+
+    fn total(&self) -> u64 {
+        self.anonymous + self.file + self.shared
+    }
+}
+
+/// One part of the resident memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// `live_heap`, `sampling`, `fragmentation`, `dirty`, `metadata`, `undivided_heap`,
+    /// `not_the_allocator`, `file`, `shared`.
+    pub name: &'static str,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// Something in the ledger that is worth a word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// `growth`, `sampling`, `fragmentation`, `dirty`, `not_the_allocator` or `page_cache`.
+    pub kind: &'static str,
+    /// The figures, and the threshold that they pass.
+    pub why: String,
+    /// What would help, and what would not.
+    pub remedy: String,
+}
+
+/// One allocator's part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Heap {
+    /// Which one.
+    pub kind: Kind,
+    /// Its version.
+    pub version: String,
+    /// Serves this process's `malloc`.
+    pub owns_malloc: bool,
+    /// What it says that it holds; absent where it keeps no count.
+    #[serde(flatten)]
+    pub totals: Option<Totals>,
+    /// What sampling costs, where it samples or did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampled: Option<Sampled>,
+    /// Why it does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// RSS, accounted for: the rows sum to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    /// Resident memory as the kernel counts it.
+    pub rss_bytes: u64,
+    /// Its parts.
+    pub rows: Vec<Row>,
+    /// What each allocator says of the heap's rows.
+    pub allocators: Vec<Heap>,
+    /// The limits that the process lives under.
+    pub cgroup: Option<Cgroup>,
+    /// What is worth a word.
+    pub verdicts: Vec<Verdict>,
+    /// The kernel's account of all mappings, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smaps: Option<Smaps>,
+}
+
+/// The bytes that the allocators count as their own and the process has not touched yet, as far as
+/// they show: by so much their parts exceed what is resident. Mostly metadata, laid out early.
+pub(crate) fn untouched(anonymous: u64, allocators: &[Heap]) -> u64 {
+    let heap = divided(allocators);
+    let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
+    // Of what a sample is laid out in, only the object's own pages are touched.
+    let sampled = sampled(allocators);
+    let beside_samples = sampled.active.saturating_sub(sampled.pages);
+    counted
+        .saturating_sub(beside_samples)
+        .saturating_sub(anonymous)
+}
+
+/// The sum over all allocators that tell live memory from free.
+fn divided(allocators: &[Heap]) -> Figures {
+    let figures = allocators.iter().filter_map(|each| match each.totals {
+        Some(Totals::Divided(figures)) => Some(figures),
+        Some(Totals::Committed { .. }) | None => None,
+    });
+    figures.fold(Figures::default(), Figures::plus)
+}
+
+/// What the program holds, as far as allocators tell.
+pub(crate) fn live(allocators: &[Heap]) -> u64 {
+    let (heap, sampled) = (divided(allocators), sampled(allocators));
+    let unsampled = heap.allocated.saturating_sub(sampled.allocated);
+    unsampled.saturating_add(sampled.bytes)
+}
+
+/// The sum over all allocators that tell.
+fn sampled(allocators: &[Heap]) -> Sampled {
+    let each = allocators.iter().filter_map(|each| each.sampled);
+    each.fold(Sampled::default(), Sampled::plus)
+}
+
+/// The sum over all others.
+fn undivided(allocators: &[Heap]) -> u64 {
+    let committed = allocators.iter().filter_map(|each| match each.totals {
+        Some(Totals::Committed { committed }) => Some(committed),
+        Some(Totals::Divided(_)) | None => None,
+    });
+    committed.fold(0, u64::saturating_add)
+}
+
+/// Reconciles. The heap of an allocator that keeps no count is among what no allocator knows. So
+/// many bytes of metadata are known to be [`untouched`].
+pub(crate) fn reconcile(
+    resident: Resident,
+    allocators: Vec<Heap>,
+    untouched: u64,
+    earlier: Option<Earlier>,
+    cgroup: Option<Cgroup>,
+) -> Ledger {
+    let heap = divided(&allocators);
+    let sampled = sampled(&allocators);
+    // Without the samples: what the program's other objects take, and the pages that hold them.
+    let unsampled = Figures {
+        allocated: heap.allocated.saturating_sub(sampled.allocated),
+        active: heap.active.saturating_sub(sampled.active),
+        ..heap
+    };
+    let live = live(&allocators);
+    let mut left = resident.anonymous;
+    // An allocator counts a page as its own before the process has touched it, so its parts may
+    // exceed what is resident. What was touched for certain is taken first.
+    let mut take = |bytes: u64| {
+        let taken = bytes.min(left);
+        left -= taken;
+        taken
+    };
+    let live_heap = take(live);
+    let sampling = take(sampled.pages.saturating_sub(sampled.bytes));
+    let fragmentation = take(unsampled.active.saturating_sub(unsampled.allocated));
+    let dirty = take(
+        heap.resident
+            .saturating_sub(heap.active)
+            .saturating_sub(heap.metadata),
+    );
+    let metadata = take(heap.metadata.saturating_sub(untouched));
+    // Committed pages need not have been touched, so this is at most what it is.
+    let undivided = take(undivided(&allocators));
+    let rows = vec![
+        Row {
+            name: "live_heap",
+            bytes: live_heap,
+        },
+        Row {
+            name: "sampling",
+            bytes: sampling,
+        },
+        Row {
+            name: "fragmentation",
+            bytes: fragmentation,
+        },
+        Row {
+            name: "dirty",
+            bytes: dirty,
+        },
+        Row {
+            name: "metadata",
+            bytes: metadata,
+        },
+        Row {
+            name: "undivided_heap",
+            bytes: undivided,
+        },
+        Row {
+            name: "not_the_allocator",
+            bytes: left,
+        },
+        Row {
+            name: "file",
+            bytes: resident.file,
+        },
+        Row {
+            name: "shared",
+            bytes: resident.shared,
+        },
+    ];
+    let rss_bytes = resident.total();
+    let verdicts = [
+        growth(live, earlier),
+        costly_samples(&sampled, sampling, rss_bytes),
+        fragmented(&unsampled, fragmentation),
+        dirty_pages(dirty, rss_bytes),
+        outside(left, rss_bytes),
+        page_cache(cgroup, rss_bytes),
+    ];
+    Ledger {
+        rss_bytes,
+        rows,
+        allocators,
+        cgroup,
+        verdicts: verdicts.into_iter().flatten().collect(),
+        smaps: None,
+    }
+}
+
+/// What the live heap was before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Earlier {
+    pub allocated: u64,
+    pub ago: Duration,
+}
+
+fn growth(live: u64, earlier: Option<Earlier>) -> Option<Verdict> {
+    let Earlier { allocated, ago } = earlier?;
+    let grown = live.saturating_sub(allocated);
+    let share = grown as f64 / allocated.max(1) as f64;
+    (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "growth",
+        why: format!(
+            "the live heap grew by {} ({grown} bytes) in {}, above {}",
+            percent(share),
+            humantime::format_duration(Duration::from_secs(ago.as_secs())),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "`activate`, then three dumps with the load between them: `memprof leaks` names \
+                 what grows in each"
+            .to_owned(),
+    })
+}
+
+/// `bytes` is the row.
+fn costly_samples(sampled: &Sampled, bytes: u64, rss: u64) -> Option<Verdict> {
+    let share = bytes as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "sampling",
+        why: format!(
+            "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
+             has a page of its own",
+            percent(share),
+            percent(NOTABLE_SHARE),
+            sampled.objects
+        ),
+        remedy: "end the activation (`deactivate`) or sample more coarsely (`reset \
+                 sample_interval=512KiB`); the pages go as these objects are freed"
+            .to_owned(),
+    })
+}
+
+/// `lost` is the row: pages that count as active but were never touched are not lost.
+fn fragmented(heap: &Figures, lost: u64) -> Option<Verdict> {
+    let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
+    (ratio > FRAGMENTED && lost >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "fragmentation",
+        why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED}: {lost} bytes are lost in partly filled pages"),
+        remedy: "purging will not help: these pages hold live objects beside the free ones; \
+                 look for long-lived objects allocated among short-lived ones"
+            .to_owned(),
+    })
+}
+
+fn dirty_pages(dirty: u64, rss: u64) -> Option<Verdict> {
+    let share = dirty as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "dirty",
+        why: format!(
+            "{} of RSS are free pages that the allocator keeps, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "`purge` gives them back now; dirty_decay_ms and background_thread give them back \
+                 by themselves"
+            .to_owned(),
+    })
+}
+
+fn outside(bytes: u64, rss: u64) -> Option<Verdict> {
+    let share = bytes as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "not_the_allocator",
+        why: format!(
+            "{} of RSS are outside of every allocator found, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "a heap profile will not show it: look at thread stacks, mmap calls and other \
+                 allocators (pmap -x PID)"
+            .to_owned(),
+    })
+}
+
+fn page_cache(cgroup: Option<Cgroup>, rss: u64) -> Option<Verdict> {
+    let Cgroup {
+        usage_bytes,
+        limit_bytes,
+    } = cgroup?;
+    let limit = limit_bytes?;
+    let cache = usage_bytes.saturating_sub(rss);
+    let share = cache as f64 / limit.max(1) as f64;
+    (share > NOTABLE_SHARE && cache >= NOTABLE_BYTES).then(|| Verdict {
+        kind: "page_cache",
+        why: format!(
+            "{} of the cgroup's limit are not this process's RSS, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "page cache is given back under pressure; other processes of the cgroup are not"
+            .to_owned(),
+    })
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn of(kind: Kind, totals: Totals) -> Vec<Heap> {
+        vec![Heap {
+            kind,
+            version: "1".to_owned(),
+            owns_malloc: true,
+            totals: Some(totals),
+            sampled: None,
+            error: None,
+        }]
+    }
+
+    fn heap(allocated: u64, active: u64, metadata: u64, resident: u64) -> Vec<Heap> {
+        let figures = Figures {
+            allocated,
+            active,
+            metadata,
+            resident,
+            mapped: 0,
+            retained: 0,
+        };
+        of(Kind::Jemalloc, Totals::Divided(figures))
+    }
+
+    fn kinds(ledger: &Ledger) -> Vec<&str> {
+        ledger.verdicts.iter().map(|verdict| verdict.kind).collect()
+    }
+
+    #[test]
+    fn rows_sum_to_rss() {
+        let check = |anonymous: u64, heap: Vec<Heap>, expected: [u64; 7]| {
+            let resident = Resident {
+                anonymous,
+                file: 7,
+                shared: 3,
+            };
+            let ledger = reconcile(resident, heap, 0, None, None);
+            let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
+            assert_eq!(rows[..7], expected);
+            assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
+        };
+        check(100, heap(50, 60, 5, 80), [50, 0, 10, 15, 5, 0, 20]);
+        check(100, Vec::new(), [0, 0, 0, 0, 0, 0, 100]);
+        // Metadata that was never touched.
+        check(70, heap(50, 60, 25, 90), [50, 0, 10, 5, 5, 0, 0]);
+        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0, 0, 0]);
+        check(0, heap(0, 0, 0, 0), [0; 7]);
+        let committed = |bytes| of(Kind::Mimalloc, Totals::Committed { committed: bytes });
+        check(100, committed(80), [0, 0, 0, 0, 0, 80, 20]);
+        check(100, committed(u64::MAX), [0, 0, 0, 0, 0, 100, 0]);
+        let both = [heap(50, 60, 5, 80), committed(10)].concat();
+        check(100, both, [50, 0, 10, 15, 5, 10, 10]);
+        // An allocator that lies.
+        let all = u64::MAX;
+        check(
+            100,
+            [heap(all, all, all, all), heap(all, all, all, all)].concat(),
+            [100, 0, 0, 0, 0, 0, 0],
+        );
+    }
+
+    #[test]
+    fn what_sampling_costs_is_no_fragmentation() {
+        let resident = |anonymous| Resident {
+            anonymous,
+            file: 0,
+            shared: 0,
+        };
+        // 20,480 of the program's objects live, of 1 KiB; a quarter was sampled.
+        let sampled = |active_each: u64, allocated_each: u64| Sampled {
+            objects: 5120,
+            bytes: 5 * MIB,
+            active: 5120 * active_each,
+            allocated: 5120 * allocated_each,
+            pages: 20 * MIB,
+        };
+        let check = |figures: Vec<Heap>, sampled: Sampled| {
+            let heap = vec![Heap {
+                sampled: Some(sampled),
+                ..figures[0].clone()
+            }];
+            let ledger = reconcile(resident(40 * MIB), heap, 0, None, None);
+            let rows: Vec<_> = ledger.rows[..3].iter().map(|row| row.bytes / MIB).collect();
+            assert_eq!(rows, [20, 15, 1]);
+            let verdicts = kinds(&ledger);
+            assert!(!verdicts.contains(&"fragmentation"), "{verdicts:?}");
+        };
+        let beside = vec![Heap {
+            sampled: Some(sampled(20480, 16384)),
+            ..heap(95 * MIB, 116 * MIB, 4 * MIB, 120 * MIB)[0].clone()
+        }];
+        // 80 MiB beside the objects; 40 MiB of the rest are counted.
+        assert_eq!(untouched(40 * MIB, &beside), 0);
+        assert_eq!(untouched(30 * MIB, &beside), 10 * MIB);
+        check(heap(15 * MIB, 56 * MIB, 0, 60 * MIB), sampled(8192, 0));
+        check(
+            heap(95 * MIB, 116 * MIB, 0, 116 * MIB),
+            sampled(20480, 16384),
+        );
+
+        let large = vec![Heap {
+            sampled: Some(Sampled {
+                pages: 40 * MIB,
+                ..sampled(8192, 0)
+            }),
+            ..heap(15 * MIB, 56 * MIB, 0, 60 * MIB)[0].clone()
+        }];
+        let ledger = reconcile(resident(60 * MIB), large, 0, None, None);
+        assert_eq!(kinds(&ledger), ["sampling"]);
+        let why = &ledger.verdicts[0].why;
+        assert!(why.contains("about 5120 sampled small objects"), "{why}");
+    }
+
+    #[test]
+    fn metadata_that_was_never_touched_stays_out_of_a_difference() {
+        let heap = heap(50, 60, 25, 90);
+        let resident = |anonymous| Resident {
+            anonymous,
+            file: 0,
+            shared: 0,
+        };
+        let untouched = untouched(70, &heap);
+        assert_eq!(untouched, 20);
+        let outside = |anonymous| {
+            let ledger = reconcile(resident(anonymous), heap.clone(), untouched, None, None);
+            let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
+            (rows[4], rows[6])
+        };
+        assert_eq!(outside(70), (5, 0));
+        assert_eq!(outside(170), (5, 100));
+    }
+
+    #[test]
+    fn verdicts_pass_their_thresholds_and_not_before() {
+        let check = |heap: Vec<Heap>, anonymous: u64, expected: &[&str]| {
+            let ledger = reconcile(
+                Resident {
+                    anonymous,
+                    file: 0,
+                    shared: 0,
+                },
+                heap,
+                0,
+                None,
+                None,
+            );
+            assert_eq!(kinds(&ledger), expected);
+        };
+        check(heap(100 * MIB, 125 * MIB, 0, 125 * MIB), 125 * MIB, &[]);
+        check(
+            heap(100 * MIB, 150 * MIB, 0, 150 * MIB),
+            150 * MIB,
+            &["fragmentation"],
+        );
+        check(
+            heap(100 * MIB, 100 * MIB, 0, 150 * MIB),
+            150 * MIB,
+            &["dirty"],
+        );
+        check(
+            heap(100 * MIB, 100 * MIB, 0, 100 * MIB),
+            150 * MIB,
+            &["not_the_allocator"],
+        );
+        check(heap(MIB, 3 * MIB, 0, 9 * MIB), 15 * MIB, &[]);
+        check(heap(10 * MIB, 90 * MIB, 0, 90 * MIB), 20 * MIB, &[]);
+    }
+
+    #[test]
+    fn growth_is_told_with_the_time_that_it_took() {
+        let check = |allocated: u64, expected: &[&str]| {
+            let earlier = Earlier {
+                allocated: allocated * MIB,
+                ago: Duration::from_secs(90),
+            };
+            let resident = Resident {
+                anonymous: 200 * MIB,
+                file: 0,
+                shared: 0,
+            };
+            let heap = heap(200 * MIB, 200 * MIB, 0, 200 * MIB);
+            let ledger = reconcile(resident, heap, 0, Some(earlier), None);
+            assert_eq!(kinds(&ledger), expected);
+            for verdict in ledger.verdicts {
+                assert!(
+                    verdict.why.contains(" in 1m 30s, above 10 %"),
+                    "{verdict:?}"
+                );
+            }
+        };
+        check(100, &["growth"]);
+        check(190, &[]);
+        check(300, &[]);
+    }
+
+    #[test]
+    fn fragmentation_says_that_purging_will_not_help() {
+        let resident = Resident {
+            anonymous: 150 * MIB,
+            file: 0,
+            shared: 0,
+        };
+        let ledger = reconcile(
+            resident,
+            heap(100 * MIB, 150 * MIB, 0, 150 * MIB),
+            0,
+            None,
+            None,
+        );
+        assert!(
+            ledger.verdicts[0]
+                .remedy
+                .starts_with("purging will not help")
+        );
+        assert!(ledger.verdicts[0].why.contains("is 1.50, above 1.3"));
+    }
+
+    #[test]
+    fn status_is_parsed_or_refused() {
+        let status =
+            "Name:\tx\nRssAnon:\t     100 kB\nRssFile:\t       2 kB\nRssShmem:\t       0 kB\n";
+        let expected = Resident {
+            anonymous: 102_400,
+            file: 2048,
+            shared: 0,
+        };
+        assert_eq!(Resident::parse(status), Some(expected));
+        assert_eq!(Resident::parse("RssAnon: x kB"), None);
+        assert_eq!(Resident::parse(""), None);
+    }
+}

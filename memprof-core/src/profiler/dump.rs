@@ -1,0 +1,270 @@
+//! Taking a dump so that the host never waits for a disk, nothing partial is ever visible, and
+//! every failure is told with its true cause.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::allocators::backend::{Backend, Identity, ProfileKind};
+use crate::allocators::objects::{self, LoadedObject};
+use crate::dumps::headroom::require_memory;
+use crate::dumps::name::DumpName;
+use crate::dumps::scratch::Scratch;
+use crate::dumps::store::Store;
+use crate::dumps::trigger::Trigger;
+use crate::error::{Error, ErrorKind, Result};
+use crate::system::seccomp;
+
+const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
+
+/// One dump, taken and kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Dump {
+    /// What `fetch` takes.
+    pub id: String,
+    /// What it tells.
+    pub kind: ProfileKind,
+    /// Where it lies, absolute.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// The number of stacks in it.
+    pub stacks: u64,
+    /// Mean bytes between samples; 0 where it is not sampled.
+    pub sample_interval: u64,
+    /// Live bytes, corrected for sampling; of growth, all of it.
+    pub estimated_inuse_bytes: u64,
+    /// The allocator it is of: `jemalloc 5.3.0`.
+    pub allocator: String,
+}
+
+/// What a dump says of its origin, in comment lines that jeprof skips.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub program: String,
+    pub started: SystemTime,
+    pub active_since: Option<SystemTime>,
+    pub trigger: Trigger,
+    /// The resident bytes, where the kernel tells.
+    pub rss: Option<u64>,
+}
+
+/// Takes a dump of `backend` into `store`, by way of `scratch`.
+///
+/// # Errors
+/// What failed and why; nothing is left behind then.
+pub(crate) fn take(
+    backend: &dyn Backend,
+    store: &Store,
+    name: &DumpName,
+    origin: &Origin,
+    scratch: &Scratch,
+) -> Result<Dump> {
+    require_memory()?;
+    // Of this thread: filters are a thread's own.
+    seccomp::require_calls()?;
+    let written = backend.write_profile(name.kind, scratch);
+    // What was given up is not whole, which is no fault of the allocator's.
+    scratch.settle()?;
+    let summary = written?;
+    let objects = objects::loaded();
+    let maps = own_maps(&objects)?;
+    let comments = comments(backend.identity(), name, origin, &objects, &maps);
+    // What a reader finds else is damage.
+    let sums = format!(
+        "# stacks: {}\n# estimated-inuse-bytes: {}\n",
+        summary.stacks, summary.estimated_inuse_bytes
+    );
+    let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}{sums}");
+    let profile = scratch.drain(summary.profile_len);
+    let mut body = profile.chain(tail.as_bytes());
+    let length = summary.profile_len + tail.len() as u64;
+    let kept = store.add(name, origin.started, length, &mut body)?;
+    Ok(Dump {
+        id: kept.id,
+        kind: name.kind,
+        path: kept.path,
+        bytes: kept.bytes,
+        stacks: summary.stacks,
+        sample_interval: summary.sample_interval,
+        estimated_inuse_bytes: summary.estimated_inuse_bytes,
+        allocator: backend.identity().to_string(),
+    })
+}
+
+/// Allocators append /proc/self/maps too, but answer success when they could not read it.
+fn own_maps(objects: &[LoadedObject]) -> Result<String> {
+    match std::fs::read("/proc/thread-self/maps") {
+        Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
+        Ok(_) => Err(Error::new(
+            ErrorKind::Io,
+            "/proc/thread-self/maps is empty or cut off",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(objects::maps(objects)),
+        Err(error) => Err(Error::io("read /proc/thread-self/maps", &error)),
+    }
+}
+
+fn comments(
+    allocator: &Identity,
+    name: &DumpName,
+    origin: &Origin,
+    objects: &[LoadedObject],
+    maps: &str,
+) -> String {
+    let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
+    let machine = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let mut lines = vec![
+        "# memprof 1".to_owned(),
+        format!("# host: {} pid {} on {machine}", origin.program, name.pid),
+        format!("# started: {}", time(origin.started)),
+        format!("# taken: {}", time(name.taken)),
+        format!("# trigger: {}", origin.trigger),
+        format!("# allocator: {allocator}"),
+        format!("# kind: {}", name.kind),
+    ];
+    lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
+    lines.extend(
+        origin
+            .active_since
+            .map(|since| format!("# active-since: {}", time(since))),
+    );
+    let paths = mapped_paths(maps);
+    let ours = comments as *const () as usize;
+    lines.extend(objects.iter().filter_map(|object| {
+        let path = paths.get(&object.start()?)?;
+        // Stacks that begin in this file are memprof's, where the allocator cannot leave them out.
+        let image = object.contains(ours);
+        image.then(|| format!("# memprof-image: {path}"))
+    }));
+    lines.extend(objects.iter().filter_map(|object| {
+        let path = paths.get(&object.start()?)?;
+        let id = object.build_id.as_ref()?;
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(format!("# build-id: {id} {path}"))
+    }));
+    // A path may hold any byte but NUL; a line of ours must stay one line.
+    lines
+        .iter()
+        .map(|line| format!("{}\n", line.replace(['\n', '\r'], "?")))
+        .collect()
+}
+
+/// The path of the file mapped at each address, as the mappings have it: without links, unlike the
+/// loader's. Read once for all objects, of which there may be thousands.
+fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
+    let mapped = maps.lines().filter_map(|line| {
+        let (start, rest) = line.split_once('-')?;
+        let path = &rest[rest.find(" /")? + 1..];
+        Some((usize::from_str_radix(start, 16).ok()?, path))
+    });
+    mapped.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::allocators::discover::{Candidate, FoundBy};
+    use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::jemalloc::identify;
+    use crate::dumps::retention::Keep;
+
+    fn take_from<B: Behaviour + 'static>() -> (Result<Dump>, Store, tempfile::TempDir) {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::new(place.path().join("dumps"), Keep::default());
+        let candidate = Candidate {
+            mallctl: fake::<B>(),
+            found_by: FoundBy::Host,
+            prefix: None,
+        };
+        let started = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564);
+        let name = DumpName {
+            taken: started,
+            pid: 7,
+            sequence: 1,
+            random: 1,
+            cause: None,
+            kind: ProfileKind::Heap,
+        };
+        let origin = Origin {
+            program: "a\nb".to_owned(),
+            started,
+            active_since: Some(started),
+            trigger: Trigger::Message,
+            rss: Some(4096),
+        };
+        let backend = identify(candidate, READERS).unwrap();
+        let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
+        let dump = take(&backend, &store, &name, &origin, &scratch);
+        (dump, store, place)
+    }
+
+    #[test]
+    fn mappings_that_jemalloc_left_out_are_ours() {
+        struct WithoutMappings;
+        impl Behaviour for WithoutMappings {}
+        let (dump, store, _place) = take_from::<WithoutMappings>();
+        let dump = dump.unwrap();
+        let text = std::fs::read_to_string(&dump.path).unwrap();
+        let (profile, tail) = text.split_once(MAPPED_LIBRARIES).unwrap();
+        assert_eq!(
+            format!("{profile}\n"),
+            format!("{}\n", WithoutMappings::DUMP)
+        );
+        assert!(tail.contains("[stack]"), "{tail}");
+        assert!(tail.contains("# host: a?b pid 7 on "), "{tail}");
+        assert!(
+            tail.contains("# active-since: 2026-11-21T11:12:44Z\n"),
+            "{tail}"
+        );
+        assert!(tail.contains("# trigger: message\n"), "{tail}");
+        assert!(tail.contains("# rss: 4096\n"), "{tail}");
+        let image = std::env::current_exe().unwrap();
+        let image = format!("# memprof-image: {}\n", image.display());
+        assert!(tail.contains(&image), "{tail}");
+        assert!(tail.contains("/libc.so.6\n"), "{tail}");
+        assert!(
+            tail.ends_with("# stacks: 1\n# estimated-inuse-bytes: 564\n"),
+            "{tail}"
+        );
+        assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
+        assert_eq!(dump.bytes, text.len() as u64);
+        assert_eq!(store.list().unwrap()[0].id, dump.id);
+    }
+
+    #[test]
+    fn damage_that_jemalloc_does_not_report_is_an_error() {
+        struct Cut;
+        impl Behaviour for Cut {
+            const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1 0x";
+        }
+        let (dump, store, _place) = take_from::<Cut>();
+        let error = dump.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Allocator);
+        assert!(error.message.contains("found \"@ 0x1 0x\""), "{error}");
+        assert_eq!(store.list().unwrap(), []);
+    }
+
+    #[test]
+    fn refusal_without_a_cause_is_jemallocs_own_errno() {
+        struct Refusing;
+        impl Behaviour for Refusing {
+            const DUMPED: i32 = libc::EAGAIN;
+        }
+        let (dump, store, _place) = take_from::<Refusing>();
+        let error = dump.unwrap_err();
+        assert!(
+            error.message.starts_with("jemalloc refused prof.dump: "),
+            "{error}"
+        );
+        assert_eq!(store.list().unwrap(), []);
+    }
+}
