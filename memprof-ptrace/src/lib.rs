@@ -2,3 +2,16 @@
 //!
 //! memprof-attach loads the plugin through it. To talk to a process that holds the plugin already, use
 //! memprof-host's client.
+
+mod caller;
+mod directory;
+mod examine;
+pub mod maps;
+pub mod process;
+pub mod program;
+mod refusal;
+pub mod seccomp;
+
+pub use caller::Caller;
+pub use examine::{Examined, examine};
+pub use refusal::{Denial, Refusal};

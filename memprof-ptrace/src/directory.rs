@@ -1,0 +1,114 @@
+//! The directory of a process in /proc.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+
+use crate::process::{Malformed, Seccomp, Status};
+use crate::refusal::Refusal;
+
+/// /proc/PID, or /proc/self.
+#[derive(Clone, Debug)]
+pub(crate) struct Directory(PathBuf);
+
+impl Directory {
+    pub(crate) fn of(pid: u32) -> Self {
+        Self(PathBuf::from(format!("/proc/{pid}")))
+    }
+
+    pub(crate) fn own() -> Self {
+        Self(PathBuf::from("/proc/self"))
+    }
+
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// `NoSuchProcess` where it is not there, `Unreadable`.
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Refusal> {
+        fs::read(self.0.join(name)).map_err(|error| self.unreadable(name, &error))
+    }
+
+    /// Reads a file and parses it.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub(crate) fn parse<T>(
+        &self,
+        name: &str,
+        parse: impl Fn(&[u8]) -> Result<T, Malformed>,
+    ) -> Result<T, Refusal> {
+        let text = self.read(name)?;
+        parse(&text).map_err(|cause| Refusal::Unreadable {
+            file: self.file(name),
+            cause: cause.to_string(),
+        })
+    }
+
+    /// The executed file, also one that was removed or lies in another mount namespace.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub(crate) fn open_executable(&self) -> Result<File, Refusal> {
+        File::open(self.0.join("exe")).map_err(|error| self.unreadable("exe", &error))
+    }
+
+    /// The name of that file.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub(crate) fn executable_name(&self) -> Result<Vec<u8>, Refusal> {
+        let path = fs::read_link(self.0.join("exe"));
+        let path = path.map_err(|error| self.unreadable("exe", &error))?;
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        Ok(name.strip_suffix(b" (deleted)").unwrap_or(name).to_vec())
+    }
+
+    /// Its memory. The kernel asks for this what it asks for ptrace(2).
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn open_memory(&self) -> Result<File, Errno> {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.0.join("mem"));
+        opened.map_err(|error| errno_of(&error))
+    }
+
+    /// The user to whom the kernel gives the directory: root where the process is not dumpable.
+    pub(crate) fn owner(&self) -> Option<u32> {
+        Some(fs::metadata(&self.0).ok()?.st_uid())
+    }
+
+    /// How the system calls of each thread are filtered.
+    pub(crate) fn thread_modes(&self) -> impl Iterator<Item = Seccomp> {
+        let tasks = fs::read_dir(self.0.join("task")).into_iter().flatten();
+        // One that ends meanwhile has no mode any more.
+        tasks.flatten().filter_map(|task| {
+            let text = fs::read(task.path().join("status")).ok()?;
+            Some(Status::parse(&text).ok()?.seccomp)
+        })
+    }
+
+    fn unreadable(&self, name: &str, error: &io::Error) -> Refusal {
+        match errno_of(error) {
+            Errno::ENOENT | Errno::ESRCH => Refusal::NoSuchProcess,
+            errno => Refusal::Unreadable {
+                file: self.file(name),
+                cause: errno.desc().to_owned(),
+            },
+        }
+    }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}

@@ -1,0 +1,228 @@
+//! What is known of a process before anything is done to it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+use object::ReadCache;
+
+use crate::caller::Caller;
+use crate::directory::Directory;
+use crate::maps::Mapping;
+use crate::process::{Seccomp, Stat, State, Status, shares_memory_with_parent};
+use crate::program::{has_plugin, loader, require_glibc};
+use crate::refusal::{Denial, Refusal};
+
+/// A process that can be attached to, as far as /proc tells.
+#[derive(Clone, Debug)]
+pub struct Examined {
+    /// Its pid here.
+    pub pid: u32,
+    /// When it was started: another process with the same pid has another time.
+    pub start_time: u64,
+    /// What /proc/PID/status says.
+    pub status: Status,
+    /// Whether the plugin is mapped in it, be it at work or asleep.
+    pub has_plugin: bool,
+}
+
+impl Examined {
+    /// Whether it has a seccomp filter, which [`crate::seccomp::require_calls`] reads once a thread is
+    /// stopped.
+    pub fn has_filter(&self) -> bool {
+        self.status.seccomp == Seccomp::Filter
+    }
+}
+
+/// Looks at a process without stopping it.
+///
+/// # Errors
+/// Why it cannot be attached to.
+pub fn examine(pid: u32) -> Result<Examined, Refusal> {
+    Caller::own()?.examine(pid)
+}
+
+impl Caller {
+    /// The same as [`examine`], for many processes.
+    ///
+    /// # Errors
+    /// Why it cannot be attached to.
+    pub fn examine(&self, pid: u32) -> Result<Examined, Refusal> {
+        let of = Directory::of(pid);
+        self.look_at(&of, pid).map_err(|refusal| match refusal {
+            // A process that ends meanwhile makes any of the steps fail.
+            Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
+                gone(&of, pid).unwrap_or(refusal)
+            }
+            refusal => refusal,
+        })
+    }
+
+    fn look_at(&self, of: &Directory, pid: u32) -> Result<Examined, Refusal> {
+        let status = of.parse("status", Status::parse)?;
+        let stat = of.parse("stat", Stat::parse)?;
+        require_process(pid, &status, stat)?;
+        let memory = self.require_access(of, &status)?;
+        require_running(pid, &status)?;
+        if stat.has_never_executed() && is_vfork(pid, &status) {
+            return Err(Refusal::Vfork);
+        }
+        let file = ReadCache::new(of.open_executable()?);
+        let name = of.executable_name()?;
+        let loader = loader(&name, &file)?;
+        let maps = of.read("maps")?;
+        require_glibc(loader, &maps, |mapping, limit| {
+            first_bytes(&memory, mapping, limit)
+        })?;
+        if status.has_shadow_stack {
+            return Err(Refusal::ShadowStack);
+        }
+        self.require_readable_filter(of, &status)?;
+        Ok(Examined {
+            pid,
+            start_time: stat.start_time,
+            has_plugin: has_plugin(&maps),
+            status,
+        })
+    }
+
+    fn require_access(&self, of: &Directory, status: &Status) -> Result<File, Refusal> {
+        of.open_memory().map_err(|errno| match errno {
+            Errno::ESRCH | Errno::ENOENT => Refusal::NoSuchProcess,
+            errno => Refusal::Denied {
+                file: of.file("mem"),
+                errno,
+                denial: self.denial(status, of.owner()),
+            },
+        })
+    }
+
+    /// Where some thread has no filter, that one can be borrowed.
+    fn require_readable_filter(&self, of: &Directory, status: &Status) -> Result<(), Refusal> {
+        let is_free = |mode: Seccomp| mode == Seccomp::Off;
+        match status.seccomp {
+            Seccomp::Off => Ok(()),
+            Seccomp::Filter if self.reads_filters() => Ok(()),
+            _ if of.thread_modes().any(is_free) => Ok(()),
+            Seccomp::Filter => Err(Refusal::UnreadFilter),
+            Seccomp::Strict => Err(Refusal::StrictSeccomp),
+        }
+    }
+}
+
+fn require_process(pid: u32, status: &Status, stat: Stat) -> Result<(), Refusal> {
+    if stat.is_kernel_thread() {
+        return Err(Refusal::KernelThread);
+    }
+    if status.thread_group != pid {
+        let process = status.thread_group;
+        return Err(Refusal::Thread { process });
+    }
+    match status.state {
+        State::Zombie if status.threads > 1 => Err(Refusal::MainThreadEnded),
+        State::Zombie => Err(Refusal::Zombie),
+        _ => Ok(()),
+    }
+}
+
+fn require_running(pid: u32, status: &Status) -> Result<(), Refusal> {
+    match (status.tracer, status.state) {
+        (Some(tracer), _) => Err(Refusal::Traced { tracer, pid }),
+        (None, State::Stopped) => Err(Refusal::Stopped { pid }),
+        _ => Ok(()),
+    }
+}
+
+fn is_vfork(pid: u32, status: &Status) -> bool {
+    let parent = Directory::of(status.parent).parse("status", Status::parse);
+    // A parent outside of our pid namespace is not to be seen, and one that has ended waits for nobody.
+    parent.is_ok_and(|parent| shares_memory_with_parent(pid, status, &parent))
+}
+
+/// What may be read of the first bytes of a mapping.
+fn first_bytes(memory: &File, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
+    let length = (mapping.range.end - mapping.range.start).min(limit);
+    let mut bytes = vec![0; length as usize];
+    let read = memory.read_at(&mut bytes, mapping.range.start).unwrap_or(0);
+    bytes.truncate(read);
+    bytes
+}
+
+/// Why nothing is to be seen of a process, if it has ended or is hidden.
+fn gone(of: &Directory, pid: u32) -> Option<Refusal> {
+    match of.parse("status", Status::parse) {
+        Ok(status) if status.state == State::Zombie => Some(Refusal::Zombie),
+        Err(Refusal::NoSuchProcess) if is_known_to_the_kernel(pid) => Some(Refusal::Denied {
+            file: of.file("status"),
+            errno: Errno::EACCES,
+            denial: Denial::Hidden,
+        }),
+        Err(Refusal::NoSuchProcess) => Some(Refusal::NoSuchProcess),
+        _ => None,
+    }
+}
+
+/// Also of a process that /proc hides (its mount option hidepid).
+fn is_known_to_the_kernel(pid: u32) -> bool {
+    // 0 and negative numbers mean groups of processes.
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
+    pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of /proc with one line replaced.
+    fn status(name: &str, value: &str) -> Status {
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        let lines = own.lines().map(|line| match line.split_once(':') {
+            Some((field, _)) if field == name => format!("{name}:\t{value}"),
+            _ => line.to_owned(),
+        });
+        Status::parse(lines.collect::<Vec<_>>().join("\n").as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_process_in_no_state_for_it() {
+        let pid = std::process::id();
+        let stat = Stat::parse(&std::fs::read("/proc/self/stat").unwrap()).unwrap();
+        let check = |name: &str, value: &str, expected: Result<(), &str>| {
+            let status = status(name, value);
+            let found = require_process(pid, &status, stat).and(require_running(pid, &status));
+            let found = found.map_err(|refusal| refusal.to_string());
+            assert_eq!(
+                found,
+                expected.map_err(|words| words.replace("PID", &pid.to_string()))
+            );
+        };
+        check("State", "S (sleeping)", Ok(()));
+        check(
+            "State",
+            "T (stopped)",
+            Err("process is stopped; continue it first (kill -CONT PID)"),
+        );
+        check(
+            "TracerPid",
+            "77",
+            Err("process 77 already traces PID (a debugger, strace?); only one can"),
+        );
+        check("Tgid", "4711", Err("is a thread of process 4711"));
+        check(
+            "State",
+            "Z (zombie)",
+            Err("its main thread has ended, and with it what /proc tells of the process"),
+        );
+    }
+
+    #[test]
+    fn numbers_that_are_no_process() {
+        for pid in [0, 1 << 22, i32::MAX as u32, 1 << 31, u32::MAX] {
+            let refusal = examine(pid).unwrap_err();
+            assert_eq!(refusal, Refusal::NoSuchProcess, "{pid}");
+            assert_eq!(refusal.exit_code(), 3);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! /proc/PID/stat.
+
+use super::Malformed;
+
+/// `PF_FORKNOEXEC` and `PF_KTHREAD` of the kernel's include/linux/sched.h: two of the task flags that
+/// have not moved since Linux 2.6.
+const NEVER_EXECUTED: u64 = 0x40;
+const KERNEL_THREAD: u64 = 0x20_0000;
+
+/// What only /proc/PID/stat says of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    flags: u64,
+    /// When it was started, in ticks since the machine's start: with the pid, this names one process.
+    pub start_time: u64,
+}
+
+impl Stat {
+    /// Parses the file.
+    ///
+    /// # Errors
+    /// It has fewer fields than Linux 2.6 writes.
+    pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
+        // The name, in parentheses, may hold any byte; no field behind it has a parenthesis.
+        let text = String::from_utf8_lossy(text);
+        let (_, behind_name) = text.rsplit_once(')').ok_or(Malformed("comm"))?;
+        // proc(5) counts from 1, and the state, the first here, is its third.
+        let field = |number: usize, name| {
+            let mut fields = behind_name.split_ascii_whitespace();
+            let value = fields.nth(number - 3).and_then(|word| word.parse().ok());
+            value.ok_or(Malformed(name))
+        };
+        Ok(Self {
+            flags: field(9, "flags")?,
+            start_time: field(22, "starttime")?,
+        })
+    }
+
+    /// Whether it is a thread of the kernel's, which has no memory.
+    pub fn is_kernel_thread(&self) -> bool {
+        self.flags & KERNEL_THREAD != 0
+    }
+
+    /// Whether it was forked and has executed no program since.
+    pub fn has_never_executed(&self) -> bool {
+        self.flags & NEVER_EXECUTED != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_look_like_the_rest() {
+        let rest =
+            "S 1 7 7 0 -1 4194368 1 0 0 0 1 0 0 0 20 0 1 0 4711 3000 12 18446744073709551615";
+        for name in ["web", "", "a) R 9", ")))", "(x", "a b\nc"] {
+            let stat = Stat::parse(format!("7 ({name}) {rest}\n").as_bytes()).unwrap();
+            assert_eq!(stat.start_time, 4711, "{name:?}");
+            assert!(stat.has_never_executed(), "{name:?}");
+            assert!(!stat.is_kernel_thread(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_thread() {
+        let text = b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 3 0 0 0";
+        let stat = Stat::parse(text).unwrap();
+        assert!(stat.is_kernel_thread());
+        assert_eq!(stat.start_time, 3);
+    }
+
+    #[test]
+    fn a_cut_file_is_refused() {
+        assert_eq!(Stat::parse(b""), Err(Malformed("comm")));
+        assert_eq!(Stat::parse(b"7 (web) S 1 7"), Err(Malformed("flags")));
+    }
+}

@@ -1,0 +1,226 @@
+//! What program a process executes, and whether a library can be loaded into it.
+
+use object::elf::{EM_386, EM_X86_64, FileHeader32, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, FileKind, ReadRef};
+
+use crate::maps::{Mapping, mappings};
+use crate::refusal::Refusal;
+
+/// How much of a C library is searched for its versions: the first segment of glibc 2.36 has 150 KiB.
+const LIBC_LIMIT: u64 = 2 << 20;
+
+/// The file name of the loader (ld.so(8)) of a process that executes a file of that name and content:
+/// the one that the file names (`PT_INTERP`), or the file itself, called with a program.
+///
+/// # Errors
+/// `Static`: there is none. `OtherArchitecture`, or `Unreadable` where it is not an ELF file.
+pub fn loader<'data>(
+    file_name: &'data [u8],
+    data: impl ReadRef<'data>,
+) -> Result<&'data [u8], Refusal> {
+    match FileKind::parse(data).map_err(malformed)? {
+        FileKind::Elf64 => {}
+        FileKind::Elf32 => {
+            let header = FileHeader32::<Endianness>::parse(data).map_err(malformed)?;
+            let endian = header.endian().map_err(malformed)?;
+            return Err(Refusal::OtherArchitecture(match header.e_machine(endian) {
+                EM_386 => "i386",
+                EM_X86_64 => "x32",
+                _ => "another processor",
+            }));
+        }
+        _ => return Err(malformed("it is not an ELF file")),
+    }
+    let header = FileHeader64::<Endianness>::parse(data).map_err(malformed)?;
+    let endian = header.endian().map_err(malformed)?;
+    if header.e_machine(endian) != EM_X86_64 {
+        return Err(Refusal::OtherArchitecture("another processor"));
+    }
+    for segment in header.program_headers(endian, data).map_err(malformed)? {
+        if let Some(path) = segment.interpreter(endian, data).map_err(malformed)? {
+            let name = path.rsplit(|byte| *byte == b'/').next();
+            return Ok(name.unwrap_or_default());
+        }
+    }
+    match file_name.starts_with(b"ld-") {
+        true => Ok(file_name),
+        false => Err(Refusal::Static),
+    }
+}
+
+/// Fails where a process with that loader and those mappings has a C library that the plugin cannot
+/// use. `read` reads so many bytes of the process's memory at the most.
+///
+/// # Errors
+/// `Musl`, `NoGlibc`, `OldGlibc`.
+pub fn require_glibc(
+    loader: &[u8],
+    maps: &[u8],
+    read: impl FnOnce(&Mapping<'_>, u64) -> Vec<u8>,
+) -> Result<(), Refusal> {
+    if loader.starts_with(b"ld-musl-") {
+        return Err(Refusal::Musl);
+    }
+    // Before 2.34 the file was called libc-2.33.so, and maps names the file and no link to it.
+    let is_old = |mapping: &Mapping<'_>| {
+        let version = mapping.file_name().strip_prefix(b"libc-2.");
+        version.is_some_and(|version| version.first().is_some_and(u8::is_ascii_digit))
+    };
+    if mappings(maps).any(|mapping| is_old(&mapping)) {
+        return Err(Refusal::OldGlibc);
+    }
+    let is_libc =
+        |mapping: &Mapping<'_>| mapping.file_name() == b"libc.so.6" && mapping.offset == 0;
+    let libc = mappings(maps).find(is_libc).ok_or(Refusal::NoGlibc)?;
+    match defines_2_34(&read(&libc, LIBC_LIMIT)) {
+        true => Ok(()),
+        false => Err(Refusal::OldGlibc),
+    }
+}
+
+/// Whether the first segment of a libc.so.6 has the name of that version among the strings of its
+/// symbols. Every later one has it too, because the functions of threads got it.
+fn defines_2_34(segment: &[u8]) -> bool {
+    memchr::memmem::find(segment, b"\0GLIBC_2.34\0").is_some()
+}
+
+/// Whether the plugin is mapped, from a file of whatever directory and prefix, or from a file in
+/// memory.
+pub fn has_plugin(maps: &[u8]) -> bool {
+    mappings(maps).any(|mapping| mapping.file_name().ends_with(b"memory_profile.so"))
+}
+
+fn malformed(cause: impl ToString) -> Refusal {
+    Refusal::Unreadable {
+        file: "the executed file".to_owned(),
+        cause: cause.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The headers of an ELF file with one segment, which names a loader where there is one.
+    fn file(interpreter: &str) -> Vec<u8> {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        let mut file = own[..64].to_vec();
+        // e_phoff, e_shoff, and e_phnum: one program header behind the file's.
+        file[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        file[40..48].fill(0);
+        file[56..58].copy_from_slice(&1_u16.to_le_bytes());
+        file[60..64].fill(0);
+        let text = format!("{interpreter}\0");
+        let kind = if interpreter.is_empty() { 1_u32 } else { 3 };
+        file.extend(kind.to_le_bytes());
+        file.extend([0; 4]);
+        for value in [120, 0, 0, text.len() as u64, text.len() as u64, 1] {
+            file.extend(u64::to_le_bytes(value));
+        }
+        file.extend(text.as_bytes());
+        file
+    }
+
+    #[test]
+    fn the_loader_of_a_file() {
+        let check = |name: &str, data: &[u8], expected: Result<&str, &str>| {
+            let found = loader(name.as_bytes(), data);
+            let found = found.map(|name| str::from_utf8(name).unwrap().to_owned());
+            let expected = expected.map(str::to_owned);
+            let found = found.map_err(|refusal| refusal.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned));
+        };
+        let glibc = "/lib64/ld-linux-x86-64.so.2";
+        check("web", &file(glibc), Ok("ld-linux-x86-64.so.2"));
+        check(
+            "web",
+            &file("/lib/ld-musl-x86_64.so.1"),
+            Ok("ld-musl-x86_64.so.1"),
+        );
+        check(
+            "ld-linux-x86-64.so.2",
+            &file(""),
+            Ok("ld-linux-x86-64.so.2"),
+        );
+        let words = "is linked statically: nothing in it can load a library";
+        check("web", &file(""), Err(words));
+        let with = |at: usize, byte: u8| {
+            let mut file = file(glibc);
+            file[at] = byte;
+            file
+        };
+        check(
+            "web",
+            &with(18, 183),
+            Err("is a program for another processor"),
+        );
+        let mut i386 = with(4, 1);
+        i386[18] = 3;
+        check("web", &i386, Err("is a program for i386"));
+        i386[18] = 62;
+        check("web", &i386, Err("is a program for x32"));
+        for length in 0..120 + glibc.len() {
+            let cut = file(glibc);
+            let refusal = loader(b"web", &cut[..length]).unwrap_err();
+            assert!(
+                matches!(refusal, Refusal::Unreadable { .. }),
+                "{length}: {refusal:?}"
+            );
+        }
+    }
+
+    /// Maps of systems that no test machine need have.
+    #[test]
+    fn the_c_library_of_a_process() {
+        let check = |loader: &str, path: &str, segment: &str, expected: Result<(), Refusal>| {
+            let maps = format!("7f0000-7f2000 r--p 00000000 fe:01 7     {path}\n");
+            let read = |mapping: &Mapping<'_>, limit| {
+                assert_eq!(mapping.range, 0x7f_0000..0x7f_2000);
+                assert!(limit > 0x2000);
+                segment.replace(' ', "\0").into_bytes()
+            };
+            assert_eq!(
+                require_glibc(loader.as_bytes(), maps.as_bytes(), read),
+                expected,
+                "{path}"
+            );
+        };
+        let glibc = "ld-linux-x86-64.so.2";
+        let libc = "/usr/lib/x86_64-linux-gnu/libc.so.6";
+        let names = "ELF dlopen GLIBC_2.2.5 GLIBC_2.33 GLIBC_2.34 GLIBC_2.36 ";
+        check(glibc, libc, names, Ok(()));
+        check(glibc, &format!("{libc} (deleted)"), names, Ok(()));
+        let old = names.replace("GLIBC_2.34 GLIBC_2.36", "GLIBC_PRIVATE");
+        check(glibc, libc, &old, Err(Refusal::OldGlibc));
+        check(glibc, libc, "", Err(Refusal::OldGlibc));
+        // Debian 11, CentOS 7.
+        for path in [
+            "/usr/lib/x86_64-linux-gnu/libc-2.31.so",
+            "/usr/lib64/libc-2.17.so",
+        ] {
+            check(glibc, path, names, Err(Refusal::OldGlibc));
+        }
+        check(glibc, "/srv/libc-2.so", names, Err(Refusal::NoGlibc));
+        check(glibc, "/srv/web", names, Err(Refusal::NoGlibc));
+        check(
+            "ld-musl-x86_64.so.1",
+            "/lib/ld-musl-x86_64.so.1",
+            "",
+            Err(Refusal::Musl),
+        );
+    }
+
+    #[test]
+    fn where_the_plugin_is_mapped() {
+        let check = |path: &str, expected| {
+            let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7     {path}\n");
+            assert_eq!(has_plugin(maps.as_bytes()), expected, "{path}");
+        };
+        check("/usr/lib/memprof/memory_profile.so", true);
+        check("/target/debug/libmemory_profile.so (deleted)", true);
+        check("/memfd:memory_profile.so (deleted)", true);
+        check("/usr/lib/memprof/hello_c.so", false);
+        check("/srv/memory_profile.so/web", false);
+    }
+}

@@ -1,0 +1,204 @@
+//! Why a process cannot be attached to.
+
+use nix::errno::Errno;
+
+/// Why a process is left alone. Each says it as a sentence whose subject is the process, and nothing in
+/// the process was touched.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There is none, or it ended meanwhile.
+    #[error("no such process")]
+    NoSuchProcess,
+    /// The number names a thread, and there is none that names its process.
+    #[error("is a thread of process {process}")]
+    Thread {
+        /// Its process.
+        process: u32,
+    },
+    /// It ended, and its parent has not asked for its exit status.
+    #[error("has ended (zombie)")]
+    Zombie,
+    /// It goes on in other threads, and /proc tells nothing of its memory any more.
+    #[error("its main thread has ended, and with it what /proc tells of the process")]
+    MainThreadEnded,
+    /// The kernel does not let this user trace it.
+    #[error("{file}: {}", .errno.desc())]
+    Denied {
+        /// What could not be opened.
+        file: String,
+        /// With what.
+        errno: Errno,
+        /// What stands against it.
+        denial: Denial,
+    },
+    /// Another process traces it.
+    #[error("process {tracer} already traces {pid} (a debugger, strace?); only one can")]
+    Traced {
+        /// The tracer.
+        tracer: u32,
+        /// The process.
+        pid: u32,
+    },
+    /// By SIGSTOP, or at a terminal.
+    #[error("process is stopped; continue it first (kill -CONT {pid})")]
+    Stopped {
+        /// The process.
+        pid: u32,
+    },
+    /// It has no memory of its own.
+    #[error("is a kernel thread")]
+    KernelThread,
+    /// Whatever is done to its memory, its parent has too.
+    #[error("is between vfork and exec and runs in its parent's memory")]
+    Vfork,
+    /// No loader: also of Go programs.
+    #[error("is linked statically: nothing in it can load a library")]
+    Static,
+    /// The other C library.
+    #[error("uses musl")]
+    Musl,
+    /// Threads and the loader's functions lie in libc.so.6 since 2.34.
+    #[error("glibc before 2.34")]
+    OldGlibc,
+    /// Another C library, or none was loaded yet.
+    #[error("has no glibc loaded")]
+    NoGlibc,
+    /// 32 bit, or run by an emulator.
+    #[error("is a program for {0}")]
+    OtherArchitecture(&'static str),
+    /// The processor would end it at the first return that it has no call for.
+    #[error("has a shadow stack (CET), against which no call can be made in it")]
+    ShadowStack,
+    /// A system call that attaching needs is answered with an error, or by a signal.
+    #[error("its seccomp filter forbids {call}")]
+    ForbiddenCall {
+        /// The system call.
+        call: &'static str,
+    },
+    /// Only four system calls are left to it.
+    #[error("is in seccomp's strict mode, which forbids clone3")]
+    StrictSeccomp,
+    /// It has a filter, and whether that lets it live is not known without reading it.
+    #[error("its seccomp filter cannot be read by this user")]
+    UnreadFilter,
+    /// The kernel hands out the filter in another form, or not at all.
+    #[error("its seccomp filter cannot be read: {0}")]
+    UnreadableFilter(String),
+    /// Every thread runs, or waits where it must not be borrowed.
+    #[error("no thread came to a safe point in time: {reason}")]
+    NoSafePoint {
+        /// Where they were.
+        reason: String,
+    },
+    /// A file of /proc that could not be read or understood.
+    #[error("failed to read {file}: {cause}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why.
+        cause: String,
+    },
+}
+
+/// Why the kernel does not let this user trace a process (`man 2 ptrace`, Ptrace access mode checking).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// It runs as this other user, or may.
+    OtherUser(u32),
+    /// It has let nobody look into it, or changed its user.
+    NotDumpable,
+    /// It has capabilities that the caller lacks.
+    MoreCapabilities,
+    /// /proc shows nothing of it.
+    Hidden,
+    /// Yama's `ptrace_scope`, 1 to 3.
+    Yama(u8),
+    /// The caller is root without `CAP_SYS_PTRACE`, as in a container.
+    WithoutPtrace,
+    /// Another namespace of users, or a security module.
+    Unknown,
+}
+
+impl Refusal {
+    /// The exit code of `memprof`: 3 where the process is out of reach, 4 where it is not one that can
+    /// be attached to.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoSuchProcess | Self::Thread { .. } | Self::Zombie | Self::Denied { .. } => 3,
+            _ => 4,
+        }
+    }
+
+    /// What to do about it, where anything can be done.
+    pub fn remedy(&self) -> Option<String> {
+        let remedy = match self {
+            Self::NoSuchProcess => "`memprof ps --all` lists those there are".to_owned(),
+            Self::Thread { process } => format!("name its process, {process}"),
+            Self::Denied { denial, .. } => denial.remedy(),
+            Self::Traced { tracer, .. } => format!("end process {tracer}, or have it detach"),
+            Self::Vfork => "try again: it executes a program in a moment".to_owned(),
+            Self::Static => "link it dynamically, or build memprof-host into it; a Go program has \
+                             net/http/pprof of its own"
+                .to_owned(),
+            Self::Musl => "run a build of it for glibc".to_owned(),
+            Self::OldGlibc => {
+                "memprof needs glibc 2.34, which Debian 12, Ubuntu 22.04 and RHEL 9 have".to_owned()
+            }
+            Self::NoGlibc => {
+                "try again if it has just started; memprof needs glibc 2.34 or newer".to_owned()
+            }
+            Self::ShadowStack => "start it without SHSTK in GLIBC_TUNABLES".to_owned(),
+            Self::ForbiddenCall { call } => format!(
+                "allow {call} in the filter (systemd: SystemCallFilter={call}), or start the program \
+                 by memprof run"
+            ),
+            Self::StrictSeccomp => "start the program by memprof run".to_owned(),
+            Self::UnreadFilter => {
+                "run memprof as root, outside of a container, to learn whether it ends the process"
+                    .to_owned()
+            }
+            Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),
+            Self::Zombie
+            | Self::MainThreadEnded
+            | Self::Stopped { .. }
+            | Self::KernelThread
+            | Self::OtherArchitecture(_)
+            | Self::UnreadableFilter(_)
+            | Self::Unreadable { .. } => return None,
+        };
+        Some(remedy)
+    }
+}
+
+impl Denial {
+    fn remedy(self) -> String {
+        match self {
+            Self::OtherUser(uid) => format!("run memprof as uid {uid} or as root"),
+            Self::NotDumpable => "it lets no other process look into it (prctl PR_SET_DUMPABLE, a \
+                                  change of its user, or a file that cannot be read): run memprof as root"
+                .to_owned(),
+            Self::MoreCapabilities => {
+                "it has capabilities that you have not: run memprof as root".to_owned()
+            }
+            Self::Hidden => "/proc hides other users' processes (its mount option hidepid): run \
+                             memprof as root"
+                .to_owned(),
+            Self::Yama(1) => "yama lets a user trace his own children only: run memprof as root, or \
+                              `sysctl kernel.yama.ptrace_scope=0`"
+                .to_owned(),
+            Self::Yama(2) => "yama lets only root trace (kernel.yama.ptrace_scope=2): run memprof as \
+                              root"
+                .to_owned(),
+            Self::Yama(_) => "yama lets nobody trace until this machine is started again \
+                              (kernel.yama.ptrace_scope=3)"
+                .to_owned(),
+            Self::WithoutPtrace => "root lacks CAP_SYS_PTRACE here: run memprof outside of the \
+                                    container, or give that to it (docker run --cap-add SYS_PTRACE)"
+                .to_owned(),
+            Self::Unknown => "it is in another user namespace, or a security module (SELinux, \
+                              AppArmor) protects it: run memprof as root of the machine"
+                .to_owned(),
+        }
+    }
+}
