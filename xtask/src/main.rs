@@ -1,5 +1,6 @@
 //! The project's commands.
 
+mod arrows;
 mod bench;
 mod ci;
 mod demo;
@@ -23,6 +24,8 @@ usage: cargo xtask COMMAND
                       walk, or its sampler
   torture [SUITE] [--short]
                       hosts under every fault; an unknown SUITE names those there are
+  arrows              modules that use each other in a circle; in memprof-core, also a folder that
+                      uses one above it
   ci                  format, clippy, test, torture --short, docs, deny: what CI runs";
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         ["bench", "sampler"] => bench::sampler::run(),
         ["bench-here"] => bench::measure(),
         ["torture", args @ ..] => torture::command(args),
+        ["arrows"] => arrows::check(),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");
