@@ -110,7 +110,7 @@ fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
 mod tests {
     use super::malloc_conf::Source;
     use super::*;
-    use crate::allocators::backend::Kind;
+    use crate::identity::Kind;
 
     fn healthy_jemalloc() -> Examined {
         Examined {

@@ -10,7 +10,15 @@ compile_error!("memprof runs on 64-bit Linux with glibc");
 
 // Each folder uses only those above it.
 mod error;
+
+mod clock;
+
+mod lock;
+
 mod size;
+
+mod identity;
+
 mod system;
 
 mod dumps;
@@ -29,9 +37,7 @@ mod doctor;
 
 mod profiler;
 
-pub use allocators::backend::{Kind, ProfileKind};
 pub use allocators::background::Background;
-pub use allocators::discover::FoundBy;
 pub use allocators::interval::SampleInterval;
 pub use allocators::jemalloc::{Sampled, is_secure_execution};
 pub use allocators::mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
@@ -41,11 +47,12 @@ pub use allocators::unsampled::Unsampled;
 pub use doctor::{Finding, Severity};
 pub use dumps::retention::Keep;
 pub use dumps::store::{Fetched, Kept, Store, default_dump_dir};
-pub use dumps::trigger::Trigger;
+pub use dumps::trigger::{Condition, Threshold, Trigger};
 pub use error::{Error, ErrorKind, Result};
 pub use figures::ledger::{Heap, Ledger, Row, Verdict};
 pub use figures::recent::{RECENT, Recent};
 pub use figures::smaps::Smaps;
+pub use identity::{FoundBy, Kind, ProfileKind};
 pub use profiler::dump::Dump;
 pub use profiler::status::{
     Activation, Allocator, DumpReport, Gdumping, JemallocOptions, Purged, Status,
@@ -57,5 +64,5 @@ pub use system::cgroup::Cgroup;
 pub use system::seccomp::require_calls;
 pub use unwinder::{UnwinderChoice, UnwinderSettings, UnwinderStatus, Walker};
 pub use watching::gdump::{GdumpLimits, GdumpStatus};
-pub use watching::rule::{Condition, Rule, Threshold};
+pub use watching::rule::Rule;
 pub use watching::watcher::WatchStatus;

@@ -18,22 +18,25 @@ pub use switching::ActivateOptions;
 use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use self::dumper::Dumper;
 use self::farewell::Farewell;
 use self::lease::Lease;
 use self::status::{Allocator, Status};
-use crate::allocators::backend::{Backend, Kind, ProfileKind, use_jemalloc};
+use crate::allocators::backend::{Backend, use_jemalloc};
 use crate::allocators::discover::{Discovered, discover};
 use crate::allocators::embedded;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::objects;
 use crate::allocators::stats::Readers;
+use crate::clock::rfc3339;
 use crate::dumps::store::{Fetched, Kept, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::figures::ledger::Heap;
+use crate::identity::{Kind, ProfileKind};
+use crate::lock::lock;
 use crate::sampler;
 use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watching::watcher::Watcher;
@@ -322,11 +325,6 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Locks; a thread that panicked meanwhile left a whole value, old or new.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Whether one of them can take a profile of that kind.
 ///
 /// # Errors
@@ -387,8 +385,4 @@ fn with_remedy(error: &Error) -> String {
         "" => error.message.clone(),
         remedy => format!("{}; {remedy}", error.message),
     }
-}
-
-pub(crate) fn rfc3339(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::{Error, ErrorKind, Result};
-use crate::profiler::{lock, rfc3339};
+use crate::{clock::rfc3339, lock::lock};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use ours::prepare_walks;

@@ -3,9 +3,9 @@
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::allocators::backend::Kind;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Kind;
 
 /// The background threads of one jemalloc.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -7,7 +7,6 @@
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, CString};
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,44 +14,14 @@ use memchr::memmem;
 
 use crate::allocators::backend::Backend;
 use crate::allocators::glibc::{self, Glibc};
-use crate::allocators::jemalloc::identify;
+use crate::allocators::jemalloc::{Candidate, identify};
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::mimalloc::{self, Mimalloc};
 use crate::allocators::objects::{self, LoadedObject};
 use crate::allocators::stats::Readers;
 use crate::allocators::symbols::{Symbols, as_function};
 use crate::allocators::tcmalloc::{self, Tcmalloc};
-
-/// How an allocator was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FoundBy {
-    /// The host handed its functions over.
-    Host,
-    /// `dlsym`.
-    DynamicSymbol,
-    /// The symbol table of this file.
-    SymbolTable(PathBuf),
-}
-
-impl fmt::Display for FoundBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("host"),
-            Self::DynamicSymbol => f.write_str("dlsym"),
-            Self::SymbolTable(path) => write!(f, "symtab {}", path.display()),
-        }
-    }
-}
-
-/// Functions that may be a jemalloc's.
-#[derive(Clone, Debug)]
-pub(crate) struct Candidate {
-    pub mallctl: Mallctl,
-    pub found_by: FoundBy,
-    /// What the functions' names start with (`""`, `"_rjem_"`, `"je_"`); unknown when the host
-    /// handed them over and no symbol table names them.
-    pub prefix: Option<String>,
-}
+use crate::identity::FoundBy;
 
 /// The prefixes that `dlsym` is asked for; symbol tables yield any prefix.
 const PREFIXES: [&str; 3] = ["", "_rjem_", "je_"];

@@ -4,11 +4,12 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
-use crate::allocators::backend::{Backend, Identity, Kind};
+use crate::allocators::backend::Backend;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::stats::{Figures, Totals};
 use crate::allocators::symbols::{Symbols, as_function};
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::{Identity, Kind};
 
 /// What every glibc names.
 pub(crate) const ANCHOR: &CStr = c"gnu_get_libc_version";

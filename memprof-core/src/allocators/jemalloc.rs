@@ -10,8 +10,7 @@ use std::hint::black_box;
 
 use rustix::io::Errno;
 
-use crate::allocators::backend::{Backend, Identity, Kind, ProfileKind};
-use crate::allocators::discover::Candidate;
+use crate::allocators::backend::Backend;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::{PrintOptions, Printout};
@@ -19,6 +18,8 @@ use crate::allocators::stats::{Readers, Totals};
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::FoundBy;
+use crate::identity::{Identity, Kind, ProfileKind};
 
 /// A jemalloc that serves this process.
 #[derive(Clone, Debug)]
@@ -40,6 +41,16 @@ pub(crate) struct Jemalloc {
     /// It can run threads of its own that give free pages back.
     pub has_background_threads: bool,
     readers: Readers,
+}
+
+/// Functions that may be a jemalloc's.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub mallctl: Mallctl,
+    pub found_by: FoundBy,
+    /// What the functions' names start with (`""`, `"_rjem_"`, `"je_"`); unknown when the host
+    /// handed them over and no symbol table names them.
+    pub prefix: Option<String>,
 }
 
 /// A candidate that does not answer as jemalloc(3) says is none.
@@ -311,8 +322,8 @@ pub fn is_secure_execution() -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::allocators::discover::FoundBy;
     use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::identity::FoundBy;
 
     pub(crate) fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
         let prefix = prefix.map(str::to_owned);

@@ -6,11 +6,12 @@ use std::hint::black_box;
 use std::mem::transmute;
 use std::ptr;
 
-use crate::allocators::backend::{Backend, Identity, Kind};
+use crate::allocators::backend::Backend;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::stats::Totals;
 use crate::allocators::symbols::Symbols;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::{Identity, Kind};
 
 /// What every mimalloc names.
 pub(crate) const ANCHOR: &CStr = c"mi_version";

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::allocators::backend::Kind;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::Printout;
 use crate::error::Error;
+use crate::identity::Kind;
 
 /// An allocator's totals in bytes, in jemalloc's words (jemalloc(3), `stats.*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

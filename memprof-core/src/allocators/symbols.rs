@@ -16,8 +16,8 @@ use std::ptr::NonNull;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSymbol, ObjectSymbolTable};
 
-use crate::allocators::discover::FoundBy;
 use crate::allocators::objects::{EXECUTABLE, LoadedObject};
+use crate::identity::FoundBy;
 
 /// The symbols of one loaded object.
 #[derive(Debug)]

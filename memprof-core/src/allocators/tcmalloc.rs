@@ -8,7 +8,7 @@ mod rate;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::allocators::backend::{Backend, Identity, Kind, ProfileKind};
+use crate::allocators::backend::Backend;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::stats::{Figures, Totals};
@@ -16,6 +16,7 @@ use crate::allocators::symbols::Symbols;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::{Identity, Kind, ProfileKind};
 use extension::Extension;
 use profile::Profiles;
 use rate::Rate;

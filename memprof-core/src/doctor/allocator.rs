@@ -1,8 +1,8 @@
 //! What concerns one allocator.
 
 use super::{CONF, Examined, Facts, Finding, Seen, Severity, finding, malloc_conf};
-use crate::allocators::backend::Kind;
 use crate::allocators::tcmalloc;
+use crate::identity::Kind;
 
 /// Fewer samples than these of the live heap make a poor profile.
 const FEW_SAMPLES: u64 = 100;

@@ -2,11 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::gather::{is_shared, unlinked_conf};
 use super::malloc_conf::Source;
-use crate::allocators::backend::{Backend, Kind};
-use crate::allocators::jemalloc::Jemalloc;
-use crate::error::Error;
+use crate::identity::Kind;
 
 /// The process.
 #[derive(Clone, Debug, Default)]
@@ -51,27 +48,6 @@ pub(crate) struct Seen {
     pub sample_interval: Option<u64>,
 }
 
-impl Seen {
-    pub(crate) fn of(backend: &dyn Backend) -> Self {
-        let identity = backend.identity();
-        let texts = |error: Error| (error.message, error.remedy);
-        let unavailable = backend.require_profiling().err().map(texts);
-        let sampler = backend
-            .with_sampler()
-            .filter(|each| each.status().is_some());
-        let in_place = sampler.and_then(|each| each.allocator().require_profiling().err());
-        Self {
-            name: identity.to_string(),
-            kind: identity.kind,
-            owns_malloc: identity.owns_malloc,
-            unavailable,
-            in_place: in_place.map(texts),
-            missing: backend.missing().to_vec(),
-            sample_interval: backend.sample_interval(),
-        }
-    }
-}
-
 /// A jemalloc and its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Examined {
@@ -94,39 +70,6 @@ pub(crate) struct Examined {
     pub unlinked_conf: Option<String>,
     /// It dumps by itself: `prof_final`, `prof_gdump` or `lg_prof_interval`.
     pub dumps_by_itself: bool,
-}
-
-impl Examined {
-    pub(crate) fn of(
-        jemalloc: &Jemalloc,
-        allocated: Option<u64>,
-        hidden_conf: Option<String>,
-        sources: Vec<Source>,
-    ) -> Self {
-        let mallctl = &jemalloc.mallctl;
-        let on = |name| mallctl.read_bool(name).unwrap_or(false);
-        // -1 (all bits set) means never.
-        let interval = mallctl
-            .read::<usize>(c"opt.lg_prof_interval")
-            .unwrap_or(usize::MAX);
-        let prefix = mallctl.read_text(c"opt.prof_prefix");
-        let prefix = prefix.unwrap_or_else(|_| String::new());
-        Self {
-            version: jemalloc.identity.release().to_owned(),
-            conf_variable: jemalloc.conf_variable.clone(),
-            hidden_conf,
-            config_prof: jemalloc.config_prof,
-            config_stats: jemalloc.config_stats,
-            opt_prof: jemalloc.opt_prof,
-            lg_sample: jemalloc.lg_sample(),
-            allocated,
-            sources,
-            unlinked_conf: unlinked_conf(jemalloc),
-            prefix_is_shared: is_shared(&prefix),
-            prefix,
-            dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,
-        }
-    }
 }
 
 /// The dump directory.

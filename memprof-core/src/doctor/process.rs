@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::{CONF, Facts, Finding, Severity, finding};
-use crate::allocators::backend::Kind;
 use crate::allocators::embedded;
 use crate::allocators::objects::EXECUTABLE;
+use crate::identity::Kind;
 
 pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;

@@ -9,7 +9,9 @@ use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::name::DumpName;
-use crate::dumps::scratch::PRIVATE;
+
+/// Owner may read and write; nobody else.
+pub(crate) const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// The hidden name of a dump's file that ends with `extension`.
 pub(crate) fn name(dump: &DumpName, extension: &str) -> String {
@@ -67,7 +69,7 @@ fn is_left_over(directory: &OwnedFd, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::backend::ProfileKind;
+    use crate::identity::ProfileKind;
     use std::time::{Duration, SystemTime};
 
     #[test]

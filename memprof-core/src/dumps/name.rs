@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::allocators::backend::ProfileKind;
 use crate::dumps::trigger::known_word;
+use crate::identity::ProfileKind;
 
 const GROWTH: &str = ".growth";
 

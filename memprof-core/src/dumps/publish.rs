@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::hidden;
-use crate::dumps::scratch::PRIVATE;
+use crate::dumps::hidden::PRIVATE;
 
 /// Copies `body` into a new file `name` of `directory` that appears complete and on disk.
 /// Never overwrites.

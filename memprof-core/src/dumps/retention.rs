@@ -96,7 +96,7 @@ pub(crate) fn superfluous<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::backend::ProfileKind;
+    use crate::identity::ProfileKind;
 
     const DAY: u64 = 24 * 60 * 60;
     const MIB: u64 = 1 << 20;

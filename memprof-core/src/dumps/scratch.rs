@@ -18,12 +18,9 @@ use memprof_own::Ours;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::dumps::hidden;
+use crate::dumps::hidden::{self, PRIVATE};
 use crate::error::{Error, ErrorKind, Result};
-use crate::profiler::lock;
-
-/// Owner may read and write; nobody else.
-pub(crate) const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
+use crate::lock::lock;
 
 /// Where a memory file system is mounted, as a rule (`shm_open(3)`).
 const SHARED_MEMORY: &str = "/dev/shm";

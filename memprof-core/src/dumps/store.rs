@@ -13,13 +13,13 @@ use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
 
-use crate::allocators::backend::ProfileKind;
 use crate::dumps::hidden;
+use crate::dumps::hidden::PRIVATE;
 use crate::dumps::name::DumpName;
 use crate::dumps::publish::publish;
 use crate::dumps::retention::{Entry, Keep, Newcomer, superfluous};
-use crate::dumps::scratch::PRIVATE;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::ProfileKind;
 
 const EXTENSION: &str = ".heap";
 

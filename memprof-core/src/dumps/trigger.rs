@@ -1,9 +1,9 @@
 //! Why a dump is taken.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::size::written;
-use crate::watching::rule::{Condition, Threshold};
 
 /// Why a dump is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,52 @@ pub enum Trigger {
     Rule(Condition, u64),
     /// `gdump`: the resident bytes passed their last high-water mark.
     HighWater(u64),
+}
+
+/// When to dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// So often.
+    Every(Duration),
+    /// Resident memory passes this; per cent are of the cgroup's limit, or else the machine's
+    /// memory.
+    RssAbove(Threshold),
+    /// Resident memory grew by so many bytes since this rule's last dump, or its start.
+    RssGrowth(u64),
+    /// What the memory cgroup uses passes this; per cent as for `RssAbove`.
+    CgroupAbove(Threshold),
+    /// The program ends, by itself or by a signal that it handles.
+    AtExit,
+}
+
+/// How much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threshold {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many per cent of what there is, 1 to 100.
+    Percent(u8),
+}
+
+impl Threshold {
+    /// `available` is what per cent are of.
+    pub(crate) fn bytes(self, available: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            // Divided first: what is available may be near the largest number.
+            Self::Percent(percent) => available / 100 * u64::from(percent),
+        }
+    }
+}
+
+impl Condition {
+    /// Whether it needs a look at memory now and then.
+    pub(crate) fn reads_memory(&self) -> bool {
+        match self {
+            Self::Every(_) | Self::AtExit => false,
+            Self::RssAbove(_) | Self::RssGrowth(_) | Self::CgroupAbove(_) => true,
+        }
+    }
 }
 
 /// What a dump's name may have for its trigger.

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::allocators::backend::Kind;
 use crate::allocators::jemalloc::Sampled;
 use crate::allocators::stats::{Figures, Totals};
 use crate::figures::smaps::Smaps;
+use crate::identity::Kind;
 use crate::system::cgroup::Cgroup;
 
 /// Above this ratio of active to allocated bytes, fragmentation is worth a word.

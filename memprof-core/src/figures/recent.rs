@@ -94,9 +94,10 @@ fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::discover::{Candidate, FoundBy};
     use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::jemalloc::Candidate;
     use crate::allocators::jemalloc::identify;
+    use crate::identity::FoundBy;
 
     struct Old;
     impl Behaviour for Old {}

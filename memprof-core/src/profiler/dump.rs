@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use crate::allocators::backend::{Backend, Identity, ProfileKind};
+use crate::allocators::backend::Backend;
 use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::headroom::require_memory;
 use crate::dumps::name::DumpName;
@@ -16,6 +16,7 @@ use crate::dumps::scratch::Scratch;
 use crate::dumps::store::Store;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::{Identity, ProfileKind};
 use crate::system::seccomp;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
@@ -172,10 +173,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::allocators::discover::{Candidate, FoundBy};
     use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::jemalloc::Candidate;
     use crate::allocators::jemalloc::identify;
     use crate::dumps::retention::Keep;
+    use crate::identity::FoundBy;
 
     fn take_from<B: Behaviour + 'static>() -> (Result<Dump>, Store, tempfile::TempDir) {
         let place = tempfile::tempdir().unwrap();

@@ -11,13 +11,14 @@ use super::dump::{self, Dump, Origin};
 use super::status::DumpReport;
 use super::unsampled::leave_this_thread_out;
 use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
-use crate::allocators::backend::{Backend, Kind, ProfileKind};
+use crate::allocators::backend::Backend;
 use crate::dumps::headroom;
 use crate::dumps::hidden;
 use crate::dumps::name::{Cause, DumpName};
 use crate::dumps::scratch::Scratch;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::{Kind, ProfileKind};
 use crate::system::seccomp;
 use crate::watching::reading::rss;
 

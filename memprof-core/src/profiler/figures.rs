@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::status::Purged;
 use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
-use crate::allocators::backend::{Backend, Kind, use_jemalloc};
+use crate::allocators::backend::{Backend, use_jemalloc};
 use crate::allocators::background::{self, Background};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
@@ -15,6 +15,7 @@ use crate::doctor::{Facts, Finding, Severity, examine, gather};
 use crate::error::{Error, ErrorKind, Result};
 use crate::figures::ledger::{self, Earlier, Heap, Ledger, Resident};
 use crate::figures::smaps::Smaps;
+use crate::identity::Kind;
 use crate::system::cgroup::Cgroup;
 
 /// A ledger is compared to the first one of the last hour.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{Backends, Profiler};
-use crate::allocators::backend::{Backend, Kind};
+use crate::allocators::backend::Backend;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Kind;
 use crate::sampler::{SamplerChoice, Samples, WithSampler};
 
 impl Profiler {

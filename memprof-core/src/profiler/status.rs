@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::dump::Dump;
-use crate::allocators::backend::{Backend, Kind, ProfileKind};
+use crate::allocators::backend::Backend;
+use crate::identity::{Kind, ProfileKind};
 use crate::sampler::{SamplerStatus, WithSampler};
 use crate::unwinder::UnwinderStatus;
 use crate::watching::gdump::GdumpStatus;

@@ -7,10 +7,10 @@ use super::figures::jemallocs;
 use super::lease::Lease;
 use super::status::Activation;
 use super::{Profiler, lock, with_each, with_remedy};
-use crate::allocators::backend::{Kind, ProfileKind};
 use crate::allocators::embedded;
 use crate::allocators::interval::SampleInterval;
 use crate::error::Result;
+use crate::identity::{Kind, ProfileKind};
 use crate::sampler::SamplerChoice;
 use crate::unwinder::{Tick, UnwinderChoice, set_leased};
 

@@ -11,13 +11,14 @@ use super::figures::jemallocs;
 use super::status::{DumpReport, Gdumping};
 use super::switching::ActivateOptions;
 use super::{Profiler, lock, require_profile};
-use crate::allocators::backend::ProfileKind;
+use crate::dumps::trigger::Condition;
 use crate::dumps::trigger::Trigger;
 use crate::error::{ErrorKind, Result};
+use crate::identity::ProfileKind;
 use crate::system::cgroup::Cgroup;
 use crate::watching::gdump::{GdumpLimits, GdumpStatus};
 use crate::watching::reading::rss;
-use crate::watching::rule::{Condition, Rule};
+use crate::watching::rule::Rule;
 use crate::watching::watcher::{Due, Outcome, WatchStatus, Watcher};
 
 /// How long the exit waits for its dump.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once};
 use memprof_sampler::{Refused, Role};
 
 use super::{SamplerStatus, Samples, Slots, profile};
-use crate::allocators::backend::{Backend, Identity, ProfileKind};
+use crate::allocators::backend::Backend;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::{Jemalloc, Sampled};
 use crate::allocators::objects::{self, Reading};
@@ -16,7 +16,8 @@ use crate::allocators::stats::Totals;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::profiler::lock;
+use crate::identity::{Identity, ProfileKind};
+use crate::lock::lock;
 use crate::unwinder::prepare_walks;
 
 /// As jemalloc's and tcmalloc's own.

@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::profiler::lock;
+use crate::lock::lock;
 
 /// What a message or a dump calls, beside what every program with threads and files does, and with what. No
 /// argument is valid: each call only fails. The first two are for

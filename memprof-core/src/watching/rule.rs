@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::dumps::trigger::Condition;
 use crate::watching::reading::Reading;
 
 /// A threshold fires again once the value fell this share (1/20) below it.
@@ -19,51 +20,6 @@ pub struct Rule {
     pub min_interval: Duration,
     /// Where sampling is off, it is switched on in place of the first dump.
     pub activate: bool,
-}
-
-/// When to dump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// So often.
-    Every(Duration),
-    /// Resident memory passes this; per cent are of the cgroup's limit, or else the machine's
-    /// memory.
-    RssAbove(Threshold),
-    /// Resident memory grew by so many bytes since this rule's last dump, or its start.
-    RssGrowth(u64),
-    /// What the memory cgroup uses passes this; per cent as for `RssAbove`.
-    CgroupAbove(Threshold),
-    /// The program ends, by itself or by a signal that it handles.
-    AtExit,
-}
-
-/// How much memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Threshold {
-    /// So many bytes.
-    Bytes(u64),
-    /// So many per cent of what there is, 1 to 100.
-    Percent(u8),
-}
-
-impl Threshold {
-    fn bytes(self, available: u64) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            // Divided first: what is available may be near the largest number.
-            Self::Percent(percent) => available / 100 * u64::from(percent),
-        }
-    }
-}
-
-impl Condition {
-    /// Whether it needs a look at memory now and then.
-    pub(crate) fn reads_memory(&self) -> bool {
-        match self {
-            Self::Every(_) | Self::AtExit => false,
-            Self::RssAbove(_) | Self::RssGrowth(_) | Self::CgroupAbove(_) => true,
-        }
-    }
 }
 
 /// A rule and what it has seen so far.
@@ -153,6 +109,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dumps::trigger::Threshold;
     use crate::system::cgroup::Cgroup;
 
     /// A second of the injected clock, resident bytes, and what is to happen.

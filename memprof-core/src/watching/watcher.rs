@@ -287,7 +287,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watching::rule::{Condition, Threshold};
+    use crate::dumps::trigger::{Condition, Threshold};
 
     const START_RSS: u64 = 1000;
 

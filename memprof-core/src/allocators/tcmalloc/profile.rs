@@ -5,13 +5,13 @@ use std::ffi::{CStr, c_void};
 use std::io::{self, Write};
 
 use super::cxx_string::{CxxString, Delete};
-use crate::allocators::backend::{Identity, ProfileKind};
 use crate::allocators::symbols::{Symbols, as_function};
 use crate::dumps::headroom::require_memory_for;
 use crate::dumps::heap::Summary;
 use crate::dumps::legacy;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::{Identity, ProfileKind};
 
 /// Only the full library has it; that is how it is told from the minimal one, whose profiles are
 /// empty. Never called: it makes each allocation hundreds of times slower.

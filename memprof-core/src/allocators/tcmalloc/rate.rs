@@ -5,9 +5,9 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::extension::Extension;
-use crate::allocators::backend::Identity;
 use crate::allocators::symbols::Symbols;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Identity;
 
 /// gperftools 2.17 and newer.
 const PROPERTY: &CStr = c"tcmalloc.sample_parameter";

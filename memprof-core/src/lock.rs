@@ -1,0 +1,8 @@
+//! Locks that a panic elsewhere does not spoil.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks; a thread that panicked meanwhile left a whole value, old or new.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
