@@ -164,7 +164,7 @@ fn read(client: &mut Client, dump: &Kept, sources: &Sources) -> anyhow::Result<S
     Ok(folded
         .stacks
         .iter()
-        .map(|each| (stack(&each.functions), each.value()))
+        .map(|each| (stack(&each.functions), each.values.value()))
         .collect())
 }
 

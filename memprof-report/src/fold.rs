@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use crate::blame::{Blame, Place, Whose};
+use crate::evidence::Evidence;
 use crate::names::{Frame, Names, StringId, Strings};
 use crate::profile::{Profile, SampleType};
 use crate::stacks::AddressId;
+use crate::table::Pair;
 use crate::trim::is_allocator;
 
 /// What one function of a stack is called.
@@ -34,17 +36,8 @@ pub struct Named {
 pub struct FoldedStack {
     /// Root first.
     pub functions: Box<[StringId]>,
-    /// The value in the profile.
-    pub new: i64,
-    /// The value in the base; 0 without one.
-    pub base: i64,
-}
-
-impl FoldedStack {
-    /// What a view shows: the value, or the change from the base.
-    pub fn value(&self) -> i64 {
-        self.new - self.base
-    }
+    /// In the profile and in its base.
+    pub values: Pair,
 }
 
 /// Collapsed stacks of a profile, and of its base in a diff.
@@ -71,13 +64,11 @@ impl Folded {
         blame: &Blame,
     ) -> Self {
         let mut fold = Fold::default();
-        fold.add(profile, (sample_type, granularity), blame, |stack| {
-            &mut stack.0
-        });
+        let shown = (sample_type, granularity);
+        fold.add(profile, shown, blame, |values| &mut values.new);
         if let Some(base) = base {
-            fold.add(base, (sample_type, granularity), blame, |stack| {
-                &mut stack.1
-            });
+            fold.add(base, shown, blame, |values| &mut values.base);
+            fold.forget_what_stayed();
         }
         fold.sorted()
     }
@@ -122,9 +113,7 @@ impl Folded {
             let whose = |id: &&StringId| fold.whose[id.0 as usize];
             let most = stack.functions.iter().map(|id| whose(&id)).max();
             let told = stack.functions.iter().filter(|id| Some(whose(id)) == most);
-            let values = fold.stacks.entry(told.copied().collect()).or_default();
-            values.0 += stack.new;
-            values.1 += stack.base;
+            *fold.stacks.entry(told.copied().collect()).or_default() += stack.values;
         }
         Self {
             is_told: true,
@@ -141,8 +130,7 @@ struct Fold {
     allocating: Vec<bool>,
     /// By function: whose it is, where its name tells.
     by_name: Vec<Option<Whose>>,
-    /// New and base values.
-    stacks: HashMap<Box<[StringId]>, (i64, i64)>,
+    stacks: HashMap<Box<[StringId]>, Pair>,
 }
 
 impl Fold {
@@ -151,7 +139,7 @@ impl Fold {
         named: &Named,
         (sample_type, granularity): (SampleType, Granularity),
         blame: &Blame,
-        side: impl Fn(&mut (i64, i64)) -> &mut i64,
+        side: impl Fn(&mut Pair) -> &mut i64,
     ) {
         let Named {
             profile,
@@ -182,11 +170,14 @@ impl Fold {
             }
             self.trim_inlined(&mut functions);
             functions.reverse();
+            let mut values = Pair {
+                evidence: Evidence::of(profile, sample, sample_type),
+                ..Pair::default()
+            };
+            *side(&mut values) = sample.values[sample_type];
             match self.stacks.get_mut(functions.as_slice()) {
-                Some(values) => *side(values) += sample.values[sample_type],
+                Some(sum) => *sum += values,
                 None => {
-                    let mut values = (0, 0);
-                    *side(&mut values) = sample.values[sample_type];
                     self.stacks.insert(functions.as_slice().into(), values);
                 }
             }
@@ -220,6 +211,15 @@ impl Fold {
         id
     }
 
+    /// A stack that holds the same to the byte kept its samples: no chance is in that difference.
+    fn forget_what_stayed(&mut self) {
+        for values in self.stacks.values_mut() {
+            if values.new == values.base {
+                values.evidence.variance = 0.0;
+            }
+        }
+    }
+
     /// Allocator functions inlined into their caller are trimmed like others.
     fn trim_inlined(&self, functions: &mut Vec<StringId>) {
         let leading = functions
@@ -239,11 +239,7 @@ impl Fold {
         let mut stacks: Vec<FoldedStack> = self
             .stacks
             .into_iter()
-            .map(|(functions, (new, base))| FoldedStack {
-                functions,
-                new,
-                base,
-            })
+            .map(|(functions, values)| FoldedStack { functions, values })
             .collect();
         let rank =
             |stack: &FoldedStack, at: usize| stack.functions.get(at).map(|id| rank[id.0 as usize]);

@@ -156,7 +156,7 @@ impl<'a> Dump<'a> {
         }
         self.profile.samples.push(Sample {
             stack,
-            count: 0,
+            counts: [0; 2],
             values,
         });
         Ok(())

@@ -23,6 +23,7 @@ mod symbolize;
 mod trim;
 
 mod blame;
+mod evidence;
 mod filter;
 mod fold;
 mod short;
@@ -37,6 +38,7 @@ mod limits;
 pub use blame::{Blame, Whose};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
+pub use evidence::Evidence;
 pub use filter::{Filter, pattern};
 pub use fold::{Folded, FoldedStack, Granularity, Named};
 pub use heap::write_tcmalloc;

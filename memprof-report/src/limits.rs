@@ -66,8 +66,8 @@ impl Part {
     fn cost(self) -> u64 {
         match self {
             Self::Address => 700,
-            Self::Sample => 48,
-            Self::Stack(frames) => 160 + 6 * frames as u64,
+            Self::Sample => 56,
+            Self::Stack(frames) => 176 + 6 * frames as u64,
             Self::Entry => 80,
             Self::Inlined => 40,
             Self::Text(bytes) => 240 + 4 * bytes as u64,

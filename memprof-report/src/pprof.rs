@@ -318,7 +318,7 @@ impl<'a> Reader<'a> {
             }
             profile.samples.push(Sample {
                 stack,
-                count: 0,
+                counts: [0; 2],
                 values,
             });
         }

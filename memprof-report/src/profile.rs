@@ -111,8 +111,9 @@ impl AddAssign for Values {
 pub struct Sample {
     /// Where.
     pub stack: StackId,
-    /// How many objects in use the allocator sampled here; 0 where the profile does not tell.
-    pub count: u32,
+    /// How many objects were sampled here, of those allocated and of those in use; 0 where the profile does not
+    /// tell.
+    pub counts: [u32; 2],
     /// How much.
     pub values: Values,
 }

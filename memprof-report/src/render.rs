@@ -150,11 +150,11 @@ impl Subject<'_> {
     fn samples(&self, sample_type: SampleType) -> String {
         let samples = &self.profile.profile.samples;
         let stacks = counted(samples.len() as u64, "stack");
-        let count = samples.iter().map(|sample| u64::from(sample.count)).sum();
-        match count {
-            _ if sample_type.is_alloc() => stacks,
+        let of = usize::from(!sample_type.is_alloc());
+        let counts = samples.iter().map(|sample| u64::from(sample.counts[of]));
+        match counts.sum() {
             0 => stacks,
-            _ => format!("{} in {stacks}", counted(count, "sample")),
+            count => format!("{} in {stacks}", counted(count, "sample")),
         }
     }
 

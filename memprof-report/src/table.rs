@@ -1,15 +1,20 @@
 //! Functions with what they allocated themselves (flat) and with their callees (cumulative).
 
+use std::ops::AddAssign;
+
+use crate::evidence::Evidence;
 use crate::fold::Folded;
 use crate::names::StringId;
 
 /// A value in the profile and in its base.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pair {
     /// In the profile.
     pub new: i64,
     /// In the base; 0 without one.
     pub base: i64,
+    /// What the value, or the change from the base, rests on.
+    pub evidence: Evidence,
 }
 
 impl Pair {
@@ -18,10 +23,13 @@ impl Pair {
         self.new - self.base
     }
 
-    /// Adds both.
-    pub fn add(&mut self, new: i64, base: i64) {
-        self.new += new;
-        self.base += base;
+    /// Whether the change is no larger than sampling alone may make it: two standard errors.
+    pub fn is_noise(self) -> bool {
+        self.value() != 0 && (self.value().unsigned_abs() as f64) < 2.0 * self.evidence.error()
+    }
+
+    fn is_nothing(self) -> bool {
+        (self.new, self.base) == (0, 0)
     }
 
     /// How it changed.
@@ -33,6 +41,14 @@ impl Pair {
             (base, new) if new > base => Change::Grew,
             _ => Change::Shrank,
         }
+    }
+}
+
+impl AddAssign for Pair {
+    fn add_assign(&mut self, other: Self) {
+        self.new += other.new;
+        self.base += other.base;
+        self.evidence += other.evidence;
     }
 }
 
@@ -101,18 +117,19 @@ pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
             if seen[function] != index {
                 seen[function] = index;
                 let row = &mut rows[function];
-                row.cum.add(stack.new, stack.base);
+                row.cum += stack.values;
                 if folded.is_told {
                     let distance = told.len() - 1 - above;
-                    row.distance += u128::from(stack.value().unsigned_abs()) * distance as u128;
+                    row.distance +=
+                        u128::from(stack.values.value().unsigned_abs()) * distance as u128;
                 }
             }
         }
         if let Some(leaf) = told.last() {
-            rows[leaf.0 as usize].flat.add(stack.new, stack.base);
+            rows[leaf.0 as usize].flat += stack.values;
         }
     }
-    rows.retain(|row| row.cum != Pair::default());
+    rows.retain(|row| !row.cum.is_nothing());
     let size = |pair: Pair| std::cmp::Reverse(pair.value().unsigned_abs());
     let place = |row: &Row| (row.distance, folded.functions.get(row.function));
     match by_cum {

@@ -22,7 +22,7 @@ pub(crate) struct Node {
 }
 
 /// What a node takes in memory, with what is made of it.
-const NODE: u64 = 176;
+const NODE: u64 = 224;
 
 /// The nodes, each before its callees, these in the order of their names.
 pub(crate) fn tree(folded: &Folded, mut room: Room) -> Result<Vec<Node>> {
@@ -54,14 +54,14 @@ pub(crate) fn tree(folded: &Folded, mut room: Room) -> Result<Vec<Node>> {
                 ..root
             });
         }
-        nodes[path[path.len() - 1]].own.add(stack.new, stack.base);
+        nodes[path[path.len() - 1]].own += stack.values;
     }
     for index in (0..nodes.len()).rev() {
         let Node { own, parent, .. } = nodes[index];
-        nodes[index].total.add(own.new, own.base);
+        nodes[index].total += own;
         if index > 0 {
             let total = nodes[index].total;
-            nodes[parent as usize].total.add(total.new, total.base);
+            nodes[parent as usize].total += total;
         }
     }
     Ok(nodes)

@@ -20,8 +20,8 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
             doubt.add(sample.values, interval);
         }
         if sampling != Sampling::None {
-            let count = sample.values[SampleType::InuseObjects];
-            sample.count = u32::try_from(count).unwrap_or(u32::MAX);
+            sample.counts = [SampleType::AllocObjects, SampleType::InuseObjects]
+                .map(|objects| u32::try_from(sample.values[objects]).unwrap_or(u32::MAX));
         }
         sample.values = scaled(sample.values, sampling, &mut carry).ok_or_else(overflow)?;
     }
@@ -263,7 +263,7 @@ mod tests {
                 profile.stacks.push(address);
                 profile.samples.push(Sample {
                     stack: profile.stacks.finish(),
-                    count: 0,
+                    counts: [0; 2],
                     values: Self::written(*stack),
                 });
             }

@@ -14,7 +14,11 @@ pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
         .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
         .collect();
     let mut line = Vec::new();
-    for stack in folded.stacks.iter().filter(|stack| stack.value() != 0) {
+    for stack in folded
+        .stacks
+        .iter()
+        .filter(|stack| stack.values.value() != 0)
+    {
         line.clear();
         for (index, function) in stack.functions.iter().enumerate() {
             if index > 0 {
@@ -26,7 +30,7 @@ pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
                 line.clear();
             }
         }
-        writeln!(line, " {}", stack.value())?;
+        writeln!(line, " {}", stack.values.value())?;
         out.write_all(&line)?;
     }
     Ok(())

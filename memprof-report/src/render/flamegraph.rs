@@ -75,7 +75,9 @@ fn grey(folded: &Folded) -> PaletteMap {
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.fold(options);
-    let drawn = |stack: &&FoldedStack| stack.new > 0 || (stack.new == 0 && stack.base > 0);
+    let drawn = |stack: &&FoldedStack| {
+        stack.values.new > 0 || (stack.values.new == 0 && stack.values.base > 0)
+    };
     let mut room = subject.room();
     for function in folded
         .stacks
@@ -97,12 +99,12 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
                 .collect();
             let stack_text = functions.join(";");
             match subject.base {
-                Some(_) => format!("{stack_text} {} {}", stack.base, stack.new),
-                None => format!("{stack_text} {}", stack.new),
+                Some(_) => format!("{stack_text} {} {}", stack.values.base, stack.values.new),
+                None => format!("{stack_text} {}", stack.values.new),
             }
         })
         .collect();
-    if folded.stacks.iter().all(|stack| stack.new <= 0) {
+    if folded.stacks.iter().all(|stack| stack.values.new <= 0) {
         return Err(Error::Empty {
             reason: "there is nothing to draw".into(),
         });

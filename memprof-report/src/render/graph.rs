@@ -13,7 +13,7 @@ use crate::table::Pair;
 pub(super) type Edge = (StringId, StringId);
 
 /// What an edge takes in memory.
-const EDGE: u64 = 160;
+const EDGE: u64 = 176;
 
 /// The value that passed over each edge; one that a stack passes twice counts once.
 pub(super) fn edges(folded: &Folded, mut room: Room) -> Result<Vec<(Edge, Pair)>> {
@@ -29,7 +29,7 @@ pub(super) fn edges(folded: &Folded, mut room: Room) -> Result<Vec<(Edge, Pair)>
             };
             if *seen != index {
                 *seen = index;
-                pair.add(stack.new, stack.base);
+                *pair += stack.values;
             }
         }
     }

@@ -73,13 +73,16 @@ struct View<'a> {
     tree: Tree,
 }
 
-/// By node, in preorder; `own` without callees, function -1 for the root.
+/// By node, in preorder; `own` without callees, function -1 for the root. `samples` and `error`, the standard
+/// error, are those of `own`, and empty where the profile does not tell.
 #[derive(Default, Serialize)]
 struct Tree {
     function: Vec<i64>,
     depth: Vec<u32>,
     own: Vec<i64>,
     own_base: Vec<i64>,
+    samples: Vec<u64>,
+    error: Vec<u64>,
 }
 
 /// The page, with the data in it.
@@ -110,7 +113,9 @@ pub(super) fn write_view(
 ) -> Result<()> {
     let folded = subject.fold(options);
     let mut nodes = Tree::default();
-    for node in tree(&folded, subject.room())? {
+    let tree = tree(&folded, subject.room())?;
+    let is_told = tree[0].total.evidence.samples > 0;
+    for node in tree {
         nodes
             .function
             .push(node.function.map_or(-1, |function| i64::from(function.0)));
@@ -118,6 +123,10 @@ pub(super) fn write_view(
         nodes.own.push(node.own.new);
         if subject.base.is_some() {
             nodes.own_base.push(node.own.base);
+        }
+        if is_told {
+            nodes.samples.push(node.own.evidence.samples);
+            nodes.error.push(node.own.evidence.error().round() as u64);
         }
     }
     let view = View {

@@ -72,6 +72,12 @@ struct Function<'a> {
     own: bool,
     flat: i64,
     cum: i64,
+    /// How many samples `flat` rests on, in the base too; null where the profile does not tell.
+    samples: Option<u64>,
+    /// The standard error of `flat`, in its unit; null where the profile does not tell.
+    error: Option<i64>,
+    cum_samples: Option<u64>,
+    cum_error: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     diff: Option<Diff>,
 }
@@ -79,6 +85,8 @@ struct Function<'a> {
 #[derive(Serialize)]
 struct Diff {
     change: &'static str,
+    /// Whether it is no more than sampling alone may make it: two standard errors.
+    noise: bool,
     base_flat: i64,
     new_flat: i64,
     base_cum: i64,
@@ -96,11 +104,20 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         } else {
             cum.change().name()
         },
+        noise: if flat.value() != 0 {
+            flat.is_noise()
+        } else {
+            cum.is_noise()
+        },
         base_flat: flat.base,
         new_flat: flat.new,
         base_cum: cum.base,
         new_cum: cum.new,
     };
+    // A function without a value of its own has no sample, and no error: that is known of a sampled profile.
+    let is_told = rows.iter().any(|row| row.cum.evidence.samples > 0);
+    let samples = |pair: Pair| is_told.then_some(pair.evidence.samples);
+    let error = |pair: Pair| is_told.then(|| pair.evidence.error().round() as i64);
     let report = Report {
         schema_version: SCHEMA_VERSION,
         profile: &subject.name,
@@ -120,6 +137,10 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
                 own: folded.whose[row.function.0 as usize] == Whose::Own,
                 flat: row.flat.value(),
                 cum: row.cum.value(),
+                samples: samples(row.flat),
+                error: error(row.flat),
+                cum_samples: samples(row.cum),
+                cum_error: error(row.cum),
                 diff: subject.base.map(|_| diff(row.flat, row.cum)),
             })
             .collect(),

@@ -26,24 +26,41 @@ fn write_values(
     out: &mut dyn Write,
 ) -> Result<()> {
     let total = subject.totals()[options.sample_type];
+    let evidence = |row: &Row| match options.by_cum {
+        true => row.cum.evidence,
+        false => row.flat.evidence,
+    };
+    let is_sampled = rows.iter().any(|row| row.cum.evidence.samples > 0);
+    let sure = |samples: &str, doubt: &str| match is_sampled {
+        true => format!(" {samples:>8} {doubt:>5}"),
+        false => String::new(),
+    };
     writeln!(
         out,
-        "{:>10} {:>6} {:>6} {:>10} {:>6}  function",
-        "flat", "flat%", "sum%", "cum", "cum%"
+        "{:>10} {:>6} {:>6} {:>10} {:>6}{}  function",
+        "flat",
+        "flat%",
+        "sum%",
+        "cum",
+        "cum%",
+        sure("samples", "±")
     )?;
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
     let mut sum = 0;
     for row in &rows[..shown] {
         let (flat, cum) = (row.flat.value(), row.cum.value());
         sum += flat;
+        let of = evidence(row);
+        let value = if options.by_cum { cum } else { flat };
         writeln!(
             out,
-            "{:>10} {:>5.1}% {:>5.1}% {:>10} {:>5.1}%  {}",
+            "{:>10} {:>5.1}% {:>5.1}% {:>10} {:>5.1}%{}  {}",
             amount(flat, options.sample_type),
             percent(flat, total),
             percent(sum, total),
             amount(cum, options.sample_type),
             percent(cum, total),
+            sure(&of.samples.to_string(), &of.doubt(value)),
             label(folded, row.function, options)
         )?;
     }
@@ -64,6 +81,11 @@ fn write_changes(
         return Ok(());
     }
     let amount = |value| amount(value, options.sample_type);
+    let is_sampled = rows.iter().any(|row| row.cum.evidence.samples > 0);
+    let sure = |error: String| match is_sampled {
+        true => format!(" {error:>11}"),
+        false => String::new(),
+    };
     for change in Change::SHOWN {
         let rows: Vec<_> = changed
             .iter()
@@ -82,19 +104,24 @@ fn write_changes(
         )?;
         writeln!(
             out,
-            "{:>11} {:>10} {:>10}  function",
-            "change", "base", "new"
+            "{:>11}{} {:>10} {:>10}  function",
+            "change",
+            sure("±".into()),
+            "base",
+            "new"
         )?;
         let shown = options.top.unwrap_or(rows.len()).min(rows.len());
         for row in &rows[..shown] {
             let pair = pair(row);
             writeln!(
                 out,
-                "{:>11} {:>10} {:>10}  {}",
+                "{:>11}{} {:>10} {:>10}  {}{}",
                 signed(amount(pair.value())),
+                sure(format!("±{}", amount(pair.evidence.error() as i64))),
                 amount(pair.base),
                 amount(pair.new),
-                label(folded, row.function, options)
+                label(folded, row.function, options),
+                if pair.is_noise() { " (noise)" } else { "" }
             )?;
         }
         write_rest(rows.len() - shown, out)?;

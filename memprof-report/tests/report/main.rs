@@ -3,6 +3,7 @@
 mod bombs;
 mod corpus;
 mod diff;
+mod evidence;
 mod fixtures;
 mod goldens;
 mod hostile;

@@ -24,12 +24,13 @@ export function profileOf(view) {
   };
 }
 
-function nodesOf({ function: functions, depth: depths, own: owns, own_base: bases }) {
+function nodesOf({ function: functions, depth: depths, own: owns, own_base: bases, samples, error: errors }) {
   const fn = Int32Array.from(functions);
   const depth = Uint32Array.from(depths);
   const own = Float64Array.from(owns);
   const count = fn.length;
   const ownBase = bases.length ? Float64Array.from(bases) : new Float64Array(count);
+  const variance = Float64Array.from(errors, error => error ** 2);
   const total = own.slice();
   const totalBase = ownBase.slice();
   const parent = new Int32Array(count).fill(-1);
@@ -47,17 +48,23 @@ function nodesOf({ function: functions, depth: depths, own: owns, own_base: base
     totalBase[p] += totalBase[n];
     end[p] ||= end[n];
   }
-  return { count, fn, depth, parent, end, own, ownBase, total, totalBase };
+  return { count, fn, depth, parent, end, own, ownBase, samples, variance, total, totalBase };
 }
 
 // By function: its own values and, counted once per stack, those of its callees too. Only the functions of a
 // stack's highest kind count: the others are folded into their callers. `distance` is how far they stand from
 // the leaf, by what they hold.
-function tableOf({ count, fn, parent, own, ownBase }, view) {
+function tableOf({ count, fn, parent, own, ownBase, samples, variance }, view) {
   const functions = view.functions.length;
   const whose = view.whose.length ? view.whose : new Uint8Array(functions);
   const flat = new Float64Array(functions), flatBase = flat.slice();
   const cum = flat.slice(), cumBase = flat.slice(), distance = flat.slice();
+  // What the values rest on: `flat`, or `cum` where the table begins with it.
+  const rests = { samples: flat.slice(), variance: flat.slice() };
+  const rest = (f, n) => {
+    rests.samples[f] += samples[n] ?? 0;
+    rests.variance[f] += variance[n] ?? 0;
+  };
   const seen = new Uint32Array(functions), most = new Uint8Array(count);
   for (let n = 1; n < count; n++) {
     most[n] = Math.max(most[parent[n]], whose[fn[n]]);
@@ -68,11 +75,13 @@ function tableOf({ count, fn, parent, own, ownBase }, view) {
       if (!steps) {
         flat[f] += own[n];
         flatBase[f] += ownBase[n];
+        if (!view.by_cum) rest(f, n);
       }
       if (seen[f] !== n) {
         seen[f] = n;
         cum[f] += own[n];
         cumBase[f] += ownBase[n];
+        if (view.by_cum) rest(f, n);
         if (view.whose.length) distance[f] += steps * Math.abs(own[n] - ownBase[n]);
       }
       steps++;
@@ -80,7 +89,8 @@ function tableOf({ count, fn, parent, own, ownBase }, view) {
   }
   const kind = Uint8Array.from(flat, (_, f) => flat[f] || flatBase[f]
     ? kindOf(flat[f], flatBase[f]) : kindOf(cum[f], cumBase[f]));
-  return { flat, flatBase, cum, cumBase, kind, distance };
+  const error = rests.variance.map(Math.sqrt);
+  return { flat, flatBase, cum, cumBase, kind, distance, samples: rests.samples, error, isSampled: samples.length > 0 };
 }
 
 function kindOf(now, before) {

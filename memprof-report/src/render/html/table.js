@@ -4,6 +4,9 @@ import { amount, change, element, percent } from './format.js';
 import { KINDS } from './profile.js';
 import { Rows } from './rows.js';
 
+// Below this many samples the table says how large the error is.
+const FEW = 20;
+
 export class Table {
   // `open(f)` is called for the function whose row is chosen.
   constructor(place, profile, open) {
@@ -68,7 +71,7 @@ export class Table {
 }
 
 function columnsOf({ isDiff, unit, names, table, total, byCum }) {
-  const { flat, flatBase, cum, cumBase, kind } = table;
+  const { flat, flatBase, cum, cumBase, kind, samples, error, isSampled } = table;
   const whole = total[0];
   const difference = (now, before) => f => now[f] - before[f];
   const ofSize = value => () => Float64Array.from(flat, (_, f) => Math.abs(value(f)));
@@ -82,16 +85,25 @@ function columnsOf({ isDiff, unit, names, table, total, byCum }) {
     ({ title, help, look: 'wide', key: () => values, text: f => percent(values[f], whole) });
   const own = 'What the function allocated itself', all = 'With everything that it calls';
   const name = { title: 'Function', look: 'name', key: () => names, text: f => names[f] };
+  const shown = byCum ? cum : flat, shownBase = byCum ? cumBase : flatBase;
+  const sure = {
+    title: 'Samples', look: 'wide', key: () => samples,
+    help: 'How many samples the value rests on; below 20, the standard error of the value',
+    text: f => samples[f] && samples[f] < FEW && shown[f]
+      ? `${samples[f]} ±${(100 * error[f] / shown[f]).toFixed(0)} %` : `${samples[f]}`,
+  };
+  // Two standard errors are what sampling alone may make of no change at all.
+  const isNoise = f => Math.abs(shown[f] - shownBase[f]) < 2 * error[f];
   if (!isDiff) {
     return [values('Own', own, flat, !byCum), shares('Own %', own, flat), values('Total', all, cum, byCum),
-      shares('Total %', all, cum), name];
+      shares('Total %', all, cum), ...(isSampled ? [sure] : []), name];
   }
   return [
     changes('Change', `${own}, since the base`, difference(flat, flatBase), byCum ? 'change wide' : 'change', !byCum),
     changes('Total change', `${all}, since the base`, difference(cum, cumBase), byCum ? 'change' : 'change wide', byCum),
     { ...values('Own', own, flat), look: 'wide' },
     { ...values('Base', `${own}, in the base`, flatBase), look: 'wide' },
-    { title: 'What', look: 'wide word', key: () => kind, text: f => KINDS[kind[f]] },
+    { title: 'What', look: 'wide word', key: () => kind, text: f => KINDS[kind[f]] + (isNoise(f) ? ', noise' : '') },
     name,
   ];
 }

@@ -1,0 +1,72 @@
+//! How sure an estimate is: on how many samples it rests, and how far it may lie from the truth.
+
+use std::ops::{Add, AddAssign};
+
+use crate::profile::{Profile, Sample, SampleType};
+
+/// Below this many samples a table says how large the error is.
+const FEW: u64 = 20;
+
+/// What an estimate rests on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Evidence {
+    /// The number of samples; 0 where the profile does not tell, or where nothing was sampled.
+    pub samples: u64,
+    /// In the square of the estimate's unit.
+    pub variance: f64,
+}
+
+impl Evidence {
+    /// Of one stack's value.
+    ///
+    /// A sampler that takes each object of s bytes with the probability p = 1 − exp(−s/P) and counts it for
+    /// 1/p has the variance n·(1 − p)·(s/p)² for n samples (Horvitz and Thompson): 1/√n of the value for
+    /// objects much smaller than P, nothing for larger ones, which it all takes.
+    pub(crate) fn of(profile: &Profile, sample: &Sample, sample_type: SampleType) -> Self {
+        let samples = sample.counts[usize::from(!sample_type.is_alloc())];
+        let (Some(interval), 1..) = (profile.interval, samples) else {
+            return Self::default();
+        };
+        let (objects, space) = match sample_type.is_alloc() {
+            true => (SampleType::AllocObjects, SampleType::AllocSpace),
+            false => (SampleType::InuseObjects, SampleType::InuseSpace),
+        };
+        let size = sample.values[space] as f64 / (sample.values[objects] as f64).max(1.0);
+        let missed = (-size / interval as f64).exp();
+        let value = sample.values[sample_type] as f64;
+        Self {
+            samples: u64::from(samples),
+            variance: value * value * missed / f64::from(samples),
+        }
+    }
+
+    /// The standard error, in the estimate's unit: the truth lies within two of them in 19 of 20 profiles.
+    pub fn error(self) -> f64 {
+        self.variance.sqrt()
+    }
+
+    /// `±29%` of a value with few samples; else nothing.
+    pub(crate) fn doubt(self, value: i64) -> String {
+        if value == 0 || !(1..FEW).contains(&self.samples) {
+            return String::new();
+        }
+        format!("±{:.0}%", 100.0 * self.error() / value.abs() as f64)
+    }
+}
+
+impl Add for Evidence {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            samples: self.samples + other.samples,
+            variance: self.variance + other.variance,
+        }
+    }
+}
+
+impl AddAssign for Evidence {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
