@@ -1,6 +1,6 @@
 //! The allocators of the process: found, and each driven through one shape.
 
-pub(crate) mod backend;
+pub(crate) mod allocator;
 pub(crate) mod background;
 pub(crate) mod discover;
 pub(crate) mod embedded;
@@ -13,6 +13,7 @@ pub(crate) mod mallctl;
 pub(crate) mod mimalloc;
 pub(crate) mod objects;
 pub(crate) mod printout;
+pub(crate) mod refusal;
 pub(crate) mod stats;
 pub(crate) mod symbols;
 pub(crate) mod tcmalloc;

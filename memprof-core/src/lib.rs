@@ -39,9 +39,10 @@ mod profiler;
 
 pub use allocators::background::Background;
 pub use allocators::interval::SampleInterval;
-pub use allocators::jemalloc::{Sampled, is_secure_execution};
+pub use allocators::jemalloc::Sampled;
 pub use allocators::mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use allocators::printout::{PrintOptions, Printout};
+pub use allocators::refusal::is_secure_execution;
 pub use allocators::stats::{Figures, ReadFigures, ReadReport, Readers, Stats, Totals};
 pub use allocators::unsampled::Unsampled;
 pub use doctor::{Finding, Severity};

@@ -25,11 +25,11 @@ use self::dumper::Dumper;
 use self::farewell::Farewell;
 use self::lease::Lease;
 use self::status::{Allocator, Status};
-use crate::allocators::backend::{Backend, use_jemalloc};
 use crate::allocators::discover::{Discovered, discover};
 use crate::allocators::embedded;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::objects;
+use crate::allocators::refusal::use_jemalloc;
 use crate::allocators::stats::Readers;
 use crate::clock::rfc3339;
 use crate::dumps::store::{Fetched, Kept, Store};
@@ -37,7 +37,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::figures::ledger::Heap;
 use crate::identity::{Kind, ProfileKind};
 use crate::lock::lock;
-use crate::sampler;
+use crate::sampler::Driven;
 use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watching::watcher::Watcher;
 
@@ -91,7 +91,7 @@ pub struct Profiler {
 }
 
 /// Some or all allocators of the process.
-type Backends = Arc<[Arc<dyn Backend>]>;
+type Backends = Arc<[Arc<Driven>]>;
 
 /// The allocators, and how many libraries had been loaded when they were looked for.
 #[derive(Debug)]
@@ -106,22 +106,19 @@ struct Found {
 
 impl Found {
     /// `known` are those that were found before: they stay what they are.
-    fn look(settings: &Settings, known: &[Arc<dyn Backend>]) -> Self {
+    fn look(settings: &Settings, known: &[Arc<Driven>]) -> Self {
         let load_count = objects::load_count();
         let Discovered {
-            mut backends,
+            allocators,
             stranger,
         } = discover(settings.host, settings.own_image, settings.readers);
-        for backend in &mut backends {
-            let address = backend.identity().address;
+        let backends = allocators.into_iter().map(|allocator| {
+            let address = allocator.identity().address;
             let same = known.iter().find(|each| each.identity().address == address);
-            *backend = match same {
-                Some(same) => Arc::clone(same),
-                None => sampler::before(Arc::clone(backend)),
-            };
-        }
+            same.map_or_else(|| Arc::new(Driven::new(allocator)), Arc::clone)
+        });
         Self {
-            backends: backends.into(),
+            backends: backends.collect(),
             stranger,
             load_count,
             undrivable: None,
@@ -183,7 +180,7 @@ impl Profiler {
             active_since: since.filter(|_| active).map(rfc3339),
             active_until: self.active_until().filter(|_| active).map(rfc3339),
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
-            allocators: backends.iter().map(|each| Allocator::of(&**each)).collect(),
+            allocators: backends.iter().map(|each| Allocator::of(each)).collect(),
             unknown_malloc: self.stranger().map(|path| path.display().to_string()),
             undrivable_jemalloc: self.undrivable().map(|path| path.display().to_string()),
             dump_dir: self.settings.store.directory().display().to_string(),
@@ -231,7 +228,7 @@ impl Profiler {
     ///
     /// # Errors
     /// Why the first cannot, or why the program's own jemalloc is not among them.
-    fn require_profile(&self, backends: &[Arc<dyn Backend>], kind: ProfileKind) -> Result<()> {
+    fn require_profile(&self, backends: &[Arc<Driven>], kind: ProfileKind) -> Result<()> {
         require_profile(backends, kind).map_err(|error| match self.undrivable() {
             Some(path) => Error::new(error.kind, embedded::message(&path)).remedy(embedded::REMEDY),
             None => error,
@@ -250,7 +247,7 @@ impl Profiler {
         };
         // Not while the lock is held: a child that is forked meanwhile would never get it.
         known.unwrap_or_else(|| {
-            let jemallocs = backends.iter().filter_map(|each| each.jemalloc());
+            let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
             let path = embedded::undrivable(jemallocs.map(|each| each.mallctl.address()));
             lock(&self.found).undrivable = Some(path.clone());
             path
@@ -265,7 +262,7 @@ impl Profiler {
     /// `Unsupported`: there is none of that kind, or none at all.
     fn driven(&self, named: Option<Kind>) -> Result<Backends> {
         let backends = self.backends();
-        let is_driven = |each: &&Arc<dyn Backend>| {
+        let is_driven = |each: &&Arc<Driven>| {
             let identity = each.identity();
             match named {
                 Some(kind) => identity.kind == kind,
@@ -329,7 +326,7 @@ impl Drop for Running<'_> {
 ///
 /// # Errors
 /// Why the first cannot.
-fn require_profile(backends: &[Arc<dyn Backend>], kind: ProfileKind) -> Result<()> {
+fn require_profile(backends: &[Arc<Driven>], kind: ProfileKind) -> Result<()> {
     let mut reasons = backends.iter().map(|each| each.require_profile(kind));
     match reasons.next() {
         None => Ok(()),
@@ -343,14 +340,14 @@ fn require_profile(backends: &[Arc<dyn Backend>], kind: ProfileKind) -> Result<(
 /// # Errors
 /// Why the first cannot, when none can; or one refused.
 fn with_each(
-    backends: &[Arc<dyn Backend>],
-    work: impl Fn(&dyn Backend) -> Result<Vec<String>>,
+    backends: &[Arc<Driven>],
+    work: impl Fn(&Driven) -> Result<Vec<String>>,
 ) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     let mut unable = None;
     let mut is_done = false;
     for backend in backends {
-        match work(&**backend) {
+        match work(backend) {
             Ok(more) => {
                 warnings.extend(more);
                 is_done = true;

@@ -2,6 +2,7 @@
 //! was started without it, or where it is asked for.
 
 mod choice;
+mod driven;
 #[cfg_attr(target_arch = "x86_64", path = "sampler/ours.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "sampler/elsewhere.rs")]
 mod ours;
@@ -10,4 +11,4 @@ mod profile;
 
 pub(crate) use choice::Samples;
 pub use choice::{SamplerChoice, SamplerStatus, Slots};
-pub(crate) use ours::{WithSampler, before};
+pub(crate) use driven::Driven;

@@ -8,11 +8,10 @@
 
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use memchr::memmem;
 
-use crate::allocators::backend::Backend;
+use crate::allocators::allocator::Allocator;
 use crate::allocators::glibc::{self, Glibc};
 use crate::allocators::jemalloc::{Candidate, identify};
 use crate::allocators::mallctl::Mallctl;
@@ -43,7 +42,7 @@ const SIBLINGS: [&str; 6] = [
 #[derive(Debug)]
 pub(crate) struct Discovered {
     /// The ones with a profiler first.
-    pub backends: Vec<Arc<dyn Backend>>,
+    pub allocators: Vec<Allocator>,
     /// The file whose `malloc` serves the process, where that is none of them.
     pub stranger: Option<PathBuf>,
 }
@@ -58,48 +57,36 @@ pub(crate) fn discover(host: Option<Mallctl>, own_image: usize, readers: Readers
         .iter()
         .filter_map(|object| Symbols::in_file(object, is_wanted))
         .collect();
-    let mut backends: Vec<Arc<dyn Backend>> = candidates(host, &objects, &tables)
+    let mut allocators: Vec<_> = candidates(host, &objects, &tables)
         .into_iter()
         .filter_map(|candidate| identify(candidate, readers))
-        .map(|jemalloc| Arc::new(jemalloc) as Arc<dyn Backend>)
+        .map(Allocator::Jemalloc)
         .collect();
-    backends.extend(identified(
-        Tcmalloc::identify,
-        tcmalloc::ANCHOR,
-        &objects,
-        &tables,
-    ));
-    backends.extend(identified(
-        Mimalloc::identify,
-        mimalloc::ANCHOR,
-        &objects,
-        &tables,
-    ));
-    backends.extend(identified(
-        Glibc::identify,
-        glibc::ANCHOR,
-        &objects,
-        &tables,
-    ));
+    let identify = |symbols: &Symbols<'_>| Tcmalloc::identify(symbols).map(Allocator::Tcmalloc);
+    allocators.extend(identified(identify, tcmalloc::ANCHOR, &objects, &tables));
+    let identify = |symbols: &Symbols<'_>| Mimalloc::identify(symbols).map(Allocator::Mimalloc);
+    allocators.extend(identified(identify, mimalloc::ANCHOR, &objects, &tables));
+    let identify = |symbols: &Symbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
+    allocators.extend(identified(identify, glibc::ANCHOR, &objects, &tables));
 
-    let is_known = backends.iter().any(|each| each.identity().owns_malloc);
+    let is_known = allocators.iter().any(|each| each.identity().owns_malloc);
     let malloc = libc::malloc as *const () as usize;
     let stranger = objects
         .iter()
         .find(|object| !is_known && object.is_code(malloc));
     Discovered {
         stranger: stranger.map(|object| object.path.clone()),
-        backends,
+        allocators,
     }
 }
 
 /// The allocators of one kind: wherever `anchor`, which names each of them, is found.
-fn identified<B: Backend + 'static>(
-    identify: fn(&Symbols<'_>) -> Option<B>,
+fn identified(
+    identify: impl Fn(&Symbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
     objects: &[LoadedObject],
     tables: &[Symbols<'_>],
-) -> Vec<Arc<dyn Backend>> {
+) -> Vec<Allocator> {
     let exported = Symbols::exported(objects, anchor);
     let mut known = Vec::new();
     let mut is_new = |symbols: &&Symbols<'_>| {
@@ -113,7 +100,6 @@ fn identified<B: Backend + 'static>(
         .chain(tables)
         .filter(|symbols| is_new(symbols))
         .filter_map(identify)
-        .map(|backend| Arc::new(backend) as Arc<dyn Backend>)
         .collect()
 }
 

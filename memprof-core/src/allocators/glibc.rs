@@ -4,8 +4,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
-use crate::allocators::backend::Backend;
-use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::printout::Printout;
 use crate::allocators::stats::{Figures, Totals};
 use crate::allocators::symbols::{Symbols, as_function};
 use crate::error::{Error, ErrorKind, Result};
@@ -26,7 +25,7 @@ pub(crate) struct Functions {
 /// The C library's malloc in this process.
 #[derive(Debug)]
 pub(crate) struct Glibc {
-    identity: Identity,
+    pub identity: Identity,
     functions: Functions,
 }
 
@@ -91,18 +90,14 @@ impl Glibc {
     }
 }
 
-impl Backend for Glibc {
-    fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
+impl Glibc {
     /// Locks each arena for as long as it takes to count its free chunks: 1 µs for a fresh one,
     /// 30 ms for 40,000 chunks.
-    fn totals(&self) -> Result<Option<Totals>> {
-        Ok(self.figures().map(Totals::Divided))
+    pub(crate) fn totals(&self) -> Option<Totals> {
+        self.figures().map(Totals::Divided)
     }
 
-    fn report(&self, _options: Option<&PrintOptions>) -> Result<Printout> {
+    pub(crate) fn report(&self) -> Result<Printout> {
         let info = self
             .functions
             .info
@@ -134,7 +129,7 @@ impl Backend for Glibc {
         }
     }
 
-    fn purge(&self) -> Result<()> {
+    pub(crate) fn purge(&self) -> Result<()> {
         let trim = self
             .functions
             .trim
@@ -149,6 +144,7 @@ impl Backend for Glibc {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocators::allocator::Allocator;
     use crate::allocators::objects;
 
     fn here() -> Glibc {
@@ -159,21 +155,21 @@ mod tests {
     #[test]
     fn it_serves_this_test_and_counts_what_it_gave() {
         let glibc = here();
-        assert!(glibc.identity().owns_malloc);
+        assert!(glibc.identity.owns_malloc);
         let before = glibc.figures().unwrap();
         let block = std::hint::black_box(vec![1u8; 64 << 20]);
         let after = glibc.figures().unwrap();
         drop(block);
         let grown = after.allocated.saturating_sub(before.allocated);
         assert!(grown >= 32 << 20, "{before:?} {after:?}");
-        let report = glibc.report(None).unwrap().into_text();
+        let report = glibc.report().unwrap().into_text();
         assert!(report.starts_with("<malloc version=\"1\">"), "{report}");
         glibc.purge().unwrap();
     }
 
     #[test]
     fn activation_says_what_would_help() {
-        let error = here().activate(None).unwrap_err();
+        let error = Allocator::Glibc(here()).activate(None).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unsupported);
         assert!(error.message.starts_with("glibc 2."), "{error}");
         assert!(error.remedy.contains("memprof run"), "{error:?}");

@@ -10,16 +10,14 @@ use std::hint::black_box;
 
 use rustix::io::Errno;
 
-use crate::allocators::backend::Backend;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::refusal::is_secure_execution;
 use crate::allocators::stats::{Readers, Totals};
-use crate::dumps::heap::Summary;
-use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::FoundBy;
-use crate::identity::{Identity, Kind, ProfileKind};
+use crate::identity::{Identity, Kind};
 
 /// A jemalloc that serves this process.
 #[derive(Clone, Debug)]
@@ -103,12 +101,8 @@ fn owns_malloc(mallctl: &Mallctl) -> bool {
     after.is_ok_and(|after| after.wrapping_sub(before) >= PROBE as u64)
 }
 
-impl Backend for Jemalloc {
-    fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
-    fn require_profiling(&self) -> Result<()> {
+impl Jemalloc {
+    pub(crate) fn require_profiling(&self) -> Result<()> {
         if !self.config_prof {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -129,17 +123,17 @@ impl Backend for Jemalloc {
         Ok(())
     }
 
-    fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         // `prof.active` without `opt.prof` answers 0 and means nothing.
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
     }
 
-    fn sample_interval(&self) -> Option<u64> {
+    pub(crate) fn sample_interval(&self) -> Option<u64> {
         let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
         1u64.checked_shl(lg_sample as u32)
     }
 
-    fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
         if let Some(interval) = interval {
@@ -150,14 +144,14 @@ impl Backend for Jemalloc {
         Ok(warnings)
     }
 
-    fn deactivate(&self) -> Result<()> {
+    pub(crate) fn deactivate(&self) -> Result<()> {
         if !self.opt_prof {
             return Ok(());
         }
         self.set_active(false)
     }
 
-    fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
+    pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
         self.require_profiling()?;
         let lg_sample = match interval {
             Some(interval) => Some(u64::from(interval.bytes().ilog2())),
@@ -175,7 +169,7 @@ impl Backend for Jemalloc {
     /// jemalloc keeps its samples in the internal memory of its arenas, and their text takes about
     /// as much: 0.94 bytes for each of 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each
     /// of 8 bytes there and 15 characters in a profile.
-    fn profile_bytes(&self, _kind: ProfileKind) -> Option<u64> {
+    pub(crate) fn profile_bytes(&self) -> Option<u64> {
         // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
         const INTERNAL: &CStr = c"stats.arenas.4096.internal";
         if !self.config_stats {
@@ -185,12 +179,7 @@ impl Backend for Jemalloc {
         Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
     }
 
-    fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
-        self.require_profile(kind)?;
-        self.dump_into(scratch)
-    }
-
-    fn totals(&self) -> Result<Option<Totals>> {
+    pub(crate) fn totals(&self) -> Result<Option<Totals>> {
         if !self.config_stats {
             return Ok(None);
         }
@@ -198,14 +187,7 @@ impl Backend for Jemalloc {
         Ok(Some(Totals::Divided(figures)))
     }
 
-    fn sampled(&self, totals: &Totals) -> Option<Sampled> {
-        match totals {
-            Totals::Divided(figures) => Self::sampled(self, figures),
-            Totals::Committed { .. } => None,
-        }
-    }
-
-    fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
+    pub(crate) fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
         if self.mallctl.stats_print().is_none() {
             return Err(self.cannot_print());
         }
@@ -215,16 +197,12 @@ impl Backend for Jemalloc {
         }
     }
 
-    fn purge(&self) -> Result<()> {
+    pub(crate) fn purge(&self) -> Result<()> {
         // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
         const PURGE: &CStr = c"arena.4096.purge";
         self.mallctl
             .act(PURGE)
             .map_err(|errno| Error::mallctl("arena.4096.purge", errno))
-    }
-
-    fn jemalloc(&self) -> Option<&Jemalloc> {
-        Some(self)
     }
 }
 
@@ -310,13 +288,6 @@ impl Jemalloc {
         }
         format!("restart this program with {variable}=prof:true,prof_active:false")
     }
-}
-
-/// Whether the loader and jemalloc ignore the environment: a setuid start, file capabilities.
-#[expect(unsafe_code, reason = "getauxval is only declared unsafe")]
-pub fn is_secure_execution() -> bool {
-    // SAFETY: getauxval(3) reads a constant of this process.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@ use std::hint::black_box;
 use std::mem::transmute;
 use std::ptr;
 
-use crate::allocators::backend::Backend;
-use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::printout::Printout;
 use crate::allocators::stats::Totals;
 use crate::allocators::symbols::Symbols;
 use crate::error::{Error, ErrorKind, Result};
@@ -42,9 +41,10 @@ struct Functions {
 /// A mimalloc in this process.
 #[derive(Debug)]
 pub(crate) struct Mimalloc {
-    identity: Identity,
+    pub identity: Identity,
     functions: Functions,
-    missing: Vec<&'static str>,
+    /// Its symbols that memprof looked for in vain.
+    pub missing: Vec<&'static str>,
 }
 
 impl Mimalloc {
@@ -106,13 +106,9 @@ fn owns_malloc(functions: &Functions) -> bool {
     own != 0
 }
 
-impl Backend for Mimalloc {
-    fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
+impl Mimalloc {
     /// What is committed: a build for use counts neither objects nor free pages.
-    fn totals(&self) -> Result<Option<Totals>> {
+    pub(crate) fn totals(&self) -> Result<Totals> {
         let process_info = self
             .functions
             .process_info
@@ -122,12 +118,12 @@ impl Backend for Mimalloc {
         // SAFETY: mimalloc.h: room for elapsed, user, system, current and peak RSS, current and
         // peak commit, page faults.
         unsafe { process_info(a, b, c, d, e, committed, f, g) };
-        Ok(Some(Totals::Committed {
+        Ok(Totals::Committed {
             committed: values[5] as u64,
-        }))
+        })
     }
 
-    fn report(&self, _options: Option<&PrintOptions>) -> Result<Printout> {
+    pub(crate) fn report(&self) -> Result<Printout> {
         let stats = self.functions.stats.ok_or_else(|| self.lacks(STATS))?;
         let mut printout = Printout::default();
         // SAFETY: mimalloc.h: calls `pass_on` with the printout, which lives until it returns.
@@ -137,15 +133,11 @@ impl Backend for Mimalloc {
 
     /// The free pages of this thread's heap, of threads that ended, and of the arenas: mimalloc
     /// lets each living thread give back only its own.
-    fn purge(&self) -> Result<()> {
+    pub(crate) fn purge(&self) -> Result<()> {
         let collect = self.functions.collect.ok_or_else(|| self.lacks(COLLECT))?;
         // SAFETY: mimalloc.h: takes whether to force it.
         unsafe { collect(true) };
         Ok(())
-    }
-
-    fn missing(&self) -> &[&'static str] {
-        &self.missing
     }
 }
 

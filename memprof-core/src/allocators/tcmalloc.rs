@@ -8,9 +8,8 @@ mod rate;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::allocators::backend::Backend;
 use crate::allocators::interval::SampleInterval;
-use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::printout::Printout;
 use crate::allocators::stats::{Figures, Totals};
 use crate::allocators::symbols::Symbols;
 use crate::dumps::heap::Summary;
@@ -51,7 +50,7 @@ pub(crate) const FINE_INTERVAL: u64 = 16 * PAGE;
 /// A gperftools in this process.
 #[derive(Debug)]
 pub(crate) struct Tcmalloc {
-    identity: Identity,
+    pub identity: Identity,
     extension: Extension,
     profiler: Result<Profiler>,
     /// What it sampled at last: tcmalloc forgets it when it is switched off, and a profile must
@@ -124,20 +123,12 @@ impl Tcmalloc {
     }
 }
 
-impl Backend for Tcmalloc {
-    fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
-    fn require_profiling(&self) -> Result<()> {
+impl Tcmalloc {
+    pub(crate) fn require_profiling(&self) -> Result<()> {
         self.profiler().map(drop)
     }
 
-    fn require_profile(&self, _kind: ProfileKind) -> Result<()> {
-        self.require_profiling()
-    }
-
-    fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         let rate = self
             .profiler
             .as_ref()
@@ -145,12 +136,12 @@ impl Backend for Tcmalloc {
         rate.is_ok_and(|interval| interval > 0)
     }
 
-    fn sample_interval(&self) -> Option<u64> {
+    pub(crate) fn sample_interval(&self) -> Option<u64> {
         self.profiler.as_ref().ok()?;
         Some(self.interval()).filter(|interval| *interval > 0)
     }
 
-    fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         let profiler = self.profiler()?;
         let before = self.interval();
         let interval = match interval {
@@ -188,7 +179,7 @@ impl Backend for Tcmalloc {
         Ok(warnings)
     }
 
-    fn deactivate(&self) -> Result<()> {
+    pub(crate) fn deactivate(&self) -> Result<()> {
         let Ok(profiler) = &self.profiler else {
             return Ok(());
         };
@@ -196,7 +187,7 @@ impl Backend for Tcmalloc {
         profiler.rate.set(0, &self.extension, &self.identity)
     }
 
-    fn reset(&self, _interval: Option<SampleInterval>) -> Result<()> {
+    pub(crate) fn reset(&self) -> Result<()> {
         self.require_profiling()?;
         let message = format!(
             "{} keeps each sample until its memory is freed",
@@ -209,13 +200,13 @@ impl Backend for Tcmalloc {
     }
 
     /// A string, and its copy in the scratch.
-    fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
+    pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
         let heap = self.extension.get(c"generic.heap_size")?;
         let string = profile::string_bytes(kind, heap, self.told_interval());
         Some(string.saturating_add(string / 3))
     }
 
-    fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
+    pub(crate) fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
         let profiles = &self.profiler()?.profiles;
         // Without the figure, memory for the smallest profile is asked for.
         let heap = self.extension.get(c"generic.heap_size").unwrap_or(0);
@@ -224,35 +215,35 @@ impl Backend for Tcmalloc {
 
     /// In jemalloc's words: what the caches and the central lists hold lies in pages that are in
     /// use, what the page heap holds is free pages.
-    fn totals(&self) -> Result<Option<Totals>> {
+    pub(crate) fn totals(&self) -> Result<Totals> {
         let heap = self.property(c"generic.heap_size")?;
         let free = self.property(c"tcmalloc.pageheap_free_bytes")?;
         let unmapped = self.property(c"tcmalloc.pageheap_unmapped_bytes")?;
         let physical = self.extension.get(c"generic.total_physical_bytes");
         let resident = heap.saturating_sub(unmapped);
         let metadata = physical.map_or(0, |all| all.saturating_sub(resident));
-        Ok(Some(Totals::Divided(Figures {
+        Ok(Totals::Divided(Figures {
             allocated: self.property(c"generic.current_allocated_bytes")?,
             active: resident.saturating_sub(free),
             metadata,
             resident: resident.saturating_add(metadata),
             mapped: resident,
             retained: unmapped,
-        })))
+        }))
     }
 
-    fn report(&self, _options: Option<&PrintOptions>) -> Result<Printout> {
+    pub(crate) fn report(&self) -> Result<Printout> {
         self.extension
             .report()
             .ok_or_else(|| self.lacks(extension::STATS))
     }
 
-    fn purge(&self) -> Result<()> {
+    pub(crate) fn purge(&self) -> Result<()> {
         let released = self.extension.release();
         released.ok_or_else(|| self.lacks(extension::RELEASE))
     }
 
-    fn missing(&self) -> &[&'static str] {
+    pub(crate) fn missing(&self) -> &[&'static str] {
         &self.extension.missing
     }
 }

@@ -7,8 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::malloc_conf::{Source, unknown_keys};
-use crate::allocators::jemalloc::{Jemalloc, is_secure_execution};
+use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::objects::LoadedObject;
+use crate::allocators::refusal::is_secure_execution;
 use crate::allocators::symbols::Symbols;
 
 /// Longer than any text of options that a person writes.

@@ -16,12 +16,13 @@ use object::{Object, ObjectSymbol};
 use super::conf_sources::{link, sources};
 use super::malloc_conf::Source;
 use super::{DumpDir, Examined, Facts, Seen};
-use crate::allocators::backend::Backend;
-use crate::allocators::jemalloc::{Jemalloc, is_secure_execution};
+use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::objects::{self, EXECUTABLE, LoadedObject};
+use crate::allocators::refusal::is_secure_execution;
 use crate::allocators::symbols::real_path;
 use crate::dumps::store::Store;
 use crate::error::Error;
+use crate::sampler::Driven;
 use crate::system::seccomp;
 
 const NFS: i64 = 0x6969;
@@ -29,13 +30,16 @@ const FUSE: i64 = 0x6573_5546;
 
 /// Reads the facts. `allocated` gives an allocator's live bytes, where it tells.
 pub(crate) fn gather(
-    backends: &[Arc<dyn Backend>],
+    backends: &[Arc<Driven>],
     unknown_malloc: Option<PathBuf>,
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {
     let objects = objects::loaded();
-    let jemallocs: Vec<_> = backends.iter().filter_map(|each| each.jemalloc()).collect();
+    let jemallocs: Vec<_> = backends
+        .iter()
+        .filter_map(|each| each.allocator.jemalloc())
+        .collect();
     Facts {
         undrivable_jemalloc: None,
         jemallocs: jemallocs
@@ -45,7 +49,7 @@ pub(crate) fn gather(
                 Examined::of(each, allocated(each), hidden, sources)
             })
             .collect(),
-        allocators: backends.iter().map(|each| Seen::of(&**each)).collect(),
+        allocators: backends.iter().map(|each| Seen::of(each)).collect(),
         unknown_malloc,
         secure_execution: is_secure_execution(),
         environment: malloc_variables(),
@@ -59,21 +63,18 @@ pub(crate) fn gather(
 }
 
 impl Seen {
-    pub(crate) fn of(backend: &dyn Backend) -> Self {
+    pub(crate) fn of(backend: &Driven) -> Self {
         let identity = backend.identity();
         let texts = |error: Error| (error.message, error.remedy);
         let unavailable = backend.require_profiling().err().map(texts);
-        let sampler = backend
-            .with_sampler()
-            .filter(|each| each.status().is_some());
-        let in_place = sampler.and_then(|each| each.allocator().require_profiling().err());
+        let in_place = backend.why_in_place();
         Self {
             name: identity.to_string(),
             kind: identity.kind,
             owns_malloc: identity.owns_malloc,
             unavailable,
             in_place: in_place.map(texts),
-            missing: backend.missing().to_vec(),
+            missing: backend.allocator.missing().to_vec(),
             sample_interval: backend.sample_interval(),
         }
     }

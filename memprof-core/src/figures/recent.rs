@@ -7,7 +7,6 @@ use std::ops::RangeInclusive;
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::allocators::backend::Backend;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::Printout;
 use crate::error::{Error, ErrorKind, Result};

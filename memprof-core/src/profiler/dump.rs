@@ -8,7 +8,6 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use crate::allocators::backend::Backend;
 use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::headroom::require_memory;
 use crate::dumps::name::DumpName;
@@ -17,6 +16,7 @@ use crate::dumps::store::Store;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::{Identity, ProfileKind};
+use crate::sampler::Driven;
 use crate::system::seccomp;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
@@ -58,7 +58,7 @@ pub(crate) struct Origin {
 /// # Errors
 /// What failed and why; nothing is left behind then.
 pub(crate) fn take(
-    backend: &dyn Backend,
+    backend: &Driven,
     store: &Store,
     name: &DumpName,
     origin: &Origin,
@@ -173,6 +173,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::allocators::allocator::Allocator;
     use crate::allocators::fake::{Behaviour, READERS, fake};
     use crate::allocators::jemalloc::Candidate;
     use crate::allocators::jemalloc::identify;
@@ -203,7 +204,8 @@ mod tests {
             trigger: Trigger::Message,
             rss: Some(4096),
         };
-        let backend = identify(candidate, READERS).unwrap();
+        let jemalloc = identify(candidate, READERS).unwrap();
+        let backend = Driven::new(Allocator::Jemalloc(jemalloc));
         let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
         let dump = take(&backend, &store, &name, &origin, &scratch);
         (dump, store, place)

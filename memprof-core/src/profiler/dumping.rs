@@ -11,7 +11,6 @@ use super::dump::{self, Dump, Origin};
 use super::status::DumpReport;
 use super::unsampled::leave_this_thread_out;
 use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
-use crate::allocators::backend::Backend;
 use crate::dumps::headroom;
 use crate::dumps::hidden;
 use crate::dumps::name::{Cause, DumpName};
@@ -19,6 +18,7 @@ use crate::dumps::scratch::Scratch;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::{Kind, ProfileKind};
+use crate::sampler::Driven;
 use crate::system::seccomp;
 use crate::watching::reading::rss;
 
@@ -53,7 +53,7 @@ impl Profiler {
             rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
         };
         let mut dumps = Vec::new();
-        let can = |each: &&Arc<dyn Backend>| each.require_profile(kind).is_ok();
+        let can = |each: &&Arc<Driven>| each.require_profile(kind).is_ok();
         for backend in backends.iter().filter(can) {
             dumps.push(self.dump_one(Arc::clone(backend), kind, origin.clone())?);
         }
@@ -81,12 +81,7 @@ impl Profiler {
         })
     }
 
-    fn dump_one(
-        &self,
-        backend: Arc<dyn Backend>,
-        kind: ProfileKind,
-        origin: Origin,
-    ) -> Result<Dump> {
+    fn dump_one(&self, backend: Arc<Driven>, kind: ProfileKind, origin: Origin) -> Result<Dump> {
         let name = self.next_name(kind, &origin)?;
         let store = self.settings.store.clone();
         let bytes = backend.profile_bytes(kind).unwrap_or_else(|| {
@@ -101,7 +96,7 @@ impl Profiler {
         let all = self.backends();
         let take = move || {
             leave_this_thread_out(&all);
-            dump::take(&*backend, &store, &name, &origin, &scratch)
+            dump::take(&backend, &store, &name, &origin, &scratch)
         };
         self.dumper.run_watched(take, || {
             watched.look(|written| headroom::is_short(bytes.saturating_sub(written)))

@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 
 use super::status::Purged;
 use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
-use crate::allocators::backend::{Backend, use_jemalloc};
 use crate::allocators::background::{self, Background};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
+use crate::allocators::refusal::use_jemalloc;
 use crate::allocators::stats::{Stats, Totals};
 use crate::doctor::{Facts, Finding, Severity, examine, gather};
 use crate::error::{Error, ErrorKind, Result};
 use crate::figures::ledger::{self, Earlier, Heap, Ledger, Resident};
 use crate::figures::smaps::Smaps;
 use crate::identity::Kind;
+use crate::sampler::Driven;
 use crate::system::cgroup::Cgroup;
 
 /// A ledger is compared to the first one of the last hour.
@@ -38,7 +39,7 @@ impl Profiler {
             None => self.backends(),
             named => self.driven(named)?,
         };
-        let prints = |each: &&Arc<dyn Backend>| options.is_none() || each.jemalloc().is_some();
+        let prints = |each: &&Arc<Driven>| options.is_none() || each.allocator.jemalloc().is_some();
         let printing: Vec<_> = backends.iter().filter(prints).collect();
         if printing.is_empty() {
             return Err(match backends.first() {
@@ -50,7 +51,7 @@ impl Profiler {
                 None => no_allocator(),
             });
         }
-        let stats = printing.into_iter().map(|each| stats(&**each, options));
+        let stats = printing.into_iter().map(|each| stats(each, options));
         Ok(stats.collect())
     }
 
@@ -62,7 +63,7 @@ impl Profiler {
     pub fn ledger(&self) -> Result<Ledger> {
         let mut resident = self.resident()?;
         if let Ok(_running) = self.begin_dump() {
-            let heaps: Vec<_> = self.backends().iter().map(|each| heap(&**each)).collect();
+            let heaps: Vec<_> = self.backends().iter().map(|each| heap(each)).collect();
             let before = resident.anonymous;
             resident = self.resident()?;
             // Pages that came or went meanwhile are no untouched ones.
@@ -95,7 +96,7 @@ impl Profiler {
 
     /// What the program holds of these allocators, where they count it and no dump runs, whose lock
     /// their statistics would wait for.
-    pub(super) fn live_of(&self, backends: &[Arc<dyn Backend>]) -> Option<u64> {
+    pub(super) fn live_of(&self, backends: &[Arc<Driven>]) -> Option<u64> {
         let _running = self.begin_dump().ok()?;
         live(backends)
     }
@@ -158,7 +159,9 @@ impl Profiler {
         let _running = self.begin_dump()?;
         let backends = self.driven(allocator)?;
         let before = self.resident()?.anonymous;
-        with_each(&backends, |each| each.purge().map(|()| Vec::new()))?;
+        with_each(&backends, |each| {
+            each.allocator.purge().map(|()| Vec::new())
+        })?;
         let after = self.resident()?.anonymous;
         Ok(Purged {
             anonymous_before_bytes: before,
@@ -199,7 +202,7 @@ impl Profiler {
 }
 
 /// One that does not answer is told of in place of its figures.
-fn stats(backend: &dyn Backend, options: Option<&PrintOptions>) -> Stats {
+fn stats(backend: &Driven, options: Option<&PrintOptions>) -> Stats {
     let told = |error: Error| with_remedy(&error) + "\n";
     let Heap {
         kind,
@@ -214,26 +217,27 @@ fn stats(backend: &dyn Backend, options: Option<&PrintOptions>) -> Stats {
         totals,
         error,
         report: backend
+            .allocator
             .report(options)
             .map_or_else(told, Printout::into_text),
     }
 }
 
 /// What the program holds of these allocators, where they count it.
-pub(super) fn live(backends: &[Arc<dyn Backend>]) -> Option<u64> {
-    let heaps: Vec<_> = backends.iter().map(|each| heap(&**each)).collect();
+pub(super) fn live(backends: &[Arc<Driven>]) -> Option<u64> {
+    let heaps: Vec<_> = backends.iter().map(|each| heap(each)).collect();
     Some(ledger::live(&heaps)).filter(|live| *live > 0)
 }
 
-fn heap(backend: &dyn Backend) -> Heap {
+fn heap(backend: &Driven) -> Heap {
     let identity = backend.identity();
-    let totals = backend.totals();
+    let totals = backend.allocator.totals();
     Heap {
         kind: identity.kind,
         version: identity.version.clone(),
         owns_malloc: identity.owns_malloc,
         sampled: match &totals {
-            Ok(Some(totals)) => backend.sampled(totals),
+            Ok(Some(totals)) => backend.allocator.sampled(totals),
             Ok(None) | Err(_) => None,
         },
         error: totals.as_ref().err().map(with_remedy),
@@ -249,6 +253,9 @@ fn no_allocator() -> Error {
     .remedy(use_jemalloc())
 }
 
-pub(super) fn jemallocs(backends: &[Arc<dyn Backend>]) -> Vec<&Jemalloc> {
-    backends.iter().filter_map(|each| each.jemalloc()).collect()
+pub(super) fn jemallocs(backends: &[Arc<Driven>]) -> Vec<&Jemalloc> {
+    backends
+        .iter()
+        .filter_map(|each| each.allocator.jemalloc())
+        .collect()
 }

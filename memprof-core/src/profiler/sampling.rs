@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{Backends, Profiler};
-use crate::allocators::backend::Backend;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Kind;
-use crate::sampler::{SamplerChoice, Samples, WithSampler};
+use crate::sampler::Driven;
+use crate::sampler::{SamplerChoice, Samples};
 
 impl Profiler {
     /// Settles who samples, and returns those of `backends` that do, or could.
@@ -18,7 +18,7 @@ impl Profiler {
         backends: &Backends,
         choice: SamplerChoice,
     ) -> Result<Backends> {
-        let ours = backends.iter().find_map(|each| each.with_sampler());
+        let ours = backends.iter().find(|each| each.can_have_ours());
         match (choice, ours) {
             (SamplerChoice::Auto, Some(ours)) if self.needs_ours(backends) => {
                 // Where it cannot, the allocators tell what would help.
@@ -30,7 +30,7 @@ impl Profiler {
             (SamplerChoice::Auto | SamplerChoice::Allocator, None) => {}
             (SamplerChoice::Ours, Some(ours)) => {
                 ours.choose(Samples::Asked)?;
-                let only = backends.iter().filter(|each| each.with_sampler().is_some());
+                let only = backends.iter().filter(|each| each.can_have_ours());
                 return Ok(only.cloned().collect());
             }
             (SamplerChoice::Ours, None) => {
@@ -53,22 +53,19 @@ impl Profiler {
     /// No allocator can profile, and ours would see what the program allocates: not where a
     /// jemalloc beside `malloc` serves the program by another name.
     fn needs_ours(&self, backends: &Backends) -> bool {
-        let can = |each: &Arc<dyn Backend>| match each.with_sampler() {
-            Some(ours) => ours.allocator().require_profiling().is_ok(),
-            None => each.require_profiling().is_ok(),
-        };
-        let is_beside = |each: &Arc<dyn Backend>| {
+        let can = |each: &Arc<Driven>| each.allocator.require_profiling().is_ok();
+        let is_beside = |each: &Arc<Driven>| {
             let identity = each.identity();
             identity.kind == Kind::Jemalloc && !identity.owns_malloc
         };
-        let any = |is: &dyn Fn(&Arc<dyn Backend>) -> bool| backends.iter().any(is);
+        let any = |is: &dyn Fn(&Arc<Driven>) -> bool| backends.iter().any(is);
         !any(&can) && !any(&is_beside) && self.undrivable().is_none()
     }
 
     /// Looks after memprof's sampler while it samples. False where it does not.
     pub(super) fn tend_sampler(&self) -> bool {
         let backends = self.backends();
-        let ours = backends.iter().find_map(|each| each.with_sampler());
-        ours.is_some_and(WithSampler::tend)
+        let ours = backends.iter().find(|each| each.can_have_ours());
+        ours.is_some_and(|each| each.tend())
     }
 }

@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::dump::Dump;
-use crate::allocators::backend::Backend;
 use crate::identity::{Kind, ProfileKind};
-use crate::sampler::{SamplerStatus, WithSampler};
+use crate::sampler::Driven;
+use crate::sampler::SamplerStatus;
 use crate::unwinder::UnwinderStatus;
 use crate::watching::gdump::GdumpStatus;
 use crate::watching::watcher::WatchStatus;
@@ -55,10 +55,10 @@ pub struct JemallocOptions {
 }
 
 impl Allocator {
-    pub(crate) fn of(backend: &dyn Backend) -> Self {
+    pub(crate) fn of(backend: &Driven) -> Self {
         let identity = backend.identity();
         let unavailable = backend.require_profiling().err();
-        let sampled = backend.with_sampler().and_then(WithSampler::status);
+        let sampled = backend.sampler_status();
         let sampler = match (&unavailable, sampled) {
             (Some(_), _) => None,
             (None, Some(_)) => Some("ours"),
@@ -76,23 +76,23 @@ impl Allocator {
             can: abilities(backend),
             reason: unavailable.as_ref().map(|error| error.message.clone()),
             remedy: unavailable.map(|error| error.remedy),
-            jemalloc: backend.jemalloc().map(|jemalloc| JemallocOptions {
-                config_prof: jemalloc.config_prof,
-                opt_prof: jemalloc.opt_prof,
-                prof_thread_active_init: jemalloc.samples_new_threads(),
-                lg_sample: jemalloc.lg_sample(),
-            }),
+            jemalloc: backend
+                .allocator
+                .jemalloc()
+                .map(|jemalloc| JemallocOptions {
+                    config_prof: jemalloc.config_prof,
+                    opt_prof: jemalloc.opt_prof,
+                    prof_thread_active_init: jemalloc.samples_new_threads(),
+                    lg_sample: jemalloc.lg_sample(),
+                }),
         }
     }
 }
 
-fn abilities(backend: &dyn Backend) -> Vec<&'static str> {
+fn abilities(backend: &Driven) -> Vec<&'static str> {
     let can_profile = backend.require_profiling().is_ok();
-    let jemalloc = backend.jemalloc();
-    let is_ours = backend
-        .with_sampler()
-        .and_then(WithSampler::status)
-        .is_some();
+    let jemalloc = backend.allocator.jemalloc();
+    let is_ours = backend.sampler_status().is_some();
     let has_growth = backend.require_profile(ProfileKind::Growth).is_ok();
     let has_threads = jemalloc.is_some_and(|jemalloc| jemalloc.has_background_threads);
     [

@@ -14,14 +14,14 @@ impl Profiler {
     /// The same for a thread of the program's, for as long as the result lives.
     pub fn unsampled(&self) -> Unsampled {
         let backends = self.backends();
-        let jemallocs = backends.iter().filter_map(|each| each.jemalloc());
+        let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
         let sampling = jemallocs.filter(|jemalloc| jemalloc.opt_prof);
         Unsampled::by(sampling.map(|jemalloc| jemalloc.mallctl))
     }
 }
 
 pub(super) fn leave_this_thread_out(backends: &Backends) {
-    for jemalloc in backends.iter().filter_map(|each| each.jemalloc()) {
+    for jemalloc in backends.iter().filter_map(|each| each.allocator.jemalloc()) {
         jemalloc.leave_this_thread_out();
     }
 }

@@ -1,34 +1,65 @@
 //! Where memprof's sampler is not built.
 
-use std::sync::Arc;
+use std::marker::PhantomData;
 
 use super::{SamplerStatus, Samples};
-use crate::allocators::backend::Backend;
+use crate::allocators::allocator::Allocator;
+use crate::allocators::interval::SampleInterval;
+use crate::dumps::heap::Summary;
+use crate::dumps::scratch::Scratch;
 use crate::error::Result;
-
-/// The allocator as it is.
-pub(crate) fn before(allocator: Arc<dyn Backend>) -> Arc<dyn Backend> {
-    allocator
-}
 
 /// None is ever made.
 #[derive(Debug)]
-pub(crate) enum WithSampler {}
+pub(crate) enum Ours {}
 
-impl WithSampler {
-    pub(crate) fn allocator(&self) -> &dyn Backend {
+impl Ours {
+    pub(crate) fn before(_: &Allocator) -> Option<Self> {
+        None
+    }
+
+    pub(crate) fn chosen(&self) -> Option<Chosen<'_>> {
         match *self {}
     }
 
-    pub(crate) fn choose(&self, _: Samples) -> Result<()> {
+    pub(crate) fn choose(&self, _: Samples, _: &Allocator) -> Result<()> {
         match *self {}
     }
+}
 
-    pub(crate) fn status(&self) -> Option<SamplerStatus> {
-        match *self {}
+/// None is ever made.
+pub(crate) struct Chosen<'a>(Ours, PhantomData<&'a ()>);
+
+impl Chosen<'_> {
+    pub(crate) fn status(self) -> SamplerStatus {
+        match self.0 {}
     }
 
-    pub(crate) fn tend(&self) -> bool {
-        match *self {}
+    pub(crate) fn tend(self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn interval(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn activate(self, _: Option<SampleInterval>, _: &Allocator) -> Result<Vec<String>> {
+        match self.0 {}
+    }
+
+    pub(crate) fn stop(self) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn reset(self, _: Option<SampleInterval>) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn write_profile(&self, _: &Scratch) -> Result<Summary> {
+        match self.0 {}
     }
 }

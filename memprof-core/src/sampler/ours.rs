@@ -1,48 +1,38 @@
-//! An allocator with memprof's sampler in the place of its profiler.
+//! memprof's sampler in the place of an allocator's profiler.
 #![expect(unsafe_code, reason = "a handler of fork")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once};
+use std::sync::{Mutex, MutexGuard, Once};
 
 use memprof_sampler::{Refused, Role};
 
 use super::{SamplerStatus, Samples, Slots, profile};
-use crate::allocators::backend::Backend;
+use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
-use crate::allocators::jemalloc::{Jemalloc, Sampled};
 use crate::allocators::objects::{self, Reading};
-use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::stats::Totals;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Identity, ProfileKind};
+use crate::identity::Identity;
 use crate::lock::lock;
 use crate::unwinder::prepare_walks;
 
 /// As jemalloc's and tcmalloc's own.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 
-/// The allocator with the sampler before it, where it is the one that serves `malloc`.
-pub(crate) fn before(allocator: Arc<dyn Backend>) -> Arc<dyn Backend> {
-    if !allocator.identity().owns_malloc {
-        return allocator;
-    }
-    Arc::new(WithSampler {
-        sampler: Sampler::find(allocator.identity()).map(Mutex::new),
-        allocator,
-        interval: AtomicU64::new(DEFAULT_INTERVAL),
-    })
-}
-
-/// An allocator, and the sampler before it.
+/// The sampler before the allocator that serves `malloc`.
 #[derive(Debug)]
-pub(crate) struct WithSampler {
-    allocator: Arc<dyn Backend>,
+pub(crate) struct Ours {
     /// Or why it cannot serve this process.
     sampler: Result<Mutex<Sampler>>,
     /// What the sampler samples at, or did last.
     interval: AtomicU64,
+}
+
+/// The sampler, where it samples or would.
+pub(crate) struct Chosen<'a> {
+    sampler: MutexGuard<'a, Sampler>,
+    interval: &'a AtomicU64,
 }
 
 /// The slots of the process, and what is done with them.
@@ -55,17 +45,21 @@ struct Sampler {
     loaded: (u64, u64),
 }
 
-impl WithSampler {
-    /// Without the sampler.
-    pub(crate) fn allocator(&self) -> &dyn Backend {
-        &*self.allocator
+impl Ours {
+    /// None where the allocator does not serve `malloc`.
+    pub(crate) fn before(allocator: &Allocator) -> Option<Self> {
+        let identity = allocator.identity();
+        identity.owns_malloc.then(|| Self {
+            sampler: Sampler::find(identity).map(Mutex::new),
+            interval: AtomicU64::new(DEFAULT_INTERVAL),
+        })
     }
 
     /// Settles whether it samples from the next activation on.
     ///
     /// # Errors
-    /// Why it cannot serve this process; the allocator refused to be switched off.
-    pub(crate) fn choose(&self, samples: Samples) -> Result<()> {
+    /// Why it cannot serve this process; `allocator` refused to be switched off.
+    pub(crate) fn choose(&self, samples: Samples, allocator: &Allocator) -> Result<()> {
         let sampler = match (&self.sampler, samples) {
             (Ok(sampler), _) => sampler,
             (Err(_), Samples::Not) => return Ok(()),
@@ -73,45 +67,20 @@ impl WithSampler {
         };
         let before = std::mem::replace(&mut lock(sampler).samples, samples);
         match (before, samples) {
-            (Samples::Not, Samples::InPlace | Samples::Asked) => self.allocator.deactivate(),
+            (Samples::Not, Samples::InPlace | Samples::Asked) => allocator.deactivate(),
             (Samples::InPlace | Samples::Asked, Samples::Not) => lock(sampler).stop(),
             (Samples::Not, Samples::Not)
             | (Samples::InPlace | Samples::Asked, Samples::InPlace | Samples::Asked) => Ok(()),
         }
     }
 
-    /// What it did, where it samples or would.
-    pub(crate) fn status(&self) -> Option<SamplerStatus> {
-        let sampler = self.chosen()?;
-        let counts = memprof_sampler::counts();
-        Some(SamplerStatus {
-            slots: sampler.seen,
-            samples: counts.samples,
-            live_samples: counts.live_samples,
-            lost: counts.lost,
-            table_bytes: counts.table_bytes,
-        })
-    }
-
-    /// Takes the slots of libraries that were loaded since. False where it does not sample.
-    pub(crate) fn tend(&self) -> bool {
-        let Some(mut sampler) = self.chosen() else {
-            return false;
-        };
-        let is_active = memprof_sampler::interval() > 0;
-        if is_active
-            && sampler.loaded != objects::load_and_unload_count()
-            && let Err(error) = sampler.take_slots()
-        {
-            log::warn!("libraries that were loaded since are not sampled: {error}");
-        }
-        is_active
-    }
-
     /// The sampler, where it samples or would.
-    fn chosen(&self) -> Option<MutexGuard<'_, Sampler>> {
+    pub(crate) fn chosen(&self) -> Option<Chosen<'_>> {
         let sampler = lock(self.sampler.as_ref().ok()?);
-        (sampler.samples != Samples::Not).then_some(sampler)
+        (sampler.samples != Samples::Not).then_some(Chosen {
+            sampler,
+            interval: &self.interval,
+        })
     }
 }
 
@@ -205,44 +174,50 @@ fn refused(refused: Refused) -> Error {
     }
 }
 
-impl Backend for WithSampler {
-    fn identity(&self) -> &Identity {
-        self.allocator.identity()
-    }
-
-    fn require_profiling(&self) -> Result<()> {
-        match self.chosen() {
-            Some(_) => Ok(()),
-            None => self.allocator.require_profiling(),
+impl Chosen<'_> {
+    /// What it did.
+    pub(crate) fn status(self) -> SamplerStatus {
+        let counts = memprof_sampler::counts();
+        SamplerStatus {
+            slots: self.sampler.seen,
+            samples: counts.samples,
+            live_samples: counts.live_samples,
+            lost: counts.lost,
+            table_bytes: counts.table_bytes,
         }
     }
 
-    fn require_profile(&self, kind: ProfileKind) -> Result<()> {
-        match kind {
-            ProfileKind::Heap => self.require_profiling(),
-            ProfileKind::Growth => self.allocator.require_profile(kind),
+    /// Takes the slots of libraries that were loaded since. False where it does not sample.
+    pub(crate) fn tend(mut self) -> bool {
+        let is_active = self.is_active();
+        if is_active
+            && self.sampler.loaded != objects::load_and_unload_count()
+            && let Err(error) = self.sampler.take_slots()
+        {
+            log::warn!("libraries that were loaded since are not sampled: {error}");
         }
+        is_active
     }
 
-    fn is_active(&self) -> bool {
-        match self.chosen() {
-            Some(_) => memprof_sampler::interval() > 0,
-            None => self.allocator.is_active(),
-        }
+    pub(crate) fn is_active(&self) -> bool {
+        memprof_sampler::interval() > 0
     }
 
-    fn sample_interval(&self) -> Option<u64> {
-        match self.chosen() {
-            Some(_) => Some(self.interval.load(Ordering::Relaxed)),
-            None => self.allocator.sample_interval(),
-        }
+    /// Mean bytes between samples.
+    pub(crate) fn interval(&self) -> u64 {
+        self.interval.load(Ordering::Relaxed)
     }
 
-    fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
-        let Some(mut sampler) = self.chosen() else {
-            return self.allocator.activate(interval);
-        };
-        let before = self.interval.load(Ordering::Relaxed);
+    /// Starts sampling for `allocator`. Returns what the operator should know.
+    ///
+    /// # Errors
+    /// There is no memory for the tables, or the loader does not let the slots be taken.
+    pub(crate) fn activate(
+        mut self,
+        interval: Option<SampleInterval>,
+        allocator: &Allocator,
+    ) -> Result<Vec<String>> {
+        let before = self.interval();
         let interval = interval.map_or(before, SampleInterval::bytes);
         let mut warnings = Vec::new();
         if interval != before {
@@ -257,20 +232,20 @@ impl Backend for WithSampler {
         stop_in_children();
         memprof_sampler::start(interval).map_err(refused)?;
         self.interval.store(interval, Ordering::Relaxed);
-        if let Err(error) = sampler.take_slots() {
+        if let Err(error) = self.sampler.take_slots() {
             memprof_sampler::stop();
             return Err(error);
         }
-        if let Err(why) = self.allocator.require_profiling() {
+        if let Err(why) = allocator.require_profiling() {
             warnings.push(format!("memprof samples in the allocator's place: {why}"));
         }
         let Slots {
             foreign, refused, ..
-        } = sampler.seen;
+        } = self.sampler.seen;
         if foreign > 0 {
             warnings.push(format!(
                 "{foreign} calls lead to another allocator than {}, and are not seen",
-                self.identity()
+                allocator.identity()
             ));
         }
         if refused > 0 {
@@ -281,67 +256,36 @@ impl Backend for WithSampler {
         Ok(warnings)
     }
 
-    fn deactivate(&self) -> Result<()> {
-        match self.chosen() {
-            Some(mut sampler) => sampler.stop(),
-            None => self.allocator.deactivate(),
-        }
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.sampler.stop()
     }
 
-    fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
-        let Some(mut sampler) = self.chosen() else {
-            return self.allocator.reset(interval);
-        };
-        let was_active = memprof_sampler::interval() > 0;
+    /// Drops all samples, and sets the interval where one is given.
+    ///
+    /// # Errors
+    /// A thread stays inside of the sampler.
+    pub(crate) fn reset(mut self, interval: Option<SampleInterval>) -> Result<()> {
+        let was_active = self.is_active();
         memprof_sampler::stop();
         memprof_sampler::clear().map_err(refused)?;
         if let Some(interval) = interval {
             self.interval.store(interval.bytes(), Ordering::Relaxed);
         }
         if was_active {
-            let interval = self.interval.load(Ordering::Relaxed);
-            return memprof_sampler::start(interval).map_err(refused);
+            return memprof_sampler::start(self.interval()).map_err(refused);
         }
-        sampler.give_slots_back()
+        self.sampler.give_slots_back()
     }
 
-    fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
-        if kind == ProfileKind::Growth || self.chosen().is_none() {
-            return self.allocator.write_profile(kind, scratch);
-        }
-        let interval = self.interval.load(Ordering::Relaxed);
+    /// Writes a heap profile into `scratch`.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<Summary> {
         let written = scratch
             .rewound()
-            .and_then(|file| profile::write(interval, file));
+            .and_then(|file| profile::write(self.interval(), file));
         written.map_err(|error| Error::io("write the dump", &error))
-    }
-
-    fn totals(&self) -> Result<Option<Totals>> {
-        self.allocator.totals()
-    }
-
-    fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
-        self.allocator.report(options)
-    }
-
-    fn purge(&self) -> Result<()> {
-        self.allocator.purge()
-    }
-
-    fn missing(&self) -> &[&'static str] {
-        self.allocator.missing()
-    }
-
-    fn jemalloc(&self) -> Option<&Jemalloc> {
-        self.allocator.jemalloc()
-    }
-
-    fn sampled(&self, totals: &Totals) -> Option<Sampled> {
-        self.allocator.sampled(totals)
-    }
-
-    fn with_sampler(&self) -> Option<&WithSampler> {
-        Some(self)
     }
 }
 

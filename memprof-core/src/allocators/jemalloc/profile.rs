@@ -8,7 +8,11 @@ use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result, describe};
 
 impl Jemalloc {
-    pub(super) fn dump_into(&self, scratch: &Scratch) -> Result<Summary> {
+    /// Writes a profile into `scratch` and checks it.
+    ///
+    /// # Errors
+    /// jemalloc or the kernel refused; what was written is damaged.
+    pub(crate) fn dump_into(&self, scratch: &Scratch) -> Result<Summary> {
         self.leave_this_thread_out();
         let path = scratch
             .path()

@@ -65,7 +65,7 @@ struct Counts {
 impl Jemalloc {
     /// None where nothing can have been sampled, or the figures are not there. `figures` were just
     /// read, so what jemalloc counts is of the same moment.
-    pub(super) fn sampled(&self, figures: &Figures) -> Option<Sampled> {
+    pub(crate) fn sampled(&self, figures: &Figures) -> Option<Sampled> {
         if !self.opt_prof {
             return None;
         }

@@ -1,0 +1,163 @@
+//! One allocator as the messages act on it: by its own profiler, or by memprof's sampler before it.
+
+use super::ours::{Chosen, Ours};
+use super::{SamplerStatus, Samples};
+use crate::allocators::allocator::Allocator;
+use crate::allocators::interval::SampleInterval;
+use crate::dumps::heap::Summary;
+use crate::dumps::scratch::Scratch;
+use crate::error::{Error, Result};
+use crate::identity::{Identity, ProfileKind};
+
+/// An allocator, and who samples for it.
+#[derive(Debug)]
+pub(crate) struct Driven {
+    /// What the sampler does not change: figures, purging.
+    pub allocator: Allocator,
+    /// Before the one that serves `malloc`.
+    ours: Option<Ours>,
+}
+
+impl Driven {
+    pub(crate) fn new(allocator: Allocator) -> Self {
+        Self {
+            ours: Ours::before(&allocator),
+            allocator,
+        }
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        self.allocator.identity()
+    }
+
+    /// It is the one that memprof's sampler can be put before.
+    pub(crate) fn can_have_ours(&self) -> bool {
+        self.ours.is_some()
+    }
+
+    /// Memprof's sampler, where it samples or would.
+    fn ours(&self) -> Option<Chosen<'_>> {
+        self.ours.as_ref()?.chosen()
+    }
+
+    /// Settles whether memprof's sampler samples from the next activation on. Without effect where
+    /// there is none.
+    ///
+    /// # Errors
+    /// Why it cannot serve this process; the allocator refused to be switched off.
+    pub(crate) fn choose(&self, samples: Samples) -> Result<()> {
+        match &self.ours {
+            Some(ours) => ours.choose(samples, &self.allocator),
+            None => Ok(()),
+        }
+    }
+
+    /// What memprof's sampler did, where it samples or would.
+    pub(crate) fn sampler_status(&self) -> Option<SamplerStatus> {
+        self.ours().map(Chosen::status)
+    }
+
+    /// Why memprof samples in the allocator's place, where it does.
+    pub(crate) fn why_in_place(&self) -> Option<Error> {
+        self.ours()?;
+        self.allocator.require_profiling().err()
+    }
+
+    /// Has memprof's sampler take the slots of libraries that were loaded since. False where it does
+    /// not sample.
+    pub(crate) fn tend(&self) -> bool {
+        self.ours().is_some_and(Chosen::tend)
+    }
+
+    /// Whether it can be profiled in this process.
+    ///
+    /// # Errors
+    /// As of [`Allocator::require_profiling`].
+    pub(crate) fn require_profiling(&self) -> Result<()> {
+        match self.ours() {
+            Some(_) => Ok(()),
+            None => self.allocator.require_profiling(),
+        }
+    }
+
+    /// Whether it can take a profile of that kind.
+    ///
+    /// # Errors
+    /// As of [`Allocator::require_profile`].
+    pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
+        match (kind, self.ours()) {
+            (ProfileKind::Heap, Some(_)) => Ok(()),
+            (ProfileKind::Heap | ProfileKind::Growth, _) => self.allocator.require_profile(kind),
+        }
+    }
+
+    /// It is sampled now.
+    pub(crate) fn is_active(&self) -> bool {
+        match self.ours() {
+            Some(ours) => ours.is_active(),
+            None => self.allocator.is_active(),
+        }
+    }
+
+    /// Mean bytes between samples, where it can be profiled.
+    pub(crate) fn sample_interval(&self) -> Option<u64> {
+        match self.ours() {
+            Some(ours) => Some(ours.interval()),
+            None => self.allocator.sample_interval(),
+        }
+    }
+
+    /// Starts sampling, at `interval` where one is given. Returns what the operator should know.
+    ///
+    /// # Errors
+    /// As of [`Allocator::activate`]; memprof's sampler cannot serve this process.
+    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+        match self.ours() {
+            Some(ours) => ours.activate(interval, &self.allocator),
+            None => self.allocator.activate(interval),
+        }
+    }
+
+    /// Stops sampling. Samples taken so far are kept.
+    ///
+    /// # Errors
+    /// The allocator refused, or the loader.
+    pub(crate) fn deactivate(&self) -> Result<()> {
+        match self.ours() {
+            Some(ours) => ours.stop(),
+            None => self.allocator.deactivate(),
+        }
+    }
+
+    /// Drops all samples, and sets the interval where one is given.
+    ///
+    /// # Errors
+    /// As of [`Allocator::reset`]; a thread stays inside of memprof's sampler.
+    pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
+        match self.ours() {
+            Some(ours) => ours.reset(interval),
+            None => self.allocator.reset(interval),
+        }
+    }
+
+    /// About the memory that a profile takes while it is written, where its figures tell.
+    pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
+        match (kind, self.ours()) {
+            (ProfileKind::Heap, Some(_)) => None,
+            (ProfileKind::Heap | ProfileKind::Growth, _) => self.allocator.profile_bytes(kind),
+        }
+    }
+
+    /// Writes a profile into `scratch` and checks it. Runs on the dumper's thread.
+    ///
+    /// # Errors
+    /// As of [`Allocator::write_profile`].
+    pub(crate) fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
+        match (kind, self.ours()) {
+            (ProfileKind::Heap, Some(ours)) => ours.write_profile(scratch),
+            (ProfileKind::Heap | ProfileKind::Growth, _) => {
+                self.allocator.write_profile(kind, scratch)
+            }
+        }
+    }
+}
