@@ -129,7 +129,10 @@ fn require_process(pid: u32, status: &Status, stat: Stat) -> Result<(), Refusal>
 
 fn require_running(pid: u32, status: &Status) -> Result<(), Refusal> {
     match (status.tracer, status.state) {
-        (Some(tracer), _) => Err(Refusal::Traced { tracer, pid }),
+        (Some(thread), _) => Err(Refusal::Traced {
+            tracer: Status::read_thread(thread).map_or(thread, |tracer| tracer.thread_group),
+            pid,
+        }),
         (None, State::Stopped) => Err(Refusal::Stopped { pid }),
         _ => Ok(()),
     }
@@ -206,8 +209,8 @@ mod tests {
         );
         check(
             "TracerPid",
-            "77",
-            Err("process 77 already traces PID (a debugger, strace?); only one can"),
+            "4194305",
+            Err("process 4194305 already traces PID (a debugger, strace?); only one can"),
         );
         check("Tgid", "4711", Err("is a thread of process 4711"));
         check(

@@ -10,7 +10,7 @@ mod program;
 use nix::errno::Errno;
 
 pub use filter::filters;
-pub use program::{Answer, Call, Instruction, NotSeccomp, answer};
+pub use program::{Answer, Call, Instruction, Unknown, answer};
 
 use crate::process::{Seccomp, Status};
 use crate::refusal::Refusal;
@@ -43,8 +43,8 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
 /// The first call that the filters forbid, of those that the plugin makes.
 ///
 /// # Errors
-/// A filter has an instruction that seccomp(2) does not take.
-pub fn forbidden(filters: &[Vec<Instruction>]) -> Result<Option<&'static str>, NotSeccomp> {
+/// A filter asks what is not known before, or is none of seccomp(2)'s.
+pub fn forbidden(filters: &[Vec<Instruction>]) -> Result<Option<&'static str>, Unknown> {
     for need in REQUIRED {
         if let Some(call) = missing(filters, need)? {
             return Ok(Some(call));
@@ -62,7 +62,7 @@ pub fn forbidden(filters: &[Vec<Instruction>]) -> Result<Option<&'static str>, N
 fn missing(
     filters: &[Vec<Instruction>],
     need: &'static Need,
-) -> Result<Option<&'static str>, NotSeccomp> {
+) -> Result<Option<&'static str>, Unknown> {
     let mut last = None;
     for call in need.calls() {
         match answer(filters, &call.call)? {

@@ -27,6 +27,7 @@ pub(crate) const TEST: &[&str] = &[
     "libtcmalloc-minimal4",
     "mosquitto",
     "mosquitto-clients",
+    "musl-tools",
     "perl",
     "prometheus",
     "python3",

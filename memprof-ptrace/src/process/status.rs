@@ -15,7 +15,7 @@ pub struct Status {
     pub thread_group: u32,
     /// The process that made it; 0 where that is in no namespace of ours.
     pub parent: u32,
-    /// The process that traces it.
+    /// The thread that traces it.
     pub tracer: Option<u32>,
     /// Its real, effective, saved and file system user.
     pub uids: [u32; 4],

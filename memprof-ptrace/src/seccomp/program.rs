@@ -14,6 +14,12 @@ const ARCHITECTURE: u32 = 0xC000_003E;
 /// The size of `struct seccomp_data`.
 const LENGTH: u32 = 64;
 
+/// Loads a word of it.
+const DATA: u32 = BPF_LD | BPF_W | BPF_ABS;
+
+/// Where in it the address of the call is.
+const PLACE: u32 = 8;
+
 /// One instruction: `struct sock_filter` of linux/filter.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,14 +58,23 @@ pub enum Answer {
     Allowed,
 }
 
-/// An instruction that the kernel would not have taken.
+/// Why it is not known what a filter answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("instruction {at} of a filter ({code:#x}) is none that seccomp takes")]
-pub struct NotSeccomp {
-    /// Its number, from 0.
-    pub at: usize,
-    /// Its code.
-    pub code: u16,
+pub enum Unknown {
+    /// The kernel takes no such instruction.
+    #[error("instruction {at} ({code:#x}) is none that seccomp takes")]
+    Instruction {
+        /// Its number, from 0.
+        at: usize,
+        /// Its code.
+        code: u16,
+    },
+    /// It asks where a call is made from, which is not known before.
+    #[error("instruction {at} looks at where a call is made from")]
+    Place {
+        /// Its number, from 0.
+        at: usize,
+    },
 }
 
 impl Answer {
@@ -90,7 +105,7 @@ impl Answer {
 ///
 /// # Errors
 /// An instruction is none of seccomp's.
-pub fn answer(filters: &[Vec<Instruction>], call: &Call) -> Result<Answer, NotSeccomp> {
+pub fn answer(filters: &[Vec<Instruction>], call: &Call) -> Result<Answer, Unknown> {
     let severity = |value: u32| (value & libc::SECCOMP_RET_ACTION_FULL).cast_signed();
     let mut decided = libc::SECCOMP_RET_ALLOW;
     for filter in filters.iter().rev() {
@@ -103,13 +118,16 @@ pub fn answer(filters: &[Vec<Instruction>], call: &Call) -> Result<Answer, NotSe
 }
 
 /// What one filter returns.
-fn run(filter: &[Instruction], call: &Call) -> Result<u32, NotSeccomp> {
+fn run(filter: &[Instruction], call: &Call) -> Result<u32, Unknown> {
     let mut machine = Machine::default();
     let mut at = 0;
     // Jumps lead forward only, so this ends.
     while let Some(instruction) = filter.get(at) {
+        if (instruction.code, instruction.operand & !4) == (DATA as u16, PLACE) {
+            return Err(Unknown::Place { at });
+        }
         let done = machine.step(instruction, call);
-        match done.ok_or(NotSeccomp {
+        match done.ok_or(Unknown::Instruction {
             at,
             code: instruction.code,
         })? {
@@ -118,7 +136,7 @@ fn run(filter: &[Instruction], call: &Call) -> Result<u32, NotSeccomp> {
         }
     }
     // The kernel takes no filter that does not end in a return.
-    Err(NotSeccomp { at, code: 0 })
+    Err(Unknown::Instruction { at, code: 0 })
 }
 
 enum Step {
@@ -159,7 +177,6 @@ impl Machine {
     }
 
     fn load(&self, code: u32, operand: u32, call: &Call) -> Option<u32> {
-        const DATA: u32 = BPF_LD | BPF_W | BPF_ABS;
         match code & !7 {
             _ if code == DATA => call.word(operand),
             mode if mode == BPF_W | BPF_LEN => Some(LENGTH),
@@ -212,8 +229,8 @@ impl Machine {
 }
 
 impl Call {
-    /// The word at an offset of `struct seccomp_data`: number, architecture, instruction pointer,
-    /// arguments. Where the call is made from is not known.
+    /// The word at an offset of `struct seccomp_data`: number, architecture, the address of the call,
+    /// arguments.
     fn word(&self, offset: u32) -> Option<u32> {
         let half = |value: u64| match offset % 8 {
             0 => value as u32,
@@ -223,7 +240,7 @@ impl Call {
             _ if !offset.is_multiple_of(4) || offset >= LENGTH => None,
             0 => Some(self.number),
             4 => Some(ARCHITECTURE),
-            8 | 12 => Some(0),
+            PLACE..16 => None,
             _ => Some(half(self.arguments[offset as usize / 8 - 2])),
         }
     }
@@ -265,7 +282,7 @@ mod tests {
         let check = |offset, expected| assert_eq!(call.word(offset), expected, "{offset}");
         check(0, Some(42));
         check(4, Some(ARCHITECTURE));
-        check(12, Some(0));
+        check(12, None);
         check(16, Some(1));
         check(20, Some(0));
         check(24, Some(0x3333_3333));
@@ -286,7 +303,11 @@ mod tests {
             let filter = vec![instruction, plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW)];
             let code = instruction.code;
             let found = answer(&[filter], &call);
-            assert_eq!(found, Err(NotSeccomp { at: 0, code }), "{instruction:?}");
+            assert_eq!(
+                found,
+                Err(Unknown::Instruction { at: 0, code }),
+                "{instruction:?}"
+            );
         };
         // A byte, a word at an index, a packet's header, an address beyond the data, the 17th word.
         check(plain(BPF_LD | libc::BPF_B | BPF_ABS, 0));
@@ -298,10 +319,10 @@ mod tests {
         check(plain(BPF_RET | BPF_X, 0));
         check(plain(0xffff, 0));
         let endless = [plain(BPF_LD | BPF_IMM, 0)].to_vec();
-        assert_eq!(
-            answer(&[endless], &call),
-            Err(NotSeccomp { at: 1, code: 0 })
-        );
+        let end = Unknown::Instruction { at: 1, code: 0 };
+        assert_eq!(answer(&[endless], &call), Err(end));
+        let place = [plain(DATA, 12)].to_vec();
+        assert_eq!(answer(&[place], &call), Err(Unknown::Place { at: 0 }));
         assert_eq!(answer(&[], &call), Ok(Answer::Allowed));
     }
 }

@@ -1,0 +1,289 @@
+//! Filters of seccomp: what is read of them, and what they answer, compared with the kernel.
+
+use std::process::Command;
+
+use libc::{
+    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_DIV, BPF_IMM, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT,
+    BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_LEN, BPF_LSH, BPF_MEM, BPF_MISC, BPF_MUL,
+    BPF_NEG, BPF_OR, BPF_RET, BPF_RSH, BPF_ST, BPF_STX, BPF_SUB, BPF_TAX, BPF_TXA, BPF_W, BPF_X,
+    BPF_XOR,
+};
+use memprof_ptrace::Refusal;
+use memprof_ptrace::seccomp::{Answer, Call, Instruction, answer, filters, require_calls};
+use nix::errno::Errno;
+use nix::sys::ptrace;
+use nix::sys::wait::waitpid;
+use nix::unistd::{Pid, geteuid};
+
+use crate::target::Target;
+
+fn plain(code: u32, operand: u32) -> Instruction {
+    jump(code, operand, 0, 0)
+}
+
+fn jump(code: u32, operand: u32, if_true: u8, if_false: u8) -> Instruction {
+    Instruction {
+        code: code as u16,
+        if_true,
+        if_false,
+        operand,
+    }
+}
+
+/// Numbers that look random and are the same in each run (xorshift64, Marsaglia 2003).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn one_of<T: Copy>(&mut self, those: &[T]) -> T {
+        those[self.below(those.len() as u64) as usize]
+    }
+
+    /// Small ones, powers, the largest, and any.
+    fn word(&mut self) -> u32 {
+        match self.below(5) {
+            0 => self.below(4) as u32,
+            1 => 1 << self.below(32),
+            2 => u32::MAX - self.below(3) as u32,
+            3 => libc::SYS_getppid as u32,
+            _ => self.next() as u32,
+        }
+    }
+
+    fn action(&mut self) -> u32 {
+        let actions = [
+            libc::SECCOMP_RET_KILL_PROCESS,
+            libc::SECCOMP_RET_KILL_THREAD,
+            libc::SECCOMP_RET_TRAP,
+            libc::SECCOMP_RET_ERRNO,
+            libc::SECCOMP_RET_ERRNO,
+            libc::SECCOMP_RET_TRACE,
+            libc::SECCOMP_RET_ALLOW,
+            libc::SECCOMP_RET_ALLOW,
+            libc::SECCOMP_RET_ALLOW,
+            libc::SECCOMP_RET_ALLOW,
+            0x1234_0000,
+        ];
+        self.one_of(&actions) | self.below(1 << 16) as u32
+    }
+
+    /// A filter that lets all calls pass but getppid, for which it calculates this and that.
+    fn filter(&mut self) -> Vec<Instruction> {
+        const MEMORY: u64 = 4;
+        let mut filter = vec![
+            plain(BPF_LD | BPF_W | BPF_ABS, 0),
+            jump(BPF_JMP | BPF_JEQ | BPF_K, libc::SYS_getppid as u32, 1, 0),
+            plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW),
+        ];
+        // The kernel takes no filter that may read what was not written.
+        for at in 0..MEMORY as u32 {
+            filter.push(plain(BPF_ST, at));
+        }
+        let length = 1 + self.below(60);
+        for at in 0..length {
+            let instruction = self.instruction(MEMORY, length - at - 1);
+            filter.push(instruction);
+        }
+        // What was calculated becomes the error number: all bits of it, by and by.
+        filter.push(plain(BPF_ALU | BPF_RSH | BPF_K, self.below(24) as u32));
+        filter.push(plain(BPF_ALU | BPF_AND | BPF_K, 0xfff));
+        filter.push(plain(BPF_ALU | BPF_OR | BPF_K, libc::SECCOMP_RET_ERRNO));
+        filter.push(plain(BPF_RET | BPF_A, 0));
+        filter
+    }
+
+    fn instruction(&mut self, memory: u64, left: u64) -> Instruction {
+        let word = self.word();
+        let at = self.below(memory) as u32;
+        match self.below(12) {
+            0 | 1 => {
+                // Not 8 and 12: the address of the call.
+                let offset = self.one_of(&[0, 4, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60]);
+                plain(BPF_LD | BPF_W | BPF_ABS, offset)
+            }
+            2 => self.one_of(&[
+                plain(BPF_LD | BPF_IMM, word),
+                plain(BPF_LDX | BPF_IMM, word),
+                plain(BPF_LD | BPF_W | BPF_LEN, 0),
+                plain(BPF_LDX | BPF_W | BPF_LEN, 0),
+                plain(BPF_LD | BPF_MEM, at),
+                plain(BPF_LDX | BPF_MEM, at),
+            ]),
+            3 => self.one_of(&[
+                plain(BPF_ST, at),
+                plain(BPF_STX, at),
+                plain(BPF_MISC | BPF_TAX, 0),
+                plain(BPF_MISC | BPF_TXA, 0),
+                plain(BPF_ALU | BPF_NEG, 0),
+            ]),
+            4..=8 => self.calculation(word),
+            9 if self.below(4) == 0 => plain(BPF_RET | BPF_K, self.action()),
+            _ => {
+                let near = (left + 1).min(8);
+                let skips = [self.below(near) as u8, self.below(near) as u8];
+                let condition = self.one_of(&[BPF_JEQ, BPF_JGT, BPF_JGE, BPF_JSET, BPF_JA]);
+                let source = self.one_of(&[BPF_K, BPF_X]);
+                match condition {
+                    BPF_JA => plain(BPF_JMP | BPF_JA, u32::from(skips[0])),
+                    _ => jump(BPF_JMP | condition | source, word, skips[0], skips[1]),
+                }
+            }
+        }
+    }
+
+    fn calculation(&mut self, word: u32) -> Instruction {
+        let operations = [
+            BPF_ADD, BPF_SUB, BPF_MUL, BPF_DIV, BPF_AND, BPF_OR, BPF_XOR, BPF_LSH, BPF_RSH,
+        ];
+        let operation = self.one_of(&operations);
+        let source = self.one_of(&[BPF_K, BPF_X]);
+        // Those constants the kernel refuses, as a processor would.
+        let operand = match operation {
+            BPF_DIV => word.max(1),
+            BPF_LSH | BPF_RSH => word % 32,
+            _ => word,
+        };
+        plain(BPF_ALU | operation | source, operand)
+    }
+}
+
+/// What the kernel answers to getppid under those filters.
+fn ask_the_kernel(judge: &mut Target, filters: &[Vec<Instruction>], arguments: [u64; 6]) -> Answer {
+    let mut question = Vec::new();
+    for at in 0..4 {
+        let length = filters.get(at).map_or(0, Vec::len) as u16;
+        question.extend(length.to_ne_bytes());
+    }
+    for instruction in filters.iter().flatten() {
+        question.extend(instruction.code.to_ne_bytes());
+        question.extend([instruction.if_true, instruction.if_false]);
+        question.extend(instruction.operand.to_ne_bytes());
+    }
+    question.extend(arguments.iter().flat_map(|argument| argument.to_ne_bytes()));
+    judge.write(&question);
+    let line = judge.line();
+    match line.split_once(' ') {
+        Some(("error", number)) => Answer::Error(number.trim().parse().unwrap()),
+        _ if line == "killed\n" => Answer::Killed,
+        _ if line == "allowed\n" => Answer::Allowed,
+        _ => panic!("{line:?}: {filters:x?}"),
+    }
+}
+
+#[test]
+fn the_kernel_answers_the_same() {
+    const CASES: usize = 3000;
+    let mut judge = Target::start(Target::command().arg("judge"));
+    let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
+    let mut seen = [0; 3];
+    for case in 0..CASES {
+        let count = 1 + numbers.below(3);
+        let filters: Vec<_> = (0..count).map(|_| numbers.filter()).collect();
+        let arguments: [u64; 6] = std::array::from_fn(|_| match numbers.below(2) {
+            0 => u64::from(numbers.word()),
+            _ => numbers.next(),
+        });
+        let call = Call {
+            number: libc::SYS_getppid as u32,
+            arguments,
+        };
+        // A signal that nobody handles ends the process too.
+        let expected = match answer(&filters, &call).unwrap() {
+            Answer::Signal => Answer::Killed,
+            answer => answer,
+        };
+        let found = ask_the_kernel(&mut judge, &filters, arguments);
+        assert_eq!(found, expected, "case {case}: {filters:x?} {arguments:x?}");
+        seen[match found {
+            Answer::Killed => 0,
+            Answer::Allowed => 1,
+            _ => 2,
+        }] += 1;
+    }
+    // Each answer was put to the test, and no error number is a matter of luck.
+    assert!(seen.iter().all(|count| *count > CASES / 50), "{seen:?}");
+}
+
+/// Stops a process, looks at what is wanted, and lets it go on.
+fn stopped<T>(target: &Target, look: impl FnOnce() -> T) -> T {
+    let pid = Pid::from_raw(target.pid.cast_signed());
+    ptrace::seize(pid, ptrace::Options::empty()).unwrap();
+    ptrace::interrupt(pid).unwrap();
+    waitpid(pid, None).unwrap();
+    let seen = look();
+    ptrace::detach(pid, None).unwrap();
+    seen
+}
+
+#[test]
+fn filters_of_a_stopped_thread() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let check = |call: libc::c_long, answer: u32, words: Option<&str>| {
+        let mut target = Target::new(&["filter", &call.to_string(), &answer.to_string()]);
+        let found = stopped(&target, || require_calls(target.pid));
+        let found = found.map_err(|refusal| refusal.to_string());
+        let words = words.map(|call| format!("its seccomp filter forbids {call}"));
+        assert_eq!(found.err(), words, "{call} {answer:#x}");
+        target.is_unharmed();
+    };
+    let errno = |errno: Errno| libc::SECCOMP_RET_ERRNO | errno as u32;
+    check(libc::SYS_reboot, libc::SECCOMP_RET_KILL_PROCESS, None);
+    check(
+        libc::SYS_clone3,
+        libc::SECCOMP_RET_KILL_PROCESS,
+        Some("clone3"),
+    );
+    check(
+        libc::SYS_clone3,
+        libc::SECCOMP_RET_KILL_THREAD,
+        Some("clone3"),
+    );
+    check(libc::SYS_clone3, errno(Errno::EPERM), Some("clone3"));
+    check(libc::SYS_clone3, errno(Errno::ENOSYS), None);
+    check(libc::SYS_socket, errno(Errno::EPERM), Some("socket"));
+    check(libc::SYS_prctl, errno(Errno::EPERM), None);
+    check(libc::SYS_memfd_create, errno(Errno::EPERM), None);
+}
+
+#[test]
+fn filters_come_as_they_were_given() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let call = libc::SYS_reboot as u32;
+    let value = libc::SECCOMP_RET_KILL_PROCESS;
+    let target = Target::new(&["filter", &call.to_string(), &value.to_string()]);
+    let expected = vec![
+        plain(BPF_LD | BPF_W | BPF_ABS, 0),
+        jump(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        plain(BPF_RET | BPF_K, value),
+        plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let found = stopped(&target, || filters(target.pid));
+    assert_eq!(found, Ok(vec![expected]));
+    // Of a thread that is not stopped, nothing can be read.
+    assert_eq!(filters(target.pid), Err(Errno::ESRCH));
+}
+
+#[test]
+fn without_a_filter_nothing_is_asked() {
+    let mut target = Target::new(&["serve"]);
+    assert_eq!(require_calls(target.pid), Ok(()));
+    target.is_unharmed();
+    drop(target);
+    let mut child = Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    assert_eq!(require_calls(child.id()), Err(Refusal::NoSuchProcess));
+}

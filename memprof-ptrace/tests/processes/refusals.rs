@@ -1,0 +1,249 @@
+//! Each refusal, seen on a real process that lives on.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use memprof_ptrace::{Examined, Refusal, examine};
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, geteuid};
+
+use crate::target::{Target, built};
+
+/// Looks at a process that is to be refused with these words and this exit code.
+fn refused(target: &Target, words: &str, exit_code: u8) {
+    let refusal = examine(target.pid).unwrap_err();
+    let words = words.replace("PID", &target.pid.to_string());
+    assert_eq!(refusal.to_string(), words, "{target:?}");
+    assert_eq!(refusal.exit_code(), exit_code, "{refusal:?}");
+}
+
+fn accepted(target: &Target) -> Examined {
+    examine(target.pid).unwrap_or_else(|refusal| panic!("{target:?}: {refusal:?}"))
+}
+
+#[test]
+fn an_ordinary_process_is_taken() {
+    let mut target = Target::new(&["serve"]);
+    let examined = accepted(&target);
+    assert_eq!(examined.pid, target.pid);
+    assert!(examined.start_time > 0, "{examined:?}");
+    assert!(examined.status.name.starts_with("target"), "{examined:?}");
+    assert!(
+        !examined.has_plugin && !examined.has_filter(),
+        "{examined:?}"
+    );
+    target.is_unharmed();
+}
+
+#[test]
+fn one_that_was_forked_and_executed_nothing_is_taken() {
+    let mut target = Target::new(&["fork"]);
+    accepted(&target);
+    target.is_unharmed();
+}
+
+#[test]
+fn one_that_the_loader_was_called_with_is_taken() {
+    let mut command = Command::new("/lib64/ld-linux-x86-64.so.2");
+    let mut target = Target::of(command.arg(echo("cc", &[])));
+    accepted(&target);
+    target.is_unharmed();
+}
+
+#[test]
+fn one_whose_file_was_removed_is_taken() {
+    let place = tempfile::tempdir().unwrap();
+    let copy = place.path().join("removed");
+    std::fs::copy(echo("cc", &[]), &copy).unwrap();
+    let mut target = Target::of(&mut Command::new(&copy));
+    place.close().unwrap();
+    accepted(&target);
+    target.is_unharmed();
+}
+
+#[test]
+fn no_process() {
+    let mut child = Command::new("true").spawn().unwrap();
+    let pid = child.id();
+    child.wait().unwrap();
+    assert_eq!(examine(pid).unwrap_err(), Refusal::NoSuchProcess);
+}
+
+#[test]
+fn a_thread() {
+    let target = Target::new(&["main-thread-ends"]);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", target.pid)).unwrap();
+    let names = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+    let threads = names.map(|name| name.parse::<u32>().unwrap());
+    let thread = threads.max().unwrap();
+    let process = target.pid;
+    assert_eq!(examine(thread).unwrap_err(), Refusal::Thread { process });
+}
+
+#[test]
+fn a_main_thread_that_has_ended() {
+    let mut target = Target::new(&["main-thread-ends"]);
+    let pid = target.pid;
+    let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    while !status().contains("Z (zombie)") {
+        std::thread::yield_now();
+    }
+    let words = "its main thread has ended, and with it what /proc tells of the process";
+    refused(&target, words, 4);
+    target.is_unharmed();
+}
+
+#[test]
+fn a_zombie() {
+    let mut target = Target::new(&["zombie"]);
+    refused(&target, "has ended (zombie)", 3);
+    target.is_unharmed();
+}
+
+#[test]
+fn a_kernel_thread() {
+    let comm = std::fs::read_to_string("/proc/2/comm");
+    // A container shows none of them.
+    if comm.is_ok_and(|name| name == "kthreadd\n") {
+        let refusal = examine(2).unwrap_err();
+        assert_eq!(refusal.to_string(), "is a kernel thread");
+        assert_eq!(refusal.exit_code(), 4);
+    } else {
+        assert_ne!(examine(1).err(), Some(Refusal::KernelThread));
+    }
+}
+
+#[test]
+fn a_stopped_process() {
+    let mut target = Target::new(&["serve"]);
+    target.signal(Signal::SIGSTOP);
+    let pid = Pid::from_raw(target.pid.cast_signed());
+    let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
+    let words = "process is stopped; continue it first (kill -CONT PID)";
+    refused(&target, words, 4);
+    target.signal(Signal::SIGCONT);
+    target.is_unharmed();
+    accepted(&target);
+}
+
+#[test]
+fn a_traced_process() {
+    let mut target = Target::new(&["serve"]);
+    let pid = Pid::from_raw(target.pid.cast_signed());
+    ptrace::seize(pid, ptrace::Options::empty()).unwrap();
+    let words = format!(
+        "process {} already traces PID (a debugger, strace?); only one can",
+        std::process::id()
+    );
+    refused(&target, &words, 4);
+    target.is_unharmed();
+    // Where the tracer has stopped it.
+    ptrace::interrupt(pid).unwrap();
+    waitpid(pid, None).unwrap();
+    refused(&target, &words, 4);
+    ptrace::detach(pid, None).unwrap();
+    target.is_unharmed();
+    accepted(&target);
+}
+
+#[test]
+fn between_vfork_and_exec() {
+    let mut target = Target::new(&["vfork"]);
+    refused(
+        &target,
+        "is between vfork and exec and runs in its parent's memory",
+        4,
+    );
+    target.write(b"\n");
+    assert_eq!(target.line(), "the child has executed a program\n");
+    target.is_unharmed();
+}
+
+#[test]
+fn programs_without_a_loader() {
+    let words = "is linked statically: nothing in it can load a library";
+    for option in ["-static", "-static-pie"] {
+        let mut target = Target::of(&mut Command::new(echo("cc", &[option])));
+        refused(&target, words, 4);
+        target.is_unharmed();
+    }
+    let mut go = Target::of(&mut Command::new(go_program()));
+    refused(&go, words, 4);
+    go.is_unharmed();
+}
+
+/// Go has its own linker, and no C library.
+fn go_program() -> PathBuf {
+    built("target-go", |path| {
+        let mut command = Command::new("go");
+        command.args(["build", "-o"]).arg(path).arg("target.go");
+        command
+            .env("CGO_ENABLED", "0")
+            .env("GOCACHE", path.with_file_name("cache"));
+        command
+    })
+}
+
+/// echo.c, compiled.
+fn echo(compiler: &str, options: &[&str]) -> PathBuf {
+    built(&format!("{compiler}{}", options.concat()), |path| {
+        let mut command = Command::new(compiler);
+        command.args(options).arg("echo.c").arg("-o").arg(path);
+        command
+    })
+}
+
+#[test]
+fn a_program_for_musl() {
+    let mut target = Target::of(&mut Command::new(echo("musl-gcc", &[])));
+    refused(&target, "uses musl", 4);
+    target.is_unharmed();
+}
+
+#[test]
+fn a_program_of_32_bits() {
+    let object = built("i386.o", |path| {
+        let mut command = Command::new("as");
+        command.args(["--32", "i386.s", "-o"]).arg(path);
+        command
+    });
+    let program = built("i386", |path| {
+        let mut command = Command::new("ld");
+        command.args(["-m", "elf_i386", "-o"]).arg(path).arg(object);
+        command
+    });
+    let mut target = Target::of(&mut Command::new(program));
+    refused(&target, "is a program for i386", 4);
+    target.is_unharmed();
+}
+
+#[test]
+fn the_strict_mode_of_seccomp() {
+    let mut target = Target::new(&["strict"]);
+    refused(
+        &target,
+        "is in seccomp's strict mode, which forbids clone3",
+        4,
+    );
+    target.is_unharmed();
+}
+
+#[test]
+fn a_filter_needs_root() {
+    let kill = libc::SECCOMP_RET_KILL_PROCESS.to_string();
+    let call = libc::SYS_clone3.to_string();
+    let mut target = Target::new(&["filter", &call, &kill]);
+    if geteuid().is_root() {
+        assert!(accepted(&target).has_filter());
+    } else {
+        refused(&target, "its seccomp filter cannot be read by this user", 4);
+    }
+    target.is_unharmed();
+    // One thread without a filter is enough.
+    let mut target = Target::new(&["filtered-thread", &call, &kill]);
+    assert!(!accepted(&target).has_filter());
+    target.is_unharmed();
+}
