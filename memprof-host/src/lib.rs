@@ -11,14 +11,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In programs that know nothing of memprof, [`bus`] plays the host's part.
+//! In programs that know nothing of memprof, [`adapters`] plays the host's part.
 //!
 //! To write a plugin, see `memprof-plugin-abi`. To embed a host in C or C++, see
 //! `memprof-host-c`.
 
+#[cfg(feature = "adapters")]
+pub mod adapters;
 mod body;
-#[cfg(feature = "bus")]
-pub mod bus;
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "loader")]

@@ -19,7 +19,7 @@ use crate::output;
 use environment::{malloc_conf, preload};
 use program::{Program, Provided};
 
-/// What the preloaded plugin acts on (memprof-host, `bus::preload`).
+/// What the preloaded plugin acts on (memprof-host, `adapters::preload`).
 const MARKER: (&str, &str) = ("MEMPROF_RUN", "1");
 const DUMP_DIR: &str = "MEMPROF_DUMP_DIR";
 const CONFIG: &str = "MEMPROF_CONFIG";

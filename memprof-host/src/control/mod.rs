@@ -122,7 +122,7 @@ impl ControlSocket {
     }
 
     /// For a process that ends without dropping it: removes the socket's files.
-    #[cfg(feature = "bus")]
+    #[cfg(feature = "adapters")]
     pub(crate) fn remove_files(&self) {
         if let Ok(listener) = self.shared.listener.try_lock()
             && let Some(listener) = &*listener

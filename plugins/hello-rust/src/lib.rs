@@ -27,4 +27,4 @@ impl Plugin for Hello {
 }
 
 export_plugin!(Hello);
-memprof_host::export_buses!(memprof_plugin_entry);
+memprof_host::export_adapters!(memprof_plugin_entry);

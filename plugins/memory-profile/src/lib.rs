@@ -11,4 +11,4 @@ mod stats_format;
 mod text;
 
 memprof_plugin_abi::export_plugin!(messages::MemoryProfile);
-memprof_host::export_buses!(memprof_plugin_entry);
+memprof_host::export_adapters!(memprof_plugin_entry);

@@ -13,11 +13,11 @@ use log::{Level, LevelFilter};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_plugin_entry_t};
 
+use super::config::{self, Settings};
 use super::contain;
-use super::guest::{Bus, guest, settle};
-use super::lines::{Lines, c_text, one_line};
+use super::instance::{Adapter, instance, settle};
+use super::log::{Lines, c_text, one_line};
 use super::symbol::find;
-use super::words::{self, Control, Settings};
 use crate::router::Reply;
 
 /// ts/apidefs.h, `TS_LIFECYCLE_MSG_HOOK`.
@@ -56,11 +56,7 @@ static LOG: Lines = Lines {
     sink: write,
 };
 
-const BUS: Bus = Bus {
-    log: &LOG,
-    control: Control::Off,
-    is_own_thread: false,
-};
+const ADAPTER: Adapter = Adapter::of(&LOG);
 
 /// Set when the hook is in place: a plugin that is named twice answers once.
 static HOOKED: AtomicBool = AtomicBool::new(false);
@@ -78,7 +74,7 @@ pub unsafe fn init(
     contain((), || {
         // SAFETY: promised by the caller.
         let settings = unsafe { settings(argc, argv) };
-        let id = settle(entry, &BUS, settings).id();
+        let id = settle(entry, &ADAPTER, settings).id();
         if let Err(missing) = register(id) {
             let line = format!("{id} gets no messages: Traffic Server has no {missing:?}");
             LOG.line(Level::Error, &line);
@@ -109,9 +105,9 @@ unsafe fn settings(argc: c_int, argv: *const *const c_char) -> Result<Settings, 
                     format!("config word {word:?}: {error}"),
                 )
             })?;
-            words::pair(text)
+            config::pair(text)
         });
-    words::parse(words.collect::<Result<Vec<_>, _>>()?)
+    config::parse(words.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Registers the plugin, without which Traffic Server ends, and asks for messages.
@@ -153,14 +149,15 @@ fn register(id: &str) -> Result<(), &'static CStr> {
 /// Gets every message to every plugin.
 unsafe extern "C" fn handle(_: *mut c_void, event: c_int, data: *mut c_void) -> c_int {
     contain(0, || {
-        let Some(guest) = guest().filter(|_| event == MESSAGE_EVENT && !data.is_null()) else {
+        let Some(instance) = instance().filter(|_| event == MESSAGE_EVENT && !data.is_null())
+        else {
             return 0;
         };
         // SAFETY: ts/apidefs.h: the data of this event, kept during the call.
         let message = unsafe { &*data.cast::<PluginMessage>() };
         // SAFETY: as above.
-        if let Some(data) = unsafe { message.for_plugin(guest.id()) } {
-            tell(guest.message(data));
+        if let Some(data) = unsafe { message.for_plugin(instance.id()) } {
+            tell(instance.message(data));
         }
         0
     })

@@ -2,7 +2,6 @@
 //! has no undefined symbols, and loads into every program.
 #![expect(unsafe_code, reason = "functions by their names")]
 
-#[cfg(any(feature = "bus-mosquitto", feature = "bus-traffic-server"))]
 use std::ffi::CStr;
 use std::ffi::c_void;
 
@@ -10,7 +9,6 @@ use std::ffi::c_void;
 ///
 /// # Safety
 /// `F` is the type of a function pointer, and right for the function of that name.
-#[cfg(any(feature = "bus-mosquitto", feature = "bus-traffic-server"))]
 pub(super) unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
     // SAFETY: dlsym(3) with a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };

@@ -14,11 +14,11 @@ use log::{Level, LevelFilter};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
+use super::config::{self, Settings};
 use super::contain;
-use super::guest::{Answer, Bus, Guest, Said, guest, settle};
-use super::lines::{Lines, c_text, one_line};
+use super::instance::{Adapter, AdapterInstance, Answer, Said, instance, settle};
+use super::log::{Lines, c_text, one_line};
 use super::symbol::function;
-use super::words::{self, Control, Settings};
 
 const OK: c_int = 0;
 const ERR: c_int = 1;
@@ -141,11 +141,7 @@ static LOG: Lines = Lines {
     sink: write,
 };
 
-const BUS: Bus = Bus {
-    log: &LOG,
-    control: Control::Off,
-    is_own_thread: false,
-};
+const ADAPTER: Adapter = Adapter::of(&LOG);
 
 /// Loads the module. Fails only in a Redis that lacks a function which every Redis has: any
 /// other failure would keep Redis from starting.
@@ -168,8 +164,8 @@ pub unsafe fn load(
         let api = API.get_or_init(|| api);
         // SAFETY: promised by the caller.
         let words = unsafe { api.words(argv, argc) };
-        let guest = settle(entry, &BUS, settings(&words));
-        if !register(api, ctx, guest) && !again {
+        let instance = settle(entry, &ADAPTER, settings(&words));
+        if !register(api, ctx, instance) && !again {
             let line = "the module's command exists already, and stays as it is";
             LOG.line(Level::Warn, line);
         }
@@ -188,15 +184,15 @@ fn settings(words: &[String]) -> Result<Settings, Failure> {
             ),
         )),
     });
-    words::parse(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Names the module and makes its command. False when there is a command of that name.
-fn register(api: &Api, ctx: Ctx, guest: &Guest) -> bool {
+fn register(api: &Api, ctx: Ctx, instance: &AdapterInstance) -> bool {
     // A module that is loaded again under another path needs a name of its own; Redis crashes
     // over one without a name.
-    let names = std::iter::once(guest.id().to_owned())
-        .chain((2..).map(|number| format!("{}_{number}", guest.id())));
+    let names = std::iter::once(instance.id().to_owned())
+        .chain((2..).map(|number| format!("{}_{number}", instance.id())));
     let free = names.map(|name| c_text(&name, LINE_LIMIT)).find(|name| {
         // SAFETY: takes a NUL-terminated name.
         unsafe { (api.is_module_name_busy)(name.as_ptr()) == 0 }
@@ -204,7 +200,7 @@ fn register(api: &Api, ctx: Ctx, guest: &Guest) -> bool {
     let name = free.expect("there is no end of names");
     // SAFETY: called in `RedisModule_OnLoad`; Redis copies the name.
     unsafe { (api.set_module_attribs)(ctx, name.as_ptr(), 1, API_VERSION) };
-    let command = c_text(&guest.id().to_uppercase(), LINE_LIMIT);
+    let command = c_text(&instance.id().to_uppercase(), LINE_LIMIT);
     // SAFETY: as above; the function's library is never unloaded.
     let created = unsafe {
         (api.create_command)(
@@ -223,19 +219,19 @@ fn register(api: &Api, ctx: Ctx, guest: &Guest) -> bool {
 /// The command.
 unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
     contain(ERR, || {
-        let (Some(api), Some(guest)) = (API.get(), guest()) else {
+        let (Some(api), Some(instance)) = (API.get(), instance()) else {
             return ERR;
         };
         // SAFETY: redismodule.h, `RedisModuleCmdFunc`.
         let words = unsafe { api.words(argv, argc) };
         match words.get(1..) {
-            None | Some([]) => api.reply_lines(ctx, &guest.help()),
+            None | Some([]) => api.reply_lines(ctx, &instance.help()),
             Some([help]) if help.eq_ignore_ascii_case("HELP") => {
-                api.reply_lines(ctx, &guest.help())
+                api.reply_lines(ctx, &instance.help())
             }
             Some(words) => {
                 let message = Arguments::join(words.iter().map(String::as_str));
-                match guest.answer(message.as_bytes()) {
+                match instance.answer(message.as_bytes()) {
                     Answer {
                         is_done: true,
                         body: Said::Text(text),

@@ -1,4 +1,4 @@
-//! The plugin as the guest of a program that was not written for it.
+//! The plugin's one instance in a program that was not written for it.
 #![expect(unsafe_code, reason = "the ABI boundary: the entry of this library")]
 
 use std::ffi::{CStr, c_char};
@@ -14,21 +14,19 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_PANIC, memprof_plugin_entry_t,
 };
-#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
 use memprof_plugin_abi::{JSON, TEXT, raw::MEMPROF_OK};
 
-use super::door;
-use super::lines::Lines;
-use super::words::{Control, Settings};
+use super::config::{Control, Settings};
+use super::control;
+use super::log::Lines;
 use crate::instance::{Instance, text};
 use crate::program::Program;
 use crate::protocol::{FRAME_LIMIT, split_message};
 use crate::router::{Reply, Router};
 
-/// One plugin in one process, on however many buses.
+/// One plugin in one process, on however many adapters.
 #[derive(Debug)]
-pub(super) struct Guest {
-    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
+pub(super) struct AdapterInstance {
     entry: &'static memprof_plugin_entry_t,
     id: String,
     program: Program,
@@ -36,11 +34,9 @@ pub(super) struct Guest {
 }
 
 /// What a message may ask its reply to be.
-#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
 const FORMATS: [&str; 2] = ["format=json", "format=text"];
 
 /// A reply for somebody who may be a person.
-#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
 #[derive(Debug)]
 pub(super) struct Answer {
     /// The plugin did what was asked.
@@ -49,7 +45,6 @@ pub(super) struct Answer {
 }
 
 /// What an [`Answer`] says.
-#[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
 #[derive(Debug)]
 pub(super) enum Said {
     /// To be read.
@@ -58,9 +53,9 @@ pub(super) enum Said {
     Bytes(Vec<u8>),
 }
 
-/// The bus on which a program loads the plugin.
+/// The adapter on which a program loads the plugin.
 #[derive(Debug)]
-pub(super) struct Bus {
+pub(super) struct Adapter {
     /// The program's log.
     pub(super) log: &'static Lines,
     /// The control socket where the config says nothing.
@@ -69,60 +64,72 @@ pub(super) struct Bus {
     pub(super) is_own_thread: bool,
 }
 
-static GUEST: OnceLock<Guest> = OnceLock::new();
-
-/// The process in which a thread makes the guest. A child that was forked meanwhile does not
-/// have that thread, and makes its own guest.
-static MAKER: AtomicU32 = AtomicU32::new(0);
-
-/// The guest, once a bus has made it.
-pub(super) fn guest() -> Option<&'static Guest> {
-    GUEST.get()
+impl Adapter {
+    /// Of a program that calls the plugin on threads of its own, and has a bus for messages: no
+    /// control socket unless the config asks for one.
+    pub(super) const fn of(log: &'static Lines) -> Self {
+        Self {
+            log,
+            control: Control::Off,
+            is_own_thread: false,
+        }
+    }
 }
 
-/// Makes the guest, or joins the one that another bus made, and opens the control socket. What
+static INSTANCE: OnceLock<AdapterInstance> = OnceLock::new();
+
+/// The process in which a thread makes the instance. A child that was forked meanwhile does not
+/// have that thread, and makes its own instance.
+static MAKER: AtomicU32 = AtomicU32::new(0);
+
+/// The instance, once an adapter has made it.
+pub(super) fn instance() -> Option<&'static AdapterInstance> {
+    INSTANCE.get()
+}
+
+/// Makes the instance, or joins the one that another adapter made, and opens the control socket. What
 /// is wrong is logged in one line, and answered to every message.
 pub(super) fn settle(
     entry: &'static memprof_plugin_entry_t,
-    bus: &Bus,
+    adapter: &Adapter,
     settings: Result<Settings, Failure>,
-) -> &'static Guest {
+) -> &'static AdapterInstance {
     let control = match &settings {
         Ok(Settings { control, .. }) => control.clone(),
         Err(_) => None,
     };
-    let guest = loop {
-        if let Some(guest) = GUEST.get() {
-            let message = format!("{} is loaded already: its first config stays", guest.id);
-            bus.log.line(Level::Warn, &message);
-            break guest;
+    let instance = loop {
+        if let Some(instance) = INSTANCE.get() {
+            let message = format!("{} is loaded already: its first config stays", instance.id);
+            adapter.log.line(Level::Warn, &message);
+            break instance;
         }
         if claim() {
             // Made before it is put there: a child that is forked meanwhile must not wait for a
             // thread that it does not have.
-            let made = Guest::new(entry, bus, settings);
-            break GUEST.get_or_init(|| made);
+            let made = AdapterInstance::new(entry, adapter, settings);
+            break INSTANCE.get_or_init(|| made);
         }
         // Another thread makes it, which takes milliseconds.
         thread::sleep(Duration::from_millis(1));
     };
-    if bus.is_own_thread {
-        guest.enter_thread();
+    if adapter.is_own_thread {
+        instance.enter_thread();
     }
-    door::open(guest, bus, control.as_ref().unwrap_or(&bus.control));
-    guest
+    instance.open_control(adapter, control.as_ref());
+    instance
 }
 
-/// True for the one thread of this process that is to make the guest.
+/// True for the one thread of this process that is to make the instance.
 fn claim() -> bool {
     let own = process::id();
     MAKER.swap(own, Ordering::AcqRel) != own
 }
 
-impl Guest {
+impl AdapterInstance {
     fn new(
         entry: &'static memprof_plugin_entry_t,
-        bus: &Bus,
+        adapter: &Adapter,
         settings: Result<Settings, Failure>,
     ) -> Self {
         // SAFETY: the entry's texts live as long as it does.
@@ -130,7 +137,7 @@ impl Guest {
         let program = Program {
             name: Box::leak(program_name().into_boxed_str()),
             version: "",
-            log: bus.log,
+            log: adapter.log,
             jemalloc: None,
         };
         let create = || {
@@ -144,12 +151,11 @@ impl Guest {
             Err(Failure::new(MEMPROF_PANIC, "loading the plugin panicked"))
         });
         if let Err(failure) = &plugin {
-            bus.log.line(Level::Error, &failure.to_string());
+            adapter.log.line(Level::Error, &failure.to_string());
         }
         let mut router = Router::default();
         router.add(id.clone(), plugin);
         Self {
-            #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
             entry,
             id,
             program,
@@ -157,18 +163,15 @@ impl Guest {
         }
     }
 
-    /// The program.
-    pub(super) fn program(&self) -> Program {
-        self.program
+    /// Opens the control socket, once in a process, where the config says so or else the adapter.
+    pub(super) fn open_control(&self, adapter: &Adapter, configured: Option<&Control>) {
+        let control = configured.unwrap_or(&adapter.control);
+        control::open(self.program, Arc::clone(&self.router), adapter.log, control);
     }
 
     /// Tells the plugin that the calling thread is one of ours.
     pub(super) fn enter_thread(&self) {
         self.router.enter_thread();
-    }
-
-    pub(super) fn router(&self) -> Arc<Router> {
-        Arc::clone(&self.router)
     }
 
     /// The plugin's name.
@@ -197,7 +200,6 @@ impl Guest {
 
     /// The reply to a message that a person types: the text, unless the message asks for
     /// `format=json`. `stats`, which has that argument itself, gets it too.
-    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
     pub(super) fn answer(&self, data: &[u8]) -> Answer {
         let text = String::from_utf8_lossy(data);
         let (name, args) = split_message(&text);
@@ -226,7 +228,6 @@ impl Guest {
     }
 
     /// The arguments of a message as they are described; empty for one that is none.
-    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
     fn usage(&self, name: &str) -> String {
         let mut messages = self.messages();
         let found = messages.find(|[known, ..]| known == name);
@@ -234,7 +235,6 @@ impl Guest {
     }
 
     /// Each message as a person would type it, and what it does.
-    #[cfg(feature = "bus-redis")]
     pub(super) fn help(&self) -> Vec<String> {
         self.messages()
             .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
@@ -242,7 +242,6 @@ impl Guest {
     }
 
     /// Name, usage and help of each message.
-    #[cfg(any(feature = "bus-mosquitto", feature = "bus-redis"))]
     fn messages(&self) -> impl Iterator<Item = [String; 3]> {
         (0..self.entry.message_count).map(|at| {
             // SAFETY: memprof.h: `messages` points to `message_count` pointers.

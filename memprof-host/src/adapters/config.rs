@@ -13,7 +13,7 @@ pub(super) struct Settings {
     pub(super) plugin: Table,
     /// The text of the file that is all of it.
     file: Option<String>,
-    /// The control socket; where nothing is said, the bus decides.
+    /// The control socket; where nothing is said, the adapter decides.
     pub(super) control: Option<Control>,
 }
 
@@ -78,7 +78,6 @@ pub(super) fn parse<'a>(
 ///
 /// # Errors
 /// It has another form.
-#[cfg(feature = "bus-traffic-server")]
 pub(super) fn pair(word: &str) -> Result<(&str, &str), Failure> {
     word.split_once('=')
         .ok_or_else(|| invalid(format!("config word {word:?} is not of the form key=value")))

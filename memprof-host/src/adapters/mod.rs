@@ -1,10 +1,10 @@
-//! Programs that were not written for memprof, and the buses on which they already load plugins.
+//! Adapters to programs that were not written for memprof, but load plugins of other kinds.
 //!
-//! [`export_buses!`](crate::export_buses) gives a plugin's library the entry points that these
+//! [`export_adapters!`](crate::export_adapters) gives a plugin's library the entry points that these
 //! programs look for. Behind them, this module plays the host: it makes the plugin's one
 //! instance in the process and passes the program's messages to it.
 //!
-//! - [`preload`]: any program, by `LD_PRELOAD`; its bus is the control socket.
+//! - [`preload`]: any program, by `LD_PRELOAD`; its messages come over the control socket.
 //! - [`redis`]: a Redis module; the reply goes to the client.
 //! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
 //! - [`traffic_server`]: an Apache Traffic Server plugin; the reply goes to the log.
@@ -12,47 +12,57 @@
 //! Loading never fails the program. Whatever is wrong is logged in one line, and every message
 //! is answered with it.
 
-mod door;
-mod guest;
-mod lines;
-#[cfg(feature = "bus-mosquitto")]
+#![cfg_attr(
+    not(all(
+        feature = "adapter-mosquitto",
+        feature = "adapter-preload",
+        feature = "adapter-redis",
+        feature = "adapter-traffic-server"
+    )),
+    allow(dead_code, reason = "each adapter uses a part of what they share")
+)]
+
+mod config;
+mod control;
+mod instance;
+mod log;
+#[cfg(feature = "adapter-mosquitto")]
 pub mod mosquitto;
-#[cfg(feature = "bus-preload")]
+#[cfg(feature = "adapter-preload")]
 pub mod preload;
-#[cfg(feature = "bus-redis")]
+#[cfg(feature = "adapter-redis")]
 pub mod redis;
 mod symbol;
-#[cfg(feature = "bus-traffic-server")]
+#[cfg(feature = "adapter-traffic-server")]
 pub mod traffic_server;
-mod words;
 
 use std::panic::{self, AssertUnwindSafe};
 
-/// Makes a plugin's library loadable by other programs' own buses. `$entry` is the plugin's
-/// `memprof_plugin_entry`; the buses are chosen after a colon, all of them by default. Call it
+/// Makes a plugin's library loadable by other programs. `$entry` is the plugin's
+/// `memprof_plugin_entry`; the adapters are chosen after a colon, all of them by default. Call it
 /// once, in the cdylib, beside `export_plugin!`. By default they are those whose feature of this crate
 /// is on; to name one whose feature is off is an error.
 ///
 /// ```text
 /// memprof_plugin_abi::export_plugin!(Greeter);
-/// memprof_host::export_buses!(memprof_plugin_entry: redis, preload);
+/// memprof_host::export_adapters!(memprof_plugin_entry: redis, preload);
 /// ```
 #[macro_export]
-macro_rules! export_buses {
+macro_rules! export_adapters {
     ($entry:path) => {
         $crate::__export_preload!(optional, $entry);
         $crate::__export_redis!(optional, $entry);
         $crate::__export_mosquitto!(optional, $entry);
         $crate::__export_traffic_server!(optional, $entry);
     };
-    ($entry:path: $($bus:ident),+ $(,)?) => {
-        $($crate::__export_bus!($bus, $entry);)+
+    ($entry:path: $($adapter:ident),+ $(,)?) => {
+        $($crate::__export_adapter!($adapter, $entry);)+
     };
 }
 
 #[doc(hidden)]
 #[macro_export]
-macro_rules! __export_bus {
+macro_rules! __export_adapter {
     (preload, $entry:path) => {
         $crate::__export_preload!(named, $entry);
     };
@@ -67,7 +77,7 @@ macro_rules! __export_bus {
     };
 }
 
-/// What stands in the place of a bus whose feature is off.
+/// What stands in the place of an adapter whose feature is off.
 macro_rules! without {
     ($macro:ident, $feature:literal) => {
         #[cfg(not(feature = $feature))]
@@ -79,19 +89,19 @@ macro_rules! without {
                 compile_error!(concat!(
                     "memprof-host needs the feature ",
                     $feature,
-                    " for this bus"
+                    " for this adapter"
                 ));
             };
         }
     };
 }
 
-without!(__export_preload, "bus-preload");
-without!(__export_redis, "bus-redis");
-without!(__export_mosquitto, "bus-mosquitto");
-without!(__export_traffic_server, "bus-traffic-server");
+without!(__export_preload, "adapter-preload");
+without!(__export_redis, "adapter-redis");
+without!(__export_mosquitto, "adapter-mosquitto");
+without!(__export_traffic_server, "adapter-traffic-server");
 
-#[cfg(feature = "bus-preload")]
+#[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_preload {
@@ -101,14 +111,14 @@ macro_rules! __export_preload {
         #[unsafe(link_section = ".init_array")]
         static MEMPROF_PRELOAD: extern "C" fn() = {
             extern "C" fn loaded() {
-                $crate::bus::preload::loaded(&$entry);
+                $crate::adapters::preload::loaded(&$entry);
             }
             loaded
         };
     };
 }
 
-#[cfg(feature = "bus-redis")]
+#[cfg(feature = "adapter-redis")]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_redis {
@@ -125,12 +135,12 @@ macro_rules! __export_redis {
             argc: ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             // SAFETY: the arguments of Redis, unchanged.
-            unsafe { $crate::bus::redis::load(&$entry, ctx, argv, argc) }
+            unsafe { $crate::adapters::redis::load(&$entry, ctx, argv, argc) }
         }
     };
 }
 
-#[cfg(feature = "bus-mosquitto")]
+#[cfg(feature = "adapter-mosquitto")]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_mosquitto {
@@ -145,7 +155,7 @@ macro_rules! __export_mosquitto {
             versions: *const ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             // SAFETY: the arguments of Mosquitto, unchanged.
-            unsafe { $crate::bus::mosquitto::version(count, versions) }
+            unsafe { $crate::adapters::mosquitto::version(count, versions) }
         }
 
         /// What Mosquitto calls when it has loaded this library.
@@ -156,18 +166,18 @@ macro_rules! __export_mosquitto {
         pub unsafe extern "C" fn mosquitto_plugin_init(
             identifier: *mut ::std::ffi::c_void,
             _data: *mut *mut ::std::ffi::c_void,
-            options: *const $crate::bus::mosquitto::Opt,
+            options: *const $crate::adapters::mosquitto::Opt,
             count: ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             // SAFETY: the arguments of Mosquitto, unchanged.
-            unsafe { $crate::bus::mosquitto::init(&$entry, identifier, options, count) }
+            unsafe { $crate::adapters::mosquitto::init(&$entry, identifier, options, count) }
         }
 
         /// What Mosquitto calls at its end: nothing is left to do.
         #[unsafe(no_mangle)]
         pub extern "C" fn mosquitto_plugin_cleanup(
             _data: *mut ::std::ffi::c_void,
-            _options: *const $crate::bus::mosquitto::Opt,
+            _options: *const $crate::adapters::mosquitto::Opt,
             _count: ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             0
@@ -175,7 +185,7 @@ macro_rules! __export_mosquitto {
     };
 }
 
-#[cfg(feature = "bus-traffic-server")]
+#[cfg(feature = "adapter-traffic-server")]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_traffic_server {
@@ -191,7 +201,7 @@ macro_rules! __export_traffic_server {
             argv: *const *const ::std::ffi::c_char,
         ) {
             // SAFETY: the arguments of Traffic Server, unchanged.
-            unsafe { $crate::bus::traffic_server::init(&$entry, argc, argv) }
+            unsafe { $crate::adapters::traffic_server::init(&$entry, argc, argv) }
         }
     };
 }

@@ -1,17 +1,19 @@
-//! The control socket of a foreign program, through which `memprof` reaches the guest.
+//! The control socket of a foreign program, through which `memprof` reaches the plugin.
 #![expect(unsafe_code, reason = "a handler of exit")]
 
 use std::process;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
 
 use log::Level;
 
+use super::config::Control;
 use super::contain;
-use super::guest::{Bus, Guest};
-use super::words::Control;
+use super::log::Lines;
 use crate::control::{ControlSocket, Listen};
+use crate::program::Program;
+use crate::router::Router;
 
 /// The process that opened its socket. A forked child has another number.
 static OWNER: AtomicU32 = AtomicU32::new(0);
@@ -21,7 +23,7 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static SOCKET: AtomicPtr<ControlSocket> = AtomicPtr::new(ptr::null_mut());
 
 /// Opens the socket, once in a process.
-pub(super) fn open(guest: &Guest, bus: &Bus, control: &Control) {
+pub(super) fn open(program: Program, router: Arc<Router>, log: &Lines, control: &Control) {
     let path = match control {
         Control::Off => return,
         Control::On => None,
@@ -31,23 +33,22 @@ pub(super) fn open(guest: &Guest, bus: &Bus, control: &Control) {
     if OWNER.swap(own, Ordering::AcqRel) == own {
         return;
     }
-    let program = guest.program();
     let listen = Listen {
         path,
         name: program.name.to_owned(),
         version: program.version.to_owned(),
         allow_uids: Vec::new(),
     };
-    match ControlSocket::open(listen, guest.router()) {
+    match ControlSocket::open(listen, router) {
         Ok(socket) => {
             let line = format!("control socket {}", socket.path().display());
-            bus.log.line(Level::Info, &line);
+            log.line(Level::Info, &line);
             SOCKET.store(Box::into_raw(Box::new(socket)), Ordering::Release);
             watch();
         }
         Err(error) => {
             let line = format!("{error}; memprof cannot reach this program");
-            bus.log.line(Level::Error, &line);
+            log.line(Level::Error, &line);
         }
     }
 }

@@ -15,11 +15,11 @@ use log::{Level, LevelFilter};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 
+use super::config::{self, Settings};
 use super::contain;
-use super::guest::{Bus, Guest, Said, guest, settle};
-use super::lines::{Lines, c_text};
+use super::instance::{Adapter, AdapterInstance, Said, instance, settle};
+use super::log::{Lines, c_text};
 use super::symbol::find;
-use super::words::{self, Control, Settings};
 
 /// `mosquitto_plugin.h`, `MOSQ_PLUGIN_VERSION`.
 const VERSION: c_int = 5;
@@ -85,11 +85,7 @@ static LOG: Lines = Lines {
     sink: write,
 };
 
-const BUS: Bus = Bus {
-    log: &LOG,
-    control: Control::Off,
-    is_own_thread: false,
-};
+const ADAPTER: Adapter = Adapter::of(&LOG);
 
 impl Api {
     fn find() -> Option<Self> {
@@ -140,8 +136,8 @@ pub unsafe fn init(
         let broker = BROKER.get_or_init(|| Broker { api, thread });
         // SAFETY: promised by the caller.
         let settings = unsafe { settings(options, count) };
-        let guest = settle(entry, &BUS, settings);
-        register(broker, identifier, guest);
+        let instance = settle(entry, &ADAPTER, settings);
+        register(broker, identifier, instance);
         SUCCESS
     })
 }
@@ -167,15 +163,15 @@ unsafe fn settings(options: *const Opt, count: c_int) -> Result<Settings, Failur
     let pairs = options
         .iter()
         .map(|option| Ok((text(option.key)?, text(option.value)?)));
-    words::parse(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
-fn topic(guest: &Guest) -> String {
-    format!("$CONTROL/{}/v1", guest.id())
+fn topic(instance: &AdapterInstance) -> String {
+    format!("$CONTROL/{}/v1", instance.id())
 }
 
-fn register(broker: &Broker, identifier: *mut c_void, guest: &Guest) {
-    let topic = c_text(&topic(guest), LINE_LIMIT);
+fn register(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
+    let topic = c_text(&topic(instance), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h; the broker copies the topic, and the function's library is
     // never unloaded.
     let status = unsafe {
@@ -198,22 +194,22 @@ unsafe extern "C" fn answer(_: c_int, event: *mut c_void, _: *mut c_void) -> c_i
     contain(SUCCESS, || {
         // SAFETY: mosquitto_broker.h: the data of a control event.
         let event = unsafe { event.cast::<ControlEvent>().as_ref() };
-        let (Some(event), Some(broker), Some(guest)) = (event, BROKER.get(), guest()) else {
+        let (Some(event), Some(broker), Some(instance)) = (event, BROKER.get(), instance()) else {
             return SUCCESS;
         };
         // SAFETY: mosquitto_broker.h: so many bytes, kept during the call.
         let message = unsafe { elements(event.payload.cast::<u8>(), event.payload_length) };
-        let bytes = match guest.answer(message).body {
+        let bytes = match instance.answer(message).body {
             Said::Text(text) => text.into_bytes(),
             Said::Bytes(bytes) => bytes,
         };
-        publish(broker, event.client, guest, &bytes);
+        publish(broker, event.client, instance, &bytes);
         SUCCESS
     })
 }
 
-fn publish(broker: &Broker, client: *const c_void, guest: &Guest, bytes: &[u8]) {
-    let topic: CString = c_text(&format!("{}/response", topic(guest)), LINE_LIMIT);
+fn publish(broker: &Broker, client: *const c_void, instance: &AdapterInstance, bytes: &[u8]) {
+    let topic: CString = c_text(&format!("{}/response", topic(instance)), LINE_LIMIT);
     // SAFETY: the client of the event.
     let client = unsafe { (broker.api.client_id)(client) };
     // A reply to nobody would go to all.

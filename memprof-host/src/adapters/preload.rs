@@ -29,10 +29,10 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::fstat;
 use rustix::io::{Errno, writev};
 
-use super::guest::{self, Bus};
-use super::lines::Lines;
-use super::words::{self, Control, Settings};
-use super::{contain, door};
+use super::config::{self, Control, Settings};
+use super::contain;
+use super::instance::{self, Adapter};
+use super::log::Lines;
 use crate::socket_dir::own_default_dir;
 
 /// How long a process is left alone.
@@ -48,7 +48,7 @@ static ARRIVAL: Plan = Plan {
 /// program may change it at any time on another thread.
 struct Start {
     entry: &'static memprof_plugin_entry_t,
-    bus: Bus,
+    adapter: Adapter,
     settings: Result<Settings, Failure>,
     /// Device and inode of standard error: the program may open other files under its number.
     stderr: Option<(u64, u64)>,
@@ -71,7 +71,7 @@ pub fn loaded(entry: &'static memprof_plugin_entry_t) {
         }));
         let start = Start {
             entry,
-            bus: Bus {
+            adapter: Adapter {
                 log,
                 control: Control::On,
                 is_own_thread: true,
@@ -88,7 +88,7 @@ pub fn loaded(entry: &'static memprof_plugin_entry_t) {
     });
 }
 
-/// The words of the environment, as the other buses have them in their configs.
+/// The words of the environment, as other programs have them in their configs.
 fn settings() -> Result<Settings, Failure> {
     let named = [
         ("config", "MEMPROF_CONFIG"),
@@ -96,7 +96,7 @@ fn settings() -> Result<Settings, Failure> {
     ];
     let values = named.map(|(key, name)| Some((key, environment(name)?)));
     let words = values.iter().flatten();
-    words::parse(words.map(|(key, value)| (*key, value.as_str())))
+    config::parse(words.map(|(key, value)| (*key, value.as_str())))
 }
 
 /// The least important lines that go to standard error.
@@ -134,14 +134,14 @@ fn begin() {
         // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
         if let Some(start) = START
             .get()
-            .filter(|start| start.bus.log.level >= LevelFilter::Error)
+            .filter(|start| start.adapter.log.level >= LevelFilter::Error)
         {
             let text = match error.raw_os_error() {
                 Some(libc::ENOMEM) => "memprof cannot reach this program: no thread (ENOMEM)",
                 Some(libc::EAGAIN) => "memprof cannot reach this program: no thread (EAGAIN)",
                 _ => "memprof cannot reach this program: no thread",
             };
-            (start.bus.log.sink)(Level::Error, text);
+            (start.adapter.log.sink)(Level::Error, text);
         }
     }
 }
@@ -149,24 +149,24 @@ fn begin() {
 fn arrive(privileges: &mut Privileges) {
     thread::sleep(REST);
     privileges.follow();
-    if let Some(guest) = guest::guest() {
-        guest.enter_thread();
+    if let Some(instance) = instance::instance() {
+        instance.enter_thread();
     }
     let Some(start) = START.get() else {
         return;
     };
     if is_host() {
         start
-            .bus
+            .adapter
             .log
             .line(Level::Info, "this program is a memprof host itself");
         return;
     }
-    match guest::guest() {
-        Some(guest) => door::open(guest, &start.bus, &start.control()),
-        None => drop(guest::settle(
+    match instance::instance() {
+        Some(instance) => instance.open_control(&start.adapter, start.control()),
+        None => drop(instance::settle(
             start.entry,
-            &start.bus,
+            &start.adapter,
             start.settings.clone(),
         )),
     }
@@ -182,9 +182,8 @@ fn is_host() -> bool {
 }
 
 impl Start {
-    fn control(&self) -> Control {
-        let asked = self.settings.as_ref().ok().and_then(|s| s.control.clone());
-        asked.unwrap_or_else(|| self.bus.control.clone())
+    fn control(&self) -> Option<&Control> {
+        self.settings.as_ref().ok()?.control.as_ref()
     }
 }
 
