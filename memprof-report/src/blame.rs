@@ -243,6 +243,8 @@ mod tests {
             "xmalloc",
             "g_malloc0_n",
             "zmalloc_usable",
+            "_ZSt11make_sharedIN4shop4ItemEJEESt10shared_ptrINSt9enable_ifIXntsrSt8is_arrayIT_E5valueES5_E4typeEEDpOT0_",
+            "gmalloc",
             "PyObject_Malloc",
             "ngx_palloc_large",
             "sqlite3MallocZero",

@@ -92,6 +92,23 @@ pub(super) const FUNCTIONS: &[(Whose, &[&str])] = &[
             "_Unwind_*",
         ],
     ),
+    // The C++ library's own, where no demangler knows the name.
+    (
+        Whose::Plumbing,
+        &["_ZSt*", "_ZNSt*", "_ZNKSt*", "_ZN9__gnu_cxx*"],
+    ),
+    // Graphviz.
+    (
+        Whose::Plumbing,
+        &[
+            "gmalloc",
+            "gcalloc",
+            "grealloc",
+            "gv_*alloc*",
+            "agalloc",
+            "agrealloc",
+        ],
+    ),
     // GLib.
     (
         Whose::Plumbing,
