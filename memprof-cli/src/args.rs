@@ -31,6 +31,10 @@ pub(crate) enum Command {
     Run(Run),
     /// List the hosts that are running.
     Ps {
+        /// Also list the processes that could be attached to, by resident memory, and why others cannot
+        /// be; none of them is stopped.
+        #[arg(short, long)]
+        all: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -64,7 +64,11 @@ const COMMANDS: &[Help] = &[
     Help {
         command: "ps",
         arguments: &[],
-        examples: &["memprof ps", "memprof ps --json | jq '.hosts[].pid'"],
+        examples: &[
+            "memprof ps",
+            "memprof ps --all",
+            "memprof ps --json | jq '.hosts[].pid'",
+        ],
     },
     Help {
         command: "msg",

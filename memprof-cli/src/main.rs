@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Outcome {
     match command {
         Command::Run(command) => run::run(&command),
-        Command::Ps { json } => ps::run(json),
+        Command::Ps { all, json } => ps::run(all, json),
         Command::Msg(send)
         | Command::Plugin {
             command: PluginCommand::Msg(send),

@@ -1,4 +1,6 @@
-//! `memprof ps`: the hosts that are running.
+//! `memprof ps`: the hosts that are running, and with `--all` what could be one.
+
+mod processes;
 
 use std::path::PathBuf;
 
@@ -20,6 +22,8 @@ struct Listing {
     schema_version: u32,
     hosts: Vec<Row>,
     unreached: Vec<Missing>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processes: Option<Vec<processes::Row>>,
 }
 
 #[derive(Serialize)]
@@ -49,24 +53,34 @@ struct Missing {
     reason: String,
 }
 
-pub(crate) fn run(json: bool) -> Outcome {
+pub(crate) fn run(all: bool, json: bool) -> Outcome {
     let found = survey(Reach::Processes, |client| {
         ask_plugins(client).unwrap_or_else(|error| Answer {
             profiling: format!("{error:#}"),
             ..Answer::default()
         })
     });
-    let listing = Listing {
+    let mut listing = Listing {
         schema_version: 1,
         hosts: found.hosts.into_iter().map(row).collect(),
         unreached: found.unreached.into_iter().map(missing).collect(),
+        processes: None,
     };
+    let mut of_others = 0;
+    if all {
+        let hosts = listing.hosts.iter().map(|host| host.pid).collect();
+        let found = processes::processes(hosts)?;
+        listing.processes = Some(found.rows);
+        of_others = found.of_others;
+    }
     if json {
         output::print(&serde_json::to_string(&listing)?)?;
         return Ok(0.into());
     }
-    if !listing.hosts.is_empty() {
-        output::print(&table(&listing.hosts))?;
+    match &listing.processes {
+        Some(processes) => output::print(&processes::table(processes))?,
+        None if listing.hosts.is_empty() => {}
+        None => output::print(&table(&listing.hosts))?,
     }
     for one in listing.unreached.iter().take(NAMED) {
         output::note(&one.describe());
@@ -75,7 +89,12 @@ pub(crate) fn run(json: bool) -> Outcome {
         0 => {}
         more => output::note(&format!("{more} more were not reached; --json names them")),
     }
-    if listing.hosts.is_empty() {
+    if of_others > 0 {
+        output::note(&format!(
+            "{of_others} processes of other users are not listed; root sees them"
+        ));
+    }
+    if listing.hosts.is_empty() && !all {
         output::tell("no host is running that this user may talk to");
         output::tell(NEXT);
     }

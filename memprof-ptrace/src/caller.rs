@@ -17,7 +17,7 @@ const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// The calling process.
 #[derive(Clone, Debug)]
-pub struct Caller {
+pub(crate) struct Caller {
     status: Status,
     is_in_first_user_namespace: bool,
     /// Yama's `ptrace_scope`; 0 where the kernel has no yama.
@@ -29,7 +29,7 @@ impl Caller {
     ///
     /// # Errors
     /// `Unreadable`: there is no /proc.
-    pub fn own() -> Result<Self, Refusal> {
+    pub(crate) fn own() -> Result<Self, Refusal> {
         let status = Directory::own().parse("status", Status::parse)?;
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
         let namespace = fs::metadata("/proc/self/ns/user");
@@ -49,7 +49,7 @@ impl Caller {
             && self.status.seccomp == Seccomp::Off
     }
 
-    /// Why it may not trace the process whose directory in /proc belongs to `owner`.
+    /// Why it may not trace the process whose files in /proc belong to `owner`.
     pub(crate) fn denial(&self, target: &Status, owner: Option<u32>) -> Denial {
         let [real, effective, ..] = self.status.uids;
         let may_trace = self.has(CAP_SYS_PTRACE);
@@ -70,11 +70,6 @@ impl Caller {
             1 => Denial::Yama(1),
             _ => Denial::Unknown,
         }
-    }
-
-    /// The user that it acts as.
-    pub fn uid(&self) -> u32 {
-        self.status.uids[1]
     }
 
     fn has(&self, capability: u32) -> bool {

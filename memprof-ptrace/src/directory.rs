@@ -24,6 +24,19 @@ impl Directory {
         Self(PathBuf::from("/proc/self"))
     }
 
+    /// The pids of all processes that /proc shows.
+    ///
+    /// # Errors
+    /// `Unreadable`.
+    pub(crate) fn all() -> Result<impl Iterator<Item = u32>, Refusal> {
+        let entries = fs::read_dir("/proc").map_err(|error| Refusal::Unreadable {
+            file: "/proc".to_owned(),
+            cause: errno_of(&error).desc().to_owned(),
+        })?;
+        let pid = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+        Ok(entries.flatten().filter_map(pid))
+    }
+
     pub(crate) fn file(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
@@ -83,9 +96,17 @@ impl Directory {
         opened.map_err(|error| errno_of(&error))
     }
 
-    /// The user to whom the kernel gives the directory: root where the process is not dumpable.
+    /// The user to whom the kernel gives its files: root where the process is not dumpable. The
+    /// directory itself is always its own user's.
     pub(crate) fn owner(&self) -> Option<u32> {
-        Some(fs::metadata(&self.0).ok()?.st_uid())
+        Some(fs::metadata(self.0.join("mem")).ok()?.st_uid())
+    }
+
+    /// What it was called with, joined by blanks; empty where it has removed that.
+    pub(crate) fn command(&self) -> String {
+        let words = fs::read(self.0.join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words);
+        words.trim_end_matches('\0').replace('\0', " ")
     }
 
     /// How the system calls of each thread are filtered.

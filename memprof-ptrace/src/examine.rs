@@ -45,23 +45,32 @@ pub fn examine(pid: u32) -> Result<Examined, Refusal> {
 }
 
 impl Caller {
-    /// The same as [`examine`], for many processes.
-    ///
-    /// # Errors
-    /// Why it cannot be attached to.
-    pub fn examine(&self, pid: u32) -> Result<Examined, Refusal> {
+    pub(crate) fn examine(&self, pid: u32) -> Result<Examined, Refusal> {
         let of = Directory::of(pid);
-        self.look_at(&of, pid).map_err(|refusal| match refusal {
-            // A process that ends meanwhile makes any of the steps fail.
-            Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
-                gone(&of, pid).unwrap_or(refusal)
-            }
-            refusal => refusal,
-        })
+        match of.parse("status", Status::parse) {
+            Ok(status) => self.examine_known(&of, pid, status),
+            Err(refusal) => Err(gone(&of, pid).unwrap_or(refusal)),
+        }
     }
 
-    fn look_at(&self, of: &Directory, pid: u32) -> Result<Examined, Refusal> {
-        let status = of.parse("status", Status::parse)?;
+    /// The same for a process whose status is known.
+    pub(crate) fn examine_known(
+        &self,
+        of: &Directory,
+        pid: u32,
+        status: Status,
+    ) -> Result<Examined, Refusal> {
+        self.look_at(of, pid, status)
+            .map_err(|refusal| match refusal {
+                // A process that ends meanwhile makes any of the steps fail.
+                Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
+                    gone(of, pid).unwrap_or(refusal)
+                }
+                refusal => refusal,
+            })
+    }
+
+    fn look_at(&self, of: &Directory, pid: u32, status: Status) -> Result<Examined, Refusal> {
         let stat = of.parse("stat", Stat::parse)?;
         require_process(pid, &status, stat)?;
         let memory = self.require_access(of, &status)?;
@@ -113,6 +122,9 @@ impl Caller {
 }
 
 fn require_process(pid: u32, status: &Status, stat: Stat) -> Result<(), Refusal> {
+    if pid == std::process::id() {
+        return Err(Refusal::Itself);
+    }
     if stat.is_kernel_thread() {
         return Err(Refusal::KernelThread);
     }
@@ -190,10 +202,14 @@ mod tests {
 
     #[test]
     fn a_process_in_no_state_for_it() {
-        let pid = std::process::id();
+        let pid = std::os::unix::process::parent_id();
         let stat = Stat::parse(&std::fs::read("/proc/self/stat").unwrap()).unwrap();
         let check = |name: &str, value: &str, expected: Result<(), &str>| {
-            let status = status(name, value);
+            let mut status = status(name, value);
+            if name != "Tgid" {
+                status.thread_group = pid;
+            }
+            status.threads = 2;
             let found = require_process(pid, &status, stat).and(require_running(pid, &status));
             let found = found.map_err(|refusal| refusal.to_string());
             assert_eq!(
@@ -218,6 +234,11 @@ mod tests {
             "Z (zombie)",
             Err("its main thread has ended, and with it what /proc tells of the process"),
         );
+    }
+
+    #[test]
+    fn a_process_does_not_attach_to_itself() {
+        assert_eq!(examine(std::process::id()).unwrap_err(), Refusal::Itself);
     }
 
     #[test]

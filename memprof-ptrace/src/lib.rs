@@ -11,7 +11,8 @@ pub mod process;
 pub mod program;
 mod refusal;
 pub mod seccomp;
+mod survey;
 
-pub use caller::Caller;
 pub use examine::{Examined, examine};
 pub use refusal::{Denial, Refusal};
+pub use survey::{Survey, Surveyed, survey};

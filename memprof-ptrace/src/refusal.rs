@@ -16,6 +16,9 @@ pub enum Refusal {
         /// Its process.
         process: u32,
     },
+    /// Nobody traces himself.
+    #[error("is memprof itself")]
+    Itself,
     /// It ended, and its parent has not asked for its exit status.
     #[error("has ended (zombie)")]
     Zombie,
@@ -159,7 +162,8 @@ impl Refusal {
                     .to_owned()
             }
             Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),
-            Self::Zombie
+            Self::Itself
+            | Self::Zombie
             | Self::MainThreadEnded
             | Self::Stopped { .. }
             | Self::KernelThread

@@ -29,6 +29,7 @@ mod outputs;
 mod page;
 mod plain_rust;
 mod plugins;
+mod processes;
 mod report;
 mod unwinder;
 mod watch;

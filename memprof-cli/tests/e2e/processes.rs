@@ -1,0 +1,209 @@
+//! `memprof ps --all`: what can be attached to, and why not the rest.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::unistd::geteuid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::curl::as_user;
+use crate::dist::{dist, source, tool_text};
+use crate::host::Setup;
+use crate::memprof::{Run, memprof};
+
+const NOBODY: u32 = 65534;
+
+/// The target of memprof-ptrace's own tests, where every user may execute it.
+fn target(options: &[&str]) -> (TempDir, PathBuf) {
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = place.path().join("target");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-pthread", "-o"])
+        .arg(&program)
+        .args(options);
+    cc.arg(source("memprof-ptrace/tests/processes/target.c"));
+    tool_text("gcc", &mut cc);
+    (place, program)
+}
+
+/// A process that is ready, ended when dropped.
+struct Process(Child);
+
+impl Process {
+    fn start(mut command: Command, words: &[&str]) -> Self {
+        command
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n", "{command:?}");
+        Self(child)
+    }
+
+    /// Its row of a listing.
+    fn row<'a>(&self, listing: &'a Value) -> Option<&'a Value> {
+        row(listing, self.0.id())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn row(listing: &Value, pid: u32) -> Option<&Value> {
+    let rows = listing["processes"].as_array().unwrap();
+    rows.iter().find(|row| row["pid"] == pid)
+}
+
+#[test]
+fn every_process_is_loaded_attachable_or_refused() {
+    let (_place, dynamic) = target(&[]);
+    let (_place2, fixed) = target(&["-static"]);
+    let host = Setup::of("c_host").start();
+    let could_be = Process::start(Command::new(&dynamic), &["serve"]);
+    let could_not = Process::start(Command::new(&fixed), &["serve"]);
+    let listing = memprof(&host.socket_dir(), &["ps", "--all", "--json"])
+        .exits(0)
+        .json();
+    assert_eq!(listing["hosts"][0]["pid"], host.pid());
+    assert_eq!(row(&listing, host.pid()).unwrap()["state"], "loaded");
+    let row = could_be.row(&listing).unwrap();
+    assert_eq!(row["state"], "attachable", "{row}");
+    assert_eq!(row["name"], "target");
+    assert_eq!(row["uid"], geteuid().as_raw());
+    assert_eq!(row["command"], format!("{} serve", dynamic.display()));
+    assert!(row["rss"].as_u64().unwrap() > 100_000, "{row}");
+    let row = could_not.row(&listing).unwrap();
+    let words = "is linked statically: nothing in it can load a library";
+    assert_eq!(
+        (&row["state"], &row["reason"]),
+        (&"refused".into(), &words.into())
+    );
+    assert!(
+        row["remedy"]
+            .as_str()
+            .unwrap()
+            .starts_with("link it dynamically"),
+        "{row}"
+    );
+    let rows = listing["processes"].as_array().unwrap();
+    let sizes: Vec<_> = rows
+        .iter()
+        .map(|row| row["rss"].as_u64().unwrap())
+        .collect();
+    assert!(sizes.is_sorted_by(|one, next| one >= next), "{sizes:?}");
+    assert!(
+        rows.iter().all(|row| row["name"] != "kthreadd"),
+        "{listing}"
+    );
+
+    let table = memprof(&host.socket_dir(), &["ps", "--all"])
+        .exits(0)
+        .stdout;
+    let line = |pid: u32| {
+        let mut lines = table.lines();
+        let line = lines.find(|line| line.split_whitespace().next() == Some(&pid.to_string()));
+        line.unwrap_or_else(|| panic!("{pid}: {table}"))
+    };
+    assert!(
+        table.starts_with("    PID         RSS  NAME             STATE\n"),
+        "{table}"
+    );
+    assert!(
+        line(host.pid()).ends_with("B  c_host           loaded"),
+        "{table}"
+    );
+    assert!(
+        line(could_be.0.id()).ends_with("B  target           attachable"),
+        "{table}"
+    );
+    let verdict = format!("B  target           refused: {words}");
+    assert!(line(could_not.0.id()).ends_with(&verdict), "{table}");
+    // Without --all, only hosts.
+    let listing = memprof(&host.socket_dir(), &["ps", "--json"])
+        .exits(0)
+        .json();
+    assert!(listing.get("processes").is_none(), "{listing}");
+}
+
+fn ps_as_nobody(sockets: &Path, args: &[&str]) -> Run {
+    let mut command = as_user(NOBODY, &dist("bin/memprof"));
+    command
+        .arg("ps")
+        .args(args)
+        .env("MEMPROF_SOCKET_DIR", sockets);
+    let output = command.output().unwrap();
+    Run {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+#[test]
+fn another_user_sees_his_own_processes_only() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let (place, program) = target(&[]);
+    let own = |words: &[&str]| Process::start(as_user(NOBODY, &program), words);
+    let roots = Process::start(Command::new(&program), &["serve"]);
+    let ordinary = own(&["serve"]);
+    let undumpable = own(&["undumpable"]);
+    let kill = libc::SECCOMP_RET_KILL_PROCESS.to_string();
+    let filtered = own(&["filter", &libc::SYS_clone3.to_string(), &kill]);
+    let listing = ps_as_nobody(place.path(), &["--all", "--json"])
+        .exits(0)
+        .json();
+    assert!(roots.row(&listing).is_none(), "{listing}");
+    assert_eq!(ordinary.row(&listing).unwrap()["state"], "attachable");
+    let refused = |process: &Process, reason: &str, remedy: &str| {
+        let row = process.row(&listing).unwrap();
+        assert_eq!(
+            (&row["state"], &row["reason"]),
+            (&"refused".into(), &reason.into())
+        );
+        assert!(row["remedy"].as_str().unwrap().contains(remedy), "{row}");
+    };
+    let file = format!("/proc/{}/mem: Permission denied", undumpable.0.id());
+    refused(
+        &undumpable,
+        &file,
+        "it lets no other process look into it (prctl PR_SET_DUMPABLE",
+    );
+    let words = "its seccomp filter cannot be read by this user";
+    refused(&filtered, words, "run memprof as root");
+    let notes = ps_as_nobody(place.path(), &["--all"]).exits(0).stderr;
+    assert!(
+        notes.contains("processes of other users are not listed; root sees them"),
+        "{notes}"
+    );
+    // Root may look into all of them.
+    let listing = memprof(place.path(), &["ps", "--all", "--json"])
+        .exits(0)
+        .json();
+    for process in [&roots, &ordinary, &undumpable] {
+        assert_eq!(
+            process.row(&listing).unwrap()["state"],
+            "attachable",
+            "{listing}"
+        );
+    }
+    let row = filtered.row(&listing).unwrap();
+    let expected = (
+        &"attachable".into(),
+        &"its seccomp filter is read at attach".into(),
+    );
+    assert_eq!((&row["state"], &row["note"]), expected);
+}
