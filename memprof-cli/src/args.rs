@@ -11,6 +11,7 @@ use crate::help;
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
+use crate::run::Wanted;
 use crate::serve::ServeArgs;
 
 /// Heap profiles of running processes that loaded the memory_profile plugin.
@@ -27,7 +28,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a program with jemalloc and the plugin preloaded; nothing in it changes.
+    /// Run a program with the plugin preloaded; it keeps its own allocator.
     Run(Run),
     /// List the hosts that are running.
     Ps {
@@ -120,6 +121,10 @@ pub(crate) struct Run {
     /// Sample from the start; else `memprof activate` starts it.
     #[arg(long)]
     pub(crate) active: bool,
+    /// Replace the program's allocator: jemalloc, tcmalloc, or the path of a shared library. Some
+    /// programs do not survive that.
+    #[arg(long, value_name = "NAME|PATH")]
+    pub(crate) allocator: Option<Wanted>,
     /// One sample per 2^N allocated bytes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
     pub(crate) lg_sample: Option<u8>,

@@ -59,6 +59,7 @@ const COMMANDS: &[Help] = &[
         examples: &[
             "memprof run -- ./server --port 8080",
             "memprof run --active --dump-dir /var/tmp/dumps -- perl script.pl",
+            "memprof run --allocator jemalloc -- ./server",
         ],
     },
     Help {

@@ -63,6 +63,12 @@ fn variable_in(path: &Path) -> anyhow::Result<Own> {
     variable_of(&elf).with_context(failed)
 }
 
+/// Whether a file with a jemalloc in it has one that was built with profiling.
+pub(crate) fn has_profiler(file: &[u8]) -> bool {
+    // What prof_leakcheck prints, which is compiled for builds with profiling only.
+    memchr::memmem::find(file, b"<jemalloc>: Leak approximation summary").is_some()
+}
+
 /// Looks for a jemalloc in a program's file.
 pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
     /// The one function that the linker never leaves out: jemalloc calls it itself.

@@ -27,6 +27,7 @@ use self::lease::Lease;
 use self::status::{Allocator, Status};
 use crate::allocators::discover::{Discovered, discover};
 use crate::allocators::embedded;
+use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::objects;
 use crate::allocators::refusal::use_jemalloc;
@@ -60,6 +61,9 @@ pub struct Settings {
     pub readers: Readers,
     /// Who walks the stacks.
     pub unwinder: UnwinderSettings,
+    /// How often to sample where nothing else is asked for, and the allocator has no interval of its
+    /// own.
+    pub interval: Option<SampleInterval>,
 }
 
 /// The profiler of this process.
@@ -115,7 +119,10 @@ impl Found {
         let backends = allocators.into_iter().map(|allocator| {
             let address = allocator.identity().address;
             let same = known.iter().find(|each| each.identity().address == address);
-            same.map_or_else(|| Arc::new(Driven::new(allocator)), Arc::clone)
+            same.map_or_else(
+                || Arc::new(Driven::new(allocator, settings.interval)),
+                Arc::clone,
+            )
         });
         Self {
             backends: backends.collect(),

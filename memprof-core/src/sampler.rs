@@ -12,3 +12,5 @@ mod profile;
 pub(crate) use choice::Samples;
 pub use choice::{SamplerChoice, SamplerStatus, Slots};
 pub(crate) use driven::Driven;
+pub use ours::sample_at_once;
+pub(crate) use ours::{end_in_children, leave_this_thread_out};

@@ -63,7 +63,7 @@ pub(crate) fn passes(bytes: usize) -> bool {
 pub(crate) fn is_due(bytes: usize) -> bool {
     let mine = mine();
     let interval = INTERVAL.load(Relaxed);
-    if interval == 0 || muted::is_muted(thread()) {
+    if interval == 0 || muted::is_muted() {
         mine.left.store(PARKED, Relaxed);
         mine.random.store(0, Relaxed);
         return false;

@@ -26,9 +26,9 @@ mod sampler;
 mod slots;
 
 pub use hooks::Role;
-pub use muted::Muted;
+pub use muted::{Muted, mute_this_thread};
 pub use records::Record;
 pub use sampler::{
-    Counts, Refused, clear, counts, each_record, interval, start, stop, stop_in_child,
+    Counts, Refused, clear, counts, each_record, enter_child, interval, start, stop,
 };
 pub use slots::{Owner, Patched, Slots};

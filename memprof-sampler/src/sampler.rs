@@ -96,9 +96,9 @@ pub fn clear() -> Result<(), Refused> {
     }
 }
 
-/// Ends sampling in a forked child, whose other threads may have been inside of a hook.
-pub fn stop_in_child() {
-    stop();
+/// Begins in a forked child, which lacks the other threads: those that were inside of a hook will
+/// never leave it.
+pub fn enter_child() {
     GATE.0.store(0, SeqCst);
 }
 

@@ -37,7 +37,8 @@ impl ManyStacks {
         }
         let mut child = Ended(
             Command::new(dist().join("bin/memprof"))
-                .args(["run", "--active", "--lg-sample=10", "--socket-dir"])
+                .args(["run", "--allocator=jemalloc", "--active", "--lg-sample=10"])
+                .arg("--socket-dir")
                 .arg(place.join("run"))
                 .arg("--")
                 .arg(&program)

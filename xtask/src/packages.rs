@@ -29,6 +29,7 @@ pub(crate) const TEST: &[&str] = &[
     "mosquitto-clients",
     "musl-tools",
     "perl",
+    "php-cli",
     "prometheus",
     "python3",
     "redis-server",

@@ -1,9 +1,10 @@
-//! `memprof run`: a program as it is, with jemalloc and the plugin preloaded.
+//! `memprof run`: a program as it is, with the plugin preloaded, and another allocator where one is
+//! asked for.
 //!
 //! Its children inherit the environment, so they are profiled too, each under its own pid.
 
+mod allocator;
 mod environment;
-mod jemalloc;
 mod program;
 
 use std::env::VarError;
@@ -16,31 +17,42 @@ use anyhow::Context;
 use crate::args::Run;
 use crate::exit::{FAILED, Outcome, USAGE, coded};
 use crate::output;
+pub(crate) use allocator::Wanted;
+use allocator::{Library, Profiler};
 use environment::{malloc_conf, preload};
-use program::{Program, Provided};
+use program::{Place, Program};
 
 /// What the preloaded plugin acts on (memprof-host, `adapters::preload`).
 const MARKER: (&str, &str) = ("MEMPROF_RUN", "1");
+const ACTIVE: &str = "MEMPROF_ACTIVE";
+const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
 const DUMP_DIR: &str = "MEMPROF_DUMP_DIR";
 const CONFIG: &str = "MEMPROF_CONFIG";
+
+const MALLOC_CONF: &str = "MALLOC_CONF";
+/// gperftools' bytes between samples; without it, tcmalloc does not sample.
+const SAMPLE_PARAMETER: &str = "TCMALLOC_SAMPLE_PARAMETER";
+const DEFAULT_LG_SAMPLE: u8 = 19;
 
 /// Replaces this process by the program.
 pub(crate) fn run(run: &Run) -> Outcome {
     let (name, args) = run.command.split_first().context("no program is given")?;
     let program = Program::find(name)?;
     let plugin = plugin(run.plugin.as_deref())?;
-    let jemalloc = match program.provided() {
-        Provided::Linked | Provided::OwnMalloc => None,
-        Provided::Nothing | Provided::Own(_) | Provided::Unknown => Some(jemalloc::find()?),
-    };
-    note(&program);
+    let library = library(run, &program)?;
+    note(&program, library.as_ref());
 
     let mut command = Command::new(&program.path);
     command.arg0(name).args(args).env(MARKER.0, MARKER.1);
-    let libraries = jemalloc.as_deref().into_iter().chain([plugin.as_path()]);
+    let replaced = library.iter().map(|library| library.path.as_path());
     let before = std::env::var_os("LD_PRELOAD");
+    let libraries = replaced.chain([plugin.as_path()]);
     command.env("LD_PRELOAD", preload(before.as_deref(), libraries)?);
-    for variable in program.conf_variables() {
+    let profiler = library.and_then(|library| library.profiler);
+    let preloaded = (profiler == Some(Profiler::Jemalloc)).then_some(MALLOC_CONF);
+    let own = program.conf_variable().filter(|own| preloaded != Some(own));
+    let mut lg_sample = run.lg_sample;
+    for variable in preloaded.into_iter().chain(own) {
         let before = match std::env::var(variable) {
             Err(VarError::NotUnicode(_)) => {
                 return Err(coded(USAGE, format!("{variable} is not UTF-8")));
@@ -50,8 +62,19 @@ pub(crate) fn run(run: &Run) -> Outcome {
         let (value, kept) = malloc_conf(before.as_deref(), run.active, run.lg_sample);
         for option in kept {
             output::note(&format!("{variable} already sets {option}, which stays"));
+            lg_sample = lg_sample.filter(|_| !option.starts_with("lg_prof_sample"));
         }
         command.env(variable, value);
+    }
+    if run.active {
+        command.env(ACTIVE, "on");
+        if profiler == Some(Profiler::Tcmalloc) && std::env::var_os(SAMPLE_PARAMETER).is_none() {
+            let interval = 1_u64 << run.lg_sample.unwrap_or(DEFAULT_LG_SAMPLE);
+            command.env(SAMPLE_PARAMETER, interval.to_string());
+        }
+    }
+    if let Some(lg_sample) = lg_sample {
+        command.env(LG_SAMPLE, lg_sample.to_string());
     }
     if let Some(directory) = &run.socket_dir {
         command.env(memprof_host::socket_dir::VARIABLE, absolute(directory)?);
@@ -93,21 +116,45 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
-fn note(program: &Program) {
+/// The allocator that is preloaded: none unless one is asked for, nor a second jemalloc.
+fn library(run: &Run, program: &Program) -> anyhow::Result<Option<Library>> {
+    let provided = program.provided();
+    let has_jemalloc = match provided.place {
+        Place::Linked => provided.can_profile,
+        Place::Malloc => true,
+        Place::Nowhere | Place::Beside(_) | Place::Unknown => false,
+    };
+    match &run.allocator {
+        None => Ok(None),
+        Some(Wanted::Jemalloc) if has_jemalloc => Ok(None),
+        Some(wanted) => wanted.find().map(Some),
+    }
+}
+
+fn note(program: &Program, library: Option<&Library>) {
     let name = program.path.display();
-    match program.provided() {
-        Provided::Own(variable) => output::note(&format!(
-            "{name} brings a jemalloc of its own, which reads {variable}; it is profiled beside \
-             the preloaded one"
+    let provided = program.provided();
+    match &provided.place {
+        Place::Beside(variable) if provided.can_profile => output::note(&format!(
+            "{name} brings a jemalloc of its own, which reads {variable}; it is profiled"
         )),
-        Provided::OwnMalloc => output::note(&format!(
-            "{name} brings its own jemalloc as malloc; it is profiled, none is preloaded"
+        Place::Malloc if provided.can_profile => output::note(&format!(
+            "{name} brings its own jemalloc as malloc; it is profiled"
         )),
-        Provided::Unknown => output::note(&format!(
+        Place::Beside(_) | Place::Malloc => output::note(&format!(
+            "{name} brings a jemalloc of its own, which was built without profiling"
+        )),
+        Place::Unknown => output::note(&format!(
             "{name} brings a jemalloc of its own, but its symbols are stripped: what it allocates \
              there cannot be profiled (keep them: strip --strip-debug, in Cargo strip = \
              \"debuginfo\")"
         )),
-        Provided::Linked | Provided::Nothing => {}
+        Place::Linked | Place::Nowhere => {}
+    }
+    if let (Place::Malloc, Some(library)) = (&provided.place, library) {
+        output::note(&format!(
+            "{name} has a malloc of its own, so {} serves only its libraries",
+            library.path.display()
+        ));
     }
 }

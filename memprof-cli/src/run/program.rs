@@ -10,7 +10,8 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, elf};
 
 use crate::exit::{UNAVAILABLE, USAGE, coded};
-use crate::malloc_conf::{Own, variable_of};
+use crate::malloc_conf::{Own, has_profiler, variable_of};
+use crate::run::allocator::{can_profile, linked_jemalloc};
 
 /// A program that can be profiled.
 #[derive(Debug)]
@@ -22,15 +23,23 @@ pub(crate) struct Program {
 
 /// The jemalloc that a program has without our doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Provided {
-    /// None.
-    Nothing,
-    /// It is linked to the shared library.
+pub(crate) struct Provided {
+    pub(crate) place: Place,
+    /// It was built with profiling.
+    pub(crate) can_profile: bool,
+}
+
+/// Where a program has its jemalloc.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Nowhere: it has none.
+    Nowhere,
+    /// It is linked to the shared library, by itself or by another library.
     Linked,
     /// It has one under a prefix, beside `malloc`; this variable configures it.
-    Own(String),
+    Beside(String),
     /// It has one that serves as its `malloc`.
-    OwnMalloc,
+    Malloc,
     /// It has one, and nothing tells where.
     Unknown,
 }
@@ -69,11 +78,13 @@ impl Program {
         &self.provided
     }
 
-    /// Which variables configure the jemallocs of the process.
-    pub(crate) fn conf_variables(&self) -> Vec<&str> {
-        match &self.provided {
-            Provided::Own(variable) => vec!["MALLOC_CONF", variable],
-            _ => vec!["MALLOC_CONF"],
+    /// The variable that makes a profile of its own jemalloc possible.
+    pub(crate) fn conf_variable(&self) -> Option<&str> {
+        match &self.provided.place {
+            _ if !self.provided.can_profile => None,
+            Place::Linked | Place::Malloc => Some("MALLOC_CONF"),
+            Place::Beside(variable) => Some(variable),
+            Place::Nowhere | Place::Unknown => None,
         }
     }
 }
@@ -150,28 +161,46 @@ fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
         );
         return Err(coded(UNAVAILABLE, message));
     }
-    refuse_other_libc(path, &elf, bytes)?;
+    let loader = glibcs_loader(path, &elf, bytes)?;
     let class = elf.elf_header().e_machine(elf.endian());
     if class != elf::EM_X86_64 {
         anyhow::bail!(failed());
     }
-    Ok(match variable_of(&elf).with_context(failed)? {
-        Own::Linked => Provided::Linked,
-        Own::Variable(variable) if variable == "MALLOC_CONF" => Provided::OwnMalloc,
-        Own::Variable(variable) => Provided::Own(variable),
-        Own::Hidden => Provided::Unknown,
-        Own::Stripped | Own::Nothing => Provided::Nothing,
+    let place = match variable_of(&elf).with_context(failed)? {
+        Own::Variable(variable) if variable == "MALLOC_CONF" => Place::Malloc,
+        Own::Variable(variable) => Place::Beside(variable),
+        Own::Hidden => Place::Unknown,
+        Own::Linked | Own::Stripped | Own::Nothing => {
+            return match linked_jemalloc(loader, path) {
+                Some(library) => Ok(Provided {
+                    can_profile: can_profile(&library)?,
+                    place: Place::Linked,
+                }),
+                None => Ok(Provided {
+                    place: Place::Nowhere,
+                    can_profile: false,
+                }),
+            };
+        }
+    };
+    Ok(Provided {
+        place,
+        can_profile: has_profiler(bytes),
     })
 }
 
 /// The plugin needs glibc's loader. Another one cannot load it, or loads it and fails later.
-fn refuse_other_libc(path: &Path, elf: &ElfFile64<'_>, bytes: &[u8]) -> anyhow::Result<()> {
+fn glibcs_loader<'a>(
+    path: &Path,
+    elf: &ElfFile64<'_>,
+    bytes: &'a [u8],
+) -> anyhow::Result<&'a Path> {
     let mut headers = elf.elf_program_headers().iter();
     let named = headers.find_map(|header| header.interpreter(elf.endian(), bytes).ok()?);
     let loader = Path::new(OsStr::from_bytes(named.unwrap_or_default()));
     let file = loader.file_name().unwrap_or_default().to_string_lossy();
     if file.starts_with("ld-linux") {
-        return Ok(());
+        return Ok(loader);
     }
     let libc = if file.starts_with("ld-musl") {
         "musl".to_owned()

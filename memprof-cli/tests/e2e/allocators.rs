@@ -225,14 +225,14 @@ fn an_allocator_without_a_profiler_is_sampled_in_its_place_and_does_the_rest() {
         "libmimalloc.so.2",
         "mimalloc",
         "mimalloc 2.0.9 has no profiler",
-        "start it with `memprof run`",
+        "start it with `memprof run --allocator jemalloc`",
         "heap stats:",
     );
     check(
         "",
         "glibc",
         "has no profiler",
-        "start it with `memprof run`",
+        "start it with `memprof run --allocator jemalloc`",
         "<malloc version=\"1\">",
     );
 }

@@ -69,42 +69,80 @@ fn wait_until_listed(host: &Host, pid: u32) -> Value {
 
 #[test]
 fn perl_is_profiled_as_it_is() {
-    let mut host = run(&["--lg-sample", "12", "--", "perl", "-e", GROWING], &[]);
-    host.wait_for_log("control socket ");
-    let row = wait_until_listed(&host, host.pid());
-    assert_eq!(row["name"], "perl");
-    assert_eq!(row["profiling"], "inactive");
-    assert!(
-        row["allocator"].as_str().unwrap().starts_with("jemalloc 5"),
-        "{row}"
-    );
-    assert!(
-        row["command"].as_str().unwrap().starts_with("perl -e"),
-        "{row}"
-    );
+    let check = |options: &[&str], allocator: &str, sampler: &str, prints: &str| {
+        let args = [options, &["--lg-sample", "12", "--", "perl", "-e", GROWING]].concat();
+        let mut host = run(&args, &[]);
+        host.wait_for_log("control socket ");
+        let row = wait_until_listed(&host, host.pid());
+        assert_eq!(row["name"], "perl");
+        assert_eq!(row["profiling"], "inactive");
+        let found = row["allocator"].as_str().unwrap();
+        assert!(found.starts_with(allocator), "{row}");
+        let command = row["command"].as_str().unwrap();
+        assert!(command.starts_with("perl -e"), "{row}");
 
-    host.memprof("activate", &[]).exits(0);
-    serves(&mut host, "one");
-    let dump = host.dump_of(1_000_000);
-    let perl = Path::new("/usr/bin/perl").canonicalize().unwrap();
-    let path = Path::new(dump["path"].as_str().unwrap());
-    let percent = cumulative_percent(&perl, path, "Perl_runops_standard");
-    assert!(percent >= 80.0, "{percent} %");
-    let stats = host.memprof("stats", &[]).exits(0);
-    assert!(
-        stats.stdout.contains("End jemalloc statistics"),
-        "{stats:?}"
+        let active = host.memprof("activate", &["--json"]).exits(0).json();
+        assert_eq!(active["allocators"][0]["sampler"], sampler, "{active}");
+        // A thread of tcmalloc's begins to sample within 16 MiB.
+        for line in [
+            "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+        ] {
+            serves(&mut host, line);
+        }
+        let dump = host.dump_of(1_000_000);
+        assert_eq!(dump["sample_interval"], 4096, "{dump}");
+        let perl = Path::new("/usr/bin/perl").canonicalize().unwrap();
+        let path = Path::new(dump["path"].as_str().unwrap());
+        let percent = cumulative_percent(&perl, path, "Perl_runops_standard");
+        assert!(percent >= 80.0, "{percent} %");
+        let stats = host.memprof("stats", &[]).exits(0);
+        assert!(stats.stdout.contains(prints), "{stats:?}");
+        host.memprof("deactivate", &[]).exits(0);
+        serves(&mut host, "still");
+    };
+    check(&[], "glibc 2", "ours", "<malloc version=");
+    let jemalloc = "End jemalloc statistics";
+    check(
+        &["--allocator", "jemalloc"],
+        "jemalloc 5",
+        "allocator",
+        jemalloc,
     );
-    host.memprof("deactivate", &[]).exits(0);
-    serves(&mut host, "two");
+    check(
+        &["--allocator", "tcmalloc"],
+        "tcmalloc 2",
+        "allocator",
+        "MALLOC:",
+    );
+    let minimal = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
+    check(&["--allocator", minimal], "tcmalloc 2", "ours", "MALLOC:");
 }
+
+/// What perl itself takes before the plugin comes, and keeps.
+const GROWN: &str = r#"
+    my @kept = map { "x" x 1000 } 1 .. 4000;
+    print STDERR "grown\n";
+    1 while <STDIN>;
+"#;
 
 #[test]
 fn sampling_can_start_with_the_program() {
-    let host = run(&["--active", "perl", "-e", GROWING], &[]);
-    host.wait_for_log("control socket ");
-    let status = host.memprof("status", &["--json"]).exits(0).json();
-    assert_eq!(status["profiling"], "active", "{status}");
+    let check = |options: &[&str], least: u64| {
+        let args = ["--active", "--lg-sample", "12", "perl", "-e", GROWN];
+        let host = run(&[options, &args].concat(), &[]);
+        host.wait_for_log("grown");
+        host.wait_for_log("control socket ");
+        let status = host.memprof("status", &["--json"]).exits(0).json();
+        assert_eq!(status["profiling"], "active", "{status}");
+        let dump = host.memprof("dump", &["--json"]).exits(0).json();
+        let inuse = dump["estimated_inuse_bytes"].as_u64().unwrap();
+        assert!(inuse >= least, "{options:?}: {dump}");
+        assert_eq!(dump["sample_interval"], 4096, "{dump}");
+    };
+    check(&[], 3_000_000);
+    check(&["--allocator", "jemalloc"], 3_000_000);
+    // It allocates before it reads its environment, and then skips the next 16 MiB.
+    check(&["--allocator", "tcmalloc"], 0);
 }
 
 #[test]
@@ -143,7 +181,8 @@ fn what_the_user_set_stays() {
         ("MALLOC_CONF", "lg_prof_sample:16"),
         ("LD_PRELOAD", "libm.so.6"),
     ];
-    let host = run(&["--lg-sample", "12", "perl", "-e", GROWING], &env);
+    let options = ["--allocator", "jemalloc", "--lg-sample", "12"];
+    let host = run(&[&options[..], &["perl", "-e", GROWING]].concat(), &env);
     host.wait_for_log("MALLOC_CONF already sets lg_prof_sample:16, which stays");
     host.wait_for_log("control socket ");
     let status = host.memprof("status", &["--json"]).exits(0).json();
@@ -155,22 +194,25 @@ fn what_the_user_set_stays() {
 /// Whatever memprof does while the program does nothing, the profile stays empty.
 #[test]
 fn nothing_of_memprofs_own_is_in_a_profile() {
-    let host = run(&["--lg-sample", "10", "--", "cat"], &[]);
-    host.wait_for_log("control socket ");
-    host.memprof("activate", &[]).exits(0);
-    for _ in 0..20 {
-        for message in ["status", "stats", "ledger", "doctor", "list", "help"] {
-            let mut client = host.client();
-            let answered = client.message("memory_profile", message, "", None);
-            assert_eq!(answered.unwrap().result.status_code, 0, "{message}");
+    for options in [&[][..], &["--allocator", "jemalloc"]] {
+        let args = [options, &["--lg-sample", "10", "--", "cat"]].concat();
+        let host = run(&args, &[]);
+        host.wait_for_log("control socket ");
+        host.memprof("activate", &[]).exits(0);
+        for _ in 0..20 {
+            for message in ["status", "stats", "ledger", "doctor", "list", "help"] {
+                let mut client = host.client();
+                let answered = client.message("memory_profile", message, "", None);
+                assert_eq!(answered.unwrap().result.status_code, 0, "{message}");
+            }
         }
+        let dump = host.memprof("dump", &["--json"]).exits(0).json();
+        assert_eq!(dump["stacks"], 0, "{options:?}: {dump}");
+        let text = std::fs::read_to_string(dump["path"].as_str().unwrap()).unwrap();
+        let plugin = dist("plugins/memory_profile.so");
+        let image = format!("# memprof-image: {}\n", plugin.display());
+        assert!(text.contains(&image), "{text}");
     }
-    let dump = host.memprof("dump", &["--json"]).exits(0).json();
-    assert_eq!(dump["stacks"], 0, "{dump}");
-    let text = std::fs::read_to_string(dump["path"].as_str().unwrap()).unwrap();
-    let plugin = dist("plugins/memory_profile.so");
-    let image = format!("# memprof-image: {}\n", plugin.display());
-    assert!(text.contains(&image), "{text}");
 }
 
 #[test]
@@ -193,6 +235,111 @@ fn messages_that_are_no_messages_are_answered() {
     let refused = host.memprof("msg", &["memory_profile", &huge]).exits(2);
     assert!(refused.stderr.contains("at most 4096 bytes"), "{refused:?}");
     serves(&mut host, "still");
+}
+
+/// The environment of a process, as it was started.
+fn environment(pid: u32) -> String {
+    let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+    String::from_utf8_lossy(&bytes).replace('\0', "\n")
+}
+
+#[test]
+fn only_a_jemalloc_that_can_profile_gets_options() {
+    let place = tempfile::tempdir().unwrap();
+    let config = place.path().join("host.toml");
+    std::fs::write(&config, "[control]\nsocket = \"off\"\n").unwrap();
+    let rust_host = dist("examples/rust_host");
+    let rust_host = [
+        rust_host.to_str().unwrap(),
+        "--config",
+        config.to_str().unwrap(),
+    ];
+    // With another text in the place of the one that only builds with profiling have.
+    let unprofiled = place.path().join("rust_host");
+    let mut file = std::fs::read(rust_host[0]).unwrap();
+    let text = b"<jemalloc>: Leak approximation";
+    let at = file.windows(text.len()).position(|window| window == text);
+    file[at.unwrap()] = b'!';
+    std::fs::write(&unprofiled, file).unwrap();
+    std::fs::set_permissions(&unprofiled, PermissionsExt::from_mode(0o755)).unwrap();
+    let unprofiled = [unprofiled.to_str().unwrap(), rust_host[1], rust_host[2]];
+    let check = |options: &[&str], program: &[&str], expected: &[&str]| {
+        let host = run(&[options, &["--"], program].concat(), &[]);
+        host.wait_for_log("control socket ");
+        let environment = environment(host.pid());
+        let set = environment
+            .lines()
+            .filter(|line| line.contains("MALLOC_CONF="));
+        assert_eq!(set.collect::<Vec<_>>(), expected, "{options:?} {program:?}");
+    };
+    let cat = &["cat"];
+    let both = "MALLOC_CONF=prof:true,prof_active:false";
+    let own = "_RJEM_MALLOC_CONF=prof:true,prof_active:false";
+    check(&[], cat, &[]);
+    check(&["--active"], cat, &[]);
+    check(&["--allocator", "jemalloc"], cat, &[both]);
+    check(&["--allocator", "tcmalloc"], cat, &[]);
+    check(&[], &rust_host, &[own]);
+    check(&[], &unprofiled, &[]);
+    check(&["--allocator", "jemalloc"], &unprofiled, &[both]);
+}
+
+#[test]
+fn a_program_that_links_to_jemalloc_is_profiled_by_it() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("redis.sock").display().to_string();
+    let args = ["--", "redis-server", "--port", "0", "--unixsocket", &socket];
+    let host = run(&args, &[]);
+    host.wait_for_log("control socket ");
+    let active = host.memprof("activate", &["--json"]).exits(0).json();
+    let own = &active["allocators"][0];
+    assert_eq!(own["kind"], "jemalloc", "{active}");
+    assert_eq!(
+        (&own["opt_prof"], &own["sampler"]),
+        (&true.into(), &"allocator".into())
+    );
+}
+
+/// Loads its extensions, which call the C library's free for what php itself allocated.
+const PHP: &str = r#"
+    class Cache { public $kept = []; function grow() { $this->kept[] = str_repeat("x", 6000000); } }
+    $cache = new Cache;
+    while (($line = fgets(STDIN)) !== false) {
+        $cache->grow();
+        fprintf(STDERR, "%d %s\nserved %s", count($cache->kept), md5(json_encode($cache)), $line);
+    }
+"#;
+
+#[test]
+fn php_keeps_its_allocator_and_answers_as_without() {
+    let script = ["php", "-r", PHP];
+    let answers = |host: &mut Host| {
+        for line in ["one", "two", "three"] {
+            serves(host, line);
+        }
+        let lines = host.log();
+        let answer = |line: &&String| line.len() > 33 && !line.contains("memprof");
+        lines.iter().filter(answer).cloned().collect::<Vec<_>>()
+    };
+    // php's own arenas are mappings, which no allocator's profile shows.
+    let env = [("USE_ZEND_ALLOC", "0")];
+    let mut command = Command::new(script[0]);
+    command.args(&script[1..]);
+    let mut without = start(command, &env);
+    let expected = answers(&mut without);
+    assert_eq!(expected.len(), 3, "{expected:?}");
+    let options = ["--active", "--lg-sample", "12", "--"];
+    let mut host = run(&[&options, &script[..]].concat(), &env);
+    host.wait_for_log("control socket ");
+    assert_eq!(answers(&mut host), expected);
+    let dump = host.dump_of(18_000_000);
+    let php = Path::new("/usr/bin/php").canonicalize().unwrap();
+    let path = Path::new(dump["path"].as_str().unwrap());
+    let percent = cumulative_percent(&php, path, "zend_execute");
+    assert!(percent >= 80.0, "{percent} %");
+    host.memprof("deactivate", &[]).exits(0);
+    host.memprof("reset", &[]).exits(0);
+    serves(&mut host, "four");
 }
 
 /// A program with threads that allocate, which forks one child that stays and one that executes
@@ -390,18 +537,13 @@ fn a_program_that_is_a_host_itself_keeps_its_own_socket() {
 
 #[test]
 fn a_jemalloc_of_its_own_is_told_and_driven() {
-    let check = |program: &str, note: &str| {
+    let check = |options: &[&str], program: &str, note: &str| {
         let place = tempfile::tempdir().unwrap();
         let config = place.path().join("host.toml");
         std::fs::write(&config, "[control]\nsocket = \"off\"\n").unwrap();
         let (program, config) = (dist("examples").join(program), config.display().to_string());
-        let args = [
-            "--lg-sample",
-            "12",
-            program.to_str().unwrap(),
-            "--config",
-            &config,
-        ];
+        let started = [program.to_str().unwrap(), "--config", &config];
+        let args = [options, &["--lg-sample", "12"], &started].concat();
         let host = run(&args, &[]);
         host.wait_for_log(note);
         host.wait_for_log("control socket ");
@@ -411,11 +553,15 @@ fn a_jemalloc_of_its_own_is_told_and_driven() {
         let percent = cumulative_percent(&program, path, "grow_cache");
         assert!(percent >= 80.0, "{percent} %");
     };
-    check(
-        "rust_host",
-        "brings a jemalloc of its own, which reads _RJEM_MALLOC_CONF",
-    );
-    check("c_host_static", "brings its own jemalloc as malloc");
+    for options in [&[][..], &["--allocator", "jemalloc"]] {
+        let own = "brings a jemalloc of its own, which reads _RJEM_MALLOC_CONF";
+        check(options, "rust_host", own);
+        check(
+            options,
+            "c_host_static",
+            "brings its own jemalloc as malloc",
+        );
+    }
 }
 
 #[test]
@@ -510,6 +656,11 @@ fn what_nothing_can_be_preloaded_into_is_refused_with_the_reason() {
         "no plugin is at /no/such.so",
     );
     check(&["--lg-sample", "3", "perl"], 2, "3 is not in 10..=24");
+    check(
+        &["--allocator", "hoard", "perl"],
+        2,
+        "hoard is no file; --allocator takes jemalloc, tcmalloc, or the path",
+    );
     if nix::unistd::geteuid().is_root() {
         let copy = place.path().join("true");
         std::fs::copy("/bin/true", &copy).unwrap();

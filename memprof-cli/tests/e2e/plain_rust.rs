@@ -17,8 +17,10 @@ const PROF: &str = "prof:true,prof_active:false,lg_prof_sample:12";
 /// How the program is started.
 #[derive(Clone, Copy, Debug)]
 enum Start {
-    /// `memprof run`, which preloads a jemalloc too.
+    /// `memprof run`.
     Run,
+    /// `memprof run --allocator jemalloc`, which preloads one too.
+    RunReplaced,
     /// With the plugin preloaded, and profiling possible.
     Profiling,
     /// With the plugin preloaded, as any other time.
@@ -41,9 +43,13 @@ fn copy(place: &TempDir, options: &[&str]) -> PathBuf {
 
 fn start(program: &Path, how: Start) -> Host {
     let mut command = match how {
-        Start::Run => {
+        Start::Run | Start::RunReplaced => {
             let mut run = Command::new(dist("bin/memprof"));
-            run.args(["run", "--lg-sample", "12", "--"]).arg(program);
+            run.args(["run", "--lg-sample", "12"]);
+            if let Start::RunReplaced = how {
+                run.args(["--allocator", "jemalloc"]);
+            }
+            run.arg("--").arg(program);
             run
         }
         Start::Profiling | Start::Bare => {
@@ -94,7 +100,7 @@ fn its_jemalloc_is_found_and_the_dump_names_the_function() {
     };
     let place = tempfile::tempdir().unwrap();
     let without_debug = copy(&place, &["--strip-debug"]);
-    for how in [Start::Run, Start::Profiling] {
+    for how in [Start::Run, Start::RunReplaced, Start::Profiling] {
         check(&plain_rust(), how);
         check(&without_debug, how);
     }
@@ -181,7 +187,7 @@ fn a_jemalloc_that_no_symbol_leads_to_is_told_of() {
         );
 
         // Beside a preloaded one, which profiles nothing of the program's.
-        let host = start(&program, Start::Run);
+        let host = start(&program, Start::RunReplaced);
         let activated = host.memprof("activate", &["--json"]).exits(0).json();
         let warning = activated["warnings"][0].as_str().unwrap();
         assert!(warning.contains(&expected), "{activated}");

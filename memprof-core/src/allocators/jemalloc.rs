@@ -136,7 +136,8 @@ impl Jemalloc {
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
-        if let Some(interval) = interval {
+        let is_new = |interval: &SampleInterval| self.sample_interval() != Some(interval.bytes());
+        if let Some(interval) = interval.filter(is_new) {
             self.reset(Some(interval))?;
             warnings.push("setting the sample interval dropped the samples so far".to_owned());
         }

@@ -25,7 +25,7 @@ pub(crate) fn use_jemalloc() -> &'static str {
                 ignores LD_PRELOAD: start it without changing uid, or use /etc/ld.so.preload and \
                 /etc/malloc.conf";
     }
-    "start it with `memprof run`, or with LD_PRELOAD=libjemalloc.so.2 and \
+    "start it with `memprof run --allocator jemalloc`, or with LD_PRELOAD=libjemalloc.so.2 and \
      MALLOC_CONF=prof:true,prof_active:false; if jemalloc is linked in, do not strip the program, \
      or export mallctl"
 }

@@ -1,7 +1,7 @@
 //! What memprof allocates is none of the program's: jemalloc leaves it out of the profile.
 //!
-//! Only jemalloc has a switch for each thread. In tcmalloc's profiles a reader knows our stacks by
-//! the line `# memprof-image`.
+//! Only jemalloc and memprof's sampler have a switch for each thread. In tcmalloc's profiles a reader
+//! knows our stacks by the line `# memprof-image`.
 #![expect(unsafe_code, reason = "the allocator's symbols")]
 
 use std::ffi::{CStr, c_void};
@@ -17,9 +17,11 @@ const SWITCH: &CStr = c"thread.prof.active";
 const MOST: usize = 8;
 
 /// While it lives, the thread that made it is not sampled.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Unsampled {
     switched: [Option<Mallctl>; MOST],
+    #[cfg(target_arch = "x86_64")]
+    _by_ours: memprof_sampler::Muted,
     /// It stays on its thread.
     _thread: PhantomData<*const ()>,
 }
@@ -42,7 +44,12 @@ impl Unsampled {
 
     /// By these. Allocates nothing.
     pub(crate) fn by(jemallocs: impl Iterator<Item = Mallctl>) -> Self {
-        let mut unsampled = Self::default();
+        let mut unsampled = Self {
+            switched: [None; MOST],
+            #[cfg(target_arch = "x86_64")]
+            _by_ours: memprof_sampler::Muted::this_thread(),
+            _thread: PhantomData,
+        };
         let sampling = jemallocs.filter(|mallctl| mallctl.read_bool(SWITCH) == Ok(true));
         for (place, mallctl) in unsampled.switched.iter_mut().zip(sampling) {
             *place = mallctl.write_bool(SWITCH, false).is_ok().then_some(mallctl);

@@ -46,7 +46,7 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
                  gives out",
                 path.display()
             ),
-            "start the program without it, or with `memprof run`",
+            "start the program without it",
         ));
     }
     if facts.jemallocs.iter().any(|jemalloc| jemalloc.opt_prof) {
@@ -96,7 +96,8 @@ fn unread_variables(facts: &Facts, findings: &mut Vec<Finding>) {
             format!("{name} is set, but no jemalloc of this process reads it"),
             match read.first() {
                 Some(read) => format!("set {read} instead"),
-                None => "no jemalloc was found: start the program with `memprof run`".to_owned(),
+                None => "no jemalloc was found: start the program with `memprof run --allocator jemalloc`"
+                    .to_owned(),
             },
         ));
     }

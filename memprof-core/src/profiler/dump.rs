@@ -205,7 +205,7 @@ mod tests {
             rss: Some(4096),
         };
         let jemalloc = identify(candidate, READERS).unwrap();
-        let backend = Driven::new(Allocator::Jemalloc(jemalloc));
+        let backend = Driven::new(Allocator::Jemalloc(jemalloc), None);
         let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
         let dump = take(&backend, &store, &name, &origin, &scratch);
         (dump, store, place)

@@ -11,7 +11,7 @@ use crate::allocators::embedded;
 use crate::allocators::interval::SampleInterval;
 use crate::error::Result;
 use crate::identity::{Kind, ProfileKind};
-use crate::sampler::SamplerChoice;
+use crate::sampler::{self, SamplerChoice};
 use crate::unwinder::{Tick, UnwinderChoice, set_leased};
 
 /// What to activate, and how.
@@ -147,6 +147,15 @@ impl Profiler {
         })
     }
 
+    /// Looks after what samples already.
+    pub fn tend_what_samples(self: &Arc<Self>) {
+        if self.tend_sampler()
+            && let Err(error) = self.set_tick()
+        {
+            log::warn!("libraries that are loaded later are not sampled: {error}");
+        }
+    }
+
     /// Looks after our walk while it is installed.
     fn set_tick(self: &Arc<Self>) -> Result<()> {
         let is_needed = self.unwinder.is_ours() || self.tend_sampler();
@@ -165,6 +174,9 @@ impl Profiler {
 
     fn set_lease(&self, lease: Option<Lease>) {
         set_leased(lease.is_some());
+        if lease.is_some() {
+            sampler::end_in_children();
+        }
         *lock(&self.lease) = lease;
     }
 

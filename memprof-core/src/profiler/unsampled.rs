@@ -2,6 +2,7 @@
 
 use super::{Backends, Profiler};
 use crate::allocators::unsampled::Unsampled;
+use crate::sampler;
 
 impl Profiler {
     /// Leaves the calling thread, which is one of memprof's own, out of every profile that can
@@ -21,6 +22,7 @@ impl Profiler {
 }
 
 pub(super) fn leave_this_thread_out(backends: &Backends) {
+    sampler::leave_this_thread_out();
     for jemalloc in backends.iter().filter_map(|each| each.allocator.jemalloc()) {
         jemalloc.leave_this_thread_out();
     }

@@ -16,13 +16,17 @@ pub(crate) struct Driven {
     pub allocator: Allocator,
     /// Before the one that serves `malloc`.
     ours: Option<Ours>,
+    /// What the config asks for.
+    interval: Option<SampleInterval>,
 }
 
 impl Driven {
-    pub(crate) fn new(allocator: Allocator) -> Self {
+    /// It samples at `interval` where nothing else is asked for, and the allocator has none.
+    pub(crate) fn new(allocator: Allocator, interval: Option<SampleInterval>) -> Self {
         Self {
-            ours: Ours::before(&allocator),
+            ours: Ours::before(&allocator, interval),
             allocator,
+            interval,
         }
     }
 
@@ -114,7 +118,8 @@ impl Driven {
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         match self.ours() {
             Some(ours) => ours.activate(interval, &self.allocator),
-            None => self.allocator.activate(interval),
+            None if self.allocator.sample_interval().is_some() => self.allocator.activate(interval),
+            None => self.allocator.activate(interval.or(self.interval)),
         }
     }
 

@@ -1,10 +1,12 @@
 //! memprof's sampler in the place of an allocator's profiler.
 #![expect(unsafe_code, reason = "a handler of fork")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
 
 use memprof_sampler::{Refused, Role};
+
+pub(crate) use memprof_sampler::mute_this_thread as leave_this_thread_out;
 
 use super::{SamplerStatus, Samples, Slots, profile};
 use crate::allocators::allocator::Allocator;
@@ -19,6 +21,29 @@ use crate::unwinder::prepare_walks;
 
 /// As jemalloc's and tcmalloc's own.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
+
+/// Whether forked children go on sampling: it began with the program, and nothing will end it.
+static GOES_ON_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
+
+/// Samples from now on, before there is a profiler: for the first moments of a program. The profiler
+/// goes on with it, or ends it where the allocator samples by itself.
+///
+/// # Errors
+/// Why memprof's sampler cannot serve this process.
+pub fn sample_at_once(interval: Option<SampleInterval>) -> Result<()> {
+    let mut slots = Sampler::find_slots()?;
+    stop_in_children();
+    GOES_ON_IN_CHILDREN.store(true, Ordering::Relaxed);
+    let interval = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
+    memprof_sampler::start(interval).map_err(refused)?;
+    let _reading = Reading::begin();
+    slots.take().ok_or_else(loader_refused).map(drop)
+}
+
+/// Forked children do not go on sampling: the activation has an end.
+pub(crate) fn end_in_children() {
+    GOES_ON_IN_CHILDREN.store(false, Ordering::Relaxed);
+}
 
 /// The sampler before the allocator that serves `malloc`.
 #[derive(Debug)]
@@ -46,12 +71,17 @@ struct Sampler {
 }
 
 impl Ours {
-    /// None where the allocator does not serve `malloc`.
-    pub(crate) fn before(allocator: &Allocator) -> Option<Self> {
+    /// None where the allocator does not serve `malloc`. It samples at `interval` where nothing else is
+    /// asked for.
+    pub(crate) fn before(allocator: &Allocator, interval: Option<SampleInterval>) -> Option<Self> {
         let identity = allocator.identity();
+        let interval = match memprof_sampler::interval() {
+            0 => interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes),
+            at_once => at_once,
+        };
         identity.owns_malloc.then(|| Self {
             sampler: Sampler::find(identity).map(Mutex::new),
-            interval: AtomicU64::new(DEFAULT_INTERVAL),
+            interval: AtomicU64::new(interval),
         })
     }
 
@@ -69,6 +99,12 @@ impl Ours {
         match (before, samples) {
             (Samples::Not, Samples::InPlace | Samples::Asked) => allocator.deactivate(),
             (Samples::InPlace | Samples::Asked, Samples::Not) => lock(sampler).stop(),
+            // `sample_at_once` did not know that the allocator does.
+            (Samples::Not, Samples::Not) if memprof_sampler::interval() > 0 => {
+                memprof_sampler::stop();
+                memprof_sampler::clear().map_err(refused)?;
+                lock(sampler).give_slots_back()
+            }
             (Samples::Not, Samples::Not)
             | (Samples::InPlace | Samples::Asked, Samples::InPlace | Samples::Asked) => Ok(()),
         }
@@ -88,24 +124,12 @@ impl Sampler {
     /// # Errors
     /// `Unsupported`: why it cannot serve this process.
     fn find(allocator: &Identity) -> Result<Self> {
-        let unsupported = |message: String| Error::new(ErrorKind::Unsupported, message);
-        prepare_walks().map_err(|why| unsupported(format!("memprof cannot sample here: {why}")))?;
-        let _reading = Reading::begin();
-        let slots = memprof_sampler::Slots::find().ok_or_else(|| {
-            unsupported("memprof cannot sample here: no object defines malloc".to_owned())
+        let slots = Self::find_slots().map_err(|error| {
+            Error::new(
+                error.kind,
+                format!("memprof cannot sample {allocator}: {error}"),
+            )
         })?;
-        if slots.owner().is_program {
-            let message = format!(
-                "{allocator} is linked into the program, whose own calls memprof's sampler cannot see"
-            );
-            return Err(unsupported(message));
-        }
-        if !slots.can_be_taken() {
-            return Err(unsupported(
-                "memprof cannot sample here: its library is not the only one of its kind"
-                    .to_owned(),
-            ));
-        }
         Ok(Self {
             seen: Slots {
                 // What the parent of a forked child took.
@@ -116,6 +140,25 @@ impl Sampler {
             samples: Samples::Not,
             loaded: (0, 0),
         })
+    }
+
+    /// # Errors
+    /// `Unsupported`: why the slots of this process cannot be used.
+    fn find_slots() -> Result<memprof_sampler::Slots> {
+        let unsupported = |message: &str| Error::new(ErrorKind::Unsupported, message);
+        prepare_walks().map_err(|why| unsupported(&why))?;
+        let _reading = Reading::begin();
+        let slots = memprof_sampler::Slots::find()
+            .ok_or_else(|| unsupported("no object defines malloc"))?;
+        if slots.owner().is_program {
+            return Err(unsupported(
+                "it is linked into the program, whose own calls lead through no slot",
+            ));
+        }
+        if !slots.can_be_taken() {
+            return Err(unsupported("memprof's library was loaded twice"));
+        }
+        Ok(slots)
     }
 
     /// Takes the slots of all objects that are loaded now.
@@ -289,7 +332,7 @@ impl Chosen<'_> {
     }
 }
 
-/// A forked child has the slots, but nobody who reads its samples or ends them.
+/// A forked child has the slots, and nobody who ends what it samples.
 fn stop_in_children() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
@@ -303,5 +346,8 @@ fn stop_in_children() {
 }
 
 extern "C" fn in_child() {
-    memprof_sampler::stop_in_child();
+    if !GOES_ON_IN_CHILDREN.load(Ordering::Relaxed) {
+        memprof_sampler::stop();
+    }
+    memprof_sampler::enter_child();
 }

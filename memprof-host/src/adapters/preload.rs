@@ -35,6 +35,10 @@ use super::instance::{self, Adapter};
 use super::log::Lines;
 use crate::socket_dir::own_default_dir;
 
+const RUN: &str = "MEMPROF_RUN";
+const ACTIVE: &str = "MEMPROF_ACTIVE";
+const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
+
 /// How long a process is left alone.
 const REST: Duration = Duration::from_millis(100);
 
@@ -60,7 +64,7 @@ static START: OnceLock<Start> = OnceLock::new();
 #[doc(hidden)]
 pub fn loaded(entry: &'static memprof_plugin_entry_t) {
     contain((), || {
-        let marked = environment("MEMPROF_RUN").is_some_and(|marker| marker == "1");
+        let marked = environment(RUN).is_some_and(|marker| marker == "1");
         if !marked || is_secure_execution() {
             return;
         }
@@ -88,11 +92,22 @@ pub fn loaded(entry: &'static memprof_plugin_entry_t) {
     });
 }
 
+/// Whether the program is sampled from its start on, and the log2 of the interval where it is named.
+/// Asked while the library is loaded.
+#[doc(hidden)]
+pub fn is_active_at_once() -> Option<Option<u64>> {
+    let is_on = |name, value| environment(name).is_some_and(|found| found == value);
+    let is_asked = is_on(RUN, "1") && is_on(ACTIVE, "on") && !is_secure_execution();
+    is_asked.then(|| environment(LG_SAMPLE)?.parse().ok())
+}
+
 /// The words of the environment, as other programs have them in their configs.
 fn settings() -> Result<Settings, Failure> {
     let named = [
         ("config", "MEMPROF_CONFIG"),
         ("dump_dir", "MEMPROF_DUMP_DIR"),
+        ("activate_at_start", ACTIVE),
+        ("lg_sample", LG_SAMPLE),
     ];
     let values = named.map(|(key, name)| Some((key, environment(name)?)));
     let words = values.iter().flatten();

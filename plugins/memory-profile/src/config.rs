@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memprof_core::{
-    Keep, Rule, Store, UnwinderChoice, UnwinderSettings, default_dump_dir, is_secure_execution,
+    Keep, Rule, SampleInterval, Store, UnwinderChoice, UnwinderSettings, default_dump_dir,
+    is_secure_execution,
 };
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
@@ -26,8 +27,8 @@ pub(crate) struct Config {
     dump_dir: Option<PathBuf>,
     /// Activate when the host starts.
     pub activate_at_start: bool,
-    /// log2 of the sample interval to set at activation.
-    pub lg_sample: Option<u64>,
+    /// log2 of the sample interval: the sampler's own, and that of an activation at the start.
+    lg_sample: Option<u64>,
     /// Who walks the stacks of samples: `auto`, `ours` or `allocator`.
     unwinder: UnwinderChoice,
     /// How many stacks of an activation are walked by both and compared.
@@ -121,6 +122,14 @@ impl Config {
             )));
         }
         Ok(config)
+    }
+
+    /// How often to sample.
+    ///
+    /// # Errors
+    /// It is out of range.
+    pub(crate) fn interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
+        self.lg_sample.map(SampleInterval::from_lg).transpose()
     }
 
     /// The watch rules, in their order.

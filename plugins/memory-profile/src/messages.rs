@@ -113,7 +113,9 @@ impl Plugin for MemoryProfile {
         if let Err(error) = store.can_be_written() {
             log::warn!("{}", failure(error));
         }
+        let interval = config.interval();
         let profilers = Profilers::new(Settings {
+            interval: *interval.as_ref().unwrap_or(&None),
             program: host.name().to_owned(),
             host: host_mallctl(&host),
             own_image: read_figures as *const () as usize,
@@ -134,7 +136,6 @@ impl Plugin for MemoryProfile {
             );
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
-            let interval = config.lg_sample.map(SampleInterval::from_lg).transpose();
             let activate = |interval| {
                 profiler.activate(ActivateOptions {
                     interval,

@@ -50,9 +50,11 @@ impl Profilers {
 
 impl Generation {
     fn new(settings: &Settings) -> Self {
+        let profiler = Arc::new(Profiler::new(settings.clone(), SystemTime::now()));
+        profiler.tend_what_samples();
         Self {
             process: process::id(),
-            profiler: Arc::new(Profiler::new(settings.clone(), SystemTime::now())),
+            profiler,
             child: OnceLock::new(),
         }
     }

@@ -41,7 +41,8 @@ impl Guest {
         let place = Place::new()?;
         let mut command = Command::new(dist().join("bin/memprof"));
         command
-            .args(["run", "--active", "--lg-sample", "13", "--"])
+            .args(["run", "--allocator", "jemalloc", "--active"])
+            .args(["--lg-sample", "13", "--"])
             .arg(dist().join("torture").join(program))
             .args(args)
             .env("MEMPROF_SOCKET_DIR", place.path().join("run"))

@@ -53,7 +53,7 @@ impl Profiles {
             return Err(unsupported(
                 "was built without its profiler: it is libtcmalloc_minimal, or linked in statically",
                 "start the program with LD_PRELOAD=libtcmalloc.so.4 (Debian: libgoogle-perftools4), \
-                 or with `memprof run`",
+                 or with `memprof run --allocator tcmalloc`",
             ));
         }
         let names = [INSTANCE, HEAP_SAMPLE, GROWTH_STACKS];
@@ -63,7 +63,7 @@ impl Profiles {
             return Err(unsupported(
                 "hands profiles over in another std::string than libstdc++'s: it was built with \
                  libc++, or is damaged",
-                "use a gperftools that was built with libstdc++, or `memprof run`",
+                "use a gperftools that was built with libstdc++, or `memprof run --allocator jemalloc`",
             ));
         };
         let Some(delete) = Delete::find() else {

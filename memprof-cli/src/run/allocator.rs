@@ -1,0 +1,227 @@
+//! The allocator that a program gets in place of its own, where one is asked for.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+use anyhow::Context;
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSymbol};
+
+use crate::exit::{UNAVAILABLE, USAGE, coded};
+
+/// Where distributions put libraries (Debian's multiarch, others' lib64, self-built ones).
+const DIRECTORIES: [&str; 6] = [
+    "/usr/local/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib",
+];
+
+/// What `--allocator` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The first `libjemalloc.so.2` that was built with profiling.
+    Jemalloc,
+    /// gperftools' `libtcmalloc.so.4`.
+    Tcmalloc,
+    /// Any library that defines `malloc`.
+    File(PathBuf),
+}
+
+/// A library to preload.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Library {
+    pub(super) path: PathBuf,
+    pub(super) profiler: Option<Profiler>,
+}
+
+/// A profiler of the allocator's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Profiler {
+    /// `MALLOC_CONF` makes it possible.
+    Jemalloc,
+    /// `TCMALLOC_SAMPLE_PARAMETER` switches it on.
+    Tcmalloc,
+}
+
+impl FromStr for Wanted {
+    type Err = Infallible;
+
+    fn from_str(word: &str) -> Result<Self, Infallible> {
+        Ok(match word {
+            "jemalloc" => Self::Jemalloc,
+            "tcmalloc" => Self::Tcmalloc,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+impl Wanted {
+    /// The library's file.
+    ///
+    /// # Errors
+    /// There is none, with the line that installs it; it cannot serve as an allocator.
+    pub(super) fn find(&self) -> anyhow::Result<Library> {
+        match self {
+            Self::Jemalloc => Ok(Library {
+                path: profiling_jemalloc()?,
+                profiler: Some(Profiler::Jemalloc),
+            }),
+            Self::Tcmalloc => {
+                let path = installed("libtcmalloc.so.4").next();
+                let path = path.ok_or_else(|| {
+                    let message = "no libtcmalloc.so.4 is installed; on Debian: apt-get install \
+                                   libgoogle-perftools4";
+                    coded(UNAVAILABLE, message.to_owned())
+                })?;
+                Ok(Library {
+                    path,
+                    profiler: Some(Profiler::Tcmalloc),
+                })
+            }
+            Self::File(file) => of_file(file),
+        }
+    }
+}
+
+fn installed(name: &str) -> impl Iterator<Item = PathBuf> {
+    let paths = DIRECTORIES.map(|directory| Path::new(directory).join(name));
+    paths.into_iter().filter(|path| path.exists())
+}
+
+fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
+    let mut without = Vec::new();
+    for library in installed("libjemalloc.so.2") {
+        if can_profile(&library)? {
+            return Ok(library);
+        }
+        without.push(library.display().to_string());
+    }
+    let message = if without.is_empty() {
+        "no libjemalloc.so.2 is installed".to_owned()
+    } else {
+        format!("built without profiling: {}", without.join(", "))
+    };
+    Err(coded(
+        UNAVAILABLE,
+        format!("{message}; on Debian: apt-get install libjemalloc2"),
+    ))
+}
+
+fn of_file(file: &Path) -> anyhow::Result<Library> {
+    let unusable = |why: &str| {
+        let message = format!(
+            "{} {why}; --allocator takes jemalloc, tcmalloc, or the path of a shared library that \
+             defines malloc",
+            file.display()
+        );
+        coded(USAGE, message)
+    };
+    let path = file.canonicalize().map_err(|_| unusable("is no file"))?;
+    let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+    let elf = ElfFile64::<Endianness>::parse(&*bytes).map_err(|_| unusable("is no library"))?;
+    let defines = |name: &[u8]| {
+        let mut symbols = elf.dynamic_symbols();
+        symbols.any(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(name))
+    };
+    if !defines(b"malloc") {
+        return Err(unusable("defines no malloc"));
+    }
+    let profiler = if defines(b"mallctl") && can_profile(&path)? {
+        Some(Profiler::Jemalloc)
+    } else if defines(b"HeapProfilerStart") {
+        // gperftools' full library; the minimal one has no profiler.
+        Some(Profiler::Tcmalloc)
+    } else {
+        None
+    };
+    Ok(Library { path, profiler })
+}
+
+/// Lets jemalloc itself say so: it aborts the process over an option that it does not know.
+pub(super) fn can_profile(library: &Path) -> anyhow::Result<bool> {
+    let own = std::env::current_exe().context("failed to find this program")?;
+    let status = Command::new(own)
+        .arg("--version")
+        .env_clear()
+        .env("LD_PRELOAD", library)
+        .env("MALLOC_CONF", "abort_conf:true,prof:true,prof_active:false")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .with_context(|| format!("failed to try {}", library.display()))?;
+    Ok(status.success())
+}
+
+/// The shared jemalloc that the loader would load for a program, by whichever of its libraries.
+pub(super) fn linked_jemalloc(loader: &Path, program: &Path) -> Option<PathBuf> {
+    // ld.so(8): lists what would be loaded, and runs none of it.
+    let listed = Command::new(loader)
+        .arg("--list")
+        .arg(program)
+        .stdin(Stdio::null())
+        .output();
+    let listed = listed.ok().filter(|listed| listed.status.success())?;
+    let lines = String::from_utf8_lossy(&listed.stdout).into_owned();
+    lines.lines().find_map(|line| {
+        let (name, place) = line.trim().split_once(" => ")?;
+        let is_jemalloc = name.starts_with("libjemalloc.so");
+        let (path, _) = place.rsplit_once(" (")?;
+        is_jemalloc.then(|| PathBuf::from(OsString::from(path)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_an_allocator_is_refused_with_what_can() {
+        let place = tempfile::tempdir().unwrap();
+        let text = place.path().join("text");
+        std::fs::write(&text, "text").unwrap();
+        let check = |word: &str, expected: &str| {
+            let wanted: Wanted = word.parse().unwrap();
+            let refused = wanted.find().unwrap_err().to_string();
+            assert!(
+                refused.starts_with(&format!("{word} {expected}; ")),
+                "{refused}"
+            );
+            assert!(
+                refused.contains("takes jemalloc, tcmalloc, or the path"),
+                "{refused}"
+            );
+        };
+        check("mimalloc", "is no file");
+        check("/no/such.so", "is no file");
+        check(text.to_str().unwrap(), "is no library");
+        check("/lib/x86_64-linux-gnu/libm.so.6", "defines no malloc");
+    }
+
+    #[test]
+    fn a_library_is_taken_for_what_it_is() {
+        let check = |name: &str, profiler: Option<Profiler>| {
+            let path = installed(name).next().unwrap().canonicalize().unwrap();
+            let found = Wanted::File(path.clone()).find().unwrap();
+            assert_eq!(found, Library { path, profiler });
+        };
+        check("libtcmalloc.so.4", Some(Profiler::Tcmalloc));
+        check("libtcmalloc_minimal.so.4", None);
+        check("libmimalloc.so.2", None);
+    }
+
+    #[test]
+    fn a_program_that_links_to_jemalloc_says_which() {
+        let loader = Path::new("/lib64/ld-linux-x86-64.so.2");
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(linked_jemalloc(loader, &own), None);
+        let redis = linked_jemalloc(loader, Path::new("/usr/bin/redis-server")).unwrap();
+        assert!(redis.ends_with("libjemalloc.so.2"), "{}", redis.display());
+    }
+}

@@ -1,0 +1,26 @@
+//! Samples from the first allocations of a program on, under `memprof run --active`: the plugin itself
+//! comes later, on a thread that leaves the program alone for a while.
+#![expect(unsafe_code, reason = "what the dynamic loader calls")]
+
+use std::panic;
+
+use memprof_core::{SampleInterval, sample_at_once};
+use memprof_host::adapters::preload;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+extern "C" fn loaded() {
+    let begun = panic::catch_unwind(|| {
+        if let Some(lg_sample) = preload::is_active_at_once() {
+            let interval = lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok());
+            // What stands against it is told when the plugin comes.
+            let _refused = sample_at_once(interval);
+        }
+    });
+    if let Err(payload) = begun {
+        // Dropping a payload runs foreign code, which may panic again.
+        std::mem::forget(payload);
+    }
+}
