@@ -8,6 +8,7 @@ mod narrowest;
 mod perf_map;
 mod search;
 mod source_path;
+mod units;
 
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;

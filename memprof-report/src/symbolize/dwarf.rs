@@ -1,7 +1,7 @@
 //! Debug information: inlined functions, files and lines.
 
 use std::borrow::Cow;
-use std::io;
+use std::{io, mem};
 
 use addr2line::gimli::{self, DwarfSections, EndianSlice, RunTimeEndian, SectionId};
 use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
@@ -9,15 +9,13 @@ use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
 use super::elf::LinkedAddress;
 use super::frames::Frames;
 use super::source_path::is_rust;
+use super::units;
 use crate::limits::Limits;
 use crate::stacks::AddressId;
 
-/// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
-const DEEPEST: isize = 1000;
-
 type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
-/// The debug sections of a file, decompressed.
+/// The debug sections of a file, decompressed, with the units around some addresses.
 pub(super) struct Dwarf<'d> {
     sections: DwarfSections<Cow<'d, [u8]>>,
     endian: RunTimeEndian,
@@ -27,29 +25,47 @@ pub(super) struct Dwarf<'d> {
 pub(super) struct Context<'s>(addr2line::Context<Slice<'s>>);
 
 impl<'d> Dwarf<'d> {
-    /// None where there is no debug information.
+    /// For addresses in ascending order. None where there is no debug information.
     ///
     /// # Errors
     /// It is damaged, or passes a limit.
-    pub(super) fn load<R: ReadRef<'d>>(file: &object::File<'d, R>) -> io::Result<Option<Self>> {
+    pub(super) fn load<R: ReadRef<'d>>(
+        file: &object::File<'d, R>,
+        addresses: &[LinkedAddress],
+    ) -> io::Result<Option<Self>> {
         if file.section_by_name(".debug_info").is_none() {
             return Ok(None);
         }
-        let load = |id: SectionId| match file.section_by_name(id.name()) {
-            Some(section) if is_needed(id) => decompressed(&section),
-            _ => Ok(Cow::default()),
-        };
-        let sections = DwarfSections::load(load)?;
         let endian = match file.is_little_endian() {
             true => RunTimeEndian::Little,
             false => RunTimeEndian::Big,
         };
-        let found = Self { sections, endian };
-        if is_deep(&found.borrow()).map_err(io::Error::other)? {
-            let problem = format!("it is nested deeper than {DEEPEST}");
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+        let load = |id: SectionId| match file.section_by_name(id.name()) {
+            Some(section) if is_needed(id) => decompressed(&section),
+            _ => Ok(Cow::default()),
+        };
+        let mut info = load(SectionId::DebugInfo)?;
+        let mut abbreviations = load(SectionId::DebugAbbrev)?;
+        let mut ranges = load(SectionId::DebugAranges)?;
+        let unneeded = units::unneeded(
+            &gimli::Dwarf {
+                debug_info: EndianSlice::new(&info, endian).into(),
+                debug_abbrev: EndianSlice::new(&abbreviations, endian).into(),
+                debug_aranges: EndianSlice::new(&ranges, endian).into(),
+                ..gimli::Dwarf::default()
+            },
+            addresses,
+        )?;
+        for run in unneeded {
+            units::leave_out(info.to_mut(), &run, endian);
         }
-        Ok(Some(found))
+        let sections = DwarfSections::load(|id| match id {
+            SectionId::DebugInfo => Ok(mem::take(&mut info)),
+            SectionId::DebugAbbrev => Ok(mem::take(&mut abbreviations)),
+            SectionId::DebugAranges => Ok(mem::take(&mut ranges)),
+            _ => load(id),
+        })?;
+        Ok(Some(Self { sections, endian }))
     }
 
     fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
@@ -77,24 +93,6 @@ fn decompressed<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
     }
     compressed.decompress().map_err(io::Error::other)
-}
-
-/// Whether entries lie deeper in each other than any compiler writes them, in one pass over them.
-fn is_deep(dwarf: &gimli::Dwarf<Slice<'_>>) -> gimli::Result<bool> {
-    let mut units = dwarf.units();
-    while let Some(unit) = units.next()? {
-        let abbreviations = dwarf.abbreviations(&unit)?;
-        let mut entries = unit.entries_raw(&abbreviations, None)?;
-        while !entries.is_empty() {
-            if entries.next_depth() > DEEPEST {
-                return Ok(true);
-            }
-            if let Some(abbreviation) = entries.read_abbreviation()? {
-                entries.skip_attributes(abbreviation.attributes())?;
-            }
-        }
-    }
-    Ok(false)
 }
 
 /// Where variables live and what macros were is not asked, and is half of the bytes.

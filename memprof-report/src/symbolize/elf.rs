@@ -62,7 +62,11 @@ pub(super) fn name(
     }
     let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols.names()).collect();
 
-    let mut loaded = debug.iter().chain([&file]).map(Dwarf::load);
+    let addresses: Vec<LinkedAddress> = queries.iter().map(|((address, _), _)| *address).collect();
+    let mut loaded = debug
+        .iter()
+        .chain([&file])
+        .map(|file| Dwarf::load(file, &addresses));
     let dwarf = loaded.find_map(|loaded| {
         loaded.unwrap_or_else(|error| {
             notes.push(format!("its debug information is not read: {error}"));

@@ -515,6 +515,24 @@ fn rust_names() {
     }
 }
 
+/// Functions that are inlined across units have their names in another unit than the address.
+#[test]
+fn units_that_refer_to_others() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let binary = directory.path().join("market");
+    let flags = ["--edition=2024", "-g", "-O", "-Clto=fat"];
+    build_rust(&path("fixtures/market.rs"), &binary, &flags, false);
+    let dump = run(binary.to_str().expect("a path"), "", |market| market);
+    let whole = stacks(&dump, &here());
+    let sell = "market::stall::Sell>::sell;market::stall::weigh;market::capture ";
+    assert!(whole.contains(sell), "{whole}");
+    // Without its index of units, each of them is read.
+    run("objcopy", "binutils", |o| {
+        o.arg("--remove-section=.debug_aranges").arg(&binary)
+    });
+    assert_eq!(whole, stacks(&dump, &here()));
+}
+
 fn build_rust(source: &Path, binary: &Path, flags: &[&str], unstable: bool) {
     run("rustc", "rustc", |rustc: &mut Command| {
         if unstable {

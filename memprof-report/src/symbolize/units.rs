@@ -1,0 +1,211 @@
+//! Which units of debug information are read: those that may tell of the addresses that are asked for. A
+//! profile asks for few places of a large library.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+
+use addr2line::gimli::{
+    self, ArangeEntry, AttributeValue, DW_AT_abstract_origin, DW_AT_specification,
+    DW_FORM_ref_addr, DW_UT_type, Dwarf, EndianSlice, Endianity as _, RunTimeEndian, UnitHeader,
+};
+
+use super::elf::LinkedAddress;
+
+/// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
+const DEEPEST: isize = 1000;
+
+/// The bytes of a type unit without entries (DWARF 5, 7.5.1.3).
+const TYPE_UNIT: usize = 24;
+
+type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
+
+/// Where in `.debug_info` nothing lies that tells of the addresses, which are in ascending order. Units
+/// whose addresses `.debug_aranges` does not tell are needed, and those that needed ones refer to.
+///
+/// # Errors
+/// What is needed is damaged, or nested deeper than any compiler writes it.
+pub(super) fn unneeded(
+    dwarf: &Dwarf<Slice<'_>>,
+    addresses: &[LinkedAddress],
+) -> io::Result<Vec<Range<usize>>> {
+    let is_asked = ranges_are_asked(dwarf, addresses);
+    let mut units = Vec::new();
+    let mut headers = dwarf.units();
+    while let Some(unit) = headers.next().map_err(io::Error::other)? {
+        units.push(unit);
+    }
+    let mut needed: Vec<bool> = units
+        .iter()
+        .map(|unit| *is_asked.get(&unit.offset().0).unwrap_or(&true))
+        .collect();
+    let mut unread: Vec<usize> = (0..units.len()).filter(|&unit| needed[unit]).collect();
+    while let Some(unit) = unread.pop() {
+        for reference in references(dwarf, &units[unit])? {
+            let after = units.partition_point(|unit| unit.offset().0 <= reference);
+            let Some(unit) = after.checked_sub(1).filter(|&unit| !needed[unit]) else {
+                continue;
+            };
+            needed[unit] = true;
+            unread.push(unit);
+        }
+    }
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let unneeded = units.iter().zip(needed).filter(|(_, needed)| !needed);
+    for (unit, _) in unneeded {
+        let start = unit.offset().0;
+        let end = start + unit.length_including_self();
+        match runs.last_mut().filter(|run| run.end == start) {
+            Some(run) => run.end = end,
+            None => runs.push(start..end),
+        }
+    }
+    Ok(runs)
+}
+
+/// Makes one type unit of what lies in `run`: these have no addresses, so addr2line passes over it. All other
+/// units stay where they are, for some refer to each other.
+pub(super) fn leave_out(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {
+    let length = u32::try_from(run.len() - 4).unwrap_or(u32::MAX);
+    // Longer ones have another header.
+    if run.len() < TYPE_UNIT || length >= 0xffff_fff0 {
+        return;
+    }
+    let unit = &mut info[run.start..][..TYPE_UNIT];
+    unit.fill(0);
+    endian.write_u32(&mut unit[..4], length);
+    endian.write_u16(&mut unit[4..6], 5);
+    unit[6] = DW_UT_type.0;
+    unit[7] = 8;
+}
+
+/// By the offset of each unit that has ranges: whether an address may lie in one of them. Damaged ranges tell
+/// nothing; those of no length are what a linker leaves of functions that it removed.
+fn ranges_are_asked(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> HashMap<usize, bool> {
+    let mut units = HashMap::new();
+    let mut sets = dwarf.debug_aranges.headers();
+    loop {
+        let set = match sets.next() {
+            Ok(Some(set)) => set,
+            Ok(None) => return units,
+            Err(_) => return HashMap::new(),
+        };
+        let is_asked = units.entry(set.debug_info_offset().0).or_default();
+        let mut ranges = set.entries();
+        while let Some(range) = ranges.next().transpose() {
+            *is_asked |= range.map_or(true, |range| is_inside(addresses, range));
+        }
+    }
+}
+
+fn is_inside(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
+    let next = addresses.partition_point(|&address| address < range.address());
+    let next = addresses.get(next);
+    next.is_some_and(|address| address - range.address() < range.length())
+}
+
+/// Where in `.debug_info` the names of functions in this unit lie, as far as in other units.
+fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Result<Vec<usize>> {
+    let mut references = Vec::new();
+    let abbreviations = dwarf.abbreviations(unit).map_err(io::Error::other)?;
+    let mut entries = unit
+        .entries_raw(&abbreviations, None)
+        .map_err(io::Error::other)?;
+    while !entries.is_empty() {
+        if entries.next_depth() > DEEPEST {
+            let problem = format!("it is nested deeper than {DEEPEST}");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+        }
+        read_entry(&mut entries, &mut references).map_err(io::Error::other)?;
+    }
+    Ok(references)
+}
+
+fn read_entry(
+    entries: &mut gimli::EntriesRaw<'_, Slice<'_>>,
+    references: &mut Vec<usize>,
+) -> gimli::Result<()> {
+    let Some(abbreviation) = entries.read_abbreviation()? else {
+        return Ok(());
+    };
+    let attributes = abbreviation.attributes();
+    let leads_out = |attribute: &gimli::AttributeSpecification| {
+        let is_name = [DW_AT_abstract_origin, DW_AT_specification].contains(&attribute.name());
+        is_name && attribute.form() == DW_FORM_ref_addr
+    };
+    if !attributes.iter().any(leads_out) {
+        return entries.skip_attributes(attributes);
+    }
+    for attribute in attributes {
+        let value = entries.read_attribute(*attribute)?.value();
+        if let AttributeValue::DebugInfoRef(reference) = value
+            && leads_out(attribute)
+        {
+            references.push(reference.0);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+    use std::fs;
+
+    use addr2line::gimli::{
+        DebugInfoOffset, Dwarf, DwarfSections, EndianSlice, RunTimeEndian, Section as _, SectionId,
+        UnitType,
+    };
+    use object::{Object as _, ObjectSection as _};
+
+    use super::{leave_out, unneeded};
+
+    const ENDIAN: RunTimeEndian = RunTimeEndian::Little;
+
+    #[expect(clippy::ptr_arg, reason = "the sections are lent as they are kept")]
+    fn slice<'d>(bytes: &'d Cow<'_, [u8]>) -> EndianSlice<'d, RunTimeEndian> {
+        EndianSlice::new(bytes, ENDIAN)
+    }
+
+    /// Of this test's own program, where the standard library's code and ours are many units.
+    #[test]
+    fn units_without_the_addresses_are_left_out() {
+        let bytes = fs::read("/proc/self/exe").expect("it is there");
+        let file = object::File::parse(&*bytes).expect("it is a program");
+        let load = |id: SectionId| -> object::Result<Cow<'_, [u8]>> {
+            let section = file.section_by_name(id.name());
+            section.map_or(Ok(Cow::default()), |section| section.uncompressed_data())
+        };
+        let mut sections = DwarfSections::load(load).expect("its sections are whole");
+        let dwarf = sections.borrow(slice);
+        let mut sets = dwarf.debug_aranges.headers();
+        let set = sets.next().expect("it is whole").expect("there is one");
+        let range = set.entries().next().expect("it is whole");
+        let address = range.expect("there is one").address();
+        let DebugInfoOffset(unit) = set.debug_info_offset();
+        let is_left_out = |addresses: &[u64]| {
+            let runs = unneeded(&dwarf, addresses).expect("it is whole");
+            runs.iter().any(|run| run.contains(&unit))
+        };
+        assert!(!is_left_out(&[address]));
+        assert!(is_left_out(&[]));
+
+        let count = |dwarf: &Dwarf<EndianSlice<'_, RunTimeEndian>>| {
+            let mut units = dwarf.units();
+            let mut count = 0;
+            while let Some(unit) = units.next().expect("it is whole") {
+                count += usize::from(matches!(unit.type_(), UnitType::Compilation));
+            }
+            count
+        };
+        let before = count(&dwarf);
+        let runs = unneeded(&dwarf, &[address]).expect("it is whole");
+        let mut info = dwarf.debug_info.reader().slice().to_vec();
+        for run in runs {
+            leave_out(&mut info, &run, ENDIAN);
+        }
+        sections.debug_info = Cow::<[u8]>::Owned(info).into();
+        let after = count(&sections.borrow(slice));
+        assert!(after > 0 && after < before, "{after} of {before}");
+    }
+}
