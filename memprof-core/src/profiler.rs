@@ -5,6 +5,7 @@ mod dumper;
 mod dumping;
 mod farewell;
 mod figures;
+mod heaps;
 mod lease;
 mod recent;
 mod sampling;
@@ -23,6 +24,7 @@ use std::time::{Instant, SystemTime};
 
 use self::dumper::Dumper;
 use self::farewell::Farewell;
+use self::heaps::Heaps;
 use self::lease::Lease;
 use self::status::{Allocator, Status};
 use crate::allocators::discover::{Discovered, discover};
@@ -35,7 +37,6 @@ use crate::allocators::stats::Readers;
 use crate::clock::rfc3339;
 use crate::dumps::store::{Fetched, Kept, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::figures::ledger::Heap;
 use crate::identity::{Kind, ProfileKind};
 use crate::lock::lock;
 use crate::sampler::Driven;
@@ -80,7 +81,7 @@ pub struct Profiler {
     dumping: AtomicU32,
     sequence: AtomicU32,
     last_size: AtomicU64,
-    last_heaps: Mutex<Vec<Heap>>,
+    last_heaps: Mutex<Heaps>,
     /// The live bytes of an earlier ledger, and when.
     first_heap: Mutex<Option<(Instant, u64)>>,
     /// The most bytes that the allocators were seen to count without having touched them.
@@ -148,7 +149,7 @@ impl Profiler {
             dumping: AtomicU32::new(0),
             sequence: AtomicU32::new(0),
             last_size: AtomicU64::new(0),
-            last_heaps: Mutex::new(Vec::new()),
+            last_heaps: Mutex::default(),
             first_heap: Mutex::new(None),
             untouched: AtomicU64::new(0),
             watcher: Mutex::new(None),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::heaps::Heaps;
 use super::status::Purged;
 use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
 use crate::allocators::background::{self, Background};
@@ -56,24 +57,26 @@ impl Profiler {
     }
 
     /// Where the resident memory is. At once, also while a dump runs: then with the totals that
-    /// were read last.
+    /// were read last; so too where reading them takes long and was done just now.
     ///
     /// # Errors
     /// `/proc/thread-self/status` cannot be read.
     pub fn ledger(&self) -> Result<Ledger> {
         let mut resident = self.resident()?;
-        if let Ok(_running) = self.begin_dump() {
-            let heaps: Vec<_> = self.backends().iter().map(|each| heap(each)).collect();
+        if !lock(&self.last_heaps).are_fresh()
+            && let Ok(_running) = self.begin_dump()
+        {
+            let heaps = Heaps::read(|| self.backends().iter().map(|each| heap(each)).collect());
             let before = resident.anonymous;
             resident = self.resident()?;
             // Pages that came or went meanwhile are no untouched ones.
             let most = before.max(resident.anonymous);
-            let untouched = ledger::untouched(most, &heaps);
+            let untouched = ledger::untouched(most, &heaps.list);
             *lock(&self.last_heaps) = heaps;
             // Beside other memory it does not show: so the most that was ever seen.
             self.untouched.fetch_max(untouched, Ordering::Relaxed);
         }
-        let heaps = lock(&self.last_heaps).clone();
+        let heaps = lock(&self.last_heaps).list.clone();
         let untouched = self.untouched.load(Ordering::Relaxed);
         let allocated = (!heaps.is_empty()).then(|| ledger::live(&heaps));
         let earlier = allocated.and_then(|allocated| self.earlier(allocated));
@@ -162,6 +165,7 @@ impl Profiler {
         with_each(&backends, |each| {
             each.allocator.purge().map(|()| Vec::new())
         })?;
+        lock(&self.last_heaps).forget_time();
         let after = self.resident()?.anonymous;
         Ok(Purged {
             anonymous_before_bytes: before,

@@ -1,0 +1,80 @@
+//! What the allocators said of themselves, and how soon they are asked again.
+
+use std::time::{Duration, Instant};
+
+use crate::figures::ledger::Heap;
+
+/// jemalloc sums up arena by arena, under the locks that `malloc` needs: 9 us for each. So it is asked for
+/// a tenth of the time at the most.
+const REST: u32 = 9;
+
+/// What takes less is asked for each time. More than fifty arenas take more.
+const CHEAP: Duration = Duration::from_micros(500);
+
+/// The figures that were read last.
+#[derive(Debug, Default)]
+pub(super) struct Heaps {
+    pub list: Vec<Heap>,
+    read: Option<Read>,
+}
+
+/// When they were read, and how long it took.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    at: Instant,
+    took: Duration,
+}
+
+impl Heaps {
+    /// Asks each allocator.
+    pub(super) fn read(read: impl FnOnce() -> Vec<Heap>) -> Self {
+        let begun = Instant::now();
+        let list = read();
+        let at = Instant::now();
+        Self {
+            list,
+            read: Some(Read {
+                at,
+                took: at - begun,
+            }),
+        }
+    }
+
+    /// Whether it is too early to ask again.
+    pub(super) fn are_fresh(&self) -> bool {
+        self.read
+            .is_some_and(|read| read.is_fresh(read.at.elapsed()))
+    }
+
+    /// They are not what they were.
+    pub(super) fn forget_time(&mut self) {
+        self.read = None;
+    }
+}
+
+impl Read {
+    fn is_fresh(self, age: Duration) -> bool {
+        self.took >= CHEAP && age < self.took * REST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_arenas_are_asked_for_a_tenth_of_the_time() {
+        let is_fresh = |took: u64, age: u64| {
+            let read = Read {
+                at: Instant::now(),
+                took: Duration::from_micros(took),
+            };
+            read.is_fresh(Duration::from_micros(age))
+        };
+        assert!(is_fresh(1000, 8999));
+        assert!(!is_fresh(1000, 9000));
+        // A few arenas are asked each time.
+        assert!(!is_fresh(499, 0));
+        assert!(is_fresh(500, 0));
+    }
+}
