@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use memprof_own::{Ours, Privileges, Thread, require_memory};
+use memprof_own::{Ours, Privileges, require_memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -44,44 +44,37 @@ pub(super) enum Activity {
     Writes(Instant),
 }
 
-/// An open connection and its thread.
-#[derive(Debug)]
+/// An open connection, as the thread that serves it and the others see it.
+#[derive(Clone, Debug)]
 pub(super) struct Conversation {
     stream: Arc<Ours<UnixStream>>,
     activity: Arc<Mutex<Activity>>,
-    thread: Thread,
 }
 
 impl Conversation {
-    pub(super) fn start(
-        stream: Ours<UnixStream>,
-        spawn: impl FnOnce(Arc<Ours<UnixStream>>, Arc<Mutex<Activity>>) -> io::Result<Thread>,
-    ) -> io::Result<Self> {
-        let activity = Arc::new(Mutex::new(Activity::Reads(Instant::now())));
+    pub(super) fn new(stream: Ours<UnixStream>) -> io::Result<Self> {
         stream.get()?.set_nonblocking(true)?;
-        let stream = Arc::new(stream);
-        let thread = spawn(Arc::clone(&stream), Arc::clone(&activity)).inspect_err(|error| {
-            match error.raw_os_error() {
-                Some(code) if code == Errno::NOMEM.raw_os_error() => refuse_without_memory(&stream),
-                _ => {
-                    let message = format!("no thread for this connection: {error}");
-                    refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
-                }
-            }
-        })?;
         Ok(Self {
-            stream,
-            activity,
-            thread,
+            stream: Arc::new(stream),
+            activity: Arc::new(Mutex::new(Activity::Reads(Instant::now()))),
         })
+    }
+
+    /// Where there is no thread that could serve it.
+    pub(super) fn refuse(&self, error: &io::Error) {
+        match error.raw_os_error() {
+            Some(code) if code == Errno::NOMEM.raw_os_error() => {
+                refuse_without_memory(&self.stream);
+            }
+            _ => {
+                let message = format!("no thread for this connection: {error}");
+                refuse(&self.stream, protocol::TOO_MANY_CONNECTIONS, &message);
+            }
+        }
     }
 
     pub(super) fn stream(&self) -> &Ours<UnixStream> {
         &self.stream
-    }
-
-    pub(super) fn into_thread(self) -> Thread {
-        self.thread
     }
 
     /// Since when the peer lets the host wait. A request that arrived and was not read yet is no
@@ -106,12 +99,8 @@ pub(super) struct Response {
 }
 
 /// Answers one frame after the other until the peer leaves or breaks a rule.
-pub(super) fn serve(
-    stream: &Ours<UnixStream>,
-    activity: &Mutex<Activity>,
-    service: &Service,
-    privileges: &mut Privileges,
-) {
+pub(super) fn serve(conversation: &Conversation, service: &Service, privileges: &mut Privileges) {
+    let Conversation { stream, activity } = conversation;
     service.router.enter_thread();
     let mark = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut frames = Frames {

@@ -1,11 +1,14 @@
 //! The control socket of a host.
 //!
 //! One thread blocks in `accept`; each connection gets a thread of its own for as long as it
-//! lasts. So nothing wakes up while nobody talks, and a long dump delays nobody else.
+//! lasts. So nothing wakes up while nobody talks, and a long dump delays nobody else. A thread
+//! waits a moment for the next connection: what the allocator keeps for each new thread would add up
+//! where clients come and go.
 
 mod connection;
 mod listener;
 mod service;
+mod workers;
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -26,6 +29,7 @@ use crate::router::Router;
 use connection::{Conversation, serve};
 use listener::Listener;
 use service::Service;
+use workers::Workers;
 
 /// More connections than these at a time push out the one that let the host wait longest: a
 /// silent one, one that sends slowly, or one that does not read.
@@ -75,6 +79,7 @@ struct Shared {
     allow_uids: Vec<u32>,
     stopping: AtomicBool,
     conversations: Mutex<Conversations>,
+    workers: Workers,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +104,7 @@ impl ControlSocket {
             allow_uids: listen.allow_uids,
             stopping: AtomicBool::new(false),
             conversations: Mutex::default(),
+            workers: Workers::default(),
         });
         let accepting = memprof_own::spawn(c"memprof-control", {
             let shared = Arc::clone(&shared);
@@ -147,7 +153,8 @@ impl Drop for ControlSocket {
         }
         // A connection's thread may hold the last use of a plugin: wait for all of them.
         let open = mem::take(&mut self.shared.lock().open);
-        open.into_values().for_each(Conversation::end);
+        open.values().for_each(Conversation::hang_up);
+        self.shared.workers.end();
         drop(self.shared.take_listener());
     }
 }
@@ -228,18 +235,31 @@ impl Shared {
             connection::refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
             return;
         }
+        let conversation = match Conversation::new(stream) {
+            Ok(conversation) => conversation,
+            Err(error) => {
+                log::warn!("control connection refused: {error}");
+                return;
+            }
+        };
         conversations.next_id += 1;
         let id = conversations.next_id;
-        let started = Conversation::start(stream, |stream, activity| {
-            let shared = Arc::clone(self);
-            memprof_own::spawn(c"memprof-conn", move |privileges| {
-                serve(&stream, &activity, &shared.service, privileges);
-                shared.lock().open.remove(&id);
-            })
+        conversations.open.insert(id, conversation.clone());
+        drop(conversations);
+        let shared = Arc::clone(self);
+        let employed = self.workers.employ(id, move |id, privileges| {
+            let conversation = shared.lock().open.get(&id).cloned();
+            // It was pushed out before it began.
+            let Some(conversation) = conversation else {
+                return;
+            };
+            serve(&conversation, &shared.service, privileges);
+            shared.lock().open.remove(&id);
         });
-        match started {
-            Ok(conversation) => drop(conversations.open.insert(id, conversation)),
-            Err(error) => log::warn!("control connection refused: {error}"),
+        if let Err(error) = employed {
+            self.lock().open.remove(&id);
+            conversation.refuse(&error);
+            log::warn!("control connection refused: {error}");
         }
     }
 
@@ -286,11 +306,6 @@ impl Conversation {
         if let Err(error) = stream.and_then(|stream| stream.shutdown(Shutdown::Both)) {
             log::debug!("control connection: {error}");
         }
-    }
-
-    fn end(self) {
-        self.hang_up();
-        self.into_thread().join();
     }
 }
 
