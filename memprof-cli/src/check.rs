@@ -35,7 +35,7 @@ pub(crate) fn run(plugin: &Path) -> Outcome {
 }
 
 pub(crate) fn in_child(plugin: &Path) -> Outcome {
-    let info = memprof_host::check(plugin, None)
+    let (info, warning) = memprof_host::check(plugin, None)
         .map_err(|refused| coded(code_of_status(refused.status), refused.to_string()))?;
     output::print(&format!(
         "{}: plugin {} {}, messages: {}",
@@ -44,5 +44,8 @@ pub(crate) fn in_child(plugin: &Path) -> Outcome {
         info.version,
         info.messages.join(", ")
     ))?;
+    if let Some(warning) = warning {
+        output::note(&format!("{}: {warning}", plugin.display()));
+    }
     Ok(0.into())
 }

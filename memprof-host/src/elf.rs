@@ -2,8 +2,10 @@
 //! process by SIGBUS there, so every range that its headers name must lie inside the file.
 
 use object::Endianness;
-use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_LOAD, SHT_NOBITS};
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+use object::elf::{
+    DF_1_NODELETE, DT_FLAGS_1, EM_X86_64, ET_DYN, FileHeader64, PT_LOAD, SHT_NOBITS,
+};
+use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader};
 
 /// Checks the bytes of a file.
 ///
@@ -50,6 +52,25 @@ pub(crate) fn loadable(bytes: &[u8]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether the loader never unloads it (`ld -z nodelete`). False for what is no ELF file.
+pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
+    flags(bytes).is_ok_and(|flags| flags & DF_1_NODELETE.0 != 0)
+}
+
+/// `DT_FLAGS_1`, or none of them.
+fn flags(bytes: &[u8]) -> object::Result<u64> {
+    let header = FileHeader64::<Endianness>::parse(bytes)?;
+    let endian = header.endian()?;
+    for segment in header.program_headers(endian, bytes)? {
+        for entry in segment.dynamic(endian, bytes)?.unwrap_or_default() {
+            if entry.d_tag(endian) == DT_FLAGS_1 {
+                return Ok(entry.d_val(endian));
+            }
+        }
+    }
+    Ok(0)
 }
 
 #[cfg(test)]

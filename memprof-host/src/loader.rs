@@ -18,7 +18,7 @@ use memprof_plugin_abi::raw::{MEMPROF_ABI_MISMATCH, MEMPROF_IO, memprof_plugin_e
 use sha2::{Digest, Sha256};
 
 use crate::config::{PluginConfig, as_in_the_file};
-use crate::elf::loadable;
+use crate::elf::{loadable, stays_loaded};
 use crate::instance::{Instance, Refused, check_entry};
 use crate::program::Program;
 use crate::protocol::PluginInfo;
@@ -30,7 +30,10 @@ use crate::trust::trusted;
 /// The check that failed, or the reason why the plugin could not be created.
 pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Refused> {
     let file = inspect(&config.path, config.sha256.as_deref())?;
-    let entry = open(&file)?;
+    let Opened { entry, warning } = open(&file)?;
+    if let Some(warning) = warning {
+        log::warn!("{}: {warning}", config.path.display());
+    }
     // SAFETY: `open` found it in a library that it leaked.
     let created = unsafe { Instance::create(entry, program, &config.config_text()) };
     created.map_err(|mut refused| {
@@ -39,14 +42,29 @@ pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Refused
     })
 }
 
-/// Makes all checks of [`load`] without creating the plugin. The library's constructors run.
+/// Makes all checks of [`load`] without creating the plugin. The library's constructors run. What its author
+/// should know comes with it.
 ///
 /// # Errors
 /// The check that failed.
-pub fn check(path: &Path, sha256: Option<&str>) -> Result<PluginInfo, Refused> {
-    let entry = open(&inspect(path, sha256)?)?;
+pub fn check(
+    path: &Path,
+    sha256: Option<&str>,
+) -> Result<(PluginInfo, Option<&'static str>), Refused> {
+    let opened = open(&inspect(path, sha256)?)?;
     // SAFETY: as in `load`.
-    unsafe { check_entry(entry) }
+    let info = unsafe { check_entry(opened.entry) }?;
+    Ok((info, opened.warning))
+}
+
+/// Of a library that neither the linker nor the SDK keeps loaded. Ours do it for each that they load.
+const CAN_BE_UNLOADED: &str = "a host that unloads it crashes while one of its threads runs; link it with \
+                               -Wl,-z,nodelete";
+
+/// A library that was loaded for good.
+struct Opened {
+    entry: *const memprof_plugin_entry_t,
+    warning: Option<&'static str>,
 }
 
 /// A file that passed the checks, which the loader opens once more by its path.
@@ -55,6 +73,7 @@ struct Inspected {
     /// Held open, so that no other file gets its inode.
     _file: File,
     identity: Identity,
+    stays_loaded: bool,
 }
 
 /// Device, inode, and when it was last written to, renamed or linked.
@@ -100,6 +119,7 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Refused> {
         }
     }
     Ok(Inspected {
+        stays_loaded: stays_loaded(&bytes),
         path,
         _file: file,
         identity,
@@ -108,7 +128,7 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Refused> {
 
 /// Loads the library for good and returns its entry, after comparing layouts where it describes
 /// them.
-fn open(file: &Inspected) -> Result<*const memprof_plugin_entry_t, Refused> {
+fn open(file: &Inspected) -> Result<Opened, Refused> {
     let path = file.path.as_path();
     let mismatch =
         |why: String| Failure::new(MEMPROF_ABI_MISMATCH, format!("{}: {why}", path.display()));
@@ -142,6 +162,8 @@ fn open(file: &Inspected) -> Result<*const memprof_plugin_entry_t, Refused> {
         let message = format!("{}: {}", path.display(), refused.message);
         Failure { message, ..refused }
     })?;
+    // Rust's SDK describes its layouts, and keeps the library loaded by itself.
+    let warning = (!file.stays_loaded && header.is_err()).then_some(CAN_BE_UNLOADED);
     // A plugin in C has no layout description, and needs none: its compiler read the header.
     if let Ok(header) = header {
         // SAFETY: the symbol is constant data of a leaked library.
@@ -152,5 +174,5 @@ fn open(file: &Inspected) -> Result<*const memprof_plugin_entry_t, Refused> {
                 .remedy("rebuild the plugin against this host's memprof-plugin-abi")
         })?;
     }
-    Ok(entry)
+    Ok(Opened { entry, warning })
 }

@@ -50,13 +50,31 @@ fn changed_hello(place: &Path, from: &str, to: &str) -> PathBuf {
     let original = fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
     let changed = original.replacen(from, to, 1);
     assert_ne!(original, changed, "{from} is not in hello_c.c");
+    compiled(place, &changed, &["-Wl,-z,nodelete"])
+}
+
+fn compiled(place: &Path, text: &str, flags: &[&str]) -> PathBuf {
     let (code, library) = (place.join("changed.c"), place.join("changed.so"));
-    fs::write(&code, changed).unwrap();
+    fs::write(&code, text).unwrap();
     let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", "-Wl,-z,nodelete", "-I"])
-        .arg(dist("include"));
+    cc.args(["-shared", "-fPIC"]).args(flags);
+    cc.arg("-I").arg(dist("include"));
     tool_text("gcc", cc.arg("-o").arg(&library).arg(&code));
     library
+}
+
+#[test]
+fn unload_while_a_thread_runs() {
+    let place = tempfile::tempdir().unwrap();
+    let hello = fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
+    let warning = "link it with -Wl,-z,nodelete";
+    for (flags, is_warned) in [(&["-Wl,-z,nodelete"][..], false), (&[], true)] {
+        let plugin = compiled(place.path(), &hello, flags);
+        let run = memprof(place.path(), &["check", plugin.to_str().unwrap()]).exits(0);
+        assert_eq!(run.stderr.contains(warning), is_warned, "{run:?}");
+    }
+    let host = host_with(&place.path().join("changed.so"), "");
+    host.wait_for_log(warning);
 }
 
 #[test]
