@@ -161,6 +161,18 @@ pub(crate) const ROUTES: [Route; 15] = [
                     "top",
                     "At most so many functions, in the formats text and json",
                 ),
+                (
+                    "flat",
+                    "on shows every function as a row and folds none into its caller",
+                ),
+                (
+                    "own",
+                    "Functions that match this regular expression are the program's own",
+                ),
+                (
+                    "plumbing",
+                    "Functions that match this regular expression are folded into their callers",
+                ),
             ],
         )
     },

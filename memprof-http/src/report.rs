@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use memprof_report::{
-    Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
+    Blame, Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -30,6 +30,12 @@ pub(crate) struct View {
     pub(crate) lines: Option<String>,
     /// At most so many functions, of the formats that list them.
     pub(crate) top: Option<usize>,
+    /// Every function is a row of its own: on or off.
+    pub(crate) flat: Option<String>,
+    /// Which functions are the program's own.
+    pub(crate) own: Option<String>,
+    /// Which are not.
+    pub(crate) plumbing: Option<String>,
 }
 
 /// The most that an upload is after decompression.
@@ -114,7 +120,24 @@ impl View {
                 focus: compile(&self.focus)?,
                 ignore: compile(&self.ignore)?,
             },
+            blame: self.blame()?,
             ..Options::default()
+        })
+    }
+
+    fn blame(&self) -> Result<Blame> {
+        let flat = switch("flat", self.flat.as_deref())?.unwrap_or(false);
+        if flat && (self.own.is_some() || self.plumbing.is_some()) {
+            return Err(
+                Problem::invalid("flat=on folds nothing, so own and plumbing say nothing")
+                    .remedy("leave flat out, or the other two"),
+            );
+        }
+        let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
+        Ok(Blame {
+            flat,
+            own: compile(&self.own)?,
+            plumbing: compile(&self.plumbing)?,
         })
     }
 }

@@ -168,6 +168,16 @@ fn a_kept_dump_in_every_format() {
     );
     let top = get("format=json&top=2").is(200).json();
     assert_eq!(top["functions"].as_array().unwrap().len(), 2);
+    let leaker = |query: &str| {
+        let report = get(&format!("format=json&top=1&{query}")).is(200).json();
+        let name = report["functions"][0]["name"].as_str();
+        name.is_some_and(|name| name.contains("grow_cache"))
+    };
+    assert!(leaker("flat=off"));
+    assert!(!leaker("flat=on"));
+    assert!(!leaker("plumbing=grow_cache"));
+    assert!(leaker("plumbing=grow_cache&own=grow_cache"));
+    get("flat=on&own=x").is(400);
     check(&format!("base={first}"), "text/plain", "changed by ");
     get("focus=no_such_function").is(409);
     get("focus=(").is(400);
