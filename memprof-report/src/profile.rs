@@ -185,6 +185,12 @@ pub struct Origin {
     pub allocator: Option<String>,
     /// Since when the allocator sampled.
     pub active_since: Option<String>,
+    /// Since when memprof's own sampler took the samples: what was allocated before is not in it.
+    pub sampling_since: Option<String>,
+    /// How many samples it took, those that were freed too.
+    pub samples: Option<u64>,
+    /// How many of them it did not remember, because its tables were full.
+    pub lost_samples: Option<u64>,
     /// The file of the plugin that took it, as mapped.
     pub image: Option<String>,
 }

@@ -171,10 +171,17 @@ impl Subject<'_> {
             None => "not sampled".into(),
         };
         let samples = self.samples(sample_type);
+        let since = match &self.profile.profile.origin.sampling_since {
+            Some(since) => format!(", only memory allocated since {since}"),
+            None => String::new(),
+        };
         match &self.base_name {
-            None => format!("{}: {amount}, {sampling}, {samples}", sample_type.name()),
+            None => format!(
+                "{}: {amount}, {sampling}, {samples}{since}",
+                sample_type.name()
+            ),
             Some(base) => format!(
-                "{}: changed by {amount} from base {base}, {sampling}, {samples}",
+                "{}: changed by {amount} from base {base}, {sampling}, {samples}{since}",
                 sample_type.name()
             ),
         }

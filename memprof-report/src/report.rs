@@ -96,6 +96,7 @@ pub fn report(
     {
         normalize(&mut base.profile, &profile.profile, options.sample_type)?;
     }
+    profile.profile.warnings.extend(lost(&profile.profile));
     if !options.format.is_raw() && !options.blame.flat {
         for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
             leave_out(named, options.sample_type);
@@ -123,6 +124,17 @@ fn other_program(profile: &Profile, base: &Profile) -> Option<String> {
     let (ours, theirs) = (program(profile)?, program(base)?);
     (ours != theirs).then(|| {
         format!("the base is of another program: {theirs}, not {ours}; what differs is no growth")
+    })
+}
+
+/// Samples that were lost are in no row.
+fn lost(profile: &Profile) -> Option<String> {
+    let (lost, samples) = (profile.origin.lost_samples?, profile.origin.samples?);
+    (lost > 0).then(|| {
+        format!(
+            "{lost} of {samples} samples were lost, because memprof's tables were full: sample more \
+             coarsely (sample_interval=4MiB)"
+        )
     })
 }
 
@@ -212,7 +224,12 @@ fn emptiness(profile: &Profile, options: &Options) -> String {
     if options.filter.focus.is_some() || options.filter.ignore.is_some() {
         return "no stack is left by --focus and --ignore".into();
     }
-    match (profile.interval, &profile.origin.active_since) {
+    let origin = &profile.origin;
+    let since = origin
+        .sampling_since
+        .as_ref()
+        .or(origin.active_since.as_ref());
+    match (profile.interval, since) {
         (Some(interval), Some(since)) => {
             format!("nothing was sampled since {since}, at 1 sample per {interval} bytes")
         }

@@ -459,3 +459,87 @@ fn a_malloc_that_memprof_does_not_know_is_named() {
     let found = host.memprof("doctor", &[]).exits(4).stdout;
     assert!(found.contains("which memprof does not know"), "{found}");
 }
+
+/// The total of a dump, in bytes, and the share of `grow_cache` in percent, by each tool that reads it.
+fn read_by_each(host: &Host, dump: &Path) -> Vec<(&'static str, f64, f64)> {
+    let program = dist("examples/c_host");
+    let run = |package: &str, command: &[&str]| {
+        let mut tool = Command::new(command[0]);
+        tool.args(&command[1..]).arg(&program).arg(dump);
+        tool.env("HOME", host.place()).current_dir(host.place());
+        tool_text(package, &mut tool)
+    };
+    // `Total: 123 B`; `Showing nodes accounting for 120B, 97.56% of 123B total`.
+    let total = |text: &str, before: &str, behind: &str| -> f64 {
+        let line = text.lines().find(|line| line.contains(before)).unwrap();
+        let (_, rest) = line.split_once(before).unwrap();
+        let (number, _) = rest.split_once(behind).unwrap();
+        number.parse().unwrap()
+    };
+    let share = |text: &str| -> f64 {
+        let line = text.lines().find(|line| line.ends_with("grow_cache"));
+        let percents = line.unwrap().split_whitespace();
+        let last = percents
+            .filter_map(|word| word.strip_suffix('%'))
+            .next_back();
+        last.unwrap().parse().unwrap()
+    };
+    let mut read: Vec<_> = [
+        ("libjemalloc-dev", "jeprof"),
+        ("google-perftools", "google-pprof"),
+    ]
+    .map(|(package, tool)| {
+        let text = run(package, &[tool, "--text", "--cum", "--show_bytes"]);
+        (tool, total(&text, "Total: ", " B"), share(&text))
+    })
+    .into();
+    let go = [
+        "go",
+        "tool",
+        "pprof",
+        "-top",
+        "-cum",
+        "-unit=B",
+        "-sample_index=inuse_space",
+    ];
+    let go = run("golang-go", &go);
+    read.push(("go", total(&go, "% of ", "B total"), share(&go)));
+    let args = ["report", "--format", "json", dump.to_str().unwrap()];
+    let report = memprof(dump, &args).exits(0).json();
+    let total = report["totals"]["inuse_space"].as_f64().unwrap();
+    read.push(("memprof", total, reported_percent(dump, "grow_cache")));
+    read
+}
+
+#[test]
+fn all_tools_read_the_same_of_memprofs_own_samples() {
+    for preload in [
+        "",
+        "libmimalloc.so.2",
+        "libtcmalloc_minimal.so.4",
+        "libjemalloc.so.2",
+    ] {
+        let host = host_under("c_host", preload);
+        let args = ["--json", "sample_interval=4KiB"];
+        let active = host.memprof("activate", &args).exits(0).json();
+        assert_eq!(active["allocators"][0]["sampler"], "ours", "{active}");
+        let dump = host.dump_of(3_000_000);
+        let path = Path::new(dump["path"].as_str().unwrap());
+        let read = read_by_each(&host, path);
+        let expected = dump["estimated_inuse_bytes"].as_f64().unwrap();
+        for (tool, total, share) in read {
+            assert!(
+                (total / expected - 1.0).abs() < 0.001,
+                "{preload} {tool}: {total} {expected}"
+            );
+            assert!(share >= 80.0, "{preload} {tool}: {share} %");
+        }
+        let text = std::fs::read_to_string(path).unwrap();
+        let since = active["active_since"].as_str().unwrap();
+        let comments = format!("# sampler: ours\n# sampling since: {since}\n# samples: ");
+        assert!(text.contains(&comments), "{text}");
+        let report = memprof(path, &["report", path.to_str().unwrap()]).exits(0);
+        let since = format!("only memory allocated since {since}");
+        assert!(report.stdout.contains(&since), "{report:?}");
+    }
+}

@@ -2,6 +2,7 @@
 //! profiles is `memprof-report`'s work.
 
 use std::io::{self, BufRead};
+use std::time::SystemTime;
 
 /// What a profile says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +19,19 @@ pub(crate) struct Summary {
     pub profile_len: u64,
     /// False where jemalloc could not read its mappings, or was cut off after a line.
     pub has_mappings: bool,
+    /// What memprof's sampler took, where it is of that.
+    pub ours: Option<Taken>,
+}
+
+/// The samples of memprof's sampler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// Those that were freed too.
+    pub samples: u64,
+    /// Of these, not remembered: its tables were full.
+    pub lost: u64,
+    /// When the first of them may have been taken.
+    pub since: SystemTime,
 }
 
 /// The bytes that `objects` sampled ones of together `bytes` stand for, to the same byte as in `memprof-report`.
@@ -129,6 +143,7 @@ mod tests {
             estimated_inuse_bytes: 3_523_085,
             profile_len: PROFILE.len() as u64,
             has_mappings: true,
+            ours: None,
         };
         let check = |text: &str, has_mappings| {
             let expected = Summary {

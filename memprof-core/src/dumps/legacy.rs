@@ -125,6 +125,7 @@ mod tests {
                     estimated_inuse_bytes,
                     profile_len: text.len() as u64,
                     has_mappings,
+                    ours: None,
                 };
                 let whole = format!("{text}{tail}");
                 assert_eq!(

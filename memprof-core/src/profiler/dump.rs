@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::headroom::require_memory;
+use crate::dumps::heap::Taken;
 use crate::dumps::name::DumpName;
 use crate::dumps::scratch::Scratch;
 use crate::dumps::store::Store;
@@ -79,7 +80,8 @@ pub(crate) fn take(
         "# stacks: {}\n# estimated-inuse-bytes: {}\n",
         summary.stacks, summary.estimated_inuse_bytes
     );
-    let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}{sums}");
+    let taken = summary.ours.map(of_our_sampler).unwrap_or_default();
+    let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}{taken}{sums}");
     let profile = scratch.drain(summary.profile_len);
     let mut body = profile.chain(tail.as_bytes());
     let length = summary.profile_len + tail.len() as u64;
@@ -155,6 +157,19 @@ fn comments(
         .iter()
         .map(|line| format!("{}\n", line.replace(['\n', '\r'], "?")))
         .collect()
+}
+
+/// What a profile of memprof's sampler holds.
+fn of_our_sampler(taken: Taken) -> String {
+    let Taken {
+        samples,
+        lost,
+        since,
+    } = taken;
+    let since = humantime::format_rfc3339_seconds(since);
+    format!(
+        "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n"
+    )
 }
 
 /// The path of the file mapped at each address, as the mappings have it: without links, unlike the

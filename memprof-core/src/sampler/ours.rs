@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
+use std::time::SystemTime;
 
 use memprof_sampler::{Refused, Role};
 
@@ -12,7 +13,7 @@ use super::{SamplerStatus, Samples, Slots, profile};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::objects::{self, Reading};
-use crate::dumps::heap::Summary;
+use crate::dumps::heap::{Summary, Taken};
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
@@ -68,6 +69,8 @@ struct Sampler {
     seen: Slots,
     /// Libraries loaded and unloaded when slots were taken last.
     loaded: (u64, u64),
+    /// Since when samples were taken, those that were dropped left aside.
+    since: Option<SystemTime>,
 }
 
 impl Ours {
@@ -139,6 +142,8 @@ impl Sampler {
             slots,
             samples: Samples::Not,
             loaded: (0, 0),
+            // It began with the program, or the parent of a forked child began it.
+            since: (memprof_sampler::interval() > 0).then(SystemTime::now),
         })
     }
 
@@ -271,6 +276,7 @@ impl Chosen<'_> {
             }
             memprof_sampler::stop();
             memprof_sampler::clear().map_err(refused)?;
+            self.sampler.since = None;
         }
         stop_in_children();
         memprof_sampler::start(interval).map_err(refused)?;
@@ -279,6 +285,7 @@ impl Chosen<'_> {
             memprof_sampler::stop();
             return Err(error);
         }
+        self.sampler.since.get_or_insert_with(SystemTime::now);
         if let Err(why) = allocator.require_profiling() {
             warnings.push(format!("memprof samples in the allocator's place: {why}"));
         }
@@ -311,6 +318,7 @@ impl Chosen<'_> {
         let was_active = self.is_active();
         memprof_sampler::stop();
         memprof_sampler::clear().map_err(refused)?;
+        self.sampler.since = was_active.then(SystemTime::now);
         if let Some(interval) = interval {
             self.interval.store(interval.bytes(), Ordering::Relaxed);
         }
@@ -328,7 +336,16 @@ impl Chosen<'_> {
         let written = scratch
             .rewound()
             .and_then(|file| profile::write(self.interval(), file));
-        written.map_err(|error| Error::io("write the dump", &error))
+        let summary = written.map_err(|error| Error::io("write the dump", &error))?;
+        let counts = memprof_sampler::counts();
+        Ok(Summary {
+            ours: self.sampler.since.map(|since| Taken {
+                samples: counts.samples,
+                lost: counts.lost,
+                since,
+            }),
+            ..summary
+        })
     }
 }
 

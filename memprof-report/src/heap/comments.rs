@@ -23,6 +23,9 @@ impl Dump<'_> {
             "stacks" => self.profile.claims.stacks = value.parse().ok(),
             "estimated-inuse-bytes" => self.profile.claims.inuse_space = value.parse().ok(),
             "memprof-image" => origin.image = Some(value.into()),
+            "sampling since" => origin.sampling_since = Some(value.into()),
+            "samples" => origin.samples = value.parse().ok(),
+            "lost samples" => origin.lost_samples = value.parse().ok(),
             "active-since" => origin.active_since = Some(value.into()),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {

@@ -54,6 +54,13 @@ struct Origin<'a> {
     trigger: Option<&'a str>,
     allocator: Option<&'a str>,
     active_since: Option<&'a str>,
+    /// Of memprof's own sampler: only memory allocated since then is in the profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sampling_since: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samples: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lost_samples: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -182,6 +189,9 @@ fn origin(profile: &Profile) -> Origin<'_> {
         trigger: origin.trigger.as_deref(),
         allocator: origin.allocator.as_deref(),
         active_since: origin.active_since.as_deref(),
+        sampling_since: origin.sampling_since.as_deref(),
+        samples: origin.samples,
+        lost_samples: origin.lost_samples,
     }
 }
 

@@ -62,6 +62,7 @@ fn comments(subject: &Subject<'_>) -> Vec<String> {
     add("machine", origin.machine.clone());
     add("allocator", origin.allocator.clone());
     add("active-since", origin.active_since.clone());
+    add("only memory allocated since", origin.sampling_since.clone());
     add("taken", origin.taken.clone());
     add(
         "estimated, bytes per sample",

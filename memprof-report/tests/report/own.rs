@@ -71,3 +71,28 @@ fn code_in_no_file_is_named_by_the_map_of_its_process() {
         assert!(!foreign.contains("leak"), "{foreign}");
     }
 }
+
+#[test]
+fn a_profile_of_memprofs_sampler_says_since_when() {
+    let comments = "# sampler: ours\n# sampling since: 2026-11-21T11:13:00Z\n# samples: 9\n\
+                    # lost samples: 2\n# memprof-image: /opt/plugin.so\n";
+    let lost = "2 of 9 samples were lost, because memprof's tables were full: sample more coarsely \
+                (sample_interval=4MiB)";
+    let dump = format!("{DUMP}{comments}");
+    let check = |format: Format, expected: &str| {
+        let options = Options {
+            format,
+            ..Options::default()
+        };
+        let (out, notes) = report_on(dump.as_bytes(), None, None, &options).expect("it is good");
+        let out = String::from_utf8_lossy(&out);
+        assert!(out.contains(expected), "{format:?}: {out}");
+        assert!(notes.contains(&lost.to_owned()), "{notes:?}");
+    };
+    let since = "only memory allocated since 2026-11-21T11:13:00Z";
+    for format in [Format::Text, Format::Tree, Format::Html, Format::View] {
+        check(format, since);
+    }
+    let json = "\"sampling_since\": \"2026-11-21T11:13:00Z\",\n    \"samples\": 9,\n    \"lost_samples\": 2";
+    check(Format::Json, json);
+}
