@@ -31,4 +31,4 @@ pub use records::Record;
 pub use sampler::{
     Counts, Refused, clear, counts, each_record, enter_child, interval, start, stop,
 };
-pub use slots::{Owner, Patched, Slots};
+pub use slots::{Owner, Patched, Slots, malloc};

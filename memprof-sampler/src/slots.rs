@@ -79,6 +79,15 @@ pub(crate) fn own_code() -> Range<usize> {
     start.load(Relaxed)..end.load(Relaxed)
 }
 
+/// Where the function lies that serves `malloc`: in the first object that defines it. None where no
+/// object does. In a program that is not position independent, what C calls the address of `malloc`
+/// is an entry of the program's own procedure linkage table.
+pub fn malloc() -> Option<usize> {
+    let mut found = None;
+    each_object(&mut |object| found = found.or_else(|| object.definition(c"malloc")));
+    found
+}
+
 impl Slots {
     /// Finds who serves `malloc`, and its functions. None where no object defines `malloc`, or the
     /// kernel has no memory.

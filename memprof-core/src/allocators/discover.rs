@@ -18,7 +18,7 @@ use crate::allocators::mallctl::Mallctl;
 use crate::allocators::mimalloc::{self, Mimalloc};
 use crate::allocators::objects::{self, LoadedObject};
 use crate::allocators::stats::Readers;
-use crate::allocators::symbols::{Symbols, as_function};
+use crate::allocators::symbols::{self, Symbols, as_function};
 use crate::allocators::tcmalloc::{self, Tcmalloc};
 use crate::identity::FoundBy;
 
@@ -70,10 +70,10 @@ pub(crate) fn discover(host: Option<Mallctl>, own_image: usize, readers: Readers
     allocators.extend(identified(identify, glibc::ANCHOR, &objects, &tables));
 
     let is_known = allocators.iter().any(|each| each.identity().owns_malloc);
-    let malloc = libc::malloc as *const () as usize;
+    let malloc = symbols::malloc().filter(|_| !is_known);
     let stranger = objects
         .iter()
-        .find(|object| !is_known && object.is_code(malloc));
+        .find(|object| malloc.is_some_and(|malloc| object.is_code(malloc)));
     Discovered {
         stranger: stranger.map(|object| object.path.clone()),
         allocators,

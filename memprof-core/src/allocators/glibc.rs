@@ -6,7 +6,7 @@ use std::ptr;
 
 use crate::allocators::printout::Printout;
 use crate::allocators::stats::{Figures, Totals};
-use crate::allocators::symbols::{Symbols, as_function};
+use crate::allocators::symbols::{self, Symbols, as_function};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::{Identity, Kind};
 
@@ -58,8 +58,7 @@ impl Glibc {
                 kind: Kind::Glibc,
                 version: version.to_string_lossy().into_owned(),
                 found_by: symbols.found_by(),
-                owns_malloc: symbols.function(c"malloc")
-                    == Some(libc::malloc as *const () as usize),
+                owns_malloc: symbols.function(c"malloc") == symbols::malloc(),
                 address: symbols.function(ANCHOR)?,
             },
             functions,

@@ -16,6 +16,8 @@ use std::ptr::NonNull;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSymbol, ObjectSymbolTable};
 
+#[cfg(target_arch = "x86_64")]
+use crate::allocators::objects::Reading;
 use crate::allocators::objects::{EXECUTABLE, LoadedObject};
 use crate::identity::FoundBy;
 
@@ -115,6 +117,19 @@ impl<'a> Symbols<'a> {
             Source::Table { path, .. } => FoundBy::SymbolTable(path.clone()),
         }
     }
+}
+
+/// Where the function lies that serves `malloc` in this process.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn malloc() -> Option<usize> {
+    let _reading = Reading::begin();
+    memprof_sampler::malloc()
+}
+
+/// Where the function lies that serves `malloc` in this process.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn malloc() -> Option<usize> {
+    Some(libc::malloc as *const () as usize)
 }
 
 /// An object that the loader will not unload any more.
