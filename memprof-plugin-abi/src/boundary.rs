@@ -6,9 +6,10 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
+use std::process;
 use std::ptr;
 use std::sync::RwLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::plugin::Message;
 use crate::raw::{
@@ -61,7 +62,14 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
 
 /// The host that log lines and panics go to, from `create` to `destroy`.
 static HOST: RwLock<Option<Host>> = RwLock::new(None);
-static CREATED: AtomicBool = AtomicBool::new(false);
+/// The process in which there is an instance, or one is being made; 0: none. A child that was forked
+/// while its parent made one has none.
+static CREATED: AtomicU32 = AtomicU32::new(0);
+
+/// True for the first that asks in this process.
+fn claim(owner: &AtomicU32, own: u32) -> bool {
+    owner.swap(own, Ordering::AcqRel) != own
+}
 
 unsafe extern "C" fn create<P: Plugin>(
     host: *const memprof_host_t,
@@ -73,7 +81,7 @@ unsafe extern "C" fn create<P: Plugin>(
         Ok(host) if !plugin.is_null() => host,
         _ => return MEMPROF_ABI_MISMATCH,
     };
-    if CREATED.swap(true, Ordering::AcqRel) {
+    if !claim(&CREATED, process::id()) {
         host.log(
             log::Level::Error,
             P::ID,
@@ -239,7 +247,7 @@ fn attach(host: Host) {
 
 fn detach() {
     slot(|slot| *slot = None);
-    CREATED.store(false, Ordering::Release);
+    CREATED.store(0, Ordering::Release);
 }
 
 fn slot(change: impl FnOnce(&mut Option<Host>)) {
@@ -286,4 +294,16 @@ impl log::Log for ForwardToHost {
     }
 
     fn flush(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_makes_its_own_instance_when_it_was_forked_while_its_parent_made_one() {
+        let owner = AtomicU32::new(0);
+        let claims = [1, 1, 2, 2].map(|process| claim(&owner, process));
+        assert_eq!(claims, [true, false, true, false]);
+    }
 }
