@@ -21,6 +21,7 @@ mod privileges;
 mod resources;
 mod sampler;
 mod seccomp;
+mod servers;
 mod space;
 mod stall;
 mod storm;
@@ -79,6 +80,7 @@ const SUITES: &[Suite] = &[
     ("closefrom", closefrom::run),
     ("fork", fork::run),
     ("sampler", sampler::run),
+    ("servers", servers::run),
     ("unwind", unwind::hazards::run),
 ];
 

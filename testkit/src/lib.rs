@@ -1,0 +1,44 @@
+//! Real servers for memprof's tests, as Debian ships them: started in the foreground in a directory
+//! of their own, asked as a client asks, given work whose memory stays, and ended without a trace.
+//!
+//! [`SERVERS`] says of each what differs; [`Server::start`] and [`Running`] do what all share. The
+//! crate installs nothing: [`Server::packages`] tells whoever does.
+
+mod broker;
+mod databases;
+mod directory;
+mod held;
+mod names;
+mod place;
+mod processes;
+mod running;
+mod server;
+mod session;
+mod talk;
+mod web;
+
+pub use place::Place;
+pub use running::{Ending, Running};
+pub use server::{Profiled, Server, User};
+
+/// The servers, those that are heavy to start last.
+pub const SERVERS: &[Server] = &[
+    databases::REDIS,
+    databases::MEMCACHED,
+    broker::MOSQUITTO,
+    web::NGINX,
+    web::HAPROXY,
+    web::APACHE,
+    web::VARNISH,
+    web::PHP,
+    web::PYTHON,
+    web::RUBY,
+    web::NODE,
+    names::NAMED,
+    names::KRESD,
+    directory::SLAPD,
+    databases::POSTGRES_BACKEND,
+    databases::POSTMASTER,
+    web::JAVA,
+    databases::MARIADB,
+];
