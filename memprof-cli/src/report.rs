@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use clap::ValueEnum;
 use memprof_report::{
@@ -53,6 +53,14 @@ pub(crate) struct ReportArgs {
     /// Show this many functions, or nodes of a tree [default: all; 80 in a graph]
     #[arg(long, value_name = "N")]
     top: Option<usize>,
+
+    /// Tell how old each function's memory is; needs a dump taken after `activate ages=1m`
+    #[arg(long)]
+    ages: bool,
+
+    /// Only what was allocated at least so long before the dump, as 10m or 1h
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    older: Option<Duration>,
 
     /// The main program, where it is not at the path that the dump names
     #[arg(long, value_name = "FILE")]
@@ -266,6 +274,8 @@ impl ReportArgs {
                 focus: self.focus.as_deref().map(pattern).transpose()?,
                 ignore: self.ignore.as_deref().map(pattern).transpose()?,
             },
+            ages: self.ages,
+            older: self.older,
             by_cum: self.cum,
             top: self.top,
             normalize: self.normalize,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::ages::Birth;
 use crate::blame::{Blame, Place, Whose};
 use crate::evidence::Evidence;
 use crate::names::{Frame, Names, StringId, Strings};
@@ -38,6 +39,8 @@ pub struct FoldedStack {
     pub functions: Box<[StringId]>,
     /// In the profile and in its base.
     pub values: Pair,
+    /// The bytes and objects in use in the profile, by when they were allocated, where it tells; in any order.
+    pub births: Vec<(Birth, [i64; 2])>,
 }
 
 /// Collapsed stacks of a profile, and of its base in a diff.
@@ -113,13 +116,22 @@ impl Folded {
             let whose = |id: &&StringId| fold.whose[id.0 as usize];
             let most = stack.functions.iter().map(|id| whose(&id)).max();
             let told = stack.functions.iter().filter(|id| Some(whose(id)) == most);
-            *fold.stacks.entry(told.copied().collect()).or_default() += stack.values;
+            let held = fold.stacks.entry(told.copied().collect()).or_default();
+            held.values += stack.values;
+            held.births.extend(stack.births);
         }
         Self {
             is_told: true,
             ..fold.sorted()
         }
     }
+}
+
+/// What a stack holds.
+#[derive(Default)]
+struct Held {
+    values: Pair,
+    births: Vec<(Birth, [i64; 2])>,
 }
 
 #[derive(Default)]
@@ -130,7 +142,7 @@ struct Fold {
     allocating: Vec<bool>,
     /// By function: whose it is, where its name tells.
     by_name: Vec<Option<Whose>>,
-    stacks: HashMap<Box<[StringId]>, Pair>,
+    stacks: HashMap<Box<[StringId]>, Held>,
 }
 
 impl Fold {
@@ -175,11 +187,14 @@ impl Fold {
                 ..Pair::default()
             };
             *side(&mut values) = sample.values[sample_type];
-            match self.stacks.get_mut(functions.as_slice()) {
-                Some(sum) => *sum += values,
-                None => {
-                    self.stacks.insert(functions.as_slice().into(), values);
-                }
+            let held = match self.stacks.get_mut(functions.as_slice()) {
+                Some(held) => held,
+                None => self.stacks.entry(functions.as_slice().into()).or_default(),
+            };
+            held.values += values;
+            if let Some(birth) = sample.birth {
+                let [_, _, objects, bytes] = sample.values.0;
+                held.births.push((birth, [bytes, objects]));
             }
         }
     }
@@ -213,9 +228,9 @@ impl Fold {
 
     /// A stack that holds the same to the byte kept its samples: no chance is in that difference.
     fn forget_what_stayed(&mut self) {
-        for values in self.stacks.values_mut() {
-            if values.new == values.base {
-                values.evidence.variance = 0.0;
+        for held in self.stacks.values_mut() {
+            if held.values.new == held.values.base {
+                held.values.evidence.variance = 0.0;
             }
         }
     }
@@ -239,7 +254,11 @@ impl Fold {
         let mut stacks: Vec<FoldedStack> = self
             .stacks
             .into_iter()
-            .map(|(functions, values)| FoldedStack { functions, values })
+            .map(|(functions, Held { values, births })| FoldedStack {
+                functions,
+                values,
+                births,
+            })
             .collect();
         let rank =
             |stack: &FoldedStack, at: usize| stack.functions.get(at).map(|id| rank[id.0 as usize]);

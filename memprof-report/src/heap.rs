@@ -13,6 +13,7 @@ pub use tcmalloc::write_tcmalloc;
 
 use std::io::BufRead;
 
+use crate::ages::Birth;
 use crate::error::{Error, Quoted, Result};
 use crate::limits::{Budget, Limits, Part};
 use crate::lines::{Ending, for_each_line};
@@ -58,6 +59,8 @@ struct Dump<'a> {
     build_ids: Vec<(String, String)>,
     symbols: symbols::Symbols,
     frames: frames::FrameReader,
+    /// That of the stack read last.
+    birth: Option<Birth>,
     threads: v2::Threads,
     /// The line behind the first values that are not those of their only thread.
     contradictory: Option<u64>,
@@ -76,6 +79,7 @@ impl<'a> Dump<'a> {
             build_ids: Vec::new(),
             symbols: symbols::Symbols::default(),
             frames: frames::FrameReader::default(),
+            birth: None,
             threads: v2::Threads::default(),
             contradictory: None,
         }
@@ -125,9 +129,10 @@ impl<'a> Dump<'a> {
         let stacks = &mut self.profile.stacks;
         stacks.clear();
         let known = stacks.addresses().len();
-        if let Err(wrong) = self.frames.read(text, stacks) {
-            return Err(self.unexpected("an address '0x…'", wrong));
-        }
+        self.birth = match self.frames.read(text, stacks) {
+            Ok(birth) => birth,
+            Err(wrong) => return Err(self.unexpected("an address '0x…'", wrong)),
+        };
         for _ in known..self.profile.stacks.addresses().len() {
             self.spend(Part::Address)?;
         }
@@ -157,6 +162,7 @@ impl<'a> Dump<'a> {
         self.profile.samples.push(Sample {
             stack,
             counts: [0; 2],
+            birth: self.birth,
             values,
         });
         Ok(())

@@ -22,6 +22,7 @@ mod demangle;
 mod symbolize;
 mod trim;
 
+mod ages;
 mod blame;
 mod evidence;
 mod filter;
@@ -35,6 +36,7 @@ mod render;
 mod error;
 mod limits;
 
+pub use ages::{Ages, Birth, Cohort, without_ages};
 pub use blame::{Blame, Whose};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};

@@ -70,7 +70,7 @@ impl Part {
             Self::Stack(frames) => 176 + 6 * frames as u64,
             Self::Entry => 80,
             Self::Inlined => 40,
-            Self::Text(bytes) => 240 + 4 * bytes as u64,
+            Self::Text(bytes) => 256 + 4 * bytes as u64,
         }
     }
 }

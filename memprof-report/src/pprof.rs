@@ -319,6 +319,7 @@ impl<'a> Reader<'a> {
             profile.samples.push(Sample {
                 stack,
                 counts: [0; 2],
+                birth: None,
                 values,
             });
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{AddAssign, Index, IndexMut};
 
+use crate::ages::{Ages, Birth};
 use crate::limits::Room;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};
@@ -114,6 +115,8 @@ pub struct Sample {
     /// How many objects were sampled here, of those allocated and of those in use; 0 where the profile does not
     /// tell.
     pub counts: [u32; 2],
+    /// When they were allocated, where the profile tells.
+    pub birth: Option<Birth>,
     /// How much.
     pub values: Values,
 }
@@ -221,6 +224,8 @@ pub struct Profile {
     pub samples: Vec<Sample>,
     /// Ascending and disjoint.
     pub mappings: Vec<Mapping>,
+    /// How the births of its samples are to be read, where they have some.
+    pub ages: Option<Ages>,
     /// Whether `alloc_*` was counted.
     pub has_alloc: bool,
     /// Where and when it was taken.
@@ -243,6 +248,7 @@ impl Default for Profile {
             stacks: Stacks::default(),
             samples: Vec::new(),
             mappings: Vec::new(),
+            ages: None,
             has_alloc: false,
             origin: Origin::default(),
             names: None,

@@ -1,7 +1,9 @@
 //! The whole way from a dump to an answer.
 
 use std::io::{BufRead, Write};
+use std::time::Duration;
 
+use crate::ages::{keep_older, no_ages};
 use crate::blame::{Blame, advice};
 use crate::error::{Error, Result};
 use crate::filter::{Filter, leave_out_memprof};
@@ -42,6 +44,10 @@ pub struct Options {
     pub granularity: Granularity,
     /// Which stacks.
     pub filter: Filter,
+    /// Tables tell how old each function's memory is.
+    pub ages: bool,
+    /// Only what was allocated at least so long before the profile was taken.
+    pub older: Option<Duration>,
     /// Tables are sorted by cumulative value.
     pub by_cum: bool,
     /// Rows of a table, nodes of a tree or a graph; the format's default when there is none. The formats that
@@ -166,6 +172,18 @@ pub fn read(
         )));
     }
     unsample(&mut profile)?;
+    if options.ages && profile.ages.is_none() {
+        return Err(no_ages());
+    }
+    if let Some(least) = options.older {
+        let unknown = keep_older(&mut profile, least)?;
+        if unknown != 0 {
+            let unknown = amount(unknown, SampleType::InuseSpace);
+            profile
+                .warnings
+                .push(format!("{unknown} of unknown age left out"));
+        }
+    }
     let names = match sources {
         Some(sources) => symbolize(&mut profile, sources, progress)?,
         None => {
@@ -186,6 +204,12 @@ pub fn read(
 impl Options {
     fn check(&self, input: &Input<'_>, base: Option<&Input<'_>>) -> Result<()> {
         let problem = match (self.format, base) {
+            (_, Some(_)) if self.ages || self.older.is_some() => {
+                "--ages and --older look at one profile: leave --base out".into()
+            }
+            (format, _) if self.ages && !matches!(format, Format::Text | Format::Json) => {
+                "--ages is for --format text and json".into()
+            }
             (Format::Peek, _) if self.filter.focus.is_none() => {
                 "peek needs --focus: the function to look at".into()
             }
@@ -223,6 +247,9 @@ fn jeprof_difference(new: &str, base: &str) -> String {
 fn emptiness(profile: &Profile, options: &Options) -> String {
     if options.filter.focus.is_some() || options.filter.ignore.is_some() {
         return "no stack is left by --focus and --ignore".into();
+    }
+    if options.older.is_some() {
+        return "nothing is left by --older".into();
     }
     let origin = &profile.origin;
     let since = origin

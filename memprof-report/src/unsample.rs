@@ -264,6 +264,7 @@ mod tests {
                 profile.samples.push(Sample {
                     stack: profile.stacks.finish(),
                     counts: [0; 2],
+                    birth: None,
                     values: Self::written(*stack),
                 });
             }

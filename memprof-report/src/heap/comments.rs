@@ -1,6 +1,7 @@
 //! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
 
 use super::Dump;
+use crate::ages::Ages;
 use crate::error::Result;
 use crate::limits::Part;
 use crate::names::printable;
@@ -27,6 +28,7 @@ impl Dump<'_> {
             "samples" => origin.samples = value.parse().ok(),
             "lost samples" => origin.lost_samples = value.parse().ok(),
             "active-since" => origin.active_since = Some(value.into()),
+            "ages" => self.profile.ages = Ages::parse(value),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {
                     self.build_ids.push((path.into(), id.to_ascii_lowercase()));

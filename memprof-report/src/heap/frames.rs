@@ -4,6 +4,7 @@
 //! only an address seen for the first time is checked and converted.
 
 use super::numbers::hexadecimal;
+use crate::ages::Birth;
 use crate::profile::Address;
 use crate::stacks::{AddressId, Mix, Stacks};
 
@@ -21,6 +22,13 @@ struct Key(u64, u64);
 #[derive(Clone, Copy, Debug, Default)]
 struct Width(u32);
 
+/// What a word of a stack line is.
+#[derive(Clone, Copy, Debug)]
+enum Word {
+    Frame(AddressId),
+    Birth(Birth),
+}
+
 #[derive(Debug, Default)]
 pub(super) struct FrameReader {
     /// By key; that of an empty slot is 0. Open addressing, a power of two, at most a quarter full. Keys lie in
@@ -31,7 +39,8 @@ pub(super) struct FrameReader {
 }
 
 impl FrameReader {
-    /// Pushes the addresses of `0x… 0x…`; on failure, the text of the wrong one.
+    /// Pushes the addresses of `0x… 0x…`, and returns the birth that stands among them; on failure, the text of
+    /// the wrong one.
     ///
     /// A word is most often as wide as the one before. Guessing that, the processor need not wait for the end
     /// of one to find the next; a wrong guess is no key.
@@ -39,21 +48,25 @@ impl FrameReader {
         &mut self,
         mut text: &'t [u8],
         stacks: &mut Stacks,
-    ) -> Result<(), &'t [u8]> {
+    ) -> Result<Option<Birth>, &'t [u8]> {
         let mut width = Width::default();
+        let mut birth = None;
         while !text.is_empty() {
             let head = head(text);
-            let (id, length) = match width.key(head).and_then(|key| self.get(key)) {
-                Some(id) => (id, width.length()),
+            let (word, length) = match width.key(head).and_then(|key| self.get(key)) {
+                Some(id) => (Word::Frame(id), width.length()),
                 None => {
                     width = Width::of(head);
                     self.read_word(text, width, head, stacks).ok_or(text)?
                 }
             };
-            stacks.push(id);
+            match word {
+                Word::Frame(id) => stacks.push(id),
+                Word::Birth(found) => birth = Some(found),
+            }
             text = text.get(length + 1..).unwrap_or_default();
         }
-        Ok(())
+        Ok(birth)
     }
 
     /// The address at the start of `text`, new or not, and the length of its word.
@@ -63,17 +76,21 @@ impl FrameReader {
         width: Width,
         head: Head,
         stacks: &mut Stacks,
-    ) -> Option<(AddressId, usize)> {
+    ) -> Option<(Word, usize)> {
         let key = width.key(head);
         if let Some(id) = key.and_then(|key| self.get(key)) {
-            return Some((id, width.length()));
+            return Some((Word::Frame(id), width.length()));
         }
         let length = memchr::memchr(b' ', text).unwrap_or(text.len());
-        let id = stacks.intern_address(address(&text[..length])?);
+        let address = address(&text[..length])?;
+        if let Some(birth) = Birth::of(address) {
+            return Some((Word::Birth(birth), length));
+        }
+        let id = stacks.intern_address(address);
         if let Some(key) = key.filter(|_| length == width.length()) {
             self.insert(key, id);
         }
-        Some((id, length))
+        Some((Word::Frame(id), length))
     }
 
     fn get(&self, key: Key) -> Option<AddressId> {
@@ -172,10 +189,10 @@ mod tests {
     fn check(line: &str, expected: Result<&[u64], &str>) {
         let (mut reader, mut stacks) = (FrameReader::default(), Stacks::default());
         let known = b"0x123456 0x1234567 0x7f9538aa2630 0x123456";
-        assert_eq!(reader.read(known, &mut stacks), Ok(()));
+        assert_eq!(reader.read(known, &mut stacks), Ok(None));
         stacks.clear();
         let result = reader.read(line.as_bytes(), &mut stacks);
-        assert_eq!(result, expected.map(|_| ()).map_err(str::as_bytes));
+        assert_eq!(result, expected.map(|_| None).map_err(str::as_bytes));
         if let Ok(expected) = expected {
             let stack = stacks.finish();
             let read = stacks.frames(stack).iter().map(|&id| stacks.address(id).0);

@@ -5,6 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use super::Subject;
+use crate::ages::{Cohort, Cohorts};
 use crate::blame::Whose;
 use crate::error::{Error, Result};
 use crate::fold::Named;
@@ -87,6 +88,35 @@ struct Function<'a> {
     cum_error: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     diff: Option<Diff>,
+    /// Young to old; where nothing is alive, there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ages: Option<Vec<Age>>,
+}
+
+/// What is alive of what was allocated from `to_s` to `from_s` seconds before the dump.
+#[derive(Serialize)]
+struct Age {
+    from_s: u32,
+    to_s: u32,
+    bytes: i64,
+    objects: i64,
+}
+
+impl From<Cohort> for Age {
+    fn from(cohort: Cohort) -> Self {
+        let Cohort {
+            from,
+            to,
+            bytes,
+            objects,
+        } = cohort;
+        Self {
+            from_s: from,
+            to_s: to,
+            bytes,
+            objects,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -99,6 +129,9 @@ struct Diff {
     base_cum: i64,
     new_cum: i64,
 }
+
+/// The most spans of age that a function's memory is told by.
+const COHORTS: u32 = 60;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.telling(options);
@@ -121,6 +154,8 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         base_cum: cum.base,
         new_cum: cum.new,
     };
+    let ages = profile.ages.filter(|_| options.ages);
+    let cohorts = ages.map(|ages| Cohorts::new(&folded, ages, COHORTS, options.by_cum));
     // A function without a value of its own has no sample, and no error: that is known of a sampled profile.
     let is_told = rows.iter().any(|row| row.cum.evidence.samples > 0);
     let samples = |pair: Pair| is_told.then_some(pair.evidence.samples);
@@ -149,6 +184,10 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
                 cum_samples: samples(row.cum),
                 cum_error: error(row.cum),
                 diff: subject.base.map(|_| diff(row.flat, row.cum)),
+                ages: cohorts.as_ref().map(|cohorts| {
+                    let ages = cohorts.of(row.function.0 as usize);
+                    ages.map(Age::from).collect()
+                }),
             })
             .collect(),
         functions_left_out: rows.len() - shown,

@@ -3,10 +3,14 @@
 use std::io::Write;
 
 use super::{Subject, amount, counted, label, percent};
+use crate::ages::{Cohorts, span};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::report::Options;
 use crate::table::{Change, Row, table};
+
+/// How many columns the ages of a function's memory have.
+const COLUMNS: u32 = 12;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.telling(options);
@@ -26,6 +30,19 @@ fn write_values(
     out: &mut dyn Write,
 ) -> Result<()> {
     let total = subject.totals()[options.sample_type];
+    let ages = subject.profile.profile.ages.filter(|_| options.ages);
+    let cohorts = ages.map(|ages| Cohorts::new(folded, ages, COLUMNS, options.by_cum));
+    let aged = |median: &str, bars: &str| match &cohorts {
+        Some(_) => format!(" {median:>6} |{bars:<width$}|", width = COLUMNS as usize),
+        None => String::new(),
+    };
+    if let Some(cohorts) = &cohorts {
+        let length = span(cohorts.length());
+        writeln!(
+            out,
+            "half: an age that half of the bytes have not reached; young to old: a column for each {length}"
+        )?;
+    }
     let evidence = |row: &Row| match options.by_cum {
         true => row.cum.evidence,
         false => row.flat.evidence,
@@ -37,13 +54,14 @@ fn write_values(
     };
     writeln!(
         out,
-        "{:>10} {:>6} {:>6} {:>10} {:>6}{}  function",
+        "{:>10} {:>6} {:>6} {:>10} {:>6}{}{}  function",
         "flat",
         "flat%",
         "sum%",
         "cum",
         "cum%",
-        sure("samples", "±")
+        sure("samples", "±"),
+        aged("half", "young to old"),
     )?;
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
     let mut sum = 0;
@@ -54,13 +72,21 @@ fn write_values(
         let value = if options.by_cum { cum } else { flat };
         writeln!(
             out,
-            "{:>10} {:>5.1}% {:>5.1}% {:>10} {:>5.1}%{}  {}",
+            "{:>10} {:>5.1}% {:>5.1}% {:>10} {:>5.1}%{}{}  {}",
             amount(flat, options.sample_type),
             percent(flat, total),
             percent(sum, total),
             amount(cum, options.sample_type),
             percent(cum, total),
             sure(&of.samples.to_string(), &of.doubt(value)),
+            match &cohorts {
+                Some(cohorts) => {
+                    let function = row.function.0 as usize;
+                    let half = cohorts.median(function).map(span).unwrap_or_default();
+                    aged(&half, &cohorts.bars(function, COLUMNS))
+                }
+                None => String::new(),
+            },
             label(folded, row.function, options)
         )?;
     }

@@ -7,7 +7,7 @@ use memprof_report::{Blame, Filter, Format, Granularity, Options, SampleType, pa
 
 use crate::support::{corpus, path, report_on};
 
-fn check(golden: &str, dump: &[u8], base: Option<&[u8]>, options: &Options) {
+pub(crate) fn check(golden: &str, dump: &[u8], base: Option<&[u8]>, options: &Options) {
     let (out, _) = report_on(dump, base, None, options).expect("it is a good dump");
     let file = path(&format!("goldens/{golden}"));
     if env::var_os("BLESS").is_some() {

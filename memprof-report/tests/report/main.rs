@@ -1,5 +1,6 @@
 //! Reports on real, made up and hostile profiles, as their readers see them.
 
+mod ages;
 mod bombs;
 mod corpus;
 mod diff;

@@ -1,0 +1,207 @@
+//! How old memory is. A stack may end, above its thread's start, in a frame that is no code: when its samples
+//! were allocated. The allocator keeps samples of one stack and different births apart, so that one dump tells
+//! how much of what was allocated when is still alive.
+
+use std::io::{self, BufRead, Write};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::fold::Folded;
+use crate::profile::{Address, Profile, SampleType, Values};
+
+/// The upper 24 bits of such a frame: no address that a processor accepts, and the kind that births have.
+const BIRTH: u64 = 0x4d_5002;
+
+/// When a block was allocated: the start of its bucket, in seconds since 1970 (UTC).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Birth(pub u32);
+
+impl Birth {
+    /// What a frame tells, if it tells of a birth. Tools show a caller as the byte before the return address: the
+    /// lowest bit, which is always set, says nothing.
+    pub(crate) fn of(frame: Address) -> Option<Self> {
+        (frame.0 >> 40 == BIRTH).then_some(Self((frame.0 >> 1) as u32))
+    }
+}
+
+/// How the births of a profile are to be read: what its line `# ages: WIDTH TAKEN` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ages {
+    /// The length of a bucket, in seconds.
+    pub width: u32,
+    /// When the profile was taken, by the clock of the births: in seconds since 1970 (UTC).
+    pub taken: u32,
+}
+
+impl Ages {
+    /// `WIDTH TAKEN`
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (width, taken) = text.split_once(' ')?;
+        let (width, taken) = (width.parse().ok()?, taken.parse().ok()?);
+        (width > 0).then_some(Self { width, taken })
+    }
+
+    /// The least age, in seconds, that all samples of a bucket have.
+    fn least(self, birth: Birth) -> u32 {
+        self.taken
+            .saturating_sub(birth.0.saturating_add(self.width))
+    }
+}
+
+/// What is alive of a span of ages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cohort {
+    /// The least age, in seconds.
+    pub from: u32,
+    /// The least age that is older.
+    pub to: u32,
+    /// Bytes alive.
+    pub bytes: i64,
+    /// Objects alive.
+    pub objects: i64,
+}
+
+/// What each function holds, by age.
+#[derive(Debug)]
+pub(crate) struct Cohorts {
+    /// The length of a cohort, in seconds.
+    length: u32,
+    /// By function, then by age: bytes and objects.
+    held: Vec<Vec<[i64; 2]>>,
+}
+
+impl Cohorts {
+    /// `columns` spans of equal length, from the youngest to the oldest sample of all.
+    pub(crate) fn new(folded: &Folded, ages: Ages, columns: u32, by_cum: bool) -> Self {
+        let births = folded.stacks.iter().flat_map(|stack| &stack.births);
+        let oldest = births.map(|(birth, _)| ages.least(*birth)).max();
+        let buckets = oldest.unwrap_or(0) / ages.width + 1;
+        let length = ages.width.saturating_mul(buckets.div_ceil(columns));
+        let mut held = vec![Vec::new(); folded.functions.len()];
+        for stack in &folded.stacks {
+            let mut told: Vec<_> = folded.counted(stack).collect();
+            told.sort_unstable();
+            told.dedup();
+            if !by_cum {
+                told = folded.counted(stack).last().into_iter().collect();
+            }
+            for function in told {
+                let cohorts: &mut Vec<[i64; 2]> = &mut held[function.0 as usize];
+                for (birth, [bytes, objects]) in &stack.births {
+                    let index = (ages.least(*birth) / length) as usize;
+                    if cohorts.len() <= index {
+                        cohorts.resize(index + 1, [0; 2]);
+                    }
+                    cohorts[index][0] += bytes;
+                    cohorts[index][1] += objects;
+                }
+            }
+        }
+        Self { length, held }
+    }
+
+    /// The length of a cohort, in seconds.
+    pub(crate) fn length(&self) -> u32 {
+        self.length
+    }
+
+    /// What a function holds, young to old; where it holds nothing, there is no cohort.
+    pub(crate) fn of(&self, function: usize) -> impl Iterator<Item = Cohort> {
+        let held = self.held[function].iter().zip(0..);
+        held.filter(|(held, _)| **held != [0; 2])
+            .map(|(&[bytes, objects], index)| Cohort {
+                from: self.length.saturating_mul(index),
+                to: self.length.saturating_mul(index + 1),
+                bytes,
+                objects,
+            })
+    }
+
+    /// The age that half of a function's bytes have not reached, in seconds.
+    pub(crate) fn median(&self, function: usize) -> Option<u32> {
+        let total: i64 = self.of(function).map(|cohort| cohort.bytes).sum();
+        let mut younger = 0;
+        self.of(function)
+            .find(|cohort| {
+                younger += cohort.bytes;
+                2 * younger >= total
+            })
+            .map(|cohort| cohort.to)
+    }
+
+    /// A column for each cohort, young to old, each as high as its share of the largest.
+    pub(crate) fn bars(&self, function: usize, columns: u32) -> String {
+        const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+        let held = &self.held[function];
+        let most = held.iter().map(|[bytes, _]| *bytes).max().unwrap_or(0);
+        let bar = |index: u32| match held.get(index as usize) {
+            Some(&[bytes, _]) if bytes > 0 => {
+                HEIGHTS[(7.0 * bytes as f64 / most as f64).round() as usize]
+            }
+            _ => ' ',
+        };
+        (0..columns).map(bar).collect()
+    }
+}
+
+/// Keeps what is older than that; returns the bytes left out because their age is not known.
+pub(crate) fn keep_older(profile: &mut Profile, least: Duration) -> Result<i64> {
+    let ages = profile.ages.ok_or_else(no_ages)?;
+    let mut unknown = Values::default();
+    profile.samples.retain(|sample| match sample.birth {
+        Some(birth) => u64::from(ages.least(birth)) >= least.as_secs(),
+        None => {
+            unknown += sample.values;
+            false
+        }
+    });
+    Ok(unknown[SampleType::InuseSpace])
+}
+
+/// Copies a heap dump without its births, for tools that take them for addresses: each line keeps its values, so
+/// that all totals stay.
+pub fn without_ages(input: &mut dyn BufRead, out: &mut dyn Write) -> io::Result<()> {
+    let mut line = Vec::new();
+    while input.read_until(b'\n', &mut line)? > 0 {
+        if line.first() == Some(&b'@') || line.windows(4).any(|part| part == b"] @ ") {
+            cut_birth(&mut line);
+        }
+        if !line.starts_with(b"# ages: ") {
+            out.write_all(&line)?;
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+/// Cuts the last word of a stack's line off, if it is a birth.
+fn cut_birth(line: &mut Vec<u8>) {
+    let text = line.trim_ascii_end();
+    let Some(start) = memchr::memrchr(b' ', text) else {
+        return;
+    };
+    let word = std::str::from_utf8(&text[start + 1..]).ok();
+    let address = word.and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    if address.is_some_and(|address| Birth::of(Address(address)).is_some()) {
+        line.truncate(start);
+        line.push(b'\n');
+    }
+}
+
+/// For a profile whose samples have no births.
+pub(crate) fn no_ages() -> Error {
+    Error::Usage(
+        "its samples have no age: `memprof activate ages=1m` counts it for what is allocated from then on"
+            .into(),
+    )
+}
+
+/// `45s`, `12m`, `3h`, `9d`: rounded down.
+pub(crate) fn span(seconds: u32) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}

@@ -1,0 +1,133 @@
+//! How old memory is, from one dump.
+
+use std::time::Duration;
+
+use memprof_report::{Format, Options, without_ages};
+
+use crate::goldens;
+use crate::support::report_on;
+
+const TAKEN: u64 = 1_795_300_000;
+const WIDTH: u64 = 60;
+
+/// What a program allocated minute by minute and is still alive: its start's data, a cache that loses a tenth of
+/// what it holds each minute, a leak.
+fn dump() -> String {
+    let minutes = 24;
+    let mut stacks = String::new();
+    let mut total = 0;
+    let mut add = |address: &str, minute: u64, kib: u64| {
+        let birth = (0x4d_5002 << 40) | ((TAKEN - WIDTH - WIDTH * minute) << 1) | 1_u64;
+        let bytes = kib << 10;
+        stacks += &format!("@ {address} 0x1f00 {birth:#x}\n  t*: 1: {bytes} [0: 0]\n");
+        total += bytes;
+    };
+    add("0x1200", minutes - 1, 900);
+    for minute in 0..minutes {
+        add(
+            "0x1300",
+            minute,
+            (400.0 * 0.9_f64.powi(minute as i32)) as u64,
+        );
+        add("0x1400", minute, 80);
+    }
+    stacks += "@ 0x1500 0x1f00\n  t*: 1: 4096 [0: 0]\n";
+    total += 4096;
+    let objects = 2 * minutes + 2;
+    format!(
+        "heap_v2/1\n  t*: {objects}: {total} [0: 0]\n{stacks}\nMAPPED_LIBRARIES:\n\
+         00001000-00002000 r-xp 00000000 fe:00 1 /usr/bin/server\n# ages: {WIDTH} {TAKEN}\n"
+    )
+}
+
+fn aged(options: &Options) -> Result<(String, Vec<String>), String> {
+    let (out, notes) =
+        report_on(dump().as_bytes(), None, None, options).map_err(|error| error.to_string())?;
+    Ok((String::from_utf8(out).expect("it is text"), notes))
+}
+
+#[test]
+fn start_cache_and_leak_have_three_shapes() {
+    for (format, golden) in [(Format::Text, "ages.text"), (Format::Json, "ages.json")] {
+        let options = Options {
+            format,
+            ages: true,
+            ..Options::default()
+        };
+        goldens::check(golden, dump().as_bytes(), None, &options);
+    }
+}
+
+#[test]
+fn what_is_older_is_kept_and_what_has_no_age_is_told() {
+    let older = |minutes: u64| Options {
+        older: Some(Duration::from_secs(60 * minutes)),
+        ..Options::default()
+    };
+    let (out, notes) = aged(&older(20)).expect("it is a good dump");
+    // Four minutes of the leak, the start, and what is left of the cache.
+    assert!(out.starts_with("inuse_space: 1418240 bytes"), "{out}");
+    assert_eq!(notes, ["4.00KiB of unknown age left out"]);
+    let error = aged(&older(24)).expect_err("the oldest is 23 minutes old");
+    assert_eq!(
+        error,
+        "new.heap: the profile is empty: nothing is left by --older"
+    );
+}
+
+#[test]
+fn ages_of_a_profile_without_births_are_refused_with_the_remedy() {
+    let plain = dump().replace("# ages", "# other");
+    for options in [
+        Options {
+            ages: true,
+            ..Options::default()
+        },
+        Options {
+            older: Some(Duration::ZERO),
+            ..Options::default()
+        },
+    ] {
+        let error = report_on(plain.as_bytes(), None, None, &options).expect_err("it has no ages");
+        assert!(
+            error.to_string().contains("memprof activate ages=1m"),
+            "{error}"
+        );
+    }
+    let options = Options {
+        ages: true,
+        format: Format::Collapsed,
+        ..Options::default()
+    };
+    assert_eq!(
+        aged(&options).unwrap_err(),
+        "--ages is for --format text and json"
+    );
+}
+
+/// Other tools take a birth for an address.
+#[test]
+fn births_are_cut_for_other_tools_and_all_else_stays() {
+    let mut cut = Vec::new();
+    without_ages(&mut dump().as_bytes(), &mut cut).expect("memory takes it");
+    let cut = String::from_utf8(cut).expect("it is text");
+    assert!(!cut.contains("0x4d50") && !cut.contains("# ages"), "{cut}");
+    let report = |text: &str| {
+        let options = Options {
+            format: Format::Collapsed,
+            ..Options::default()
+        };
+        report_on(text.as_bytes(), None, None, &options)
+            .expect("it is a good dump")
+            .0
+    };
+    assert_eq!(report(&cut), report(&dump()));
+    let legacy = "heap profile: 1: 8 [1: 8] @ heap_v2/1\n1: 8 [1: 8] @ 0x10 0x4d50020000000003\n";
+    let mut cut = Vec::new();
+    without_ages(&mut legacy.as_bytes(), &mut cut).expect("memory takes it");
+    assert!(
+        cut.ends_with(b"@ 0x10\n"),
+        "{:?}",
+        String::from_utf8_lossy(&cut)
+    );
+}
