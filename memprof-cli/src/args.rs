@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::help;
+use crate::completion;
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
@@ -48,11 +48,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: PluginCommand,
     },
-    /// Start sampling allocations.
     Activate(Short),
-    /// Stop sampling; what was sampled stays.
     Deactivate(Short),
-    /// Take a profile, which is kept in the host's dump directory: [kind=heap|growth].
     Dump {
         #[command(flatten)]
         short: Short,
@@ -63,26 +60,16 @@ pub(crate) enum Command {
         #[arg(long)]
         open: bool,
     },
-    /// Show the allocators' figures; they are also printed to the host's log.
     Stats(Short),
-    /// Tell whether profiling is on, of which allocators, and why not.
     Status(Short),
-    /// Tell what is wrong with profiling in a host, and what mends it; exit 4 when it cannot be on.
     Doctor(Short),
-    /// Show where the resident memory is, and what would help: [smaps=on] for the kernel's account.
     Ledger(Short),
-    /// Give the allocator's free pages back to the kernel.
     Purge(Short),
-    /// Switch the allocator's threads that give free pages back: [state=on|off] [max=N].
     #[command(name = "background_thread")]
     BackgroundThread(Short),
-    /// Drop all samples.
     Reset(Short),
-    /// Dump at each new high-water mark for a while: state=on|off [files=16] [for=10m].
     Gdump(Short),
-    /// Show the latest sampled allocations as JSON, where jemalloc keeps them: [max=0..512].
     Recent(Short),
-    /// List the kept dumps, newest first.
     List(Short),
     Record(RecordArgs),
     Leaks(LeaksArgs),
@@ -156,7 +143,7 @@ pub(crate) enum PluginCommand {
 #[derive(Debug, clap::Args)]
 pub(crate) struct To {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
-    #[arg(short, long, value_name = "TARGET", add = help::targets())]
+    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     pub(crate) target: Option<String>,
     /// Print the plugin's reply as it is.
     #[arg(long)]
@@ -171,10 +158,10 @@ pub(crate) struct Send {
     #[command(flatten)]
     pub(crate) to: To,
     /// The plugin's name.
-    #[arg(add = help::plugins())]
+    #[arg(add = completion::plugins())]
     pub(crate) plugin: String,
     /// The message's name.
-    #[arg(add = help::messages())]
+    #[arg(add = completion::messages())]
     pub(crate) message: String,
     /// The message's arguments.
     #[arg(value_name = "KEY=VALUE")]

@@ -7,6 +7,7 @@
 mod args;
 mod browser;
 mod check;
+mod completion;
 mod exit;
 mod heap;
 mod help;

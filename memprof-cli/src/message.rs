@@ -6,11 +6,12 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use memprof_host::client::Client;
 use memprof_host::protocol::Deliver;
+use memprof_messages::PLUGIN;
 use memprof_plugin_abi::Arguments;
 
 use crate::args::{Send, Short};
 use crate::exit::{Outcome, code_of_status};
-use crate::reply::{Body, MEMORY_PROFILE, Reply, ask};
+use crate::reply::{Body, Reply, ask};
 use crate::{browser, output, report, target};
 
 /// `memprof msg PLUGIN MESSAGE …`
@@ -78,7 +79,7 @@ fn file_name(id: &str) -> String {
 /// Writes a kept dump to `file`, or to stdout for `-`. Returns its length.
 pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<u64> {
     let args = Arguments::join([format!("id={id}").as_str()]);
-    let mut reply = client.message(MEMORY_PROFILE, "fetch", &args, Some(Deliver::Fd))?;
+    let mut reply = client.message(PLUGIN, "fetch", &args, Some(Deliver::Fd))?;
     if reply.result.status_code != 0 {
         let refusal = Reply::of(reply)?;
         bail!("the host refused to pass the dump: {}", refusal.text());

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use memprof_host::client::Client;
 use memprof_host::{Reach, Running, Unreached, survey};
+use memprof_messages::PLUGIN;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::exit::Outcome;
 use crate::output::{self, one_line};
-use crate::reply::{MEMORY_PROFILE, ask};
+use crate::reply::ask;
 use crate::target::NEXT;
 
 /// So many that were not reached are named one by one.
@@ -133,7 +134,7 @@ impl Missing {
 fn ask_plugins(client: &mut Client) -> anyhow::Result<Answer> {
     let plugins = client.plugins()?.into_iter().map(|plugin| plugin.id);
     let plugins: Vec<_> = plugins.collect();
-    if !plugins.iter().any(|id| id == MEMORY_PROFILE) {
+    if !plugins.iter().any(|id| id == PLUGIN) {
         return Ok(Answer {
             plugins,
             profiling: "no memory_profile".to_owned(),

@@ -11,7 +11,7 @@ use anyhow::Context;
 use crate::exit::{Outcome, USAGE, coded};
 use crate::reply::ask;
 use crate::report::{Show, show};
-use crate::{browser, help, message, output, report, target};
+use crate::{browser, completion, message, output, report, target};
 
 /// How much longer than the recording its activation lasts, should this program be killed.
 const GRACE: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ const ROWS: usize = 20;
 #[derive(clap::Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs
-    #[arg(short, long, value_name = "TARGET", add = help::targets())]
+    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     target: Option<String>,
 
     /// How long to sample, for example 30s or 5m

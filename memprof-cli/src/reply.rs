@@ -4,13 +4,11 @@ use std::borrow::Cow;
 
 use anyhow::Context;
 use memprof_host::client::{Client, Delivered};
+use memprof_messages::PLUGIN;
 use memprof_plugin_abi::{JSON, Status};
 use serde_json::Value;
 
 use crate::exit::{code_of_status, coded};
-
-/// The plugin to which the commands of their own name talk.
-pub(crate) const MEMORY_PROFILE: &str = "memory_profile";
 
 /// What a plugin replied.
 #[derive(Debug)]
@@ -94,7 +92,7 @@ impl Body {
 
 /// Sends a message to `memory_profile`; its own error is a reply.
 pub(crate) fn ask(client: &mut Client, message: &str, args: &str) -> anyhow::Result<Reply> {
-    Reply::of(client.message(MEMORY_PROFILE, message, args, None)?)
+    Reply::of(client.message(PLUGIN, message, args, None)?)
 }
 
 #[cfg(test)]

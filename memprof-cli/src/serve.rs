@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Outcome, USAGE, coded};
 use crate::heap;
-use crate::{help, output, target};
+use crate::{completion, output, target};
 
 /// Requests that wait for hosts or make reports, at a time.
 const BLOCKING: usize = 64;
@@ -25,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(1);
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
     /// The host: a pid, a name or a socket's path [default: all that run, below /host/PID/]
-    #[arg(short, long, value_name = "TARGET", add = help::targets())]
+    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     target: Option<String>,
 
     /// Where to listen; an address that other machines reach needs --allow-remote and --token-file

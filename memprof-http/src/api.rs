@@ -9,6 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Router, extract::DefaultBodyLimit};
+use memprof_messages::{Effect, MESSAGES, Message};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -19,18 +20,8 @@ use crate::report::View;
 use crate::router::{Shared, To, look};
 use crate::target::Answer;
 
-/// Messages that change nothing.
-const READING: &[&str] = &["status", "ledger", "doctor", "stats"];
-/// Messages that change the host.
-const CHANGING: &[&str] = &[
-    "activate",
-    "deactivate",
-    "reset",
-    "purge",
-    "background_thread",
-    "gdump",
-    "recent",
-];
+/// Messages whose routes are not called like them, or do more than pass them on.
+const OF_THEIR_OWN: [&str; 4] = ["dump", "list", "fetch", "help"];
 /// More than the arguments of any message.
 const ARGUMENTS: usize = 4096;
 
@@ -39,13 +30,20 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/api/v1/dump", post(dump))
         .route("/api/v1/dumps", get(dumps))
         .route("/api/v1/dumps/{id}", get(kept));
-    for message in READING {
-        router = router.route(&format!("/api/v1/{message}"), reading(message));
-    }
-    for message in CHANGING {
-        router = router.route(&format!("/api/v1/{message}"), changing(message));
+    for message in simple_messages() {
+        let route = match message.effect {
+            Effect::Reads => reading(message.name),
+            Effect::Changes => changing(message.name),
+        };
+        router = router.route(&format!("/api/v1/{}", message.name), route);
     }
     router.layer(DefaultBodyLimit::max(ARGUMENTS))
+}
+
+/// The messages that are passed on as they are.
+pub(crate) fn simple_messages() -> impl Iterator<Item = &'static Message> {
+    let messages = MESSAGES.iter();
+    messages.filter(|message| !OF_THEIR_OWN.contains(&message.name))
 }
 
 /// The arguments are the query's.

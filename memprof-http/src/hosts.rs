@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memprof_host::client::Client;
 use memprof_host::protocol::HostInfo;
 use memprof_host::{Reach, Running, survey};
+use memprof_messages::PLUGIN;
 use serde_json::Value;
 
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
 use crate::remote::{Remote, Wanted};
-use crate::target::{PLUGIN, Target};
+use crate::target::Target;
 
 /// The hosts behind a router.
 #[derive(Debug)]

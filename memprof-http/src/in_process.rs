@@ -6,8 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use memprof_host::Host;
 use memprof_host::protocol::HostInfo;
+use memprof_messages::PLUGIN;
 
-use crate::target::{Answer, Fetched, Gone, PLUGIN, Target};
+use crate::target::{Answer, Fetched, Gone, Target};
 
 /// A host that serves HTTP itself.
 #[derive(Debug)]

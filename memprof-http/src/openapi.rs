@@ -1,220 +1,168 @@
 //! The API's description for programs: `/api/v1/openapi.json`.
 
 use axum::Json;
+use memprof_messages::{Argument, Effect, Message, Values, message};
 use serde_json::{Map, Value, json};
 
+use crate::api::simple_messages;
+
 /// A route of the API.
-pub(crate) struct Route {
-    pub(crate) method: &'static str,
-    /// Below a host, or below the root for those of [`ROOT`].
-    pub(crate) path: &'static str,
+struct Route {
+    method: &'static str,
+    path: String,
     summary: &'static str,
-    /// Names and meanings, of the query or of the body's object.
-    parameters: &'static [(&'static str, &'static str)],
+    /// Of the query, or of the body's object.
+    parameters: Vec<Parameter>,
+    /// The content type of the reply.
     reply: &'static str,
 }
+
+/// A parameter: its name and its schema with a description.
+type Parameter = (&'static str, Value);
 
 const JSON: &str = "application/json";
 const ID: &str = "A kept dump's id, from the list";
 
-/// Routes that are about no single host.
-const ROOT: [Route; 2] = [
-    get("/api/v1/hosts", "The hosts that run", &[]),
-    get("/api/v1/openapi.json", "This document", &[]),
+/// What a kept dump can be shown as, and how.
+const VIEW: [(&str, &str); 10] = [
+    (
+        "format",
+        "heap, pprof, collapsed, flamegraph, html, view, text, tree, jeprof, json, svg or dot",
+    ),
+    (
+        "base",
+        "Another kept dump's id: every value is the change since then",
+    ),
+    (
+        "sample_type",
+        "inuse_space, inuse_objects, alloc_space or alloc_objects",
+    ),
+    (
+        "focus",
+        "Only stacks with a function that matches this regular expression",
+    ),
+    (
+        "ignore",
+        "No stack with a function that matches this regular expression",
+    ),
+    ("lines", "on splits functions into lines"),
+    (
+        "top",
+        "At most so many functions, in the formats text and json",
+    ),
+    (
+        "flat",
+        "on shows every function as a row and folds none into its caller",
+    ),
+    (
+        "own",
+        "Functions that match this regular expression are the program's own",
+    ),
+    (
+        "plumbing",
+        "Functions that match this regular expression are folded into their callers",
+    ),
 ];
 
-const ALLOCATOR: (&str, &str) = (
-    "allocator",
-    "Of these alone: jemalloc, tcmalloc, mimalloc or glibc",
-);
-const INTERVAL: (&str, &str) = (
-    "sample_interval",
-    "Mean allocated bytes between samples, for example 512KiB; drops the samples so far",
-);
-const LG_SAMPLE: (&str, &str) = (
-    "lg_sample",
-    "The same as a power of two, 10 to 24: 19 is 512KiB",
-);
-const UNWINDER: (&str, &str) = (
-    "unwinder",
-    "Which stack walk: auto, ours or allocator; auto unless given",
-);
-
-const SAMPLER: (&str, &str) = (
-    "sampler",
-    "Who samples: auto, allocator or ours (memprof's); auto unless given",
-);
+/// Routes that are about no single host.
+fn of_no_host() -> [Route; 2] {
+    [
+        Route::get("/api/v1/hosts", "The hosts that run"),
+        Route::get("/api/v1/openapi.json", "This document"),
+    ]
+}
 
 /// Routes of the only host, which stand below `/host/{pid}` too.
-pub(crate) const ROUTES: [Route; 15] = [
-    get(
-        "/api/v1/status",
-        "Whether profiling is on, of which allocators, and why not",
-        &[],
-    ),
-    get(
-        "/api/v1/ledger",
-        "Where the resident memory is, and what would help",
-        &[("smaps", "on adds the kernel's account of all mappings")],
-    ),
-    get(
-        "/api/v1/doctor",
-        "Why profiling cannot work in this process, and how to fix it",
-        &[],
-    ),
-    get(
-        "/api/v1/stats",
-        "The allocators' figures",
-        &[
-            ("opts", "Letters of malloc_stats_print"),
-            ("format", "text or json: the allocators' own report alone"),
-            (
-                "log",
-                "on prints it to the host's log too; off unless given",
-            ),
-            ALLOCATOR,
-        ],
-    ),
-    post(
-        "/api/v1/activate",
-        "Start sampling",
-        &[
-            (
-                "for",
-                "How long, for example 10m; without, until deactivated",
-            ),
-            INTERVAL,
-            LG_SAMPLE,
-            UNWINDER,
-            SAMPLER,
-            ALLOCATOR,
-        ],
-    ),
-    post(
-        "/api/v1/deactivate",
-        "Stop sampling; samples taken so far are kept",
-        &[ALLOCATOR],
-    ),
-    post(
-        "/api/v1/reset",
-        "Drop all samples",
-        &[INTERVAL, LG_SAMPLE, ALLOCATOR],
-    ),
-    post(
-        "/api/v1/purge",
-        "Give free pages back to the kernel",
-        &[ALLOCATOR],
-    ),
-    post(
-        "/api/v1/background_thread",
-        "Switch jemalloc's threads that give free pages back",
-        &[("state", "on or off"), ("max", "At most so many")],
-    ),
-    post(
-        "/api/v1/gdump",
-        "Dump at each new high-water mark of the resident memory",
-        &[
-            ("state", "on or off"),
-            ("files", "At most so many dumps, 16 unless given"),
-            ("for", "How long, 10m unless given"),
-        ],
-    ),
-    post(
-        "/api/v1/recent",
-        "The latest sampled allocations, where jemalloc keeps them",
-        &[("max", "How many it keeps from now on")],
-    ),
-    post(
-        "/api/v1/dump",
-        "Take a profile; heap profiles that are asked for at the same time are one",
-        &[("kind", "heap or growth"), ALLOCATOR],
-    ),
-    get("/api/v1/dumps", "The kept heap profiles, newest first", &[]),
-    Route {
+fn of_a_host() -> Vec<Route> {
+    let mut routes: Vec<_> = simple_messages().map(Route::of).collect();
+    routes.extend(message("dump").map(Route::of));
+    routes.push(Route::get(
+        "/api/v1/dumps",
+        "The kept heap profiles, newest first",
+    ));
+    let text = |help| json!({ "type": "string", "description": help });
+    routes.push(Route {
+        parameters: VIEW.map(|(name, help)| (name, text(help))).to_vec(),
         reply: "*/*",
-        ..get(
-            "/api/v1/dumps/{id}",
-            "A kept heap profile in any format",
-            &[
-                (
-                    "format",
-                    "heap, pprof, collapsed, flamegraph, html, view, text, tree, jeprof, json, svg or dot",
-                ),
-                (
-                    "base",
-                    "Another kept dump's id: every value is the change since then",
-                ),
-                (
-                    "sample_type",
-                    "inuse_space, inuse_objects, alloc_space or alloc_objects",
-                ),
-                (
-                    "focus",
-                    "Only stacks with a function that matches this regular expression",
-                ),
-                (
-                    "ignore",
-                    "No stack with a function that matches this regular expression",
-                ),
-                ("lines", "on splits functions into lines"),
-                (
-                    "top",
-                    "At most so many functions, in the formats text and json",
-                ),
-                (
-                    "flat",
-                    "on shows every function as a row and folds none into its caller",
-                ),
-                (
-                    "own",
-                    "Functions that match this regular expression are the program's own",
-                ),
-                (
-                    "plumbing",
-                    "Functions that match this regular expression are folded into their callers",
-                ),
-            ],
-        )
-    },
-    Route {
+        ..Route::get("/api/v1/dumps/{id}", "A kept heap profile in any format")
+    });
+    routes.push(Route {
         reply: "application/openmetrics-text",
-        ..get("/metrics", "Figures for Prometheus", &[])
-    },
-];
+        ..Route::get("/metrics", "Figures for Prometheus")
+    });
+    routes
+}
 
-const fn get(
-    path: &'static str,
-    summary: &'static str,
-    parameters: &'static [(&'static str, &'static str)],
-) -> Route {
-    Route {
-        method: "get",
-        path,
-        summary,
-        parameters,
-        reply: JSON,
+impl Route {
+    fn get(path: &str, summary: &'static str) -> Self {
+        Self {
+            method: "get",
+            path: path.to_owned(),
+            summary,
+            parameters: Vec::new(),
+            reply: JSON,
+        }
+    }
+
+    /// The route of a message.
+    fn of(message: &Message) -> Self {
+        let parameter = |argument| parameter(message.effect, argument);
+        Self {
+            method: match message.effect {
+                Effect::Reads => "get",
+                Effect::Changes => "post",
+            },
+            parameters: message.arguments.iter().map(parameter).collect(),
+            ..Self::get(&format!("/api/v1/{}", message.name), message.help)
+        }
     }
 }
 
-const fn post(
-    path: &'static str,
-    summary: &'static str,
-    parameters: &'static [(&'static str, &'static str)],
-) -> Route {
-    Route {
-        method: "post",
-        ..get(path, summary, parameters)
+/// `effect` is that of the argument's message.
+fn parameter(effect: Effect, argument: &Argument) -> Parameter {
+    let mut schema = match argument.values {
+        // JSON has words of its own for these.
+        Values::Words(["on", "off"]) if effect == Effect::Changes => {
+            json!({ "enum": ["on", "off", true, false] })
+        }
+        Values::Words(words) | Values::Named(_, words) if !words.is_empty() => {
+            json!({ "type": "string", "enum": words })
+        }
+        Values::Number { least, most, .. } => match most {
+            Some(most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+            None => json!({ "type": "integer", "minimum": least }),
+        },
+        Values::Words(examples) | Values::Named(_, examples) | Values::Like(examples) => {
+            json!({ "type": "string", "examples": examples })
+        }
+    };
+    schema["description"] = argument.help.into();
+    // Whoever asks over HTTP reads the reply, not the host's log.
+    let default = match (effect, argument.key) {
+        (Effect::Reads, "log") => Some("off"),
+        _ => argument.default,
+    };
+    if let Some(default) = default {
+        let number = || {
+            default
+                .parse::<u32>()
+                .ok()
+                .filter(|_| schema["type"] == "integer")
+        };
+        schema["default"] = number().map_or(default.into(), Value::from);
     }
+    (argument.key, schema)
 }
 
 /// `GET /api/v1/openapi.json`
 pub(crate) async fn document() -> Json<Value> {
     let mut paths = Map::new();
-    for route in ROOT.iter().chain(&ROUTES) {
+    let of_a_host = of_a_host();
+    for route in of_no_host().iter().chain(&of_a_host) {
         let operation = json!({ route.method: operation(route, false) });
-        paths.insert(route.path.to_owned(), operation);
+        paths.insert(route.path.clone(), operation);
     }
-    for route in &ROUTES {
+    for route in &of_a_host {
         let operation = json!({ route.method: operation(route, true) });
         paths.insert(format!("/host/{{pid}}{}", route.path), operation);
     }
@@ -265,9 +213,9 @@ fn operation(route: &Route, below_host: bool) -> Value {
     if route.method == "post" && !route.parameters.is_empty() {
         operation["requestBody"] = json!({ "content": { JSON: { "schema": body(route) } } });
     } else {
-        parameters.extend(route.parameters.iter().map(|(name, help)| {
+        parameters.extend(route.parameters.iter().map(|(name, schema)| {
             json!({
-                "name": name, "in": "query", "description": help, "schema": { "type": "string" },
+                "name": name, "in": "query", "description": schema["description"], "schema": schema,
             })
         }));
     }
@@ -276,11 +224,10 @@ fn operation(route: &Route, below_host: bool) -> Value {
 }
 
 fn body(route: &Route) -> Value {
-    let property = |(name, help): &(&str, &str)| {
-        let schema = json!({ "type": ["string", "number", "boolean"], "description": help });
-        ((*name).to_owned(), schema)
-    };
-    let properties: Map<String, Value> = route.parameters.iter().map(property).collect();
+    let properties = route.parameters.iter().cloned();
+    let properties: Map<String, Value> = properties
+        .map(|(name, schema)| (name.to_owned(), schema))
+        .collect();
     json!({ "type": "object", "properties": properties, "additionalProperties": false })
 }
 

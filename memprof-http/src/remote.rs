@@ -6,8 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use memprof_host::client::{Client, ClientError, Delivered};
 use memprof_host::protocol::{Deliver, HostInfo};
 use memprof_host::running;
+use memprof_messages::PLUGIN;
 
-use crate::target::{Answer, Fetched, Gone, PLUGIN, Target};
+use crate::target::{Answer, Fetched, Gone, Target};
 
 /// Which host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,9 +6,6 @@ use std::io::{self, Read};
 use memprof_host::protocol::HostInfo;
 use memprof_plugin_abi::Status;
 
-/// The plugin that everything here is about.
-pub(crate) const PLUGIN: &str = "memory_profile";
-
 /// A host: over its control socket, or in this very process. Calls block.
 pub trait Target: fmt::Debug + Send + Sync {
     /// Who it is.

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
+use memprof_messages::{Argument, MESSAGES, PLUGIN, Values};
+
 use crate::dist::dist;
 use crate::host::Setup;
 use crate::memprof::memprof;
@@ -41,6 +43,57 @@ fn each_command_s_help_has_the_arguments_that_its_message_takes() {
         let expected = keys(message["usage"].as_str().unwrap());
         assert_eq!(keys(&usages.join(" ")), expected, "{name}: {shown}");
         assert!(shown.contains("Examples:\n  memprof "), "{name}: {shown}");
+    }
+}
+
+/// The reply to a message that is refused.
+fn refusal(host: &crate::host::Host, message: &str, args: &str) -> serde_json::Value {
+    let reply = host.client().message(PLUGIN, message, args, None).unwrap();
+    let reply: serde_json::Value = serde_json::from_slice(&reply.into_bytes().unwrap()).unwrap();
+    assert_eq!(
+        reply["error"]["kind"], "invalid_argument",
+        "{message} {args}: {reply}"
+    );
+    reply["error"].clone()
+}
+
+#[test]
+fn each_message_takes_the_arguments_that_the_table_has() {
+    let host = Setup::of("c_host").start();
+    for message in MESSAGES {
+        let required = |argument: &Argument| {
+            let value = argument.values.offered().first().unwrap_or(&"x");
+            argument
+                .is_required
+                .then(|| format!("{}={value} ", argument.key))
+        };
+        let required: String = message.arguments.iter().filter_map(required).collect();
+        let error = refusal(&host, message.name, &format!("{required}nonsense=1"));
+        let known = error["remedy"]
+            .as_str()
+            .unwrap()
+            .strip_prefix("valid arguments: ");
+        let known: BTreeSet<_> = known
+            .into_iter()
+            .flat_map(|known| known.split(", "))
+            .collect();
+        let expected: BTreeSet<_> = message.arguments.iter().map(|each| each.key).collect();
+        assert_eq!(known, expected, "{}", message.name);
+        for argument in message.arguments {
+            let is_checked = !matches!(argument.values, Values::Named("ID", _));
+            if is_checked {
+                let others = required.replace(&format!("{}=", argument.key), "ignored=");
+                let others = others
+                    .split(' ')
+                    .filter(|word| !word.starts_with("ignored="));
+                let others = others.collect::<Vec<_>>().join(" ");
+                refusal(
+                    &host,
+                    message.name,
+                    &format!("{others} {}=nonsense", argument.key),
+                );
+            }
+        }
     }
 }
 

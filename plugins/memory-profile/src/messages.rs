@@ -10,6 +10,7 @@ use memprof_core::{
     ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
     SampleInterval, Settings, Severity, Trigger, Unsampled, require_calls,
 };
+use memprof_messages::{MESSAGES, PLUGIN, USAGES};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
@@ -31,79 +32,26 @@ const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
 /// The content type of tcmalloc's, which begin with other words.
 const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
+/// The table of messages, as the ABI describes it.
+const DESCRIPTORS: [Message; MESSAGES.len()] = {
+    let mut all = [Message::new("", "", ""); MESSAGES.len()];
+    let mut at = 0;
+    while at < all.len() {
+        all[at] = Message::new(MESSAGES[at].name, USAGES[at], MESSAGES[at].help);
+        at += 1;
+    }
+    all
+};
+
 /// The plugin: the profiler of this process.
 pub(crate) struct MemoryProfile {
     profilers: Profilers,
 }
 
 impl Plugin for MemoryProfile {
-    const ID: &'static str = "memory_profile";
+    const ID: &'static str = PLUGIN;
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
-    const MESSAGES: &'static [Message] = &[
-        Message::new(
-            "activate",
-            "[for=10m] [sample_interval=512KiB | lg_sample=10..24] [allocator=NAME] [unwinder=auto|ours|allocator] [sampler=auto|allocator|ours]",
-            "Starts sampling allocations; with for, it ends by itself; unwinder tells who walks the stacks.",
-        ),
-        Message::new(
-            "deactivate",
-            "[allocator=NAME]",
-            "Stops sampling; what was sampled stays.",
-        ),
-        Message::new(
-            "dump",
-            "[kind=heap|growth] [allocator=NAME]",
-            "Takes a heap profile and keeps it in the dump directory.",
-        ),
-        Message::new(
-            "stats",
-            "[opts=Jgmdablxeh] [format=text|json] [log=on|off] [allocator=NAME]",
-            "Returns the allocators' figures, and prints them to the host's log.",
-        ),
-        Message::new(
-            "status",
-            "",
-            "Tells whether profiling is on, of which allocators, and why not.",
-        ),
-        Message::new(
-            "ledger",
-            "[smaps=on]",
-            "Tells where the resident memory is, and what would help.",
-        ),
-        Message::new(
-            "purge",
-            "[allocator=NAME]",
-            "Gives the allocator's free pages back to the kernel.",
-        ),
-        Message::new(
-            "background_thread",
-            "[state=on|off] [max=N]",
-            "Switches the allocator's threads that give free pages back by themselves.",
-        ),
-        Message::new(
-            "reset",
-            "[sample_interval=512KiB | lg_sample=10..24] [allocator=NAME]",
-            "Drops all samples; sets the sample interval.",
-        ),
-        Message::new(
-            "gdump",
-            "state=on|off [files=16] [for=10m]",
-            "Dumps at each new high-water mark of the resident memory, within these limits.",
-        ),
-        Message::new(
-            "recent",
-            "[max=0..512]",
-            "Returns the latest sampled allocations, where jemalloc keeps them; max sets how many.",
-        ),
-        Message::new(
-            "doctor",
-            "",
-            "Tells what is wrong with profiling here, and what mends it.",
-        ),
-        Message::new("list", "", "Lists the kept dumps, newest first."),
-        Message::new("fetch", "id=ID", "Returns the bytes of a kept dump."),
-        Message::new("help", "", "Lists these messages."),
-    ];
+    const MESSAGES: &'static [Message] = &DESCRIPTORS;
 
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
         let _unsampled = Unsampled::by_name();
@@ -244,7 +192,7 @@ impl Plugin for MemoryProfile {
                     "status" => self.status(reply),
                     "list" => self.list(reply),
                     "help" => help(reply),
-                    name => unreachable!("{name} is in MESSAGES but is not handled"),
+                    name => unreachable!("{name} is in the table but is not handled"),
                 }
             }
         }
@@ -415,11 +363,11 @@ fn content_type(dump: &File) -> io::Result<&'static str> {
 }
 
 fn help(reply: &mut Reply<'_>) -> Result<(), Failure> {
-    let messages: Vec<_> = MemoryProfile::MESSAGES
+    let messages: Vec<_> = DESCRIPTORS
         .iter()
         .map(|m| json!({ "name": m.name(), "usage": m.usage(), "help": m.help() }))
         .collect();
-    let text = MemoryProfile::MESSAGES
+    let text = DESCRIPTORS
         .iter()
         .map(|m| format!("{:<43} {}", format!("{} {}", m.name(), m.usage()), m.help()))
         .collect::<Vec<_>>()
@@ -512,5 +460,19 @@ fn parse_duration(text: &str) -> Result<Duration, Failure> {
         Ok(duration) if duration > LONGEST => Err(invalid("is too long")),
         Ok(duration) => Ok(duration),
         Err(_) => Err(invalid("is not a duration")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_names_the_allocators_that_are_known() {
+        let arguments = MESSAGES.iter().flat_map(|message| message.arguments);
+        for argument in arguments.filter(|argument| argument.key == "allocator") {
+            let known = Kind::ALL.map(|kind| kind.to_string());
+            assert_eq!(argument.values.offered(), known);
+        }
     }
 }

@@ -1,0 +1,48 @@
+//! What a shell offers for a word that is being typed.
+
+use std::ffi::OsStr;
+
+use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
+use memprof_messages::{MESSAGES, PLUGIN};
+
+/// Completes to one of these.
+pub(crate) fn words(candidates: Vec<String>) -> ArgValueCompleter {
+    ArgValueCompleter::new(move |current: &OsStr| matching(&candidates, current))
+}
+
+/// Completes a target: the hosts that run, by pid and by name.
+pub(crate) fn targets() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let hosts = memprof_host::running();
+        let by_pid = hosts.iter().map(|host| host.pid.to_string());
+        let by_name = hosts.iter().map(|host| host.info.name.clone());
+        // A shell would take a name apart, and show what is in it.
+        let is_plain = |name: &String| {
+            name.chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        let names: Vec<_> = by_pid.chain(by_name).filter(is_plain).collect();
+        matching(&names, current)
+    })
+}
+
+/// Completes a plugin's name.
+pub(crate) fn plugins() -> ArgValueCompleter {
+    words(vec![PLUGIN.to_owned()])
+}
+
+/// Completes a message of `memory_profile`.
+pub(crate) fn messages() -> ArgValueCompleter {
+    words(
+        MESSAGES
+            .iter()
+            .map(|message| message.name.to_owned())
+            .collect(),
+    )
+}
+
+pub(crate) fn matching(candidates: &[String], current: &OsStr) -> Vec<CompletionCandidate> {
+    let current = current.to_string_lossy();
+    let fitting = candidates.iter().filter(|each| each.starts_with(&*current));
+    fitting.map(CompletionCandidate::new).collect()
+}

@@ -1,0 +1,243 @@
+//! The table. An argument that is added here is shown by every help, and taken by the HTTP API;
+//! what it does stands in the plugin's handler (plugins/memory-profile, `messages`).
+
+use crate::Effect::{Changes, Reads};
+use crate::Values::{Like, Named, Number, Words};
+use crate::{Argument, Message};
+
+/// The plugin that answers these messages.
+pub const PLUGIN: &str = "memory_profile";
+
+const ON_OFF: crate::Values = Words(&["on", "off"]);
+
+const ALLOCATOR: Argument = Argument::new(
+    "allocator",
+    Named("NAME", &["jemalloc", "tcmalloc", "mimalloc", "glibc"]),
+    "only this one, not all that the message acts on",
+);
+const INTERVAL: Argument = Argument::new(
+    "sample_interval",
+    Like(&["512KiB", "64KiB", "4KiB"]),
+    "mean allocated bytes between two samples; drops the samples so far",
+);
+const LG_SAMPLE: Argument = Argument::new(
+    "lg_sample",
+    Number {
+        least: 10,
+        most: Some(24),
+        examples: &["19", "16", "12"],
+    },
+    "the same as a power of two, as jemalloc writes it",
+)
+.alternative();
+const FOR: Argument = Argument::new(
+    "for",
+    Like(&["10m", "1h"]),
+    "end by itself after this time, at most 7d",
+);
+
+/// All messages, in the order in which help shows them.
+pub const MESSAGES: &[Message] = &[
+    Message {
+        name: "activate",
+        help: "Start sampling allocations",
+        effect: Changes,
+        arguments: &[
+            FOR,
+            INTERVAL,
+            LG_SAMPLE,
+            ALLOCATOR,
+            Argument::new(
+                "unwinder",
+                Words(&["auto", "ours", "allocator"]),
+                "who walks the stacks of samples, until it ends",
+            ),
+            Argument::new(
+                "sampler",
+                Words(&["auto", "allocator", "ours"]),
+                "who samples: the allocator, or memprof in its place; auto falls back to memprof",
+            )
+            .default("auto"),
+        ],
+    },
+    Message {
+        name: "deactivate",
+        help: "Stop sampling; samples taken so far are kept",
+        effect: Changes,
+        arguments: &[ALLOCATOR],
+    },
+    Message {
+        name: "dump",
+        help: "Take a heap profile and keep it in the dump directory",
+        effect: Changes,
+        arguments: &[
+            Argument::new(
+                "kind",
+                Words(&["heap", "growth"]),
+                "what lives, or which stacks made the heap grow (tcmalloc)",
+            )
+            .default("heap"),
+            ALLOCATOR,
+        ],
+    },
+    Message {
+        name: "stats",
+        help: "Show the allocators' figures",
+        effect: Reads,
+        arguments: &[
+            Argument::new(
+                "opts",
+                Like(&["Jgmdablxeh", "J", "Ja", "g"]),
+                "letters of malloc_stats_print(3)",
+            ),
+            Argument::new(
+                "format",
+                Words(&["text", "json"]),
+                "the allocator's own text or JSON alone",
+            ),
+            Argument::new("log", ON_OFF, "print them to the host's log too").default("on"),
+            ALLOCATOR,
+        ],
+    },
+    Message {
+        name: "status",
+        help: "Show whether profiling is on, of which allocators, and why not",
+        effect: Reads,
+        arguments: &[],
+    },
+    Message {
+        name: "ledger",
+        help: "Show where the resident memory is, and what would help",
+        effect: Reads,
+        arguments: &[
+            Argument::new("smaps", ON_OFF, "add the kernel's account of all mappings")
+                .default("off"),
+        ],
+    },
+    Message {
+        name: "purge",
+        help: "Give the allocator's free pages back to the kernel",
+        effect: Changes,
+        arguments: &[ALLOCATOR],
+    },
+    Message {
+        name: "background_thread",
+        help: "Switch the allocator's threads that give free pages back",
+        effect: Changes,
+        arguments: &[
+            Argument::new("state", ON_OFF, "start or stop them; without, show"),
+            Argument::new(
+                "max",
+                Number {
+                    least: 1,
+                    most: None,
+                    examples: &["1", "4"],
+                },
+                "at most so many",
+            ),
+        ],
+    },
+    Message {
+        name: "reset",
+        help: "Drop all samples; set the sample interval",
+        effect: Changes,
+        arguments: &[INTERVAL, LG_SAMPLE, ALLOCATOR],
+    },
+    Message {
+        name: "gdump",
+        help: "Dump at each new high-water mark of the resident memory, for a while",
+        effect: Changes,
+        arguments: &[
+            Argument::new("state", ON_OFF, "start or stop").required(),
+            Argument::new(
+                "files",
+                Number {
+                    least: 1,
+                    most: Some(1000),
+                    examples: &["16"],
+                },
+                "at most so many dumps",
+            )
+            .default("16"),
+            FOR.default("10m"),
+        ],
+    },
+    Message {
+        name: "recent",
+        help: "Show the latest sampled allocations, where jemalloc keeps them",
+        effect: Changes,
+        arguments: &[Argument::new(
+            "max",
+            Number {
+                least: 0,
+                most: Some(512),
+                examples: &["0", "64", "512"],
+            },
+            "how many jemalloc keeps from now on",
+        )],
+    },
+    Message {
+        name: "doctor",
+        help: "Diagnose why profiling cannot work in this process, and how to fix it",
+        effect: Reads,
+        arguments: &[],
+    },
+    Message {
+        name: "list",
+        help: "List the kept dumps, newest first",
+        effect: Reads,
+        arguments: &[],
+    },
+    Message {
+        name: "fetch",
+        help: "Return the bytes of a kept dump",
+        effect: Reads,
+        arguments: &[
+            Argument::new("id", Named("ID", &[]), "of the dump, as list shows it").required(),
+        ],
+    },
+    Message {
+        name: "help",
+        help: "List these messages",
+        effect: Reads,
+        arguments: &[],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::USAGES;
+
+    const BEGIN: &str = "| message | arguments | what it does |\n|---|---|---|\n";
+
+    /// The table as PROTOCOL.md has it.
+    fn written() -> String {
+        let rows = MESSAGES.iter().zip(USAGES).map(|(message, usage)| {
+            let usage = match usage {
+                "" => String::new(),
+                usage => format!("`{}`", usage.replace('|', "\\|")),
+            };
+            format!("| `{}` | {usage} | {} |\n", message.name, message.help)
+        });
+        BEGIN.to_owned() + &rows.collect::<String>()
+    }
+
+    /// `BLESS=1` writes the table anew.
+    #[test]
+    fn the_protocol_has_this_table() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../PROTOCOL.md");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let (before, rest) = text.split_once(BEGIN).expect("PROTOCOL.md has a table");
+        let end = rest.find("\n\n").map_or(rest.len(), |end| end + 1);
+        let expected = format!("{before}{}{}", written(), &rest[end..]);
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&file, &expected).unwrap();
+        }
+        assert_eq!(text, expected, "BLESS=1 cargo test -p memprof-messages");
+        let names: Vec<_> = MESSAGES.iter().map(|message| message.name).collect();
+        assert!(text.contains(&format!("\"messages\":{names:?}").replace("\", \"", "\",\"")));
+    }
+}
