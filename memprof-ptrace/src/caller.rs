@@ -4,6 +4,7 @@ use std::fs;
 use std::os::linux::fs::MetadataExt;
 
 use crate::directory::Directory;
+use crate::freezer::Freezers;
 use crate::process::{Seccomp, Status};
 use crate::refusal::{Denial, Refusal};
 
@@ -22,6 +23,7 @@ pub(crate) struct Caller {
     is_in_first_user_namespace: bool,
     /// Yama's `ptrace_scope`; 0 where the kernel has no yama.
     yama: u8,
+    pub(crate) freezers: Freezers,
 }
 
 impl Caller {
@@ -38,6 +40,7 @@ impl Caller {
             is_in_first_user_namespace: namespace
                 .is_ok_and(|namespace| namespace.st_ino() == FIRST_USER_NAMESPACE),
             yama: scope.map_or(0, |scope| parse_scope(&scope)),
+            freezers: Freezers::mounted(),
         })
     }
 
@@ -106,6 +109,7 @@ mod tests {
             },
             is_in_first_user_namespace: true,
             yama,
+            freezers: Freezers::default(),
         }
     }
 

@@ -75,6 +75,7 @@ impl Caller {
         require_process(pid, &status, stat)?;
         let memory = self.require_access(of, &status)?;
         require_running(pid, &status)?;
+        self.require_thawed(of)?;
         if stat.has_never_executed() && is_vfork(pid, &status) {
             return Err(Refusal::Vfork);
         }
@@ -106,6 +107,14 @@ impl Caller {
                 denial: self.denial(status, of.owner()),
             },
         })
+    }
+
+    fn require_thawed(&self, of: &Directory) -> Result<(), Refusal> {
+        let cgroups = of.read("cgroup")?;
+        match self.freezers.hold(&String::from_utf8_lossy(&cgroups)) {
+            true => Err(Refusal::Frozen),
+            false => Ok(()),
+        }
     }
 
     /// Where some thread has no filter, that one can be borrowed.

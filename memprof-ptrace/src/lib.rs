@@ -6,6 +6,7 @@
 mod caller;
 mod directory;
 mod examine;
+mod freezer;
 pub mod maps;
 pub mod process;
 pub mod program;

@@ -49,6 +49,9 @@ pub enum Refusal {
         /// The process.
         pid: u32,
     },
+    /// By its cgroup: nothing wakes it.
+    #[error("is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)")]
+    Frozen,
     /// It has no memory of its own.
     #[error("is a kernel thread")]
     KernelThread,
@@ -166,6 +169,7 @@ impl Refusal {
             | Self::Zombie
             | Self::MainThreadEnded
             | Self::Stopped { .. }
+            | Self::Frozen
             | Self::KernelThread
             | Self::OtherArchitecture(_)
             | Self::UnreadableFilter(_)

@@ -1,6 +1,6 @@
 //! Each refusal, seen on a real process that lives on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memprof_ptrace::{Examined, Refusal, examine};
@@ -147,6 +147,82 @@ fn a_traced_process() {
     ptrace::detach(pid, None).unwrap();
     target.is_unharmed();
     accepted(&target);
+}
+
+/// A cgroup of its own, removed when dropped.
+struct Cgroup {
+    place: PathBuf,
+    /// What is to be written, to freeze and to thaw.
+    switch: (&'static str, [&'static str; 2]),
+}
+
+impl Cgroup {
+    /// In a mount of cgroups that a process may make.
+    fn new(mount: &str, switch: (&'static str, [&'static str; 2])) -> Option<Self> {
+        let place = Path::new(mount).join(format!("memprof-{}", std::process::id()));
+        std::fs::create_dir(&place).ok()?;
+        place
+            .join(switch.0)
+            .exists()
+            .then_some(Self { place, switch })
+    }
+
+    /// Until it is dropped: nothing frozen can be killed.
+    fn freeze(&self) -> Frozen<'_> {
+        let (file, [freeze, _]) = self.switch;
+        std::fs::write(self.place.join(file), freeze).unwrap();
+        Frozen(self)
+    }
+}
+
+struct Frozen<'a>(&'a Cgroup);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let (file, [_, thaw]) = self.0.switch;
+        std::fs::write(self.0.place.join(file), thaw).unwrap();
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        std::fs::remove_dir(&self.place).unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_its_cgroup_has_frozen() {
+    let unified = ("cgroup.freeze", ["1", "0"]);
+    let legacy = ("freezer.state", ["FROZEN", "THAWED"]);
+    let cgroups = [
+        ("/sys/fs/cgroup", unified),
+        ("/sys/fs/cgroup/unified", unified),
+        ("/sys/fs/cgroup/freezer", legacy),
+    ];
+    let cgroups: Vec<_> = cgroups
+        .into_iter()
+        .filter_map(|(mount, switch)| Cgroup::new(mount, switch))
+        .collect();
+    for cgroup in &cgroups {
+        let mut target = Target::new(&["serve"]);
+        std::fs::write(cgroup.place.join("cgroup.procs"), target.pid.to_string()).unwrap();
+        let frozen = cgroup.freeze();
+        let words = "is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)";
+        while examine(target.pid).is_ok() {
+            // The kernel tells of it once the last thread stands still.
+            std::thread::yield_now();
+        }
+        refused(&target, words, 4);
+        drop(frozen);
+        target.is_unharmed();
+        while examine(target.pid).is_err() {
+            std::thread::yield_now();
+        }
+    }
+    // Who is not root, or in a container, may make none.
+    if cgroups.is_empty() {
+        println!("no cgroup could be made: nothing was frozen");
+    }
 }
 
 #[test]

@@ -1,0 +1,139 @@
+//! Whether a cgroup holds a process still, as `docker pause` and `systemctl freeze` do. Such a process
+//! sleeps to all appearance, and no signal or tracer wakes it.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// Where the two kinds of cgroups are mounted that can freeze.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Freezers {
+    unified: Option<PathBuf>,
+    legacy: Option<PathBuf>,
+}
+
+impl Freezers {
+    /// Those of this process's mounts; none where they cannot be read.
+    pub(crate) fn mounted() -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        Self::parse(&mounts)
+    }
+
+    /// `35 24 0:30 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate`: see proc(5).
+    fn parse(mounts: &str) -> Self {
+        let mut freezers = Self::default();
+        for line in mounts.lines() {
+            let Some((of_mount, of_system)) = line.split_once(" - ") else {
+                continue;
+            };
+            let mut of_mount = of_mount.split(' ').skip(3);
+            let (Some("/"), Some(place)) = (of_mount.next(), of_mount.next()) else {
+                continue;
+            };
+            let mut of_system = of_system.split(' ');
+            let place = Some(PathBuf::from(place));
+            match (of_system.next(), of_system.nth(1)) {
+                (Some("cgroup2"), _) => freezers.unified = place,
+                (Some("cgroup"), Some(options)) if has(options, "freezer") => {
+                    freezers.legacy = place;
+                }
+                _ => {}
+            }
+        }
+        freezers
+    }
+
+    /// Whether one of the cgroups in a process's /proc/PID/cgroup is frozen.
+    pub(crate) fn hold(&self, cgroups: &str) -> bool {
+        cgroups
+            .lines()
+            .any(|line| self.holds(line).unwrap_or(false))
+    }
+
+    /// `0::/system.slice/web.service`, `7:freezer:/docker/4711`.
+    fn holds(&self, line: &str) -> Option<bool> {
+        let mut columns = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (columns.next()?, Path::new(columns.next()?));
+        let mut parts = path.components();
+        // A path that leads out of our namespace names nothing here.
+        if parts.any(|part| part == Component::ParentDir) {
+            return None;
+        }
+        let path = path.strip_prefix("/").ok()?;
+        let read = |mount: &Option<PathBuf>, file| {
+            let directory = mount.as_ref()?.join(path);
+            fs::read_to_string(directory.join(file)).ok()
+        };
+        if controllers.is_empty() {
+            let events = read(&self.unified, "cgroup.events")?;
+            return Some(events.lines().any(|line| line == "frozen 1"));
+        }
+        if !has(controllers, "freezer") {
+            return None;
+        }
+        // FREEZING, FROZEN or THAWED.
+        Some(read(&self.legacy, "freezer.state")?.starts_with("FR"))
+    }
+}
+
+fn has(list: &str, word: &str) -> bool {
+    list.split(',').any(|each| each == word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_cgroups_are_mounted() {
+        let check = |mounts: &str, unified: Option<&str>, legacy: Option<&str>| {
+            let expected = Freezers {
+                unified: unified.map(PathBuf::from),
+                legacy: legacy.map(PathBuf::from),
+            };
+            assert_eq!(Freezers::parse(mounts), expected, "{mounts}");
+        };
+        let unified =
+            "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+        check(unified, Some("/sys/fs/cgroup"), None);
+        let legacy = "40 32 0:35 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n\
+                      41 32 0:36 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                      42 32 0:37 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let [both, one] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/freezer"].map(Some);
+        check(legacy, both, one);
+        let part = "35 24 0:30 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
+        check(part, None, None);
+        check(
+            "35 24 0:30 / / rw shared:1 - ext4 /dev/vda rw\nx\n\n",
+            None,
+            None,
+        );
+    }
+
+    #[test]
+    fn a_frozen_cgroup_is_told_from_others() {
+        let place = tempfile::tempdir().unwrap();
+        let freezers = Freezers {
+            unified: Some(place.path().join("unified")),
+            legacy: Some(place.path().join("freezer")),
+        };
+        let put = |file: &str, text: &str| {
+            let file = place.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        put("unified/held/cgroup.events", "populated 1\nfrozen 1\n");
+        put("unified/free/cgroup.events", "populated 1\nfrozen 0\n");
+        put("freezer/held/freezer.state", "FROZEN\n");
+        put("freezer/free/freezer.state", "THAWED\n");
+        let check = |cgroups, expected| assert_eq!(freezers.hold(cgroups), expected, "{cgroups}");
+        check("0::/held\n", true);
+        check("0::/free\n", false);
+        check("0::/\n", false);
+        check("0::/../held\n", false);
+        check("9:memory:/held\n8:freezer:/held\n0::/free\n", true);
+        check("8:cpu,freezer:/free\n0::/free\n", false);
+        check("8:memory:/held\n", false);
+        check("", false);
+        assert!(!Freezers::default().hold("0::/held\n8:freezer:/held\n"));
+    }
+}
