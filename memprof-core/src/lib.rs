@@ -59,7 +59,7 @@ pub use profiler::status::{
     Activation, Allocator, DumpReport, Gdumping, JemallocOptions, Purged, Status,
 };
 pub use profiler::{ActivateOptions, Profiler, SEEN_FROM_THE_START, Settings};
-pub use sampler::{SamplerChoice, SamplerStatus, Slots, sample_at_once};
+pub use sampler::{SamplerChoice, SamplerStatus, Slots, Through, sample_at_once};
 pub use size::{SIZE_EXAMPLE, has_unit, parse_size};
 pub use system::cgroup::Cgroup;
 pub use system::seccomp::require_calls;

@@ -39,7 +39,7 @@ use crate::dumps::store::{Fetched, Kept, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::{Kind, ProfileKind};
 use crate::lock::lock;
-use crate::sampler::Driven;
+use crate::sampler::{Driven, SamplerChoice};
 use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watching::watcher::Watcher;
 
@@ -62,6 +62,8 @@ pub struct Settings {
     pub readers: Readers,
     /// Who walks the stacks.
     pub unwinder: UnwinderSettings,
+    /// Who samples, unless an activation asks for another one.
+    pub sampler: SamplerChoice,
     /// How often to sample where nothing else is asked for, and the allocator has no interval of its
     /// own.
     pub interval: Option<SampleInterval>,

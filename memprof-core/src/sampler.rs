@@ -3,6 +3,8 @@
 
 mod choice;
 mod driven;
+#[cfg(target_arch = "x86_64")]
+mod hooked;
 #[cfg_attr(target_arch = "x86_64", path = "sampler/ours.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "sampler/elsewhere.rs")]
 mod ours;
@@ -10,7 +12,7 @@ mod ours;
 mod profile;
 
 pub(crate) use choice::Samples;
-pub use choice::{SamplerChoice, SamplerStatus, Slots};
+pub use choice::{SamplerChoice, SamplerStatus, Slots, Through};
 pub(crate) use driven::Driven;
 pub use ours::sample_at_once;
 pub(crate) use ours::{end_in_children, leave_this_thread_out};

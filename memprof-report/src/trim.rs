@@ -40,7 +40,7 @@ const FUNCTIONS: [&str; 22] = [
 ];
 
 /// Beginnings of functions that are an allocator's inside. Those of a static jemalloc are listed as of 5.3.
-const PREFIXES: [&str; 28] = [
+const PREFIXES: [&str; 31] = [
     "je_",
     "_rjem_",
     "rjem_",
@@ -48,6 +48,9 @@ const PREFIXES: [&str; 28] = [
     "prof_tctx_create",
     "prof_alloc_prep",
     "prof_realloc",
+    "hook_invoke_",
+    "malloc_default",
+    "sdallocx_default",
     "imalloc",
     "irallocx",
     "iralloc",
@@ -69,6 +72,13 @@ const PREFIXES: [&str; 28] = [
     "alloc::alloc::",
     "tikv_jemallocator::",
     "jemallocator::",
+];
+
+/// Ends of the functions by which Rust's own library asks for memory.
+const RUST: [&str; 3] = [
+    "::__rust_alloc",
+    "::__rust_alloc_zeroed",
+    "::__rust_realloc",
 ];
 
 /// Beginnings of trait implementations of Rust allocators.
@@ -125,6 +135,8 @@ pub(crate) fn is_allocator(function: &str) -> bool {
         .trim_start_matches("__libc_")
         .trim_start_matches("__GI_");
     FUNCTIONS.contains(&plain)
+        // Debug information puts them into the crate that has the allocator.
+        || RUST.iter().any(|end| function.ends_with(end))
         || PREFIXES.iter().any(|prefix| function.starts_with(prefix))
         || IMPLEMENTATIONS
             .iter()

@@ -18,6 +18,7 @@
 mod countdown;
 mod filter;
 mod hooks;
+mod jemalloc;
 mod live;
 mod mapping;
 mod muted;
@@ -26,6 +27,7 @@ mod sampler;
 mod slots;
 
 pub use hooks::Role;
+pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use muted::{Muted, mute_this_thread};
 pub use records::Record;
 pub use sampler::{

@@ -113,7 +113,7 @@ fn userver() {
 
 #[test]
 fn userver_without_profiling() {
-    let host = Setup::without_profiling("rust_host").start();
+    let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     for command in ["enable", "dump"] {
         let line = format!("-X POST H/service/jemalloc/prof/{command}");
@@ -338,7 +338,7 @@ fn brpc_hotspots() {
 
 #[test]
 fn brpc_without_profiling() {
-    let host = Setup::without_profiling("rust_host").start();
+    let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     let off = "[E1002]Heap profiler is not enabled, (no MALLOC_CONF=prof:true in env)\n";
     for line in [
@@ -432,7 +432,7 @@ fn libmtev() {
 
 #[test]
 fn libmtev_without_profiling_and_without_jemalloc() {
-    let host = Setup::without_profiling("rust_host").start();
+    let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     let state = "opt.prof: false\n# needs MALLOC_CONF=\"prof:true\"\nprof.active: false\n\
                  prof.thread_active_init: false\n";
@@ -526,7 +526,7 @@ fn greptimedb() {
 
 #[test]
 fn greptimedb_errors() {
-    let host = Setup::without_profiling("rust_host").start();
+    let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     let off = "{\"error\":\"Memory profiling is not enabled\"}";
     let lines = [

@@ -70,6 +70,11 @@ impl<'a> Setup<'a> {
         }
     }
 
+    /// The same, and memprof's sampler is not to take the allocator's place.
+    pub(crate) fn that_cannot_profile(program: &'a str) -> Self {
+        Self::without_profiling(program).config("sampler = \"allocator\"")
+    }
+
     pub(crate) fn env(mut self, name: &'a str, value: &str) -> Self {
         self.env.retain(|(known, _)| *known != name);
         self.env.push((name, value.to_owned()));

@@ -130,13 +130,13 @@ fn activation_that_cannot_work_names_cause_and_remedy() {
         host.memprof("deactivate", &[]).exits(0);
     };
     check(
-        Setup::without_profiling("rust_host"),
+        Setup::that_cannot_profile("rust_host"),
         "unavailable",
         "was started with opt.prof=false",
         "restart this program with _RJEM_MALLOC_CONF=prof:true,prof_active:false",
     );
     check(
-        Setup::without_profiling("c_host_static"),
+        Setup::that_cannot_profile("c_host_static"),
         "unavailable",
         "was started with opt.prof=false",
         "restart this program with MALLOC_CONF=prof:true,prof_active:false",

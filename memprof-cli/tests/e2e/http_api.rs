@@ -58,7 +58,7 @@ fn messages_and_their_replies() {
 
 #[test]
 fn errors_name_what_is_wrong() {
-    let host = Setup::without_profiling("rust_host").start();
+    let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     let check = |line: &str, status: u16, kind: &str, message: &str| {
         let error = curl(&server.address, line).is(status).json()["error"].take();

@@ -268,7 +268,7 @@ fn promtool_finds_nothing_wrong_with_the_metrics() {
 
 #[test]
 fn metrics_of_a_host_that_cannot_profile() {
-    let host = Setup::without_profiling("rust_host").start();
+    let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     let text = curl(&server.address, "H/metrics").is(200).text();
     assert!(text.contains("memprof_profiling_available 0\n"), "{text}");

@@ -116,7 +116,7 @@ fn doctor_tells_what_is_wrong_and_ends_accordingly() {
         &[],
         "healthy: nothing stands in the way",
     );
-    let off = Setup::without_profiling("rust_host").env("MALLOC_CONF", "prof:true");
+    let off = Setup::that_cannot_profile("rust_host").env("MALLOC_CONF", "prof:true");
     check(
         off,
         4,
@@ -230,7 +230,7 @@ fn record_shows_the_leak_and_leaves_the_host_as_it_was() {
     assert_eq!(status["profiling"], "active");
     assert!(status["active_until"].is_string(), "{status}");
 
-    let off = Setup::without_profiling("rust_host").start();
+    let off = Setup::that_cannot_profile("rust_host").start();
     off.memprof("record", &["--for", "1s"]).exits(4);
 }
 

@@ -505,7 +505,7 @@ fn a_token_in_the_path_stays_before_every_request() {
 
 #[test]
 fn a_host_without_profiling_says_what_helps() {
-    let host = Setup::without_profiling("rust_host").start();
+    let host = Setup::that_cannot_profile("rust_host").start();
     let server = server(&host);
     let browser = Browser::open();
     browser.go(&server.address);

@@ -145,7 +145,8 @@ fn what_was_allocated_before_is_told_to_be_missing() {
 #[test]
 fn without_prof_true_the_refusal_names_its_own_variable() {
     let host = start(&plain_rust(), Start::Bare);
-    let refused = host.memprof("activate", &["--json"]).exits(4).json();
+    let args = ["--json", "sampler=allocator"];
+    let refused = host.memprof("activate", &args).exits(4).json();
     let remedy = refused["error"]["remedy"].as_str().unwrap();
     assert!(remedy.contains("_RJEM_MALLOC_CONF=prof:true"), "{refused}");
     let conf = memprof(

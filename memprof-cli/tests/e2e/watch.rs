@@ -195,7 +195,7 @@ fn gdump_is_switched_off_and_so_is_jemallocs_own() {
     );
     let again = host.memprof("gdump", &["state=off"]).exits(0).stdout;
     assert_eq!(again.trim(), "gdump is off");
-    let without = Setup::without_profiling("rust_host").start();
+    let without = Setup::that_cannot_profile("rust_host").start();
     without.memprof("gdump", &["state=on"]).exits(4);
 }
 

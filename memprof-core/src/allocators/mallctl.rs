@@ -149,6 +149,27 @@ impl Mallctl {
         })
     }
 
+    /// Writes a value of the control's own type, and reads the number that it answers.
+    ///
+    /// # Errors
+    /// What `mallctl` returned.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn exchange<T: Copy>(&self, name: &CStr, mut new: T) -> Result<usize, Errno> {
+        let mut answer = 0_usize;
+        let mut size = size_of::<usize>();
+        // SAFETY: jemalloc.3: reads `newlen` bytes at `newp`, and writes at most `size` to `oldp`.
+        check(unsafe {
+            (self.mallctl)(
+                name.as_ptr(),
+                (&raw mut answer).cast(),
+                &raw mut size,
+                (&raw mut new).cast(),
+                size_of::<T>(),
+            )
+        })?;
+        Ok(answer)
+    }
+
     /// Does what a control without a value does, such as `arena.<i>.purge`.
     ///
     /// # Errors

@@ -18,24 +18,27 @@ impl Profiler {
         backends: &Backends,
         choice: SamplerChoice,
     ) -> Result<Backends> {
-        let ours = backends.iter().find(|each| each.can_have_ours());
+        let ours = best_for_ours(backends);
         match (choice, ours) {
-            (SamplerChoice::Auto, Some(ours)) if self.needs_ours(backends) => {
+            (SamplerChoice::Auto, Some(ours)) if self.needs_ours(backends, ours) => {
+                self.take_from_others(ours)?;
                 // Where it cannot, the allocators tell what would help.
                 let _refused = ours.choose(Samples::InPlace);
             }
-            (SamplerChoice::Auto | SamplerChoice::Allocator, Some(ours)) => {
-                ours.choose(Samples::Not)?;
+            (SamplerChoice::Auto | SamplerChoice::Allocator, Some(_)) => {
+                backends
+                    .iter()
+                    .try_for_each(|each| each.choose(Samples::Not))?;
             }
             (SamplerChoice::Auto | SamplerChoice::Allocator, None) => {}
             (SamplerChoice::Ours, Some(ours)) => {
+                self.take_from_others(ours)?;
                 ours.choose(Samples::Asked)?;
-                let only = backends.iter().filter(|each| each.can_have_ours());
-                return Ok(only.cloned().collect());
+                return Ok([Arc::clone(ours)].into());
             }
             (SamplerChoice::Ours, None) => {
-                let message =
-                    "memprof's sampler serves the allocator of malloc, which is none of these";
+                let message = "memprof's sampler serves the allocator of malloc, and a jemalloc that \
+                               can be hooked, which none of these is";
                 return Err(Error::new(ErrorKind::Unsupported, message)
                     .remedy("leave `allocator` out, or see `status`"));
             }
@@ -45,27 +48,47 @@ impl Profiler {
 
     /// As before any activation.
     pub(super) fn choose_by_default(&self) {
-        if let Err(error) = self.choose_sampler(&self.backends(), SamplerChoice::Auto) {
+        if let Err(error) = self.choose_sampler(&self.backends(), self.settings.sampler) {
             log::debug!("{error}");
         }
     }
 
+    /// There is one sampler in a process.
+    fn take_from_others(&self, ours: &Arc<Driven>) -> Result<()> {
+        let all = self.backends();
+        let mut others = all.iter().filter(|each| !is_it(each, ours));
+        others.try_for_each(|other| other.choose(Samples::Not))
+    }
+
     /// No allocator can profile, and ours would see what the program allocates: not where a
-    /// jemalloc beside `malloc` serves the program by another name.
-    fn needs_ours(&self, backends: &Backends) -> bool {
+    /// jemalloc beside `malloc`, which cannot be hooked, serves the program by another name.
+    fn needs_ours(&self, backends: &Backends, ours: &Arc<Driven>) -> bool {
         let can = |each: &Arc<Driven>| each.allocator.require_profiling().is_ok();
-        let is_beside = |each: &Arc<Driven>| {
-            let identity = each.identity();
-            identity.kind == Kind::Jemalloc && !identity.owns_malloc
-        };
-        let any = |is: &dyn Fn(&Arc<Driven>) -> bool| backends.iter().any(is);
-        !any(&can) && !any(&is_beside) && self.undrivable().is_none()
+        let is_unseen = |each: &Arc<Driven>| is_beside(each) && !is_it(each, ours);
+        !backends.iter().any(can) && !backends.iter().any(is_unseen) && self.undrivable().is_none()
     }
 
     /// Looks after memprof's sampler while it samples. False where it does not.
     pub(super) fn tend_sampler(&self) -> bool {
         let backends = self.backends();
-        let ours = backends.iter().find(|each| each.can_have_ours());
-        ours.is_some_and(|each| each.tend())
+        let ours = backends.iter().filter(|each| each.can_have_ours());
+        ours.filter(|each| each.tend()).count() > 0
     }
+}
+
+/// The one that memprof's sampler serves, of which there is one in a process: a jemalloc beside
+/// `malloc`, which has the program's own heap, else the allocator of `malloc`.
+fn best_for_ours(backends: &Backends) -> Option<&Arc<Driven>> {
+    let mut able = backends.iter().filter(|each| each.can_have_ours());
+    let beside = able.clone().find(|each| is_beside(each));
+    beside.or_else(|| able.next())
+}
+
+fn is_beside(each: &Arc<Driven>) -> bool {
+    let identity = each.identity();
+    identity.kind == Kind::Jemalloc && !identity.owns_malloc
+}
+
+fn is_it(each: &Arc<Driven>, one: &Arc<Driven>) -> bool {
+    Arc::ptr_eq(each, one)
 }

@@ -14,6 +14,9 @@ use crate::identity::{Kind, ProfileKind};
 use crate::sampler::{self, SamplerChoice};
 use crate::unwinder::{Tick, UnwinderChoice, set_leased};
 
+/// How long an activation lasts that costs too much to be left on, where nothing else is asked for.
+const LEASE: Duration = Duration::from_secs(600);
+
 /// What to activate, and how.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ActivateOptions {
@@ -25,8 +28,8 @@ pub struct ActivateOptions {
     pub duration: Option<Duration>,
     /// Who walks the stacks until it ends; else as configured.
     pub unwinder: Option<UnwinderChoice>,
-    /// Who samples.
-    pub sampler: SamplerChoice,
+    /// Who samples until the next activation; else as configured.
+    pub sampler: Option<SamplerChoice>,
 }
 
 impl Profiler {
@@ -44,6 +47,7 @@ impl Profiler {
         } = options;
         self.look_again();
         let backends = self.driven(allocator)?;
+        let sampler = sampler.unwrap_or(self.settings.sampler);
         let backends = self.choose_sampler(&backends, sampler)?;
         self.require_profile(&backends, ProfileKind::Heap)
             .inspect_err(|_| self.choose_by_default())?;
@@ -62,7 +66,9 @@ impl Profiler {
         since.get_or_insert_with(SystemTime::now);
         drop(since);
         warnings.dedup();
+        let needs_an_end = backends.iter().any(|each| each.needs_an_end());
         let lease = duration
+            .or(needs_an_end.then_some(LEASE))
             .map(|duration| self.lease_for(duration))
             .transpose()?;
         self.set_lease(lease);

@@ -2,12 +2,12 @@
 
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// Who shall sample.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplerChoice {
     /// The allocator where it can, else ours.
@@ -49,6 +49,8 @@ pub(crate) enum Samples {
 /// What memprof's own sampler did, where it serves an allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SamplerStatus {
+    /// How the program's calls lead to the sampler.
+    pub through: Through,
     /// Calls of the program that lead to the sampler now.
     pub slots: Slots,
     /// Allocations that were sampled since the last `reset`.
@@ -59,6 +61,17 @@ pub struct SamplerStatus {
     pub lost: u64,
     /// What its tables take, in bytes.
     pub table_bytes: u64,
+}
+
+/// How allocations are seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Through {
+    /// The slots of the dynamic linker are patched.
+    #[default]
+    Slots,
+    /// jemalloc calls the sampler: it is linked into the program.
+    JemallocHooks,
 }
 
 /// Slots of the dynamic linker that lead to `malloc` and its kin.

@@ -14,7 +14,7 @@ use crate::identity::{Identity, ProfileKind};
 pub(crate) struct Driven {
     /// What the sampler does not change: figures, purging.
     pub allocator: Allocator,
-    /// Before the one that serves `malloc`.
+    /// Before the one that serves `malloc`, and in the hooks of a jemalloc.
     ours: Option<Ours>,
     /// What the config asks for.
     interval: Option<SampleInterval>,
@@ -65,6 +65,11 @@ impl Driven {
     pub(crate) fn why_in_place(&self) -> Option<Error> {
         self.ours()?;
         self.allocator.require_profiling().err()
+    }
+
+    /// Whether an activation that nobody ends would cost too much.
+    pub(crate) fn needs_an_end(&self) -> bool {
+        self.ours().is_some_and(|ours| ours.needs_an_end())
     }
 
     /// Has memprof's sampler take the slots of libraries that were loaded since. False where it does

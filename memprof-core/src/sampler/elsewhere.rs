@@ -47,6 +47,10 @@ impl Chosen<'_> {
         match self.0 {}
     }
 
+    pub(crate) fn needs_an_end(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn tend(self) -> bool {
         match self.0 {}
     }

@@ -9,7 +9,8 @@ use memprof_sampler::{Refused, Role};
 
 pub(crate) use memprof_sampler::mute_this_thread as leave_this_thread_out;
 
-use super::{SamplerStatus, Samples, Slots, profile};
+use super::hooked::{Hooked, remove_in_child};
+use super::{SamplerStatus, Samples, Slots, Through, profile};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::objects::{self, Reading};
@@ -33,6 +34,9 @@ static GOES_ON_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
 /// Why memprof's sampler cannot serve this process.
 pub fn sample_at_once(interval: Option<SampleInterval>) -> Result<()> {
     let mut slots = Sampler::find_slots()?;
+    if slots.owner().is_program {
+        return Err(linked_in());
+    }
     stop_in_children();
     GOES_ON_IN_CHILDREN.store(true, Ordering::Relaxed);
     let interval = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
@@ -61,10 +65,17 @@ pub(crate) struct Chosen<'a> {
     interval: &'a AtomicU64,
 }
 
-/// The slots of the process, and what is done with them.
+/// How allocations are seen.
+#[derive(Debug)]
+enum Way {
+    Slots(Box<memprof_sampler::Slots>),
+    Hooks(Hooked),
+}
+
+/// What leads the program's calls to the sampler, and what is done with it.
 #[derive(Debug)]
 struct Sampler {
-    slots: memprof_sampler::Slots,
+    way: Way,
     samples: Samples,
     seen: Slots,
     /// Libraries loaded and unloaded when slots were taken last.
@@ -74,16 +85,22 @@ struct Sampler {
 }
 
 impl Ours {
-    /// None where the allocator does not serve `malloc`. It samples at `interval` where nothing else is
-    /// asked for.
+    /// None where the allocator neither serves `malloc` nor has hooks. It samples at `interval` where
+    /// nothing else is asked for.
     pub(crate) fn before(allocator: &Allocator, interval: Option<SampleInterval>) -> Option<Self> {
         let identity = allocator.identity();
         let interval = match memprof_sampler::interval() {
             0 => interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes),
             at_once => at_once,
         };
-        identity.owns_malloc.then(|| Self {
-            sampler: Sampler::find(identity).map(Mutex::new),
+        let hooked = || allocator.jemalloc().and_then(Hooked::of);
+        let sampler = if identity.owns_malloc {
+            Sampler::find(identity, hooked)
+        } else {
+            hooked().map(Sampler::in_hooks)?
+        };
+        Some(Self {
+            sampler: sampler.map(Mutex::new),
             interval: AtomicU64::new(interval),
         })
     }
@@ -103,10 +120,10 @@ impl Ours {
             (Samples::Not, Samples::InPlace | Samples::Asked) => allocator.deactivate(),
             (Samples::InPlace | Samples::Asked, Samples::Not) => lock(sampler).stop(),
             // `sample_at_once` did not know that the allocator does.
-            (Samples::Not, Samples::Not) if memprof_sampler::interval() > 0 => {
-                memprof_sampler::stop();
-                memprof_sampler::clear().map_err(refused)?;
-                lock(sampler).give_slots_back()
+            (Samples::Not, Samples::Not) if lock(sampler).holds_slots() => {
+                let mut sampler = lock(sampler);
+                sampler.drop_samples()?;
+                sampler.end()
             }
             (Samples::Not, Samples::Not)
             | (Samples::InPlace | Samples::Asked, Samples::InPlace | Samples::Asked) => Ok(()),
@@ -124,54 +141,93 @@ impl Ours {
 }
 
 impl Sampler {
+    /// By the slots of the process, or by the hooks of a jemalloc that no slot leads to.
+    ///
     /// # Errors
     /// `Unsupported`: why it cannot serve this process.
-    fn find(allocator: &Identity) -> Result<Self> {
-        let slots = Self::find_slots().map_err(|error| {
-            Error::new(
-                error.kind,
-                format!("memprof cannot sample {allocator}: {error}"),
-            )
-        })?;
-        Ok(Self {
+    fn find(allocator: &Identity, hooked: impl FnOnce() -> Option<Hooked>) -> Result<Self> {
+        let cannot = |error: Error| {
+            let message = format!("memprof cannot sample {allocator}: {error}");
+            Error::new(error.kind, message)
+        };
+        let slots = Self::find_slots().map_err(cannot)?;
+        if slots.owner().is_program {
+            return hooked().map_or_else(|| Err(cannot(linked_in())), Self::in_hooks);
+        }
+        Ok(Self::by(Way::Slots(Box::new(slots))))
+    }
+
+    /// # Errors
+    /// `Unsupported`: why it cannot serve this process.
+    fn in_hooks(hooked: Hooked) -> Result<Self> {
+        // Which tells where memprof's own code lies, too.
+        Self::find_slots().map(|_| Self::by(Way::Hooks(hooked)))
+    }
+
+    fn by(way: Way) -> Self {
+        Self {
             seen: Slots {
                 // What the parent of a forked child took.
-                patched: slots.count(),
+                patched: match &way {
+                    Way::Slots(slots) => slots.count(),
+                    Way::Hooks(_) => 0,
+                },
                 ..Slots::default()
             },
-            slots,
+            way,
             samples: Samples::Not,
             loaded: (0, 0),
             // It began with the program, or the parent of a forked child began it.
             since: (memprof_sampler::interval() > 0).then(SystemTime::now),
-        })
+        }
     }
 
     /// # Errors
-    /// `Unsupported`: why the slots of this process cannot be used.
+    /// `Unsupported`: why nothing can be sampled in this process.
     fn find_slots() -> Result<memprof_sampler::Slots> {
         let unsupported = |message: &str| Error::new(ErrorKind::Unsupported, message);
         prepare_walks().map_err(|why| unsupported(&why))?;
         let _reading = Reading::begin();
         let slots = memprof_sampler::Slots::find()
             .ok_or_else(|| unsupported("no object defines malloc"))?;
-        if slots.owner().is_program {
-            return Err(unsupported(
-                "it is linked into the program, whose own calls lead through no slot",
-            ));
-        }
         if !slots.can_be_taken() {
             return Err(unsupported("memprof's library was loaded twice"));
         }
         Ok(slots)
     }
 
+    /// Leads the calls of all objects that are loaded now to the sampler.
+    fn begin(&mut self) -> Result<()> {
+        match &mut self.way {
+            Way::Slots(_) => self.take_slots(),
+            Way::Hooks(hooked) => hooked.install(),
+        }
+    }
+
+    /// What was loaded since is seen too, and its stacks are walked by its own rules.
+    fn look_again(&mut self) -> Result<()> {
+        if self.loaded == objects::load_and_unload_count() {
+            return Ok(());
+        }
+        match self.way {
+            Way::Slots(_) => self.take_slots(),
+            Way::Hooks(_) => {
+                self.loaded = objects::load_and_unload_count();
+                memprof_unwind::forget_rules();
+                Ok(())
+            }
+        }
+    }
+
     /// Takes the slots of all objects that are loaded now.
     fn take_slots(&mut self) -> Result<()> {
         self.loaded = objects::load_and_unload_count();
         memprof_unwind::forget_rules();
+        let Way::Slots(slots) = &mut self.way else {
+            return Ok(());
+        };
         let _reading = Reading::begin();
-        let patched = self.slots.take().ok_or_else(loader_refused)?;
+        let patched = slots.take().ok_or_else(loader_refused)?;
         self.seen = Slots {
             patched: patched.patched,
             foreign: patched.foreign,
@@ -180,28 +236,61 @@ impl Sampler {
         Ok(())
     }
 
-    /// Gives back what only allocations need; while nothing that was sampled lives, all.
-    fn give_slots_back(&mut self) -> Result<()> {
+    /// Gives back what only allocations need; while nothing that was sampled lives, all. Hooks are
+    /// removed: they cost as much for a free as for an allocation.
+    fn end(&mut self) -> Result<()> {
+        let slots = match &mut self.way {
+            Way::Slots(slots) => slots,
+            Way::Hooks(hooked) => return hooked.remove(),
+        };
         let role = (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates);
         let _reading = Reading::begin();
-        self.slots.give_back(role).ok_or_else(loader_refused)?;
-        self.seen.patched = self.slots.count();
+        slots.give_back(role).ok_or_else(loader_refused)?;
+        self.seen.patched = slots.count();
         Ok(())
     }
 
     fn stop(&mut self) -> Result<()> {
         memprof_sampler::stop();
-        self.give_slots_back()
+        self.end()
+    }
+
+    fn drop_samples(&mut self) -> Result<()> {
+        memprof_sampler::stop();
+        self.since = None;
+        memprof_sampler::clear().map_err(refused)
+    }
+
+    /// `sample_at_once` took slots for it, or the parent of a forked child did.
+    fn holds_slots(&self) -> bool {
+        matches!(&self.way, Way::Slots(slots) if slots.count() > 0)
+    }
+
+    fn is_hooked(&self) -> bool {
+        matches!(self.way, Way::Hooks(_))
     }
 }
 
 impl Drop for Sampler {
     fn drop(&mut self) {
-        memprof_sampler::stop();
-        if self.slots.count() > 0 && self.slots.give_back(None).is_none() {
-            log::warn!("calls of malloc go on through memprof's sampler, which is off");
+        let ended = match &mut self.way {
+            Way::Slots(slots) if slots.count() == 0 => Ok(()),
+            Way::Slots(slots) => {
+                memprof_sampler::stop();
+                slots.give_back(None).ok_or_else(loader_refused).map(drop)
+            }
+            Way::Hooks(hooked) => hooked.remove(),
+        };
+        if let Err(error) = ended {
+            log::warn!("calls of malloc go on through memprof's sampler, which is off: {error}");
         }
     }
+}
+
+fn linked_in() -> Error {
+    let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
+                   experimental.hooks.install, as jemalloc 5.2 and newer have it";
+    Error::new(ErrorKind::Unsupported, message)
 }
 
 fn loader_refused() -> Error {
@@ -227,6 +316,10 @@ impl Chosen<'_> {
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
+            through: match self.sampler.way {
+                Way::Slots(_) => Through::Slots,
+                Way::Hooks(_) => Through::JemallocHooks,
+            },
             slots: self.sampler.seen,
             samples: counts.samples,
             live_samples: counts.live_samples,
@@ -235,16 +328,18 @@ impl Chosen<'_> {
         }
     }
 
-    /// Takes the slots of libraries that were loaded since. False where it does not sample.
+    /// Sees libraries that were loaded since. False where it does not sample.
     pub(crate) fn tend(mut self) -> bool {
         let is_active = self.is_active();
-        if is_active
-            && self.sampler.loaded != objects::load_and_unload_count()
-            && let Err(error) = self.sampler.take_slots()
-        {
+        if is_active && let Err(error) = self.sampler.look_again() {
             log::warn!("libraries that were loaded since are not sampled: {error}");
         }
         is_active
+    }
+
+    /// It costs too much to be left on by mistake.
+    pub(crate) fn needs_an_end(&self) -> bool {
+        self.sampler.is_hooked()
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -274,20 +369,29 @@ impl Chosen<'_> {
                     "the samples of one per {before} bytes were dropped: a profile has one interval"
                 ));
             }
-            memprof_sampler::stop();
-            memprof_sampler::clear().map_err(refused)?;
-            self.sampler.since = None;
+            self.sampler.drop_samples()?;
+        } else if self.needs_an_end() && !self.is_active() {
+            // What was freed meanwhile is not known.
+            self.sampler.drop_samples()?;
         }
         stop_in_children();
         memprof_sampler::start(interval).map_err(refused)?;
         self.interval.store(interval, Ordering::Relaxed);
-        if let Err(error) = self.sampler.take_slots() {
+        if let Err(error) = self.sampler.begin() {
             memprof_sampler::stop();
             return Err(error);
         }
         self.sampler.since.get_or_insert_with(SystemTime::now);
         if let Err(why) = allocator.require_profiling() {
             warnings.push(format!("memprof samples in the allocator's place: {why}"));
+        }
+        if self.needs_an_end() {
+            warnings.push(format!(
+                "{} is linked into the program, so it is sampled through jemalloc's own hooks: a malloc \
+                 and its free take about 45 ns longer while it is on; what is freed after `deactivate` \
+                 stays in the profile",
+                allocator.identity()
+            ));
         }
         let Slots {
             foreign, refused, ..
@@ -316,8 +420,7 @@ impl Chosen<'_> {
     /// A thread stays inside of the sampler.
     pub(crate) fn reset(mut self, interval: Option<SampleInterval>) -> Result<()> {
         let was_active = self.is_active();
-        memprof_sampler::stop();
-        memprof_sampler::clear().map_err(refused)?;
+        self.sampler.drop_samples()?;
         self.sampler.since = was_active.then(SystemTime::now);
         if let Some(interval) = interval {
             self.interval.store(interval.bytes(), Ordering::Relaxed);
@@ -325,7 +428,7 @@ impl Chosen<'_> {
         if was_active {
             return memprof_sampler::start(self.interval()).map_err(refused);
         }
-        self.sampler.give_slots_back()
+        self.sampler.end()
     }
 
     /// Writes a heap profile into `scratch`.
@@ -366,5 +469,6 @@ extern "C" fn in_child() {
     if !GOES_ON_IN_CHILDREN.load(Ordering::Relaxed) {
         memprof_sampler::stop();
     }
+    remove_in_child();
     memprof_sampler::enter_child();
 }

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memprof_core::{
-    Keep, Rule, SampleInterval, Store, UnwinderChoice, UnwinderSettings, default_dump_dir,
-    is_secure_execution,
+    Keep, Rule, SampleInterval, SamplerChoice, Store, UnwinderChoice, UnwinderSettings,
+    default_dump_dir, is_secure_execution,
 };
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
@@ -29,6 +29,8 @@ pub(crate) struct Config {
     pub activate_at_start: bool,
     /// log2 of the sample interval: the sampler's own, and that of an activation at the start.
     lg_sample: Option<u64>,
+    /// Who samples: `auto`, `ours` or `allocator`.
+    pub sampler: SamplerChoice,
     /// Who walks the stacks of samples: `auto`, `ours` or `allocator`.
     unwinder: UnwinderChoice,
     /// How many stacks of an activation are walked by both and compared.
@@ -177,6 +179,7 @@ mod tests {
         check("\n\nactivate_at_start = 1", "line 3, column 21");
         check("dump_dir = \"x\"", "dump_dir \"x\" is not an absolute path");
         check("unwinder = \"fast\"", "unknown variant `fast`");
+        check("sampler = \"none\"", "unknown variant `none`");
         check("unwinder_checks = 0", "nonzero");
         check("[keep]\ncount = 0", "keep.count must be at least 1");
         check("[keep]\ndays = 1", "unknown field `days`");

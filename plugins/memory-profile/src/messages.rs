@@ -73,6 +73,7 @@ impl Plugin for MemoryProfile {
                 report: read_report,
             },
             unwinder: config.unwinder(),
+            sampler: config.sampler,
         });
         let profiler = profilers.current();
         let status = profiler.status();
@@ -393,7 +394,7 @@ fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failur
         interval,
         duration,
         unwinder: unwinder.transpose().map_err(failure)?,
-        sampler: sampler.transpose().map_err(failure)?.unwrap_or_default(),
+        sampler: sampler.transpose().map_err(failure)?,
     })
 }
 

@@ -1,0 +1,106 @@
+//! What a hooked jemalloc calls (`experimental.hooks.install`; hook.h of 5.2 and newer): for one that is
+//! linked into the program, whose calls lead through no slot.
+//!
+//! jemalloc calls them after an allocation and before a free, and not from within one of them.
+#![expect(unsafe_code, reason = "jemalloc calls them")]
+
+use core::ffi::{c_int, c_void};
+
+use crate::countdown::{is_due, passes};
+use crate::sampler::{forget, may_be_sample, sample};
+
+/// `hooks_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct JemallocHooks {
+    allocated: unsafe extern "C" fn(*mut c_void, c_int, usize, usize, *const usize),
+    freed: unsafe extern "C" fn(*mut c_void, c_int, usize, *const usize),
+    expanded: unsafe extern "C" fn(*mut c_void, c_int, usize, usize, usize, usize, *const usize),
+    extra: usize,
+}
+
+/// What to install.
+pub fn jemalloc_hooks() -> JemallocHooks {
+    JemallocHooks {
+        allocated,
+        freed,
+        expanded,
+        extra: 0,
+    }
+}
+
+/// `hook_alloc_t`: the arguments are those of the function.
+mod function {
+    use core::ffi::c_int;
+
+    pub(super) const POSIX_MEMALIGN: c_int = 1;
+    pub(super) const ALIGNED_ALLOC: c_int = 2;
+    pub(super) const CALLOC: c_int = 3;
+    pub(super) const MEMALIGN: c_int = 4;
+    pub(super) const REALLOC: c_int = 8;
+    pub(super) const RALLOCX: c_int = 9;
+}
+
+unsafe extern "C" fn allocated(
+    _: *mut c_void,
+    function: c_int,
+    block: usize,
+    _: usize,
+    args: *const usize,
+) {
+    // SAFETY: hook.h: three words.
+    let [first, second, third] = unsafe { args.cast::<[usize; 3]>().read() };
+    let size = match function {
+        function::POSIX_MEMALIGN => third,
+        function::CALLOC => first.wrapping_mul(second),
+        function::ALIGNED_ALLOC | function::MEMALIGN | function::REALLOC | function::RALLOCX => {
+            second
+        }
+        _ => first,
+    };
+    take(block, size);
+}
+
+unsafe extern "C" fn freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
+    if may_be_sample(block) {
+        forget(block);
+    }
+}
+
+unsafe extern "C" fn expanded(
+    _: *mut c_void,
+    _: c_int,
+    block: usize,
+    before: usize,
+    after: usize,
+    _: usize,
+    args: *const usize,
+) {
+    // Nor did xallocx, where it refused.
+    if before == after {
+        return;
+    }
+    // SAFETY: hook.h: four words, of which the second is the size in all three functions.
+    let [_, size] = unsafe { args.cast::<[usize; 2]>().read() };
+    if may_be_sample(block) {
+        forget(block);
+    }
+    take(block, size);
+}
+
+fn take(block: usize, size: usize) {
+    if !passes(size) && is_due(size) {
+        sample(block, size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hooks_have_the_layout_of_jemallocs() {
+        assert_eq!(size_of::<JemallocHooks>(), 4 * size_of::<usize>());
+        assert_eq!(align_of::<JemallocHooks>(), align_of::<usize>());
+    }
+}
