@@ -2,6 +2,7 @@
 //! Each figure stands beside its limit or its peer, both measured in this run.
 
 mod answers;
+pub(crate) mod growth;
 pub(crate) mod sampler;
 mod server;
 mod viewer;
@@ -62,6 +63,7 @@ pub(crate) fn measure() -> Result<()> {
     idle(&host)?;
     answers::measure()?;
     server::measure(&root().join("target/bench"))?;
+    growth::measure()?;
     viewer::measure(&root().join("target/bench"))
 }
 

@@ -19,9 +19,9 @@ usage: cargo xtask COMMAND
   build [--release]   build everything and lay it out in target/dist
   demo                find a leak in a running process, step by step
   test                install what the tests need, build, run every test
-  bench [unwind|sampler]
+  bench [unwind|sampler|growth]
                       build for release, and print what the plugin costs its host; or its stack
-                      walk, or its sampler
+                      walk, or its sampler, or how cost grows
   torture [SUITE] [--short]
                       hosts under every fault; an unknown SUITE names those there are
   arrows              modules that use each other in a circle; in memprof-core, also a folder that
@@ -39,7 +39,9 @@ fn main() -> ExitCode {
         ["bench"] => bench::build_and_run(),
         ["bench", "unwind"] => unwind::bench::run(),
         ["bench", "sampler"] => bench::sampler::run(),
+        ["bench", "growth"] => bench::growth::run_growth(),
         ["bench-here"] => bench::measure(),
+        ["bench-here", "growth"] => bench::growth::measure(),
         ["torture", args @ ..] => torture::command(args),
         ["arrows"] => arrows::check(),
         ["ci"] => ci::run_ci(),
