@@ -19,7 +19,7 @@ use std::thread;
 use self::frames::Collected;
 use crate::error::Result;
 use crate::names::{Frame, Names};
-use crate::profile::{Address, FileOffset, Profile};
+use crate::profile::{Address, FileOffset, Origin, Profile};
 use crate::stacks::AddressId;
 
 /// Where binaries are looked for. The default is nowhere: every name is a number.
@@ -122,12 +122,7 @@ pub fn symbolize(
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
     let objects = objects(profile, &names);
-    let answers = answer_all(
-        &objects,
-        profile.origin.machine.as_deref(),
-        sources,
-        progress,
-    )?;
+    let answers = answer_all(&objects, &profile.origin, sources, progress)?;
     let mut notes = Vec::new();
     for likeness in [Likeness::Unknown, Likeness::Other] {
         let of = objects.iter().zip(&answers);
@@ -269,7 +264,7 @@ fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
 /// One object after the other on each core; the answers in the objects' order.
 fn answer_all(
     objects: &[Object<'_>],
-    machine: Option<&str>,
+    origin: &Origin,
     sources: &Sources,
     progress: Progress<'_>,
 ) -> Result<Vec<Answer>> {
@@ -282,7 +277,7 @@ fn answer_all(
             let Some(object) = objects.get(index) else {
                 return answers;
             };
-            answers.push((index, answer(object, machine, sources)));
+            answers.push((index, answer(object, origin, sources)));
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, objects.len());
         }
     };
@@ -303,14 +298,20 @@ fn answer_all(
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-fn answer(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Result<Answer> {
+fn answer(object: &Object<'_>, origin: &Origin, sources: &Sources) -> Result<Answer> {
     let mut answer = Answer {
         frames: Vec::new(),
         notes: Vec::new(),
         likeness: None,
     };
-    let note = |text: String| format!("{}: {text}", object.path);
-    match search::find(object, machine, sources)? {
+    // A program may be started by a link: Debian's redis-server leads to redis-check-rdb.
+    let is_other = |host: &&str| object.is_main && object.path.rsplit('/').next() != Some(host);
+    let name = match origin.host.as_deref().filter(is_other) {
+        Some(host) => format!("{} (the file of {host})", object.path),
+        None => object.path.to_owned(),
+    };
+    let note = |text: String| format!("{name}: {text}");
+    match search::find(object, origin.machine.as_deref(), sources)? {
         search::Found::Nothing(reason) => answer.notes.push(note(reason)),
         search::Found::Binary(binary) => {
             answer.likeness = Some(binary.likeness);

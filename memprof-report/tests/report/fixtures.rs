@@ -242,6 +242,17 @@ fn stripped_frames_are_numbers_not_neighbours() {
     );
 }
 
+/// Debian's redis-server is a link to redis-check-rdb.
+#[test]
+fn stripped_and_started_by_a_link() {
+    let shop = Shop::build();
+    shop.strip("shop");
+    let dump = shop.with_comments("# memprof 1\n# host: store pid 1 on here\n");
+    let (_, notes) = collapsed(&dump, &here(), Granularity::Functions).expect("it is a good dump");
+    let note = "/shop (the file of store): it is stripped";
+    assert!(notes.concat().contains(note), "{notes:?}");
+}
+
 #[test]
 fn moved_binary() {
     let shop = Shop::build();
