@@ -5,11 +5,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use object::elf::ELFMAG;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSymbol};
 
 use crate::exit::{Outcome, UNAVAILABLE, coded};
 use crate::output;
+use crate::run::interpreter;
 
 const OPTIONS: &str = "prof:true,prof_active:false";
 
@@ -59,8 +61,22 @@ pub(crate) enum Own {
 fn variable_in(path: &Path) -> anyhow::Result<Own> {
     let failed = || format!("failed to read {}", path.display());
     let bytes = std::fs::read(path).with_context(failed)?;
+    if !bytes.starts_with(&ELFMAG) {
+        return Err(no_program(path, &bytes));
+    }
     let elf = ElfFile64::<Endianness>::parse(&*bytes).with_context(failed)?;
     variable_of(&elf).with_context(failed)
+}
+
+fn no_program(path: &Path, bytes: &[u8]) -> anyhow::Error {
+    let path = path.display();
+    match interpreter(bytes) {
+        Some(interpreter) => anyhow::anyhow!(
+            "{path} is a script; name its interpreter: `memprof malloc-conf {}`",
+            interpreter.display()
+        ),
+        None => anyhow::anyhow!("{path} is no ELF file; if it is a script, name its interpreter"),
+    }
 }
 
 /// Whether a file with a jemalloc in it has one that was built with profiling.
@@ -113,7 +129,13 @@ fn without_jemalloc(own: Own, what: &str) -> anyhow::Result<String> {
             ));
             Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
         }
-        Own::Nothing => Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}")),
+        Own::Nothing => {
+            output::note(&format!(
+                "{what} has no jemalloc, and needs none: `memprof activate` samples in its allocator's place; \
+                 this line is for jemalloc's own sampling"
+            ));
+            Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
+        }
         Own::Linked => Ok(format!("MALLOC_CONF={OPTIONS}")),
         Own::Variable(variable) => Err(coded(UNAVAILABLE, format!("{what} reads {variable}"))),
     }

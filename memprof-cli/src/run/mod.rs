@@ -20,6 +20,7 @@ use crate::output;
 pub(crate) use allocator::Wanted;
 use allocator::{Library, Profiler};
 use environment::{malloc_conf, preload};
+pub(crate) use program::interpreter;
 use program::{Place, Program};
 
 /// What the preloaded plugin acts on (memprof-host, `adapters::preload`).

@@ -136,7 +136,7 @@ fn has_capabilities(path: &Path) -> bool {
 }
 
 /// The program that runs a script.
-fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
+pub(crate) fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
     let line = bytes
         .strip_prefix(b"#!")?
         .split(|byte| *byte == b'\n')
@@ -147,6 +147,13 @@ fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
 }
 
 fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
+    if !bytes.starts_with(&elf::ELFMAG) {
+        let message = format!(
+            "{} is no ELF file; if it is a script, name its interpreter before it",
+            path.display()
+        );
+        return Err(coded(UNAVAILABLE, message));
+    }
     let failed = || format!("{} is no program of this machine", path.display());
     let elf = ElfFile64::<Endianness>::parse(bytes).with_context(failed)?;
     let is_dynamic = elf

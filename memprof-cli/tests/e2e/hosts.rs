@@ -1,5 +1,6 @@
 //! The main job on every host: activate, dump, and stock jeprof names the leak.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -275,6 +276,21 @@ fn malloc_conf_prints_what_each_program_reads() {
     check(
         "c_host",
         "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true,prof_active:false",
+    );
+    let script = nowhere.path().join("script");
+    let refused = |text: &str, expected: &str| {
+        fs::write(&script, text).unwrap();
+        let run =
+            crate::memprof::memprof(nowhere.path(), &["malloc-conf", script.to_str().unwrap()]);
+        assert!(run.exits(1).stderr.contains(expected), "{expected}");
+    };
+    refused(
+        "#! /bin/sh\n",
+        "is a script; name its interpreter: `memprof malloc-conf /bin/sh`",
+    );
+    refused(
+        "import time\n",
+        "is no ELF file; if it is a script, name its interpreter",
     );
     let host = Setup::of("c_host").start();
     let run = crate::memprof::memprof(nowhere.path(), &["malloc-conf", &host.pid().to_string()]);
