@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How many lines of its log a failure shows.
 const LOG_LINES: usize = 15;
 /// And how much of each.
-const LOG_COLUMNS: usize = 300;
+const LOG_COLUMNS: usize = 200;
 
 /// A running server.
 #[derive(Debug)]
@@ -174,6 +174,11 @@ impl Running {
             None => Ok(()),
             Some(status) => bail!("{} ended: {status}; {}", self.server.name, self.log()),
         }
+    }
+
+    /// An error with the end of the log behind it.
+    pub fn explain(&self, error: &anyhow::Error) -> anyhow::Error {
+        anyhow::anyhow!("{error:#}; {}", self.log())
     }
 
     /// The last lines of what it printed.

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::Candidate;
+use crate::socket_dir::lock::lock_path;
 
 /// The plugin's file, under whatever directory and prefix.
 const PLUGIN: [&[u8]; 2] = [b"memory_profile.so", b"memory_profile.so (deleted)"];
@@ -47,11 +48,14 @@ fn process(pid: u32) -> Option<Process> {
     // As the process sees them: it may be in a network namespace of its own.
     let table = fs::read_to_string(of.join("net/unix")).ok()?;
     let paths = table.lines().filter_map(|line| listening(line, &held));
-    let sockets = paths.map(|path| Candidate {
-        socket: seen_from_here(&of, Path::new(path)),
-        owner,
-        process: Some(pid),
-    });
+    let sockets = paths
+        .map(|path| seen_from_here(&of, Path::new(path)))
+        .filter(|socket| is_control_socket(socket))
+        .map(|socket| Candidate {
+            socket,
+            owner,
+            process: Some(pid),
+        });
     Some(Process {
         pid,
         sockets: sockets.collect(),
@@ -81,6 +85,12 @@ fn listening<'a>(line: &'a str, held: &HashSet<u64>) -> Option<&'a str> {
     let inode = columns[6].parse().ok()?;
     // `@` stands for the NUL of an abstract name, which has no file and no owner.
     (flags & LISTENS != 0 && held.contains(&inode) && !rest.starts_with('@')).then_some(rest)
+}
+
+/// Whether it has a lock beside it, as every control socket. A program listens at sockets of its own too,
+/// where a question of ours would be a command: kresd runs what it is sent.
+fn is_control_socket(socket: &Path) -> bool {
+    lock_path(socket).exists()
 }
 
 /// A path of a process's, which may have another root.
@@ -121,6 +131,17 @@ mod tests {
         assert_eq!(found(&HashSet::new()), 0);
         let own = format!("/proc/{}", std::process::id());
         assert_eq!(seen_from_here(Path::new(&own), &path), path);
+    }
+
+    #[test]
+    fn a_socket_of_the_program_s_own_is_asked_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let own = place.path().join("control");
+        let ours = place.path().join("7.sock");
+        let _listeners = [&own, &ours].map(|path| UnixListener::bind(path).unwrap());
+        let _lock = crate::socket_dir::lock::lock(&ours).unwrap();
+        assert!(!is_control_socket(&own));
+        assert!(is_control_socket(&ours));
     }
 
     #[test]
