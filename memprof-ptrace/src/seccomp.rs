@@ -6,15 +6,17 @@
 mod calls;
 mod filter;
 mod program;
+mod rseq;
 
 use nix::errno::Errno;
 
 pub use filter::filters;
 pub use program::{Answer, Call, Instruction, Unknown, answer};
+pub use rseq::Rseq;
 
 use crate::process::{Seccomp, Status};
 use crate::refusal::Refusal;
-use calls::{Need, OPTIONAL, REQUIRED};
+use calls::{Need, OPTIONAL, REQUIRED, RSEQ};
 
 /// Fails where a call that the plugin makes is answered so that it could not be loaded, or would end
 /// the process. The thread must be one that the caller has stopped by ptrace(2); a new thread that it
@@ -33,7 +35,7 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
         Errno::EACCES => Refusal::UnreadFilter,
         errno => Refusal::UnreadableFilter(errno.desc().to_owned()),
     })?;
-    match forbidden(&filters) {
+    match forbidden(&filters, rseq::rseq(thread)) {
         Ok(None) => Ok(()),
         Ok(Some(call)) => Err(Refusal::ForbiddenCall { call }),
         Err(error) => Err(Refusal::UnreadableFilter(error.to_string())),
@@ -44,8 +46,12 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// A filter asks what is not known before, or is none of seccomp(2)'s.
-pub fn forbidden(filters: &[Vec<Instruction>]) -> Result<Option<&'static str>, Unknown> {
-    for need in REQUIRED {
+pub fn forbidden(
+    filters: &[Vec<Instruction>],
+    rseq: Rseq,
+) -> Result<Option<&'static str>, Unknown> {
+    let rseq = (rseq == Rseq::Required).then_some(&RSEQ);
+    for need in REQUIRED.iter().chain(rseq) {
         if let Some(call) = missing(filters, need)? {
             return Ok(Some(call));
         }
@@ -110,7 +116,7 @@ mod tests {
     #[test]
     fn calls_that_a_filter_forbids() {
         let check = |calls: &[(libc::c_long, u32)], expected| {
-            let found = forbidden(&[filter(calls, ALLOW)]);
+            let found = forbidden(&[filter(calls, ALLOW)], Rseq::Required);
             assert_eq!(found, Ok(expected), "{calls:x?}");
         };
         check(&[], None);
@@ -135,13 +141,21 @@ mod tests {
             Some("clone"),
         );
         // A call that may fail, but not end the process.
-        check(&[(libc::SYS_rseq, errno(Errno::EPERM))], None);
+        check(&[(libc::SYS_prctl, errno(Errno::EPERM))], None);
         check(
-            &[(libc::SYS_rseq, libc::SECCOMP_RET_KILL_THREAD)],
-            Some("rseq"),
+            &[(libc::SYS_prctl, libc::SECCOMP_RET_KILL_THREAD)],
+            Some("prctl"),
         );
         // One that pretends to have succeeded.
         check(&[(libc::SYS_mmap, libc::SECCOMP_RET_ERRNO)], Some("mmap"));
+    }
+
+    /// glibc ends a process whose new thread cannot call what the one that made it could.
+    #[test]
+    fn rseq_must_not_fail_where_it_is_used() {
+        let filters = [filter(&[(libc::SYS_rseq, errno(Errno::EPERM))], ALLOW)];
+        assert_eq!(forbidden(&filters, Rseq::Required), Ok(Some("rseq")));
+        assert_eq!(forbidden(&filters, Rseq::Unused), Ok(None));
     }
 
     #[test]
@@ -150,20 +164,21 @@ mod tests {
             .iter()
             .flat_map(Need::calls)
             .chain(OPTIONAL)
+            .chain(RSEQ.calls())
             .collect();
         allowed.sort_by_key(|call| call.call.number);
         let all: Vec<_> = allowed
             .iter()
             .map(|call| (libc::c_long::from(call.call.number), ALLOW))
             .collect();
-        assert_eq!(forbidden(&[filter(&all, KILL)]), Ok(None));
+        assert_eq!(forbidden(&[filter(&all, KILL)], Rseq::Required), Ok(None));
         // Nobody calls clone where there is clone3.
         for call in allowed.iter().filter(|call| call.name != "clone") {
             let others = all
                 .iter()
                 .filter(|(number, _)| *number as u32 != call.call.number);
             let others: Vec<_> = others.copied().collect();
-            let found = forbidden(&[filter(&others, KILL)]);
+            let found = forbidden(&[filter(&others, KILL)], Rseq::Required);
             assert_eq!(found, Ok(Some(call.name)));
         }
     }
@@ -173,7 +188,7 @@ mod tests {
         let kills = filter(&[(libc::SYS_socket, KILL)], ALLOW);
         let fails = filter(&[(libc::SYS_socket, errno(Errno::EPERM))], ALLOW);
         for filters in [[kills.clone(), fails.clone()], [fails, kills]] {
-            assert_eq!(forbidden(&filters), Ok(Some("socket")));
+            assert_eq!(forbidden(&filters, Rseq::Required), Ok(Some("socket")));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The system calls of a process that memprof was attached to: what `strace -f` shows of the threads of
-//! ours while the plugin is loaded, is sent every message, and is taken out again. What a dump needs
-//! beside these, memprof-core tries out in a child before it dumps.
+//! The system calls of a process that memprof was attached to: what threads of ours call while the plugin
+//! is loaded, is sent every message, dumps, and is taken out again. memprof-cli's tests attach to a process
+//! whose filter kills for every other call.
 
 use libc::c_long;
 
@@ -125,25 +125,38 @@ pub(super) const REQUIRED: &[Need] = &[
     one("sendmsg", libc::SYS_sendmsg, [0; 4]),
 ];
 
+/// What each thread of glibc's begins with, where it uses that at all.
+pub(super) const RSEQ: Need = one("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);
+
 /// What is made too, and may fail: something else is done then, or done without.
 pub(super) const OPTIONAL: &[Named] = &[
+    named("brk", libc::SYS_brk, [0; 4]),
     named("capset", libc::SYS_capset, [0; 4]),
     named("clock_nanosleep", libc::SYS_clock_nanosleep, [1, 0, 0, 0]),
     named("connect", libc::SYS_connect, [0; 4]),
+    named("exit_group", libc::SYS_exit_group, [0; 4]),
     named("faccessat2", libc::SYS_faccessat2, [HERE, 0, 0, 0]),
+    named("fallocate", libc::SYS_fallocate, [0; 4]),
+    named("fchmod", libc::SYS_fchmod, [0, 0o600, 0, 0]),
     named("flock", libc::SYS_flock, [0, 6, 0, 0]),
     named("fstat", libc::SYS_fstat, [0; 4]),
+    named("fstatfs", libc::SYS_fstatfs, [0; 4]),
+    named("fsync", libc::SYS_fsync, [0; 4]),
+    named("ftruncate", libc::SYS_ftruncate, [0; 4]),
     named("getdents64", libc::SYS_getdents64, [0; 4]),
     named("getrandom", libc::SYS_getrandom, [0; 4]),
     named("getsockname", libc::SYS_getsockname, [0; 4]),
     named("gettid", libc::SYS_gettid, [0; 4]),
+    named("linkat", libc::SYS_linkat, [0; 4]),
     named("lseek", libc::SYS_lseek, [0; 4]),
     named(
         "madvise",
         libc::SYS_madvise,
         [0, 4096, libc::MADV_DONTNEED as c_long, 0],
     ),
+    named("memfd_create", libc::SYS_memfd_create, [0, 1, 0, 0]),
     named("mkdir", libc::SYS_mkdir, [0, 0o700, 0, 0]),
+    named("nanosleep", libc::SYS_nanosleep, [0; 4]),
     named("newfstatat", libc::SYS_newfstatat, [HERE, 0, 0, 0]),
     named("open", libc::SYS_open, [0, FILE, 0, 0]),
     named(
@@ -151,13 +164,18 @@ pub(super) const OPTIONAL: &[Named] = &[
         libc::SYS_prctl,
         [libc::PR_SET_NAME as c_long, 0, 0, 0],
     ),
+    named("prlimit64", libc::SYS_prlimit64, [0; 4]),
     named("readlink", libc::SYS_readlink, [0; 4]),
+    named("renameat2", libc::SYS_renameat2, [0; 4]),
     named("restart_syscall", libc::SYS_restart_syscall, [0; 4]),
-    named("rseq", libc::SYS_rseq, [0, 32, 0, 0]),
+    named("rt_sigaction", libc::SYS_rt_sigaction, [0, 0, 0, 8]),
     named("sched_yield", libc::SYS_sched_yield, [0; 4]),
     named("shutdown", libc::SYS_shutdown, [0, 2, 0, 0]),
     named("statx", libc::SYS_statx, [HERE, 0, 0, 0]),
     named("tgkill", libc::SYS_tgkill, [0; 4]),
+    named("uname", libc::SYS_uname, [0; 4]),
     named("unlink", libc::SYS_unlink, [0; 4]),
+    named("unlinkat", libc::SYS_unlinkat, [HERE, 0, 0, 0]),
+    named("wait4", libc::SYS_wait4, [0; 4]),
     named("write", libc::SYS_write, [0; 4]),
 ];

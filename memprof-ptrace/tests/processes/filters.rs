@@ -254,7 +254,24 @@ fn filters_of_a_stopped_thread() {
     check(libc::SYS_clone3, errno(Errno::ENOSYS), None);
     check(libc::SYS_socket, errno(Errno::EPERM), Some("socket"));
     check(libc::SYS_prctl, errno(Errno::EPERM), None);
+    check(libc::SYS_rseq, errno(Errno::EPERM), Some("rseq"));
     check(libc::SYS_memfd_create, errno(Errno::EPERM), None);
+}
+
+/// Under a filter from its start on, as old container runtimes have it, a program goes without rseq, and
+/// so do its new threads.
+#[test]
+fn rseq_is_not_asked_of_a_thread_without() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let mut command = Target::command();
+    let mut target = Target::of(command.arg("filter-and-execute").args([
+        libc::SYS_rseq.to_string(),
+        (libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32).to_string(),
+    ]));
+    assert_eq!(stopped(&target, || require_calls(target.pid)), Ok(()));
+    target.is_unharmed();
 }
 
 #[test]
