@@ -5,14 +5,21 @@
 
 mod caller;
 mod directory;
+pub mod errand;
 mod examine;
 mod freezer;
+pub mod image;
 pub mod maps;
+pub mod memory;
 pub mod process;
 pub mod program;
 mod refusal;
+pub mod restart;
 pub mod seccomp;
+pub mod state;
+pub mod stop;
 mod survey;
+pub mod threads;
 
 pub use examine::{Examined, examine};
 pub use refusal::{Denial, Refusal};

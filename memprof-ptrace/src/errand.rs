@@ -1,0 +1,283 @@
+//! Calls that another process's thread makes, after which it finds its way home alone.
+//!
+//! What a signal handler leaves behind is written for it: one signal frame for each call, the last one
+//! with the thread's own registers. `ret` of what is called leads to libc's `rt_sigreturn(2)`, which
+//! loads the next frame. So nobody needs to hold the thread, or to be there when it is done: whoever
+//! wrote the frames may be killed at any moment.
+
+use libc::user_regs_struct;
+
+use crate::state::State;
+
+/// From one frame to the next: a return address and `struct ucontext`, which are 312 bytes, and what
+/// keeps the stack at the same place modulo 16.
+const STEP: u64 = 320;
+/// In `uc_link`, which the kernel does not read: tells a frame of ours.
+const LINK: u64 = u64::from_be_bytes(*b"memprof\0");
+/// Which word of a frame holds the segments, and what is in it for code of 64 bits.
+const SEGMENTS: usize = 24;
+const USER_CODE: u64 = 0x33;
+/// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS` (asm/ucontext.h).
+const FLAGS: u64 = 7;
+/// No mode of sigaltstack(2): the kernel then leaves the thread's alternative stack as it is.
+const NO_STACK_MODE: u32 = 0x7fff_fff0;
+/// What an ABI promises to leave alone below the stack pointer.
+const RED_ZONE: u64 = 128;
+/// Direction and trap flags, which no function is to be called with.
+const UNWANTED_FLAGS: u64 = 1 << 10 | 1 << 8;
+
+/// Instructions of libc that lead from call to call.
+#[derive(Clone, Copy, Debug)]
+pub struct Gadgets {
+    /// `mov $15,%rax; syscall`: libc's own return from signal handlers.
+    pub restorer: u64,
+    /// `syscall; ret`.
+    pub system_call: u64,
+}
+
+/// Bytes of [`Gadgets::restorer`].
+pub const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+/// Bytes of [`Gadgets::system_call`].
+pub const SYSTEM_CALL: [u8; 3] = [0x0f, 0x05, 0xc3];
+
+/// One call.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    /// A system call: its number, and its arguments.
+    System(i64, [u64; 6]),
+    /// A function of the C ABI: its address, and its arguments.
+    Function(u64, [u64; 4]),
+}
+
+/// A thread as it was.
+#[derive(Debug)]
+pub struct Home<'a> {
+    /// Its registers, with which it goes on.
+    pub registers: user_regs_struct,
+    /// Its vectors.
+    pub state: &'a State,
+    /// The signals that it blocks.
+    pub blocked: u64,
+}
+
+/// What is to be written where, and how the thread begins.
+#[derive(Debug)]
+pub struct Errand {
+    /// Addresses and what goes there.
+    pub writes: Vec<(u64, Vec<u8>)>,
+    /// The registers to begin with.
+    pub registers: user_regs_struct,
+}
+
+/// Where the frames go.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// Right below this address: the frame that leads home, and the vectors.
+    pub home: u64,
+    /// Right below this address: a frame for each call, and the stack of functions. `None`: below the
+    /// frame that leads home; then the calls must be system calls.
+    pub calls: Option<u64>,
+}
+
+/// How many bytes are needed at [`Places::home`] where that many calls lie there too.
+pub fn length(calls: usize, home: &Home<'_>) -> u64 {
+    // Both alignments.
+    STEP * (calls as u64 + 1) + home.state.for_frame().len() as u64 + 64 + 16
+}
+
+/// The highest address at which an errand may end on a stack: below the red zone.
+pub fn end_on_stack(home: &Home<'_>) -> u64 {
+    home.registers.rsp - RED_ZONE
+}
+
+/// The frames that make `calls` and then lead home. Meanwhile the thread blocks `blocked`.
+pub fn errand(
+    calls: &[Call],
+    places: Places,
+    blocked: u64,
+    gadgets: Gadgets,
+    home: &Home<'_>,
+) -> Errand {
+    let state = home.state.for_frame();
+    let vectors = (places.home - state.len() as u64) & !63;
+    // A function expects its return address at 8 modulo 16.
+    let last = below(vectors, 1);
+    let first = below(places.calls.unwrap_or(last + 8), calls.len() as u64);
+    let at = |index: usize| match index {
+        index if index == calls.len() => last,
+        index => first + STEP * index as u64,
+    };
+    let mut writes = vec![(vectors, state)];
+    for (index, call) in calls.iter().enumerate() {
+        let mut registers = home.registers;
+        call.load(&mut registers, gadgets);
+        registers.rsp = at(index + 1);
+        registers.eflags &= !UNWANTED_FLAGS;
+        // Without vectors: in the state that functions are called with.
+        let frame = frame(&registers, blocked, 0, gadgets);
+        writes.push((at(index), frame));
+    }
+    writes.push((last, frame(&home.registers, home.blocked, vectors, gadgets)));
+    let mut registers = home.registers;
+    registers.rip = gadgets.restorer;
+    registers.rsp = at(0) + 8;
+    registers.orig_rax = u64::MAX;
+    registers.eflags &= !UNWANTED_FLAGS;
+    Errand { writes, registers }
+}
+
+/// The lowest of so many frames below an address.
+fn below(end: u64, frames: u64) -> u64 {
+    ((end - STEP * frames) & !15) - 8
+}
+
+/// Whether the words of a stack, from one on, are the frame of a signal handler, and not of an errand.
+/// The thread may have interrupted anything then.
+pub fn is_handler(words: &[u64], restorer: u64) -> bool {
+    words[0] == restorer
+        && words
+            .get(SEGMENTS)
+            .is_some_and(|word| word & 0xffff == USER_CODE)
+        && words[1] <= FLAGS
+        && words[2] != LINK
+}
+
+/// `struct rt_sigframe`, as far as `rt_sigreturn(2)` reads it (asm/sigframe.h, asm/sigcontext.h).
+fn frame(registers: &user_regs_struct, blocked: u64, vectors: u64, gadgets: Gadgets) -> Vec<u8> {
+    let r = registers;
+    let segments = r.cs & 0xffff | (r.ss & 0xffff) << 48;
+    let [alternative_stack, its_mode, its_size] = [0, u64::from(NO_STACK_MODE), 0];
+    let mut words = vec![gadgets.restorer, FLAGS, LINK];
+    words.extend([alternative_stack, its_mode, its_size]);
+    words.extend([
+        r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, r.rdi, r.rsi, r.rbp, r.rbx, r.rdx,
+        r.rax, r.rcx, r.rsp, r.rip, r.eflags, segments,
+    ]);
+    let [error, trap, old_mask, fault] = [0; 4];
+    words.extend([error, trap, old_mask, fault, vectors]);
+    words.extend([0; 8]);
+    words.push(blocked);
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+impl Call {
+    fn load(self, registers: &mut user_regs_struct, gadgets: Gadgets) {
+        match self {
+            Self::System(number, [rdi, rsi, rdx, r10, r8, r9]) => {
+                registers.rip = gadgets.system_call;
+                registers.rax = number as u64;
+                (registers.rdi, registers.rsi, registers.rdx) = (rdi, rsi, rdx);
+                (registers.r10, registers.r8, registers.r9) = (r10, r8, r9);
+            }
+            Self::Function(address, [rdi, rsi, rdx, rcx]) => {
+                registers.rip = address;
+                registers.rax = 0;
+                (registers.rdi, registers.rsi, registers.rdx) = (rdi, rsi, rdx);
+                registers.rcx = rcx;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GADGETS: Gadgets = Gadgets {
+        restorer: 0x1111,
+        system_call: 0x2222,
+    };
+
+    fn with_home<T>(work: impl FnOnce(&Home<'_>) -> T) -> T {
+        // SAFETY: a struct of numbers.
+        #[expect(unsafe_code, reason = "libc has no default for it")]
+        let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
+        (registers.cs, registers.ss) = (0x33, 0x2b);
+        (registers.rip, registers.rsp) = (0x4444, 0x9000_0000);
+        let state = State::new(vec![0; 832]).unwrap();
+        work(&Home {
+            registers,
+            state: &state,
+            blocked: 0x77,
+        })
+    }
+
+    fn words(errand: &Errand, address: u64) -> Vec<u64> {
+        let at = |(start, _): &&(u64, Vec<u8>)| *start == address;
+        let (_, bytes) = errand.writes.iter().find(at).unwrap();
+        let words = bytes.chunks_exact(8);
+        words
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn each_call_returns_into_the_next_frame_and_the_last_one_home() {
+        with_home(|home| {
+            let calls = [
+                Call::System(9, [1, 2, 3, 4, 5, 6]),
+                Call::System(11, [0; 6]),
+            ];
+            let end = end_on_stack(home);
+            let places = Places {
+                home: end,
+                calls: None,
+            };
+            let errand = errand(&calls, places, 0x55, GADGETS, home);
+            assert_eq!(errand.registers.rip, GADGETS.restorer);
+            let mut frame = errand.registers.rsp - 8;
+            let lowest = errand.writes.iter().map(|(at, _)| *at).min().unwrap();
+            assert_eq!(frame, lowest);
+            assert!(end - lowest <= length(2, home), "{}", end - lowest);
+            for (number, rip, blocked) in [(9, 0x2222, 0x55), (11, 0x2222, 0x55), (0, 0x4444, 0x77)]
+            {
+                assert_eq!(frame % 16, 8);
+                let words = words(&errand, frame);
+                assert_eq!(words.len(), 39);
+                assert_eq!(
+                    (words[0], words[19], words[22]),
+                    (GADGETS.restorer, number, rip)
+                );
+                assert_eq!((words[24], words[38]), (0x2b << 48 | 0x33, blocked));
+                assert!(!is_handler(&words, GADGETS.restorer));
+                frame = words[21];
+            }
+            assert_eq!(frame, home.registers.rsp);
+        });
+    }
+
+    #[test]
+    fn functions_have_a_stack_of_their_own() {
+        with_home(|home| {
+            let calls = [
+                Call::Function(0x3333, [7, 0, 0, 0]),
+                Call::System(11, [0; 6]),
+            ];
+            let stack = 0x5000_0000;
+            let places = Places {
+                home: end_on_stack(home),
+                calls: Some(stack),
+            };
+            let errand = errand(&calls, places, 0, GADGETS, home);
+            let function = words(&errand, errand.registers.rsp - 8);
+            assert_eq!((function[22], function[14]), (0x3333, 7));
+            // Its own frame lies below its stack, where it is not needed any more.
+            let back = function[21];
+            assert!(back > errand.registers.rsp && back + STEP <= stack);
+            let home_frame = words(&errand, back)[21];
+            assert!(home_frame > 0x8000_0000);
+            assert_eq!(words(&errand, home_frame)[21], home.registers.rsp);
+        });
+    }
+
+    #[test]
+    fn a_handler_s_frame_is_told_from_others() {
+        let mut words = vec![0; 40];
+        (words[0], words[1], words[24]) = (0x1111, 7, 0x002b_0000_0000_0033);
+        assert!(is_handler(&words, 0x1111));
+        assert!(!is_handler(&words, 0x1112));
+        assert!(!is_handler(&words[..20], 0x1111));
+        words[2] = LINK;
+        assert!(!is_handler(&words, 0x1111));
+    }
+}

@@ -1,0 +1,139 @@
+//! A library as it lies in another process's memory: right also where its file was replaced, or lies
+//! in another mount namespace.
+
+use std::io;
+
+use crate::memory::Memory;
+
+const PT_DYNAMIC: u32 = 2;
+const DT_NULL: u64 = 0;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_STRSZ: u64 = 10;
+
+/// Of one symbol (`Elf64_Sym`), in bytes.
+const SYMBOL: usize = 24;
+/// More than libc's by far: a table that says more is none.
+const TABLE_LIMIT: u64 = 16 << 20;
+
+/// The dynamic symbols of a library.
+#[derive(Debug)]
+pub struct Image {
+    base: u64,
+    symbols: Vec<u8>,
+    names: Vec<u8>,
+}
+
+impl Image {
+    /// Reads the symbols of the library whose first byte lies at `base`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no ELF file of 64 bits with dynamic symbols.
+    pub fn read(memory: &Memory, base: u64) -> io::Result<Self> {
+        let header: [u8; 64] = memory.bytes(base)?;
+        if header[..5] != *b"\x7fELF\x02" {
+            return Err(malformed("no ELF file of 64 bits"));
+        }
+        let segments = base.wrapping_add(word(&header, 32));
+        let count = u64::from(half(&header, 56));
+        let mut dynamic = None;
+        for at in 0..count {
+            let segment: [u8; 56] = memory.bytes(segments.wrapping_add(at * 56))?;
+            if int(&segment, 0) == PT_DYNAMIC {
+                dynamic = Some(base.wrapping_add(word(&segment, 16)));
+            }
+        }
+        let mut at = dynamic.ok_or_else(|| malformed("no dynamic section"))?;
+        let (mut symbols, mut names, mut size) = (0, 0, 0);
+        loop {
+            let entry: [u8; 16] = memory.bytes(at)?;
+            let value = word(&entry, 8);
+            // Where the loader has relocated it, an address; else an offset, as in the vDSO.
+            let address = if value < base { base + value } else { value };
+            match word(&entry, 0) {
+                DT_NULL => break,
+                DT_SYMTAB => symbols = address,
+                DT_STRTAB => names = address,
+                DT_STRSZ => size = value,
+                _ => {}
+            }
+            at += 16;
+        }
+        // Every linker in use puts the names right behind the symbols, whose number is told nowhere else.
+        let length = names
+            .checked_sub(symbols)
+            .filter(|length| *length < TABLE_LIMIT);
+        let length = length.filter(|_| size < TABLE_LIMIT);
+        let length = length.ok_or_else(|| malformed("its symbols lie behind their names"))?;
+        let mut image = Self {
+            base,
+            symbols: vec![0; length as usize],
+            names: vec![0; size as usize],
+        };
+        memory.read(symbols, &mut image.symbols)?;
+        memory.read(names, &mut image.names)?;
+        Ok(image)
+    }
+
+    /// The address of a symbol that the library defines.
+    pub fn symbol(&self, name: &str) -> Option<u64> {
+        let is_called = |symbol: &&[u8]| {
+            let is_defined = half(symbol, 6) != 0;
+            let rest = self.names.get(int(symbol, 0) as usize..);
+            let rest = rest.and_then(|rest| rest.strip_prefix(name.as_bytes()));
+            is_defined && rest.is_some_and(|rest| rest.first() == Some(&0))
+        };
+        let found = self.symbols.chunks_exact(SYMBOL).find(is_called)?;
+        Some(self.base.wrapping_add(word(found, 8)))
+    }
+}
+
+fn malformed(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+fn half(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn int(bytes: &[u8], at: usize) -> u32 {
+    let bytes = bytes[at..at + 4].try_into();
+    u32::from_le_bytes(bytes.expect("four bytes"))
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let bytes = bytes[at..at + 8].try_into();
+    u64::from_le_bytes(bytes.expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::maps::mappings;
+
+    fn base_of(name: &[u8]) -> u64 {
+        let maps = std::fs::read("/proc/self/maps").unwrap();
+        let first = mappings(&maps).find(|mapping| mapping.file_name() == name);
+        first.unwrap().range.start
+    }
+
+    #[test]
+    fn libc_s_functions_are_where_the_loader_says() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let libc = Image::read(&memory, base_of(b"libc.so.6")).unwrap();
+        let here = libc::pthread_create as *const () as u64;
+        assert_eq!(libc.symbol("pthread_create"), Some(here));
+        assert_eq!(libc.symbol("no_such_function"), None);
+        // A prefix of others.
+        assert_eq!(libc.symbol("pthread_"), None);
+    }
+
+    #[test]
+    fn what_is_no_library_is_refused() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let bytes = [0_u64; 16];
+        let error = Image::read(&memory, bytes.as_ptr() as u64).unwrap_err();
+        assert_eq!(error.to_string(), "no ELF file of 64 bits");
+        assert!(Image::read(&memory, 0x10).is_err());
+    }
+}

@@ -1,0 +1,58 @@
+//! The memory of another process, by /proc/PID/mem.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// An open /proc/PID/mem. It stays that of the process that had the number when it was opened.
+#[derive(Debug)]
+pub struct Memory(File);
+
+impl Memory {
+    /// Opens it for reading and writing.
+    ///
+    /// # Errors
+    /// There is no such process; ptrace(2) would not be allowed either.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        let mut options = File::options();
+        let opened = options
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{pid}/mem"));
+        opened.map(Self)
+    }
+
+    /// Reads `buffer.len()` bytes.
+    ///
+    /// # Errors
+    /// A part is not mapped; the process has ended.
+    pub fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(buffer, address)
+    }
+
+    /// Reads an array of bytes.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn bytes<const N: usize>(&self, address: u64) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read(address, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads one number.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn word(&self, address: u64) -> io::Result<u64> {
+        self.bytes(address).map(u64::from_le_bytes)
+    }
+
+    /// Writes, also where the process itself may not, as a debugger does.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); what is shared with a file is not written against its protection.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, address)
+    }
+}

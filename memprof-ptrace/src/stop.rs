@@ -1,0 +1,213 @@
+//! A thread of another process, stopped. Nothing is written before all was looked at, so that it goes
+//! on as if nothing had been, should this program be killed.
+#![expect(unsafe_code, reason = "ptrace(2), whose arguments are bare numbers")]
+
+use std::io;
+use std::mem;
+use std::ptr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libc::{c_long, c_void, iovec, pid_t, user_regs_struct};
+
+use crate::state::State;
+
+/// Longer than any wait that a thread can be woken from.
+const PATIENCE: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_micros(20);
+
+const NT_X86_XSTATE: usize = 0x202;
+/// What a kernel may write: AMX's tiles are 8 KiB of it.
+const STATE_LIMIT: usize = 64 << 10;
+
+/// The kernel's signals, of 64 bits.
+const SIGNALS: usize = 8;
+
+/// A thread that stands still until it is let go, or this thread of ours ends.
+#[derive(Debug)]
+pub struct Stopped {
+    tid: pid_t,
+    since: Instant,
+    /// The signal that was about to be delivered to it.
+    signal: i32,
+    is_held: bool,
+}
+
+/// Why a thread does not stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotStopped {
+    /// It has ended.
+    Ended,
+    /// ptrace(2) was refused, with this errno.
+    Refused(i32),
+    /// It sleeps where nothing wakes it (state D). It is let go when this thread of ours ends.
+    Uninterruptible,
+}
+
+impl Stopped {
+    /// Stops a thread, wherever it is.
+    ///
+    /// # Errors
+    /// Why it does not stop.
+    pub fn interrupt(tid: u32) -> Result<Self, NotStopped> {
+        let tid = tid as pid_t;
+        let refused = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ESRCH) => NotStopped::Ended,
+            code => NotStopped::Refused(code.unwrap_or_default()),
+        };
+        request(libc::PTRACE_SEIZE, tid, 0, 0).map_err(refused)?;
+        let since = Instant::now();
+        request(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(refused)?;
+        let status = wait(tid, since + PATIENCE)?;
+        // An event is in the upper half: then it is our own stop, or one of the whole process.
+        let is_signal = status >> 16 == 0;
+        Ok(Self {
+            tid,
+            since,
+            signal: if is_signal { libc::WSTOPSIG(status) } else { 0 },
+            is_held: true,
+        })
+    }
+
+    /// The signal that it is about to take. It can only be let go then.
+    pub fn signal(&self) -> Option<i32> {
+        (self.signal != 0).then_some(self.signal)
+    }
+
+    /// Since when it stands still.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Its registers.
+    ///
+    /// # Errors
+    /// It was killed meanwhile.
+    pub fn registers(&self) -> io::Result<user_regs_struct> {
+        // SAFETY: a struct of numbers.
+        let mut registers: user_regs_struct = unsafe { mem::zeroed() };
+        let place = &raw mut registers;
+        request(libc::PTRACE_GETREGS, self.tid, 0, place as usize)?;
+        Ok(registers)
+    }
+
+    /// Its floating-point and vector registers.
+    ///
+    /// # Errors
+    /// It was killed meanwhile.
+    pub fn state(&self) -> io::Result<State> {
+        let mut bytes = vec![0_u8; STATE_LIMIT];
+        let mut place = iovec {
+            iov_base: bytes.as_mut_ptr().cast::<c_void>(),
+            iov_len: bytes.len(),
+        };
+        let place = &raw mut place;
+        request(
+            libc::PTRACE_GETREGSET,
+            self.tid,
+            NT_X86_XSTATE,
+            place as usize,
+        )?;
+        // SAFETY: ours; the kernel has set the length.
+        bytes.truncate(unsafe { (*place).iov_len });
+        State::new(bytes)
+    }
+
+    /// The signals that it blocks; where its call blocks others for a while, those that it blocks
+    /// afterwards.
+    ///
+    /// # Errors
+    /// It was killed meanwhile.
+    pub fn blocked(&self) -> io::Result<u64> {
+        let mut mask = 0_u64;
+        let place = &raw mut mask;
+        request(libc::PTRACE_GETSIGMASK, self.tid, SIGNALS, place as usize)?;
+        Ok(mask)
+    }
+
+    /// Lets it go with other registers and every signal blocked. Nothing is left to be done by
+    /// anybody: the registers must lead it into `rt_sigreturn(2)`, which says what it blocks from then on.
+    ///
+    /// # Errors
+    /// It was killed meanwhile.
+    pub fn leave_to(mut self, registers: &user_regs_struct) -> io::Result<()> {
+        let place = ptr::from_ref(registers) as usize;
+        request(libc::PTRACE_SETREGS, self.tid, 0, place)?;
+        // Behind the registers: killed in between, we leave a thread that unblocks what it should.
+        let all = u64::MAX;
+        let place = &raw const all;
+        request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)?;
+        self.is_held = false;
+        request(libc::PTRACE_DETACH, self.tid, 0, 0)
+    }
+
+    /// Lets it go with these registers, and with the signal that it was about to take.
+    ///
+    /// # Errors
+    /// It was killed meanwhile.
+    pub fn go_on(self, registers: &user_regs_struct) -> io::Result<()> {
+        let place = ptr::from_ref(registers) as usize;
+        request(libc::PTRACE_SETREGS, self.tid, 0, place).map(drop)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if self.is_held {
+            // It fails for a thread that was killed, which is nothing to us.
+            let _ = request(libc::PTRACE_DETACH, self.tid, 0, self.signal as usize);
+        }
+    }
+}
+
+fn wait(tid: pid_t, until: Instant) -> Result<i32, NotStopped> {
+    loop {
+        let mut status = 0;
+        // SAFETY: waitpid(2) fills the status.
+        let waited = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
+        match waited {
+            0 if Instant::now() > until => return Err(NotStopped::Uninterruptible),
+            0 => thread::sleep(LOOK_AGAIN),
+            found if found == tid && libc::WIFSTOPPED(status) => return Ok(status),
+            _ => return Err(NotStopped::Ended),
+        }
+    }
+}
+
+fn request(what: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: ptrace(2): each caller passes what its request reads or fills, which lives until then.
+    let done: c_long = unsafe { libc::ptrace(what, tid, address, data) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_thread_stops_and_goes_on() {
+        let mut cat = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let stopped = Stopped::interrupt(cat.id()).unwrap();
+        assert_eq!(stopped.signal(), None);
+        let registers = stopped.registers().unwrap();
+        assert!(registers.rsp > 0x1000, "{:x}", registers.rsp);
+        assert_eq!(stopped.blocked().unwrap(), 0);
+        assert!(stopped.state().unwrap().for_frame().len() > 576);
+        let traced = Stopped::interrupt(cat.id()).unwrap_err();
+        assert_eq!(traced, NotStopped::Refused(libc::EPERM));
+        drop(stopped);
+        drop(cat.stdin.take());
+        assert!(cat.wait().unwrap().success());
+        let ended = Stopped::interrupt(cat.id()).unwrap_err();
+        assert_eq!(ended, NotStopped::Ended);
+    }
+}

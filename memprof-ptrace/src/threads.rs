@@ -1,0 +1,102 @@
+//! The threads of a process, and the system call in which each of them waits.
+
+use std::fs;
+use std::io;
+
+/// A thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// Its number, as gettid(2) gives it.
+    pub tid: u32,
+    /// The call in which it sleeps; `None` while it runs.
+    pub call: Option<SystemCall>,
+}
+
+/// A system call in which a thread sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemCall {
+    /// Which, as in `asm/unistd_64.h`.
+    pub number: i64,
+    /// What it was called with.
+    pub arguments: [u64; 6],
+    /// The stack pointer.
+    pub stack: u64,
+    /// The address behind the `syscall` instruction.
+    pub instruction: u64,
+}
+
+/// The threads of a process.
+///
+/// # Errors
+/// The process has ended, or is not for this user to look into.
+pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
+    let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let thread = |tid| Thread {
+        tid,
+        call: system_call(pid, tid),
+    };
+    Ok(tids.map(thread).collect())
+}
+
+/// The call in which a thread sleeps; `None` while it runs, and where it has ended.
+pub fn system_call(pid: u32, tid: u32) -> Option<SystemCall> {
+    let line = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall"));
+    parse(&line.ok()?)
+}
+
+/// `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c`: number, arguments, stack,
+/// instruction; `running`; `-1 0x7ffd1f28 0x7f5c0e1c` for one that sleeps elsewhere.
+fn parse(line: &str) -> Option<SystemCall> {
+    let mut words = line.split_whitespace();
+    let number = words.next()?.parse().ok()?;
+    let mut next = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+    let mut arguments = [0; 6];
+    for argument in &mut arguments {
+        *argument = next()?;
+    }
+    Some(SystemCall {
+        number,
+        arguments,
+        stack: next()?,
+        instruction: next()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel() {
+        let call = parse("232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x5 0x7ffd1f28 0x7f5c0e1c\n");
+        let expected = SystemCall {
+            number: 232,
+            arguments: [4, 0x7ffd, 0x20, 0xffff_ffff, 0, 5],
+            stack: 0x7ffd_1f28,
+            instruction: 0x7f5c_0e1c,
+        };
+        assert_eq!(call, Some(expected));
+        assert_eq!(parse("running\n"), None);
+        assert_eq!(parse("-1 0x7ffd1f28 0x7f5c0e1c\n"), None);
+    }
+
+    #[test]
+    fn a_thread_that_reads_is_seen_to() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let waits = std::thread::spawn(move || {
+            std::io::Read::read(&mut { reader }, &mut [0]).unwrap();
+        });
+        let own = std::process::id();
+        let reads = |thread: &Thread| {
+            thread
+                .call
+                .is_some_and(|call| call.number == libc::SYS_read)
+        };
+        while !threads(own).unwrap().iter().any(reads) {
+            std::thread::yield_now();
+        }
+        drop(_writer);
+        waits.join().unwrap();
+    }
+}
