@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::attach::AttachArgs;
 use crate::completion;
+use crate::detach::DetachArgs;
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
@@ -30,6 +32,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Run a program with the plugin preloaded; it keeps its own allocator.
     Run(Run),
+    Attach(AttachArgs),
+    Detach(DetachArgs),
     /// List the hosts that are running.
     Ps {
         /// Also list the processes that could be attached to, by resident memory, and why others cannot

@@ -23,6 +23,17 @@ const COMMANDS: &[Help] = &[
         ],
     },
     Help {
+        command: "attach",
+        examples: &[
+            "memprof attach 4711 && memprof activate -t 4711",
+            "memprof attach 4711 --for 10m dump_dir=/var/tmp/dumps keep.count=3",
+        ],
+    },
+    Help {
+        command: "detach",
+        examples: &["memprof detach 4711", "memprof detach --tree 4711"],
+    },
+    Help {
         command: "ps",
         examples: &[
             "memprof ps",

@@ -5,9 +5,11 @@
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod args;
+mod attach;
 mod browser;
 mod check;
 mod completion;
+mod detach;
 mod exit;
 mod heap;
 mod help;
@@ -51,6 +53,8 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Outcome {
     match command {
         Command::Run(command) => run::run(&command),
+        Command::Attach(args) => attach::run(&args),
+        Command::Detach(args) => detach::run(&args),
         Command::Ps { all, json } => ps::run(all, json),
         Command::Msg(send)
         | Command::Plugin {

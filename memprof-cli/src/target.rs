@@ -11,8 +11,8 @@ use crate::args::To;
 use crate::exit::{UNREACHABLE, USAGE, coded};
 
 /// What to do where there is no host at all.
-pub(crate) const NEXT: &str = "start a program with `memprof run -- PROGRAM`, or load \
-    memory_profile.so into it; another user's host is reached as that user or as root";
+pub(crate) const NEXT: &str = "`memprof attach PID` makes a host of a running process, and \
+    `memprof run -- PROGRAM` of a new one; another user's host is reached as that user or as root";
 
 /// The host that the arguments name, with the timeout that they give.
 pub(crate) fn connect_to(to: &To) -> anyhow::Result<Client> {
@@ -127,10 +127,9 @@ fn missing(target: &str, running: &str, unreached: &[Unreached]) -> String {
             };
             format!("{pid} ({name}) belongs to {owner}: run memprof as that user, or as root")
         }
-        None => format!(
-            "{pid} ({name}) runs without the plugin: start it with `memprof run -- PROGRAM`, or \
-             load memory_profile.so into it"
-        ),
+        None => {
+            format!("{pid} ({name}) runs without the plugin: `memprof attach {pid}` puts it there")
+        }
     }
 }
 
@@ -227,11 +226,8 @@ mod tests {
             let error = choose(vec![], unreached, Some(&own.to_string())).unwrap_err();
             assert_eq!(error.to_string(), format!("{own} ({name}) {expected}"));
         };
-        check(
-            &[],
-            "runs without the plugin: start it with `memprof run -- PROGRAM`, or load \
-             memory_profile.so into it",
-        );
+        let remedy = format!("runs without the plugin: `memprof attach {own}` puts it there");
+        check(&[], &remedy);
         let silent = Unreached {
             pid: Some(own),
             place: "/run/h.sock".into(),

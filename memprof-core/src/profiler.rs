@@ -1,5 +1,6 @@
 //! The profiler of one process: the messages' meaning, over all its allocators.
 
+mod detaching;
 pub(crate) mod dump;
 mod dumper;
 mod dumping;
@@ -76,6 +77,8 @@ pub struct Profiler {
     started: SystemTime,
     found: Mutex<Found>,
     active_since: Mutex<Option<SystemTime>>,
+    /// An allocator sampled before us.
+    was_active: bool,
     lease: Mutex<Option<Lease>>,
     dumper: Dumper,
     /// The pid of the process in which a dump runs; a forked child inherits the value, not the
@@ -139,13 +142,14 @@ impl Found {
 impl Profiler {
     /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
     pub fn new(settings: Settings, now: SystemTime) -> Self {
-        let profiler = Self {
+        let mut profiler = Self {
             unwinder: Unwinder::new(settings.unwinder),
             tick: Mutex::new(None),
             found: Mutex::new(Found::look(&settings, &[])),
             settings,
             started: now,
             active_since: Mutex::new(None),
+            was_active: false,
             lease: Mutex::new(None),
             dumper: Dumper::default(),
             dumping: AtomicU32::new(0),
@@ -161,6 +165,7 @@ impl Profiler {
         profiler.choose_by_default();
         if profiler.is_active() {
             *lock(&profiler.active_since) = Some(now);
+            profiler.was_active = true;
         }
         if let Err(error) = profiler.dumper.start() {
             log::warn!("{error}; the first dump tries again");

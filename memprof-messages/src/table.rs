@@ -183,6 +183,12 @@ pub const MESSAGES: &[Message] = &[
         arguments: &[],
     },
     Message {
+        name: "detach",
+        help: "Give everything back and close the socket, where memprof attach opened it",
+        effect: Changes,
+        arguments: &[],
+    },
+    Message {
         name: "list",
         help: "List the kept dumps, newest first",
         effect: Reads,

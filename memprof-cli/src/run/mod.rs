@@ -96,7 +96,7 @@ pub(crate) fn run(run: &Run) -> Outcome {
 }
 
 /// The plugin that is wanted, or the one that lies beside this program.
-fn plugin(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn plugin(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path = match wanted {
         Some(path) => absolute(path)?,
         None => {

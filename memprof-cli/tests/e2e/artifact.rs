@@ -28,6 +28,7 @@ fn plugins_export_their_entry_and_nothing_else() {
             "RedisModule_OnLoad",
             "TSPluginInit",
             "_1as_0lib_1header_0root_bmodule_bloader",
+            "memprof_attached",
             "memprof_plugin_entry",
             "mosquitto_plugin_cleanup",
             "mosquitto_plugin_init",

@@ -9,6 +9,7 @@ mod server;
 
 mod allocators;
 mod artifact;
+mod attach;
 mod bus;
 mod bus_mosquitto;
 mod bus_preload;

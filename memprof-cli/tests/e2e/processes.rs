@@ -76,7 +76,8 @@ fn every_process_is_loaded_attachable_or_refused() {
     let listing = memprof(&host.socket_dir(), &["ps", "--all", "--json"])
         .exits(0)
         .json();
-    assert_eq!(listing["hosts"][0]["pid"], host.pid());
+    let hosts = listing["hosts"].as_array().unwrap();
+    assert!(hosts.iter().any(|row| row["pid"] == host.pid()));
     assert_eq!(row(&listing, host.pid()).unwrap()["state"], "loaded");
     let row = could_be.row(&listing).unwrap();
     assert_eq!(row["state"], "attachable", "{row}");

@@ -100,6 +100,11 @@ impl Dumper {
         self.shared().map(drop)
     }
 
+    /// Ends the thread, once it has done its work. The next dump starts another one.
+    pub(crate) fn end(&self) {
+        drop(lock(&self.desk).take());
+    }
+
     fn shared(&self) -> Result<Arc<Shared>> {
         let mut desk = lock(&self.desk);
         if let Some(Desk { process, shared }) = &*desk
@@ -199,6 +204,14 @@ mod tests {
                 .unwrap()
                 .contains(nix::sys::signal::Signal::SIGXFSZ)
         );
+    }
+
+    #[test]
+    fn ends_and_begins_again() {
+        let dumper = Dumper::default();
+        assert_eq!(dumper.run(|| 7), Ok(7));
+        dumper.end();
+        assert_eq!(dumper.run(|| 8), Ok(8));
     }
 
     #[test]

@@ -115,6 +115,14 @@ impl Profiler {
         })
     }
 
+    /// Takes away what is ours from allocators that go on sampling.
+    pub(super) fn leave_active(&self) -> Result<()> {
+        self.unwinder.remove();
+        *lock(&self.tick) = None;
+        self.set_lease(None);
+        Ok(())
+    }
+
     /// Drops all samples in every allocator that profiles and can, and sets the sample interval
     /// where `interval` is given. `allocator` as for [`activate`](Self::activate).
     ///

@@ -56,6 +56,17 @@ impl Driven {
         }
     }
 
+    /// Has memprof's sampler forget everything and leave.
+    ///
+    /// # Errors
+    /// A thread stays inside of it; the loader does not let the slots be given back.
+    pub(crate) fn give_back(&self) -> Result<()> {
+        match &self.ours {
+            Some(ours) => ours.give_back(),
+            None => Ok(()),
+        }
+    }
+
     /// What memprof's sampler did, where it samples or would.
     pub(crate) fn sampler_status(&self) -> Option<SamplerStatus> {
         self.ours().map(Chosen::status)

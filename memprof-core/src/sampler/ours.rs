@@ -130,6 +130,19 @@ impl Ours {
         }
     }
 
+    /// Drops all samples and gives every slot back, also those that the parent of a forked child took.
+    ///
+    /// # Errors
+    /// A thread stays inside of the sampler; the loader does not let us.
+    pub(crate) fn give_back(&self) -> Result<()> {
+        let Ok(sampler) = &self.sampler else {
+            return Ok(());
+        };
+        let mut sampler = lock(sampler);
+        sampler.drop_samples()?;
+        sampler.end()
+    }
+
     /// The sampler, where it samples or would.
     pub(crate) fn chosen(&self) -> Option<Chosen<'_>> {
         let sampler = lock(self.sampler.as_ref().ok()?);

@@ -46,27 +46,46 @@ const CONTROL: &str = "control";
 pub(super) fn parse<'a>(
     words: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Settings, Failure> {
-    let mut given = Table::new();
+    let mut given = Vec::new();
     let mut file = None;
     for (key, value) in words {
-        if key == CONFIG {
-            if file.replace(value).is_some() {
-                return Err(twice(key));
-            }
-        } else if key == CONTROL {
-            insert(&mut given, key, Value::String(value.to_owned()))?;
-        } else {
-            insert(&mut given, key, typed(value))?;
+        match key {
+            CONFIG if file.replace(value).is_some() => return Err(twice(key)),
+            CONFIG => {}
+            key => given.push((key, value)),
         }
     }
-    let text = file.map(|file| read(file.as_ref())).transpose()?;
-    let mut plugin = match (&text, file) {
-        (Some(text), Some(file)) => parse_file(text, file.as_ref())?,
-        _ => Table::new(),
+    let text = file.map(|path| read(path.as_ref())).transpose()?;
+    let file = file.zip(text);
+    settings(
+        given,
+        file.as_ref().map(|(path, text)| (*path, text.as_str())),
+    )
+}
+
+/// The same, where the file was read by somebody else: its path and its text.
+///
+/// # Errors
+/// Names the word.
+pub(super) fn settings<'a>(
+    words: impl IntoIterator<Item = (&'a str, &'a str)>,
+    file: Option<(&str, &str)>,
+) -> Result<Settings, Failure> {
+    let mut given = Table::new();
+    for (key, value) in words {
+        match key {
+            CONTROL => insert(&mut given, key, Value::String(value.to_owned()))?,
+            key => insert(&mut given, key, typed(value))?,
+        }
+    }
+    let mut plugin = match file {
+        Some((path, text)) => parse_file(text, path.as_ref())?,
+        None => Table::new(),
     };
     let is_file = given.is_empty() && !plugin.contains_key(CONTROL);
     merge(&mut plugin, given);
     let control = plugin.remove(CONTROL).map(control).transpose()?;
+    let text = file.map(|(_, text)| text.to_owned());
     Ok(Settings {
         plugin,
         file: text.filter(|_| is_file),

@@ -3,10 +3,17 @@
 
 use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
+#[cfg(feature = "adapter-attached")]
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use log::Level;
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::MEMPROF_IO;
 
 use super::config::Control;
 use super::contain;
@@ -18,20 +25,34 @@ use crate::router::Router;
 /// The process that opened its socket. A forked child has another number.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// The socket of the process, or in a forked child its parent's. Never freed: a program may end
-/// while it is in use.
+/// The socket of the process, or in a forked child its parent's; null before and after. Freed only by
+/// [`close`]: a program may end while it is in use.
 static SOCKET: AtomicPtr<ControlSocket> = AtomicPtr::new(ptr::null_mut());
 
+/// Whether the exit uses the socket just now.
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+#[cfg(feature = "adapter-attached")]
+const EXIT_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Opens the socket, once in a process.
-pub(super) fn open(program: Program, router: Arc<Router>, log: &Lines, control: &Control) {
+///
+/// # Errors
+/// Why not, which was logged.
+pub(super) fn open(
+    program: Program,
+    router: Arc<Router>,
+    log: &Lines,
+    control: &Control,
+) -> Result<(), Failure> {
     let path = match control {
-        Control::Off => return,
+        Control::Off => return Ok(()),
         Control::On => None,
         Control::At(path) => Some(path.clone()),
     };
     let own = process::id();
     if OWNER.swap(own, Ordering::AcqRel) == own {
-        return;
+        return Ok(());
     }
     let listen = Listen {
         path,
@@ -45,12 +66,42 @@ pub(super) fn open(program: Program, router: Arc<Router>, log: &Lines, control: 
             log.line(Level::Info, &line);
             SOCKET.store(Box::into_raw(Box::new(socket)), Ordering::Release);
             watch();
+            Ok(())
         }
         Err(error) => {
             let line = format!("{error}; memprof cannot reach this program");
             log.line(Level::Error, &line);
+            // Asked for again, it is tried again.
+            OWNER.store(0, Ordering::Release);
+            Err(Failure::new(MEMPROF_IO, line))
         }
     }
+}
+
+/// Closes the socket of this process, once each request that has come was answered.
+#[cfg(feature = "adapter-attached")]
+pub(super) fn close() {
+    let socket = SOCKET.swap(ptr::null_mut(), Ordering::SeqCst);
+    // SAFETY: null, or leaked by `open`.
+    if let Some(open) = unsafe { socket.as_ref() } {
+        open.close();
+        // The exit removes files without waiting for anybody: a moment, or never again.
+        let begun = Instant::now();
+        while EXITING.load(Ordering::SeqCst) && begun.elapsed() < EXIT_PATIENCE {
+            thread::yield_now();
+        }
+        if !EXITING.load(Ordering::SeqCst) {
+            // SAFETY: leaked by `open`; whoever exits from now on finds null.
+            drop(unsafe { Box::from_raw(socket) });
+        }
+    }
+    OWNER.store(0, Ordering::Release);
+}
+
+/// Whether the socket of this process is open.
+#[cfg(feature = "adapter-attached")]
+pub(super) fn is_open() -> bool {
+    OWNER.load(Ordering::Acquire) == process::id() && socket().is_some()
 }
 
 /// Ends the socket's files with the process.
@@ -63,10 +114,12 @@ fn watch() {
 }
 
 extern "C" fn at_exit() {
+    EXITING.store(true, Ordering::SeqCst);
     contain((), || socket().map_or((), ControlSocket::remove_files));
+    EXITING.store(false, Ordering::SeqCst);
 }
 
 fn socket() -> Option<&'static ControlSocket> {
     // SAFETY: null, or leaked by `open`.
-    unsafe { SOCKET.load(Ordering::Acquire).as_ref() }
+    unsafe { SOCKET.load(Ordering::SeqCst).as_ref() }
 }

@@ -4,8 +4,9 @@
 use std::ffi::{CStr, c_char};
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -31,6 +32,10 @@ pub(super) struct AdapterInstance {
     id: String,
     program: Program,
     router: Arc<Router>,
+    /// Why the plugin could not be made.
+    failure: Option<Failure>,
+    /// Some of the plugin's keys were given when it was made.
+    has_keys: bool,
 }
 
 /// What a message may ask its reply to be.
@@ -76,7 +81,8 @@ impl Adapter {
     }
 }
 
-static INSTANCE: OnceLock<AdapterInstance> = OnceLock::new();
+/// Null, or leaked: a thread may use it for as long as it likes. Only [`remove`] frees it.
+static INSTANCE: AtomicPtr<AdapterInstance> = AtomicPtr::new(ptr::null_mut());
 
 /// The process in which a thread makes the instance. A child that was forked meanwhile does not
 /// have that thread, and makes its own instance.
@@ -84,7 +90,44 @@ static MAKER: AtomicU32 = AtomicU32::new(0);
 
 /// The instance, once an adapter has made it.
 pub(super) fn instance() -> Option<&'static AdapterInstance> {
-    INSTANCE.get()
+    // SAFETY: null, or leaked by `settle` or `make`.
+    unsafe { INSTANCE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Destroys the instance.
+///
+/// # Safety
+/// Nobody uses it, and nobody asks for it meanwhile.
+#[cfg(feature = "adapter-attached")]
+pub(super) unsafe fn remove() {
+    let removed = INSTANCE.swap(ptr::null_mut(), Ordering::AcqRel);
+    if !removed.is_null() {
+        // SAFETY: leaked by `settle` or `make`; nobody uses it, as the caller promises.
+        drop(unsafe { Box::from_raw(removed) });
+    }
+}
+
+/// Makes the instance, where there is none.
+///
+/// # Errors
+/// Why the plugin cannot be made; nothing is changed then.
+#[cfg(feature = "adapter-attached")]
+pub(super) fn make(
+    entry: &'static memprof_plugin_entry_t,
+    adapter: &Adapter,
+    settings: Settings,
+    has_keys: bool,
+) -> Result<&'static AdapterInstance, Failure> {
+    let mut made = Box::new(AdapterInstance::new(entry, adapter, Ok(settings)));
+    made.has_keys = has_keys;
+    match made.failure.take() {
+        Some(failure) => Err(failure),
+        None => {
+            let made = Box::leak(made);
+            INSTANCE.store(ptr::from_mut(made), Ordering::Release);
+            Ok(made)
+        }
+    }
 }
 
 /// Makes the instance, or joins the one that another adapter made, and opens the control socket. What
@@ -99,7 +142,7 @@ pub(super) fn settle(
         Err(_) => None,
     };
     let instance = loop {
-        if let Some(instance) = INSTANCE.get() {
+        if let Some(instance) = instance() {
             let message = format!("{} is loaded already: its first config stays", instance.id);
             adapter.log.line(Level::Warn, &message);
             break instance;
@@ -107,8 +150,9 @@ pub(super) fn settle(
         if claim() {
             // Made before it is put there: a child that is forked meanwhile must not wait for a
             // thread that it does not have.
-            let made = AdapterInstance::new(entry, adapter, settings);
-            break INSTANCE.get_or_init(|| made);
+            let made = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings)));
+            INSTANCE.store(ptr::from_mut(made), Ordering::Release);
+            break made;
         }
         // Another thread makes it, which takes milliseconds.
         thread::sleep(Duration::from_millis(1));
@@ -116,7 +160,8 @@ pub(super) fn settle(
     if adapter.is_own_thread {
         instance.enter_thread();
     }
-    instance.open_control(adapter, control.as_ref());
+    // The program goes on without.
+    let _logged = instance.open_control(adapter, control.as_ref());
     instance
 }
 
@@ -153,6 +198,7 @@ impl AdapterInstance {
         if let Err(failure) = &plugin {
             adapter.log.line(Level::Error, &failure.to_string());
         }
+        let failure = plugin.as_ref().err().cloned();
         let mut router = Router::default();
         router.add(id.clone(), plugin);
         Self {
@@ -160,13 +206,28 @@ impl AdapterInstance {
             id,
             program,
             router: Arc::new(router),
+            failure,
+            has_keys: true,
         }
     }
 
+    /// Whether some of the plugin's keys were given when it was made.
+    #[cfg(feature = "adapter-attached")]
+    pub(super) fn has_keys(&self) -> bool {
+        self.has_keys
+    }
+
     /// Opens the control socket, once in a process, where the config says so or else the adapter.
-    pub(super) fn open_control(&self, adapter: &Adapter, configured: Option<&Control>) {
+    ///
+    /// # Errors
+    /// Why not, which was logged.
+    pub(super) fn open_control(
+        &self,
+        adapter: &Adapter,
+        configured: Option<&Control>,
+    ) -> Result<(), Failure> {
         let control = configured.unwrap_or(&adapter.control);
-        control::open(self.program, Arc::clone(&self.router), adapter.log, control);
+        control::open(self.program, Arc::clone(&self.router), adapter.log, control)
     }
 
     /// Tells the plugin that the calling thread is one of ours.

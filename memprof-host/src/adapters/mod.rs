@@ -4,6 +4,7 @@
 //! programs look for. Behind them, this module plays the host: it makes the plugin's one
 //! instance in the process and passes the program's messages to it.
 //!
+//! - [`attached`]: a process that nobody prepared; its messages come over the control socket.
 //! - [`preload`]: any program, by `LD_PRELOAD`; its messages come over the control socket.
 //! - [`redis`]: a Redis module; the reply goes to the client.
 //! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
@@ -22,6 +23,8 @@
     allow(dead_code, reason = "each adapter uses a part of what they share")
 )]
 
+#[cfg(feature = "adapter-attached")]
+pub mod attached;
 mod config;
 mod control;
 mod instance;
@@ -50,6 +53,7 @@ use std::panic::{self, AssertUnwindSafe};
 #[macro_export]
 macro_rules! export_adapters {
     ($entry:path) => {
+        $crate::__export_attached!(optional, $entry);
         $crate::__export_preload!(optional, $entry);
         $crate::__export_redis!(optional, $entry);
         $crate::__export_mosquitto!(optional, $entry);
@@ -63,6 +67,9 @@ macro_rules! export_adapters {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_adapter {
+    (attached, $entry:path) => {
+        $crate::__export_attached!(named, $entry);
+    };
     (preload, $entry:path) => {
         $crate::__export_preload!(named, $entry);
     };
@@ -96,10 +103,30 @@ macro_rules! without {
     };
 }
 
+without!(__export_attached, "adapter-attached");
 without!(__export_preload, "adapter-preload");
 without!(__export_redis, "adapter-redis");
 without!(__export_mosquitto, "adapter-mosquitto");
 without!(__export_traffic_server, "adapter-traffic-server");
+
+#[cfg(feature = "adapter-attached")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_attached {
+    ($how:ident, $entry:path) => {
+        /// What `memprof attach` calls when it has put this library into a process.
+        ///
+        /// # Safety
+        /// Only memprof-attach calls it, on a thread of its own, with a NUL-terminated text.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn memprof_attached(
+            toml: *const ::std::ffi::c_char,
+        ) -> *const ::std::ffi::c_char {
+            // SAFETY: the argument of memprof-attach, unchanged.
+            unsafe { $crate::adapters::attached::attached(&$entry, toml) }
+        }
+    };
+}
 
 #[cfg(feature = "adapter-preload")]
 #[doc(hidden)]

@@ -178,7 +178,8 @@ fn arrive(privileges: &mut Privileges) {
         return;
     }
     match instance::instance() {
-        Some(instance) => instance.open_control(&start.adapter, start.control()),
+        // What is wrong was logged; the program goes on without.
+        Some(instance) => drop(instance.open_control(&start.adapter, start.control())),
         None => drop(instance::settle(
             start.entry,
             &start.adapter,

@@ -77,6 +77,13 @@ impl Conversation {
         &self.stream
     }
 
+    /// Whether the host works for the peer, or the peer has yet to take what it said.
+    #[cfg(feature = "adapter-attached")]
+    pub(super) fn is_answered(&self) -> bool {
+        let activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(*activity, Activity::Answers | Activity::Writes(_))
+    }
+
     /// Since when the peer lets the host wait. A request that arrived and was not read yet is no
     /// fault of the peer's.
     pub(super) fn waits_since(&self) -> Option<Instant> {

@@ -36,6 +36,11 @@ use workers::Workers;
 const CONNECTION_LIMIT: usize = 32;
 /// When the program is out of descriptors or memory: without a pause accepting would spin.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long answers may take that are still to be given when the socket is closed.
+#[cfg(feature = "adapter-attached")]
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+#[cfg(feature = "adapter-attached")]
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Where to listen, and who the host is.
 #[derive(Clone, Debug)]
@@ -67,7 +72,7 @@ pub struct ControlSocket {
     /// The process that opened it.
     process: u32,
     shared: Arc<Shared>,
-    accepting: Option<Thread>,
+    accepting: Mutex<Option<Thread>>,
 }
 
 #[derive(Debug)]
@@ -118,7 +123,7 @@ impl ControlSocket {
             path,
             process: std::process::id(),
             shared,
-            accepting: Some(accepting),
+            accepting: Mutex::new(Some(accepting)),
         })
     }
 
@@ -138,8 +143,18 @@ impl ControlSocket {
     }
 }
 
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
+impl ControlSocket {
+    /// Closes it, once each request that has come was answered: whoever asked for it is told.
+    #[cfg(feature = "adapter-attached")]
+    pub(crate) fn close(&self) {
+        let begun = Instant::now();
+        while self.shared.lock().any_is_answered() && begun.elapsed() < LAST_ANSWERS {
+            thread::sleep(LOOK_AGAIN);
+        }
+        self.end();
+    }
+
+    fn end(&self) {
         // A forked child has neither the threads nor the descriptors, and perhaps locks for ever.
         if self.process != std::process::id() {
             return;
@@ -148,7 +163,12 @@ impl Drop for ControlSocket {
         if let Some(listener) = self.shared.listener() {
             listener.close();
         }
-        if let Some(accepting) = self.accepting.take() {
+        let accepting = self
+            .accepting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(accepting) = accepting {
             accepting.join();
         }
         // A connection's thread may hold the last use of a plugin: wait for all of them.
@@ -156,6 +176,12 @@ impl Drop for ControlSocket {
         open.values().for_each(Conversation::hang_up);
         self.shared.workers.end();
         drop(self.shared.take_listener());
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -283,6 +309,11 @@ impl Shared {
 }
 
 impl Conversations {
+    #[cfg(feature = "adapter-attached")]
+    fn any_is_answered(&self) -> bool {
+        self.open.values().any(Conversation::is_answered)
+    }
+
     /// Ends the connection that lets the host wait longest. False when it works for all of them.
     fn push_out(&mut self) -> bool {
         let waiting = self

@@ -39,6 +39,10 @@ fn process(pid: u32) -> Option<Process> {
     if !maps.split(|byte| *byte == b'\n').any(has_plugin) {
         return None;
     }
+    if !has_our_threads(&of) {
+        // Asleep since it was detached, or loaded by a program that starts nothing in it.
+        return None;
+    }
     let owner = effective_uid(&fs::read_to_string(of.join("status")).ok()?)?;
     let held: HashSet<u64> = fs::read_dir(of.join("fd"))
         .ok()?
@@ -60,6 +64,16 @@ fn process(pid: u32) -> Option<Process> {
         pid,
         sockets: sockets.collect(),
     })
+}
+
+/// All of them are called so (memprof-own).
+fn has_our_threads(of: &Path) -> bool {
+    let tasks = fs::read_dir(of.join("task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut names = tasks.map(|task| fs::read(task.path().join("comm")).unwrap_or_default());
+    names.any(|name| name.starts_with(b"memprof-"))
 }
 
 fn effective_uid(status: &str) -> Option<u32> {

@@ -10,8 +10,11 @@ use memprof_core::{
     ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
     SampleInterval, Settings, Severity, Trigger, Unsampled, require_calls,
 };
+use memprof_host::adapters::attached;
 use memprof_messages::{MESSAGES, PLUGIN, USAGES};
-use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE};
+use memprof_plugin_abi::raw::{
+    MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE, MEMPROF_UNSUPPORTED,
+};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
@@ -189,6 +192,7 @@ impl Plugin for MemoryProfile {
             name => {
                 args.finish()?;
                 match name {
+                    "detach" => self.detach(reply),
                     "doctor" => self.doctor(reply),
                     "status" => self.status(reply),
                     "list" => self.list(reply),
@@ -311,6 +315,18 @@ impl MemoryProfile {
         };
         let ledger = ledger.map_err(failure)?;
         ok(reply, &ledger_text(&ledger), ledger)
+    }
+
+    /// The socket closes behind the reply.
+    fn detach(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
+        if !attached::is_attached() {
+            let message = "the plugin was loaded with the program, not by memprof attach";
+            let remedy = "send `deactivate`, which ends sampling";
+            return Err(Failure::new(MEMPROF_UNSUPPORTED, message).remedy(remedy));
+        }
+        self.profiler().detach().map_err(failure)?;
+        attached::leave();
+        ok(reply, "detached: everything was given back", json!({}))
     }
 
     /// An error only where profiling cannot be on: a script may wait for its end.

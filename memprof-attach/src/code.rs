@@ -1,0 +1,152 @@
+//! What the new thread runs: loads the plugin, calls it, and takes itself away.
+#![expect(unsafe_code, reason = "machine code")]
+
+use std::arch::global_asm;
+use std::slice;
+
+use crate::page::{
+    ANSWER, BASE, DETACH, DLERROR, DLOPEN, DLSYM, ENTRY, ENTRY_NAME, LENGTH, MASK, MEMFD,
+    MEMFD_NAME, MUNMAP, PATH, PAUSE, SELF, STAGE, TEXT, TEXT_LENGTH, TOML, WANTS_MEMFD,
+};
+
+/// The pauses, of 10 ms, that the thread waits for an answer of ours before it goes on alone.
+const PAUSES: u32 = 1000;
+
+// rbx: the page; r12: the answer that it waits for; r13: pauses.
+global_asm!(
+    ".pushsection .rodata.memprof_attach, \"a\"",
+    ".globl memprof_attach_code, memprof_attach_code_end",
+    ".hidden memprof_attach_code, memprof_attach_code_end",
+    "memprof_attach_code:",
+    "push rbx",
+    "push r12",
+    "push r13",
+    "mov rbx, rdi",
+    // A thread that blocks libc's own two signals stops setuid(3) for ever.
+    "mov eax, 14",
+    "mov edi, 2",
+    "lea rsi, [rbx + {MASK}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    "call qword ptr [rbx + {SELF}]",
+    "mov rdi, rax",
+    "call qword ptr [rbx + {DETACH}]",
+    "mov qword ptr [rbx + {STAGE}], 1",
+    "mov rax, qword ptr [rbx + {ENTRY}]",
+    "test rax, rax",
+    "jne 4f",
+    "cmp qword ptr [rbx + {WANTS_MEMFD}], 0",
+    "je 2f",
+    "lea rdi, [rbx + {MEMFD_NAME}]",
+    "mov esi, 1",
+    "mov eax, 319",
+    "syscall",
+    "mov qword ptr [rbx + {MEMFD}], rax",
+    "mov qword ptr [rbx + {STAGE}], 2",
+    "mov r12d, 1",
+    "call 8f",
+    "2:",
+    "lea rdi, [rbx + {PATH}]",
+    "mov esi, 2",
+    "call qword ptr [rbx + {DLOPEN}]",
+    "push rax",
+    "sub rsp, 8",
+    "cmp qword ptr [rbx + {WANTS_MEMFD}], 0",
+    "je 3f",
+    "mov rdi, qword ptr [rbx + {MEMFD}]",
+    "mov eax, 3",
+    "syscall",
+    "3:",
+    "add rsp, 8",
+    "pop rdi",
+    "test rdi, rdi",
+    "je 5f",
+    "lea rsi, [rbx + {ENTRY_NAME}]",
+    "call qword ptr [rbx + {DLSYM}]",
+    "test rax, rax",
+    "je 5f",
+    "4:",
+    "lea rdi, [rbx + {TOML}]",
+    "call rax",
+    "jmp 6f",
+    "5:",
+    "call qword ptr [rbx + {DLERROR}]",
+    "6:",
+    // The text, or null. It may end with this thread, so it is copied.
+    "mov rsi, rax",
+    "lea rdi, [rbx + {TEXT}]",
+    "mov ecx, {TEXT_LENGTH} - 1",
+    "test rsi, rsi",
+    "je 7f",
+    "61:",
+    "lodsb",
+    "stosb",
+    "test al, al",
+    "je 7f",
+    "dec ecx",
+    "jne 61b",
+    "7:",
+    "mov qword ptr [rbx + {STAGE}], 3",
+    "mov r12d, 2",
+    "call 8f",
+    // By a jump: no instruction of ours is left behind the call.
+    "mov rdi, qword ptr [rbx + {BASE}]",
+    "mov rsi, qword ptr [rbx + {LENGTH}]",
+    "mov rax, qword ptr [rbx + {MUNMAP}]",
+    "pop r13",
+    "pop r12",
+    "pop rbx",
+    "jmp rax",
+    "8:",
+    "mov r13d, {PAUSES}",
+    "81:",
+    "cmp qword ptr [rbx + {ANSWER}], r12",
+    "jae 82f",
+    "lea rdi, [rbx + {PAUSE}]",
+    "xor esi, esi",
+    "mov eax, 35",
+    "syscall",
+    "dec r13d",
+    "jne 81b",
+    "82:",
+    "ret",
+    "memprof_attach_code_end:",
+    ".popsection",
+    MASK = const MASK,
+    SELF = const SELF,
+    DETACH = const DETACH,
+    STAGE = const STAGE,
+    ENTRY = const ENTRY,
+    WANTS_MEMFD = const WANTS_MEMFD,
+    MEMFD_NAME = const MEMFD_NAME,
+    MEMFD = const MEMFD,
+    PATH = const PATH,
+    DLOPEN = const DLOPEN,
+    DLSYM = const DLSYM,
+    DLERROR = const DLERROR,
+    ENTRY_NAME = const ENTRY_NAME,
+    TOML = const TOML,
+    TEXT = const TEXT,
+    TEXT_LENGTH = const TEXT_LENGTH,
+    BASE = const BASE,
+    LENGTH = const LENGTH,
+    MUNMAP = const MUNMAP,
+    ANSWER = const ANSWER,
+    PAUSE = const PAUSE,
+    PAUSES = const PAUSES,
+);
+
+unsafe extern "C" {
+    static memprof_attach_code: u8;
+    static memprof_attach_code_end: u8;
+}
+
+/// The code, which runs at any address. Its first instruction is a `start_routine` of
+/// `pthread_create(3)`, whose argument is the page.
+pub(crate) fn code() -> &'static [u8] {
+    let start = &raw const memprof_attach_code;
+    let end = &raw const memprof_attach_code_end;
+    // SAFETY: both labels of one section, which is never written to.
+    unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
+}

@@ -1,0 +1,117 @@
+//! What lies in the target while the plugin is loaded: the code, then these words and texts.
+
+use memprof_ptrace::memory::Memory;
+
+pub(crate) const DLOPEN: usize = 0;
+pub(crate) const DLSYM: usize = 8;
+pub(crate) const DLERROR: usize = 16;
+pub(crate) const MUNMAP: usize = 24;
+pub(crate) const SELF: usize = 32;
+pub(crate) const DETACH: usize = 40;
+/// Of all that the thread takes away at its end.
+pub(crate) const BASE: usize = 48;
+pub(crate) const LENGTH: usize = 56;
+/// What the thread blocks.
+pub(crate) const MASK: usize = 64;
+/// How far the thread is: [`Stage`].
+pub(crate) const STAGE: usize = 72;
+/// What we answered: [`Answer`].
+pub(crate) const ANSWER: usize = 80;
+/// `struct timespec`.
+pub(crate) const PAUSE: usize = 88;
+/// The file in memory that the thread made, or an errno.
+pub(crate) const MEMFD: usize = 104;
+pub(crate) const WANTS_MEMFD: usize = 112;
+/// `memprof_attached`, where the plugin lies in the process already.
+pub(crate) const ENTRY: usize = 120;
+/// Where `pthread_create(3)` puts its answer.
+pub(crate) const THREAD: usize = 128;
+pub(crate) const ENTRY_NAME: usize = 256;
+pub(crate) const MEMFD_NAME: usize = 320;
+pub(crate) const TEXT: usize = 512;
+pub(crate) const TEXT_LENGTH: usize = 1024;
+pub(crate) const PATH: usize = 1536;
+/// To the end.
+pub(crate) const TOML: usize = 1536 + 4096;
+
+/// How far the new thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// It has not begun.
+    None = 0,
+    /// It runs.
+    Begun = 1,
+    /// It made the file in memory and waits for what is in it.
+    HasMemfd = 2,
+    /// The plugin was called, or could not be loaded.
+    Done = 3,
+}
+
+/// What the thread waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answer {
+    /// The file in memory is whole, and [`PATH`] leads to it.
+    FileIsThere = 1,
+    /// All was read: it may end.
+    Read = 2,
+}
+
+/// Numbers and texts at their places.
+#[derive(Debug)]
+pub(crate) struct Page(Vec<u8>);
+
+impl Page {
+    pub(crate) fn new(toml: &str) -> Self {
+        let mut page = Self(vec![0; TOML + toml.len() + 1]);
+        page.set_text(TOML, toml.as_bytes());
+        page
+    }
+
+    pub(crate) fn set(&mut self, at: usize, word: u64) {
+        self.0[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+
+    pub(crate) fn set_text(&mut self, at: usize, text: &[u8]) {
+        self.0[at..at + text.len()].copy_from_slice(text);
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The page as it lies in the target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct There<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) address: u64,
+}
+
+impl There<'_> {
+    pub(crate) fn word(self, at: usize) -> std::io::Result<u64> {
+        self.memory.word(self.address + at as u64)
+    }
+
+    pub(crate) fn stage(self) -> std::io::Result<Stage> {
+        Ok(match self.word(STAGE)? {
+            0 => Stage::None,
+            1 => Stage::Begun,
+            2 => Stage::HasMemfd,
+            _ => Stage::Done,
+        })
+    }
+
+    pub(crate) fn answer(self, answer: Answer) -> std::io::Result<()> {
+        let answer = answer as u64;
+        let at = self.address + ANSWER as u64;
+        self.memory.write(at, &answer.to_le_bytes())
+    }
+
+    /// What the plugin or the loader said; empty where all is well.
+    pub(crate) fn text(self) -> std::io::Result<String> {
+        let text: [u8; TEXT_LENGTH] = self.memory.bytes(self.address + TEXT as u64)?;
+        let end = text.iter().position(|byte| *byte == 0);
+        let text = &text[..end.unwrap_or(TEXT_LENGTH)];
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+}

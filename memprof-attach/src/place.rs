@@ -1,0 +1,80 @@
+//! Where the frames of an errand go: memory that nobody uses meanwhile.
+
+use std::io;
+
+use memprof_ptrace::maps::{Mapping, mappings};
+use memprof_ptrace::memory::Memory;
+
+use crate::target::Target;
+
+const PT_LOAD: u32 = 1;
+const WRITABLE: u32 = 2;
+const PAGE: u64 = 4096;
+/// A thread's stack is not larger than that between what it uses and its control block.
+const LARGEST_STACK: u64 = 64 << 20;
+
+/// The end of so many bytes: on the thread's own stack where that is certain, else behind the
+/// variables of a library, where the page ends later than they do.
+///
+/// A stack is not certain where a program made it itself: below a coroutine's of 4 KiB lies the heap.
+pub(crate) fn place(
+    target: &Target,
+    tid: u32,
+    [end_on_stack, control_block]: [u64; 2],
+    length: u64,
+) -> Option<u64> {
+    let stack = target.mapping(end_on_stack)?;
+    let has_room = stack.range.start + length < end_on_stack;
+    let is_main = tid == target.pid && stack.path == b"[stack]";
+    if has_room && (is_main || is_made_by_libc(target, &stack, end_on_stack, control_block)) {
+        return Some(end_on_stack);
+    }
+    behind_variables(target, length)
+}
+
+/// libc puts a guard page below a stack that it makes, and the thread's control block on top.
+fn is_made_by_libc(target: &Target, stack: &Mapping<'_>, at: u64, control_block: u64) -> bool {
+    let guard = target.mapping(stack.range.start - 1);
+    let has_guard = guard.is_some_and(|guard| guard.access == *b"---p");
+    let is_below = at < control_block && control_block - at < LARGEST_STACK;
+    has_guard && is_below && stack.range.contains(&control_block)
+}
+
+fn behind_variables(target: &Target, length: u64) -> Option<u64> {
+    let images = mappings(&target.maps).filter(|mapping| {
+        let name = mapping.file_name();
+        // The loader gives its own rest away to early allocations.
+        mapping.offset == 0 && mapping.inode != 0 && !name.starts_with(b"ld-linux")
+    });
+    let mut images = images.filter_map(|image| rest(&target.memory, image.range.start).ok()?);
+    let (_, end) = images.find(|(start, end)| {
+        let is_ours = |mapping: Mapping<'_>| mapping.access == *b"rw-p";
+        end - start > length && target.mapping(*start).is_some_and(is_ours)
+    })?;
+    Some(end)
+}
+
+/// The bytes between the variables of a library and the end of their page.
+fn rest(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
+    let header: [u8; 64] = memory.bytes(base)?;
+    let word = |bytes: &[u8], at: usize| {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    };
+    let int = |bytes: &[u8], at: usize| {
+        u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+    };
+    // A shared object: its addresses begin at its base.
+    if header[..5] != *b"\x7fELF\x02" || header[16] != 3 {
+        return Ok(None);
+    }
+    let count = u64::from(header[56]);
+    let mut last = None;
+    for at in 0..count {
+        let segment: [u8; 56] = memory.bytes(base + word(&header, 32) + at * 56)?;
+        if int(&segment, 0) == PT_LOAD && int(&segment, 4) & WRITABLE != 0 {
+            let end = base + word(&segment, 16) + word(&segment, 40);
+            last = Some((end, end.next_multiple_of(PAGE)));
+        }
+    }
+    Ok(last)
+}

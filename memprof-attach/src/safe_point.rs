@@ -1,0 +1,208 @@
+//! A thread that can be borrowed: it waits in a call that it can make again, and holds no lock that the
+//! making of a thread needs.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memprof_ptrace::Refusal;
+use memprof_ptrace::errand::{self, Home, is_handler};
+use memprof_ptrace::restart::{self, CALL_LENGTH, Wait, wait, would_see_eintr};
+use memprof_ptrace::seccomp::require_calls;
+use memprof_ptrace::state::State;
+use memprof_ptrace::stop::{NotStopped, Stopped};
+use memprof_ptrace::threads::threads;
+
+use crate::error::{ENDED, Error};
+use crate::place::place;
+use crate::target::Target;
+
+/// So long it may take until a thread comes by.
+const PATIENCE: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_micros(300);
+/// How much of a stack is searched for a signal handler.
+const SEARCHED: u64 = 256 << 10;
+/// How much of it for allocators, in words: older frames are what a function has not cleared.
+const RECENT: usize = 512;
+
+/// Code of 64 bits.
+const USER_CODE: u64 = 0x33;
+
+/// A thread that stands still at a safe point.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    pub(crate) tid: u32,
+    pub(crate) stopped: Stopped,
+    pub(crate) registers: libc::user_regs_struct,
+    pub(crate) state: State,
+    pub(crate) blocked: u64,
+    /// Where its frames may end.
+    pub(crate) end: u64,
+}
+
+impl Borrowed {
+    /// As it goes on.
+    pub(crate) fn home(&self) -> Home<'_> {
+        Home {
+            registers: self.registers,
+            state: &self.state,
+            blocked: self.blocked,
+        }
+    }
+}
+
+/// Why a thread cannot be borrowed.
+#[derive(Debug)]
+enum Not {
+    /// At this moment.
+    Now(&'static str),
+    /// Ever: its seccomp filters.
+    Ever(Refusal),
+    /// Nor any other one.
+    AnyThread(Error),
+}
+
+/// Stops the first thread that can be borrowed for an errand of so many calls at its own place.
+pub(crate) fn borrow(target: &mut Target, calls: usize) -> Result<Borrowed, Error> {
+    let begun = Instant::now();
+    let mut why = Refusal::NoSafePoint {
+        reason: "no thread waits in a system call that it could make again".to_owned(),
+    };
+    for round in 0.. {
+        let candidates = candidates(target.pid, round)?;
+        target.look_again()?;
+        for tid in candidates {
+            match stop(target, tid, calls) {
+                Ok(borrowed) => return Ok(borrowed),
+                Err(Not::Now(reason)) => {
+                    let reason = reason.to_owned();
+                    if let Refusal::NoSafePoint { .. } = why {
+                        why = Refusal::NoSafePoint { reason };
+                    }
+                }
+                Err(Not::Ever(refusal)) => why = refusal,
+                Err(Not::AnyThread(error)) => return Err(error),
+            }
+        }
+        if begun.elapsed() > PATIENCE {
+            break;
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+    Err(why.into())
+}
+
+/// The threads to try, the best first: one of each kind, because a thousand may wait for the same, and
+/// in each round another one.
+fn candidates(pid: u32, round: usize) -> Result<Vec<u32>, Error> {
+    let mut waiting: Vec<(Wait, u32)> = threads(pid)
+        .map_err(|_| ENDED)?
+        .iter()
+        .filter_map(|thread| {
+            let call = thread.call?;
+            Some((wait(call.number, call.arguments)?, thread.tid))
+        })
+        .collect();
+    waiting.sort_unstable();
+    let kinds = waiting.chunk_by(|(one, _), (other, _)| one == other);
+    Ok(kinds.map(|kind| kind[round % kind.len()].1).collect())
+}
+
+/// Stops a thread, and lets it go where it is not safe.
+fn stop(target: &Target, tid: u32, calls: usize) -> Result<Borrowed, Not> {
+    let stopped = Stopped::interrupt(tid).map_err(|why| match why {
+        NotStopped::Ended => Not::Now("its threads end"),
+        NotStopped::Uninterruptible => Not::Now("a thread does not stop (state D)"),
+        NotStopped::Refused(code) => Not::AnyThread(Error::Io {
+            what: format!("failed to trace thread {tid}"),
+            cause: io::Error::from_raw_os_error(code),
+        }),
+    })?;
+    if stopped.signal().is_some() {
+        return Err(Not::Now("signals arrive"));
+    }
+    match look(target, tid, &stopped, calls) {
+        Ok((registers, state, blocked, end)) => Ok(Borrowed {
+            tid,
+            stopped,
+            registers,
+            state,
+            blocked,
+            end,
+        }),
+        Err(not) => {
+            let made_again = stopped.registers().ok().filter(would_see_eintr);
+            let made_again = made_again.and_then(|registers| {
+                let code = target.memory.bytes(registers.rip - CALL_LENGTH as u64);
+                restart::again(&registers, code.ok()?)
+            });
+            if let Some(registers) = made_again {
+                // It fails for a thread that was killed.
+                let _ = stopped.go_on(&registers);
+            }
+            Err(not)
+        }
+    }
+}
+
+type Looked = (libc::user_regs_struct, State, u64, u64);
+
+fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Looked, Not> {
+    const KILLED: Not = Not::Now("its threads end");
+    let registers = stopped.registers().map_err(|_| KILLED)?;
+    if registers.cs != USER_CODE {
+        return Err(Not::Now("it runs code of 32 bits"));
+    }
+    let r = &registers;
+    let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
+    let wait = wait(r.orig_rax as i64, arguments);
+    let wait = wait.ok_or(Not::Now("its threads do not wait long enough"))?;
+    let code = target.memory.bytes(r.rip - CALL_LENGTH as u64);
+    let code: [u8; CALL_LENGTH] = code.map_err(|_| KILLED)?;
+    if !code.ends_with(&[0x0f, 0x05]) {
+        return Err(Not::Now(
+            "a thread waits elsewhere than at a syscall instruction",
+        ));
+    }
+    check_stack(target, r.rsp, wait).map_err(Not::Now)?;
+    // Each thread has filters of its own, and the new thread has those of this one.
+    require_calls(tid).map_err(Not::Ever)?;
+    let again = restart::again(&registers, code);
+    let again = again.ok_or(Not::Now(
+        "a thread sleeps in a call that cannot be told from outside",
+    ))?;
+    let state = stopped.state().map_err(|_| KILLED)?;
+    let blocked = stopped.blocked().map_err(|_| KILLED)?;
+    let home = Home {
+        registers: again,
+        state: &state,
+        blocked,
+    };
+    let places = [errand::end_on_stack(&home), r.fs_base];
+    let end = place(target, tid, places, errand::length(calls, &home));
+    let end = end.ok_or(Not::Now("a thread's stack has no room"))?;
+    Ok((again, state, blocked, end))
+}
+
+/// Whether a thread holds what it interrupted, or what called it.
+fn check_stack(target: &Target, pointer: u64, wait: Wait) -> Result<(), &'static str> {
+    let stack = target.mapping(pointer).ok_or("a thread has no stack")?;
+    let length = (stack.range.end - pointer).min(SEARCHED) & !7;
+    let mut bytes = vec![0; length as usize];
+    let read = target.memory.read(pointer, &mut bytes);
+    read.map_err(|_| "a thread's stack cannot be read")?;
+    let words = bytes.chunks_exact(8);
+    let words: Vec<u64> = words
+        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+        .collect();
+    let restorer = target.gadgets.restorer;
+    if (0..words.len()).any(|at| is_handler(&words[at..], restorer)) {
+        return Err("its threads are in signal handlers");
+    }
+    // No allocator waits for descriptors or children.
+    let is_allocator = |word: &u64| target.allocators.iter().any(|code| code.contains(word));
+    if wait != Wait::Same && words.iter().take(RECENT).any(is_allocator) {
+        return Err("its threads are in an allocator");
+    }
+    Ok(())
+}

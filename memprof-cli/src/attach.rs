@@ -1,0 +1,159 @@
+//! `memprof attach`: the plugin, in a process that nobody prepared.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use memprof_attach::{Attached, Attachment, Error, File, Plugin};
+use memprof_host::client::Client;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::exit::{FAILED, Outcome, UNAVAILABLE, coded};
+use crate::reply::ask;
+use crate::run::plugin;
+use crate::{output, target};
+
+/// Put the plugin into a running process that nobody prepared, for a while
+///
+/// The process is stopped for about a millisecond. Nothing is sampled before `memprof activate`;
+/// `memprof detach` gives everything back, as does the end of the time. Root may attach to any
+/// process, others to their own, where the machine lets them: `memprof ps --all` tells.
+#[derive(clap::Args, Debug)]
+pub(crate) struct AttachArgs {
+    /// The process
+    pub(crate) pid: u32,
+
+    /// How long, at the most
+    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub(crate) lease: Duration,
+
+    /// The plugin's file; by default the one that is installed with this program
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
+
+    /// The plugin's keys, in a file: watch rules, what is kept. It is read here
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The plugin's keys, which win over the file's
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) args: Vec<String>,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+struct Reply {
+    status: &'static str,
+    text: String,
+    pid: u32,
+    name: String,
+    /// How long a thread stood still, in all.
+    stopped_ms: f64,
+    /// The thread that was borrowed last.
+    thread: Option<u32>,
+    allocators: Value,
+}
+
+pub(crate) fn run(args: &AttachArgs) -> Outcome {
+    let (mut client, attached) = match host(args.pid) {
+        Some(client) => (client, None),
+        None => {
+            let (client, attached) = attach(args)?;
+            (client, Some(attached))
+        }
+    };
+    let reply = reply(args, &mut client, attached.as_ref())?;
+    if args.json {
+        output::print(&json!(reply).to_string())?;
+    } else {
+        output::print(&reply.text)?;
+    }
+    Ok(0.into())
+}
+
+/// The process, if it is a host already.
+pub(crate) fn host(pid: u32) -> Option<Client> {
+    target::connect(Some(&pid.to_string())).ok()
+}
+
+/// Attaches to a process that is no host.
+pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, Attached)> {
+    let plugin = Plugin {
+        path: plugin(args.plugin.as_deref())?,
+    };
+    let attached = memprof_attach::attach(args.pid, &plugin, &args.attachment()?);
+    let attached = attached.map_err(|error| refused(args.pid, &error))?;
+    let client = target::connect(Some(&args.pid.to_string()))?;
+    Ok((client, attached))
+}
+
+impl AttachArgs {
+    fn attachment(&self) -> anyhow::Result<Attachment> {
+        let read = |path: &PathBuf| {
+            let text = fs::read_to_string(path);
+            let text = text.with_context(|| format!("failed to read {}", path.display()))?;
+            let path = path.display().to_string();
+            anyhow::Ok(File { path, text })
+        };
+        Ok(Attachment {
+            lease: self.lease,
+            words: self.args.clone(),
+            file: self.config.as_ref().map(read).transpose()?,
+        })
+    }
+}
+
+fn refused(pid: u32, error: &Error) -> anyhow::Error {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+    let process = match name {
+        Ok(name) => format!("{pid} ({})", name.trim_end()),
+        Err(_) => pid.to_string(),
+    };
+    match error {
+        Error::Refused(refusal) => {
+            let remedy = refusal.remedy().map(|remedy| format!("; {remedy}"));
+            let remedy = remedy.unwrap_or_default();
+            coded(refusal.exit_code(), format!("{process}: {refusal}{remedy}"))
+        }
+        Error::NotLoaded(why) => coded(
+            UNAVAILABLE,
+            format!("{process}: the plugin was not started: {why}"),
+        ),
+        error => coded(FAILED, format!("{process}: {error}")),
+    }
+}
+
+fn reply(
+    args: &AttachArgs,
+    client: &mut Client,
+    attached: Option<&Attached>,
+) -> anyhow::Result<Reply> {
+    let pid = args.pid;
+    let name = client.host()?.name;
+    let status = ask(client, "status", "")?.ok()?;
+    let stops = attached.map(|attached| attached.stops.iter().sum::<Duration>());
+    let stopped_ms = stops.unwrap_or_default().as_micros() as f64 / 1000.0;
+    let text = match attached {
+        None => format!("{pid} ({name}) has the plugin already"),
+        Some(_) => format!(
+            "attached to {pid} ({name}), which stood still for {stopped_ms:.1} ms; the plugin leaves \
+             by itself in {}\nnext: memprof activate -t {pid}",
+            humantime::format_duration(args.lease)
+        ),
+    };
+    Ok(Reply {
+        status: "ok",
+        text,
+        pid,
+        name,
+        stopped_ms,
+        thread: attached.map(|attached| attached.thread),
+        allocators: status.field("allocators").clone(),
+    })
+}

@@ -1,0 +1,129 @@
+//! `memprof detach`: the plugin leaves a process into which `memprof attach` has put it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memprof_host::{Reach, Running, survey};
+use serde_json::json;
+
+use crate::exit::{FAILED, Outcome, coded};
+use crate::reply::{Reply, ask};
+use crate::{output, target};
+
+/// How long the socket may take to close.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// Take the plugin out of a process that was attached to
+///
+/// Sampling ends, every call of malloc leads to the allocator again, the plugin's threads and its
+/// socket end. Dumps are kept. The plugin's code stays mapped, asleep.
+#[derive(clap::Args, Debug)]
+pub(crate) struct DetachArgs {
+    /// The process
+    pid: u32,
+
+    /// Also its descendants: forked children are attached to as it is
+    #[arg(long)]
+    tree: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &DetachArgs) -> Outcome {
+    let pids = match args.tree {
+        false => vec![args.pid],
+        true => hosts_below(args.pid),
+    };
+    if pids.is_empty() {
+        // Says why there is none.
+        target::connect(Some(&args.pid.to_string()))?;
+    }
+    for pid in &pids {
+        detach(*pid)?.ok()?;
+    }
+    let text = match pids.as_slice() {
+        [pid] => format!("detached from {pid}: everything was given back"),
+        pids => {
+            let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
+            format!(
+                "detached from {}: everything was given back",
+                pids.join(", ")
+            )
+        }
+    };
+    if args.json {
+        let reply = json!({ "status": "ok", "text": text, "pids": pids });
+        output::print(&reply.to_string())?;
+    } else {
+        output::print(&text)?;
+    }
+    Ok(0.into())
+}
+
+/// Has the plugin leave, and waits until it has.
+pub(crate) fn detach(pid: u32) -> anyhow::Result<Reply> {
+    let mut client = target::connect(Some(&pid.to_string()))?;
+    let reply = ask(&mut client, "detach", "")?;
+    if reply.status != 0 {
+        return Ok(reply);
+    }
+    drop(client);
+    let begun = Instant::now();
+    while has_our_threads(pid) {
+        if begun.elapsed() > PATIENCE {
+            let message = format!("{pid} has detached, but a thread of the plugin's still runs");
+            return Err(coded(FAILED, message));
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+    Ok(reply)
+}
+
+/// All of them are called so (memprof-own).
+fn has_our_threads(pid: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let mut tasks = tasks.into_iter().flatten().flatten();
+    tasks.any(|task| {
+        let name = fs::read(task.path().join("comm"));
+        name.is_ok_and(|name| name.starts_with(b"memprof-"))
+    })
+}
+
+/// The hosts among a process and its descendants.
+fn hosts_below(pid: u32) -> Vec<u32> {
+    let hosts = survey(Reach::Processes, |_| ()).hosts;
+    let parents = parents();
+    let is_below = |host: &u32| {
+        let mut at = *host;
+        // A process is never its own ancestor; pids that were reused meanwhile may make it seem so.
+        for _ in 0..parents.len() {
+            if at == pid {
+                return true;
+            }
+            match parents.get(&at) {
+                Some(parent) => at = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    let pids = hosts.into_iter().map(|(Running { pid, .. }, ())| pid);
+    pids.filter(is_below).collect()
+}
+
+/// Each process's parent.
+fn parents() -> HashMap<u32, u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let parent = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+        Some((pid, line.trim().parse().ok()?))
+    };
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(parent).collect()
+}

@@ -1,0 +1,263 @@
+//! `memprof attach`: a program that nobody prepared, and left as it was.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use object::read::elf::{FileHeader, Rela};
+use object::{Endianness, elf};
+
+use crate::host::{Host, PATIENCE};
+use crate::memprof::memprof;
+
+/// Grows without end, and answers a line with a line.
+const GROWING: &str = r#"
+    $| = 1;
+    my @kept;
+    sub grow { push @kept, "x" x 1000 for 1 .. 2000 }
+    print STDERR "ready\n";
+    while (<STDIN>) { grow(); print STDERR "served $_" }
+"#;
+
+/// Perl as it is, waiting for a line.
+fn unprepared() -> Host {
+    let mut command = Command::new("perl");
+    command.args(["-e", GROWING]).stdin(Stdio::piped());
+    let host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    host
+}
+
+fn serves(host: &mut Host, line: &str) {
+    host.type_line(line);
+    host.wait_for_log(&format!("served {line}"));
+}
+
+fn attach(host: &Host, args: &[&str]) -> crate::memprof::Run {
+    let (pid, dumps) = (host.pid().to_string(), host.dump_dir());
+    let dump_dir = format!("dump_dir={}", dumps.display());
+    let args = [&["attach", &pid, "--json", &dump_dir], args].concat();
+    memprof(&host.socket_dir(), &args)
+}
+
+fn detach(host: &Host, args: &[&str]) -> crate::memprof::Run {
+    let pid = host.pid().to_string();
+    memprof(&host.socket_dir(), &[&["detach", &pid], args].concat())
+}
+
+fn is_listed(host: &Host) -> bool {
+    let listing = memprof(&host.socket_dir(), &["ps", "--json"])
+        .exits(0)
+        .json();
+    let has_it = |list: &str| {
+        let rows = listing[list].as_array().unwrap();
+        rows.iter().any(|row| row["pid"] == host.pid())
+    };
+    has_it("hosts") || has_it("unreached")
+}
+
+fn our_threads(host: &Host) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
+    let names = tasks.flatten().filter_map(|task| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        Some(name.trim_end().to_owned())
+    });
+    names.filter(|name| name.starts_with("memprof-")).collect()
+}
+
+fn wait_until_gone(host: &Host) {
+    let begun = Instant::now();
+    while !our_threads(host).is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", our_threads(host));
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What the slots of the program and its libraries hold, by address.
+fn slots(pid: u32) -> BTreeMap<u64, u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
+    let mut slots = BTreeMap::new();
+    for line in maps.lines().filter(|line| line.contains(" 00000000 ")) {
+        let Some(path) = line.find('/').map(|at| &line[at..]) else {
+            continue;
+        };
+        let (Ok(bytes), false) = (fs::read(path), path.contains("memory_profile")) else {
+            continue;
+        };
+        let base = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        for at in slot_addresses(&bytes) {
+            let mut word = [0; 8];
+            memory.read_exact_at(&mut word, base + at).unwrap();
+            slots.insert(base + at, u64::from_le_bytes(word));
+        }
+    }
+    slots
+}
+
+fn slot_addresses(bytes: &[u8]) -> Vec<u64> {
+    let Ok(header) = elf::FileHeader64::<Endianness>::parse(bytes) else {
+        return Vec::new();
+    };
+    let endian = header.endian().unwrap();
+    let sections = header.sections(endian, bytes).unwrap();
+    let mut addresses = Vec::new();
+    for section in sections.iter() {
+        use object::read::elf::SectionHeader;
+        let Some((relocations, _)) = section.rela(endian, bytes).unwrap() else {
+            continue;
+        };
+        let is_slot = |rela: &&elf::Rela64<Endianness>| {
+            let kind = rela.r_type(endian, false);
+            [elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT].contains(&kind)
+        };
+        let offsets = relocations.iter().filter(is_slot);
+        addresses.extend(offsets.map(|rela| rela.r_offset(endian)));
+    }
+    addresses
+}
+
+/// Slots that the loader had filled, and which hold something else now. Lazy ones point into their own
+/// object until they are called.
+fn changed(before: &BTreeMap<u64, u64>, after: &BTreeMap<u64, u64>, ours: (u64, u64)) -> usize {
+    let is_ours = |value: &u64| (ours.0..ours.1).contains(value);
+    assert!(before.values().all(|value| !is_ours(value)));
+    after.values().filter(|value| is_ours(value)).count()
+}
+
+fn plugin_range(pid: u32) -> (u64, u64) {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let of_plugin = |line: &&str| line.ends_with("memory_profile.so");
+    let ranges = maps.lines().filter(of_plugin).map(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let end = rest.split(' ').next().unwrap();
+        let hex = |text| u64::from_str_radix(text, 16).unwrap();
+        (hex(start), hex(end))
+    });
+    let ranges: Vec<_> = ranges.collect();
+    (ranges[0].0, ranges[ranges.len() - 1].1)
+}
+
+#[test]
+fn a_program_that_nobody_prepared_is_profiled_and_left_as_it_was() {
+    let mut host = unprepared();
+    // Lazy slots are filled by the first calls.
+    serves(&mut host, "zero");
+    let before = slots(host.pid());
+    let attached = attach(&host, &[]).exits(0).json();
+    assert_eq!(attached["status"], "ok", "{attached}");
+    assert_eq!(attached["pid"], host.pid());
+    assert_eq!(attached["name"], "perl");
+    assert_eq!(attached["allocators"][0]["kind"], "glibc", "{attached}");
+    let stopped = attached["stopped_ms"].as_f64().unwrap();
+    assert!(stopped > 0.0 && stopped < 1000.0, "{attached}");
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "inactive", "{status}");
+
+    host.memprof("activate", &["sample_interval=4KiB"]).exits(0);
+    let ours = plugin_range(host.pid());
+    assert!(changed(&before, &slots(host.pid()), ours) > 2);
+    serves(&mut host, "one");
+    let dump = host.dump_of(1_000_000);
+    let path = dump["path"].as_str().unwrap();
+    let report = memprof(host.place(), &["report", path]).exits(0).stdout;
+    assert!(report.contains("Perl_sv_grow"), "{report}");
+
+    detach(&host, &[]).exits(0);
+    assert_eq!(our_threads(&host), [""; 0]);
+    assert!(!is_listed(&host));
+    assert_eq!(changed(&before, &slots(host.pid()), ours), 0);
+    serves(&mut host, "two");
+
+    // The same image wakes.
+    attach(&host, &[]).exits(0);
+    assert_eq!(plugin_range(host.pid()), ours);
+    let note = attach(&host, &[]).exits(0).json();
+    let text = note["text"].as_str().unwrap();
+    assert!(text.ends_with("(perl) has the plugin already"), "{text}");
+    detach(&host, &[]).exits(0);
+    serves(&mut host, "three");
+}
+
+#[test]
+fn an_attachment_ends_by_itself_and_takes_the_activation_with_it() {
+    let mut host = unprepared();
+    serves(&mut host, "zero");
+    let before = slots(host.pid());
+    attach(&host, &["--for", "1500ms"]).exits(0);
+    host.memprof("activate", &["for=1h"]).exits(0);
+    wait_until_gone(&host);
+    assert!(!is_listed(&host));
+    let ours = plugin_range(host.pid());
+    assert_eq!(changed(&before, &slots(host.pid()), ours), 0);
+    serves(&mut host, "one");
+}
+
+#[test]
+fn a_config_that_is_wrong_leaves_nothing_behind() {
+    let mut host = unprepared();
+    let file = host.place().join("plugin.toml");
+    fs::write(&file, "lg_sample = 13\n").unwrap();
+    let file = file.to_str().unwrap();
+    let check = |args: &[&str], expected: &str| {
+        let refused = attach(&host, args).exits(4);
+        assert!(refused.stderr.contains(expected), "{refused:?}");
+        wait_until_gone(&host);
+    };
+    check(&["no_such_key=1"], "no_such_key");
+    check(
+        &["dump"],
+        "config word \"dump\" is not of the form key=value",
+    );
+    attach(&host, &["--config", file, "keep.count=3"]).exits(0);
+    detach(&host, &[]).exits(0);
+    serves(&mut host, "one");
+}
+
+#[test]
+fn a_message_to_a_process_without_the_plugin_names_attach() {
+    let host = unprepared();
+    let refused = host.memprof("status", &[]).exits(3);
+    let pid = host.pid();
+    let remedy = format!("runs without the plugin: `memprof attach {pid}` puts it there");
+    assert!(refused.stderr.contains(&remedy), "{refused:?}");
+    detach(&host, &[]).exits(3);
+}
+
+#[test]
+fn only_what_was_attached_is_detached() {
+    let host = crate::host::Setup::of("c_host").start();
+    let refused = detach(&host, &[]).exits(4);
+    assert!(refused.stderr.contains("deactivate"), "{refused:?}");
+    let note = attach(&host, &[]).exits(0).json();
+    assert_eq!(note["thread"], serde_json::Value::Null, "{note}");
+}
+
+#[test]
+fn what_cannot_be_attached_to_is_told_why() {
+    let host = unprepared();
+    let check = |code: i32, expected: &str| {
+        let refused = attach(&host, &[]).exits(code);
+        assert!(refused.stderr.contains(expected), "{refused:?}");
+    };
+    let pid = Pid::from_raw(host.pid().cast_signed());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let status = format!("/proc/{pid}/status");
+    while !fs::read_to_string(&status).unwrap().contains("T (stopped)") {
+        thread::yield_now();
+    }
+    check(
+        4,
+        &format!("process is stopped; continue it first (kill -CONT {pid})"),
+    );
+    kill(pid, Signal::SIGCONT).unwrap();
+    attach(&host, &[]).exits(0);
+    detach(&host, &[]).exits(0);
+    let none = memprof(host.place(), &["attach", "4194304"]).exits(3);
+    assert!(none.stderr.contains("no such process"), "{none:?}");
+}

@@ -1,0 +1,280 @@
+//! A process that nobody prepared, into which `memprof attach` has put the library: it gets a control
+//! socket, for a while.
+//!
+//! An attachment has an end. One thread sleeps until then, or until the plugin's message `detach` calls
+//! [`leave`]; it closes the socket and is the last one of ours to end. The library stays mapped, and the
+//! next attachment calls it again.
+//!
+//! A forked child has an attachment of its own, with the same end. Log lines go nowhere: the process's
+//! standard error is not ours.
+#![expect(
+    unsafe_code,
+    reason = "what memprof-attach calls, and a handler of fork"
+)]
+
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use log::LevelFilter;
+use memprof_own::{Plan, Privileges};
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::{
+    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_UNSUPPORTED, memprof_plugin_entry_t,
+};
+use rustix::thread::Timespec;
+use rustix::thread::futex::{self, Flags};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+
+use super::config::{self, Control, Settings};
+use super::instance::{self, Adapter};
+use super::log::Lines;
+use super::{contain, control};
+
+/// How long a forked child is left alone.
+const REST: Duration = Duration::from_millis(100);
+/// How long an attachment waits for the one before it to be gone.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Made in a handler of fork(2) too, so it must not need an allocation.
+static STAY: Plan = Plan {
+    name: c"memprof-attach",
+    work: |privileges| contain((), || stay(privileges)),
+};
+
+static LOG: Lines = Lines {
+    level: LevelFilter::Off,
+    sink: |_, _| {},
+};
+
+static ADAPTER: Adapter = Adapter {
+    log: &LOG,
+    control: Control::On,
+    is_own_thread: true,
+};
+
+/// What becomes of the attachment: one of the next three.
+static STATE: AtomicU32 = AtomicU32::new(AWAY);
+/// There is none.
+const AWAY: u32 = 0;
+/// It lasts.
+const HERE: u32 = 1;
+/// It ends as soon as [`STAY`] wakes.
+const LEAVING: u32 = 2;
+
+/// When it ends, in milliseconds of the clock that runs while the machine sleeps.
+static END: AtomicU64 = AtomicU64::new(0);
+/// The thread of [`STAY`] is one of a forked child.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+/// The instance was made here, not by another adapter.
+static IS_OURS: AtomicBool = AtomicBool::new(false);
+
+/// What `memprof attach` passes.
+#[derive(Debug, Deserialize)]
+struct Attachment {
+    /// How long it lasts.
+    lease_ms: u64,
+    /// The plugin's keys, as `key=value`.
+    #[serde(default)]
+    words: Vec<String>,
+    /// A file with keys of the plugin's: its path where `memprof attach` runs, and its text.
+    file: Option<File>,
+}
+
+#[derive(Debug, Deserialize)]
+struct File {
+    path: String,
+    text: String,
+}
+
+/// Makes the instance, or wakes it, and opens the socket. Null, or why not.
+///
+/// # Safety
+/// `toml` is a NUL-terminated text.
+#[doc(hidden)]
+pub unsafe fn attached(
+    entry: &'static memprof_plugin_entry_t,
+    toml: *const c_char,
+) -> *const c_char {
+    // SAFETY: promised by the caller.
+    let toml = unsafe { CStr::from_ptr(toml) };
+    contain(c"attaching panicked".as_ptr(), || {
+        match attach(entry, &toml.to_string_lossy()) {
+            Ok(()) => ptr::null(),
+            // Leaked: the caller reads it when we have returned.
+            Err(failure) => CString::new(failure.to_string().replace('\0', " "))
+                .unwrap_or_default()
+                .into_raw(),
+        }
+    })
+}
+
+/// Whether the process was attached to, and still is.
+pub fn is_attached() -> bool {
+    STATE.load(Ordering::Acquire) == HERE
+}
+
+/// Ends the attachment: closes the socket once the message that is being answered was answered.
+pub fn leave() {
+    STATE.store(LEAVING, Ordering::Release);
+    // It fails for addresses only that are none.
+    let _ = futex::wake(&STATE, Flags::PRIVATE, u32::MAX >> 1);
+}
+
+/// When the attachment ends by itself, in seconds from now.
+pub fn left() -> Option<Duration> {
+    let left = END.load(Ordering::Acquire).saturating_sub(now_ms());
+    is_attached().then(|| Duration::from_millis(left))
+}
+
+fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
+    let invalid = |why: String| Failure::new(MEMPROF_INVALID_ARGUMENT, why);
+    let attachment: Attachment =
+        toml::from_str(toml).map_err(|error| invalid(error.to_string()))?;
+    let settings = attachment.settings()?;
+    wait_until_away()?;
+    let is_ours = IS_OURS.load(Ordering::Acquire);
+    if instance::instance().is_some() && !is_ours || control::is_open() {
+        let message = "the program has loaded the plugin itself";
+        return Err(Failure::new(MEMPROF_UNSUPPORTED, message));
+    }
+    name_this_thread();
+    let control = settings.control.clone();
+    let has_keys = !settings.config_text().is_empty();
+    let instance = match instance::instance() {
+        // Nothing was said that it does not know.
+        Some(asleep) if !has_keys && !asleep.has_keys() => asleep,
+        _ => {
+            // SAFETY: it is ours and asleep, and only one `memprof attach` is at it.
+            unsafe { instance::remove() };
+            instance::make(entry, &ADAPTER, settings, has_keys)?
+        }
+    };
+    IS_OURS.store(true, Ordering::Release);
+    instance.enter_thread();
+    instance
+        .open_control(&ADAPTER, control.as_ref())
+        // SAFETY: as above; without a socket nobody can ask for it.
+        .inspect_err(|_| unsafe { instance::remove() })?;
+    END.store(now_ms() + attachment.lease_ms, Ordering::Release);
+    IS_CHILD.store(false, Ordering::Release);
+    STATE.store(HERE, Ordering::Release);
+    follow_forks();
+    memprof_plugin_abi::stay_loaded();
+    if let Err(error) = memprof_own::spawn_plan(&STAY) {
+        control::close();
+        // SAFETY: the socket is closed, and its threads have ended.
+        unsafe { instance::remove() };
+        STATE.store(AWAY, Ordering::Release);
+        let message = format!("failed to start the thread that ends the attachment: {error}");
+        return Err(Failure::new(MEMPROF_INTERNAL, message));
+    }
+    Ok(())
+}
+
+impl Attachment {
+    fn settings(&self) -> Result<Settings, Failure> {
+        let words = self.words.iter().map(|word| config::pair(word));
+        let words = words.collect::<Result<Vec<_>, _>>()?;
+        let file = self.file.as_ref();
+        let file = file.map(|file| (file.path.as_str(), file.text.as_str()));
+        config::settings(words, file)
+    }
+}
+
+/// An attachment that ends may still be at it.
+fn wait_until_away() -> Result<(), Failure> {
+    let begun = Instant::now();
+    while STATE.load(Ordering::Acquire) == LEAVING && begun.elapsed() < PATIENCE {
+        thread::sleep(LOOK_AGAIN);
+    }
+    match STATE.load(Ordering::Acquire) {
+        AWAY => Ok(()),
+        HERE => Err(Failure::new(MEMPROF_UNSUPPORTED, "it is attached already")),
+        _ => Err(Failure::new(
+            MEMPROF_UNSUPPORTED,
+            "it is still being detached",
+        )),
+    }
+}
+
+/// Threads of ours are told by their names where an allocator asks.
+fn name_this_thread() {
+    // SAFETY: pthread_self(3) has no conditions.
+    let this = unsafe { libc::pthread_self() };
+    // SAFETY: pthread_setname_np(3): a NUL-terminated name of at most 15 bytes.
+    unsafe { libc::pthread_setname_np(this, c"memprof-attach".as_ptr()) };
+}
+
+fn follow_forks() {
+    static FOLLOWS: Once = Once::new();
+    FOLLOWS.call_once(|| {
+        // SAFETY: pthread_atfork(3): this library is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+}
+
+extern "C" fn forked() {
+    contain((), || {
+        if STATE.load(Ordering::Acquire) == HERE {
+            IS_CHILD.store(true, Ordering::Release);
+            if memprof_own::spawn_plan(&STAY).is_err() {
+                STATE.store(AWAY, Ordering::Release);
+            }
+        } else {
+            // The thread that was to end it is the parent's.
+            STATE.store(AWAY, Ordering::Release);
+        }
+    });
+}
+
+/// The attachment, from its thread's side.
+fn stay(privileges: &mut Privileges) {
+    let Some(instance) = instance::instance() else {
+        return;
+    };
+    if IS_CHILD.load(Ordering::Acquire) {
+        thread::sleep(REST);
+        privileges.follow();
+        instance.enter_thread();
+        // The socket's path is the parent's; this one is called by its own pid.
+        let _refused = instance.open_control(&ADAPTER, None);
+    } else {
+        instance.enter_thread();
+    }
+    while STATE.load(Ordering::Acquire) == HERE {
+        let left = END.load(Ordering::Acquire).saturating_sub(now_ms());
+        if left > 0 {
+            wait(HERE, Duration::from_millis(left));
+            continue;
+        }
+        privileges.follow();
+        instance.enter_thread();
+        instance.message(b"detach");
+        // Refused, as while a dump runs: again in a moment.
+        wait(HERE, Duration::from_secs(1));
+    }
+    privileges.follow();
+    control::close();
+    STATE.store(AWAY, Ordering::Release);
+}
+
+/// Returns when the state is not `known` any more, at the latest after `time`, or for no reason.
+fn wait(known: u32, time: Duration) {
+    let time = Timespec {
+        tv_sec: time.as_secs().cast_signed(),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // Each reason to return is one to look again.
+    let _ = futex::wait(&STATE, Flags::PRIVATE, known, Some(&time));
+}
+
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
+}
