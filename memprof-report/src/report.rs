@@ -257,9 +257,10 @@ fn emptiness(profile: &Profile, options: &Options) -> String {
         .as_ref()
         .or(origin.active_since.as_ref());
     match (profile.interval, since) {
-        (Some(interval), Some(since)) => {
-            format!("nothing was sampled since {since}, at 1 sample per {interval} bytes")
-        }
+        (Some(interval), Some(since)) => format!(
+            "nothing was sampled since {since}, at 1 sample per {interval} bytes; `memprof ledger` shows where the \
+             process's memory is, also what no allocator gave out"
+        ),
         (Some(interval), None) => format!(
             "nothing was sampled, at 1 sample per {interval} bytes; profiling may never have been active"
         ),

@@ -151,6 +151,15 @@ fn an_empty_profile_says_why() {
         error.to_string(),
         "new.heap: the profile is empty: nothing was sampled, at 1 sample per 512 bytes; profiling may never have been active"
     );
+    // A program that maps its memory itself, as Node does for JavaScript's.
+    let active = [
+        &dump[..],
+        b"# memprof 1\n# active-since: 2026-11-22T02:39:42Z\n",
+    ]
+    .concat();
+    let error = report_on(&active, None, None, &text()).expect_err("it is empty");
+    let remedy = "`memprof ledger` shows where the process's memory is";
+    assert!(error.to_string().contains(remedy), "{error}");
 }
 
 /// A cut anywhere before the mappings is an error. Behind them whole lines may be missing: names, no values.
