@@ -5,7 +5,7 @@ use core::arch::asm;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
-use memprof_unwind::{Registers, walk_this_thread};
+use memprof_unwind::{Registers, birth_frame, walk_this_thread};
 
 use crate::countdown;
 use crate::filter::{Filter, hash};
@@ -176,9 +176,16 @@ pub(crate) fn sample(block: usize, size: usize) {
     let walked = unsafe { &*(&raw const *walked as *const [usize]) };
     let own = own_code();
     let is_own = |frame: &&usize| own.contains(*frame);
-    let frames = walked.iter().take_while(is_own).count();
-    let frames = walked.get(frames..).unwrap_or_default();
-    let frames = frames.get(..MOST_FRAMES).unwrap_or(frames);
+    let start = walked.iter().take_while(is_own).count();
+    let born = birth_frame();
+    let mut end = count.min(start + MOST_FRAMES - usize::from(born.is_some()));
+    if let (Some(born), Some(next)) = (born, room.get_mut(end)) {
+        next.write(born);
+        end += 1;
+    }
+    let frames = room.get(start..end).unwrap_or_default();
+    // SAFETY: the walk wrote these, but for the last one.
+    let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
     match RECORDS.intern(frames, size) {
         Some(record) => remember(block, Sample { size, record }),

@@ -11,6 +11,7 @@ use core::sync::atomic::{
 };
 
 use crate::Counts;
+use crate::birth::birth_frame;
 use crate::compare::{Walk, leaf_of};
 use crate::memory::Stack;
 use crate::object::{FindObject, loaded_rule_at};
@@ -212,9 +213,21 @@ unsafe extern "C" fn sample(
     }
     // SAFETY: `Walker`: room for so many pointers.
     let room = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
-    let Some(walked) = hook.walk(start, hook.leaf.load(Relaxed), room) else {
+    // After the comparison, of which it is no part.
+    let (last, room) = match (birth_frame(), room) {
+        (Some(frame), [room @ .., last]) => (Some((last, frame)), room),
+        (_, room) => (None, room),
+    };
+    let Some(mut walked) = hook.walk(start, hook.leaf.load(Relaxed), room) else {
         return false;
     };
+    if let Some((last, frame)) = last {
+        match room.get_mut(walked) {
+            Some(next) => next.write(frame),
+            None => last.write(frame),
+        };
+        walked += 1;
+    }
     // SAFETY: `Walker`: a number.
     unsafe { count.write(walked as u32) };
     true
@@ -344,6 +357,7 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
+    use crate::birth::set_birth;
 
     /// What the walkers of these tests say.
     const ELSEWHERE: usize = 0xBAD;
@@ -410,6 +424,17 @@ mod tests {
         let cut = sampled(hook, 3);
         assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], frames[2]]);
         assert_eq!(sampled(hook, 0), []);
+        // The outermost frame makes room for the time, where all is full.
+        set_birth(Some(1_795_300_000));
+        let born = 0x4d_5002 << 40 | 1_795_300_000 << 1 | 1;
+        let whole = sampled(hook, 128);
+        assert_eq!(whole.len(), frames.len() + 1);
+        assert_eq!(whole.last(), Some(&born));
+        let cut = sampled(hook, 3);
+        assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], born]);
+        assert_eq!(sampled(hook, 1), [born]);
+        assert_eq!(sampled(hook, 0), []);
+        set_birth(None);
         assert_eq!(hook.counts().fallbacks, 0);
         assert_eq!(hook.counts().cut, 0);
     }

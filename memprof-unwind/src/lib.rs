@@ -15,6 +15,7 @@
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
+mod birth;
 pub mod cfi;
 mod compare;
 mod counts;
@@ -26,6 +27,7 @@ mod rule;
 mod table;
 mod walk;
 
+pub use birth::{birth_frame, set_birth};
 pub use counts::Counts;
 pub use hook::{
     HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read, walk_this_thread,
