@@ -58,7 +58,7 @@ pub use profiler::dump::Dump;
 pub use profiler::status::{
     Activation, Allocator, DumpReport, Gdumping, JemallocOptions, Purged, Status,
 };
-pub use profiler::{ActivateOptions, Profiler, SEEN_FROM_THE_START, Settings};
+pub use profiler::{ActivateOptions, AgeWidth, Profiler, SEEN_FROM_THE_START, Settings};
 pub use sampler::{SamplerChoice, SamplerStatus, Slots, Through, sample_at_once};
 pub use size::{SIZE_EXAMPLE, has_unit, parse_size};
 pub use system::cgroup::Cgroup;

@@ -1,5 +1,6 @@
 //! The profiler of one process: the messages' meaning, over all its allocators.
 
+mod ages;
 mod detaching;
 pub(crate) mod dump;
 mod dumper;
@@ -15,6 +16,8 @@ mod switching;
 mod unsampled;
 mod watching;
 
+pub use ages::AgeWidth;
+use ages::Ages;
 pub use switching::ActivateOptions;
 
 use std::path::PathBuf;
@@ -97,6 +100,7 @@ pub struct Profiler {
     /// The last dump of a rule was refused for want of memory, which was logged.
     was_refused: AtomicBool,
     unwinder: Unwinder,
+    ages: Ages,
     tick: Mutex<Option<Tick>>,
 }
 
@@ -144,6 +148,7 @@ impl Profiler {
     pub fn new(settings: Settings, now: SystemTime) -> Self {
         let mut profiler = Self {
             unwinder: Unwinder::new(settings.unwinder),
+            ages: Ages::new(),
             tick: Mutex::new(None),
             found: Mutex::new(Found::look(&settings, &[])),
             settings,
@@ -204,6 +209,7 @@ impl Profiler {
             watch: self.watch_status(),
             gdump: self.gdump_status(),
             unwinder: self.unwinder.status(),
+            ages_s: self.ages.width(),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::{clock::rfc3339, lock::lock};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use ours::prepare_walks;
-pub(crate) use ours::set_leased;
+pub(crate) use ours::{set_birth, set_leased};
 pub(crate) use tick::Tick;
 
 /// Who shall walk.

@@ -58,6 +58,12 @@ pub const MESSAGES: &[Message] = &[
                 "who samples: the allocator, or memprof in its place; auto falls back to memprof",
             )
             .default("auto"),
+            Argument::new(
+                "ages",
+                Like(&["1m", "10s", "off"]),
+                "let dumps tell how old memory is, in buckets of this length: memprof report --ages",
+            )
+            .default("off"),
         ],
     },
     Message {

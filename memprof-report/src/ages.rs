@@ -2,7 +2,6 @@
 //! were allocated. The allocator keeps samples of one stack and different births apart, so that one dump tells
 //! how much of what was allocated when is still alive.
 
-use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -158,33 +157,22 @@ pub(crate) fn keep_older(profile: &mut Profile, least: Duration) -> Result<i64> 
     Ok(unknown[SampleType::InuseSpace])
 }
 
-/// Copies a heap dump without its births, for tools that take them for addresses: each line keeps its values, so
-/// that all totals stay.
-pub fn without_ages(input: &mut dyn BufRead, out: &mut dyn Write) -> io::Result<()> {
-    let mut line = Vec::new();
-    while input.read_until(b'\n', &mut line)? > 0 {
-        if line.first() == Some(&b'@') || line.windows(4).any(|part| part == b"] @ ") {
-            cut_birth(&mut line);
-        }
-        if !line.starts_with(b"# ages: ") {
-            out.write_all(&line)?;
-        }
-        line.clear();
-    }
-    Ok(())
-}
-
-/// Cuts the last word of a stack's line off, if it is a birth.
-fn cut_birth(line: &mut Vec<u8>) {
-    let text = line.trim_ascii_end();
-    let Some(start) = memchr::memrchr(b' ', text) else {
-        return;
+/// A stack's line without its last word, if that is a birth, which other tools take for an address.
+pub(crate) fn without_birth(line: &[u8]) -> &[u8] {
+    let Some((rest, word)) = line
+        .iter()
+        .rposition(|c| *c == b' ')
+        .map(|at| line.split_at(at))
+    else {
+        return line;
     };
-    let word = std::str::from_utf8(&text[start + 1..]).ok();
-    let address = word.and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
-    if address.is_some_and(|address| Birth::of(Address(address)).is_some()) {
-        line.truncate(start);
-        line.push(b'\n');
+    let hexadecimal = word
+        .strip_prefix(b" 0x")
+        .and_then(|word| std::str::from_utf8(word).ok());
+    let address = hexadecimal.and_then(|word| u64::from_str_radix(word, 16).ok());
+    match address.and_then(|address| Birth::of(Address(address))) {
+        Some(_) => rest,
+        None => line,
     }
 }
 

@@ -36,7 +36,7 @@ mod render;
 mod error;
 mod limits;
 
-pub use ages::{Ages, Birth, Cohort, without_ages};
+pub use ages::{Ages, Birth, Cohort};
 pub use blame::{Blame, Whose};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};

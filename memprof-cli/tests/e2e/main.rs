@@ -7,6 +7,7 @@ mod host;
 mod memprof;
 mod server;
 
+mod ages;
 mod allocators;
 mod artifact;
 mod attach;

@@ -52,6 +52,8 @@ pub(crate) struct Origin {
     pub trigger: Trigger,
     /// The resident bytes, where the kernel tells.
     pub rss: Option<u64>,
+    /// How the births in its stacks are to be read.
+    pub ages: Option<String>,
 }
 
 /// Takes a dump of `backend` into `store`, by way of `scratch`.
@@ -133,6 +135,7 @@ fn comments(
         format!("# kind: {}", name.kind),
     ];
     lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
+    lines.extend(origin.ages.iter().map(|ages| format!("# ages: {ages}")));
     lines.extend(
         origin
             .active_since
@@ -218,6 +221,7 @@ mod tests {
             active_since: Some(started),
             trigger: Trigger::Message,
             rss: Some(4096),
+            ages: None,
         };
         let jemalloc = identify(candidate, READERS).unwrap();
         let backend = Driven::new(Allocator::Jemalloc(jemalloc), None);

@@ -51,6 +51,7 @@ impl Profiler {
             active_since,
             trigger,
             rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
+            ages: self.ages.told(),
         };
         let mut dumps = Vec::new();
         let can = |each: &&Arc<Driven>| each.require_profile(kind).is_ok();
@@ -70,6 +71,7 @@ impl Profiler {
                     let was_late = active_since.is_some_and(|since| since > self.started);
                     let live = figures::live(&backends).filter(|_| was_late);
                     warnings.extend(live.and_then(|live| unseen(&dumps, live)));
+                    warnings.extend(self.ages.width().map(|_| READ_BY_MEMPROF.to_owned()));
                     warnings
                 }
                 ProfileKind::Growth => Vec::new(),
@@ -120,6 +122,9 @@ impl Profiler {
         })
     }
 }
+
+const READ_BY_MEMPROF: &str = "its stacks tell ages, which other tools take for addresses: \
+     `memprof report --format jeprof` writes it for them";
 
 /// Less than this was in use unseen before it matters.
 const NOTABLE_UNSEEN: u64 = 16 << 20;

@@ -143,6 +143,8 @@ pub struct Status {
     pub gdump: Option<GdumpStatus>,
     /// Who walks the stacks of samples.
     pub unwinder: UnwinderStatus,
+    /// The length of the buckets of time in which samples are counted, in seconds, while they are.
+    pub ages_s: Option<u32>,
 }
 
 /// What `activate` and `deactivate` did.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::ages::AgeWidth;
 use super::figures::jemallocs;
 use super::lease::Lease;
 use super::status::Activation;
-use super::{Profiler, lock, with_each, with_remedy};
+use super::{Backends, Profiler, lock, with_each, with_remedy};
 use crate::allocators::embedded;
 use crate::allocators::interval::SampleInterval;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::identity::{Kind, ProfileKind};
 use crate::sampler::{self, SamplerChoice};
 use crate::unwinder::{Tick, UnwinderChoice, set_leased};
@@ -30,6 +31,8 @@ pub struct ActivateOptions {
     pub unwinder: Option<UnwinderChoice>,
     /// Who samples until the next activation; else as configured.
     pub sampler: Option<SamplerChoice>,
+    /// Samples have an age, in buckets of that length.
+    pub ages: Option<AgeWidth>,
 }
 
 impl Profiler {
@@ -44,6 +47,7 @@ impl Profiler {
             duration,
             unwinder,
             sampler,
+            ages,
         } = options;
         self.look_again();
         let backends = self.driven(allocator)?;
@@ -57,6 +61,14 @@ impl Profiler {
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
         let mut warnings = self.unwinder.install(&jemallocs(&backends), unwinder);
+        if ages.is_some() {
+            self.require_ages(&backends).inspect_err(|_| {
+                if begun {
+                    self.unwinder.remove();
+                }
+            })?;
+        }
+        self.ages.set(ages);
         warnings.extend(with_each(&backends, |each| each.activate(interval))?);
         self.set_tick()?;
         warnings.extend(self.undrivable().map(|path| {
@@ -98,6 +110,7 @@ impl Profiler {
             .collect();
         if !self.is_active() {
             self.unwinder.remove();
+            self.ages.set(None);
             *lock(&self.tick) = None;
             *since = None;
         }
@@ -146,6 +159,28 @@ impl Profiler {
         })
     }
 
+    /// Ages are told by the stacks that memprof walks.
+    fn require_ages(&self, backends: &Backends) -> Result<()> {
+        let samples = backends.iter().any(|each| each.sampler_status().is_some());
+        if samples || self.unwinder.is_ours() {
+            return Ok(());
+        }
+        let message =
+            "ages are told by memprof's stack walk or its sampler, and neither is at work here";
+        let mut reasons = self
+            .unwinder
+            .status()
+            .walkers
+            .into_iter()
+            .filter_map(|each| each.reason);
+        let message = match reasons.next() {
+            Some(reason) => format!("{message}: {reason}"),
+            None => message.to_owned(),
+        };
+        Err(Error::new(ErrorKind::Unsupported, message)
+            .remedy("activate sampler=ours, or leave ages out"))
+    }
+
     fn lease_for(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
         // Weak: a lease must not keep the profiler of a host that ends.
         let profiler = Arc::downgrade(self);
@@ -179,6 +214,7 @@ impl Profiler {
             profiler.upgrade().is_some_and(|profiler| {
                 profiler.leave_this_thread_out();
                 profiler.unwinder.tend();
+                profiler.ages.tend();
                 profiler.tend_sampler() || profiler.unwinder.is_ours()
             })
         };

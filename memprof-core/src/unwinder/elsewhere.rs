@@ -42,5 +42,7 @@ pub(super) fn rules_read() -> u64 {
     0
 }
 
+pub(crate) fn set_birth(_: Option<u32>) {}
+
 /// Nothing is installed that a forked child would have.
 pub(crate) fn set_leased(_: bool) {}

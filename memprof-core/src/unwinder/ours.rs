@@ -14,6 +14,7 @@ use crate::allocators::mallctl::{Mallctl, MallctlFn};
 use crate::allocators::objects;
 use crate::error::{Error, Result};
 
+pub(crate) use memprof_unwind::set_birth;
 pub(super) use memprof_unwind::{Counts, forget_rules, forget_stacks, rules_read};
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3, since which it is there.

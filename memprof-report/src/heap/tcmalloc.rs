@@ -15,6 +15,7 @@
 
 use std::io::{BufRead, Write};
 
+use crate::ages::without_birth;
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{Ending, for_each_line};
@@ -70,7 +71,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
                     held.clear();
-                    held.extend_from_slice(addresses);
+                    held.extend_from_slice(without_birth(addresses));
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -81,7 +82,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                 _ => return Err(unexpected("'@'")),
             },
             Expected::Rest => {
-                write_all(out, &[line, b"\n"])?;
+                write_all(out, &[without_birth(line), b"\n"])?;
                 return Ok(());
             }
         };

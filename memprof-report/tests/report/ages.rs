@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use memprof_report::{Format, Options, without_ages};
+use memprof_report::{Format, Limits, Options, write_tcmalloc};
 
 use crate::goldens;
 use crate::support::report_on;
@@ -108,26 +108,25 @@ fn ages_of_a_profile_without_births_are_refused_with_the_remedy() {
 /// Other tools take a birth for an address.
 #[test]
 fn births_are_cut_for_other_tools_and_all_else_stays() {
-    let mut cut = Vec::new();
-    without_ages(&mut dump().as_bytes(), &mut cut).expect("memory takes it");
-    let cut = String::from_utf8(cut).expect("it is text");
-    assert!(!cut.contains("0x4d50") && !cut.contains("# ages"), "{cut}");
-    let report = |text: &str| {
+    let cut = |dump: &str| {
+        let mut cut = Vec::new();
+        write_tcmalloc(&mut dump.as_bytes(), &Limits::default(), &mut cut).expect("it is whole");
+        assert!(!String::from_utf8_lossy(&cut).contains("0x4d50"));
+        cut
+    };
+    let report = |text: &[u8]| {
         let options = Options {
             format: Format::Collapsed,
             ..Options::default()
         };
-        report_on(text.as_bytes(), None, None, &options)
+        report_on(text, None, None, &options)
             .expect("it is a good dump")
             .0
     };
-    assert_eq!(report(&cut), report(&dump()));
-    let legacy = "heap profile: 1: 8 [1: 8] @ heap_v2/1\n1: 8 [1: 8] @ 0x10 0x4d50020000000003\n";
-    let mut cut = Vec::new();
-    without_ages(&mut legacy.as_bytes(), &mut cut).expect("memory takes it");
-    assert!(
-        cut.ends_with(b"@ 0x10\n"),
-        "{:?}",
-        String::from_utf8_lossy(&cut)
-    );
+    let plain = cut(&dump());
+    assert_eq!(report(&plain), report(dump().as_bytes()));
+    let ours = "heap profile: 1: 8 [1: 8] @ heap_v2/1\n1: 8 [1: 8] @ 0x10 0x4d50020000000003\n\n\
+        MAPPED_LIBRARIES:\n";
+    let plain = String::from_utf8(cut(ours)).expect("it is text");
+    assert!(plain.contains("1: 8 [1: 8] @ 0x10\n"), "{plain}");
 }

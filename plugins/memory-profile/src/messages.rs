@@ -405,12 +405,15 @@ fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failur
     let duration = take_duration(args)?;
     let unwinder = args.take("unwinder").map(|word| word.parse());
     let sampler = args.take("sampler").map(|word| word.parse());
+    let ages = args.take("ages").filter(|word| word != "off");
+    let ages = ages.map(|word| word.parse());
     Ok(ActivateOptions {
         allocator,
         interval,
         duration,
         unwinder: unwinder.transpose().map_err(failure)?,
         sampler: sampler.transpose().map_err(failure)?,
+        ages: ages.transpose().map_err(failure)?,
     })
 }
 

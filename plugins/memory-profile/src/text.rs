@@ -69,6 +69,9 @@ fn profiling_text(status: &Status) -> String {
             }
         }
     }
+    if let Some(width) = status.ages_s {
+        text += &format!(", ages in buckets of {width} s");
+    }
     joined(text, status.reason.iter().chain(&status.remedy))
 }
 

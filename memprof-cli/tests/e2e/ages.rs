@@ -1,0 +1,65 @@
+//! How old memory is, from one dump.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::host::{Host, PATIENCE, Setup};
+use crate::memprof::memprof;
+
+/// The ages of the leak, young to old, once it spans so many.
+fn ages_of_leak(host: &Host, spans: usize) -> Vec<Value> {
+    let begun = Instant::now();
+    loop {
+        let dump = host.dump_of(1_000_000);
+        let path = dump["path"].as_str().unwrap();
+        let args = ["report", "--format", "json", "--ages", path];
+        let report = memprof(&host.socket_dir(), &args).exits(0).json();
+        let functions = report["functions"].as_array().unwrap();
+        let is_leak = |row: &&Value| row["name"].as_str().unwrap().ends_with("grow_cache");
+        let leak = functions.iter().find(is_leak);
+        let ages = leak.map(|row| row["ages"].as_array().unwrap().clone());
+        if let Some(ages) = ages.filter(|ages| ages.len() >= spans) {
+            let of_ages: i64 = ages.iter().map(|age| age["bytes"].as_i64().unwrap()).sum();
+            assert_eq!(of_ages, leak.unwrap()["flat"].as_i64().unwrap(), "{ages:?}");
+            return ages;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{report}");
+    }
+}
+
+#[test]
+fn one_dump_tells_how_old_the_leak_is() {
+    for host in [Setup::of("rust_host"), Setup::without_profiling("c_host")] {
+        let host = host.start();
+        let active = host.memprof("activate", &["--json", "ages=1s"]).exits(0);
+        let active = active.json();
+        assert_eq!(active["ages_s"], 1, "{active}");
+        let ages = ages_of_leak(&host, 4);
+        let spans = ages.iter().map(|age| [&age["from_s"], &age["to_s"]]);
+        for (number, span) in spans.enumerate() {
+            let [from, to] = span.map(|second| second.as_u64().unwrap());
+            assert_eq!((from >= number as u64, to - from), (true, 1), "{ages:?}");
+        }
+        let off = host.memprof("activate", &["--json"]).exits(0).json();
+        assert_eq!(off["ages_s"], Value::Null, "{off}");
+    }
+}
+
+#[test]
+fn ages_that_nobody_can_tell_are_refused() {
+    let host = Setup::of("c_host").start();
+    let check = |args: &[&str], code, error: &str| {
+        let refused = host.memprof("activate", args).exits(code);
+        assert!(refused.stderr.contains(error), "{}", refused.stderr);
+    };
+    check(
+        &["ages=1"],
+        2,
+        "ages=\"1\" is no length of a bucket; valid: off, or whole seconds",
+    );
+    let walks = "neither is at work here: as chosen; activate sampler=ours";
+    check(&["ages=1m", "unwinder=allocator"], 4, walks);
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    assert_eq!(status["profiling"], "inactive", "{status}");
+}

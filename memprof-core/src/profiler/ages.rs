@@ -1,0 +1,121 @@
+//! How old samples are: a clock in buckets, which the stack of each new sample ends in while it runs.
+
+use std::num::NonZero;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::unwinder::set_birth;
+
+/// The length of a bucket, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgeWidth(NonZero<u32>);
+
+impl FromStr for AgeWidth {
+    type Err = Error;
+
+    /// Whole seconds, as in `1m`.
+    fn from_str(word: &str) -> Result<Self> {
+        let duration = humantime::parse_duration(word).ok();
+        let whole = duration.filter(|duration| duration.subsec_nanos() == 0);
+        let seconds = whole.and_then(|duration| u32::try_from(duration.as_secs()).ok());
+        seconds.and_then(NonZero::new).map(Self).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Invalid,
+                format!("ages={word:?} is no length of a bucket"),
+            )
+            .remedy("valid: off, or whole seconds as in 10s, 1m or 1h")
+        })
+    }
+}
+
+/// The clock, and how long the buckets of the last activation that had some are: its samples may still live.
+#[derive(Debug)]
+pub(super) struct Ages {
+    /// One clock for births and dumps, which nobody sets.
+    base: (Duration, Instant),
+    /// In seconds; 0 where no sample has an age.
+    width: AtomicU32,
+    is_on: AtomicBool,
+}
+
+impl Ages {
+    pub(super) fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            base: (since.unwrap_or_default(), Instant::now()),
+            width: AtomicU32::new(0),
+            is_on: AtomicBool::new(false),
+        }
+    }
+
+    /// New samples have an age in buckets of that length, or none.
+    pub(super) fn set(&self, width: Option<AgeWidth>) {
+        if let Some(AgeWidth(width)) = width {
+            self.width.store(width.get(), Ordering::Relaxed);
+        }
+        self.is_on.store(width.is_some(), Ordering::Relaxed);
+        set_birth(self.bucket());
+    }
+
+    /// Goes on to the next bucket, when it is time.
+    pub(super) fn tend(&self) {
+        if self.is_on.load(Ordering::Relaxed) {
+            set_birth(self.bucket());
+        }
+    }
+
+    /// The length of a bucket, in seconds, while new samples have an age.
+    pub(super) fn width(&self) -> Option<u32> {
+        let is_on = self.is_on.load(Ordering::Relaxed);
+        is_on.then(|| self.width.load(Ordering::Relaxed))
+    }
+
+    /// What a dump says of the births in it: the length of a bucket, and the time by their clock.
+    pub(super) fn told(&self) -> Option<String> {
+        let width = self.width.load(Ordering::Relaxed);
+        (width > 0).then(|| format!("{width} {}", self.now()))
+    }
+
+    fn now(&self) -> u32 {
+        let (since_epoch, start) = self.base;
+        u32::try_from((since_epoch + start.elapsed()).as_secs()).unwrap_or(u32::MAX)
+    }
+
+    fn bucket(&self) -> Option<u32> {
+        let now = self.now();
+        self.width().map(|width| now - now % width)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_whole_seconds() {
+        let check = |word: &str, expected: Option<u32>| {
+            let width = word.parse::<AgeWidth>().ok();
+            assert_eq!(width.map(|AgeWidth(width)| width.get()), expected, "{word}");
+        };
+        check("1m", Some(60));
+        check("10s", Some(10));
+        check("1500ms", None);
+        check("0s", None);
+        check("1", None);
+        check("200y", None);
+    }
+
+    #[test]
+    fn a_dump_tells_of_births_after_their_activation_too() {
+        let ages = Ages::new();
+        assert_eq!((ages.width(), ages.told()), (None, None));
+        ages.set(Some("1m".parse().unwrap()));
+        assert_eq!(ages.width(), Some(60));
+        assert_eq!(ages.bucket().map(|start| start % 60), Some(0));
+        ages.set(None);
+        assert_eq!((ages.width(), ages.bucket()), (None, None));
+        assert!(ages.told().is_some_and(|told| told.starts_with("60 ")));
+    }
+}
