@@ -22,6 +22,7 @@ mod jemalloc;
 mod live;
 mod mapping;
 mod muted;
+mod probes;
 mod records;
 mod sampler;
 mod slots;

@@ -44,6 +44,11 @@ pub struct Patched {
     /// Slots that hold neither the allocator's function nor ours: somebody else put something there,
     /// or the object has another allocator.
     pub foreign: usize,
+    /// Objects with addresses of the allocator's functions in their data: what they allocate through
+    /// those is not seen.
+    pub unseen_objects: usize,
+    /// Objects that define `malloc` besides the one that is sampled and the C library.
+    pub other_mallocs: usize,
     /// Slots that could not be written: mprotect(2) was refused, or there are too many.
     pub refused: usize,
 }
@@ -112,7 +117,7 @@ impl Slots {
                 malloc,
                 is_program: object.path().is_empty(),
             });
-            let is_libc = object.definition(c"gnu_get_libc_version").is_some();
+            let is_libc = is_libc(&object);
             for hook in &hooks {
                 // glibc's calls its own realloc through a slot: it would be counted twice.
                 let is_whole = !is_libc || hook.name != c"reallocarray";
@@ -189,6 +194,15 @@ impl Slots {
         if object.code.contains(&own_code().start) || object.code == self.spared {
             return;
         }
+        if self.defines_another_malloc(object) {
+            patched.other_mallocs += 1;
+        }
+        let mut words = object.words();
+        let has_address = words.any(|word| {
+            let hook = self.hook(word.name);
+            hook.is_some_and(|hook| value(word.at) == hook.real.load(Relaxed))
+        });
+        patched.unseen_objects += usize::from(has_address);
         for slot in object.slots() {
             let Some(hook) = self.hook(slot.name) else {
                 continue;
@@ -213,6 +227,11 @@ impl Slots {
                 patched.refused += 1;
             }
         }
+    }
+
+    fn defines_another_malloc(&self, object: &Object) -> bool {
+        let malloc = object.definition(c"malloc");
+        malloc.is_some_and(|malloc| malloc != self.owner.malloc) && !is_libc(object)
     }
 
     fn hook(&self, name: &CStr) -> Option<&Hook> {
@@ -265,10 +284,21 @@ impl Slots {
     }
 }
 
+fn is_libc(object: &Object) -> bool {
+    object.definition(c"gnu_get_libc_version").is_some()
+}
+
 /// Whether a slot holds what the dynamic linker puts there.
 fn is_allocators(object: &Object, slot: &Slot<'_>, value: usize, hook: &Hook) -> bool {
-    let is_unbound = slot.may_be_lazy && object.code.contains(&value);
-    is_unbound || value == hook.real.load(Relaxed)
+    // One that defines the function itself may be bound to that (RTLD_DEEPBIND); not the C library,
+    // which was there first.
+    let real = hook.real.load(Relaxed);
+    let is_unbound = || {
+        let is_inside = slot.may_be_lazy && object.code.contains(&value);
+        let own = object.definition(hook.name);
+        is_inside && (own.is_none_or(|own| own == real) || is_libc(object))
+    };
+    value == real || is_unbound()
 }
 
 fn each_object(visit: &mut dyn FnMut(Object)) {

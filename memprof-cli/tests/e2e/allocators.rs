@@ -1,7 +1,7 @@
 //! Allocators other than jemalloc: real ones of Debian's, and some that lie.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use serde_json::Value;
@@ -592,4 +592,100 @@ fn a_jemalloc_in_the_program_is_sampled_through_its_hooks() {
         host.memprof("reset", &[]).exits(0);
         assert_eq!(samples(), 0);
     }
+}
+
+/// `past.c` in one of its ways, under `memprof run`.
+fn past(place: &TempDir, way: &[&str]) -> Host {
+    let program = place.path().join("past");
+    let mut cc = Command::new("cc");
+    cc.arg("-o").arg(&program);
+    cc.arg(source("memprof-cli/tests/fixtures/allocators/past.c"));
+    tool_text("gcc", cc.args(["-ldl", "-Wl,-z,relro,-z,now"]));
+    let mut command = Command::new(dist("bin/memprof"));
+    command.arg("run").arg("--").arg(&program).args(way);
+    command.env("MEMPROF_LOG", "info").stdin(Stdio::piped());
+    let host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("control socket ");
+    host
+}
+
+fn answers(host: &mut Host, line: &str) {
+    host.type_line(line);
+    host.wait_for_log(&format!("served {line}"));
+}
+
+#[test]
+fn what_the_sampler_cannot_see_is_counted_and_told() {
+    let place = tempfile::tempdir().unwrap();
+    let library = place.path().join("libdeep.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    cc.arg(source("memprof-cli/tests/fixtures/allocators/deepbind.c"));
+    tool_text("gcc", cc.arg("-fno-builtin"));
+    let mut host = past(&place, &["deepbind", library.to_str().unwrap()]);
+    let active = host.memprof("activate", &["--json"]).exits(0).json();
+    let slots = &active["allocators"][0]["slots"];
+    assert_eq!(slots["foreign"], 1, "{active}");
+    assert_eq!(slots["other_mallocs"], 1, "{active}");
+    assert_eq!(slots["unseen_objects"], 1, "{active}");
+    let text = active["text"].as_str().unwrap();
+    let foreign =
+        "1 calls lead to another allocator than glibc 2.36 (1 library has a malloc of its own)";
+    assert!(text.contains(foreign), "{text}");
+    let copied = "1 libraries keep the address of malloc or its kin in their data";
+    assert!(text.contains(copied), "{text}");
+    answers(&mut host, "on");
+}
+
+#[test]
+fn where_mprotect_is_refused_nothing_is_broken() {
+    let place = tempfile::tempdir().unwrap();
+    let mut host = past(&place, &["mprotect"]);
+    answers(&mut host, "before");
+    let reply = host.memprof("activate", &["--json"]);
+    assert!(
+        reply.stdout.contains("mprotect(2) was refused"),
+        "{reply:?}"
+    );
+    answers(&mut host, "meanwhile");
+    host.memprof("deactivate", &[]).exits(0);
+    answers(&mut host, "after");
+}
+
+#[test]
+fn allocations_of_a_vforked_child_are_counted_and_the_child_is_named() {
+    let place = tempfile::tempdir().unwrap();
+    let mut host = past(&place, &["vfork"]);
+    host.memprof("activate", &["sample_interval=1KiB"]).exits(0);
+    host.type_line("fork");
+    let line = host.wait_for_log("child ");
+    host.wait_for_log("served fork");
+    let child: i64 = line.trim_start_matches("child ").parse().unwrap();
+    let status = host.memprof("status", &["--json"]).exits(0).json();
+    let own = &status["allocators"][0];
+    assert!(own["in_children"].as_u64().unwrap() >= 99, "{status}");
+    assert_eq!(own["last_child"], child, "{status}");
+}
+
+#[test]
+fn a_stack_of_the_programs_own_is_walked() {
+    let place = tempfile::tempdir().unwrap();
+    let mut host = past(&place, &["stack"]);
+    host.memprof("activate", &["sample_interval=1KiB"]).exits(0);
+    for line in ["one", "two", "three"] {
+        answers(&mut host, line);
+    }
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    let path = dump["path"].as_str().unwrap();
+    let args = [
+        "report",
+        "--flat",
+        "--sample-type",
+        "alloc_space",
+        "--format",
+        "json",
+        path,
+    ];
+    let report = memprof(place.path(), &args).exits(0).stdout;
+    assert!(report.contains("on_another_stack"), "{report}");
 }

@@ -78,3 +78,22 @@ fn plugins_can_be_loaded_late_and_stay_loaded() {
         assert!(!dynamic.contains("STATIC_TLS"), "{plugin}: {dynamic}");
     }
 }
+
+#[test]
+fn the_samplers_probes_are_described_in_a_note() {
+    let mut readelf = Command::new("readelf");
+    let notes = readelf.args(["--notes", "--wide"]).arg(dist(PLUGINS[0]));
+    let notes = tool_text("binutils", notes);
+    let notes: Vec<&str> = notes.lines().map(str::trim).collect();
+    for (probe, arguments) in [("alloc", "8@%rdi 8@%rsi 8@%rdx"), ("free", "8@%rdi")] {
+        let name = format!("Name: {probe}");
+        let mut found = notes.windows(4).filter(|lines| lines[1] == name).peekable();
+        assert!(found.peek().is_some(), "{probe}: {notes:?}");
+        for lines in found {
+            assert!(lines[0].ends_with("Provider: otel_memory"), "{lines:?}");
+            let (_, semaphore) = lines[2].split_once("Semaphore: 0x").unwrap();
+            assert!(u64::from_str_radix(semaphore, 16).unwrap() > 0, "{lines:?}");
+            assert_eq!(lines[3], format!("Arguments: {arguments}"));
+        }
+    }
+}

@@ -207,7 +207,8 @@ impl Profiler {
 
     /// Looks after our walk while it is installed.
     fn set_tick(self: &Arc<Self>) -> Result<()> {
-        let is_needed = self.unwinder.is_ours() || self.tend_sampler();
+        let of_the_sampler = self.tend_sampler();
+        let is_needed = of_the_sampler || self.unwinder.is_ours();
         // Weak: a thread must not keep the profiler of a host that ends.
         let profiler = Arc::downgrade(self);
         let work = move || {
@@ -218,7 +219,9 @@ impl Profiler {
                 profiler.tend_sampler() || profiler.unwinder.is_ours()
             })
         };
-        *lock(&self.tick) = is_needed.then(|| Tick::start(work)).transpose()?;
+        *lock(&self.tick) = is_needed
+            .then(|| Tick::start(of_the_sampler, work))
+            .transpose()?;
         Ok(())
     }
 

@@ -61,6 +61,10 @@ pub struct SamplerStatus {
     pub lost: u64,
     /// What its tables take, in bytes.
     pub table_bytes: u64,
+    /// Allocations of children of vfork(2) or `_Fork(3)` that were due, and not sampled.
+    pub in_children: u64,
+    /// The pid of the last of these children, as they see it.
+    pub last_child: Option<i32>,
 }
 
 /// How allocations are seen.
@@ -82,6 +86,11 @@ pub struct Slots {
     /// They lead neither to the allocator nor to the sampler: what is allocated through them is not
     /// seen.
     pub foreign: usize,
+    /// Objects that keep addresses of the allocator's functions in their data: what they allocate
+    /// through those is not seen.
+    pub unseen_objects: usize,
+    /// Objects with a `malloc` of their own, which serves only some libraries.
+    pub other_mallocs: usize,
     /// They could not be written.
     pub refused: usize,
 }

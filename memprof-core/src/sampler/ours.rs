@@ -241,9 +241,18 @@ impl Sampler {
         };
         let _reading = Reading::begin();
         let patched = slots.take().ok_or_else(loader_refused)?;
+        if patched.patched == 0 && patched.refused > 0 {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the calls of malloc cannot be patched: mprotect(2) was refused",
+            )
+            .remedy("let a seccomp filter or SELinux (execmod) permit it, or start the program with `memprof run --allocator jemalloc`"));
+        }
         self.seen = Slots {
             patched: patched.patched,
             foreign: patched.foreign,
+            unseen_objects: patched.unseen_objects,
+            other_mallocs: patched.other_mallocs,
             refused: patched.refused,
         };
         Ok(())
@@ -338,6 +347,8 @@ impl Chosen<'_> {
             live_samples: counts.live_samples,
             lost: counts.lost,
             table_bytes: counts.table_bytes,
+            in_children: counts.in_children,
+            last_child: Some(counts.last_child).filter(|child| *child != 0),
         }
     }
 
@@ -406,21 +417,48 @@ impl Chosen<'_> {
                 allocator.identity()
             ));
         }
-        let Slots {
-            foreign, refused, ..
-        } = self.sampler.seen;
-        if foreign > 0 {
-            warnings.push(format!(
-                "{foreign} calls lead to another allocator than {}, and are not seen",
-                allocator.identity()
-            ));
-        }
-        if refused > 0 {
-            warnings.push(format!(
-                "{refused} calls could not be patched, and are not seen: mprotect(2) was refused"
-            ));
-        }
+        warnings.extend(self.unseen(allocator.identity()));
         Ok(warnings)
+    }
+
+    /// What of the program's allocations leads past the sampler.
+    fn unseen(&self, allocator: &Identity) -> Vec<String> {
+        let Slots {
+            foreign,
+            unseen_objects,
+            other_mallocs,
+            refused,
+            ..
+        } = self.sampler.seen;
+        let of_others = match other_mallocs {
+            0 => String::new(),
+            1 => " (1 library has a malloc of its own)".to_owned(),
+            count => format!(" ({count} libraries have a malloc of their own)"),
+        };
+        let told = [
+            (
+                foreign,
+                format!(
+                    "{foreign} calls lead to another allocator than {allocator}{of_others}, and are \
+                     not seen"
+                ),
+            ),
+            (
+                unseen_objects,
+                format!(
+                    "{unseen_objects} libraries keep the address of malloc or its kin in their data; \
+                     what they allocate through that is not seen"
+                ),
+            ),
+            (
+                refused,
+                format!(
+                    "{refused} calls could not be patched, and are not seen: mprotect(2) was refused"
+                ),
+            ),
+        ];
+        let told = told.into_iter().filter(|(count, _)| *count > 0);
+        told.map(|(_, text)| text).collect()
     }
 
     pub(crate) fn stop(mut self) -> Result<()> {

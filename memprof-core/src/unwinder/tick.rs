@@ -8,7 +8,9 @@ use crate::error::{Error, Result};
 use crate::system::leash::{Leash, leash};
 
 /// How long the walk of a sample may go by the rules of code that was unloaded.
-const TICK: Duration = Duration::from_secs(1);
+const OF_THE_WALK: Duration = Duration::from_secs(1);
+/// How long what a library allocates that was loaded just now may be unseen by memprof's sampler.
+const OF_THE_SAMPLER: Duration = Duration::from_millis(100);
 
 /// Libraries loaded and unloaded so far, when the rules were forgotten last.
 #[derive(Debug, Default)]
@@ -31,14 +33,21 @@ pub(crate) struct Tick {
 }
 
 impl Tick {
-    /// Runs `work` until it answers false.
+    /// Runs `work` until it answers false; more often where memprof's sampler needs it.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start(work: impl Fn() -> bool + Send + 'static) -> Result<Self> {
+    pub(crate) fn start(
+        of_the_sampler: bool,
+        work: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Self> {
+        let period = match of_the_sampler {
+            true => OF_THE_SAMPLER,
+            false => OF_THE_WALK,
+        };
         let (held, leashed) = leash();
         memprof_own::spawn(c"memprof-unwind", move |privileges| {
-            while leashed.sleeps(TICK) {
+            while leashed.sleeps(period) {
                 privileges.follow();
                 if !work() {
                     break;

@@ -19,6 +19,7 @@ const DT_RELASZ: i64 = 8;
 const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
+const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
 
@@ -135,6 +136,15 @@ impl Object {
 
     /// The slots through which it calls functions of others.
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
+        self.relocations_of(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
+    }
+
+    /// Words of its data that the loader filled with the address of somebody's function.
+    pub(super) fn words(&self) -> impl Iterator<Item = Slot<'_>> {
+        self.relocations_of(&[R_X86_64_64])
+    }
+
+    fn relocations_of(&self, kinds: &'static [u32]) -> impl Iterator<Item = Slot<'_>> {
         let tables = self.relocations.iter();
         tables
             .flat_map(|(start, count)| {
@@ -142,9 +152,9 @@ impl Object {
                 // SAFETY: gABI: so many relocations lie there.
                 (0..count).map(move |at| unsafe { start.wrapping_add(at).read() })
             })
-            .filter_map(|relocation| {
+            .filter_map(move |relocation| {
                 let kind = relocation.r_info as u32;
-                if kind != R_X86_64_JUMP_SLOT && kind != R_X86_64_GLOB_DAT {
+                if !kinds.contains(&kind) {
                     return None;
                 }
                 let index = (relocation.r_info >> 32) as usize;

@@ -1,0 +1,106 @@
+//! The samples for tracers that listen from outside, by eBPF say: OpenTelemetry's contract for heap
+//! profiles, `otel_memory:alloc(ptr, size, weighted bytes)` and `otel_memory:free(ptr)`, as static probes
+//! of `SystemTap`'s format (`.note.stapsdt`). A tracer counts a semaphore up while it listens.
+#![expect(
+    unsafe_code,
+    reason = "probes are instructions, and their semaphores have a section"
+)]
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
+
+#[unsafe(link_section = ".probes")]
+static ALLOC: AtomicU16 = AtomicU16::new(0);
+#[unsafe(link_section = ".probes")]
+static FREE: AtomicU16 = AtomicU16::new(0);
+
+/// A probe of that name, whose arguments are in these registers.
+macro_rules! probe {
+    ($name:literal, $semaphore:ident, $places:literal, $($register:tt = $value:expr),*) => {
+        // SAFETY: one instruction, which does nothing; the rest describes it in a note.
+        unsafe {
+            asm!(
+                "990: nop",
+                ".pushsection .note.stapsdt, \"\", \"note\"",
+                ".balign 4",
+                ".4byte 992f-991f, 994f-993f, 3",
+                "991: .asciz \"stapsdt\"",
+                "992: .balign 4",
+                "993: .8byte 990b",
+                ".8byte _.stapsdt.base",
+                ".8byte {semaphore}",
+                ".asciz \"otel_memory\"",
+                concat!(".asciz \"", $name, "\""),
+                concat!(".asciz \"", $places, "\""),
+                "994: .balign 4",
+                ".popsection",
+                ".ifndef _.stapsdt.base",
+                // Retained (R), though no code refers to it: tracers look for it.
+                ".pushsection .stapsdt.base, \"aGR\", \"progbits\", .stapsdt.base, comdat",
+                ".weak _.stapsdt.base",
+                ".hidden _.stapsdt.base",
+                "_.stapsdt.base: .space 1",
+                ".size _.stapsdt.base, 1",
+                ".popsection",
+                ".endif",
+                semaphore = sym $semaphore,
+                $(in($register) $value,)*
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+    };
+}
+
+/// A sampled allocation.
+pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
+    if ALLOC.load(Relaxed) != 0 {
+        let weight = weighted(size, interval);
+        probe!(
+            "alloc",
+            ALLOC,
+            "8@%rdi 8@%rsi 8@%rdx",
+            "rdi" = block,
+            "rsi" = size,
+            "rdx" = weight
+        );
+    }
+}
+
+/// It will be free.
+pub(crate) fn free(block: usize) {
+    if FREE.load(Relaxed) != 0 {
+        probe!("free", FREE, "8@%rdi", "rdi" = block);
+    }
+}
+
+/// The bytes that a sample of that size stands for.
+fn weighted(size: u64, interval: u64) -> u64 {
+    if size == 0 || interval == 0 {
+        return size;
+    }
+    let chance = -libm::expm1(-(size as f64) / interval as f64);
+    (size as f64 / chance) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_stands_for_what_was_not_sampled() {
+        assert_eq!(weighted(0, 4096), 0);
+        assert_eq!(weighted(1, 4096), 4096);
+        assert_eq!(weighted(4096, 4096), 6479);
+        assert_eq!(weighted(1 << 30, 4096), 1 << 30);
+    }
+
+    #[test]
+    fn probes_disturb_nothing() {
+        ALLOC.store(1, Relaxed);
+        FREE.store(1, Relaxed);
+        alloc(1, 2, 3);
+        free(1);
+        ALLOC.store(0, Relaxed);
+        FREE.store(0, Relaxed);
+    }
+}
