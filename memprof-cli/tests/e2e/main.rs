@@ -32,6 +32,7 @@ mod page;
 mod plain_rust;
 mod plugins;
 mod processes;
+mod refusals;
 mod report;
 mod unwinder;
 mod watch;

@@ -1,63 +1,98 @@
 //! `memprof ps --all`: what can be attached to, and why not the rest.
 
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use nix::unistd::geteuid;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::curl::as_user;
-use crate::dist::{dist, source, tool_text};
+use crate::dist::{dist, tool_text};
 use crate::host::Setup;
 use crate::memprof::{Run, memprof};
 
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 
-/// The target of memprof-ptrace's own tests, where every user may execute it.
-fn target(options: &[&str]) -> (TempDir, PathBuf) {
+/// A program of memprof-ptrace's own tests, which every user may execute.
+pub(crate) fn compiled(compiler: &str, source: &str, options: &[&str]) -> (TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
     let program = place.path().join("target");
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-pthread", "-o"])
-        .arg(&program)
-        .args(options);
-    cc.arg(source("memprof-ptrace/tests/processes/target.c"));
-    tool_text("gcc", &mut cc);
+    let mut command = Command::new(compiler);
+    command.args(options).arg("-o").arg(&program);
+    command.arg(crate::dist::source("memprof-ptrace/tests/processes").join(source));
+    command.env("GOCACHE", place.path().join("cache"));
+    tool_text(compiler, &mut command);
     (place, program)
 }
 
-/// A process that is ready, ended when dropped.
-struct Process(Child);
+/// A process in some state, as target.c knows it; ended when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    /// The process that is meant: itself, or a child of its.
+    pub(crate) pid: u32,
+}
 
 impl Process {
-    fn start(mut command: Command, words: &[&str]) -> Self {
+    pub(crate) fn start(mut command: Command, words: &[&str]) -> Self {
         command
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
+        let mut process = Self {
+            pid: child.id(),
+            input: child.stdin.take().unwrap(),
+            output: BufReader::new(child.stdout.take().unwrap()),
+            child,
+        };
+        let ready = process.line();
+        let mut ready = ready.split_whitespace();
+        assert_eq!(ready.next(), Some("ready"), "{command:?}");
+        if let Some(pid) = ready.next() {
+            process.pid = pid.parse().unwrap();
+        }
+        process
+    }
+
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        output.read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n", "{command:?}");
-        Self(child)
+        self.output.read_line(&mut line).unwrap();
+        line
+    }
+
+    pub(crate) fn type_line(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid.cast_signed()), signal).unwrap();
+    }
+
+    /// It must answer as before.
+    pub(crate) fn is_unharmed(&mut self) {
+        self.type_line("still there?");
+        assert_eq!(self.line(), "still there?\n", "{self:?}");
     }
 
     /// Its row of a listing.
     fn row<'a>(&self, listing: &'a Value) -> Option<&'a Value> {
-        row(listing, self.0.id())
+        row(listing, self.pid)
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 }
 
@@ -68,8 +103,8 @@ fn row(listing: &Value, pid: u32) -> Option<&Value> {
 
 #[test]
 fn every_process_is_loaded_attachable_or_refused() {
-    let (_place, dynamic) = target(&[]);
-    let (_place2, fixed) = target(&["-static"]);
+    let (_place, dynamic) = compiled("cc", "echo.c", &[]);
+    let (_place2, fixed) = compiled("cc", "echo.c", &["-static"]);
     let host = Setup::of("c_host").start();
     let could_be = Process::start(Command::new(&dynamic), &["serve"]);
     let could_not = Process::start(Command::new(&fixed), &["serve"]);
@@ -126,11 +161,11 @@ fn every_process_is_loaded_attachable_or_refused() {
         "{table}"
     );
     assert!(
-        line(could_be.0.id()).ends_with("B  target           attachable"),
+        line(could_be.pid).ends_with("B  target           attachable"),
         "{table}"
     );
     let verdict = format!("B  target           refused: {words}");
-    assert!(line(could_not.0.id()).ends_with(&verdict), "{table}");
+    assert!(line(could_not.pid).ends_with(&verdict), "{table}");
     // Without --all, only hosts.
     let listing = memprof(&host.socket_dir(), &["ps", "--json"])
         .exits(0)
@@ -138,12 +173,10 @@ fn every_process_is_loaded_attachable_or_refused() {
     assert!(listing.get("processes").is_none(), "{listing}");
 }
 
-fn ps_as_nobody(sockets: &Path, args: &[&str]) -> Run {
+/// Runs `memprof` as another user.
+pub(crate) fn memprof_as_nobody(sockets: &Path, args: &[&str]) -> Run {
     let mut command = as_user(NOBODY, &dist("bin/memprof"));
-    command
-        .arg("ps")
-        .args(args)
-        .env("MEMPROF_SOCKET_DIR", sockets);
+    command.args(args).env("MEMPROF_SOCKET_DIR", sockets);
     let output = command.output().unwrap();
     Run {
         code: output.status.code().unwrap_or(-1),
@@ -157,14 +190,14 @@ fn another_user_sees_his_own_processes_only() {
     if !geteuid().is_root() {
         return;
     }
-    let (place, program) = target(&[]);
+    let (place, program) = compiled("cc", "target.c", &["-pthread"]);
     let own = |words: &[&str]| Process::start(as_user(NOBODY, &program), words);
     let roots = Process::start(Command::new(&program), &["serve"]);
     let ordinary = own(&["serve"]);
     let undumpable = own(&["undumpable"]);
     let kill = libc::SECCOMP_RET_KILL_PROCESS.to_string();
     let filtered = own(&["filter", &libc::SYS_clone3.to_string(), &kill]);
-    let listing = ps_as_nobody(place.path(), &["--all", "--json"])
+    let listing = memprof_as_nobody(place.path(), &["ps", "--all", "--json"])
         .exits(0)
         .json();
     assert!(roots.row(&listing).is_none(), "{listing}");
@@ -177,7 +210,7 @@ fn another_user_sees_his_own_processes_only() {
         );
         assert!(row["remedy"].as_str().unwrap().contains(remedy), "{row}");
     };
-    let file = format!("/proc/{}/mem: Permission denied", undumpable.0.id());
+    let file = format!("/proc/{}/mem: Permission denied", undumpable.pid);
     refused(
         &undumpable,
         &file,
@@ -185,7 +218,9 @@ fn another_user_sees_his_own_processes_only() {
     );
     let words = "its seccomp filter cannot be read by this user";
     refused(&filtered, words, "run memprof as root");
-    let notes = ps_as_nobody(place.path(), &["--all"]).exits(0).stderr;
+    let notes = memprof_as_nobody(place.path(), &["ps", "--all"])
+        .exits(0)
+        .stderr;
     assert!(
         notes.contains("processes of other users are not listed; root sees them"),
         "{notes}"
