@@ -16,6 +16,7 @@ pub(crate) const MOSQUITTO: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "handle__publish",
+    forks: None,
     command: |place| {
         let config = format!(
             "listener {} 127.0.0.1\nallow_anonymous true\nlog_dest stderr\n",

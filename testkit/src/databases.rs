@@ -19,6 +19,7 @@ pub(crate) const REDIS: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "createStringObject",
+    forks: None,
     command: |place| {
         let mut command = Command::new("/usr/bin/redis-server");
         command.args(["--bind", "127.0.0.1", "--save", "", "--port"]);
@@ -49,6 +50,7 @@ pub(crate) const MEMCACHED: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "memcached",
+    forks: None,
     command: |place| {
         let mut command = Command::new("/usr/bin/memcached");
         command.args(["-l", "127.0.0.1", "-u", "memcache", "-p"]);
@@ -85,6 +87,7 @@ pub(crate) const POSTGRES_BACKEND: Server = Server {
     user: User::Nobody,
     profiled: Profiled::Session,
     names: "PrepareQuery",
+    forks: None,
     command: postgres,
     answer: |running| {
         if running.session.is_none() {
@@ -111,6 +114,12 @@ pub(crate) const POSTMASTER: Server = Server {
     name: "postmaster",
     profiled: Profiled::Main,
     names: "ProcessConfigFile",
+    forks: Some(|running| {
+        let mut session = Session::start(&mut psql(running.place()))?;
+        let backend = session.ask("select pg_backend_pid();")?;
+        running.session = Some(session);
+        Ok(backend.trim().parse()?)
+    }),
     answer: |running| tool(psql(running.place()).args(["-c", "select 40 + 2"])),
     // What it keeps itself are settings.
     load: |running| {
@@ -168,6 +177,7 @@ pub(crate) const MARIADB: Server = Server {
     user: User::Nobody,
     profiled: Profiled::Main,
     names: "handler::ha_write_row",
+    forks: None,
     command: |place| {
         let data = format!("--datadir={}", place.directory("data")?);
         let mut create = Command::new("mariadb-install-db");

@@ -19,6 +19,7 @@ pub(crate) const SLAPD: Server = Server {
     user: User::Nobody,
     profiled: Profiled::Main,
     names: "ber_get_next",
+    forks: None,
     command: |place| {
         let config = format!(
             "include /etc/ldap/schema/core.schema\npidfile {}\nmodulepath /usr/lib/ldap\n\

@@ -21,6 +21,7 @@ pub(crate) const NAMED: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "dns_rbt_addnode",
+    forks: None,
     command: |place| {
         place.write("site.zone", &zone(0))?;
         let config = format!(
@@ -54,6 +55,7 @@ pub(crate) const KRESD: Server = Server {
     user: User::Nobody,
     profiled: Profiled::Main,
     names: "kr_zonecut_add",
+    forks: None,
     command: |place| {
         let config = format!(
             "net.listen('127.0.0.1', {}, {{ kind = 'dns' }})\n\

@@ -165,6 +165,14 @@ impl Running {
         }
     }
 
+    /// Has it fork a child that serves until the server ends; none where it forks none.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn fork(&mut self) -> Result<Option<u32>> {
+        self.server.forks.map(|fork| fork(self)).transpose()
+    }
+
     /// Fails when the process that was started has ended.
     ///
     /// # Errors

@@ -21,6 +21,8 @@ pub struct Server {
     pub profiled: Profiled,
     /// A part of the name of a function or file under which the load allocates.
     pub names: &'static str,
+    /// Has it fork a child that serves until the server ends, where it forks any.
+    pub(crate) forks: Option<fn(&mut Running) -> Result<u32>>,
     /// Writes its config into the place, and returns how it is started in the foreground.
     pub(crate) command: fn(&Place) -> Result<Command>,
     /// What a client is answered, the same at any time.

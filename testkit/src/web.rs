@@ -16,6 +16,7 @@ pub(crate) const NGINX: Server = Server {
     user: User::Starter,
     profiled: Profiled::Child("nginx: worker"),
     names: "ngx_http_create_request",
+    forks: None,
     command: |place| {
         let config = format!(
             "daemon off;\nuser www-data;\nworker_processes 1;\npid {0}/nginx.pid;\n\
@@ -41,6 +42,7 @@ pub(crate) const HAPROXY: Server = Server {
     user: User::Nobody,
     profiled: Profiled::Main,
     names: "haproxy",
+    forks: None,
     command: |place| {
         // It forbids new threads to itself, ours too, unless it may fork.
         let config = format!(
@@ -64,6 +66,7 @@ pub(crate) const APACHE: Server = Server {
     user: User::Starter,
     profiled: Profiled::Child("apache2"),
     names: "ap_invoke_handler",
+    forks: None,
     command: |place| {
         let www = place.directory("www")?;
         place.write("www/index.html", "hello\n")?;
@@ -97,6 +100,7 @@ pub(crate) const VARNISH: Server = Server {
     user: User::Starter,
     profiled: Profiled::Child("cache-main"),
     names: "VFP_GetStorage",
+    forks: None,
     command: |place| {
         // Without a backend: its error page is kept as if it were one's answer.
         let body = "x".repeat(4000);
@@ -126,6 +130,7 @@ pub(crate) const PHP: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "php",
+    forks: None,
     command: |place| {
         let script = place.write("server.php", include_str!("programs/server.php"))?;
         let mut command = Command::new("/usr/bin/php");
@@ -143,6 +148,7 @@ pub(crate) const PYTHON: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "_PyEval_EvalFrameDefault",
+    forks: None,
     command: |place| {
         program(
             place,
@@ -161,6 +167,7 @@ pub(crate) const RUBY: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "rb_str",
+    forks: None,
     command: |place| {
         program(
             place,
@@ -179,6 +186,7 @@ pub(crate) const NODE: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "node::NodeArrayBufferAllocator",
+    forks: None,
     command: |place| {
         program(
             place,
@@ -197,6 +205,7 @@ pub(crate) const JAVA: Server = Server {
     user: User::Starter,
     profiled: Profiled::Main,
     names: "Unsafe_AllocateMemory0",
+    forks: None,
     command: |place| {
         let script = place.write("Server.java", include_str!("programs/Server.java"))?;
         let mut command = Command::new("/usr/bin/java");

@@ -22,6 +22,7 @@ mod resources;
 mod sampler;
 mod seccomp;
 mod servers;
+mod slots;
 mod space;
 mod stall;
 mod storm;

@@ -1,16 +1,12 @@
 //! memprof's own sampler goes into the calls of a program and out of them again, again and again,
 //! while the program allocates, forks, is interrupted, and loads and unloads libraries.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
-use object::{Object, ObjectSection, ObjectSegment};
 
 use super::Form;
-use super::host::{Host, Setup, send};
+use super::host::{Setup, send};
+use super::slots::Slots;
 use super::survey::survey;
 use crate::dist::dist;
 
@@ -45,7 +41,7 @@ pub(super) fn run(form: Form) -> Result<String> {
             ..Setup::with(&options)
         }
         .start()?;
-        let before = slots_of(&host)?;
+        let before = Slots::of(host.pid())?;
         let mut client = host.client()?;
         for cycle in 0..cycles {
             one_cycle(&mut client, cycle)
@@ -53,11 +49,8 @@ pub(super) fn run(form: Form) -> Result<String> {
             dumps += usize::from(cycle % MESSAGES.len() == 0);
         }
         ensure_given_back(&mut client)?;
-        let after = slots_of(&host)?;
-        ensure!(
-            before == after,
-            "{name}: slots differ: {before:x?} {after:x?}"
-        );
+        let after = Slots::of(host.pid())?;
+        after.check_as(&before).context(name)?;
         host.check_alive()?;
         let counters = host.counters()?;
         ensure!(counters.failures == 0, "{name}: {counters:?}");
@@ -66,7 +59,7 @@ pub(super) fn run(form: Form) -> Result<String> {
         ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
         reloads += counters.reloads;
         forks += counters.forks;
-        slots += after.values().map(Vec::len).sum::<usize>() / size_of::<usize>();
+        slots += after.count();
         let ended = host.terminate().context("deadlock")?;
         ensure!(ended.success(), "{name}: the host ended with {ended}");
     }
@@ -97,44 +90,4 @@ fn ensure_given_back(client: &mut Client) -> Result<()> {
     ensure!(ours["slots"]["patched"] == 0, "{ours}");
     ensure!(ours["samples"] == 0 && ours["lost"] == 0, "{ours}");
     Ok(())
-}
-
-/// What the slots of each object hold that is loaded all the time (`.got`, `.got.plt`).
-fn slots_of(host: &Host) -> Result<BTreeMap<String, Vec<u8>>> {
-    let memory = File::open(format!("/proc/{}/mem", host.pid()))?;
-    let maps = fs::read_to_string(format!("/proc/{}/maps", host.pid()))?;
-    let mut slots = BTreeMap::new();
-    for line in maps.lines() {
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let [range, _, "00000000", _, _, path] = words[..] else {
-            continue;
-        };
-        let is_here = path.starts_with('/') && !path.contains("library_a.so");
-        if !is_here || slots.contains_key(path) {
-            continue;
-        }
-        let start = range.split('-').next().context("a range")?;
-        let start = u64::from_str_radix(start, 16)?;
-        let Ok(bytes) = fs::read(path) else {
-            continue;
-        };
-        let Ok(elf) = object::File::parse(&*bytes) else {
-            continue;
-        };
-        let first = elf.segments().map(|segment| segment.address()).min();
-        let bias = start - first.context("segments")?;
-        let mut held = Vec::new();
-        let is_slots = |name: &str| matches!(name, ".got" | ".got.plt");
-        for section in elf
-            .sections()
-            .filter(|each| each.name().is_ok_and(is_slots))
-        {
-            let mut words = vec![0; section.size() as usize];
-            memory.read_exact_at(&mut words, bias + section.address())?;
-            held.extend(words);
-        }
-        slots.insert(path.to_owned(), held);
-    }
-    ensure!(slots.len() > 2, "no slots: {maps}");
-    Ok(slots)
 }

@@ -6,10 +6,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use testkit::{Running, Server};
 
-use super::slots::Slots;
 use super::tools::Tools;
+use crate::torture::slots::Slots;
 
-const FINE: [&str; 2] = ["sampler=ours", "sample_interval=16KiB"];
+pub(super) const FINE: [&str; 2] = ["sampler=ours", "sample_interval=16KiB"];
 
 /// A load is seen when its function holds so much, in per cent: named builds a whole view when it
 /// loads a zone.

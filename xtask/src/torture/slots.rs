@@ -64,6 +64,11 @@ impl Slots {
         Ok(slots)
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.words.values().map(Vec::len).sum()
+    }
+
     /// Fails unless they hold what they held before. One that led into its own object was lazy, and
     /// may have been filled by the loader since, with something that is not ours.
     pub(super) fn check_as(&self, before: &Self) -> Result<()> {
