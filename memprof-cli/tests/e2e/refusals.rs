@@ -249,11 +249,12 @@ fn a_filter_that_allows_nothing_but_what_is_needed() {
         Process::start(Command::new(&program), &state)
     };
     let mut process = only(KILL, &[]);
-    attach(process.pid).exits(0);
-    process.is_unharmed();
     let nowhere = tempfile::tempdir().unwrap();
     let pid = process.pid.to_string();
     let run = |command: &[&str]| memprof(nowhere.path(), command);
+    let dumps = format!("dump_dir={}", nowhere.path().join("dumps").display());
+    run(&["attach", &pid, &dumps]).exits(0);
+    process.is_unharmed();
     let messages = [
         "status",
         "activate",
