@@ -85,6 +85,8 @@ pub(crate) fn build_torture() -> Result<()> {
     compile("cc", source, place, &with_jemalloc(&library))?;
     let forker = "xtask/src/torture/forker.c";
     compile("cc", forker, "torture/forker", &dynamic(&library))?;
+    let accuracy = "xtask/src/torture/accuracy.c";
+    compile("cc", accuracy, "torture/accuracy", &dynamic(&library))?;
     let guest = "xtask/src/torture/guest.c";
     compile("cc", guest, "torture/guest", &[])?;
     for kib in tls::SIZES {

@@ -1,6 +1,7 @@
 //! `cargo xtask torture`: real hosts under every fault that we know how to make. Each suite prints
 //! one line with what it did, and fails when something does not hold that must.
 
+mod accuracy;
 mod bombs;
 mod clients;
 mod closefrom;
@@ -81,6 +82,7 @@ const SUITES: &[Suite] = &[
     ("closefrom", closefrom::run),
     ("fork", fork::run),
     ("sampler", sampler::run),
+    ("accuracy", accuracy::run),
     ("servers", servers::run),
     ("unwind", unwind::hazards::run),
 ];
