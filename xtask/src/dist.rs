@@ -87,6 +87,11 @@ pub(crate) fn build_torture() -> Result<()> {
     compile("cc", forker, "torture/forker", &dynamic(&library))?;
     let accuracy = "xtask/src/torture/accuracy.c";
     compile("cc", accuracy, "torture/accuracy", &dynamic(&library))?;
+    for name in ["waits", "weather"] {
+        let source = format!("xtask/src/torture/attach/{name}.c");
+        let place = format!("torture/{name}");
+        compile("cc", &source, &place, &["-lpthread", "-ldl"])?;
+    }
     let guest = "xtask/src/torture/guest.c";
     compile("cc", guest, "torture/guest", &[])?;
     for kib in tls::SIZES {

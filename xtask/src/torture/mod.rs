@@ -2,6 +2,7 @@
 //! one line with what it did, and fails when something does not hold that must.
 
 mod accuracy;
+mod attach;
 mod bombs;
 mod clients;
 mod closefrom;
@@ -81,6 +82,7 @@ const SUITES: &[Suite] = &[
     ("bombs", bombs::run),
     ("closefrom", closefrom::run),
     ("fork", fork::run),
+    ("attach", attach::run),
     ("sampler", sampler::run),
     ("accuracy", accuracy::run),
     ("servers", servers::run),
