@@ -15,6 +15,9 @@ use crate::reply::ask;
 use crate::run::plugin;
 use crate::{output, target};
 
+/// How long an attachment lasts unless told otherwise.
+pub(crate) const LEASE: Duration = Duration::from_secs(3600);
+
 /// Put the plugin into a running process that nobody prepared, for a while
 ///
 /// The process is stopped for about a millisecond. Nothing is sampled before `memprof activate`;

@@ -116,6 +116,7 @@ const COMMANDS: &[Help] = &[
         command: "record",
         examples: &[
             "memprof record --for 30s",
+            "memprof record --pid 4711 --for 30s --open",
             "memprof record -t web --for 5m -o web.heap --open",
         ],
     },

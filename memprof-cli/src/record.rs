@@ -7,9 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use memprof_host::client::Client;
 
+use crate::attach::{self, AttachArgs};
+use crate::detach;
 use crate::exit::{Outcome, USAGE, coded};
-use crate::reply::ask;
+use crate::reply::{Reply, ask};
 use crate::report::{Show, show};
 use crate::{browser, completion, message, output, report, target};
 
@@ -24,6 +27,18 @@ pub(crate) struct RecordArgs {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs
     #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     target: Option<String>,
+
+    /// A running process that nobody prepared: the plugin is put into it, and leaves it afterwards
+    #[arg(long, value_name = "PID", conflicts_with = "target")]
+    pid: Option<u32>,
+
+    /// Leave the plugin in the process, as `memprof attach` does
+    #[arg(long, requires = "pid")]
+    keep_attached: bool,
+
+    /// The plugin's file, for --pid; by default the one that is installed with this program
+    #[arg(long, value_name = "FILE", requires = "pid")]
+    plugin: Option<PathBuf>,
 
     /// How long to sample, for example 30s or 5m
     #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
@@ -45,28 +60,13 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             "standard output is for the table: give -o a file",
         ));
     }
-    let mut client = target::connect(args.target.as_deref())?;
-    let pid = target::pid_of(&mut client)?;
-    let before = ask(&mut client, "status", "")?.ok()?;
-    let was_active = before.field("profiling") == "active";
-    if !was_active {
-        // A lease, so that the host does not stay active should this program be killed.
-        let lease = humantime::format_duration(args.duration + GRACE)
-            .to_string()
-            .replace(' ', "");
-        ask(&mut client, "activate", &format!("for={lease}"))?.ok()?;
-    }
-    wait(args.duration);
-    let dumped = ask(&mut client, "dump", "");
-    if !was_active {
-        ask(&mut client, "deactivate", "")?.ok()?;
-    }
-    let dumped = dumped?.ok()?;
-    let id = dumped.field("id").as_str();
-    let id = id.context("the reply to dump has no id")?;
     let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
     let file = &place.path().join("dump.heap");
-    message::fetch(&mut client, id, file)?;
+    let recorded = match args.pid {
+        None => record(args, &mut target::connect(args.target.as_deref())?, file),
+        Some(pid) => record_attached(args, pid, file),
+    };
+    let (pid, dumped) = recorded?;
     if let Some(output) = &args.output {
         let mut bytes = File::open(file).context("failed to read the dump again")?;
         output::save(&mut bytes, output)?;
@@ -83,6 +83,56 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         browser::open(&report::page(file, pid)?)?;
     }
     Ok(0.into())
+}
+
+/// Records in a process that may have to be attached to, and leaves it as it was.
+fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(u32, Reply)> {
+    if let Some(mut client) = attach::host(pid) {
+        return record(args, &mut client, file);
+    }
+    let (mut client, _) = attach::attach(&AttachArgs {
+        pid,
+        lease: match args.keep_attached {
+            true => attach::LEASE,
+            false => args.duration + 2 * GRACE,
+        },
+        plugin: args.plugin.clone(),
+        config: None,
+        json: false,
+        args: Vec::new(),
+    })?;
+    let recorded = record(args, &mut client, file);
+    drop(client);
+    if !args.keep_attached {
+        // What went wrong before is what matters.
+        let detached = detach::detach(pid).and_then(Reply::ok);
+        return recorded.and_then(|recorded| detached.map(|_| recorded));
+    }
+    recorded
+}
+
+/// Samples for the while, and fetches the dump into `file`. Returns the process and the reply to `dump`.
+fn record(args: &RecordArgs, client: &mut Client, file: &Path) -> anyhow::Result<(u32, Reply)> {
+    let pid = target::pid_of(client)?;
+    let before = ask(client, "status", "")?.ok()?;
+    let was_active = before.field("profiling") == "active";
+    if !was_active {
+        // A lease, so that the host does not stay active should this program be killed.
+        let lease = humantime::format_duration(args.duration + GRACE)
+            .to_string()
+            .replace(' ', "");
+        ask(client, "activate", &format!("for={lease}"))?.ok()?;
+    }
+    wait(args.duration);
+    let dumped = ask(client, "dump", "");
+    if !was_active {
+        ask(client, "deactivate", "")?.ok()?;
+    }
+    let dumped = dumped?.ok()?;
+    let id = dumped.field("id").as_str();
+    let id = id.context("the reply to dump has no id")?;
+    message::fetch(client, id, file)?;
+    Ok((pid, dumped))
 }
 
 /// Waits, and shows how long it still takes where somebody looks.

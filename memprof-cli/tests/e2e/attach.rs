@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -196,6 +197,40 @@ fn an_attachment_ends_by_itself_and_takes_the_activation_with_it() {
     let ours = plugin_range(host.pid());
     assert_eq!(changed(&before, &slots(host.pid()), ours), 0);
     serves(&mut host, "one");
+}
+
+#[test]
+fn record_attaches_and_leaves() {
+    let mut host = unprepared();
+    let kept = host.place().join("kept.heap");
+    let mut recording = Command::new(crate::dist::dist("bin/memprof"))
+        .args(["record", "--for", "2s", "--pid", &host.pid().to_string()])
+        .arg("-o")
+        .arg(&kept)
+        .env("MEMPROF_SOCKET_DIR", host.socket_dir())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    let is_active = || {
+        let status = host.memprof("status", &["--json"]);
+        status.code == 0 && status.json()["profiling"] == "active"
+    };
+    while !is_active() {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", host.log());
+    }
+    // A sample for each 512 KiB: some of 20 MB.
+    for _ in 0..10 {
+        host.type_line("one");
+    }
+    let mut table = String::new();
+    let mut output = recording.stdout.take().unwrap();
+    output.read_to_string(&mut table).unwrap();
+    assert!(recording.wait().unwrap().success(), "{table}");
+    assert!(table.contains("Perl_sv_grow"), "{table}");
+    assert!(kept.metadata().unwrap().len() > 0);
+    assert_eq!(our_threads(&host), [""; 0]);
+    assert!(!is_listed(&host));
 }
 
 #[test]
