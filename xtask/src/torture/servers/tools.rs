@@ -1,7 +1,9 @@
 //! `memprof` and its plugin, where every user can read them: servers change theirs.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -23,7 +25,11 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Copies of what is installed.
 #[derive(Debug)]
-pub(super) struct Tools(TempDir);
+pub(super) struct Tools {
+    place: TempDir,
+    /// Where sockets of other users' hosts lay before.
+    socket_directories: HashSet<PathBuf>,
+}
 
 impl Tools {
     pub(super) fn install() -> Result<Self> {
@@ -34,17 +40,20 @@ impl Tools {
             fs::create_dir(copy.parent().context("a file in a directory")?)?;
             fs::copy(dist().join(file), &copy).with_context(|| file.to_owned())?;
         }
-        Ok(Self(place))
+        Ok(Self {
+            place,
+            socket_directories: socket_directories(),
+        })
     }
 
     /// The copy of `memprof`.
     fn program(&self) -> PathBuf {
-        self.0.path().join("bin/memprof")
+        self.place.path().join("bin/memprof")
     }
 
     /// Where `name` can be written.
     pub(super) fn file(&self, name: &str) -> Result<String> {
-        let path = self.0.path().join(name);
+        let path = self.place.path().join(name);
         Ok(path.to_str().context("a path that is text")?.to_owned())
     }
 
@@ -115,4 +124,23 @@ impl Tools {
         let reply = self.memprof(&[&[message, "-t", &pid, "--json"], args].concat())?;
         serde_json::from_str(&reply).with_context(|| reply)
     }
+}
+
+impl Drop for Tools {
+    fn drop(&mut self) {
+        for directory in socket_directories().difference(&self.socket_directories) {
+            // One with a socket is another host's, and stays.
+            let _: io::Result<()> = fs::remove_dir(directory);
+        }
+    }
+}
+
+/// The directories that hosts make for their sockets, by their users' numbers.
+fn socket_directories() -> HashSet<PathBuf> {
+    let entries = fs::read_dir("/tmp").into_iter().flatten().flatten();
+    let is_one = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("memprof-"))
+    };
+    entries.map(|entry| entry.path()).filter(is_one).collect()
 }
