@@ -67,6 +67,8 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         coded.code
     } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {
         UNREACHABLE
+    } else if let Some(ClientError::Plugin { status, .. }) = error.downcast_ref::<ClientError>() {
+        code_of_status(*status)
     } else if let Some(error) = error.downcast_ref::<memprof_report::Error>() {
         crate::report::exit_code(error)
     } else if let Some(ClientError::Refused { .. }) = error.downcast_ref::<ClientError>() {

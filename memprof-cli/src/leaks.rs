@@ -7,12 +7,11 @@ use std::collections::HashMap;
 use std::io::BufReader;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_host::protocol::Deliver;
+use memprof_messages::{Kept, ProfileKind};
 use memprof_report::{Blame, Folded, Granularity, Input, Options, SampleType, Sources, amount};
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::args::To;
 use crate::exit::{NO_DATA, Outcome, coded};
@@ -94,37 +93,19 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     Ok(0.into())
 }
 
-struct Kept {
+struct Comparable {
     id: String,
     taken: SystemTime,
 }
 
 /// The newest dumps of the running process, oldest first.
-fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Kept>> {
-    let reply = client.message("memory_profile", "list", "", None)?;
-    let body: Value = serde_json::from_slice(&reply.into_bytes()?).context("the reply to list")?;
-    let Some(dumps) = body["dumps"].as_array() else {
-        bail!(
-            "{}",
-            body["text"]
-                .as_str()
-                .unwrap_or("the reply to list has no dumps")
-        );
-    };
+fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Comparable>> {
     let mut kept = Vec::new();
     // A profile of growth tells of the past, not of what lives.
-    let is_comparable = |dump: &&Value| dump["pid"] == pid && dump["kind"] != "growth";
-    for dump in dumps.iter().filter(is_comparable).take(count) {
-        let field = |name: &str| {
-            dump[name]
-                .as_str()
-                .with_context(|| format!("a dump has no {name}"))
-        };
-        let taken = humantime::parse_rfc3339(field("taken")?).context("a dump's time")?;
-        kept.push(Kept {
-            id: field("id")?.to_owned(),
-            taken,
-        });
+    let is_comparable = |dump: &Kept| dump.pid == pid && dump.kind == ProfileKind::Heap;
+    for dump in client.list()?.into_iter().filter(is_comparable).take(count) {
+        let taken = humantime::parse_rfc3339(&dump.taken).context("a dump's time")?;
+        kept.push(Comparable { id: dump.id, taken });
     }
     if kept.len() < FEWEST {
         let dumps = match kept.len() {
@@ -141,12 +122,8 @@ fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Kep
     Ok(kept)
 }
 
-fn read(client: &mut Client, dump: &Kept, sources: &Sources) -> anyhow::Result<Stacks> {
-    let args = format!("id={}", dump.id);
-    let reply = client.message("memory_profile", "fetch", &args, Some(Deliver::Fd))?;
-    let Some(file) = reply.file.filter(|_| reply.result.status_code == 0) else {
-        bail!("the host did not pass dump {}", dump.id);
-    };
+fn read(client: &mut Client, dump: &Comparable, sources: &Sources) -> anyhow::Result<Stacks> {
+    let file = client.fetch(&dump.id)?;
     let input = Input {
         name: &dump.id,
         bytes: &mut BufReader::new(file),

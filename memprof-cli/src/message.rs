@@ -3,10 +3,8 @@
 use std::fs::File;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_host::protocol::Deliver;
-use memprof_messages::PLUGIN;
 use memprof_plugin_abi::Arguments;
 
 use crate::args::{Send, Short};
@@ -78,16 +76,7 @@ fn file_name(id: &str) -> String {
 
 /// Writes a kept dump to `file`, or to stdout for `-`. Returns its length.
 pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<u64> {
-    let args = Arguments::join([format!("id={id}").as_str()]);
-    let mut reply = client.message(PLUGIN, "fetch", &args, Some(Deliver::Fd))?;
-    if reply.result.status_code != 0 {
-        let refusal = Reply::of(reply)?;
-        bail!("the host refused to pass the dump: {}", refusal.text());
-    }
-    match reply.file.take() {
-        Some(mut body) => output::save(&mut body, file),
-        None => bail!("the host passed no dump: {}", Reply::of(reply)?.text()),
-    }
+    output::save(&mut client.fetch(id)?, file)
 }
 
 fn show(reply: &Reply, json: bool) -> Outcome {

@@ -8,11 +8,9 @@ use memprof_host::client::Client;
 use memprof_host::{Reach, Running, Unreached, survey};
 use memprof_messages::PLUGIN;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::exit::Outcome;
 use crate::output::{self, one_line};
-use crate::reply::ask;
 use crate::target::NEXT;
 
 /// So many that were not reached are named one by one.
@@ -141,22 +139,13 @@ fn ask_plugins(client: &mut Client) -> anyhow::Result<Answer> {
             ..Answer::default()
         });
     }
-    let status = ask(client, "status", "")?;
-    let allocators = status.field("allocators").as_array();
-    let names = allocators.into_iter().flatten().map(allocator);
-    let profiling = status.field("profiling").as_str();
+    let status = client.status()?;
+    let names = status.allocators.iter().map(ToString::to_string);
     Ok(Answer {
         plugins,
         allocator: names.collect::<Vec<_>>().join(", "),
-        profiling: profiling.unwrap_or("unavailable").to_owned(),
+        profiling: status.profiling.to_string(),
     })
-}
-
-/// `jemalloc 5.3.0`: what stands behind the first dash is the commit.
-fn allocator(allocator: &Value) -> String {
-    let text = |key: &str| allocator[key].as_str().unwrap_or_default();
-    let version = text("version").split('-').next().unwrap_or_default();
-    format!("{} {version}", text("kind"))
 }
 
 fn table(hosts: &[Row]) -> String {

@@ -7,9 +7,8 @@ mod gather;
 mod malloc_conf;
 mod process;
 
+use memprof_messages::{Finding, Severity};
 use std::path::Path;
-
-use serde::Serialize;
 
 use allocator::{one_allocator, one_jemalloc};
 use facts::{DumpDir, Examined, Seen};
@@ -22,31 +21,6 @@ pub(crate) use gather::gather;
 const LITTLE_ROOM: u64 = 64 << 20;
 /// What the environment has to say before a program starts.
 const CONF: &str = "prof:true,prof_active:false";
-
-/// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Profiling cannot be on, or a dump cannot be kept.
-    Error,
-    /// It works, with a catch.
-    Warning,
-    /// It works, otherwise than one may expect.
-    Notice,
-}
-
-/// One thing that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// A word for scripts.
-    pub kind: &'static str,
-    /// How bad it is.
-    pub severity: Severity,
-    /// What is wrong, naming the thing.
-    pub message: String,
-    /// What mends it.
-    pub remedy: String,
-}
 
 /// Judges.
 pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
@@ -69,7 +43,7 @@ fn finding(
     remedy: impl Into<String>,
 ) -> Finding {
     Finding {
-        kind,
+        kind: kind.into(),
         severity,
         message: message.into(),
         remedy: remedy.into(),
@@ -108,9 +82,10 @@ fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
 
 #[cfg(test)]
 mod tests {
+    use memprof_messages::Kind;
+
     use super::malloc_conf::Source;
     use super::*;
-    use crate::identity::Kind;
 
     fn healthy_jemalloc() -> Examined {
         Examined {
@@ -168,7 +143,7 @@ mod tests {
         let mut facts = healthy();
         change(&mut facts);
         let findings = examine(&facts);
-        let kinds: Vec<_> = findings.iter().map(|finding| finding.kind).collect();
+        let kinds: Vec<_> = findings.iter().map(|finding| &*finding.kind).collect();
         assert_eq!(kinds, [kind]);
         assert_eq!(findings[0].severity, severity);
         let text = format!("{}; {}", findings[0].message, findings[0].remedy);

@@ -37,33 +37,22 @@ mod doctor;
 
 mod profiler;
 
-pub use allocators::background::Background;
 pub use allocators::interval::SampleInterval;
-pub use allocators::jemalloc::Sampled;
 pub use allocators::mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use allocators::printout::{PrintOptions, Printout};
 pub use allocators::refusal::is_secure_execution;
-pub use allocators::stats::{Figures, ReadFigures, ReadReport, Readers, Stats, Totals};
+pub use allocators::stats::{ReadFigures, ReadReport, Readers};
 pub use allocators::unsampled::Unsampled;
-pub use doctor::{Finding, Severity};
 pub use dumps::retention::Keep;
-pub use dumps::store::{Fetched, Kept, Store, default_dump_dir};
+pub use dumps::store::{Fetched, Store, default_dump_dir};
 pub use dumps::trigger::{Condition, Threshold, Trigger};
 pub use error::{Error, ErrorKind, Result};
-pub use figures::ledger::{Heap, Ledger, Row, Verdict};
-pub use figures::recent::{RECENT, Recent};
-pub use figures::smaps::Smaps;
-pub use identity::{FoundBy, Kind, ProfileKind};
-pub use profiler::dump::Dump;
-pub use profiler::status::{
-    Activation, Allocator, DumpReport, Gdumping, JemallocOptions, Purged, Status,
-};
+pub use figures::recent::RECENT;
+pub use identity::FoundBy;
 pub use profiler::{ActivateOptions, AgeWidth, Profiler, SEEN_FROM_THE_START, Settings};
-pub use sampler::{SamplerChoice, SamplerStatus, Slots, Through, sample_at_once};
+pub use sampler::sample_at_once;
 pub use size::{SIZE_EXAMPLE, has_unit, parse_size};
-pub use system::cgroup::Cgroup;
 pub use system::seccomp::require_calls;
-pub use unwinder::{UnwinderChoice, UnwinderSettings, UnwinderStatus, Walker};
-pub use watching::gdump::{GdumpLimits, GdumpStatus};
+pub use unwinder::UnwinderSettings;
+pub use watching::gdump::GdumpLimits;
 pub use watching::rule::Rule;
-pub use watching::watcher::WatchStatus;

@@ -30,7 +30,7 @@ use self::dumper::Dumper;
 use self::farewell::Farewell;
 use self::heaps::Heaps;
 use self::lease::Lease;
-use self::status::{Allocator, Status};
+use self::status::allocator_status;
 use crate::allocators::discover::{Discovered, discover};
 use crate::allocators::embedded;
 use crate::allocators::interval::SampleInterval;
@@ -39,13 +39,14 @@ use crate::allocators::objects;
 use crate::allocators::refusal::use_jemalloc;
 use crate::allocators::stats::Readers;
 use crate::clock::rfc3339;
-use crate::dumps::store::{Fetched, Kept, Store};
+use crate::dumps::store::{Fetched, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Kind, ProfileKind};
 use crate::lock::lock;
-use crate::sampler::{Driven, SamplerChoice};
+use crate::sampler::Driven;
 use crate::unwinder::{Tick, Unwinder, UnwinderSettings};
 use crate::watching::watcher::Watcher;
+use memprof_messages::SamplerChoice;
+use memprof_messages::{Kept, Kind, ProfileKind, Profiling, Status};
 
 /// What helps where a profile lacks what was allocated before it began.
 pub const SEEN_FROM_THE_START: &str = "and show when they are allocated anew; to see all of it, \
@@ -191,16 +192,16 @@ impl Profiler {
         let remedy = unavailable.as_ref().map(|error| error.remedy.clone());
         Status {
             profiling: match (&unavailable, active) {
-                (Some(_), _) => "unavailable",
-                (None, true) => "active",
-                (None, false) => "inactive",
+                (Some(_), _) => Profiling::Unavailable,
+                (None, true) => Profiling::Active,
+                (None, false) => Profiling::Inactive,
             },
             reason: unavailable.map(|error| error.message).or(unreadable),
             remedy: remedy.filter(|remedy| !remedy.is_empty()),
             active_since: since.filter(|_| active).map(rfc3339),
             active_until: self.active_until().filter(|_| active).map(rfc3339),
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
-            allocators: backends.iter().map(|each| Allocator::of(each)).collect(),
+            allocators: backends.iter().map(|each| allocator_status(each)).collect(),
             unknown_malloc: self.stranger().map(|path| path.display().to_string()),
             undrivable_jemalloc: self.undrivable().map(|path| path.display().to_string()),
             dump_dir: self.settings.store.directory().display().to_string(),

@@ -12,7 +12,6 @@ mod ours;
 mod profile;
 
 pub(crate) use choice::Samples;
-pub use choice::{SamplerChoice, SamplerStatus, Slots, Through};
 pub(crate) use driven::Driven;
 pub use ours::sample_at_once;
 pub(crate) use ours::{end_in_children, leave_this_thread_out};

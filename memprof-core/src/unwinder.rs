@@ -6,50 +6,17 @@
 mod ours;
 mod tick;
 
-use std::str::FromStr;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-use serde::{Deserialize, Serialize};
-
 use crate::allocators::jemalloc::Jemalloc;
-use crate::error::{Error, ErrorKind, Result};
 use crate::{clock::rfc3339, lock::lock};
+use memprof_messages::{UnwinderChoice, UnwinderStatus, Walker, Whose};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use ours::prepare_walks;
 pub(crate) use ours::{set_birth, set_leased};
 pub(crate) use tick::Tick;
-
-/// Who shall walk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UnwinderChoice {
-    /// Ours where it is sound, else the allocator.
-    #[default]
-    Auto,
-    /// Ours, also in place of a walker that the program installed itself; a warning where that
-    /// cannot be.
-    Ours,
-    /// The allocator.
-    Allocator,
-}
-
-impl FromStr for UnwinderChoice {
-    type Err = Error;
-
-    fn from_str(word: &str) -> Result<Self> {
-        match word {
-            "auto" => Ok(Self::Auto),
-            "ours" => Ok(Self::Ours),
-            "allocator" => Ok(Self::Allocator),
-            _ => Err(
-                Error::new(ErrorKind::Invalid, format!("unwinder={word:?} is none"))
-                    .remedy("valid: auto, ours, allocator"),
-            ),
-        }
-    }
-}
 
 /// How the walks are made, as the plugin's configuration says.
 #[derive(Clone, Copy, Debug)]
@@ -67,40 +34,6 @@ impl Default for UnwinderSettings {
             compare: 64,
         }
     }
-}
-
-/// The walkers of all allocators, as `status` shows them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct UnwinderStatus {
-    /// What was asked for.
-    pub setting: UnwinderChoice,
-    /// How often our walk read a rule from call frame information.
-    pub rules_read: u64,
-    /// One for each allocator.
-    pub walkers: Vec<Walker>,
-}
-
-/// The walker of one allocator.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Walker {
-    /// `jemalloc 5.3.0-…`.
-    pub allocator: String,
-    /// `ours` or `allocator`.
-    pub walker: &'static str,
-    /// Why it is not ours.
-    pub reason: Option<String>,
-    /// Since when it is, or was last, ours: RFC 3339, UTC.
-    pub since: Option<String>,
-    /// Samples since.
-    pub samples: u64,
-    /// Of these, left to the allocator.
-    pub fallbacks: u64,
-    /// Of these, ended where the stack could not be read.
-    pub cut: u64,
-    /// Of these, walked by both.
-    pub compared: u64,
-    /// Of those compared, equal frame by frame.
-    pub agreed: u64,
 }
 
 /// The walkers of the process's allocators.
@@ -283,9 +216,9 @@ impl Known {
         Walker {
             allocator: self.jemalloc.identity.to_string(),
             walker: match &self.reason {
-                Some(_) => "allocator",
-                None if counts.given_up => "allocator",
-                None => "ours",
+                Some(_) => Whose::Allocator,
+                None if counts.given_up => Whose::Allocator,
+                None => Whose::Ours,
             },
             reason: self.reason.clone(),
             since: self.since.map(rfc3339),
@@ -317,7 +250,7 @@ mod tests {
             assert_eq!(!warnings.is_empty(), warned, "{warnings:?}");
             assert!(!unwinder.is_ours());
             let status = unwinder.status();
-            assert_eq!(status.walkers[0].walker, "allocator");
+            assert_eq!(status.walkers[0].walker, Whose::Allocator);
             let told = status.walkers[0].reason.clone().unwrap();
             assert!(told.contains(reason), "{told}");
         };

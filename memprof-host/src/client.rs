@@ -4,6 +4,7 @@
 //! limit, and a passed descriptor is read only where it is a file of the announced length.
 
 mod connection;
+mod messages;
 mod passed;
 
 use std::fs::File;
@@ -11,6 +12,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
+use memprof_plugin_abi::Status;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -49,6 +51,14 @@ pub enum ClientError {
         code: i32,
         /// What the host said.
         message: String,
+    },
+    /// The plugin refused the message.
+    #[error("{text}")]
+    Plugin {
+        /// One of the negative codes of memprof.h.
+        status: Status,
+        /// What the plugin said, with the remedy.
+        text: String,
     },
     /// What came is not the control protocol.
     #[error("the host answered with something else: {0}")]

@@ -9,7 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Router, extract::DefaultBodyLimit};
-use memprof_messages::{Effect, MESSAGES, Message};
+use memprof_messages::{Effect, KeptDumps, MESSAGES, Message, Profiling};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -128,8 +128,8 @@ async fn dump(To(host): To, body: Bytes) -> Result<Response> {
 }
 
 async fn dumps(To(host): To) -> Result<Response> {
-    let mut list = host.tell("list", &[]).await?;
-    Ok(Json(json!({ "dumps": list["dumps"].take() })).into_response())
+    let dumps = host.kept().await?;
+    Ok(Json(KeptDumps { dumps }).into_response())
 }
 
 #[derive(Deserialize)]
@@ -156,21 +156,15 @@ pub(crate) async fn hosts(State(hosts): State<Shared>) -> Result<Response> {
 
 fn row(host: &Seen) -> Value {
     let Seen { pid, info, status } = host;
-    let allocators = status["allocators"].as_array();
-    let allocators: Vec<_> = allocators.into_iter().flatten().map(allocator).collect();
+    let allocators = status.iter().flat_map(|status| &status.allocators);
+    let allocators: Vec<_> = allocators.map(ToString::to_string).collect();
+    let profiling = status.as_ref().map(|status| status.profiling);
     json!({
         "pid": pid,
         "name": info.name,
         "command": info.command,
         "started": info.started,
-        "profiling": status["profiling"].as_str().unwrap_or("unavailable"),
+        "profiling": profiling.unwrap_or(Profiling::Unavailable),
         "allocators": allocators,
     })
-}
-
-/// `jemalloc 5.3.0`: what stands behind the first dash is the commit.
-fn allocator(allocator: &Value) -> String {
-    let text = |key: &str| allocator[key].as_str().unwrap_or_default();
-    let version = text("version").split('-').next().unwrap_or_default();
-    format!("{} {version}", text("kind"))
 }

@@ -3,23 +3,28 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::problem::{Problem, Result};
 
-type Outcome = Result<Arc<Value>>;
+type Outcome<T> = Result<Arc<T>>;
 
-/// The dump that runs, if one does.
-#[derive(Debug, Default)]
-pub(crate) struct Dumping(Mutex<Option<watch::Receiver<Option<Outcome>>>>);
+/// The dump that runs, if one does. `T` is the reply.
+#[derive(Debug)]
+pub(crate) struct Dumping<T>(Mutex<Option<watch::Receiver<Option<Outcome<T>>>>>);
 
-impl Dumping {
+impl<T> Default for Dumping<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Send + Sync + 'static> Dumping<T> {
     /// Joins the dump that runs, or starts one. It goes on when those who wait for it leave: a
     /// second one would find the host busy.
-    pub(crate) async fn join<F>(&self, take: impl FnOnce() -> F) -> Outcome
+    pub(crate) async fn join<F>(&self, take: impl FnOnce() -> F) -> Outcome<T>
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
     {
         let mut outcome = self.running_or(take);
         let ended = outcome.wait_for(Option::is_some).await;
@@ -29,9 +34,9 @@ impl Dumping {
         }
     }
 
-    fn running_or<F>(&self, take: impl FnOnce() -> F) -> watch::Receiver<Option<Outcome>>
+    fn running_or<F>(&self, take: impl FnOnce() -> F) -> watch::Receiver<Option<Outcome<T>>>
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
     {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // What has ended was taken before this request came.
@@ -55,7 +60,7 @@ impl Dumping {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use serde_json::json;
+    use serde_json::{Value, json};
     use tokio::sync::Notify;
 
     use super::*;
@@ -68,7 +73,7 @@ mod tests {
     }
 
     impl Host {
-        fn dump(self: &Arc<Self>) -> impl Future<Output = Outcome> + Send + 'static {
+        fn dump(self: &Arc<Self>) -> impl Future<Output = Outcome<Value>> + Send + 'static {
             let host = Arc::clone(self);
             async move {
                 let number = host.taken.fetch_add(1, Ordering::Relaxed) + 1;
@@ -121,7 +126,7 @@ mod tests {
     #[test]
     fn those_who_share_a_dump_share_its_failure() {
         run(async {
-            let dumping = Dumping::default();
+            let dumping = Dumping::<Value>::default();
             let fail = || async { Err(Problem::gone("it ended")) };
             let (a, b) = tokio::join!(dumping.join(fail), dumping.join(fail));
             assert_eq!(a.unwrap_err().kind, "host_gone");

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use memprof_host::protocol::HostInfo;
+use memprof_messages::{DumpReport, Kept, KeptDumps, OfAllocators, Reply, Stats, Status, Totals};
 use memprof_plugin_abi::Arguments;
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::calls::{Call, Calls};
 use crate::chunks;
@@ -16,11 +16,14 @@ use crate::problem::{Problem, Result};
 use crate::renders::Renders;
 use crate::target::{Answer, Fetched, Gone, Target};
 
+/// The reply to `dump`.
+pub(crate) type Dumped = Reply<DumpReport>;
+
 #[derive(Debug)]
 pub(crate) struct Gateway {
     target: Arc<dyn Target>,
     calls: Arc<Calls>,
-    dumping: Dumping,
+    dumping: Dumping<Dumped>,
     pub(crate) renders: Renders,
 }
 
@@ -28,14 +31,6 @@ pub(crate) struct Gateway {
 pub(crate) struct Opened {
     pub(crate) content_type: String,
     pub(crate) body: Box<dyn Read + Send>,
-}
-
-/// A kept dump, as `list` tells of it.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Kept {
-    pub(crate) id: String,
-    pub(crate) taken: String,
-    pub(crate) pid: u32,
 }
 
 impl Gateway {
@@ -65,20 +60,43 @@ impl Gateway {
             .await
     }
 
-    /// The plugin's object; its error is one here.
-    pub(crate) async fn tell(&self, message: &'static str, args: &[(&str, &str)]) -> Result<Value> {
-        object(&self.ask(message, args).await?)
+    /// The reply to a message, of the type that the message has; its error is one here.
+    pub(crate) async fn tell<T: DeserializeOwned>(
+        &self,
+        message: &'static str,
+        args: &[(&str, &str)],
+    ) -> Result<T> {
+        object(message, &self.ask(message, args).await?)
+    }
+
+    /// Has a message done of whose reply only an error matters.
+    pub(crate) async fn act(&self, message: &'static str, args: &[(&str, &str)]) -> Result<()> {
+        self.tell::<IgnoredAny>(message, args).await.map(drop)
+    }
+
+    /// The state of the profiler.
+    pub(crate) async fn status(&self) -> Result<Status> {
+        self.tell("status", &[]).await
+    }
+
+    /// The allocators' figures, which are not printed to the host's log: whoever asks over HTTP reads
+    /// the reply.
+    pub(crate) async fn stats(&self, opts: Option<&str>) -> Result<Vec<Stats>> {
+        let opts = opts.map(|opts| ("opts", opts));
+        let args: Vec<_> = [("log", "off")].into_iter().chain(opts).collect();
+        let stats: OfAllocators<Stats> = self.tell("stats", &args).await?;
+        Ok(stats.allocators)
     }
 
     /// Takes a dump, or joins the one that runs: the reply to `dump`.
-    pub(crate) async fn dump(&self) -> Result<Arc<Value>> {
+    pub(crate) async fn dump(&self) -> Result<Arc<Dumped>> {
         let take = || {
             let (target, calls) = (Arc::clone(&self.target), Arc::clone(&self.calls));
             async move {
                 // Nobody can cut this short: it ends with the dump.
                 let _turn = calls.turn(Call::Long).await?;
                 let answer = blocking(move || target.message("dump", "")).await??;
-                object(&answer).map(Arc::new)
+                object("dump", &answer).map(Arc::new)
             }
         };
         self.dumping.join(take).await
@@ -86,9 +104,8 @@ impl Gateway {
 
     /// The kept dumps, newest first.
     pub(crate) async fn kept(&self) -> Result<Vec<Kept>> {
-        let list = self.tell("list", &[]).await?;
-        let kept = serde_json::from_value(list["dumps"].clone());
-        kept.map_err(|error| Problem::internal(format!("the reply to list: {error}")))
+        let kept: KeptDumps = self.tell("list", &[]).await?;
+        Ok(kept.dumps)
     }
 
     /// The kept dump of that id, which is looked up and never a path.
@@ -100,27 +117,22 @@ impl Gateway {
 
     /// What every allocator prints of itself; `opts` are those of `malloc_stats_print`.
     pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
-        let opts = opts.map(|opts| ("opts", opts));
-        // Whoever asks over HTTP reads the reply, not the host's log.
-        let args: Vec<_> = [("log", "off")].into_iter().chain(opts).collect();
-        let stats = self.tell("stats", &args).await?;
-        let reports = stats["allocators"].as_array().into_iter().flatten();
-        let reports = reports.filter_map(|each| each["report"].as_str());
-        Ok(reports.collect())
+        let stats = self.stats(opts).await?;
+        Ok(stats.into_iter().map(|each| each.report).collect())
     }
 
     /// The same as one JSON document, of the allocator that holds most.
     pub(crate) async fn stats_json(&self) -> Result<String> {
         // What is too long is cut, which JSON does not survive: then without single arenas.
         for opts in ["J", "Ja", "Jablx"] {
-            let stats = self
-                .tell("stats", &[("opts", opts), ("log", "off")])
-                .await?;
-            let allocators = stats["allocators"].as_array().into_iter().flatten();
-            let largest = allocators.max_by_key(|each| each["allocated"].as_u64());
-            let report = largest.and_then(|each| each["report"].as_str());
+            let stats = self.stats(Some(opts)).await?;
+            let largest = stats.into_iter().max_by_key(|each| match each.totals {
+                Some(Totals::Divided(figures)) => Some(figures.allocated),
+                Some(Totals::Committed { .. }) | None => None,
+            });
+            let report = largest.map(|each| each.report);
             if let Some(report) = report.filter(|text| is_json(text)) {
-                return Ok(report.to_owned());
+                return Ok(report);
             }
         }
         Err(Problem::internal("the allocator printed no JSON"))
@@ -184,14 +196,8 @@ fn no_such_dump(id: &str) -> Problem {
         .remedy("GET /api/v1/dumps lists them")
 }
 
-/// The id of a dump that was just taken.
-pub(crate) fn id_of(dump: &Value) -> Result<&str> {
-    let id = dump["id"].as_str();
-    id.ok_or_else(|| Problem::internal("the reply to dump has no id"))
-}
-
 fn is_json(text: &str) -> bool {
-    serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 /// `key=value` words, which the plugin takes apart again.
@@ -203,13 +209,13 @@ fn words(args: &[(&str, &str)]) -> String {
     Arguments::join(words.iter().map(String::as_str))
 }
 
-/// The object of an answer that is no error.
-fn object(answer: &Answer) -> Result<Value> {
+/// The fields of an answer that is no error.
+fn object<T: DeserializeOwned>(message: &str, answer: &Answer) -> Result<T> {
     if answer.status != 0 {
         return Err(Problem::of_answer(answer));
     }
     serde_json::from_slice(&answer.body)
-        .map_err(|error| Problem::internal(format!("the host's reply is no JSON: {error}")))
+        .map_err(|error| Problem::internal(format!("the host's reply to {message}: {error}")))
 }
 
 /// Runs what blocks where it may.

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memprof_host::client::Client;
 use memprof_host::protocol::HostInfo;
 use memprof_host::{Reach, Running, survey};
-use memprof_messages::PLUGIN;
-use serde_json::Value;
+use memprof_messages::Status;
 
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
@@ -38,8 +37,8 @@ pub(crate) struct Seen {
     /// Its process, as it is called here.
     pub(crate) pid: u32,
     pub(crate) info: HostInfo,
-    /// Its reply to `status`, or null.
-    pub(crate) status: Value,
+    /// Its reply to `status`, where it gave one.
+    pub(crate) status: Option<Status>,
 }
 
 impl Hosts {
@@ -78,7 +77,7 @@ impl Hosts {
         Some(Seen {
             pid: info.pid,
             info,
-            status: serde_json::from_slice(&status.body).unwrap_or_default(),
+            status: serde_json::from_slice(&status.body).ok(),
         })
     }
 
@@ -156,11 +155,8 @@ fn still_runs(known: &Known) -> bool {
     known.gateway.target().host().is_ok_and(is_same)
 }
 
-fn status(client: &mut Client) -> Value {
-    let reply = client.message(PLUGIN, "status", "", None).ok();
-    let bytes = reply.and_then(|reply| reply.into_bytes().ok());
-    let status = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    status.unwrap_or_default()
+fn status(client: &mut Client) -> Option<Status> {
+    client.status().ok()
 }
 
 /// Keeps the gateways of those that were found, by pid, and drops all others.

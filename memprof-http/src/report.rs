@@ -5,6 +5,7 @@ use std::time::UNIX_EPOCH;
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
+use memprof_messages::Kept;
 use memprof_report::{
     Blame, Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
 };
@@ -13,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::chunks;
 use crate::file_format::{FileFormat, Made};
-use crate::gateway::{Gateway, Kept, Opened, blocking, id_of};
+use crate::gateway::{Gateway, Opened, blocking};
 use crate::problem::{Problem, Result};
 
 /// What of a dump is wanted: the parameters of a query.
@@ -53,13 +54,13 @@ impl View {
     /// The report of a dump that is taken now.
     pub(crate) async fn of_new(&self, host: &Gateway) -> Result<Response> {
         let dump = host.dump().await?;
-        self.of_kept(host, id_of(&dump)?).await
+        self.of_kept(host, &dump.fields.largest.id).await
     }
 
     /// The same; a call graph that cannot be drawn is a flamegraph.
     pub(crate) async fn of_new_without_graphviz(&self, host: &Gateway) -> Result<Response> {
         let dump = host.dump().await?;
-        let id = id_of(&dump)?;
+        let id = &dump.fields.largest.id;
         match self.of_kept(host, id).await {
             Err(problem) if problem.kind == "missing_program" => {
                 let format = Some("flamegraph".to_owned());
@@ -146,7 +147,7 @@ impl View {
 /// is sent while it is rewritten.
 pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Body> {
     let dump = host.dump().await?;
-    tcmalloc_of(host, id_of(&dump)?).await
+    tcmalloc_of(host, &dump.fields.largest.id).await
 }
 
 /// The same of a dump whose id the host told.
@@ -167,7 +168,7 @@ pub(crate) async fn tcmalloc_of(host: &Gateway, id: &str) -> Result<Body> {
 pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<Response> {
     let pid = host.host().await?.pid;
     let dump = Read {
-        kept: Kept {
+        kept: Origin {
             id: "upload".to_owned(),
             taken: String::new(),
             pid,
@@ -215,16 +216,26 @@ fn sample_type(name: &str) -> Result<SampleType> {
     })
 }
 
+/// What a report says of its dump.
+#[derive(Clone)]
+struct Origin {
+    id: String,
+    /// RFC 3339.
+    taken: String,
+    pid: u32,
+}
+
 /// A kept dump, of which nothing is in memory yet.
 struct Unread {
-    kept: Kept,
+    kept: Origin,
     dump: Opened,
 }
 
 impl Unread {
     async fn of(host: &Gateway, id: &str) -> Result<Self> {
-        let kept = host.kept_as(id).await?;
-        let dump = host.open(&kept.id).await?;
+        let Kept { id, taken, pid, .. } = host.kept_as(id).await?;
+        let dump = host.open(&id).await?;
+        let kept = Origin { id, taken, pid };
         Ok(Self { kept, dump })
     }
 
@@ -239,7 +250,7 @@ impl Unread {
 
 /// A kept dump and its bytes.
 struct Read {
-    kept: Kept,
+    kept: Origin,
     bytes: Bytes,
 }
 
@@ -266,7 +277,7 @@ pub(crate) async fn in_turn<T: Send + 'static>(
 }
 
 /// 0, pprof's unknown, for what has no time.
-fn time_nanos(kept: &Kept) -> i64 {
+fn time_nanos(kept: &Origin) -> i64 {
     let taken = humantime::parse_rfc3339(&kept.taken).ok();
     let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
     let nanos = since.and_then(|since| i64::try_from(since.as_nanos()).ok());

@@ -6,11 +6,32 @@
 //! `memprof-host`; to write a plugin see `memprof-plugin-abi`.
 
 mod argument;
+mod doctor;
+mod dump;
+mod ledger;
 mod message;
+mod names;
+mod reply;
+mod stats;
+mod status;
 mod table;
 mod usage;
+mod words;
 
 pub use argument::{Argument, Values};
+pub use doctor::{Finding, Findings, Severity};
+pub use dump::{Dump, DumpReport, Kept, KeptDumps};
+pub use ledger::{Cgroup, Heap, Ledger, Part, Row, Sampled, Smaps, Verdict, VerdictKind};
 pub use message::{Effect, Message, message};
+pub use names::{
+    Kind, ProfileKind, Profiling, SamplerChoice, Through, TriggerWord, UnwinderChoice, Whose,
+};
+pub use reply::{Answer, Refusal, Reply};
+pub use stats::{Background, Figures, OfAllocators, Purged, Recent, Stats, Totals};
+pub use status::{
+    Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, SamplerStatus, Slots,
+    Status, UnwinderStatus, Walker, WatchStatus, release,
+};
 pub use table::{MESSAGES, PLUGIN};
 pub use usage::USAGES;
+pub use words::UnknownWord;

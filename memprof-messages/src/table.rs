@@ -3,7 +3,7 @@
 
 use crate::Effect::{Changes, Reads};
 use crate::Values::{Like, Named, Number, Words};
-use crate::{Argument, Message};
+use crate::{Argument, Kind, Message, ProfileKind, SamplerChoice, UnwinderChoice};
 
 /// The plugin that answers these messages.
 pub const PLUGIN: &str = "memory_profile";
@@ -12,7 +12,7 @@ const ON_OFF: crate::Values = Words(&["on", "off"]);
 
 const ALLOCATOR: Argument = Argument::new(
     "allocator",
-    Named("NAME", &["jemalloc", "tcmalloc", "mimalloc", "glibc"]),
+    Named("NAME", Kind::WORDS),
     "only this one, not all that the message acts on",
 );
 const INTERVAL: Argument = Argument::new(
@@ -49,15 +49,14 @@ pub const MESSAGES: &[Message] = &[
             ALLOCATOR,
             Argument::new(
                 "unwinder",
-                Words(&["auto", "ours", "allocator"]),
+                Words(UnwinderChoice::WORDS),
                 "who walks the stacks of samples, until it ends",
             ),
             Argument::new(
                 "sampler",
-                Words(&["auto", "allocator", "ours"]),
+                Words(SamplerChoice::WORDS),
                 "who samples: the allocator, or memprof in its place; auto falls back to memprof",
-            )
-            .default("auto"),
+            ),
             Argument::new(
                 "ages",
                 Like(&["1m", "10s", "off"]),
@@ -79,7 +78,7 @@ pub const MESSAGES: &[Message] = &[
         arguments: &[
             Argument::new(
                 "kind",
-                Words(&["heap", "growth"]),
+                Words(ProfileKind::WORDS),
                 "what lives, or which stacks made the heap grow (tcmalloc)",
             )
             .default("heap"),

@@ -93,11 +93,11 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "path=/etc/passwd",
         "unknown argument \"path\"; valid arguments: ",
     ),
-    ("dump", "kind=cpu", "valid kinds: heap, growth"),
+    ("dump", "kind=cpu", "valid: heap, growth"),
     (
         "purge",
         "allocator=x",
-        "valid allocators: jemalloc, tcmalloc, mimalloc, glibc",
+        "valid: jemalloc, tcmalloc, mimalloc, glibc",
     ),
     (
         "activate",

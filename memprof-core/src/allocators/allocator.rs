@@ -1,18 +1,19 @@
 //! One allocator of the process, and what memprof asks of it. What it cannot do it refuses, with the
 //! reason and the remedy.
 
+use memprof_messages::{ProfileKind, Sampled, Totals};
+
 use crate::allocators::glibc::Glibc;
 use crate::allocators::interval::SampleInterval;
-use crate::allocators::jemalloc::{Jemalloc, Sampled};
+use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::mimalloc::Mimalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::refusal::{no_growth_profile, no_profiler};
-use crate::allocators::stats::Totals;
 use crate::allocators::tcmalloc::Tcmalloc;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::Result;
-use crate::identity::{Identity, ProfileKind};
+use crate::identity::Identity;
 
 /// An allocator of the process.
 #[derive(Debug)]

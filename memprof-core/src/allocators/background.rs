@@ -1,24 +1,10 @@
 //! jemalloc's background threads, which give free pages back without the program's help.
 
 use rustix::io::Errno;
-use serde::Serialize;
 
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Kind;
-
-/// The background threads of one jemalloc.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Background {
-    /// Which one.
-    pub kind: Kind,
-    /// Its version.
-    pub version: String,
-    /// Whether they run.
-    pub background_thread: bool,
-    /// At most so many of them.
-    pub max_background_threads: u64,
-}
+use memprof_messages::Background;
 
 /// Whether this jemalloc takes `max` background threads.
 ///

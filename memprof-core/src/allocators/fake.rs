@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::allocators::mallctl::{Mallctl, StatsCallback};
 use crate::allocators::printout::Printout;
-use crate::allocators::stats::{Figures, Readers};
+use crate::allocators::stats::Readers;
+use memprof_messages::Figures;
 
 /// Readers that find nothing.
 pub(crate) const READERS: Readers = Readers {

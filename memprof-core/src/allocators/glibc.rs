@@ -5,10 +5,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
 use crate::allocators::printout::Printout;
-use crate::allocators::stats::{Figures, Totals};
 use crate::allocators::symbols::{self, Symbols, as_function};
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Identity, Kind};
+use crate::identity::Identity;
+use memprof_messages::{Figures, Kind, Totals};
 
 /// What every glibc names.
 pub(crate) const ANCHOR: &CStr = c"gnu_get_libc_version";

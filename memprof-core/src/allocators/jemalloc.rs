@@ -3,8 +3,6 @@
 mod profile;
 mod sampled;
 
-pub use sampled::Sampled;
-
 use std::ffi::CStr;
 use std::hint::black_box;
 
@@ -14,10 +12,11 @@ use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::refusal::is_secure_execution;
-use crate::allocators::stats::{Readers, Totals};
+use crate::allocators::stats::Readers;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::FoundBy;
-use crate::identity::{Identity, Kind};
+use crate::identity::Identity;
+use memprof_messages::{Kind, Totals};
 
 /// A jemalloc that serves this process.
 #[derive(Clone, Debug)]

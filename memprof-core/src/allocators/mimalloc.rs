@@ -7,10 +7,10 @@ use std::mem::transmute;
 use std::ptr;
 
 use crate::allocators::printout::Printout;
-use crate::allocators::stats::Totals;
 use crate::allocators::symbols::Symbols;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Identity, Kind};
+use crate::identity::Identity;
+use memprof_messages::{Kind, Totals};
 
 /// What every mimalloc names.
 pub(crate) const ANCHOR: &CStr = c"mi_version";

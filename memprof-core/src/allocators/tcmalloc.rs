@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::printout::Printout;
-use crate::allocators::stats::{Figures, Totals};
 use crate::allocators::symbols::Symbols;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Identity, Kind, ProfileKind};
+use crate::identity::Identity;
 use extension::Extension;
+use memprof_messages::{Figures, Kind, ProfileKind, Totals};
 use profile::Profiles;
 use rate::Rate;
 

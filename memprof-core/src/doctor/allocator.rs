@@ -1,8 +1,9 @@
 //! What concerns one allocator.
 
-use super::{CONF, Examined, Facts, Finding, Seen, Severity, finding, malloc_conf};
+use memprof_messages::{Finding, Kind, Severity};
+
+use super::{CONF, Examined, Facts, Seen, finding, malloc_conf};
 use crate::allocators::tcmalloc;
-use crate::identity::Kind;
 
 /// Fewer samples than these of the live heap make a poor profile.
 const FEW_SAMPLES: u64 = 100;

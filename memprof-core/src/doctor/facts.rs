@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::malloc_conf::Source;
-use crate::identity::Kind;
+use memprof_messages::Kind;
 
 /// The process.
 #[derive(Clone, Debug, Default)]

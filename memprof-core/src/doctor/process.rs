@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{CONF, Facts, Finding, Severity, finding};
+use super::{CONF, Facts, finding};
 use crate::allocators::embedded;
 use crate::allocators::objects::EXECUTABLE;
-use crate::identity::Kind;
+use memprof_messages::{Finding, Kind, Severity};
 
 pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;

@@ -68,8 +68,9 @@ fn is_left_over(directory: &OwnedFd, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use memprof_messages::ProfileKind;
+
     use super::*;
-    use crate::identity::ProfileKind;
     use std::time::{Duration, SystemTime};
 
     #[test]

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::dumps::trigger::known_word;
-use crate::identity::ProfileKind;
+use memprof_messages::{ProfileKind, TriggerWord};
 
 const GROWTH: &str = ".growth";
 
@@ -29,7 +28,7 @@ pub(crate) struct DumpName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cause {
     /// The word of a [`Trigger`](crate::Trigger).
-    pub trigger: &'static str,
+    pub trigger: TriggerWord,
     /// Resident memory in KiB, as the kernel counts it.
     pub rss_kib: u64,
 }
@@ -45,7 +44,7 @@ impl DumpName {
         let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
         let cause = match part() {
             Some(trigger) => Some(Cause {
-                trigger: known_word(trigger)?,
+                trigger: trigger.parse().ok()?,
                 rss_kib: part()?.strip_suffix("kib")?.parse().ok()?,
             }),
             None => None,
@@ -116,7 +115,7 @@ mod tests {
         assert_eq!(DumpName::parse(&name.to_string()), Some(name.clone()));
         let name = DumpName {
             cause: Some(Cause {
-                trigger: "rss-above",
+                trigger: TriggerWord::RssAbove,
                 rss_kib: 3_355_443,
             }),
             ..name

@@ -95,8 +95,9 @@ pub(crate) fn superfluous<'a>(
 
 #[cfg(test)]
 mod tests {
+    use memprof_messages::ProfileKind;
+
     use super::*;
-    use crate::identity::ProfileKind;
 
     const DAY: u64 = 24 * 60 * 60;
     const MIB: u64 = 1 << 20;

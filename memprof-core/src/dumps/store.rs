@@ -11,7 +11,6 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
-use serde::Serialize;
 
 use crate::dumps::hidden;
 use crate::dumps::hidden::PRIVATE;
@@ -19,34 +18,12 @@ use crate::dumps::name::DumpName;
 use crate::dumps::publish::publish;
 use crate::dumps::retention::{Entry, Keep, Newcomer, superfluous};
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::ProfileKind;
+use memprof_messages::Kept;
 
 const EXTENSION: &str = ".heap";
 
 /// Another process that dumps into the same directory may be a moment ahead.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
-
-/// One kept dump.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Kept {
-    /// What `fetch` takes.
-    pub id: String,
-    /// Where it lies, absolute.
-    pub path: PathBuf,
-    /// Its length.
-    pub bytes: u64,
-    /// When it was taken: RFC 3339, UTC.
-    pub taken: String,
-    /// The process that wrote it.
-    pub pid: u32,
-    /// What it tells.
-    pub kind: ProfileKind,
-    /// Why: `message`, `every`, `rss-above`, `rss-growth`, `cgroup-above`, `gdump` or `at-exit`;
-    /// absent for a dump of an earlier version.
-    pub trigger: Option<&'static str>,
-    /// The process's resident memory then.
-    pub rss_bytes: Option<u64>,
-}
 
 /// A kept dump, opened for reading.
 #[derive(Debug)]
@@ -359,6 +336,8 @@ fn file_name(name: &DumpName) -> String {
 
 #[cfg(test)]
 mod tests {
+    use memprof_messages::{ProfileKind, TriggerWord};
+
     use super::*;
     use crate::dumps::name::Cause;
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -504,7 +483,7 @@ mod tests {
             ..Keep::default()
         };
         let store = Store::new(parent.path().join("dumps"), keep);
-        let words = ["every", "rss-above", "gdump", "message"];
+        let words = TriggerWord::ALL;
         let mut most = 0;
         for at in 0..10_000_u32 {
             let cause = Some(Cause {
@@ -522,7 +501,8 @@ mod tests {
         let kept = store.list().unwrap();
         assert_eq!(kept.len(), QUOTA);
         let newest = (kept[0].trigger, kept[0].rss_bytes);
-        assert_eq!(newest, (Some("message"), Some(9_999 * 1024)));
+        let last = words[9_999 % words.len()];
+        assert_eq!(newest, (Some(last), Some(9_999 * 1024)));
     }
 
     #[test]
@@ -535,7 +515,7 @@ mod tests {
         assert_eq!((old.trigger, old.rss_bytes), (None, None));
         assert_eq!(store.list().unwrap(), [old]);
         let cause = Some(Cause {
-            trigger: "message",
+            trigger: TriggerWord::Message,
             rss_kib: 4,
         });
         let new = add(

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::size::written;
+use memprof_messages::TriggerWord;
 
 /// Why a dump is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,35 +63,18 @@ impl Condition {
     }
 }
 
-/// What a dump's name may have for its trigger.
-const WORDS: [&str; 7] = [
-    "message",
-    "every",
-    "rss-above",
-    "rss-growth",
-    "cgroup-above",
-    "gdump",
-    "at-exit",
-];
-
 impl Trigger {
-    /// One of [`WORDS`].
-    pub(crate) fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> TriggerWord {
         match self {
-            Self::Message => "message",
-            Self::Rule(Condition::Every(_), _) => "every",
-            Self::Rule(Condition::RssAbove(_), _) => "rss-above",
-            Self::Rule(Condition::RssGrowth(_), _) => "rss-growth",
-            Self::Rule(Condition::CgroupAbove(_), _) => "cgroup-above",
-            Self::HighWater(_) => "gdump",
-            Self::Rule(Condition::AtExit, _) => "at-exit",
+            Self::Message => TriggerWord::Message,
+            Self::Rule(Condition::Every(_), _) => TriggerWord::Every,
+            Self::Rule(Condition::RssAbove(_), _) => TriggerWord::RssAbove,
+            Self::Rule(Condition::RssGrowth(_), _) => TriggerWord::RssGrowth,
+            Self::Rule(Condition::CgroupAbove(_), _) => TriggerWord::CgroupAbove,
+            Self::HighWater(_) => TriggerWord::Gdump,
+            Self::Rule(Condition::AtExit, _) => TriggerWord::AtExit,
         }
     }
-}
-
-/// The word of a trigger, where `text` is one.
-pub(crate) fn known_word(text: &str) -> Option<&'static str> {
-    WORDS.into_iter().find(|word| *word == text)
 }
 
 impl fmt::Display for Trigger {
@@ -135,8 +119,7 @@ mod tests {
     #[test]
     fn triggers_name_the_rule_and_what_it_saw() {
         let check = |trigger: Trigger, word: &str, text: &str| {
-            assert_eq!(trigger.word(), word);
-            assert_eq!(known_word(word), Some(word));
+            assert_eq!(trigger.word().word(), word);
             assert_eq!(trigger.to_string(), text);
         };
         let rule = |condition| Trigger::Rule(condition, 7);

@@ -6,15 +6,10 @@
 //! `mmap`s, static data. Only cheap sources: `/proc/thread-self/status`, the allocators' totals, two
 //! cgroup files. [`Smaps`] only on request.
 
+use memprof_messages::{
+    Cgroup, Figures, Heap, Ledger, Part, Row, Sampled, Totals, Verdict, VerdictKind,
+};
 use std::time::Duration;
-
-use serde::Serialize;
-
-use crate::allocators::jemalloc::Sampled;
-use crate::allocators::stats::{Figures, Totals};
-use crate::figures::smaps::Smaps;
-use crate::identity::Kind;
-use crate::system::cgroup::Cgroup;
 
 /// Above this ratio of active to allocated bytes, fragmentation is worth a word.
 const FRAGMENTED: f64 = 1.3;
@@ -48,65 +43,6 @@ impl Resident {
     fn total(&self) -> u64 {
         self.anonymous + self.file + self.shared
     }
-}
-
-/// One part of the resident memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
-    /// `live_heap`, `sampling`, `fragmentation`, `dirty`, `metadata`, `undivided_heap`,
-    /// `not_the_allocator`, `file`, `shared`.
-    pub name: &'static str,
-    /// How much.
-    pub bytes: u64,
-}
-
-/// Something in the ledger that is worth a word.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
-    /// `growth`, `sampling`, `fragmentation`, `dirty`, `not_the_allocator` or `page_cache`.
-    pub kind: &'static str,
-    /// The figures, and the threshold that they pass.
-    pub why: String,
-    /// What would help, and what would not.
-    pub remedy: String,
-}
-
-/// One allocator's part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Heap {
-    /// Which one.
-    pub kind: Kind,
-    /// Its version.
-    pub version: String,
-    /// Serves this process's `malloc`.
-    pub owns_malloc: bool,
-    /// What it says that it holds; absent where it keeps no count.
-    #[serde(flatten)]
-    pub totals: Option<Totals>,
-    /// What sampling costs, where it samples or did.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sampled: Option<Sampled>,
-    /// Why it does not tell.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-}
-
-/// RSS, accounted for: the rows sum to it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Ledger {
-    /// Resident memory as the kernel counts it.
-    pub rss_bytes: u64,
-    /// Its parts.
-    pub rows: Vec<Row>,
-    /// What each allocator says of the heap's rows.
-    pub allocators: Vec<Heap>,
-    /// The limits that the process lives under.
-    pub cgroup: Option<Cgroup>,
-    /// What is worth a word.
-    pub verdicts: Vec<Verdict>,
-    /// The kernel's account of all mappings, where it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub smaps: Option<Smaps>,
 }
 
 /// The bytes that the allocators count as their own and the process has not touched yet, as far as
@@ -192,39 +128,39 @@ pub(crate) fn reconcile(
     let undivided = take(undivided(&allocators));
     let rows = vec![
         Row {
-            name: "live_heap",
+            name: Part::LiveHeap,
             bytes: live_heap,
         },
         Row {
-            name: "sampling",
+            name: Part::Sampling,
             bytes: sampling,
         },
         Row {
-            name: "fragmentation",
+            name: Part::Fragmentation,
             bytes: fragmentation,
         },
         Row {
-            name: "dirty",
+            name: Part::Dirty,
             bytes: dirty,
         },
         Row {
-            name: "metadata",
+            name: Part::Metadata,
             bytes: metadata,
         },
         Row {
-            name: "undivided_heap",
+            name: Part::UndividedHeap,
             bytes: undivided,
         },
         Row {
-            name: "not_the_allocator",
+            name: Part::NotTheAllocator,
             bytes: left,
         },
         Row {
-            name: "file",
+            name: Part::File,
             bytes: resident.file,
         },
         Row {
-            name: "shared",
+            name: Part::Shared,
             bytes: resident.shared,
         },
     ];
@@ -259,7 +195,7 @@ fn growth(live: u64, earlier: Option<Earlier>) -> Option<Verdict> {
     let grown = live.saturating_sub(allocated);
     let share = grown as f64 / allocated.max(1) as f64;
     (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| Verdict {
-        kind: "growth",
+        kind: VerdictKind::Growth,
         why: format!(
             "the live heap grew by {} ({grown} bytes) in {}, above {}",
             percent(share),
@@ -276,7 +212,7 @@ fn growth(live: u64, earlier: Option<Earlier>) -> Option<Verdict> {
 fn costly_samples(sampled: &Sampled, bytes: u64, rss: u64) -> Option<Verdict> {
     let share = bytes as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
-        kind: "sampling",
+        kind: VerdictKind::Sampling,
         why: format!(
             "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
              has a page of its own",
@@ -294,7 +230,7 @@ fn costly_samples(sampled: &Sampled, bytes: u64, rss: u64) -> Option<Verdict> {
 fn fragmented(heap: &Figures, lost: u64) -> Option<Verdict> {
     let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
     (ratio > FRAGMENTED && lost >= NOTABLE_BYTES).then(|| Verdict {
-        kind: "fragmentation",
+        kind: VerdictKind::Fragmentation,
         why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED}: {lost} bytes are lost in partly filled pages"),
         remedy: "purging will not help: these pages hold live objects beside the free ones; \
                  look for long-lived objects allocated among short-lived ones"
@@ -305,7 +241,7 @@ fn fragmented(heap: &Figures, lost: u64) -> Option<Verdict> {
 fn dirty_pages(dirty: u64, rss: u64) -> Option<Verdict> {
     let share = dirty as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| Verdict {
-        kind: "dirty",
+        kind: VerdictKind::Dirty,
         why: format!(
             "{} of RSS are free pages that the allocator keeps, above {}",
             percent(share),
@@ -320,7 +256,7 @@ fn dirty_pages(dirty: u64, rss: u64) -> Option<Verdict> {
 fn outside(bytes: u64, rss: u64) -> Option<Verdict> {
     let share = bytes as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
-        kind: "not_the_allocator",
+        kind: VerdictKind::NotTheAllocator,
         why: format!(
             "{} of RSS are outside of every allocator found, above {}",
             percent(share),
@@ -341,7 +277,7 @@ fn page_cache(cgroup: Option<Cgroup>, rss: u64) -> Option<Verdict> {
     let cache = usage_bytes.saturating_sub(rss);
     let share = cache as f64 / limit.max(1) as f64;
     (share > NOTABLE_SHARE && cache >= NOTABLE_BYTES).then(|| Verdict {
-        kind: "page_cache",
+        kind: VerdictKind::PageCache,
         why: format!(
             "{} of the cgroup's limit are not this process's RSS, above {}",
             percent(share),
@@ -358,6 +294,8 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use memprof_messages::Kind;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -386,7 +324,11 @@ mod tests {
     }
 
     fn kinds(ledger: &Ledger) -> Vec<&str> {
-        ledger.verdicts.iter().map(|verdict| verdict.kind).collect()
+        ledger
+            .verdicts
+            .iter()
+            .map(|verdict| verdict.kind.word())
+            .collect()
     }
 
     #[test]

@@ -5,11 +5,11 @@ use std::ffi::CStr;
 use std::ops::RangeInclusive;
 
 use rustix::io::Errno;
-use serde::Serialize;
 
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::Printout;
 use crate::error::{Error, ErrorKind, Result};
+use memprof_messages::{Kind, Recent};
 
 const MAX: &CStr = c"experimental.prof_recent.alloc_max";
 const DUMP: &CStr = c"experimental.prof_recent.alloc_dump";
@@ -19,19 +19,6 @@ pub const RECENT: RangeInclusive<u64> = 0..=512;
 
 /// The longest report: [`RECENT`] allocations with two of the deepest stacks (128 frames) each.
 const LIMIT: usize = 4 << 20;
-
-/// What one jemalloc has kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Recent {
-    /// `jemalloc`.
-    pub kind: &'static str,
-    /// Its version.
-    pub version: String,
-    /// It keeps so many; -1: all of them.
-    pub alloc_max: i64,
-    /// jemalloc's own JSON: `sample_interval`, `recent_alloc_max`, `recent_alloc`.
-    pub report: String,
-}
 
 /// Whether this jemalloc can, and may keep `max`.
 ///
@@ -72,7 +59,7 @@ pub(crate) fn take(jemalloc: &Jemalloc, max: Option<u64>) -> Result<Recent> {
         .print_to(DUMP, &mut |piece| printout.push(piece))
         .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_dump", errno))?;
     Ok(Recent {
-        kind: "jemalloc",
+        kind: Kind::Jemalloc,
         version: jemalloc.identity.version.clone(),
         alloc_max,
         report: printout.into_text(),

@@ -3,10 +3,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::path::PathBuf;
 use std::time::SystemTime;
-
-use serde::Serialize;
 
 use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::headroom::require_memory;
@@ -16,32 +13,12 @@ use crate::dumps::scratch::Scratch;
 use crate::dumps::store::Store;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Identity, ProfileKind};
+use crate::identity::Identity;
 use crate::sampler::Driven;
 use crate::system::seccomp;
+use memprof_messages::Dump;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
-
-/// One dump, taken and kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Dump {
-    /// What `fetch` takes.
-    pub id: String,
-    /// What it tells.
-    pub kind: ProfileKind,
-    /// Where it lies, absolute.
-    pub path: PathBuf,
-    /// Its length.
-    pub bytes: u64,
-    /// The number of stacks in it.
-    pub stacks: u64,
-    /// Mean bytes between samples; 0 where it is not sampled.
-    pub sample_interval: u64,
-    /// Live bytes, corrected for sampling; of growth, all of it.
-    pub estimated_inuse_bytes: u64,
-    /// The allocator it is of: `jemalloc 5.3.0`.
-    pub allocator: String,
-}
 
 /// What a dump says of its origin, in comment lines that jeprof skips.
 #[derive(Clone, Debug)]
@@ -189,6 +166,8 @@ fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use memprof_messages::ProfileKind;
 
     use super::*;
     use crate::allocators::allocator::Allocator;

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::dump::{self, Dump, Origin};
-use super::status::DumpReport;
+use super::dump::{self, Origin};
 use super::unsampled::leave_this_thread_out;
 use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
 use crate::dumps::headroom;
@@ -17,10 +16,10 @@ use crate::dumps::name::{Cause, DumpName};
 use crate::dumps::scratch::Scratch;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Kind, ProfileKind};
 use crate::sampler::Driven;
 use crate::system::seccomp;
 use crate::watching::reading::rss;
+use memprof_messages::{Dump, DumpReport, Kind, ProfileKind};
 
 /// What the first dump of an allocator is taken to need that tells nothing: some thousand stacks.
 const UNKNOWN_SIZE: u64 = 4 << 20;

@@ -5,20 +5,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::heaps::Heaps;
-use super::status::Purged;
 use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
-use crate::allocators::background::{self, Background};
+use crate::allocators::background::{self};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::refusal::use_jemalloc;
-use crate::allocators::stats::{Stats, Totals};
-use crate::doctor::{Facts, Finding, Severity, examine, gather};
+use crate::doctor::{Facts, examine, gather};
 use crate::error::{Error, ErrorKind, Result};
-use crate::figures::ledger::{self, Earlier, Heap, Ledger, Resident};
-use crate::figures::smaps::Smaps;
-use crate::identity::Kind;
+use crate::figures::ledger::{self, Earlier, Resident};
+use crate::figures::smaps;
 use crate::sampler::Driven;
-use crate::system::cgroup::Cgroup;
+use crate::system::cgroup;
+use memprof_messages::{Background, Finding, Heap, Kind, Ledger, Purged, Severity, Stats, Totals};
 
 /// A ledger is compared to the first one of the last hour.
 const COMPARED: Duration = Duration::from_secs(60 * 60);
@@ -80,7 +78,7 @@ impl Profiler {
         let untouched = self.untouched.load(Ordering::Relaxed);
         let allocated = (!heaps.is_empty()).then(|| ledger::live(&heaps));
         let earlier = allocated.and_then(|allocated| self.earlier(allocated));
-        let cgroup = Cgroup::of_this_process();
+        let cgroup = cgroup::of_this_process();
         Ok(ledger::reconcile(
             resident, heaps, untouched, earlier, cgroup,
         ))
@@ -92,7 +90,7 @@ impl Profiler {
     /// As [`ledger`](Self::ledger); `/proc/thread-self/smaps_rollup` cannot be read.
     pub fn ledger_with_smaps(&self) -> Result<Ledger> {
         Ok(Ledger {
-            smaps: Some(Smaps::of_this_process()?),
+            smaps: Some(smaps::of_this_process()?),
             ..self.ledger()?
         })
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::figures::ledger::Heap;
+use memprof_messages::Heap;
 
 /// jemalloc sums up arena by arena, under the locks that `malloc` needs: 9 us for each. So it is asked for
 /// a tenth of the time at the most.

@@ -1,10 +1,12 @@
 //! The latest sampled allocations.
 
+use memprof_messages::Recent;
+
 use super::figures::jemallocs;
 use super::{Profiler, only_jemalloc};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
-use crate::figures::recent::{self, Recent};
+use crate::figures::recent::{self};
 
 impl Profiler {
     /// The latest sampled allocations, of every jemalloc that keeps them; `max` sets how many.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{Backends, Profiler};
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Kind;
 use crate::sampler::Driven;
-use crate::sampler::{SamplerChoice, Samples};
+use crate::sampler::Samples;
+use memprof_messages::{Kind, SamplerChoice};
 
 impl Profiler {
     /// Settles who samples, and returns those of `backends` that do, or could.

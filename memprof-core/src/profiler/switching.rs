@@ -6,14 +6,13 @@ use std::time::{Duration, SystemTime};
 use super::ages::AgeWidth;
 use super::figures::jemallocs;
 use super::lease::Lease;
-use super::status::Activation;
 use super::{Backends, Profiler, lock, with_each, with_remedy};
 use crate::allocators::embedded;
 use crate::allocators::interval::SampleInterval;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Kind, ProfileKind};
-use crate::sampler::{self, SamplerChoice};
-use crate::unwinder::{Tick, UnwinderChoice, set_leased};
+use crate::sampler;
+use crate::unwinder::{Tick, set_leased};
+use memprof_messages::{Activation, Kind, ProfileKind, SamplerChoice, UnwinderChoice};
 
 /// How long an activation lasts that costs too much to be left on, where nothing else is asked for.
 const LEASE: Duration = Duration::from_secs(600);

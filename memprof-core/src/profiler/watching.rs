@@ -8,18 +8,17 @@ use std::time::{Duration, Instant};
 
 use super::farewell::Farewell;
 use super::figures::jemallocs;
-use super::status::{DumpReport, Gdumping};
 use super::switching::ActivateOptions;
 use super::{Profiler, lock, require_profile};
 use crate::dumps::trigger::Condition;
 use crate::dumps::trigger::Trigger;
 use crate::error::{ErrorKind, Result};
-use crate::identity::ProfileKind;
-use crate::system::cgroup::Cgroup;
-use crate::watching::gdump::{GdumpLimits, GdumpStatus};
+use crate::system::cgroup;
+use crate::watching::gdump::GdumpLimits;
 use crate::watching::reading::rss;
 use crate::watching::rule::Rule;
-use crate::watching::watcher::{Due, Outcome, WatchStatus, Watcher};
+use crate::watching::watcher::{Due, Outcome, Watcher};
+use memprof_messages::{DumpReport, GdumpStatus, Gdumping, ProfileKind, Profiling, WatchStatus};
 
 /// How long the exit waits for its dump.
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
@@ -32,7 +31,7 @@ impl Profiler {
     /// The thread that watches cannot be started.
     pub fn watch(self: &Arc<Self>, rules: &[Rule]) -> Result<()> {
         let reads_cgroup = |rule: &Rule| matches!(rule.condition, Condition::CgroupAbove(_));
-        if rules.iter().any(reads_cgroup) && Cgroup::of_this_process().is_none() {
+        if rules.iter().any(reads_cgroup) && cgroup::of_this_process().is_none() {
             log::warn!("cgroup_above never fires: no memory cgroup of this process can be read");
         }
         let watcher = Watcher::new(rules);
@@ -58,7 +57,7 @@ impl Profiler {
         watcher.set_gdump(limits);
         self.start_watching(&watcher)?;
         let status = self.status();
-        let inactive = (status.profiling != "active").then(|| {
+        let inactive = (status.profiling != Profiling::Active).then(|| {
             "profiling is inactive: the dumps hold only what was sampled before and still lives; \
              send `activate`"
                 .to_owned()
@@ -168,7 +167,7 @@ impl Profiler {
     }
 
     fn act(self: &Arc<Self>, due: Due) -> Outcome {
-        if due.activate && self.status().profiling == "inactive" {
+        if due.activate && self.status().profiling == Profiling::Inactive {
             match self.activate(ActivateOptions::default()) {
                 Ok(_) => log::info!("profiling is active: {}", due.trigger),
                 Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,

@@ -1,13 +1,15 @@
 //! One allocator as the messages act on it: by its own profiler, or by memprof's sampler before it.
 
+use memprof_messages::{ProfileKind, SamplerStatus};
+
+use super::Samples;
 use super::ours::{Chosen, Ours};
-use super::{SamplerStatus, Samples};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, Result};
-use crate::identity::{Identity, ProfileKind};
+use crate::identity::Identity;
 
 /// An allocator, and who samples for it.
 #[derive(Debug)]

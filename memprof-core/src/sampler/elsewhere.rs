@@ -2,12 +2,13 @@
 
 use std::marker::PhantomData;
 
-use super::{SamplerStatus, Samples};
+use super::Samples;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::Result;
+use memprof_messages::SamplerStatus;
 
 /// Nothing: there is no sampler.
 ///

@@ -9,8 +9,10 @@ use memprof_sampler::{Refused, Role};
 
 pub(crate) use memprof_sampler::mute_this_thread as leave_this_thread_out;
 
+use memprof_messages::{SamplerStatus, Slots, Through};
+
 use super::hooked::{Hooked, remove_in_child};
-use super::{SamplerStatus, Samples, Slots, Through, profile};
+use super::{Samples, profile};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::objects::{self, Reading};

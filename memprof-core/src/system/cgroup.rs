@@ -1,15 +1,6 @@
 //! The memory cgroup of this process: what it uses, and what it may.
 
-use serde::Serialize;
-
-/// What the process's memory cgroup says, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Cgroup {
-    /// What all its processes and their page cache use.
-    pub usage_bytes: u64,
-    /// Its limit; absent when there is none.
-    pub limit_bytes: Option<u64>,
-}
+use memprof_messages::Cgroup;
 
 /// The names of a hierarchy's files, below /sys/fs/cgroup.
 #[derive(Clone, Copy, Debug)]
@@ -41,18 +32,16 @@ const VERSION_1: Hierarchy = Hierarchy {
 /// Version 1 says "no limit" with a number near `i64::MAX` (memory.c, `PAGE_COUNTER_MAX`).
 const NO_LIMIT: u64 = 1 << 62;
 
-impl Cgroup {
-    /// That of the calling process; None where it is in none or the files cannot be read.
-    pub(crate) fn of_this_process() -> Option<Self> {
-        Self::find(&membership()?, read)
-    }
+/// That of the calling process; None where it is in none or the files cannot be read.
+pub(crate) fn of_this_process() -> Option<Cgroup> {
+    find(&membership()?, read)
+}
 
-    /// That of the process whose `/proc/self/cgroup` is `membership`. `read` reads a file below
-    /// `/sys/fs/cgroup`.
-    fn find(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Self> {
-        let (hierarchy, path) = locate(membership, &read)?;
-        hierarchy.level(path, &read)
-    }
+/// That of the process whose `/proc/self/cgroup` is `membership`. `read` reads a file below
+/// `/sys/fs/cgroup`.
+fn find(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
+    let (hierarchy, path) = locate(membership, &read)?;
+    hierarchy.level(path, &read)
 }
 
 /// What the calling process may still have within the limits of its cgroup and of those above it:
@@ -156,7 +145,7 @@ mod tests {
                 "/memory/memory.limit_in_bytes" => Some("9223372036854771712\n".to_owned()),
                 _ => None,
             };
-            let found = Cgroup::find(membership, read);
+            let found = find(membership, read);
             assert_eq!(
                 found.map(|found| (found.usage_bytes, found.limit_bytes)),
                 expected,

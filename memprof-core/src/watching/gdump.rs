@@ -4,9 +4,8 @@
 //! disk that blocks would freeze every thread that allocates, and 40 MB of growth left 9,810
 //! files. So high water is watched from outside, and the dumps are ours.
 
+use memprof_messages::GdumpStatus;
 use std::time::{Duration, Instant, SystemTime};
-
-use serde::Serialize;
 
 /// A new mark is at least so many bytes above the last one.
 const SMALLEST_STEP: u64 = 1 << 20;
@@ -20,19 +19,6 @@ pub struct GdumpLimits {
     pub files: u32,
     /// So long.
     pub duration: Duration,
-}
-
-/// What `gdump` is doing, as `status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct GdumpStatus {
-    /// Dumps taken so far.
-    pub taken: u32,
-    /// It ends after so many.
-    pub files: u32,
-    /// It ends then at the latest: RFC 3339, UTC.
-    pub until: String,
-    /// The highest resident bytes so far; absent before the first look.
-    pub high_water_bytes: Option<u64>,
 }
 
 /// One watch of the high water.

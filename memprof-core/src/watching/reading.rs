@@ -1,7 +1,9 @@
 //! What a watch rule is judged by: a few microseconds' worth of the kernel's figures.
 
+use memprof_messages::Cgroup;
+
 use crate::error::{Error, ErrorKind, Result};
-use crate::system::cgroup::Cgroup;
+use crate::system::cgroup;
 
 /// One look at the memory of this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +22,7 @@ impl Reading {
     /// # Errors
     /// `/proc/thread-self/statm` cannot be read.
     pub(crate) fn take() -> Result<Self> {
-        let cgroup = Cgroup::of_this_process();
+        let cgroup = cgroup::of_this_process();
         let limit = cgroup.and_then(|cgroup| cgroup.limit_bytes);
         let machine = rustix::system::sysinfo();
         let machine = machine.totalram.saturating_mul(machine.mem_unit.into());

@@ -108,9 +108,10 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
+    use memprof_messages::Cgroup;
+
     use super::*;
     use crate::dumps::trigger::Threshold;
-    use crate::system::cgroup::Cgroup;
 
     /// A second of the injected clock, resident bytes, and what is to happen.
     type Step = (u64, u64, &'static str);

@@ -5,31 +5,17 @@ use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::Serialize;
-
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, Result};
-use crate::watching::gdump::{Gdump, GdumpLimits, GdumpStatus};
+use crate::watching::gdump::{Gdump, GdumpLimits};
 use crate::watching::reading::Reading;
 use crate::watching::rule::{Rule, Watched};
+use memprof_messages::{GdumpStatus, WatchStatus};
 
 /// Between two looks at the memory; a rule `every` alone needs none.
 const POLL: Duration = Duration::from_millis(500);
 /// Before the next try of a dump that was refused for want of memory.
 const LATER: Duration = Duration::from_secs(10);
-
-/// One rule, as `status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct WatchStatus {
-    /// As the config has it: `rss_above = "80%"`.
-    pub rule: String,
-    /// How many times it fired.
-    pub fired: u64,
-    /// When it fired last: RFC 3339, UTC.
-    pub last_fired: Option<String>,
-    /// When it is due, or for a threshold may fire again: RFC 3339, UTC; absent for `at_exit`.
-    pub next: Option<String>,
-}
 
 /// What came of a rule that fired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -414,7 +400,7 @@ mod tests {
             )
             .unwrap();
         let trigger = acts.recv().unwrap();
-        assert_eq!(trigger.word(), "rss-above");
+        assert_eq!(trigger.word().word(), "rss-above");
         watcher.end();
         // The closure goes with the thread.
         assert!(acts.recv().is_err());

@@ -12,7 +12,7 @@ use axum::routing::get;
 use serde::Deserialize;
 
 use crate::compat::symbol;
-use crate::gateway::{Gateway, id_of};
+use crate::gateway::{Dumped, Gateway};
 use crate::problem::{Problem, Result};
 use crate::report::{View, tcmalloc_of, tcmalloc_of_new};
 use crate::router::{Shared, To};
@@ -60,8 +60,8 @@ fn heap_is_off(problem: &Problem) -> Response {
 
 /// What made the heap grow, which tcmalloc alone keeps.
 async fn growth(To(host): To) -> Result<Response> {
-    let text = match host.tell("dump", &GROWTH).await {
-        Ok(dump) => tcmalloc_of(&host, id_of(&dump)?).await,
+    let text = match host.tell::<Dumped>("dump", &GROWTH).await {
+        Ok(dump) => tcmalloc_of(&host, &dump.fields.largest.id).await,
         Err(problem) => Err(problem),
     };
     match text {

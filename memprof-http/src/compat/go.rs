@@ -61,7 +61,7 @@ async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> 
         (Some(seconds @ 1..=LONGEST), _) => {
             let before = host.dump().await?;
             sleep(Duration::from_secs(seconds)).await;
-            view.base = before["id"].as_str().map(str::to_owned);
+            view.base = Some(before.fields.largest.id.clone());
             view.of_new(host).await
         }
         (Some(1..), _) => {

@@ -7,6 +7,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use memprof_messages::Profiling;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -74,23 +75,23 @@ async fn profile(To(host): To, Query(Output { output }): Query<Output>) -> Resul
 }
 
 async fn status(To(host): To) -> Result<Response> {
-    let status = host.tell("status", &[]).await?;
-    Ok(switch(status["profiling"] == "active"))
+    let status = host.status().await?;
+    Ok(switch(status.profiling == Profiling::Active))
 }
 
 async fn activate(To(host): To) -> Result<&'static str> {
-    host.tell("activate", &[]).await?;
+    host.act("activate", &[]).await?;
     Ok("Heap profiling activated")
 }
 
 async fn deactivate(To(host): To) -> Result<&'static str> {
-    host.tell("deactivate", &[]).await?;
+    host.act("deactivate", &[]).await?;
     Ok("Heap profiling deactivated")
 }
 
 async fn gdump(To(host): To) -> Result<Response> {
-    let status = host.tell("status", &[]).await?;
-    Ok(switch(!status["gdump"].is_null()))
+    let status = host.status().await?;
+    Ok(switch(status.gdump.is_some()))
 }
 
 /// With the blank that scripts look for.
@@ -110,7 +111,7 @@ async fn set_gdump(To(host): To, form: Bytes) -> Result<&'static str> {
             return Err(problem.into());
         }
     };
-    host.tell("gdump", &[("state", state)]).await?;
+    host.act("gdump", &[("state", state)]).await?;
     Ok(done)
 }
 

@@ -6,10 +6,10 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use memprof_messages::{AllocatorStatus, JemallocOptions, Kind};
 use serde::Deserialize;
-use serde_json::Value;
 
-use crate::gateway::{Gateway, id_of};
+use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
 use crate::router::{Shared, To};
 
@@ -29,9 +29,8 @@ const TEXT: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
 async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
-    let allocators = host.tell("status", &[]).await?["allocators"].take();
-    let mut kinds = allocators.as_array().into_iter().flatten();
-    if !kinds.any(|each| each["kind"] == "jemalloc") {
+    let allocators = host.status().await?.allocators;
+    if !allocators.iter().any(|each| each.kind == Kind::Jemalloc) {
         let why = "libjemalloc is not loaded, cannot heap profile\n";
         return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], why).into_response());
     }
@@ -52,29 +51,26 @@ async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Res
 
 async fn dump(host: &Gateway) -> Result<Response> {
     let dump = host.dump().await?;
-    let dump = host.open(id_of(&dump)?).await?;
+    let dump = host.open(&dump.fields.largest.id).await?;
     Ok(([DUMP], dump.stream().await?).into_response())
 }
 
 async fn activate(host: &Gateway) -> Result<Response> {
-    host.tell("activate", &[]).await?;
+    host.act("activate", &[]).await?;
     Ok(([TEXT], "Profiling is activated\n").into_response())
 }
 
 async fn deactivate(host: &Gateway) -> Result<Response> {
-    host.tell("deactivate", &[]).await?;
+    host.act("deactivate", &[]).await?;
     Ok(([TEXT], "Profiling is deactivated\n").into_response())
 }
 
-fn state(allocators: &Value) -> String {
-    let any = |key: &str| {
-        let allocators = allocators.as_array();
-        allocators
-            .into_iter()
-            .flatten()
-            .any(|each| each[key] == true)
+fn state(allocators: &[AllocatorStatus]) -> String {
+    let any = |is: fn(&JemallocOptions) -> bool| {
+        let jemallocs = allocators.iter().filter_map(|each| each.jemalloc.as_ref());
+        jemallocs.into_iter().any(is)
     };
-    let prof = any("opt_prof");
+    let prof = any(|jemalloc| jemalloc.opt_prof);
     let remedy = if prof {
         ""
     } else {
@@ -82,8 +78,8 @@ fn state(allocators: &Value) -> String {
     };
     format!(
         "opt.prof: {prof}\n{remedy}prof.active: {}\nprof.thread_active_init: {}\n",
-        any("prof_active"),
-        any("prof_thread_active_init")
+        allocators.iter().any(|each| each.prof_active),
+        any(|jemalloc| jemalloc.prof_thread_active_init)
     )
 }
 

@@ -51,7 +51,8 @@ async fn command(
 }
 
 async fn told(host: &Gateway, message: &'static str, args: &[(&str, &str)]) -> Result<String> {
-    host.tell(message, args).await.map(|_| "OK\n".to_owned())
+    host.act(message, args).await?;
+    Ok("OK\n".to_owned())
 }
 
 fn max_of(count: Option<&str>) -> Result<String, String> {

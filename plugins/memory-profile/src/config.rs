@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memprof_core::{
-    Keep, Rule, SampleInterval, SamplerChoice, Store, UnwinderChoice, UnwinderSettings,
-    default_dump_dir, is_secure_execution,
+    Keep, Rule, SampleInterval, Store, UnwinderSettings, default_dump_dir, is_secure_execution,
 };
+use memprof_messages::{SamplerChoice, UnwinderChoice};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 use serde::de::Error as _;

@@ -3,15 +3,19 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use memprof_core::{
-    ActivateOptions, Activation, ErrorKind, GdumpLimits, Kind, ProfileKind, Profiler, Readers,
-    SampleInterval, Settings, Severity, Trigger, Unsampled, require_calls,
+    ActivateOptions, ErrorKind, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Trigger,
+    Unsampled, require_calls,
 };
 use memprof_host::adapters::attached;
-use memprof_messages::{MESSAGES, PLUGIN, USAGES};
+use memprof_messages::{
+    Activation, Findings, KeptDumps, Kind, MESSAGES, OfAllocators, PLUGIN, ProfileKind, Profiling,
+    Severity, USAGES, UnknownWord,
+};
 use memprof_plugin_abi::raw::{
     MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE, MEMPROF_UNSUPPORTED,
 };
@@ -80,7 +84,7 @@ impl Plugin for MemoryProfile {
         });
         let profiler = profilers.current();
         let status = profiler.status();
-        if status.profiling == "unavailable" {
+        if status.profiling == Profiling::Unavailable {
             let (reason, remedy) = (status.reason.unwrap_or_default(), status.remedy);
             log::warn!(
                 "profiling is unavailable: {reason}; {}",
@@ -134,10 +138,9 @@ impl Plugin for MemoryProfile {
             }
             "dump" => {
                 let allocator = take_allocator(&mut args)?;
-                let kind = args.take("kind");
+                let kind = take_word(&mut args, "kind")?;
                 args.finish()?;
-                let kind = kind.as_deref().map(ProfileKind::parse).transpose();
-                self.dump(allocator, kind.map_err(failure)?.unwrap_or_default(), reply)
+                self.dump(allocator, kind.unwrap_or_default(), reply)
             }
             "purge" => {
                 let allocator = take_allocator(&mut args)?;
@@ -261,7 +264,7 @@ impl MemoryProfile {
         if format.is_plain {
             return reply.text(&text);
         }
-        ok(reply, &text, json!({ "allocators": stats }))
+        ok(reply, &text, OfAllocators { allocators: stats })
     }
 
     fn purge(&self, allocator: Option<Kind>, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -283,7 +286,13 @@ impl MemoryProfile {
             .map_err(failure)?;
         let text = background_text(&switched);
         log::info!("{text}");
-        ok(reply, &text, json!({ "allocators": switched }))
+        ok(
+            reply,
+            &text,
+            OfAllocators {
+                allocators: switched,
+            },
+        )
     }
 
     fn gdump(&self, limits: Option<GdumpLimits>, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -305,7 +314,8 @@ impl MemoryProfile {
     fn recent(&self, max: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let recent = self.profiler().recent(max).map_err(failure)?;
         let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
-        ok(reply, &reports.join("\n"), json!({ "allocators": recent }))
+        let text = reports.join("\n");
+        ok(reply, &text, OfAllocators { allocators: recent })
     }
 
     fn ledger(&self, smaps: Option<bool>, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -333,18 +343,21 @@ impl MemoryProfile {
     fn doctor(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let findings = self.profiler().doctor();
         let text = findings_text(&findings);
-        let Some(worst) = findings.first().filter(|f| f.severity == Severity::Error) else {
-            return ok(
-                reply,
-                &text,
-                json!({ "healthy": findings.is_empty(), "findings": findings }),
-            );
+        let worst = findings.first().filter(|f| f.severity == Severity::Error);
+        let failure = worst.map(|worst| {
+            Failure::new(MEMPROF_UNAVAILABLE, worst.message.clone()).remedy(worst.remedy.clone())
+        });
+        let fields = Findings {
+            healthy: findings.is_empty(),
+            findings,
         };
-        let failure =
-            Failure::new(MEMPROF_UNAVAILABLE, worst.message.clone()).remedy(worst.remedy.clone());
-        let fields = json!({ "healthy": false, "findings": findings });
-        refused(reply, &text, &failure, fields)?;
-        Err(failure)
+        match failure {
+            None => ok(reply, &text, fields),
+            Some(failure) => {
+                refused(reply, &text, &failure, fields)?;
+                Err(failure)
+            }
+        }
     }
 
     fn status(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -356,7 +369,7 @@ impl MemoryProfile {
     fn list(&self, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let kept = self.profiler().list().map_err(failure)?;
         let text = kept_text(&kept);
-        ok(reply, &text, json!({ "dumps": kept }))
+        ok(reply, &text, KeptDumps { dumps: kept })
     }
 
     fn fetch(&self, id: &str, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -403,24 +416,37 @@ fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failur
     let allocator = take_allocator(args)?;
     let interval = take_interval(args)?;
     let duration = take_duration(args)?;
-    let unwinder = args.take("unwinder").map(|word| word.parse());
-    let sampler = args.take("sampler").map(|word| word.parse());
+    let unwinder = take_word(args, "unwinder")?;
+    let sampler = take_word(args, "sampler")?;
     let ages = args.take("ages").filter(|word| word != "off");
     let ages = ages.map(|word| word.parse());
     Ok(ActivateOptions {
         allocator,
         interval,
         duration,
-        unwinder: unwinder.transpose().map_err(failure)?,
-        sampler: sampler.transpose().map_err(failure)?,
+        unwinder,
+        sampler,
         ages: ages.transpose().map_err(failure)?,
     })
 }
 
 fn take_allocator(args: &mut Arguments) -> Result<Option<Kind>, Failure> {
-    let name = args.take("allocator");
-    let kind = name.as_deref().map(Kind::parse).transpose();
-    kind.map_err(failure)
+    take_word(args, "allocator")
+}
+
+/// One of the words that the table has for `key`.
+fn take_word<T: FromStr<Err = UnknownWord>>(
+    args: &mut Arguments,
+    key: &'static str,
+) -> Result<Option<T>, Failure> {
+    let parse = |text: String| {
+        text.parse().map_err(|UnknownWord { word, known }| {
+            let message = format!("unknown {key} {word:?}");
+            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+                .remedy(format!("valid: {}", known.join(", ")))
+        })
+    };
+    args.take(key).map(parse).transpose()
 }
 
 /// `sample_interval` in bytes, or its log2, as jemalloc's own options give it.
@@ -480,19 +506,5 @@ fn parse_duration(text: &str) -> Result<Duration, Failure> {
         Ok(duration) if duration > LONGEST => Err(invalid("is too long")),
         Ok(duration) => Ok(duration),
         Err(_) => Err(invalid("is not a duration")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table_names_the_allocators_that_are_known() {
-        let arguments = MESSAGES.iter().flat_map(|message| message.arguments);
-        for argument in arguments.filter(|argument| argument.key == "allocator") {
-            let known = Kind::ALL.map(|kind| kind.to_string());
-            assert_eq!(argument.values.offered(), known);
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! Replies: one JSON object with `status`, `text` and what was asked for.
 
 use memprof_core::{Error, ErrorKind};
+use memprof_messages::{Answer, Reply as Full};
 use memprof_plugin_abi::raw::{
     MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO,
     MEMPROF_UNAVAILABLE, MEMPROF_UNSUPPORTED,
@@ -11,29 +12,20 @@ use serde::Serialize;
 /// How long a client that met a running dump should wait.
 const RETRY_AFTER_MS: u64 = 500;
 
-/// An answer: what a person reads, and the fields that a program reads.
-#[derive(Serialize)]
-struct Answer<'a, T> {
-    status: &'static str,
-    text: &'a str,
-    #[serde(flatten)]
-    fields: T,
-}
-
 /// Answers with `fields` and the text that a bus prints which can only print.
 pub(crate) fn ok(reply: &mut Reply<'_>, text: &str, fields: impl Serialize) -> Result<(), Failure> {
-    answer(reply, "ok", text, fields)
+    answer(reply, Answer::Ok, text, fields)
 }
 
 fn answer(
     reply: &mut Reply<'_>,
-    status: &'static str,
+    status: Answer,
     text: &str,
     fields: impl Serialize,
 ) -> Result<(), Failure> {
-    let answer = Answer {
+    let answer = Full {
         status,
-        text,
+        text: text.to_owned(),
         fields,
     };
     let json = serde_json::to_string(&answer)
@@ -57,7 +49,7 @@ pub(crate) fn refused(
     }
     answer(
         reply,
-        "error",
+        Answer::Error,
         text,
         Refusal {
             error: failure.to_value(),

@@ -13,7 +13,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{mem, ptr};
 
-use memprof_core::{Error, Figures, Mallctl, Printout, StatsPrintFn};
+use memprof_core::{Error, Mallctl, Printout, StatsPrintFn};
+use memprof_messages::Figures;
 use memprof_own::ProcessLock;
 use memprof_plugin_abi::Host;
 use memprof_plugin_abi::raw::memprof_stats_callback_t;

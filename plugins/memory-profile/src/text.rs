@@ -1,8 +1,9 @@
 //! What a person reads of a reply.
 
-use memprof_core::{
-    Activation, Allocator, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping, Heap,
-    Kept, Ledger, ProfileKind, Purged, SEEN_FROM_THE_START, Severity, Stats, Status, Totals,
+use memprof_core::SEEN_FROM_THE_START;
+use memprof_messages::{
+    Activation, AllocatorStatus, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping,
+    Heap, Kept, Ledger, ProfileKind, Purged, Severity, Stats, Status, Totals, Whose,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
@@ -58,7 +59,7 @@ fn profiling_text(status: &Status) -> String {
     if status.active_since.is_some() {
         let walkers = status.unwinder.walkers.iter();
         let walks = walkers.map(|each| match (each.walker, &each.reason) {
-            ("ours", _) => ", stacks walked by memprof".to_owned(),
+            (Whose::Ours, _) => ", stacks walked by memprof".to_owned(),
             (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
             (_, None) => ", stacks walked by the allocator".to_owned(),
         });
@@ -77,9 +78,8 @@ fn profiling_text(status: &Status) -> String {
 
 /// Which messages each allocator takes.
 pub(crate) fn abilities_text(status: &Status) -> String {
-    let line = |allocator: &Allocator| {
-        let version = allocator.version.split('-').next().unwrap_or_default();
-        let name = format!("{} {version}", allocator.kind);
+    let line = |allocator: &AllocatorStatus| {
+        let name = allocator.to_string();
         let owner = if allocator.owns_malloc { "malloc" } else { "" };
         format!("\n  {name:<18} {owner:<6}  {}", allocator.can.join(", "))
     };
@@ -185,7 +185,7 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
     let rows: String = ledger
         .rows
         .iter()
-        .map(|row| line(row.name, row.bytes))
+        .map(|row| line(row.name.word(), row.bytes))
         .collect();
     let mut text = rows + &line("rss", ledger.rss_bytes);
     for heap in &ledger.allocators {

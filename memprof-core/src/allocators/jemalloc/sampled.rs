@@ -4,39 +4,10 @@
 use std::ffi::{CStr, CString};
 
 use rustix::io::Errno;
-use serde::Serialize;
 
 use super::Jemalloc;
 use crate::allocators::mallctl::Value;
-use crate::allocators::stats::Figures;
-
-/// Sampled small objects that live, as estimated from the sizes that live unsampled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Sampled {
-    /// How many.
-    pub objects: u64,
-    /// What the program asked for, as size classes.
-    pub bytes: u64,
-    /// What they are laid out in, and `active` counts.
-    pub active: u64,
-    /// What `allocated` counts for them.
-    pub allocated: u64,
-    /// The pages that the objects themselves lie in.
-    pub pages: u64,
-}
-
-impl Sampled {
-    /// The sum of two allocators' samples.
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self {
-            objects: self.objects.saturating_add(other.objects),
-            bytes: self.bytes.saturating_add(other.bytes),
-            active: self.active.saturating_add(other.active),
-            allocated: self.allocated.saturating_add(other.allocated),
-            pages: self.pages.saturating_add(other.pages),
-        }
-    }
-}
+use memprof_messages::{Figures, Sampled};
 
 /// One size class of small objects.
 #[derive(Clone, Copy, Debug, Default)]

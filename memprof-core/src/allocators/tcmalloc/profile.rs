@@ -11,7 +11,8 @@ use crate::dumps::heap::Summary;
 use crate::dumps::legacy;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::{Identity, ProfileKind};
+use crate::identity::Identity;
+use memprof_messages::ProfileKind;
 
 /// Only the full library has it; that is how it is told from the minimal one, whose profiles are
 /// empty. Never called: it makes each allocation hundreds of times slower.

@@ -2,6 +2,7 @@
 
 use axum::extract::{Path, Query};
 use axum::response::{IntoResponse, Response};
+use memprof_messages::Profiling;
 use serde::Deserialize;
 
 use super::{Code, TEXT, failed};
@@ -67,11 +68,11 @@ pub(super) async fn one(
 
 async fn set(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
-        ("je_prof_active", "true" | "1") => host.tell("activate", &[]).await.map(drop),
-        ("je_prof_active", "false" | "0") => host.tell("deactivate", &[]).await.map(drop),
+        ("je_prof_active", "true" | "1") => host.act("activate", &[]).await,
+        ("je_prof_active", "false" | "0") => host.act("deactivate", &[]).await,
         // brpc takes a path, which nobody gives us: a dump has a name of its own.
         ("je_prof_dump", _) => host.dump().await.map(drop),
-        ("je_prof_reset", _) => host.tell("reset", &[("lg_sample", value)]).await.map(drop),
+        ("je_prof_reset", _) => host.act("reset", &[("lg_sample", value)]).await,
         _ => Err(Problem::invalid(format!(
             "{value:?} is neither true nor false"
         ))),
@@ -79,10 +80,11 @@ async fn set(host: &Gateway, flag: &str, value: &str) -> Result<()> {
 }
 
 async fn table(host: &Gateway, wanted: impl Fn(&str) -> bool) -> Result<Response> {
-    let status = host.tell("status", &[]).await?;
-    let lg_sample = status["allocators"][0]["lg_sample"].as_u64();
+    let status = host.status().await?;
+    let first = status.allocators.first().and_then(|each| each.jemalloc);
+    let lg_sample = first.and_then(|jemalloc| jemalloc.lg_sample);
     let value = |name: &str| match name {
-        "je_prof_active" => (status["profiling"] == "active").to_string(),
+        "je_prof_active" => (status.profiling == Profiling::Active).to_string(),
         "je_prof_reset" => lg_sample.map(|lg| lg.to_string()).unwrap_or_default(),
         _ => " ".to_owned(),
     };

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
 use super::{GROWTH, growth_is_off, heap_is_off};
-use crate::gateway::id_of;
+use crate::gateway::Dumped;
 use crate::problem::Result;
 use crate::report::View;
 use crate::router::To;
@@ -49,8 +49,12 @@ pub(super) async fn heap(
 
 /// The text of what made the heap grow.
 pub(super) async fn growth(To(host): To) -> Result<Response> {
-    let grown = match host.tell("dump", &GROWTH).await {
-        Ok(dump) => View::of_format("text").of_kept(&host, id_of(&dump)?).await,
+    let grown = match host.tell::<Dumped>("dump", &GROWTH).await {
+        Ok(dump) => {
+            View::of_format("text")
+                .of_kept(&host, &dump.fields.largest.id)
+                .await
+        }
         Err(problem) => Err(problem),
     };
     match grown {

@@ -1,0 +1,105 @@
+//! What allocators, profiles and those who sample are called.
+
+use crate::words::words;
+
+words! {
+    /// The allocators that memprof knows.
+    Kind {
+        /// Of any prefix.
+        Jemalloc = "jemalloc",
+        /// Of gperftools.
+        Tcmalloc = "tcmalloc",
+        /// Microsoft's.
+        Mimalloc = "mimalloc",
+        /// The C library's own.
+        Glibc = "glibc",
+    }
+
+    /// What a profile tells.
+    #[derive(Default)]
+    ProfileKind {
+        /// Which stacks hold live memory, by samples.
+        #[default]
+        Heap = "heap",
+        /// Which stacks made the heap grow, since the start.
+        Growth = "growth",
+    }
+
+    /// Whose part of the work it is.
+    Whose {
+        /// The allocator's.
+        Allocator = "allocator",
+        /// memprof's.
+        Ours = "ours",
+    }
+
+    /// Who shall walk stacks.
+    #[derive(Default)]
+    UnwinderChoice {
+        /// Ours where it is sound, else the allocator.
+        #[default]
+        Auto = "auto",
+        /// Ours, also in place of a walker that the program installed itself; a warning where that
+        /// cannot be.
+        Ours = "ours",
+        /// The allocator.
+        Allocator = "allocator",
+    }
+
+    /// Who shall sample.
+    #[derive(Default)]
+    SamplerChoice {
+        /// The allocator where it can, else ours.
+        #[default]
+        Auto = "auto",
+        /// The allocator.
+        Allocator = "allocator",
+        /// Ours.
+        Ours = "ours",
+    }
+
+    /// How memprof's sampler sees allocations.
+    #[derive(Default)]
+    Through {
+        /// The slots of the dynamic linker are patched.
+        #[default]
+        Slots = "slots",
+        /// jemalloc calls the sampler: it is linked into the program.
+        JemallocHooks = "jemalloc_hooks",
+    }
+
+    /// Whether allocations are sampled.
+    Profiling {
+        /// They are.
+        Active = "active",
+        /// They could be.
+        Inactive = "inactive",
+        /// They cannot be in this process.
+        Unavailable = "unavailable",
+    }
+
+    /// Why a dump was taken, as its name and `list` tell it.
+    TriggerWord {
+        /// Somebody asked.
+        Message = "message",
+        /// A rule: its time had come.
+        Every = "every",
+        /// A rule: resident memory passed a threshold.
+        RssAbove = "rss-above",
+        /// A rule: resident memory grew by a step.
+        RssGrowth = "rss-growth",
+        /// A rule: what the cgroup uses passed a threshold.
+        CgroupAbove = "cgroup-above",
+        /// `gdump`: a new high-water mark.
+        Gdump = "gdump",
+        /// A rule: the program ended.
+        AtExit = "at-exit",
+    }
+}
+
+impl Kind {
+    /// Whether some build of it has a profiler.
+    pub const fn has_profiler(self) -> bool {
+        matches!(self, Self::Jemalloc | Self::Tcmalloc)
+    }
+}
