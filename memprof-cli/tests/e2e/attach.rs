@@ -296,3 +296,99 @@ fn what_cannot_be_attached_to_is_told_why() {
     let none = memprof(host.place(), &["attach", "4194304"]).exits(3);
     assert!(none.stderr.contains("no such process"), "{none:?}");
 }
+
+#[test]
+fn a_program_that_never_waits_is_left_alone() {
+    let mut command = Command::new("perl");
+    command.args(["-e", "print STDERR \"ready\\n\"; 1 while 1"]);
+    let host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    let refused = attach(&host, &[]).exits(4);
+    let words = "no thread came to a safe point in time: no thread waits in a system call";
+    assert!(refused.stderr.contains(words), "{refused:?}");
+}
+
+/// The processes that a process has forked.
+fn children(pid: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
+    pids.collect()
+}
+
+#[test]
+fn forked_children_are_attached_to_and_the_whole_tree_is_left() {
+    const FORKING: &str = r#"
+        print STDERR "ready\n";
+        while (<STDIN>) { if (!fork()) { close STDIN; sleep 1 while getppid() != 1 } }
+    "#;
+    let mut command = Command::new("perl");
+    command.args(["-e", FORKING]).stdin(Stdio::piped());
+    let mut host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    attach(&host, &[]).exits(0);
+    host.type_line("fork");
+    let begun = Instant::now();
+    let is_host = |pid: u32| {
+        let args = ["status", "-t", &pid.to_string()];
+        memprof(&host.socket_dir(), &args).code == 0
+    };
+    while !children(host.pid())
+        .first()
+        .is_some_and(|pid| is_host(*pid))
+    {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", host.log());
+    }
+    let child = children(host.pid())[0];
+    let left = detach(&host, &["--tree", "--json"]).exits(0).json();
+    let mut pids = vec![host.pid(), child];
+    pids.sort_unstable();
+    assert_eq!(left["pids"], serde_json::json!(pids));
+    assert!(!is_host(child));
+    assert!(!is_listed(&host));
+}
+
+#[test]
+fn a_process_in_namespaces_of_its_own_gets_the_plugin_as_a_file_in_memory() {
+    let mut command = Command::new("unshare");
+    // The plugin's file is hidden there.
+    let plugins = crate::dist::dist("plugins");
+    let script = format!(
+        "mount -t tmpfs none {} && exec perl -e \"$0\"",
+        plugins.display()
+    );
+    command
+        .args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            "sh",
+            "-c",
+        ])
+        .args([&script, GROWING])
+        .stdin(Stdio::piped());
+    let mut host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    let inside = children(host.pid())[0].to_string();
+    let dumps = format!("dump_dir={}", host.dump_dir().display());
+    let run = |args: &[&str]| memprof(&host.socket_dir(), args).exits(0);
+    run(&["attach", &inside, &dumps]);
+    run(&["activate", "-t", &inside, "sample_interval=4KiB"]);
+    host.type_line("one");
+    host.wait_for_log("served one");
+    let run = |args: &[&str]| memprof(&host.socket_dir(), args).exits(0);
+    let kept = host.place().join("kept.heap");
+    run(&["dump", "-t", &inside, "-o", kept.to_str().unwrap()]);
+    let report = run(&["report", kept.to_str().unwrap()]).stdout;
+    assert!(report.contains("Perl_sv_grow"), "{report}");
+    run(&["detach", &inside]);
+    // The next one finds the image under its name.
+    run(&["attach", &inside, &dumps]);
+    let maps = fs::read_to_string(format!("/proc/{inside}/maps")).unwrap();
+    let images = |line: &&str| line.contains("memory_profile") && line.contains(" 00000000 ");
+    assert_eq!(maps.lines().filter(images).count(), 1, "{maps}");
+    run(&["detach", &inside]);
+}
