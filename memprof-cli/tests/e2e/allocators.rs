@@ -552,7 +552,7 @@ fn all_tools_read_the_same_of_memprofs_own_samples() {
 fn a_jemalloc_in_the_program_is_sampled_through_its_hooks() {
     for program in ["rust_host", "c_host_static"] {
         let host = Setup::without_profiling(program).start();
-        let args = ["--json", "sample_interval=4KiB"];
+        let args = ["--json", "sampler=ours", "sample_interval=4KiB"];
         let active = host.memprof("activate", &args).exits(0).json();
         let own = &active["allocators"][0];
         let through = (&own["kind"], &own["sampler"], &own["through"]);
@@ -585,7 +585,7 @@ fn a_jemalloc_in_the_program_is_sampled_through_its_hooks() {
         let before = samples();
         assert!(before > 100, "{before}");
         assert_eq!(samples(), before, "it samples on");
-        host.memprof("activate", &["sample_interval=16MiB"])
+        host.memprof("activate", &["sampler=ours", "sample_interval=16MiB"])
             .exits(0);
         assert!(samples() < before);
         host.memprof("deactivate", &[]).exits(0);

@@ -61,11 +61,16 @@ impl Profiler {
     }
 
     /// No allocator can profile, and ours would see what the program allocates: not where a
-    /// jemalloc beside `malloc`, which cannot be hooked, serves the program by another name.
+    /// jemalloc beside `malloc`, which cannot be hooked, serves the program by another name. Nor by
+    /// hooks, unless they are asked for: jemalloc (5.3.1, `tsd_cleanup`) forgets to take a thread off its
+    /// list that ends without an allocation since they were installed or removed, and may then hang.
     fn needs_ours(&self, backends: &Backends, ours: &Arc<Driven>) -> bool {
         let can = |each: &Arc<Driven>| each.allocator.require_profiling().is_ok();
         let is_unseen = |each: &Arc<Driven>| is_beside(each) && !is_it(each, ours);
-        !backends.iter().any(can) && !backends.iter().any(is_unseen) && self.undrivable().is_none()
+        !ours.is_hooked()
+            && !backends.iter().any(can)
+            && !backends.iter().any(is_unseen)
+            && self.undrivable().is_none()
     }
 
     /// Looks after memprof's sampler while it samples. False where it does not.

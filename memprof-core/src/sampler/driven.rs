@@ -41,6 +41,11 @@ impl Driven {
         self.ours.is_some()
     }
 
+    /// Memprof's sampler would have to go through jemalloc's hooks.
+    pub(crate) fn is_hooked(&self) -> bool {
+        self.ours.as_ref().is_some_and(Ours::is_hooked)
+    }
+
     /// Memprof's sampler, where it samples or would.
     fn ours(&self) -> Option<Chosen<'_>> {
         self.ours.as_ref()?.chosen()

@@ -31,6 +31,10 @@ impl Ours {
         None
     }
 
+    pub(crate) fn is_hooked(&self) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn chosen(&self) -> Option<Chosen<'_>> {
         match *self {}
     }

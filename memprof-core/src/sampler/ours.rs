@@ -107,6 +107,12 @@ impl Ours {
         })
     }
 
+    /// It would sample through jemalloc's hooks.
+    pub(crate) fn is_hooked(&self) -> bool {
+        let sampler = self.sampler.as_ref();
+        sampler.is_ok_and(|sampler| lock(sampler).is_hooked())
+    }
+
     /// Settles whether it samples from the next activation on.
     ///
     /// # Errors
@@ -415,7 +421,8 @@ impl Chosen<'_> {
             warnings.push(format!(
                 "{} is linked into the program, so it is sampled through jemalloc's own hooks: a malloc \
                  and its free take about 45 ns longer while it is on; what is freed after `deactivate` \
-                 stays in the profile",
+                 stays in the profile; jemalloc may hang later where a thread ends that allocated nothing since: \
+                 not for production",
                 allocator.identity()
             ));
         }
