@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use memprof_host::client::Client;
+use memprof_messages::{DumpReport, Profiling};
 
 use crate::attach::{self, AttachArgs};
 use crate::detach;
 use crate::exit::{Outcome, USAGE, coded};
-use crate::reply::{Reply, ask};
+use crate::reply::Reply;
 use crate::report::{Show, show};
 use crate::{browser, completion, message, output, report, target};
 
@@ -71,8 +72,8 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         let mut bytes = File::open(file).context("failed to read the dump again")?;
         output::save(&mut bytes, output)?;
     }
-    for warning in dumped.field("warnings").as_array().into_iter().flatten() {
-        output::note(warning.as_str().unwrap_or_default());
+    for warning in &dumped.warnings {
+        output::note(warning);
     }
     show(&Show {
         file,
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
 }
 
 /// Records in a process that may have to be attached to, and leaves it as it was.
-fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(u32, Reply)> {
+fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(u32, DumpReport)> {
     if let Some(mut client) = attach::host(pid) {
         return record(args, &mut client, file);
     }
@@ -112,26 +113,27 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
 }
 
 /// Samples for the while, and fetches the dump into `file`. Returns the process and the reply to `dump`.
-fn record(args: &RecordArgs, client: &mut Client, file: &Path) -> anyhow::Result<(u32, Reply)> {
+fn record(
+    args: &RecordArgs,
+    client: &mut Client,
+    file: &Path,
+) -> anyhow::Result<(u32, DumpReport)> {
     let pid = target::pid_of(client)?;
-    let before = ask(client, "status", "")?.ok()?;
-    let was_active = before.field("profiling") == "active";
+    let was_active = client.status()?.profiling == Profiling::Active;
     if !was_active {
         // A lease, so that the host does not stay active should this program be killed.
         let lease = humantime::format_duration(args.duration + GRACE)
             .to_string()
             .replace(' ', "");
-        ask(client, "activate", &format!("for={lease}"))?.ok()?;
+        client.activate(&format!("for={lease}"))?;
     }
     wait(args.duration);
-    let dumped = ask(client, "dump", "");
+    let dumped = client.dump("");
     if !was_active {
-        ask(client, "deactivate", "")?.ok()?;
+        client.deactivate()?;
     }
-    let dumped = dumped?.ok()?;
-    let id = dumped.field("id").as_str();
-    let id = id.context("the reply to dump has no id")?;
-    message::fetch(client, id, file)?;
+    let dumped = dumped?;
+    message::fetch(client, &dumped.largest.id, file)?;
     Ok((pid, dumped))
 }
 

@@ -1,5 +1,5 @@
-//! The contract with people and programs: which messages `memory_profile` answers and what their
-//! arguments are. Plain data: nothing here runs.
+//! The contract with people and programs: which messages `memory_profile` answers, what their
+//! arguments are, and what it replies. Plain data: nothing here runs.
 //!
 //! The plugin's descriptors and its `help`, the program's commands, their `--help` and completion,
 //! the HTTP API and its description are made from [`MESSAGES`]. To send messages see
@@ -22,7 +22,7 @@ pub use argument::{Argument, Values};
 pub use doctor::{Finding, Findings, Severity};
 pub use dump::{Dump, DumpReport, Kept, KeptDumps};
 pub use ledger::{Cgroup, Heap, Ledger, Part, Row, Sampled, Smaps, Verdict, VerdictKind};
-pub use message::{Effect, Message, message};
+pub use message::{Effect, Message};
 pub use names::{
     Kind, ProfileKind, Profiling, SamplerChoice, Through, TriggerWord, UnwinderChoice, Whose,
 };
@@ -32,6 +32,6 @@ pub use status::{
     Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, SamplerStatus, Slots,
     Status, UnwinderStatus, Walker, WatchStatus, release,
 };
-pub use table::{MESSAGES, PLUGIN};
+pub use table::{MESSAGES, PLUGIN, message};
 pub use usage::USAGES;
 pub use words::UnknownWord;

@@ -1,6 +1,6 @@
 //! A message.
 
-use crate::{Argument, MESSAGES};
+use crate::Argument;
 
 /// A message of `memory_profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +22,4 @@ pub enum Effect {
     Reads,
     /// It may change what the host does or keeps.
     Changes,
-}
-
-/// The message of that name.
-pub fn message(name: &str) -> Option<&'static Message> {
-    MESSAGES.iter().find(|message| message.name == name)
 }

@@ -215,6 +215,11 @@ pub const MESSAGES: &[Message] = &[
     },
 ];
 
+/// The message of that name.
+pub fn message(name: &str) -> Option<&'static Message> {
+    MESSAGES.iter().find(|message| message.name == name)
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;

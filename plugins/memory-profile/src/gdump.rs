@@ -6,7 +6,7 @@ use memprof_core::GdumpLimits;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 use memprof_plugin_abi::{Arguments, Failure};
 
-use crate::messages::{take_duration, take_number, take_switch};
+use crate::arguments::{take_duration, take_number, take_switch};
 
 const FILES: u32 = 16;
 const MOST_FILES: u64 = 1000;

@@ -1,5 +1,6 @@
 //! `memory_profile.so`: turns messages into calls of `memprof-core`, and its results into replies.
 
+mod arguments;
 mod at_once;
 mod config;
 mod exit;

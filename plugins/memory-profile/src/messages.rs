@@ -3,9 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use memprof_core::{
     ActivateOptions, ErrorKind, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Trigger,
@@ -14,7 +12,7 @@ use memprof_core::{
 use memprof_host::adapters::attached;
 use memprof_messages::{
     Activation, Findings, KeptDumps, Kind, MESSAGES, OfAllocators, PLUGIN, ProfileKind, Profiling,
-    Severity, USAGES, UnknownWord,
+    Severity, USAGES,
 };
 use memprof_plugin_abi::raw::{
     MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE, MEMPROF_UNSUPPORTED,
@@ -22,6 +20,7 @@ use memprof_plugin_abi::raw::{
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
+use crate::arguments::{take_duration, take_number, take_switch, take_word};
 use crate::config::Config;
 use crate::exit::end_at_exit;
 use crate::gdump;
@@ -434,21 +433,6 @@ fn take_allocator(args: &mut Arguments) -> Result<Option<Kind>, Failure> {
     take_word(args, "allocator")
 }
 
-/// One of the words that the table has for `key`.
-fn take_word<T: FromStr<Err = UnknownWord>>(
-    args: &mut Arguments,
-    key: &'static str,
-) -> Result<Option<T>, Failure> {
-    let parse = |text: String| {
-        text.parse().map_err(|UnknownWord { word, known }| {
-            let message = format!("unknown {key} {word:?}");
-            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
-                .remedy(format!("valid: {}", known.join(", ")))
-        })
-    };
-    args.take(key).map(parse).transpose()
-}
-
 /// `sample_interval` in bytes, or its log2, as jemalloc's own options give it.
 fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
     let lg_sample = take_number(args, "lg_sample")?;
@@ -461,50 +445,4 @@ fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure
         (None, lg_sample) => lg_sample.map(SampleInterval::from_lg).transpose(),
     };
     interval.map_err(failure)
-}
-
-pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
-    let parse = |text: String| {
-        text.parse().map_err(|_| {
-            let message = format!("{key}={text:?} is not a number");
-            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
-        })
-    };
-    args.take(key).map(parse).transpose()
-}
-
-pub(crate) fn take_switch(
-    args: &mut Arguments,
-    key: &'static str,
-) -> Result<Option<bool>, Failure> {
-    match args.take(key).as_deref() {
-        None => Ok(None),
-        Some("on") => Ok(Some(true)),
-        Some("off") => Ok(Some(false)),
-        Some(other) => {
-            let message = format!("{key}={other:?} is neither on nor off");
-            Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
-        }
-    }
-}
-
-/// The longest activation: what runs longer needs no end.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-
-pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Failure> {
-    let text = args.take("for");
-    text.map(|text| parse_duration(&text)).transpose()
-}
-
-fn parse_duration(text: &str) -> Result<Duration, Failure> {
-    let invalid = |why: &str| {
-        let message = format!("for={text:?} {why}");
-        Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("for example for=10m, at most 7d")
-    };
-    match humantime::parse_duration(text) {
-        Ok(Duration::ZERO) => Err(invalid("is no time")),
-        Ok(duration) if duration > LONGEST => Err(invalid("is too long")),
-        Ok(duration) => Ok(duration),
-        Err(_) => Err(invalid("is not a duration")),
-    }
 }

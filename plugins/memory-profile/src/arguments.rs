@@ -1,0 +1,69 @@
+//! The arguments of messages, taken by the form that they have.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use memprof_messages::UnknownWord;
+use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
+use memprof_plugin_abi::{Arguments, Failure};
+
+/// One of the words that the table has for `key`.
+pub(crate) fn take_word<T: FromStr<Err = UnknownWord>>(
+    args: &mut Arguments,
+    key: &'static str,
+) -> Result<Option<T>, Failure> {
+    let parse = |text: String| {
+        text.parse().map_err(|UnknownWord { word, known }| {
+            let message = format!("unknown {key} {word:?}");
+            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+                .remedy(format!("valid: {}", known.join(", ")))
+        })
+    };
+    args.take(key).map(parse).transpose()
+}
+
+pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
+    let parse = |text: String| {
+        text.parse().map_err(|_| {
+            let message = format!("{key}={text:?} is not a number");
+            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+        })
+    };
+    args.take(key).map(parse).transpose()
+}
+
+pub(crate) fn take_switch(
+    args: &mut Arguments,
+    key: &'static str,
+) -> Result<Option<bool>, Failure> {
+    match args.take(key).as_deref() {
+        None => Ok(None),
+        Some("on") => Ok(Some(true)),
+        Some("off") => Ok(Some(false)),
+        Some(other) => {
+            let message = format!("{key}={other:?} is neither on nor off");
+            Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
+        }
+    }
+}
+
+/// The longest activation: what runs longer needs no end.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Failure> {
+    let text = args.take("for");
+    text.map(|text| parse_duration(&text)).transpose()
+}
+
+fn parse_duration(text: &str) -> Result<Duration, Failure> {
+    let invalid = |why: &str| {
+        let message = format!("for={text:?} {why}");
+        Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("for example for=10m, at most 7d")
+    };
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err(invalid("is no time")),
+        Ok(duration) if duration > LONGEST => Err(invalid("is too long")),
+        Ok(duration) => Ok(duration),
+        Err(_) => Err(invalid("is not a duration")),
+    }
+}
