@@ -4,7 +4,7 @@
 //! RSS = file pages + shared pages + anonymous pages, and the anonymous ones are live heap,
 //! fragmentation, dirty pages, the allocator's metadata, and what no allocator knows: stacks, raw
 //! `mmap`s, static data. Only cheap sources: `/proc/thread-self/status`, the allocators' totals, two
-//! cgroup files. [`Smaps`] only on request.
+//! cgroup files. [`Smaps`](memprof_messages::Smaps) only on request.
 
 use memprof_messages::{
     Cgroup, Figures, Heap, Ledger, Part, Row, Sampled, Totals, Verdict, VerdictKind,
