@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a leak, found in a running process.
+//! `cargo xtask demo`: a leak, found in a host that loads the plugin, and in a process that nobody prepared.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -60,6 +60,34 @@ pub(crate) fn demo() -> Result<()> {
         "\ngrow_cache holds it. In target/demo: report.html and flamegraph.svg for a browser,\n\
          leak.heap for any reader of jemalloc's dumps, and host.log."
     );
+    drop(host);
+    unprepared()
+}
+
+/// A program that knows nothing of memprof: attached, its leak named, given back.
+fn unprepared() -> Result<()> {
+    println!(
+        "\nThe other way: a program that nobody prepared, started without anything of memprof's.\n"
+    );
+    let child = Command::new(dist().join("examples/unprepared"))
+        .spawn()
+        .context("failed to start unprepared")?;
+    let program = Host { child };
+    let pid = program.child.id().to_string();
+    let seconds = format!("{}s", GROWTH.as_secs());
+    let record = ["record", "--pid", &pid, "--for", &seconds];
+    println!("$ memprof {}", record.join(" "));
+    let report = memprof(&record)?;
+    println!("{}", indent(&report));
+    ensure!(
+        report.contains("open_session"),
+        "the profile does not name open_session:\n{report}"
+    );
+    ensure!(
+        memprof(&["status", "-t", &pid]).is_err(),
+        "it is a host still"
+    );
+    println!("\nopen_session holds it. The program goes on without memprof.");
     Ok(())
 }
 
@@ -71,7 +99,7 @@ fn host_config(place: &Path) -> String {
     )
 }
 
-/// A running rust_host, ended when dropped.
+/// A running program, ended when dropped.
 struct Host {
     child: Child,
 }
@@ -111,7 +139,7 @@ impl Drop for Host {
         let pid = self.child.id().to_string();
         let ended = run(Command::new("kill").arg(&pid)).and_then(|()| Ok(self.child.wait()?));
         if let Err(error) = ended {
-            eprintln!("failed to end rust_host: {error:#}");
+            eprintln!("failed to end a program of the demo: {error:#}");
         }
     }
 }

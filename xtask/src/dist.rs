@@ -189,6 +189,12 @@ fn build_c() -> Result<()> {
     )?;
     compile(
         "cc",
+        "hosts-examples/unprepared/unprepared.c",
+        "examples/unprepared",
+        &[],
+    )?;
+    compile(
+        "cc",
         "hosts-examples/c-minimal/c_minimal.c",
         "examples/c_minimal",
         &["-ldl"],
