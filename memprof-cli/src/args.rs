@@ -123,7 +123,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
     /// Where the dumps go, as `MEMPROF_DUMP_DIR` says too [default: `$XDG_STATE_HOME/memprof/NAME`,
-    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME].
+    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME; where that cannot be
+    /// written to, /tmp/memprof-UID-NAME].
     #[arg(long, value_name = "DIR")]
     pub(crate) dump_dir: Option<PathBuf>,
     /// The plugin's keys, in a file: watch rules, what is kept; as `MEMPROF_CONFIG` says too.

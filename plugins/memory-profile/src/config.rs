@@ -150,14 +150,21 @@ impl Config {
 
     /// The store that it describes, for the program of that name.
     pub(crate) fn store(&self, program: &str) -> Store {
-        let directory = self.dump_dir.clone().unwrap_or_else(|| {
-            let is_root = rustix::process::geteuid().is_root();
-            default_dump_dir(program, is_root, |name| {
-                // Under a changed uid the environment is somebody else's.
-                std::env::var_os(name).filter(|_| !is_secure_execution())
-            })
-        });
-        Store::new(directory, self.keep)
+        let of = |directory| Store::new(directory, self.keep);
+        if let Some(directory) = &self.dump_dir {
+            return of(directory.clone());
+        }
+        let uid = rustix::process::geteuid();
+        let store = of(default_dump_dir(program, uid.is_root(), |name| {
+            // Under a changed uid the environment is somebody else's.
+            std::env::var_os(name).filter(|_| !is_secure_execution())
+        }));
+        // A daemon that gave up root has root's environment.
+        let other = of(format!("/tmp/memprof-{}-{program}", uid.as_raw()).into());
+        match (store.can_be_written(), other.can_be_written()) {
+            (Err(_), Ok(())) => other,
+            _ => store,
+        }
     }
 }
 

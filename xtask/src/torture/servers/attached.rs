@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -67,24 +66,19 @@ pub(super) fn attach(
     let pid = running.pid()?;
     let before = running.answer()?;
     let slots = Slots::of(pid)?;
-    let dumps = tempfile::tempdir()?;
-    tools.give_to(dumps.path(), pid)?;
-    let mut stops = vec![tools.attach(pid, dumps.path())?];
+    let mut stops = vec![tools.attach(pid)?];
     ensure!(tools.lists(pid)?, "ps does not list {pid}");
     let seen = sample(tools, server, &mut running).map_err(|error| running.explain(&error))?;
     tools.detach(pid)?;
     check_gone(tools, pid, &slots)?;
-    leave_with_child(tools, &mut running, dumps.path(), &slots)
-        .map_err(|error| running.explain(&error))?;
+    leave_with_child(tools, &mut running, &slots).map_err(|error| running.explain(&error))?;
     let after = running.answer()?;
     let answers = under_load(&mut running, |is_alive| {
         for cycle in 0..cycles {
             if !is_alive() {
                 break;
             }
-            stops.push(
-                one_cycle(tools, pid, dumps.path()).with_context(|| format!("cycle {cycle}"))?,
-            );
+            stops.push(one_cycle(tools, pid).with_context(|| format!("cycle {cycle}"))?);
         }
         Ok(())
     })
@@ -104,14 +98,9 @@ pub(super) fn attach(
 }
 
 /// A child that the server forks while it is sampled is left with it.
-fn leave_with_child(
-    tools: &Tools,
-    running: &mut Running,
-    dumps: &Path,
-    slots: &Slots,
-) -> Result<()> {
+fn leave_with_child(tools: &Tools, running: &mut Running, slots: &Slots) -> Result<()> {
     let pid = running.pid()?;
-    tools.attach(pid, dumps)?;
+    tools.attach(pid)?;
     tools.send(pid, "activate", &FINE)?;
     let child = running.fork()?;
     if let Some(child) = child {
@@ -132,8 +121,8 @@ fn check_gone(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     Ok(())
 }
 
-fn one_cycle(tools: &Tools, pid: u32, dumps: &Path) -> Result<Stop> {
-    let stopped = tools.attach(pid, dumps)?;
+fn one_cycle(tools: &Tools, pid: u32) -> Result<Stop> {
+    let stopped = tools.attach(pid)?;
     let active = tools.send(pid, "activate", &FINE)?;
     ensure!(active["profiling"] == "active", "{active}");
     tools.detach(pid)?;
@@ -188,12 +177,11 @@ fn is_busy(error: &anyhow::Error) -> bool {
 impl Tools {
     /// Attaches, and returns how long a thread stood still, in milliseconds. Where all threads are busy it
     /// tries again, as the refusal says.
-    fn attach(&self, pid: u32, dumps: &Path) -> Result<Stop> {
-        let dumps = format!("dump_dir={}", dumps.display());
+    fn attach(&self, pid: u32) -> Result<Stop> {
         let begun = Instant::now();
         let mut busy = 0;
         let reply = loop {
-            match self.memprof(&["attach", &pid.to_string(), "--json", &dumps]) {
+            match self.memprof(&["attach", &pid.to_string(), "--json"]) {
                 Err(error) if is_busy(&error) && begun.elapsed() < PATIENCE => busy += 1,
                 reply => break reply?,
             }

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Tools {
     place: TempDir,
-    /// Where sockets of other users' hosts lay before.
+    /// Where sockets and dumps of other users' hosts lay before.
     socket_directories: HashSet<PathBuf>,
 }
 
@@ -129,13 +129,18 @@ impl Tools {
 impl Drop for Tools {
     fn drop(&mut self) {
         for directory in socket_directories().difference(&self.socket_directories) {
+            let is_store = directory.to_string_lossy().matches('-').count() > 1;
             // One with a socket is another host's, and stays.
-            let _: io::Result<()> = fs::remove_dir(directory);
+            let _: io::Result<()> = match is_store {
+                true => fs::remove_dir_all(directory),
+                false => fs::remove_dir(directory),
+            };
         }
     }
 }
 
-/// The directories that hosts make for their sockets, by their users' numbers.
+/// The directories that hosts make for their sockets, by their users' numbers, and for dumps, by their
+/// programs' names too.
 fn socket_directories() -> HashSet<PathBuf> {
     let entries = fs::read_dir("/tmp").into_iter().flatten().flatten();
     let is_one = |path: &PathBuf| {
