@@ -34,7 +34,8 @@ pub(crate) fn place(
 
 /// libc puts a guard page below a stack that it makes, and the thread's control block on top.
 fn is_made_by_libc(target: &Target, stack: &Mapping<'_>, at: u64, control_block: u64) -> bool {
-    let guard = target.mapping(stack.range.start - 1);
+    let guard = stack.range.start.checked_sub(1);
+    let guard = guard.and_then(|below| target.mapping(below));
     let has_guard = guard.is_some_and(|guard| guard.access == *b"---p");
     let is_below = at < control_block && control_block - at < LARGEST_STACK;
     has_guard && is_below && stack.range.contains(&control_block)
@@ -70,10 +71,12 @@ fn rest(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
     let count = u64::from(header[56]);
     let mut last = None;
     for at in 0..count {
-        let segment: [u8; 56] = memory.bytes(base + word(&header, 32) + at * 56)?;
+        let headers = base.wrapping_add(word(&header, 32));
+        let segment: [u8; 56] = memory.bytes(headers.wrapping_add(at * 56))?;
         if int(&segment, 0) == PT_LOAD && int(&segment, 4) & WRITABLE != 0 {
-            let end = base + word(&segment, 16) + word(&segment, 40);
-            last = Some((end, end.next_multiple_of(PAGE)));
+            let start = base.checked_add(word(&segment, 16));
+            let end = start.and_then(|start| start.checked_add(word(&segment, 40)));
+            last = end.and_then(|end| Some((end, end.checked_next_multiple_of(PAGE)?)));
         }
     }
     Ok(last)

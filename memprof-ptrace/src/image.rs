@@ -15,6 +15,10 @@ const DT_STRSZ: u64 = 10;
 const SYMBOL: usize = 24;
 /// More than libc's by far: a table that says more is none.
 const TABLE_LIMIT: u64 = 16 << 20;
+/// Of the program headers: linkers make a dozen.
+const SEGMENT_LIMIT: u64 = 128;
+/// Of the entries of the dynamic section: linkers make some thirty.
+const DYNAMIC_LIMIT: u64 = 1024;
 
 /// The dynamic symbols of a library.
 #[derive(Debug)]
@@ -37,19 +41,23 @@ impl Image {
         let segments = base.wrapping_add(word(&header, 32));
         let count = u64::from(half(&header, 56));
         let mut dynamic = None;
-        for at in 0..count {
+        for at in 0..count.min(SEGMENT_LIMIT) {
             let segment: [u8; 56] = memory.bytes(segments.wrapping_add(at * 56))?;
             if int(&segment, 0) == PT_DYNAMIC {
                 dynamic = Some(base.wrapping_add(word(&segment, 16)));
             }
         }
-        let mut at = dynamic.ok_or_else(|| malformed("no dynamic section"))?;
+        let dynamic = dynamic.ok_or_else(|| malformed("no dynamic section"))?;
         let (mut symbols, mut names, mut size) = (0, 0, 0);
-        loop {
-            let entry: [u8; 16] = memory.bytes(at)?;
+        for at in 0..DYNAMIC_LIMIT {
+            let entry: [u8; 16] = memory.bytes(dynamic.wrapping_add(at * 16))?;
             let value = word(&entry, 8);
             // Where the loader has relocated it, an address; else an offset, as in the vDSO.
-            let address = if value < base { base + value } else { value };
+            let address = if value < base {
+                base.wrapping_add(value)
+            } else {
+                value
+            };
             match word(&entry, 0) {
                 DT_NULL => break,
                 DT_SYMTAB => symbols = address,
@@ -57,7 +65,6 @@ impl Image {
                 DT_STRSZ => size = value,
                 _ => {}
             }
-            at += 16;
         }
         // Every linker in use puts the names right behind the symbols, whose number is told nowhere else.
         let length = names
@@ -135,5 +142,23 @@ mod tests {
         let error = Image::read(&memory, bytes.as_ptr() as u64).unwrap_err();
         assert_eq!(error.to_string(), "no ELF file of 64 bits");
         assert!(Image::read(&memory, 0x10).is_err());
+    }
+
+    /// A file whose mapping is called libc.so.6 may hold anything.
+    #[test]
+    fn a_dynamic_section_without_an_end_is_refused() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let check = |entry: [u64; 2], segments: u16| {
+            let mut words = vec![0_u64; 8 + 7 * 128];
+            words[0] = u64::from_le_bytes(*b"\x7fELF\x02\0\0\0");
+            words[4] = 64;
+            words[7] = u64::from(segments);
+            (words[8], words[10]) = (u64::from(PT_DYNAMIC), words.len() as u64 * 8);
+            words.extend(vec![entry; 1 << 20].concat());
+            Image::read(&memory, words.as_ptr() as u64).unwrap_err()
+        };
+        let endless = check([DT_SYMTAB, u64::MAX], 1);
+        assert_eq!(endless.to_string(), "its symbols lie behind their names");
+        check([DT_STRTAB, u64::MAX], u16::MAX);
     }
 }
