@@ -29,9 +29,6 @@ pub enum Error {
     },
 }
 
-/// It ended while we were at it.
-pub(crate) const ENDED: Error = Error::Refused(Refusal::NoSuchProcess);
-
 impl Error {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();

@@ -1,7 +1,9 @@
 //! The way in: two errands, and a new thread that does the rest.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,16 +12,17 @@ use libc::{
     MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_PRIVATE, PROT_EXEC, PROT_READ, PROT_WRITE, SYS_mmap,
     SYS_munmap,
 };
+use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::{Call, Places, errand};
 use memprof_ptrace::threads::system_call;
 
 use crate::attachment::Attachment;
 use crate::code::code;
-use crate::error::{ENDED, Error};
+use crate::error::Error;
 use crate::hole::hole;
 use crate::page::{self, Answer, Page, Stage, There};
 use crate::plugin::{ENTRY_NAME, Plugin, Source};
-use crate::safe_point::{Borrowed, borrow};
+use crate::safe_point::{Borrowed, NotBorrowed, borrow};
 use crate::target::Target;
 
 const PAGE: u64 = 4096;
@@ -30,6 +33,9 @@ const ERRAND: Duration = Duration::from_secs(5);
 /// Until the plugin is loaded. Its constructors run meanwhile, and the loader's lock is waited for.
 const LOADING: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
+
+/// So many threads are tried that do not stop: each costs a second.
+const SLEEPERS: usize = 4;
 
 /// The pause between two looks of the new thread: `struct timespec`.
 const PAUSE_NS: u64 = 10_000_000;
@@ -63,19 +69,10 @@ pub struct Attached {
 /// # Errors
 /// Why not; the process goes on as before.
 pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
-    // A thread of its own: whatever it has stopped is let go when it ends.
-    let attached = thread::scope(|scope| {
-        scope
-            .spawn(|| inject(pid, plugin, &attachment.to_toml()))
-            .join()
-    });
-    attached.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn inject(pid: u32, plugin: &Plugin, toml: &str) -> Result<Attached, Error> {
+    let toml = attachment.to_toml();
     let mut target = Target::look_up(pid)?;
     let source = plugin.source(&target)?;
-    let mut page = Page::new(toml);
+    let mut page = Page::new(&toml);
     let layout = Layout::of(&target, &page)?;
     fill(&mut page, &target, &layout, &source);
 
@@ -91,7 +88,7 @@ fn inject(pid: u32, plugin: &Plugin, toml: &str) -> Result<Attached, Error> {
     wait_until_mapped(&target, &layout, &first)?;
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
     let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code()));
-    written.map_err(Error::io(WRITING))?;
+    written.map_err(|cause| not_written(&target, cause))?;
 
     let create = [
         Call::Function(
@@ -190,15 +187,42 @@ struct Sent {
     stop: Duration,
 }
 
-/// Borrows a thread and sends it on an errand.
+/// Sends a thread on an errand.
 fn send(
     target: &mut Target,
     calls: &[Call],
     stack: Option<u64>,
     blocked: u64,
 ) -> Result<Sent, Error> {
+    let mut avoided = Vec::new();
+    loop {
+        // A thread of its own each time: whatever it has stopped, or is about to, is let go when it ends.
+        let sent = thread::scope(|scope| {
+            let tries = || send_one(target, calls, stack, blocked, &avoided);
+            scope.spawn(tries).join()
+        });
+        match sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+            Ok(sent) => return Ok(sent),
+            Err(NotBorrowed::Sleeps(_)) if avoided.len() == SLEEPERS => {
+                let reason = "its threads do not stop (state D)".to_owned();
+                return Err(Refusal::NoSafePoint { reason }.into());
+            }
+            Err(NotBorrowed::Sleeps(tid)) => avoided.push(tid),
+            Err(NotBorrowed::None(error)) => return Err(error),
+        }
+    }
+}
+
+/// Borrows a thread that is none of the `avoided` ones.
+fn send_one(
+    target: &mut Target,
+    calls: &[Call],
+    stack: Option<u64>,
+    blocked: u64,
+    avoided: &[u32],
+) -> Result<Sent, NotBorrowed> {
     let at_home = if stack.is_some() { 0 } else { calls.len() };
-    let borrowed = borrow(target, at_home)?;
+    let borrowed = borrow(target, at_home, avoided)?;
     let places = Places {
         home: borrowed.end,
         calls: stack,
@@ -206,7 +230,7 @@ fn send(
     let errand = errand(calls, places, blocked, target.gadgets, &borrowed.home());
     for (address, bytes) in &errand.writes {
         let written = target.memory.write(*address, bytes);
-        written.map_err(Error::io(WRITING))?;
+        written.map_err(|cause| not_written(target, cause))?;
     }
     let Borrowed {
         tid,
@@ -216,12 +240,17 @@ fn send(
     } = borrowed;
     let since = stopped.since();
     let left = stopped.leave_to(&errand.registers);
-    left.map_err(|_| ENDED)?;
+    left.map_err(|_| target.gone())?;
     Ok(Sent {
         tid,
         stack: registers.rsp,
         stop: since.elapsed(),
     })
+}
+
+fn not_written(target: &Target, cause: io::Error) -> Error {
+    let failed = |()| Error::io(WRITING)(cause);
+    target.require_same().map_or_else(|gone| gone, failed)
 }
 
 fn wait_until_mapped(target: &Target, layout: &Layout, sent: &Sent) -> Result<(), Error> {
@@ -234,6 +263,7 @@ fn wait_until_mapped(target: &Target, layout: &Layout, sent: &Sent) -> Result<()
         if is_mapped {
             return Ok(());
         }
+        target.require_same()?;
         if is_back || begun.elapsed() > ERRAND {
             let message =
                 "it could not map two pages: is there a limit on its addresses (RLIMIT_AS)?";
@@ -245,7 +275,7 @@ fn wait_until_mapped(target: &Target, layout: &Layout, sent: &Sent) -> Result<()
 
 /// Goes along with the new thread until the loader or the plugin has said what is wrong, or nothing.
 fn follow(target: &Target, there: There<'_>, plugin: &Plugin) -> Result<String, Error> {
-    let ended = |_| ENDED;
+    let ended = |_| target.gone();
     let failed = |why: &str| Err(Error::Failed(why.to_owned()));
     let begun = Instant::now();
     let mut has_memfd = false;
@@ -276,16 +306,17 @@ fn follow(target: &Target, there: There<'_>, plugin: &Plugin) -> Result<String, 
 
 /// Fills the file in memory, and tells the thread its path.
 fn hand_over(target: &Target, there: There<'_>, plugin: &Path) -> Result<(), Error> {
-    let ended = |_| ENDED;
+    let ended = |_| target.gone();
     let fd = there.word(page::MEMFD).map_err(ended)? as i64;
     if fd < 0 {
-        let cause = std::io::Error::from_raw_os_error(-fd as i32);
+        let cause = io::Error::from_raw_os_error(fd.saturating_neg() as i32);
         let what = "it could not make a file in memory for the plugin".to_owned();
         return Err(Error::Io { what, cause });
     }
     let path = format!("/proc/{}/fd/{fd}", target.pid);
     let bytes = fs::read(plugin).map_err(Error::io(plugin.display().to_string()))?;
-    fs::write(&path, bytes).map_err(Error::io(path))?;
+    let written = open_in_memory(&path).and_then(|mut file| file.write_all(&bytes));
+    written.map_err(Error::io(path))?;
     // The loader knows libraries by their names first, and the number was another library's before.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let slashes = "/".repeat(1 + now.map_or(0, |now| now.subsec_micros() as usize) % 64);
@@ -294,4 +325,47 @@ fn hand_over(target: &Target, there: There<'_>, plugin: &Path) -> Result<(), Err
     let written = target.memory.write(at, path.as_bytes());
     written.map_err(ended)?;
     there.answer(Answer::FileIsThere).map_err(ended)
+}
+
+/// Opens the file that the thread says it made, for writing. Its word is the process's: the number may be
+/// that of a file that the process may only read, where we may write.
+fn open_in_memory(path: &str) -> io::Result<File> {
+    let file = File::options().write(true).open(path)?;
+    let metadata = file.metadata()?;
+    let is_new = metadata.is_file() && metadata.nlink() == 0 && metadata.len() == 0;
+    // Only a file in memory can have seals: memfd_create(2), F_GET_SEALS.
+    if is_new && rustix::fs::fcntl_get_seals(&file).is_ok() {
+        return Ok(file);
+    }
+    let message = "it is no new file in memory";
+    Err(io::Error::new(io::ErrorKind::InvalidData, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, OwnedFd};
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_a_new_file_in_memory_is_written_to() {
+        let check = |file: &OwnedFd| {
+            open_in_memory(&format!("/proc/self/fd/{}", file.as_raw_fd())).map(drop)
+        };
+        let words = |file: &OwnedFd| check(file).unwrap_err().to_string();
+        let in_memory = memfd_create("memory_profile.so", MemfdFlags::CLOEXEC).unwrap();
+        check(&in_memory).unwrap();
+        rustix::io::write(&in_memory, b"full").unwrap();
+        assert_eq!(words(&in_memory), "it is no new file in memory");
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("file");
+        fs::write(&path, "kept").unwrap();
+        let read_only = OwnedFd::from(File::open(&path).unwrap());
+        assert_eq!(words(&read_only), "it is no new file in memory");
+        assert_eq!(fs::read(&path).unwrap(), b"kept");
+        let removed = OwnedFd::from(tempfile::tempfile().unwrap());
+        assert_eq!(words(&removed), "it is no new file in memory");
+    }
 }

@@ -13,7 +13,7 @@ use memprof_ptrace::state::State;
 use memprof_ptrace::stop::{NotStopped, Stopped};
 use memprof_ptrace::threads::threads;
 
-use crate::error::{ENDED, Error};
+use crate::error::Error;
 use crate::place::place;
 use crate::target::Target;
 
@@ -51,11 +51,29 @@ impl Borrowed {
     }
 }
 
+/// Why none was borrowed.
+#[derive(Debug)]
+pub(crate) enum NotBorrowed {
+    /// This thread does not stop (state D). It would stop as soon as it wakes, and is let go only when this
+    /// thread of ours ends: ptrace(2) lets go of what has stopped.
+    Sleeps(u32),
+    /// There is none to borrow.
+    None(Error),
+}
+
+impl From<Error> for NotBorrowed {
+    fn from(error: Error) -> Self {
+        Self::None(error)
+    }
+}
+
 /// Why a thread cannot be borrowed.
 #[derive(Debug)]
 enum Not {
     /// At this moment.
     Now(&'static str),
+    /// It sleeps where nothing wakes it (state D).
+    Sleeps,
     /// Ever: its seccomp filters.
     Ever(Refusal),
     /// Nor any other one.
@@ -63,16 +81,20 @@ enum Not {
 }
 
 /// Stops the first thread that can be borrowed for an errand of so many calls at its own place.
-pub(crate) fn borrow(target: &mut Target, calls: usize) -> Result<Borrowed, Error> {
+pub(crate) fn borrow(
+    target: &mut Target,
+    calls: usize,
+    avoided: &[u32],
+) -> Result<Borrowed, NotBorrowed> {
     let begun = Instant::now();
     let mut why = Refusal::NoSafePoint {
         reason: "no thread waits in a system call that it could make again".to_owned(),
     };
     for round in 0.. {
-        let candidates = candidates(target.pid, round)?;
+        let candidates = candidates(target, round)?;
         target.look_again()?;
-        for tid in candidates {
-            match stop(target, tid, calls) {
+        for tid in candidates.iter().filter(|tid| !avoided.contains(tid)) {
+            match stop(target, *tid, calls) {
                 Ok(borrowed) => return Ok(borrowed),
                 Err(Not::Now(reason)) => {
                     let reason = reason.to_owned();
@@ -81,7 +103,8 @@ pub(crate) fn borrow(target: &mut Target, calls: usize) -> Result<Borrowed, Erro
                     }
                 }
                 Err(Not::Ever(refusal)) => why = refusal,
-                Err(Not::AnyThread(error)) => return Err(error),
+                Err(Not::Sleeps) => return Err(NotBorrowed::Sleeps(*tid)),
+                Err(Not::AnyThread(error)) => return Err(error.into()),
             }
         }
         if begun.elapsed() > PATIENCE {
@@ -89,14 +112,14 @@ pub(crate) fn borrow(target: &mut Target, calls: usize) -> Result<Borrowed, Erro
         }
         thread::sleep(LOOK_AGAIN);
     }
-    Err(why.into())
+    Err(Error::from(why).into())
 }
 
 /// The threads to try, the best first: one of each kind, because a thousand may wait for the same, and
 /// in each round another one.
-fn candidates(pid: u32, round: usize) -> Result<Vec<u32>, Error> {
-    let mut waiting: Vec<(Wait, u32)> = threads(pid)
-        .map_err(|_| ENDED)?
+fn candidates(target: &Target, round: usize) -> Result<Vec<u32>, Error> {
+    let mut waiting: Vec<(Wait, u32)> = threads(target.pid)
+        .map_err(|_| target.gone())?
         .iter()
         .filter_map(|thread| {
             let call = thread.call?;
@@ -112,7 +135,7 @@ fn candidates(pid: u32, round: usize) -> Result<Vec<u32>, Error> {
 fn stop(target: &Target, tid: u32, calls: usize) -> Result<Borrowed, Not> {
     let stopped = Stopped::interrupt(tid).map_err(|why| match why {
         NotStopped::Ended => Not::Now("its threads end"),
-        NotStopped::Uninterruptible => Not::Now("a thread does not stop (state D)"),
+        NotStopped::Uninterruptible => Not::Sleeps,
         NotStopped::Refused(code) => Not::AnyThread(Error::Io {
             what: format!("failed to trace thread {tid}"),
             cause: io::Error::from_raw_os_error(code),
@@ -133,7 +156,9 @@ fn stop(target: &Target, tid: u32, calls: usize) -> Result<Borrowed, Not> {
         Err(not) => {
             let made_again = stopped.registers().ok().filter(would_see_eintr);
             let made_again = made_again.and_then(|registers| {
-                let code = target.memory.bytes(registers.rip - CALL_LENGTH as u64);
+                let code = target
+                    .memory
+                    .bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
                 restart::again(&registers, code.ok()?)
             });
             if let Some(registers) = made_again {
@@ -157,7 +182,7 @@ fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Lo
     let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
     let wait = wait(r.orig_rax as i64, arguments);
     let wait = wait.ok_or(Not::Now("its threads do not wait long enough"))?;
-    let code = target.memory.bytes(r.rip - CALL_LENGTH as u64);
+    let code = target.memory.bytes(r.rip.wrapping_sub(CALL_LENGTH as u64));
     let code: [u8; CALL_LENGTH] = code.map_err(|_| KILLED)?;
     if !code.ends_with(&[0x0f, 0x05]) {
         return Err(Not::Now(

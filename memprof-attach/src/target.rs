@@ -1,6 +1,6 @@
 //! What is looked up in a process before any of its threads is stopped.
 
-use std::fs::File;
+use std::fs;
 use std::ops::Range;
 
 use memchr::memmem;
@@ -10,7 +10,7 @@ use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::{Refusal, examine};
 
-use crate::error::{ENDED, Error};
+use crate::error::Error;
 
 /// A process that can load a library.
 #[derive(Debug)]
@@ -24,8 +24,8 @@ pub(crate) struct Target {
     /// The code of allocators that are libraries: a thread that waits in it may be in the midst of a change
     /// to memory of the allocator's.
     pub(crate) allocators: Vec<Range<u64>>,
-    /// Held while we are at it.
-    _lock: File,
+    /// Where libc begins, as long as this program is executed.
+    libc: u64,
 }
 
 /// The addresses of libc's functions.
@@ -40,6 +40,11 @@ pub(crate) struct Functions {
     pub(crate) munmap: u64,
 }
 
+/// How much of libc's code is searched: glibc 2.36 has 1.4 MiB. Any file may be called libc.so.6.
+const CODE_LIMIT: u64 = 16 << 20;
+/// And in how many mappings.
+const CODE_MAPPINGS: usize = 8;
+
 /// Not the loader: a thread that it calls has locks that are the thread's own, and a new one waits.
 const ALLOCATORS: [&[u8]; 4] = [
     b"libjemalloc",
@@ -51,21 +56,28 @@ const ALLOCATORS: [&[u8]; 4] = [
 impl Target {
     /// Looks everything up.
     pub(crate) fn look_up(pid: u32) -> Result<Self, Error> {
-        let lock = lock(pid)?;
-        examine(pid)?;
         let path = format!("/proc/{pid}/mem");
-        let memory = Memory::open(pid).map_err(Error::io(path))?;
+        let memory = Memory::open(pid);
+        if let Ok(memory) = &memory {
+            // One memprof at a time: two would write their frames to the same place.
+            memory.try_lock().map_err(|_| Error::Busy)?;
+        }
+        // It says why, where the memory could not be opened.
+        examine(pid)?;
+        let memory = memory.map_err(Error::io(path))?;
         let maps = read_maps(pid)?;
         let libc = mappings(&maps)
             .find(|mapping| mapping.offset == 0 && mapping.file_name() == b"libc.so.6");
         let libc = libc.ok_or(Refusal::NoGlibc)?;
-        let image = Image::read(&memory, libc.range.start);
+        let libc = libc.range.start;
+        let image = Image::read(&memory, libc);
         let image = image.map_err(Error::io("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
         let is_code =
             |mapping: &Mapping<'_>| mapping.is_executable() && mapping.file_name() == b"libc.so.6";
         let gadgets = mappings(&maps)
             .filter(is_code)
+            .take(CODE_MAPPINGS)
             .find_map(|mapping| gadgets(&memory, &mapping.range));
         let gadgets = gadgets.ok_or_else(|| {
             let message = "its libc's return from signal handlers is of no form that is known here";
@@ -81,7 +93,7 @@ impl Target {
             memory,
             functions,
             gadgets,
-            _lock: lock,
+            libc,
             maps,
         })
     }
@@ -89,7 +101,21 @@ impl Target {
     /// Reads the mappings anew.
     pub(crate) fn look_again(&mut self) -> Result<(), Error> {
         self.maps = read_maps(self.pid)?;
-        Ok(())
+        self.require_same()
+    }
+
+    /// Fails where the process has ended, or executed another program: what was looked up is no longer true.
+    pub(crate) fn require_same(&self) -> Result<(), Error> {
+        // The opened memory is the executed program's.
+        match self.memory.word(self.libc) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.gone()),
+        }
+    }
+
+    /// Why it cannot be reached any more.
+    pub(crate) fn gone(&self) -> Error {
+        gone(self.pid)
     }
 
     /// The mapping in which an address lies.
@@ -113,7 +139,8 @@ impl Functions {
 }
 
 fn gadgets(memory: &Memory, code: &Range<u64>) -> Option<Gadgets> {
-    let mut bytes = vec![0; (code.end - code.start) as usize];
+    let length = (code.end - code.start).min(CODE_LIMIT);
+    let mut bytes = vec![0; length as usize];
     memory.read(code.start, &mut bytes).ok()?;
     let find = |what: &[u8]| Some(code.start + memmem::find(&bytes, what)? as u64);
     Some(Gadgets {
@@ -123,18 +150,79 @@ fn gadgets(memory: &Memory, code: &Range<u64>) -> Option<Gadgets> {
 }
 
 fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
-    match std::fs::read(format!("/proc/{pid}/maps")) {
+    match fs::read(format!("/proc/{pid}/maps")) {
         Ok(maps) if !maps.is_empty() => Ok(maps),
-        _ => Err(ENDED),
+        _ => Err(gone(pid)),
     }
 }
 
-/// One memprof at a time: two would write their frames to the same place. Given back by the kernel, also
-/// should we be killed.
-fn lock(pid: u32) -> Result<File, Error> {
-    let directory = File::open(format!("/proc/{pid}")).map_err(|_| ENDED)?;
-    match directory.try_lock() {
-        Ok(()) => Ok(directory),
-        Err(_) => Err(Error::Busy),
+fn gone(pid: u32) -> Error {
+    // Of a zombie it cannot be read.
+    Error::Refused(match fs::read_link(format!("/proc/{pid}/exe")) {
+        Ok(_) => Refusal::Executed,
+        Err(_) => Refusal::Ended,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn start(script: &str) -> Child {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped());
+        let child = command.spawn().unwrap();
+        wait_for(child.id(), "sh");
+        child
+    }
+
+    /// Until it executes the program of that name and waits for a line.
+    fn wait_for(pid: u32, name: &str) {
+        let of = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+        while of("comm").trim_end() != name || !of("syscall").starts_with("0 ") {
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_lock_on_its_directory_which_anybody_can_take_hinders_nobody() {
+        let child = start("read x");
+        let directory = File::open(format!("/proc/{}", child.id())).unwrap();
+        directory.lock().unwrap();
+        let target = Target::look_up(child.id()).unwrap();
+        let second = Target::look_up(child.id()).unwrap_err();
+        assert!(matches!(second, Error::Busy), "{second:?}");
+        drop(target);
+        Target::look_up(child.id()).unwrap();
+        end(child);
+    }
+
+    #[test]
+    fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
+        let mut child = start("read x; exec cat");
+        let pid = child.id();
+        let mut target = Target::look_up(pid).unwrap();
+        target.look_again().unwrap();
+        child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
+        wait_for(pid, "cat");
+        let error = target.look_again().unwrap_err();
+        assert_eq!(error.to_string(), "has executed another program meanwhile");
+        child.kill().unwrap();
+        let exe = format!("/proc/{pid}/exe");
+        while fs::read_link(&exe).is_ok() {
+            std::thread::yield_now();
+        }
+        let error = target.require_same().unwrap_err();
+        assert_eq!(error.to_string(), "has ended meanwhile");
+        child.wait().unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! The memory of another process, by /proc/PID/mem.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -20,6 +20,15 @@ impl Memory {
             .write(true)
             .open(format!("/proc/{pid}/mem"));
         opened.map(Self)
+    }
+
+    /// Locks it for this process, until it is dropped or the process ends. Another user cannot hold this lock:
+    /// whoever may open the file may trace.
+    ///
+    /// # Errors
+    /// Somebody holds it.
+    pub fn try_lock(&self) -> Result<(), TryLockError> {
+        self.0.try_lock()
     }
 
     /// Reads `buffer.len()` bytes.

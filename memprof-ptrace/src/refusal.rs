@@ -7,9 +7,15 @@ use nix::errno::Errno;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// There is none, or it ended meanwhile.
+    /// There is none.
     #[error("no such process")]
     NoSuchProcess,
+    /// It was there when it was looked at first.
+    #[error("has ended meanwhile")]
+    Ended,
+    /// By execve(2): what was looked up is another program's.
+    #[error("has executed another program meanwhile")]
+    Executed,
     /// The number names a thread, and there is none that names its process.
     #[error("is a thread of process {process}")]
     Thread {
@@ -131,7 +137,11 @@ impl Refusal {
     /// be attached to.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NoSuchProcess | Self::Thread { .. } | Self::Zombie | Self::Denied { .. } => 3,
+            Self::NoSuchProcess
+            | Self::Ended
+            | Self::Thread { .. }
+            | Self::Zombie
+            | Self::Denied { .. } => 3,
             _ => 4,
         }
     }
@@ -164,8 +174,10 @@ impl Refusal {
                 "run memprof as root, outside of a container, to learn whether it ends the process"
                     .to_owned()
             }
+            Self::Executed => "try again".to_owned(),
             Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),
             Self::Itself
+            | Self::Ended
             | Self::Zombie
             | Self::MainThreadEnded
             | Self::Stopped { .. }
