@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::hole::hole;
 use crate::page::{self, Answer, Page, Stage, There};
 use crate::plugin::{ENTRY_NAME, Plugin, Source};
+use crate::root::{Placed, Root};
 use crate::safe_point::{Borrowed, NotBorrowed, borrow};
 use crate::target::Target;
 
@@ -69,8 +70,8 @@ pub struct Attached {
 /// # Errors
 /// Why not; the process goes on as before.
 pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
-    let toml = attachment.to_toml();
     let mut target = Target::look_up(pid)?;
+    let toml = attachment.in_root(&target)?.to_toml();
     let source = plugin.source(&target)?;
     let mut page = Page::new(&toml);
     let layout = Layout::of(&target, &page)?;
@@ -117,6 +118,22 @@ pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Atta
     }
 }
 
+impl Attachment {
+    /// The same with a place for the control socket, where the target has none that the plugin knows.
+    fn in_root(&self, target: &Target) -> Result<Self, Error> {
+        let mut attachment = self.clone();
+        if !self.has_control() {
+            let root = Root::of(target.pid).map_err(|_| target.gone())?;
+            let socket = root.socket().map_err(|error| Refusal::NoSocket {
+                cause: error.to_string(),
+            })?;
+            let word = socket.map(|path| format!("control={}", path.display()));
+            attachment.words.extend(word);
+        }
+        Ok(attachment)
+    }
+}
+
 /// Where everything lies in the target, one behind the other.
 #[derive(Debug)]
 struct Layout {
@@ -159,7 +176,9 @@ fn fill(page: &mut Page, target: &Target, layout: &Layout, source: &Source) {
     page.set_text(page::MEMFD_NAME, b"memory_profile.so");
     match source {
         Source::Loaded(entry) => page.set(page::ENTRY, *entry),
-        Source::Path(path) => page.set_text(page::PATH, path.as_os_str().as_bytes()),
+        Source::Path(path) | Source::Placed(Placed { path, .. }) => {
+            page.set_text(page::PATH, path.as_os_str().as_bytes());
+        }
         Source::Memory => page.set(page::WANTS_MEMFD, 1),
     }
 }

@@ -13,6 +13,7 @@ mod inject;
 mod page;
 mod place;
 mod plugin;
+mod root;
 mod safe_point;
 mod target;
 

@@ -1,11 +1,14 @@
 //! The plugin's file, as the target can open it.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use memprof_ptrace::Refusal;
 use memprof_ptrace::image::Image;
 use memprof_ptrace::maps::mappings;
 
 use crate::error::Error;
+use crate::root::{Placed, Root};
 use crate::target::Target;
 
 /// What the plugin exports for a process that was not prepared.
@@ -27,6 +30,8 @@ pub(crate) enum Source {
     Path(PathBuf),
     /// By a file in memory that we fill.
     Memory,
+    /// By a copy in its root directory, where it has no /proc to open a file in memory by.
+    Placed(Placed),
 }
 
 impl Plugin {
@@ -34,10 +39,18 @@ impl Plugin {
         if let Some(entry) = self.loaded(target) {
             return Ok(Source::Loaded(entry));
         }
-        Ok(match same_file(&self.path, target.pid) {
-            true => Source::Path(self.path.clone()),
-            false => Source::Memory,
-        })
+        if same_file(&self.path, target.pid) {
+            return Ok(Source::Path(self.path.clone()));
+        }
+        let root = Root::of(target.pid).map_err(|_| target.gone())?;
+        if root.has_proc() {
+            return Ok(Source::Memory);
+        }
+        let bytes = fs::read(&self.path).map_err(Error::io(self.path.display().to_string()))?;
+        let placed = root.place(&bytes).map_err(|error| Refusal::NoFile {
+            cause: error.to_string(),
+        })?;
+        Ok(Source::Placed(placed))
     }
 
     /// Where its file is mapped already, under whatever path: an attachment before this one.

@@ -28,8 +28,13 @@ pub fn default_dir(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Pat
 fn without_environment(uid: u32) -> PathBuf {
     match uid {
         0 => PathBuf::from("/run/memprof"),
-        uid => PathBuf::from(format!("/tmp/memprof-{uid}")),
+        uid => in_tmp(uid),
     }
+}
+
+/// The directory of a user who has none in /run.
+pub fn in_tmp(uid: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/memprof-{uid}"))
 }
 
 /// A directory that may hold the sockets of hosts.

@@ -103,6 +103,20 @@ pub enum Refusal {
         /// Where they were.
         reason: String,
     },
+    /// Neither a file in memory nor one in its root directory can be opened by it.
+    #[error("sees no /proc, and none of its directories can hold the plugin's file: {cause}")]
+    NoFile {
+        /// Why the last one cannot.
+        cause: String,
+    },
+    /// No directory of its can hold the control socket.
+    #[error(
+        "has neither /run nor /tmp in its root directory, which cannot hold a control socket: {cause}"
+    )]
+    NoSocket {
+        /// Why.
+        cause: String,
+    },
     /// A file of /proc that could not be read or understood.
     #[error("failed to read {file}: {cause}")]
     Unreadable {
@@ -173,6 +187,12 @@ impl Refusal {
             Self::UnreadFilter => {
                 "run memprof as root, outside of a container, to learn whether it ends the process"
                     .to_owned()
+            }
+            Self::NoFile { .. } => {
+                "mount /proc there, or make a directory /tmp that is not mounted noexec".to_owned()
+            }
+            Self::NoSocket { .. } => {
+                "make a directory /tmp there, or name a path by control=/DIR/NAME.sock".to_owned()
             }
             Self::Executed => "try again".to_owned(),
             Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),

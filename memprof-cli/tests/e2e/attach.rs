@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use object::read::elf::{FileHeader, Rela};
 use object::{Endianness, elf};
 
+use crate::dist::{dist, tool_text};
 use crate::host::{Host, PATIENCE};
 use crate::memprof::memprof;
 
@@ -391,4 +392,89 @@ fn a_process_in_namespaces_of_its_own_gets_the_plugin_as_a_file_in_memory() {
     let images = |line: &&str| line.contains("memory_profile") && line.contains(" 00000000 ");
     assert_eq!(maps.lines().filter(images).count(), 1, "{maps}");
     run(&["detach", &inside]);
+}
+
+/// Perl after chroot(2), with its libraries, those that the plugin needs, and these directories.
+fn in_chroot(directories: &[&str], has_proc: bool) -> Host {
+    let place = tempfile::tempdir().unwrap();
+    let root = place.path().join("root");
+    fs::create_dir(&root).unwrap();
+    for directory in directories {
+        fs::create_dir_all(root.join(directory)).unwrap();
+    }
+    // Perl reads it for `-e`.
+    fs::create_dir_all(root.join("dev")).unwrap();
+    File::create(root.join("dev/null")).unwrap();
+    let perl = fs::canonicalize("/usr/bin/perl").unwrap();
+    let files = [
+        perl.to_str().unwrap(),
+        dist("plugins/memory_profile.so").to_str().unwrap(),
+    ]
+    .map(|file| tool_text("libc-bin", Command::new("ldd").arg(file)));
+    let libraries = files.iter().flat_map(|text| text.split_whitespace());
+    for file in libraries
+        .filter(|word| word.starts_with('/'))
+        .chain(perl.to_str())
+    {
+        let copy = root.join(file.trim_start_matches('/'));
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(file, copy).unwrap();
+    }
+    let script = "test -z \"$PROC\" || mount -t proc proc \"$ROOT/proc\"; \
+                  test ! -d \"$ROOT/dev/shm\" || mount -t tmpfs tmpfs \"$ROOT/dev/shm\"; exec env -u \
+                  MEMPROF_SOCKET_DIR -u XDG_RUNTIME_DIR -u XDG_STATE_HOME chroot \"$ROOT\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command.arg("--mount");
+    if !nix::unistd::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command.args(["sh", "-ec", script, "sh"]).arg(&perl);
+    command.args(["-e", GROWING]).stdin(Stdio::piped());
+    command.env("ROOT", &root);
+    command.env("PROC", if has_proc { "yes" } else { "" });
+    let host = Host::spawn(command, place);
+    host.wait_for_log("ready");
+    host
+}
+
+/// What an attachment has put there.
+fn left_in(host: &Host, directory: &str) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{}/root/{directory}", host.pid())).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| name.starts_with("memprof-attach"))
+        .collect()
+}
+
+#[test]
+fn a_process_in_a_chroot_is_profiled_and_left() {
+    let check = |directories: &[&str], has_proc: bool| {
+        let mut host = in_chroot(directories, has_proc);
+        let pid = host.pid().to_string();
+        let attached = memprof(&host.socket_dir(), &["attach", &pid]);
+        attached.exits(0);
+        for directory in [".", "tmp"] {
+            if directories.contains(&"tmp") || directory == "." {
+                assert_eq!(left_in(&host, directory), [""; 0], "{directories:?}");
+            }
+        }
+        host.memprof("activate", &["sample_interval=4KiB"]).exits(0);
+        serves(&mut host, "one");
+        let kept = host.place().join("kept.heap");
+        host.memprof("dump", &["-o", kept.to_str().unwrap()])
+            .exits(0);
+        let dump = fs::read_to_string(&kept).unwrap();
+        assert!(dump.contains("# estimated-inuse-bytes: "), "{dump}");
+        detach(&host, &[]).exits(0);
+        wait_until_gone(&host);
+        serves(&mut host, "two");
+        // What sleeps in it wakes, without a file.
+        memprof(&host.socket_dir(), &["attach", &pid]).exits(0);
+        detach(&host, &[]).exits(0);
+        serves(&mut host, "three");
+    };
+    check(&["proc", "tmp"], true);
+    check(&["tmp", "dev/shm"], false);
+    check(&["dev/shm"], false);
+    check(&["proc"], true);
 }

@@ -23,7 +23,8 @@ use log::LevelFilter;
 use memprof_own::{Plan, Privileges};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
-    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_UNSUPPORTED, memprof_plugin_entry_t,
+    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNSUPPORTED,
+    memprof_plugin_entry_t,
 };
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
@@ -31,9 +32,10 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 
 use super::config::{self, Control, Settings};
-use super::instance::{self, Adapter};
+use super::instance::{self, Adapter, AdapterInstance};
 use super::log::Lines;
 use super::{contain, control};
+use crate::socket_dir;
 
 /// How long a forked child is left alone.
 const REST: Duration = Duration::from_millis(100);
@@ -157,8 +159,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     };
     IS_OURS.store(true, Ordering::Release);
     instance.enter_thread();
-    instance
-        .open_control(&ADAPTER, control.as_ref())
+    open_control(instance, control.as_ref())
         // SAFETY: as above; without a socket nobody can ask for it.
         .inspect_err(|_| unsafe { instance::remove() })?;
     END.store(now_ms() + attachment.lease_ms, Ordering::Release);
@@ -175,6 +176,21 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         return Err(Failure::new(MEMPROF_INTERNAL, message));
     }
     Ok(())
+}
+
+/// Opens the socket where it is asked for, or in the default directory; where that cannot be, as without /run
+/// after chroot(2), in /tmp.
+fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result<(), Failure> {
+    let opened = instance.open_control(&ADAPTER, control);
+    opened.or_else(|failure| {
+        let directory = socket_dir::in_tmp(rustix::process::geteuid().as_raw());
+        if control.is_some() || socket_dir::make_private(&directory).is_err() {
+            let remedy = "another place for it is named by control=/DIR/NAME.sock";
+            return Err(Failure::new(MEMPROF_IO, format!("{failure}; {remedy}")));
+        }
+        let path = directory.join(format!("{}.sock", std::process::id()));
+        instance.open_control(&ADAPTER, Some(&Control::At(path)))
+    })
 }
 
 impl Attachment {
@@ -243,7 +259,7 @@ fn stay(privileges: &mut Privileges) {
         privileges.follow();
         instance.enter_thread();
         // The socket's path is the parent's; this one is called by its own pid.
-        let _refused = instance.open_control(&ADAPTER, None);
+        let _refused = open_control(instance, None);
     } else {
         instance.enter_thread();
     }

@@ -1,0 +1,144 @@
+//! The root directory of a process, where it is another one than ours, as after chroot(2). What lies there
+//! is the process's: no link in it leads outside.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, StatVfsMountFlags, Uid, fchmod, fchown, fstat,
+    fstatvfs, mkdirat, openat, openat2, statat, unlinkat,
+};
+use rustix::io::Errno;
+
+/// Where a file can be for a moment, the best first.
+const PLACES: [&str; 5] = ["tmp", "dev/shm", "var/tmp", "run", "."];
+/// Who looks for the plugin in a process looks for this name.
+const FILE: &str = "memory_profile.so";
+
+const FOR_ALL: Mode = Mode::from_raw_mode(0o755);
+const FOR_ITS_USER: Mode = Mode::from_raw_mode(0o700);
+const DIRECTORY: OFlags = OFlags::DIRECTORY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// An open /proc/PID/root.
+#[derive(Debug)]
+pub(crate) struct Root {
+    pid: u32,
+    root: OwnedFd,
+}
+
+/// A copy of the plugin's file, removed when dropped: by then it is mapped.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    /// As the process calls it.
+    pub(crate) path: PathBuf,
+    parent: OwnedFd,
+    name: String,
+    directory: OwnedFd,
+}
+
+impl Root {
+    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+        let path = format!("/proc/{pid}/root");
+        // The link itself is the kernel's.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, path, flags, Mode::empty())?;
+        Ok(Self { pid, root })
+    }
+
+    /// Whether the process can open its descriptors by their paths.
+    pub(crate) fn has_proc(&self) -> bool {
+        let proc = self.directory("proc");
+        proc.is_ok_and(|proc| statat(&proc, "self", AtFlags::SYMLINK_NOFOLLOW).is_ok())
+    }
+
+    /// Puts a file there that the process can open.
+    pub(crate) fn place(&self, bytes: &[u8]) -> io::Result<Placed> {
+        let mut why = io::Error::from(Errno::NOENT);
+        for place in PLACES {
+            match self.place_in(place, bytes) {
+                Ok(placed) => return Ok(placed),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    fn place_in(&self, place: &str, bytes: &[u8]) -> io::Result<Placed> {
+        let parent = self.directory(place)?;
+        if fstatvfs(&parent)?
+            .f_flag
+            .contains(StatVfsMountFlags::NOEXEC)
+        {
+            return Err(Errno::PERM.into());
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = now.map_or(0, |now| now.as_micros());
+        let name = format!("memprof-attach-{}-{now}", self.pid);
+        let directory = make(&parent, &name, FOR_ALL)?;
+        let placed = Placed {
+            path: PathBuf::from(format!("/{place}/{name}/{FILE}")),
+            parent,
+            name,
+            directory,
+        };
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mut file = File::from(openat(&placed.directory, FILE, flags, FOR_ALL)?);
+        fchmod(&file, FOR_ALL)?;
+        file.write_all(bytes)?;
+        Ok(placed)
+    }
+
+    /// A path for the control socket where the plugin finds no directory for it by itself: neither /run nor
+    /// /tmp is there.
+    pub(crate) fn socket(&self) -> io::Result<Option<PathBuf>> {
+        let has = |place| self.directory(place).is_ok();
+        if has("run") || has("tmp") {
+            return Ok(None);
+        }
+        let user = std::fs::metadata(format!("/proc/{}", self.pid))?;
+        let name = format!("memprof-{}", user.uid());
+        let root = self.directory(".")?;
+        match make(&root, &name, FOR_ITS_USER) {
+            Ok(directory) => {
+                let (uid, gid) = (Uid::from_raw(user.uid()), Gid::from_raw(user.gid()));
+                fchown(&directory, Some(uid), Some(gid))?;
+            }
+            // Of an attachment before.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Some(PathBuf::from(format!("/{name}/{}.sock", self.pid))))
+    }
+
+    fn directory(&self, path: &str) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        Ok(openat2(&self.root, path, flags, Mode::empty(), resolve)?)
+    }
+}
+
+/// Makes a directory that nobody else has put there.
+fn make(parent: &OwnedFd, name: &str, mode: Mode) -> io::Result<OwnedFd> {
+    mkdirat(parent, name, mode)?;
+    let made = openat(parent, name, DIRECTORY, Mode::empty())?;
+    if fstat(&made)?.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno::PERM.into());
+    }
+    // Whatever the umask is.
+    fchmod(&made, mode)?;
+    Ok(made)
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        // What cannot be removed lies in a directory for what is left over.
+        let _ = unlinkat(&self.directory, FILE, AtFlags::empty());
+        let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
+    }
+}
