@@ -274,7 +274,10 @@ mod tests {
         };
         check(&file, "failed to read ");
         std::fs::write(&file, "text").unwrap();
-        check(&file, "is no ELF file; if it is a script, name its interpreter");
+        check(
+            &file,
+            "is no ELF file; if it is a script, name its interpreter",
+        );
         std::fs::write(&file, format!("#!{}\n", file.display())).unwrap();
         check(&file, "too many interpreters");
         check(
