@@ -1,5 +1,6 @@
 //! Dumps as bytes: in memory while an allocator writes one, checked, and kept under a name.
 
+pub(crate) mod checksum;
 pub(crate) mod headroom;
 pub(crate) mod heap;
 pub(crate) mod hidden;

@@ -1,5 +1,6 @@
 //! Heap dumps in text: jemalloc's `heap_v2` and tcmalloc's legacy format.
 
+mod checksum;
 mod comments;
 mod frames;
 mod legacy;
@@ -58,6 +59,7 @@ struct Dump<'a> {
     mappings: Vec<Mapping>,
     build_ids: Vec<(String, String)>,
     symbols: symbols::Symbols,
+    checksum: checksum::Checksum,
     frames: frames::FrameReader,
     /// That of the stack read last.
     birth: Option<Birth>,
@@ -78,6 +80,7 @@ impl<'a> Dump<'a> {
             mappings: Vec::new(),
             build_ids: Vec::new(),
             symbols: symbols::Symbols::default(),
+            checksum: checksum::Checksum::default(),
             frames: frames::FrameReader::default(),
             birth: None,
             threads: v2::Threads::default(),
@@ -87,6 +90,7 @@ impl<'a> Dump<'a> {
 
     fn read(&mut self, line: &[u8]) -> Result<()> {
         self.read += line.len() as u64 + 1;
+        self.checksum.add(line);
         match self.section {
             Section::Start => self.read_header(line),
             Section::V2(expected) => self.read_v2(expected, line),
@@ -102,6 +106,9 @@ impl<'a> Dump<'a> {
     }
 
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
+        // jeprof writes names in front of a dump.
+        self.checksum = checksum::Checksum::default();
+        self.checksum.add(line);
         if let Some(interval) = line.strip_prefix(b"heap_v2/") {
             return self.read_v2_header(interval);
         }
@@ -193,6 +200,10 @@ impl<'a> Dump<'a> {
             self.profile
                 .warnings
                 .push(format!("the heap dump is truncated: {problem}"));
+        } else if self.checksum.differs() {
+            self.profile
+                .warnings
+                .push("the dump is damaged: its checksum differs".into());
         }
         if let Some(line) = self.contradictory {
             self.profile.warnings.push(format!(

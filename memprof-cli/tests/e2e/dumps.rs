@@ -64,6 +64,28 @@ fn full_and_read_only_dump_directories() {
 }
 
 #[test]
+fn damage_to_a_kept_dump_is_named() {
+    let host = Setup::of("c_host").start();
+    host.memprof("activate", &[]).exits(0);
+    let dump = host.dump_of(100_000);
+    let path = dump["path"].as_str().unwrap();
+    let said = || {
+        let mut report = Command::new(env!("CARGO_BIN_EXE_memprof"));
+        let output = report.args(["report", path]).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(!said().contains("damaged"), "{}", said());
+    // Code that is none any more has no names.
+    let whole = fs::read_to_string(path).unwrap();
+    fs::write(path, whole.replacen(" r-xp ", " r--p ", 1)).unwrap();
+    assert!(
+        said().contains("the dump is damaged: its checksum differs"),
+        "{}",
+        said()
+    );
+}
+
+#[test]
 fn dump_directory_that_is_not_ours_alone() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);

@@ -2,10 +2,11 @@
 //! every failure is told with its true cause.
 
 use std::collections::HashMap;
-use std::io::{self, Read};
+use std::io;
 use std::time::SystemTime;
 
 use crate::allocators::objects::{self, LoadedObject};
+use crate::dumps::checksum::{self, Sealed};
 use crate::dumps::headroom::require_memory;
 use crate::dumps::heap::Taken;
 use crate::dumps::name::DumpName;
@@ -60,10 +61,10 @@ pub(crate) fn take(
         summary.stacks, summary.estimated_inuse_bytes
     );
     let taken = summary.ours.map(of_our_sampler).unwrap_or_default();
-    let tail = format!("{MAPPED_LIBRARIES}{maps}{comments}{taken}{sums}");
-    let profile = scratch.drain(summary.profile_len);
-    let mut body = profile.chain(tail.as_bytes());
-    let length = summary.profile_len + tail.len() as u64;
+    let announced = checksum::ANNOUNCED;
+    let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{taken}");
+    let mut body = Sealed::new(scratch.drain(summary.profile_len), text, sums);
+    let length = summary.profile_len + body.tail_len();
     let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
         id: kept.id,
@@ -103,7 +104,6 @@ fn comments(
         .to_string_lossy()
         .into_owned();
     let mut lines = vec![
-        "# memprof 1".to_owned(),
         format!("# host: {} pid {} on {machine}", origin.program, name.pid),
         format!("# started: {}", time(origin.started)),
         format!("# taken: {}", time(name.taken)),
@@ -237,6 +237,8 @@ mod tests {
             tail.ends_with("# stacks: 1\n# estimated-inuse-bytes: 564\n"),
             "{tail}"
         );
+        assert!(tail.starts_with(checksum::ANNOUNCED), "{tail}");
+        assert!(tail.contains("\n# checksum: crc32 "), "{tail}");
         assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
         assert_eq!(dump.bytes, text.len() as u64);
         assert_eq!(store.list().unwrap()[0].id, dump.id);

@@ -15,6 +15,7 @@
 
 use std::io::{BufRead, Write};
 
+use super::checksum;
 use crate::ages::without_birth;
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
@@ -81,6 +82,8 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                 }
                 _ => return Err(unexpected("'@'")),
             },
+            // Of a checksum that would be wrong now.
+            Expected::Rest if checksum::is_about(line) => return Ok(()),
             Expected::Rest => {
                 write_all(out, &[without_birth(line), b"\n"])?;
                 return Ok(());
@@ -131,6 +134,13 @@ mod tests {
                         MAPPED_LIBRARIES:\n7f-80 r-xp 00000000 00:00 0 /x\n";
         assert_eq!(convert(DUMP).unwrap(), expected);
         assert_eq!(convert(expected).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_checksum_that_would_be_wrong_is_left_out() {
+        let comments = |checksum| format!("{DUMP}{checksum}# stacks: 1\n");
+        let sealed = convert(&comments("# memprof 2\n# checksum: crc32 0badf00d\n"));
+        assert_eq!(sealed.unwrap(), convert(&comments("")).unwrap());
     }
 
     #[test]

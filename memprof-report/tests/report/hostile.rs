@@ -3,9 +3,9 @@
 use std::fs;
 use std::io::Write;
 
-use memprof_report::{ErrorKind, Format, Limits, Options};
+use memprof_report::{ErrorKind, Format, Limits, Options, SampleType, write_tcmalloc};
 
-use crate::support::{corpus, path, report_on};
+use crate::support::{CORPUS, corpus, path, report_on};
 
 fn text() -> Options {
     Options::default()
@@ -220,6 +220,167 @@ fn bit_flips_are_noticed_or_harmless() {
             );
         }
     }
+}
+
+/// A dump of the corpus with the comments of memprof's own, and their checksum.
+fn sealed(name: &str) -> String {
+    let dump = String::from_utf8(corpus(name)).expect("it is text");
+    let maps = "\nMAPPED_LIBRARIES:\n";
+    let announced = dump.replace(maps, &format!("{maps}# memprof 2\n"));
+    let dump = announced
+        + "# host: server pid 7 on here\n# taken: 2026-11-22T02:39:42Z\n# trigger: message\n\
+           # build-id: 00112233445566778899aabbccddeeff00112233 /usr/bin/server\n";
+    let (stacks, inuse) = claims(dump.as_bytes());
+    let behind = format!("# stacks: {stacks}\n# estimated-inuse-bytes: {inuse}\n");
+    let mut sum = flate2::Crc::new();
+    sum.update(dump.as_bytes());
+    sum.update(behind.as_bytes());
+    format!("{dump}# checksum: crc32 {:08x}\n{behind}", sum.sum())
+}
+
+/// The number of stacks, and the bytes in use.
+fn claims(dump: &[u8]) -> (usize, i64) {
+    let mut profile =
+        memprof_report::parse(&mut &*dump, &Limits::default(), false).expect("it is whole");
+    memprof_report::unsample(&mut profile).expect("it is small");
+    let totals = profile.totals().expect("they are small");
+    (profile.samples.len(), totals[SampleType::InuseSpace])
+}
+
+/// What is said of a dump's damage: an error, or a warning that names it.
+fn named_damage(dump: &[u8]) -> Option<String> {
+    match report_on(dump, None, None, &text()) {
+        Err(error) => Some(error.to_string()),
+        Ok((_, notes)) => notes.into_iter().find(|note| note.contains("damaged")),
+    }
+}
+
+/// 8 kinds of damage to each of 5 dumps, at 5 places: all 200 are named.
+#[test]
+fn damage_anywhere_is_named() {
+    type Damage = fn(&mut Vec<Vec<u8>>, &mut dyn FnMut(usize) -> usize);
+    fn bytes(lines: &mut Vec<Vec<u8>>, damage: impl FnOnce(&mut Vec<u8>)) {
+        let mut dump = lines.concat();
+        damage(&mut dump);
+        *lines = vec![dump];
+    }
+    let kinds: [(&str, Damage); 8] = [
+        ("a bit is another", |lines, below| {
+            bytes(lines, |dump| {
+                let at = below(dump.len());
+                dump[at] ^= 1 << below(8);
+            });
+        }),
+        ("a byte is missing", |lines, below| {
+            bytes(lines, |dump| {
+                dump.remove(below(dump.len()));
+            });
+        }),
+        ("512 bytes are zero, as in a hole", |lines, below| {
+            bytes(lines, |dump| {
+                let at = below(dump.len() - 512);
+                dump[at..at + 512].fill(0);
+            });
+        }),
+        ("the end is missing", |lines, below| {
+            bytes(lines, |dump| dump.truncate(below(dump.len())));
+        }),
+        ("whole lines at the end are missing", |lines, below| {
+            lines.truncate(below(lines.len()));
+        }),
+        ("a line is missing", |lines, below| {
+            lines.remove(below(lines.len()));
+        }),
+        ("a line is there twice", |lines, below| {
+            let at = below(lines.len());
+            lines.insert(at, lines[at].clone());
+        }),
+        ("a digit is another", |lines, below| {
+            bytes(lines, |dump| {
+                let digits: Vec<_> = (0..dump.len())
+                    .filter(|&at| dump[at].is_ascii_digit())
+                    .collect();
+                let digit = &mut dump[digits[below(digits.len())]];
+                *digit = b'0' + (*digit - b'0' + 1 + below(9) as u8) % 10;
+            });
+        }),
+    ];
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = |end: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random as usize % end
+    };
+    for name in CORPUS {
+        let whole = sealed(name).into_bytes();
+        for (kind, damage) in kinds {
+            for _ in 0..5 {
+                let mut lines = whole
+                    .split_inclusive(|&b| b == b'\n')
+                    .map(<[u8]>::to_vec)
+                    .collect();
+                damage(&mut lines, &mut below);
+                let damaged = lines.concat();
+                assert!(damaged != whole, "{name}: {kind}");
+                assert!(named_damage(&damaged).is_some(), "{name}: {kind}");
+            }
+        }
+    }
+}
+
+/// The checksum's own lines too, and what follows them.
+#[test]
+fn damage_to_every_byte_of_the_comments_is_named() {
+    let whole = sealed("sqlite").into_bytes();
+    let maps = memchr_of(&whole, b"MAPPED_LIBRARIES:");
+    let announcement = maps..memchr_of(&whole, b"# memprof 2\n") + 12;
+    let comments = memchr_of(&whole, b"# host:")..whole.len();
+    for at in announcement.chain(comments) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x20;
+        assert!(named_damage(&damaged).is_some(), "byte {at}");
+        // A dump with no line behind this one may be another's.
+        if at != maps + b"MAPPED_LIBRARIES:\n".len() {
+            assert!(named_damage(&whole[..at]).is_some(), "cut at byte {at}");
+        }
+    }
+}
+
+#[test]
+fn dumps_that_were_only_carried_are_not_called_damaged() {
+    let check = |how: &str, carried: &dyn Fn(&str) -> Vec<u8>| {
+        for name in CORPUS {
+            assert_eq!(named_damage(&carried(&sealed(name))), None, "{name} {how}");
+        }
+    };
+    check("as it was", &|dump| dump.into());
+    check("with carriage returns", &|dump| {
+        dump.replace('\n', "\r\n").into()
+    });
+    check("in gzip", &|dump| {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(dump.as_bytes()).expect("memory takes it");
+        gzip.finish().expect("memory takes it")
+    });
+    check("behind jeprof's names", &|dump| {
+        format!(
+            "--- symbol\nbinary=/usr/bin/server\n0x0000000000000001 main\n---\n--- heap\n{dump}"
+        )
+        .into()
+    });
+    check("without memprof's comments", &|dump| {
+        let theirs = dump.lines().filter(|line| !line.starts_with('#'));
+        theirs
+            .flat_map(|line| [line, "\n"])
+            .collect::<String>()
+            .into()
+    });
+    check("in tcmalloc's text", &|dump| {
+        let mut out = Vec::new();
+        write_tcmalloc(&mut dump.as_bytes(), &Limits::default(), &mut out).expect("it is whole");
+        out
+    });
 }
 
 #[test]

@@ -1,0 +1,54 @@
+//! The checksum in a dump of memprof's: CRC-32 of all lines from the header on but its own, each ended by
+//! a newline and without carriage returns.
+
+use flate2::Crc;
+
+/// Of a dump that is being read.
+#[derive(Debug, Default)]
+pub(super) struct Checksum {
+    found: Crc,
+    announced: bool,
+    written: Option<[u8; 8]>,
+}
+
+/// Whether a line tells of the checksum: what rewrites a dump leaves it out.
+pub(super) fn is_about(line: &[u8]) -> bool {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    line == ANNOUNCEMENT || value(line).is_some()
+}
+
+/// Stands ahead of the mappings, so that no cut behind them takes it away with the checksum.
+const ANNOUNCEMENT: &[u8] = b"# memprof 2";
+
+/// The digits of `# checksum: crc32 cbf43926`.
+fn value(line: &[u8]) -> Option<[u8; 8]> {
+    let digits = line.strip_prefix(b"# checksum: crc32 ")?;
+    digits.try_into().ok()
+}
+
+impl Checksum {
+    pub(super) fn add(&mut self, line: &[u8]) {
+        if self.written.is_none()
+            && let Some(value) = value(line)
+        {
+            self.written = Some(value);
+            return;
+        }
+        self.announced |= line == ANNOUNCEMENT;
+        let mut rest = line;
+        while let Some(at) = memchr::memchr(b'\r', rest) {
+            self.found.update(&rest[..at]);
+            rest = &rest[at + 1..];
+        }
+        self.found.update(rest);
+        self.found.update(b"\n");
+    }
+
+    /// Whether the dump is not as it was written. One without a checksum is not asked.
+    pub(super) fn differs(&self) -> bool {
+        match self.written {
+            Some(written) => written != *format!("{:08x}", self.found.sum()).as_bytes(),
+            None => self.announced,
+        }
+    }
+}
