@@ -267,6 +267,16 @@ fn send_one(
     })
 }
 
+/// Why what we mapped is not there any more.
+fn left(target: &Target) -> Error {
+    let alone = |()| {
+        let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
+                       `memprof ps` tells whether it is a host now";
+        Error::Failed(message.to_owned())
+    };
+    target.require_same().map_or_else(|gone| gone, alone)
+}
+
 fn not_written(target: &Target, cause: io::Error) -> Error {
     let failed = |()| Error::io(WRITING)(cause);
     target.require_same().map_or_else(|gone| gone, failed)
@@ -294,7 +304,7 @@ fn wait_until_mapped(target: &Target, layout: &Layout, sent: &Sent) -> Result<()
 
 /// Goes along with the new thread until the loader or the plugin has said what is wrong, or nothing.
 fn follow(target: &Target, there: There<'_>, plugin: &Plugin) -> Result<String, Error> {
-    let ended = |_| target.gone();
+    let ended = |_| left(target);
     let failed = |why: &str| Err(Error::Failed(why.to_owned()));
     let begun = Instant::now();
     let mut has_memfd = false;
@@ -325,7 +335,7 @@ fn follow(target: &Target, there: There<'_>, plugin: &Plugin) -> Result<String, 
 
 /// Fills the file in memory, and tells the thread its path.
 fn hand_over(target: &Target, there: There<'_>, plugin: &Path) -> Result<(), Error> {
-    let ended = |_| target.gone();
+    let ended = |_| left(target);
     let fd = there.word(page::MEMFD).map_err(ended)? as i64;
     if fd < 0 {
         let cause = io::Error::from_raw_os_error(fd.saturating_neg() as i32);

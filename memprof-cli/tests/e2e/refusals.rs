@@ -275,7 +275,8 @@ fn a_filter_that_allows_nothing_but_what_is_needed() {
     // Where the rest fails, attaching may, but nothing else. The process itself writes.
     let errno = libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32;
     let mut process = only(errno, &[libc::SYS_write]);
-    attach(process.pid);
+    let run = attach(process.pid);
+    assert!(!run.stderr.contains("another program"), "{run:?}");
     process.is_unharmed();
 }
 
