@@ -80,7 +80,7 @@ fn messages_are_matched_exactly() {
         let body = reply.result.body.unwrap();
         assert_eq!(body["error"]["kind"], "unknown_message");
         let remedy = body["error"]["remedy"].as_str().unwrap();
-        let valid = "activate, deactivate, dump, stats, status, ledger, purge, background_thread, reset, gdump, recent, doctor, list, fetch, help";
+        let valid = "activate, deactivate, dump, stats, status, ledger, purge, background_thread, reset, gdump, recent, doctor, detach, list, fetch, help";
         assert_eq!(remedy, format!("valid messages: {valid}"));
     }
 }
@@ -125,6 +125,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     ("status", "verbose=on", "unknown argument \"verbose\""),
     ("purge", "arena=1", "unknown argument \"arena\""),
     ("doctor", "fix=on", "unknown argument \"fix\""),
+    ("detach", "now=on", "unknown argument \"now\""),
     ("list", "count=1", "unknown argument \"count\""),
     ("help", "message=dump", "unknown argument \"message\""),
     (

@@ -243,7 +243,7 @@ fn a_process_that_is_no_host_is_told_why() {
     let run = crate::memprof::memprof(nowhere.path(), &["status", "-t", &pid.to_string()]);
     sleeper.kill().unwrap();
     sleeper.wait().unwrap();
-    let expected = format!("{pid} (sleep) runs without the plugin: start it with `memprof run");
+    let expected = format!("{pid} (sleep) runs without the plugin: `memprof attach {pid}`");
     assert!(run.exits(3).stderr.contains(&expected));
 }
 

@@ -334,6 +334,11 @@ fn the_api_is_described_as_it_is() {
                 "get" => format!("H{address}"),
                 _ => format!("-X POST -d {body} H{address}"),
             };
+            if path.ends_with("/detach") {
+                // The host loaded the plugin itself.
+                curl(&server.address, &line).is(501);
+                continue;
+            }
             let got = curl(&server.address, &line).is(200);
             let reply = operation["responses"]["200"]["content"]
                 .as_object()

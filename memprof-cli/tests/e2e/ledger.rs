@@ -143,6 +143,15 @@ fn settled(host: &Host) -> u64 {
     }
     drop(clients);
     let begun = Instant::now();
+    // Their stacks count until they end.
+    let connections = || {
+        let threads = host.threads().into_iter();
+        threads.filter(|name| name == "memprof-conn").count()
+    };
+    while connections() > 1 {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", host.threads());
+        std::thread::yield_now();
+    }
     let look = || row(&ledger(host), "not_the_allocator");
     let mut last = look();
     loop {
