@@ -41,7 +41,8 @@ pub(super) fn run(form: Form) -> Result<String> {
             ..Setup::with(&options)
         }
         .start()?;
-        let before = Slots::of(host.pid())?;
+        let stays = |path: &str| !path.contains("library_a.so");
+        let before = Slots::of_lasting(host.pid(), stays)?;
         let mut client = host.client()?;
         for cycle in 0..cycles {
             one_cycle(&mut client, cycle)
@@ -49,7 +50,7 @@ pub(super) fn run(form: Form) -> Result<String> {
             dumps += usize::from(cycle % MESSAGES.len() == 0);
         }
         ensure_given_back(&mut client)?;
-        let after = Slots::of(host.pid())?;
+        let after = Slots::of_lasting(host.pid(), stays)?;
         after.check_as(&before).context(name)?;
         host.check_alive()?;
         let counters = host.counters()?;

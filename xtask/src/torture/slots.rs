@@ -20,6 +20,12 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn of(pid: u32) -> Result<Self> {
+        Self::of_lasting(pid, |_| true)
+    }
+
+    /// Those of objects that stay loaded: one that comes and goes may not be there, or not yet be linked, while
+    /// it is read.
+    pub(super) fn of_lasting(pid: u32, stays: impl Fn(&str) -> bool) -> Result<Self> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let mut slots = Self::default();
@@ -33,7 +39,7 @@ impl Slots {
             let end = u64::from_str_radix(end, 16)?;
             if let Some(place) = slots.places.get_mut(path) {
                 place.end = end;
-            } else if path.starts_with('/') && offset == "00000000" {
+            } else if path.starts_with('/') && offset == "00000000" && stays(path) {
                 slots.places.insert(path.to_owned(), start..end);
             }
         }
