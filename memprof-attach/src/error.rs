@@ -22,7 +22,7 @@ pub enum Error {
     /// A file could not be read or written.
     #[error("{what}: {cause}")]
     Io {
-        /// Which, and what for.
+        /// The act that failed, and the file.
         what: String,
         /// Why.
         cause: io::Error,

@@ -55,7 +55,7 @@ const SETUID: i32 = 33;
 
 const WRITING: &str = "failed to write to its memory";
 
-/// How it went.
+/// A finished attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
     /// How long a thread stood still, for each time.

@@ -11,7 +11,7 @@ pub(crate) const DETACH: usize = 40;
 /// Of all that the thread takes away at its end.
 pub(crate) const BASE: usize = 48;
 pub(crate) const LENGTH: usize = 56;
-/// What the thread blocks.
+/// The signals that the new thread blocks: `sigset_t`, 64 bits.
 pub(crate) const MASK: usize = 64;
 /// How far the thread is: [`Stage`].
 pub(crate) const STAGE: usize = 72;
@@ -37,9 +37,9 @@ pub(crate) const TOML: usize = 1536 + 4096;
 /// How far the new thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
-    /// It has not begun.
+    /// The new thread has not begun.
     None = 0,
-    /// It runs.
+    /// The new thread runs.
     Begun = 1,
     /// It made the file in memory and waits for what is in it.
     HasMemfd = 2,

@@ -54,7 +54,7 @@ const ALLOCATORS: [&[u8]; 4] = [
 ];
 
 impl Target {
-    /// Looks everything up.
+    /// Reads what an attachment needs to know, before any thread is stopped.
     pub(crate) fn look_up(pid: u32) -> Result<Self, Error> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open(pid);

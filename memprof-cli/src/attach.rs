@@ -49,7 +49,7 @@ pub(crate) struct AttachArgs {
     pub(crate) args: Vec<String>,
 }
 
-/// What came of it.
+/// What `memprof attach --json` prints.
 #[derive(Debug, Serialize)]
 struct Reply {
     status: &'static str,

@@ -31,7 +31,7 @@ pub(super) struct Row {
     /// Why it is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// What to do about that.
+    /// What makes the process attachable.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
     /// What else to know before attaching.
@@ -42,18 +42,18 @@ pub(super) struct Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// It is a host.
+    /// The plugin runs in it.
     Loaded,
-    /// It could be one.
+    /// This user can attach to it.
     Attachable,
-    /// It could not.
+    /// Attaching is refused, for `reason`.
     Refused,
 }
 
 const FILTERED: &str = "its seccomp filter is read at attach";
 const SILENT: &str = "it has the plugin, but no control socket";
 
-/// Looks at every process.
+/// Lists the processes of /proc, the largest first.
 ///
 /// # Errors
 /// There is no /proc.

@@ -57,7 +57,7 @@ impl Allocator {
         }
     }
 
-    /// It samples now.
+    /// Whether it takes samples now.
     pub(crate) fn is_active(&self) -> bool {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.is_active(),

@@ -33,7 +33,7 @@ pub enum Condition {
     AtExit,
 }
 
-/// How much memory.
+/// The amount of memory at which a rule fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threshold {
     /// So many bytes.
