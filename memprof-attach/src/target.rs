@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use memchr::memmem;
 use memprof_ptrace::errand::{Gadgets, RESTORER, SYSTEM_CALL};
@@ -157,11 +158,21 @@ fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
 }
 
 fn gone(pid: u32) -> Error {
-    // Of a zombie it cannot be read.
-    Error::Refused(match fs::read_link(format!("/proc/{pid}/exe")) {
-        Ok(_) => Refusal::Executed,
-        Err(_) => Refusal::Ended,
+    // Of a thread that has ended it cannot be read.
+    let runs = |directory: &Path| fs::read_link(directory.join("exe")).is_ok();
+    let process = Path::new("/proc").join(pid.to_string());
+    Error::Refused(if runs(&process) {
+        Refusal::Executed
+    } else if threads(&process).any(|thread| runs(&thread)) {
+        Refusal::MainThreadEnded
+    } else {
+        Refusal::Ended
     })
+}
+
+fn threads(process: &Path) -> impl Iterator<Item = PathBuf> {
+    let threads = fs::read_dir(process.join("task")).into_iter().flatten();
+    threads.flatten().map(|thread| thread.path())
 }
 
 #[cfg(test)]
@@ -203,6 +214,26 @@ mod tests {
         assert!(matches!(second, Error::Busy), "{second:?}");
         drop(target);
         Target::look_up(child.id()).unwrap();
+        end(child);
+    }
+
+    #[test]
+    fn a_process_whose_main_thread_ends_meanwhile_is_said_to_go_on() {
+        // exit(2) of the main thread alone.
+        let script = "threads->create(sub { sleep 3600 }); <STDIN>; syscall(60, 0)";
+        let mut command = Command::new("perl");
+        command.args(["-Mthreads", "-e", script]);
+        let child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        wait_for(pid, "perl");
+        let mut target = Target::look_up(pid).unwrap();
+        child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
+        let exe = format!("/proc/{pid}/exe");
+        while fs::read_link(&exe).is_ok() {
+            std::thread::yield_now();
+        }
+        let error = target.look_again().unwrap_err().to_string();
+        assert!(error.starts_with("its main thread has ended"), "{error}");
         end(child);
     }
 
