@@ -32,8 +32,18 @@ pub struct Instance {
     info: PluginInfo,
     entry: &'static memprof_plugin_entry_t,
     plugin: *mut memprof_plugin_t,
-    context: &'static Context,
+    owner: Owner,
     enter_thread: Option<EnterThread>,
+}
+
+/// Who destroys a plugin.
+#[derive(Debug)]
+enum Owner {
+    /// Whoever created it, with what the callbacks find.
+    Us(&'static Context),
+    /// Another copy of this library in the process, never.
+    #[cfg(feature = "adapters")]
+    AnotherCopy,
 }
 
 /// `enter` of [`memprof_threads_t`].
@@ -136,10 +146,48 @@ impl Instance {
             info,
             entry,
             plugin,
-            context,
+            owner: Owner::Us(context),
             // SAFETY: `create` made it just now.
             enter_thread: unsafe { find_enter_thread(entry, plugin) },
         })
+    }
+
+    /// Joins a plugin that another copy of this library has created in the process.
+    ///
+    /// # Safety
+    /// `entry` is as for [`Instance::create`], and `plugin` one of its instances, which is never destroyed.
+    ///
+    /// # Errors
+    /// Another ABI, or an incomplete entry.
+    #[cfg(feature = "adapters")]
+    pub(crate) unsafe fn join(
+        entry: *const memprof_plugin_entry_t,
+        plugin: *mut memprof_plugin_t,
+    ) -> Result<Self, Refused> {
+        // SAFETY: promised by the caller.
+        let info = unsafe { check_entry(entry) }?;
+        // SAFETY: `check_entry` found it whole, and it lives as long as the process.
+        let entry: &'static memprof_plugin_entry_t = unsafe { &*entry };
+        Ok(Self {
+            info,
+            entry,
+            plugin,
+            owner: Owner::AnotherCopy,
+            // SAFETY: promised by the caller.
+            enter_thread: unsafe { find_enter_thread(entry, plugin) },
+        })
+    }
+
+    /// What [`Instance::join`] takes, of a plugin that was created here.
+    #[cfg(feature = "adapters")]
+    pub(crate) fn created(&self) -> Option<*mut memprof_plugin_t> {
+        matches!(self.owner, Owner::Us(_)).then_some(self.plugin)
+    }
+
+    /// The entry of the library that the plugin is in.
+    #[cfg(feature = "adapters")]
+    pub(crate) fn entry(&self) -> &'static memprof_plugin_entry_t {
+        self.entry
     }
 
     /// Tells the plugin that the calling thread is one of ours, which works for plugins only.
@@ -191,11 +239,17 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        if let Some(destroy) = self.entry.destroy {
-            // SAFETY: memprof.h, `destroy`: once, and `&mut self` proves that no call runs.
-            unsafe { destroy(self.plugin) };
+        match self.owner {
+            Owner::Us(context) => {
+                if let Some(destroy) = self.entry.destroy {
+                    // SAFETY: memprof.h, `destroy`: once, and `&mut self` proves that no call runs.
+                    unsafe { destroy(self.plugin) };
+                }
+                log::debug!("plugin {} of {context:?} is destroyed", self.info.id);
+            }
+            #[cfg(feature = "adapters")]
+            Owner::AnotherCopy => {}
         }
-        log::debug!("plugin {} of {:?} is destroyed", self.info.id, self.context);
     }
 }
 

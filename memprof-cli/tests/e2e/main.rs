@@ -25,6 +25,7 @@ mod http_access;
 mod http_api;
 mod http_tools;
 mod http_users;
+mod languages;
 mod ledger;
 mod operate;
 mod outputs;

@@ -141,9 +141,9 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     let settings = attachment.settings()?;
     wait_until_away()?;
     let is_ours = IS_OURS.load(Ordering::Acquire);
-    if instance::instance().is_some() && !is_ours || control::is_open() {
-        let message = "the program has loaded the plugin itself";
-        return Err(Failure::new(MEMPROF_UNSUPPORTED, message));
+    let is_used = instance::instance().is_some() && (!is_ours || instance::is_shared());
+    if is_used || control::is_open() {
+        return Err(loaded_by_the_program());
     }
     name_this_thread();
     let control = settings.control.clone();
@@ -157,6 +157,9 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
             instance::make(entry, &ADAPTER, settings, has_keys)?
         }
     };
+    if instance.is_of_another_copy() {
+        return Err(loaded_by_the_program());
+    }
     IS_OURS.store(true, Ordering::Release);
     instance.enter_thread();
     open_control(instance, control.as_ref())
@@ -176,6 +179,11 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         return Err(Failure::new(MEMPROF_INTERNAL, message));
     }
     Ok(())
+}
+
+fn loaded_by_the_program() -> Failure {
+    let message = "the program has loaded the plugin itself";
+    Failure::new(MEMPROF_UNSUPPORTED, message)
 }
 
 /// Opens the socket where it is asked for, or in the default directory; where that cannot be, as without /run

@@ -6,56 +6,32 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use log::Level;
 use memprof_plugin_abi::Failure;
-use memprof_plugin_abi::raw::{
-    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_PANIC, memprof_plugin_entry_t,
-};
-use memprof_plugin_abi::{JSON, TEXT, raw::MEMPROF_OK};
+use memprof_plugin_abi::raw::{MEMPROF_PANIC, memprof_plugin_entry_t, memprof_plugin_t};
 
 use super::config::{Control, Settings};
-use super::control;
 use super::log::Lines;
+use super::{contain, control, copies};
 use crate::instance::{Instance, text};
 use crate::program::Program;
-use crate::protocol::{FRAME_LIMIT, split_message};
-use crate::router::{Reply, Router};
+use crate::router::Router;
 
 /// One plugin in one process, on however many adapters.
 #[derive(Debug)]
 pub(super) struct AdapterInstance {
-    entry: &'static memprof_plugin_entry_t,
-    id: String,
+    pub(super) entry: &'static memprof_plugin_entry_t,
+    pub(super) id: String,
     program: Program,
-    router: Arc<Router>,
+    pub(super) router: Arc<Router>,
     /// Why the plugin could not be made.
     failure: Option<Failure>,
     /// Some of the plugin's keys were given when it was made.
     has_keys: bool,
-}
-
-/// What a message may ask its reply to be.
-const FORMATS: [&str; 2] = ["format=json", "format=text"];
-
-/// A reply for somebody who may be a person.
-#[derive(Debug)]
-pub(super) struct Answer {
-    /// The plugin did what was asked.
-    pub(super) is_done: bool,
-    pub(super) body: Said,
-}
-
-/// What an [`Answer`] says.
-#[derive(Debug)]
-pub(super) enum Said {
-    /// To be read.
-    Text(String),
-    /// To be kept: a dump, or JSON.
-    Bytes(Vec<u8>),
 }
 
 /// The adapter on which a program loads the plugin.
@@ -88,20 +64,47 @@ static INSTANCE: AtomicPtr<AdapterInstance> = AtomicPtr::new(ptr::null_mut());
 /// have that thread, and makes its own instance.
 static MAKER: AtomicU32 = AtomicU32::new(0);
 
+/// Somebody whom nobody can ask uses the instance, so it stays.
+static SHARED: AtomicBool = AtomicBool::new(false);
+
 /// The instance, once an adapter has made it.
 pub(super) fn instance() -> Option<&'static AdapterInstance> {
     // SAFETY: null, or leaked by `settle` or `make`.
-    unsafe { INSTANCE.load(Ordering::Acquire).as_ref() }
+    unsafe { INSTANCE.load(Ordering::SeqCst).as_ref() }
 }
 
-/// Destroys the instance.
+/// The instance, which stays from now on.
+fn share() -> Option<&'static AdapterInstance> {
+    // Before the instance is read: `remove` looks in the other order.
+    SHARED.store(true, Ordering::SeqCst);
+    instance()
+}
+
+/// The plugin, for another copy of this library in the process: null where this one has none, or has joined
+/// another's.
+#[doc(hidden)]
+pub fn shared() -> *mut memprof_plugin_t {
+    let plugin = || {
+        let mut plugins = share()?.router.plugins();
+        plugins.find_map(|(_, plugin)| plugin.as_ref().ok()?.created())
+    };
+    contain(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
+}
+
+/// Whether the instance has to stay.
+#[cfg(feature = "adapter-attached")]
+pub(super) fn is_shared() -> bool {
+    SHARED.load(Ordering::SeqCst)
+}
+
+/// Destroys the instance, unless it is shared.
 ///
 /// # Safety
-/// Nobody uses it, and nobody asks for it meanwhile.
+/// The caller has made it and nobody else uses it, unless it is shared.
 #[cfg(feature = "adapter-attached")]
 pub(super) unsafe fn remove() {
-    let removed = INSTANCE.swap(ptr::null_mut(), Ordering::AcqRel);
-    if !removed.is_null() {
+    let removed = INSTANCE.swap(ptr::null_mut(), Ordering::SeqCst);
+    if !removed.is_null() && !is_shared() {
         // SAFETY: leaked by `settle` or `make`; nobody uses it, as the caller promises.
         drop(unsafe { Box::from_raw(removed) });
     }
@@ -124,7 +127,7 @@ pub(super) fn make(
         Some(failure) => Err(failure),
         None => {
             let made = Box::leak(made);
-            INSTANCE.store(ptr::from_mut(made), Ordering::Release);
+            INSTANCE.store(ptr::from_mut(made), Ordering::SeqCst);
             Ok(made)
         }
     }
@@ -141,28 +144,39 @@ pub(super) fn settle(
         Ok(Settings { control, .. }) => control.clone(),
         Err(_) => None,
     };
-    let instance = loop {
-        if let Some(instance) = instance() {
-            let message = format!("{} is loaded already: its first config stays", instance.id);
-            adapter.log.line(Level::Warn, &message);
-            break instance;
-        }
-        if claim() {
-            // Made before it is put there: a child that is forked meanwhile must not wait for a
-            // thread that it does not have.
-            let made = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings)));
-            INSTANCE.store(ptr::from_mut(made), Ordering::Release);
-            break made;
-        }
-        // Another thread makes it, which takes milliseconds.
-        thread::sleep(Duration::from_millis(1));
-    };
+    let (instance, is_new) = obtain(entry, adapter, || settings);
+    if !is_new || instance.is_of_another_copy() {
+        let message = format!("{} is loaded already: its first config stays", instance.id);
+        adapter.log.line(Level::Warn, &message);
+    }
     if adapter.is_own_thread {
         instance.enter_thread();
     }
     // The program goes on without.
     let _logged = instance.open_control(adapter, control.as_ref());
     instance
+}
+
+/// The instance, and whether it was made for this call.
+pub(super) fn obtain(
+    entry: &'static memprof_plugin_entry_t,
+    adapter: &Adapter,
+    settings: impl FnOnce() -> Result<Settings, Failure>,
+) -> (&'static AdapterInstance, bool) {
+    loop {
+        if let Some(instance) = share() {
+            return (instance, false);
+        }
+        if claim() {
+            // Made before it is put there: a child that is forked meanwhile must not wait for a
+            // thread that it does not have.
+            let made = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings())));
+            INSTANCE.store(ptr::from_mut(made), Ordering::SeqCst);
+            return (made, true);
+        }
+        // Another thread makes it, which takes milliseconds.
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// True for the one thread of this process that is to make the instance.
@@ -185,11 +199,14 @@ impl AdapterInstance {
             log: adapter.log,
             jemalloc: None,
         };
-        let create = || {
-            let config = settings?.config_text();
-            // SAFETY: the entry of the library that this code is part of; it is never unloaded
-            // (`-z nodelete`).
-            unsafe { Instance::create(entry, program, &config) }
+        let create = || match copies::joined(entry) {
+            Some(joined) => Ok(joined),
+            None => {
+                let config = settings?.config_text();
+                // SAFETY: the entry of the library that this code is part of; it is never unloaded
+                // (`-z nodelete`).
+                unsafe { Instance::create(entry, program, &config) }
+            }
         };
         let plugin = panic::catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|payload| {
             std::mem::forget(payload);
@@ -198,6 +215,7 @@ impl AdapterInstance {
         if let Err(failure) = &plugin {
             adapter.log.line(Level::Error, &failure.to_string());
         }
+        let entry = plugin.as_ref().map_or(entry, Instance::entry);
         let failure = plugin.as_ref().err().cloned();
         let mut router = Router::default();
         router.add(id.clone(), plugin);
@@ -230,6 +248,12 @@ impl AdapterInstance {
         control::open(self.program, Arc::clone(&self.router), adapter.log, control)
     }
 
+    /// Whether another copy of this library has the plugin.
+    pub(super) fn is_of_another_copy(&self) -> bool {
+        let mut plugins = self.router.plugins();
+        plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created().is_none()))
+    }
+
     /// Tells the plugin that the calling thread is one of ours.
     pub(super) fn enter_thread(&self) {
         self.router.enter_thread();
@@ -238,82 +262,6 @@ impl AdapterInstance {
     /// The plugin's name.
     pub(super) fn id(&self) -> &str {
         &self.id
-    }
-
-    /// Sends a message that is one text: a name, a blank, arguments.
-    pub(super) fn message(&self, data: &[u8]) -> Reply {
-        if data.len() > FRAME_LIMIT {
-            let message = format!(
-                "a message has at most {FRAME_LIMIT} bytes, this one has {}",
-                data.len()
-            );
-            return Reply::failed(&Failure::new(MEMPROF_INVALID_ARGUMENT, message));
-        }
-        // Bytes that are no text make the name unknown or the argument invalid.
-        let data = String::from_utf8_lossy(data);
-        let (name, args) = split_message(&data);
-        self.router
-            .message(&self.id, name, args)
-            .unwrap_or_else(|unknown| {
-                Reply::failed(&Failure::new(MEMPROF_INTERNAL, unknown.to_string()))
-            })
-    }
-
-    /// The reply to a message that a person types: the text, unless the message asks for
-    /// `format=json`. `stats`, which has that argument itself, gets it too.
-    pub(super) fn answer(&self, data: &[u8]) -> Answer {
-        let text = String::from_utf8_lossy(data);
-        let (name, args) = split_message(&text);
-        let format = args.split(' ').find(|word| FORMATS.contains(word));
-        let is_the_plugins = || self.usage(name).contains("format=");
-        let reply = match format {
-            Some(word) if data.len() <= FRAME_LIMIT && !is_the_plugins() => {
-                self.message(format!("{name} {}", args.replacen(word, "", 1)).as_bytes())
-            }
-            _ => self.message(data),
-        };
-        let is_done = reply.status_code == MEMPROF_OK;
-        let is_object = reply.content_type == JSON;
-        let wants_text = is_object && format != Some(FORMATS[0]) || reply.content_type == TEXT;
-        Answer {
-            is_done,
-            body: if wants_text {
-                Said::Text(reply.into_text())
-            } else {
-                match reply.body.into_bytes() {
-                    Ok(bytes) => Said::Bytes(bytes),
-                    Err(error) => Said::Text(error.to_string()),
-                }
-            },
-        }
-    }
-
-    /// The arguments of a message as they are described; empty for one that is none.
-    fn usage(&self, name: &str) -> String {
-        let mut messages = self.messages();
-        let found = messages.find(|[known, ..]| known == name);
-        found.map_or_else(String::new, |[_, usage, _]| usage)
-    }
-
-    /// Each message as a person would type it, and what it does.
-    pub(super) fn help(&self) -> Vec<String> {
-        self.messages()
-            .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
-            .collect()
-    }
-
-    /// Name, usage and help of each message.
-    fn messages(&self) -> impl Iterator<Item = [String; 3]> {
-        (0..self.entry.message_count).map(|at| {
-            // SAFETY: memprof.h: `messages` points to `message_count` pointers.
-            let message = unsafe { self.entry.messages.add(at) };
-            // SAFETY: as above.
-            let message = unsafe { *message };
-            // SAFETY: each of them points to a message, which lives as long as the process.
-            let message = unsafe { &*message };
-            // SAFETY: and so do its texts.
-            [message.name, message.usage, message.help].map(|part| unsafe { text(part) })
-        })
     }
 }
 

@@ -5,6 +5,8 @@
 //! instance in the process and passes the program's messages to it.
 //!
 //! - [`attached`]: a process that nobody prepared; its messages come over the control socket.
+//! - [`ffi`]: any language that calls C functions; the reply is what the function returns.
+//! - [`lua`]: a module of Lua or `LuaJIT`; the reply is a string.
 //! - [`preload`]: any program, by `LD_PRELOAD`; its messages come over the control socket.
 //! - [`redis`]: a Redis module; the reply goes to the client.
 //! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
@@ -15,6 +17,9 @@
 
 #![cfg_attr(
     not(all(
+        feature = "adapter-attached",
+        feature = "adapter-ffi",
+        feature = "adapter-lua",
         feature = "adapter-mosquitto",
         feature = "adapter-preload",
         feature = "adapter-redis",
@@ -23,19 +28,29 @@
     allow(dead_code, reason = "each adapter uses a part of what they share")
 )]
 
+mod answer;
+mod arrival;
 #[cfg(feature = "adapter-attached")]
 pub mod attached;
 mod config;
 mod control;
-mod instance;
+mod copies;
+mod environment;
+#[cfg(feature = "adapter-ffi")]
+pub mod ffi;
+#[doc(hidden)]
+pub mod instance;
 mod log;
+#[cfg(feature = "adapter-lua")]
+pub mod lua;
 #[cfg(feature = "adapter-mosquitto")]
 pub mod mosquitto;
 #[cfg(feature = "adapter-preload")]
 pub mod preload;
 #[cfg(feature = "adapter-redis")]
 pub mod redis;
-mod symbol;
+#[doc(hidden)]
+pub mod symbol;
 #[cfg(feature = "adapter-traffic-server")]
 pub mod traffic_server;
 
@@ -53,13 +68,17 @@ use std::panic::{self, AssertUnwindSafe};
 #[macro_export]
 macro_rules! export_adapters {
     ($entry:path) => {
+        $crate::__export_instance!();
         $crate::__export_attached!(optional, $entry);
+        $crate::__export_ffi!(optional, $entry);
+        $crate::__export_lua!(optional, $entry);
         $crate::__export_preload!(optional, $entry);
         $crate::__export_redis!(optional, $entry);
         $crate::__export_mosquitto!(optional, $entry);
         $crate::__export_traffic_server!(optional, $entry);
     };
     ($entry:path: $($adapter:ident),+ $(,)?) => {
+        $crate::__export_instance!();
         $($crate::__export_adapter!($adapter, $entry);)+
     };
 }
@@ -69,6 +88,12 @@ macro_rules! export_adapters {
 macro_rules! __export_adapter {
     (attached, $entry:path) => {
         $crate::__export_attached!(named, $entry);
+    };
+    (ffi, $entry:path) => {
+        $crate::__export_ffi!(named, $entry);
+    };
+    (lua, $entry:path) => {
+        $crate::__export_lua!(named, $entry);
     };
     (preload, $entry:path) => {
         $crate::__export_preload!(named, $entry);
@@ -104,10 +129,92 @@ macro_rules! without {
 }
 
 without!(__export_attached, "adapter-attached");
+without!(__export_ffi, "adapter-ffi");
+without!(__export_lua, "adapter-lua");
 without!(__export_preload, "adapter-preload");
 without!(__export_redis, "adapter-redis");
 without!(__export_mosquitto, "adapter-mosquitto");
 without!(__export_traffic_server, "adapter-traffic-server");
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_instance {
+    () => {
+        /// The plugin, for another copy of this library in the same process; null where there is none.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn memprof_adapter_instance() -> *mut ::std::ffi::c_void {
+            $crate::adapters::instance::shared().cast()
+        }
+    };
+}
+
+/// Exports `$name`, which passes on its arguments, and after them, in `$register`, the address that it
+/// returns to: a [`symbol::Caller`]. The name is a text for a compiler: a literal, or `concat!` of some and
+/// `env!("CARGO_CRATE_NAME")`, where the program derives it from the name of the library.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_with_caller {
+    ($name:expr, $register:literal, $entry_point:path) => {
+        const _: () = {
+            #[unsafe(naked)]
+            #[unsafe(export_name = $name)]
+            unsafe extern "C" fn exported() {
+                ::std::arch::naked_asm!(
+                    concat!("mov ", $register, ", [rsp]"),
+                    "jmp {}",
+                    sym $entry_point
+                )
+            }
+        };
+    };
+}
+
+#[cfg(feature = "adapter-ffi")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_ffi {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            /// Answers a message: a text that is to be freed.
+            #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_send"))]
+            unsafe extern "C" fn send(
+                message: *const ::std::ffi::c_char,
+            ) -> *mut ::std::ffi::c_char {
+                // SAFETY: the argument of the program, unchanged.
+                unsafe { $crate::adapters::ffi::send(&$entry, message) }
+            }
+
+            /// Frees the text of an answer.
+            #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_free"))]
+            unsafe extern "C" fn free(reply: *mut ::std::ffi::c_char) {
+                // SAFETY: the argument of the program, unchanged.
+                unsafe { $crate::adapters::ffi::free(reply) }
+            }
+        };
+    };
+}
+
+#[cfg(feature = "adapter-lua")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_lua {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C-unwind" fn open(
+                state: *mut ::std::ffi::c_void,
+                caller: $crate::adapters::symbol::Caller,
+            ) -> ::std::ffi::c_int {
+                // SAFETY: the argument of Lua, unchanged.
+                unsafe { $crate::adapters::lua::open(&$entry, state, caller) }
+            }
+            $crate::__export_with_caller!(
+                concat!("luaopen_", env!("CARGO_CRATE_NAME")),
+                "rsi",
+                open
+            );
+        };
+    };
+}
 
 #[cfg(feature = "adapter-attached")]
 #[doc(hidden)]

@@ -15,9 +15,10 @@ use log::{Level, LevelFilter};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 
+use super::answer::Said;
 use super::config::{self, Settings};
 use super::contain;
-use super::instance::{Adapter, AdapterInstance, Said, instance, settle};
+use super::instance::{Adapter, AdapterInstance, instance, settle};
 use super::log::{Lines, c_text};
 use super::symbol::find;
 

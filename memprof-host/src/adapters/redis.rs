@@ -14,9 +14,10 @@ use log::{Level, LevelFilter};
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
+use super::answer::{Answer, Said};
 use super::config::{self, Settings};
 use super::contain;
-use super::instance::{Adapter, AdapterInstance, Answer, Said, instance, settle};
+use super::instance::{Adapter, AdapterInstance, instance, settle};
 use super::log::{Lines, c_text, one_line};
 use super::symbol::function;
 

@@ -1,0 +1,206 @@
+//! Programs whose config knows nothing of memprof: the environment says it, and they get a control socket.
+//!
+//! A thread waits for 100 ms before it makes the plugin and opens the socket: a process that ends or
+//! executes another program sooner is not touched, unless it has a message.
+//!
+//! - A forked child closes its parent's socket at once, and opens one of its own by the same
+//!   rule. Children made by `vfork`, `_Fork` or a bare `clone` are not noticed until they execute a program.
+//! - A daemon that closes all descriptors loses the socket and opens it again at the next
+//!   connection; it never takes a descriptor of the daemon's for its own.
+#![expect(unsafe_code, reason = "handlers of fork")]
+
+use std::io::{self, IoSlice};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use log::{Level, LevelFilter};
+use memprof_own::{Plan, Privileges};
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::memprof_plugin_entry_t;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::fs::fstat;
+use rustix::io::{Errno, writev};
+
+use super::config::{Control, Settings};
+use super::instance::{self, Adapter, AdapterInstance};
+use super::log::Lines;
+use super::symbol::Missing;
+use super::{contain, environment};
+use crate::socket_dir::own_default_dir;
+
+/// How long a process is left alone.
+const REST: Duration = Duration::from_millis(100);
+
+/// Made in a handler of fork(2) too, so it must not need an allocation.
+static ARRIVAL: Plan = Plan {
+    name: c"memprof-arrival",
+    work: |privileges| contain((), || arrive(privileges)),
+};
+
+/// What the environment said when the library was loaded or first used. It is not read again, because the
+/// program may change it at any time on another thread.
+struct Start {
+    entry: &'static memprof_plugin_entry_t,
+    adapter: Adapter,
+    settings: Result<Settings, Failure>,
+    /// Device and inode of standard error: the program may open other files under its number.
+    stderr: Option<(u64, u64)>,
+}
+
+static START: OnceLock<Start> = OnceLock::new();
+
+/// Begins to wait for the moment to open the socket, once in a process.
+pub(super) fn begin(entry: &'static memprof_plugin_entry_t) {
+    let _begun = start(entry);
+}
+
+/// Makes the plugin, in an entry point that the program called because it wants to send messages.
+pub(super) fn enter(entry: &'static memprof_plugin_entry_t) {
+    contain((), || {
+        let _made = instance(start(entry));
+    });
+}
+
+fn instance(start: &'static Start) -> &'static AdapterInstance {
+    instance::obtain(start.entry, &start.adapter, || start.settings.clone()).0
+}
+
+/// The reply to a message as text, after [`enter`].
+///
+/// # Errors
+/// Why not; also a panic is a reason.
+pub(super) fn send(message: &[u8]) -> Result<String, String> {
+    answer(|instance| instance.answer(message).into_result())
+}
+
+fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Result<String, String> {
+    let panicked = Err("the plugin panicked".to_owned());
+    contain(panicked, || match START.get() {
+        Some(start) => ask(instance(start)),
+        None => Err("the plugin is not loaded".to_owned()),
+    })
+}
+
+/// Logs why an entry point did nothing.
+pub(super) fn refuse(missing: Missing) {
+    if let Some(start) = START.get() {
+        start.adapter.log.line(Level::Error, &missing.to_string());
+    }
+}
+
+fn start(entry: &'static memprof_plugin_entry_t) -> &'static Start {
+    let mut is_first = false;
+    let start = START.get_or_init(|| {
+        is_first = true;
+        let level = environment::level();
+        let log = Box::leak(Box::new(Lines {
+            level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
+            sink: write,
+        }));
+        Start {
+            entry,
+            adapter: Adapter {
+                log,
+                control: Control::On,
+                is_own_thread: true,
+            },
+            settings: level.and_then(|_| environment::settings()),
+            stderr: stderr(),
+        }
+    });
+    if is_first {
+        memprof_plugin_abi::stay_loaded();
+        // SAFETY: pthread_atfork(3): this library is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        spawn();
+    }
+    start
+}
+
+extern "C" fn forked() {
+    contain((), spawn);
+}
+
+/// Starts the thread that opens the socket.
+fn spawn() {
+    if let Err(error) = memprof_own::spawn_plan(&ARRIVAL) {
+        // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
+        if let Some(start) = START
+            .get()
+            .filter(|start| start.adapter.log.level >= LevelFilter::Error)
+        {
+            let text = match error.raw_os_error() {
+                Some(libc::ENOMEM) => "memprof cannot reach this program: no thread (ENOMEM)",
+                Some(libc::EAGAIN) => "memprof cannot reach this program: no thread (EAGAIN)",
+                _ => "memprof cannot reach this program: no thread",
+            };
+            (start.adapter.log.sink)(Level::Error, text);
+        }
+    }
+}
+
+fn arrive(privileges: &mut Privileges) {
+    thread::sleep(REST);
+    privileges.follow();
+    if let Some(instance) = instance::instance() {
+        instance.enter_thread();
+    }
+    let Some(start) = START.get() else {
+        return;
+    };
+    if is_host() {
+        start
+            .adapter
+            .log
+            .line(Level::Info, "this program is a memprof host itself");
+        return;
+    }
+    match instance::instance() {
+        // What is wrong was logged; the program goes on without.
+        Some(instance) => drop(instance.open_control(&start.adapter, start.control())),
+        None => drop(instance::settle(
+            start.entry,
+            &start.adapter,
+            start.settings.clone(),
+        )),
+    }
+}
+
+/// Whether the program serves this process's control socket by its own doing. In containers that
+/// share the directory, another process of the same pid may.
+fn is_host() -> bool {
+    let own = std::process::id();
+    let socket = own_default_dir().join(format!("{own}.sock"));
+    let peer = UnixStream::connect(socket).map(|stream| getsockopt(&stream, PeerCredentials));
+    matches!(peer, Ok(Ok(peer)) if u32::try_from(peer.pid()) == Ok(own))
+}
+
+impl Start {
+    fn control(&self) -> Option<&Control> {
+        self.settings.as_ref().ok()?.control.as_ref()
+    }
+}
+
+fn stderr() -> Option<(u64, u64)> {
+    let stat = fstat(io::stderr()).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// Writes to standard error, as long as it is the one that the program was started with.
+fn write(level: Level, text: &str) {
+    if START.get().is_some_and(|start| start.stderr == stderr()) {
+        let level = match level {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+            Level::Trace => "trace",
+        };
+        let parts =
+            ["memprof: ", level, ": ", text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+        // Nobody is left to be told that standard error is broken.
+        let _: Result<usize, Errno> = writev(io::stderr(), &parts);
+    }
+}

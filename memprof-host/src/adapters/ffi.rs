@@ -1,0 +1,46 @@
+//! Any language that calls C functions: `char *memory_profile_send(const char *message)`, whose text is given
+//! back by `memory_profile_free`. The functions are named after the library.
+//!
+//! A message that fails has a text that begins with `error: `; with `format=json` it is the JSON object.
+//! Any thread may call, which waits for the answer.
+#![expect(unsafe_code, reason = "C strings of the program")]
+
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+
+use memprof_plugin_abi::raw::memprof_plugin_entry_t;
+
+use super::{arrival, contain};
+
+/// Answers a message. Null only where the memory is missing, or the answer panicked.
+///
+/// # Safety
+/// `message` is null or NUL-terminated.
+#[doc(hidden)]
+pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_char) -> *mut c_char {
+    contain(ptr::null_mut(), || {
+        // SAFETY: promised by the caller.
+        let message = (!message.is_null()).then(|| unsafe { CStr::from_ptr(message) });
+        let message = message.map_or(b"".as_slice(), CStr::to_bytes);
+        arrival::enter(entry);
+        let text = match arrival::send(message) {
+            Ok(text) => text,
+            Err(json) if json.starts_with('{') => json,
+            Err(text) => format!("error: {text}"),
+        };
+        let text = CString::new(text.replace('\0', " "));
+        text.map_or(ptr::null_mut(), CString::into_raw)
+    })
+}
+
+/// Frees the text of an answer.
+///
+/// # Safety
+/// `reply` is null, or what [`send`] returned, and is freed once.
+#[doc(hidden)]
+pub unsafe fn free(reply: *mut c_char) {
+    if !reply.is_null() {
+        // SAFETY: made by `CString::into_raw` in `send`, as the caller promises.
+        drop(unsafe { CString::from_raw(reply) });
+    }
+}

@@ -1,0 +1,156 @@
+//! Lua 5.1 to 5.4 and `LuaJIT`: `require "memory_profile"`, found by `package.cpath`.
+//!
+//! `send(message)` returns a string, or where the message fails nil and the reason, as Lua's own `io` does.
+//! The thread waits for the answer, as for any function in C.
+//!
+//! Errors of Lua leave by longjmp(3), or unwind: where one may be raised, no frame of ours holds anything that
+//! has to be dropped.
+#![expect(unsafe_code, reason = "the API of Lua")]
+
+use std::arch::naked_asm;
+use std::ffi::{c_char, c_int, c_void};
+use std::{ptr, slice};
+
+use memprof_plugin_abi::raw::memprof_plugin_entry_t;
+
+use super::symbol::{Caller, Missing};
+use super::{arrival, contain};
+
+type State = *mut c_void;
+type Function = unsafe extern "C-unwind" fn(State) -> c_int;
+
+/// What is used of lua.h and lauxlib.h. A process may hold several Luas, each with functions of its own.
+#[derive(Clone, Copy)]
+struct Lua {
+    check_string: unsafe extern "C-unwind" fn(State, c_int, *mut usize) -> *const c_char,
+    create_table: unsafe extern "C-unwind" fn(State, c_int, c_int),
+    set_field: unsafe extern "C-unwind" fn(State, c_int, *const c_char),
+    push_function: unsafe extern "C-unwind" fn(State, Function, c_int),
+    push_pointer: unsafe extern "C-unwind" fn(State, *const c_void),
+    to_pointer: unsafe extern "C-unwind" fn(State, c_int) -> *const c_void,
+    push_string: unsafe extern "C-unwind" fn(State, *const c_char, usize),
+    push_nil: unsafe extern "C-unwind" fn(State),
+    /// Does not return.
+    error: unsafe extern "C-unwind" fn(State) -> c_int,
+    protected_call: ProtectedCall,
+}
+
+#[derive(Clone, Copy)]
+enum ProtectedCall {
+    /// 5.1 and `LuaJIT`.
+    Plain(unsafe extern "C-unwind" fn(State, c_int, c_int, c_int) -> c_int),
+    /// Since 5.2, with a context and a continuation.
+    Continued(
+        unsafe extern "C-unwind" fn(State, c_int, c_int, c_int, isize, *const c_void) -> c_int,
+    ),
+}
+
+impl Lua {
+    fn of(caller: Caller) -> Result<Self, Missing> {
+        let host = caller.functions();
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+        // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4. What lua_pushlstring returns, nothing
+        // in 5.1 and a pointer elsewhere, is ignored.
+        unsafe {
+            Ok(Self {
+                check_string: host.find(c"luaL_checklstring")?,
+                create_table: host.find(c"lua_createtable")?,
+                set_field: host.find(c"lua_setfield")?,
+                push_function: host.find(c"lua_pushcclosure")?,
+                push_pointer: host.find(c"lua_pushlightuserdata")?,
+                to_pointer: host.find(c"lua_touserdata")?,
+                push_string: host.find(c"lua_pushlstring")?,
+                push_nil: host.find(c"lua_pushnil")?,
+                error: host.find(c"lua_error")?,
+                protected_call: match host.find(c"lua_pcallk") {
+                    Ok(call) => ProtectedCall::Continued(call),
+                    Err(_) => ProtectedCall::Plain(host.find(c"lua_pcall")?),
+                },
+            })
+        }
+    }
+}
+
+/// Opens the module: a table with its function.
+///
+/// # Safety
+/// Lua calls `luaopen_*` with this state.
+#[doc(hidden)]
+pub unsafe fn open(entry: &'static memprof_plugin_entry_t, state: State, caller: Caller) -> c_int {
+    arrival::enter(entry);
+    let Some(lua) = lua(caller) else {
+        return 0;
+    };
+    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+    // SAFETY: lua.h: there is room for 20 values; the function's library is never unloaded.
+    unsafe {
+        (lua.create_table)(state, 0, 1);
+        (lua.push_function)(state, send, 0);
+        (lua.set_field)(state, -2, c"send".as_ptr());
+    }
+    1
+}
+
+fn lua(caller: Caller) -> Option<Lua> {
+    contain(None, || Lua::of(caller).map_err(arrival::refuse).ok())
+}
+
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn send(state: State) -> c_int {
+    naked_asm!("mov rsi, [rsp]", "jmp {}", sym send_from)
+}
+
+unsafe extern "C-unwind" fn send_from(state: State, caller: Caller) -> c_int {
+    let Some(lua) = lua(caller) else {
+        return 0;
+    };
+    let mut length = 0;
+    // SAFETY: lauxlib.h: raises an error unless the first argument is a string.
+    let message = unsafe { (lua.check_string)(state, 1, &raw mut length) };
+    // SAFETY: lua.h. It may raise an error: before there is an answer.
+    unsafe { (lua.push_function)(state, push_answer, 0) };
+    // SAFETY: lua.h: `length` bytes, which stay while the argument is on the stack.
+    let message = unsafe { slice::from_raw_parts(message.cast::<u8>(), length) };
+    let answer = arrival::send(message);
+    let count = if answer.is_ok() { 1 } else { 2 };
+    let answer = Box::into_raw(Box::new(answer));
+    // SAFETY: lua.h: raises no error.
+    unsafe { (lua.push_pointer)(state, answer.cast()) };
+    // Errors come back as a status, so that the answer is always dropped.
+    let status = match lua.protected_call {
+        // SAFETY: lua.h: a function and its one argument are on the top.
+        ProtectedCall::Plain(call) => unsafe { call(state, 1, count, 0) },
+        // SAFETY: as above.
+        ProtectedCall::Continued(call) => unsafe { call(state, 1, count, 0, 0, ptr::null()) },
+    };
+    // SAFETY: made above.
+    drop(unsafe { Box::from_raw(answer) });
+    if status != 0 {
+        // SAFETY: lua.h: raises what is on the top. Nothing is held any more.
+        unsafe { (lua.error)(state) };
+    }
+    count
+}
+
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn push_answer(state: State) -> c_int {
+    naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_answer_from)
+}
+
+unsafe extern "C-unwind" fn push_answer_from(state: State, caller: Caller) -> c_int {
+    let Some(lua) = lua(caller) else {
+        return 0;
+    };
+    // SAFETY: lua.h: the one argument is the pointer that `send_from` pushed.
+    let answer = unsafe { (lua.to_pointer)(state, 1) };
+    // SAFETY: `send_from` drops it after this call.
+    let answer = unsafe { &*answer.cast::<Result<String, String>>() };
+    let (Ok(text) | Err(text)) = answer;
+    if answer.is_err() {
+        // SAFETY: lua.h: there is room for 20 values.
+        unsafe { (lua.push_nil)(state) };
+    }
+    // SAFETY: as above; the text is copied.
+    unsafe { (lua.push_string)(state, text.as_ptr().cast(), text.len()) };
+    if answer.is_ok() { 1 } else { 2 }
+}
