@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
@@ -15,6 +14,7 @@ use crate::record::RecordArgs;
 use crate::report::ReportArgs;
 use crate::run::Wanted;
 use crate::serve::ServeArgs;
+use crate::target::To;
 
 /// Heap profiles of running processes that loaded the memory_profile plugin.
 #[derive(Debug, Parser)]
@@ -142,20 +142,6 @@ pub(crate) struct Run {
 pub(crate) enum PluginCommand {
     /// Send a message to a plugin.
     Msg(Send),
-}
-
-/// Where to, and how to print the reply.
-#[derive(Debug, clap::Args)]
-pub(crate) struct To {
-    /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
-    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
-    pub(crate) target: Option<String>,
-    /// Print the plugin's reply as it is.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Wait this long for the reply [default: 10s for what a host answers at once, else 5m].
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
-    pub(crate) timeout: Option<Duration>,
 }
 
 #[derive(Debug, clap::Args)]

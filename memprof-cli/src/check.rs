@@ -36,7 +36,7 @@ pub(crate) fn run(plugin: &Path) -> Outcome {
 
 pub(crate) fn in_child(plugin: &Path) -> Outcome {
     let (info, warning) = memprof_host::check(plugin, None)
-        .map_err(|refused| coded(code_of_status(refused.status), refused.to_string()))?;
+        .map_err(|refused| coded(code_of_status(refused.status()), refused.to_string()))?;
     output::print(&format!(
         "{}: plugin {} {}, messages: {}",
         plugin.display(),

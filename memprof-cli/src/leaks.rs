@@ -13,10 +13,10 @@ use memprof_messages::{Kept, ProfileKind};
 use memprof_report::{Blame, Folded, Granularity, Input, Options, SampleType, Sources, amount};
 use serde::Serialize;
 
-use crate::args::To;
 use crate::exit::{NO_DATA, Outcome, coded};
+use crate::output;
 use crate::report::progress;
-use crate::{output, target};
+use crate::target::{self, To};
 
 /// Two dumps make a difference, three a trend.
 const FEWEST: usize = 3;

@@ -2,13 +2,28 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use memprof_host::client::Client;
 use memprof_host::{Reach, Running, Unreached, of_pid, running, survey};
 
-use crate::args::To;
+use crate::completion;
 use crate::exit::{UNREACHABLE, USAGE, coded};
+
+/// Where to, and how to print the reply.
+#[derive(Debug, clap::Args)]
+pub(crate) struct To {
+    /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
+    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
+    pub(crate) target: Option<String>,
+    /// Print the plugin's reply as it is.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Wait this long for the reply [default: 10s for what a host answers at once, else 5m].
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+}
 
 /// What to do where there is no host at all.
 pub(crate) const NEXT: &str = "`memprof attach PID` makes a host of a running process, and \

@@ -44,7 +44,7 @@ fn finding(
 ) -> Finding {
     Finding {
         kind: kind.into(),
-        severity,
+        severity: severity.into(),
         message: message.into(),
         remedy: remedy.into(),
     }

@@ -1,44 +1,35 @@
 //! What can go wrong, and what the operator can do about it.
 
-use std::io;
+use std::{fmt, io};
 
+pub use memprof_messages::ErrorKind;
 use rustix::io::Errno;
 
 /// A result whose error is [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kinds of trouble that a caller treats differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// An argument or a setting is out of range or names nothing.
-    Invalid,
-    /// This allocator cannot do it.
-    Unsupported,
-    /// It could work, but not in this process as it was started.
-    Unavailable,
-    /// A dump is running.
-    Busy,
-    /// The allocator refused.
-    Allocator,
-    /// The operating system refused.
-    Io,
-    /// So little memory is left for the process that it would be ended.
-    Memory,
-    /// A defect of memprof's.
-    Internal,
-}
-
 /// An error that names the act, the thing, the cause and, where there is one, the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
 pub struct Error {
     /// For the caller to branch on.
     pub kind: ErrorKind,
-    /// What happened.
+    /// What happened, naming the act and the thing: `failed to open /var/lib/x`.
     pub message: String,
+    /// Why, where somebody else said so.
+    pub source: Option<Cause>,
     /// What would help; empty when nothing is known.
     pub remedy: String,
+}
+
+/// What an [`Error`] comes from.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Cause {
+    /// The operating system's or the allocator's error number.
+    #[error("{}", describe(*.0))]
+    Errno(Errno),
+    /// An error without a number.
+    #[error("{0}")]
+    Text(String),
 }
 
 impl Error {
@@ -46,12 +37,18 @@ impl Error {
         Self {
             kind,
             message: message.into(),
+            source: None,
             remedy: String::new(),
         }
     }
 
     pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
+        self
+    }
+
+    pub(crate) fn errno(mut self, errno: Errno) -> Self {
+        self.source = Some(Cause::Errno(errno));
         self
     }
 
@@ -62,24 +59,43 @@ impl Error {
 
     /// The operating system refused `act`, for example `"open /var/lib/x"`.
     pub(crate) fn io(act: &str, cause: &io::Error) -> Self {
-        let cause = match cause.raw_os_error() {
-            Some(code) => describe(Errno::from_raw_os_error(code)),
-            None => cause.to_string(),
+        let source = match cause.raw_os_error() {
+            Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
+            None => Cause::Text(cause.to_string()),
         };
-        Self::new(ErrorKind::Io, format!("failed to {act}: {cause}"))
+        Self {
+            source: Some(source),
+            ..Self::new(ErrorKind::Io, format!("failed to {act}"))
+        }
     }
 
     /// jemalloc refused the control of that name.
     pub(crate) fn mallctl(name: &str, errno: Errno) -> Self {
-        Self::new(
-            ErrorKind::Allocator,
-            format!("jemalloc refused {name}: {}", describe(errno)),
-        )
+        Self::allocator(format!("jemalloc refused {name}")).errno(errno)
+    }
+
+    /// The number in its source.
+    pub fn os_error(&self) -> Option<Errno> {
+        match self.source {
+            Some(Cause::Errno(errno)) => Some(errno),
+            Some(Cause::Text(_)) | None => None,
+        }
+    }
+}
+
+/// `failed to open /var/lib/x: No space left on device (ENOSPC)`
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.source {
+            Some(cause) => write!(f, ": {cause}"),
+            None => Ok(()),
+        }
     }
 }
 
 /// An errno with its name: `No space left on device (ENOSPC)`.
-pub(crate) fn describe(errno: Errno) -> String {
+fn describe(errno: Errno) -> String {
     let text = io::Error::from_raw_os_error(errno.raw_os_error()).to_string();
     let text = text.split(" (os error").next().unwrap_or(&text).to_owned();
     let debug = nix::errno::Errno::from_raw(errno.raw_os_error());
@@ -93,9 +109,8 @@ mod tests {
     #[test]
     fn an_io_error_names_act_cause_and_errno() {
         let error = Error::io("open /x", &io::Error::from_raw_os_error(libc::ENOSPC));
-        assert_eq!(
-            error.to_string(),
-            "failed to open /x: No space left on device (ENOSPC)"
-        );
+        let expected = "failed to open /x: No space left on device (ENOSPC)";
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(error.os_error(), Some(Errno::NOSPC));
     }
 }

@@ -46,7 +46,7 @@ pub use allocators::unsampled::Unsampled;
 pub use dumps::retention::Keep;
 pub use dumps::store::{Fetched, Store, default_dump_dir};
 pub use dumps::trigger::{Condition, Threshold, Trigger};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Cause, Error, ErrorKind, Result};
 pub use figures::recent::RECENT;
 pub use identity::FoundBy;
 pub use profiler::{ActivateOptions, AgeWidth, Profiler, SEEN_FROM_THE_START, Settings};

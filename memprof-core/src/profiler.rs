@@ -195,8 +195,9 @@ impl Profiler {
                 (Some(_), _) => Profiling::Unavailable,
                 (None, true) => Profiling::Active,
                 (None, false) => Profiling::Inactive,
-            },
-            reason: unavailable.map(|error| error.message).or(unreadable),
+            }
+            .into(),
+            reason: unavailable.map(|error| error.to_string()).or(unreadable),
             remedy: remedy.filter(|remedy| !remedy.is_empty()),
             active_since: since.filter(|_| active).map(rfc3339),
             active_until: self.active_until().filter(|_| active).map(rfc3339),
@@ -376,11 +377,9 @@ fn with_each(
             }
             Err(error) if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Unavailable) => {
                 if backend.identity().kind.has_profiler() {
-                    let message = format!("{}: no profile shows what it gives out", error.message);
-                    warnings.push(with_remedy(&Error {
-                        message,
-                        ..error.clone()
-                    }));
+                    let message = format!("{error}: no profile shows what it gives out");
+                    let error = Error::new(error.kind, message).remedy(&error.remedy);
+                    warnings.push(with_remedy(&error));
                 }
                 unable.get_or_insert(error);
             }
@@ -401,7 +400,7 @@ fn only_jemalloc(has: &str) -> Error {
 
 fn with_remedy(error: &Error) -> String {
     match error.remedy.as_str() {
-        "" => error.message.clone(),
-        remedy => format!("{}; {remedy}", error.message),
+        "" => error.to_string(),
+        remedy => format!("{error}; {remedy}"),
     }
 }

@@ -151,7 +151,7 @@ impl Unwinder {
     pub(crate) fn status(&self) -> UnwinderStatus {
         let state = lock(&self.state);
         UnwinderStatus {
-            setting: state.setting,
+            setting: state.setting.into(),
             rules_read: ours::rules_read(),
             walkers: state.allocators.iter().map(Known::status).collect(),
         }
@@ -219,7 +219,8 @@ impl Known {
                 Some(_) => Whose::Allocator,
                 None if counts.given_up => Whose::Allocator,
                 None => Whose::Ours,
-            },
+            }
+            .into(),
             reason: self.reason.clone(),
             since: self.since.map(rfc3339),
             samples: counts.samples,

@@ -12,13 +12,14 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
+use memprof_messages::Refusal;
 use memprof_plugin_abi::Status;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::protocol::{
-    Deliver, HOST, HostInfo, MESSAGE, MessageParams, MessageResult, PLUGINS, PluginInfo,
+    Deliver, HOST, HostInfo, MESSAGE, MessageParams, MessageResult, PLUGINS, PluginInfo, RpcError,
 };
 use connection::Connection;
 pub(crate) use connection::Deadline;
@@ -53,12 +54,12 @@ pub enum ClientError {
         message: String,
     },
     /// The plugin refused the message.
-    #[error("{text}")]
+    #[error("{refusal}")]
     Plugin {
         /// One of the negative codes of memprof.h.
         status: Status,
-        /// What the plugin said, with the remedy.
-        text: String,
+        /// Why.
+        refusal: Box<Refusal>,
     },
     /// What came is not the control protocol.
     #[error("the host answered with something else: {0}")]
@@ -124,13 +125,7 @@ struct Response {
     id: Value,
     #[serde(default)]
     result: Value,
-    error: Option<ResponseError>,
-}
-
-#[derive(Deserialize)]
-struct ResponseError {
-    code: i32,
-    message: String,
+    error: Option<RpcError>,
 }
 
 impl Client {
@@ -268,7 +263,7 @@ impl Client {
                 response.id, self.next_id
             )));
         }
-        if let Some(ResponseError { code, message }) = response.error {
+        if let Some(RpcError { code, message }) = response.error {
             return Err(ClientError::Refused { code, message });
         }
         Ok((

@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use memprof_plugin_abi::Failure;
+
 use crate::config::{Config, ControlConfig, PluginConfig};
 use crate::control::{ControlSocket, Listen};
-use crate::instance::{Instance, Refused};
+use crate::instance::Instance;
 use crate::loader::load;
 use crate::program::Program;
-use crate::router::{Reply, Router, UnknownPlugin};
+use crate::reply::Reply;
+use crate::router::{Router, UnknownPlugin};
 
 /// A running host. When it is dropped, the control socket closes and the plugins end.
 #[derive(Debug)]
@@ -84,11 +87,11 @@ fn add(router: &mut Router, config: &PluginConfig, program: Program) {
     router.add(name, plugin);
 }
 
-fn unique(router: &Router, instance: Instance) -> Result<Instance, Refused> {
+fn unique(router: &Router, instance: Instance) -> Result<Instance, Failure> {
     let id = &instance.info().id;
     if router.has(id) {
         let message = format!("a plugin with the id {id} is loaded already");
-        return Err(Refused::new(
+        return Err(Failure::new(
             memprof_plugin_abi::raw::MEMPROF_INTERNAL,
             message,
         ));

@@ -21,10 +21,7 @@ use memprof_plugin_abi::{Failure, Status, TEXT};
 use crate::body::Body;
 use crate::program::Program;
 use crate::protocol::PluginInfo;
-use crate::router::Reply;
-
-/// Why a plugin was not taken.
-pub type Refused = Failure;
+use crate::reply::Reply;
 
 /// A plugin that was created. It is never unloaded, and destroyed when dropped.
 #[derive(Debug)]
@@ -104,7 +101,7 @@ impl Instance {
         entry: *const memprof_plugin_entry_t,
         program: Program,
         config: &str,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Failure> {
         // SAFETY: promised by the caller.
         let info = unsafe { check_entry(entry) }?;
         // SAFETY: `check_entry` found it whole, and it lives as long as the process.
@@ -163,7 +160,7 @@ impl Instance {
     pub(crate) unsafe fn join(
         entry: *const memprof_plugin_entry_t,
         plugin: *mut memprof_plugin_t,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Failure> {
         // SAFETY: promised by the caller.
         let info = unsafe { check_entry(entry) }?;
         // SAFETY: `check_entry` found it whole, and it lives as long as the process.
@@ -279,7 +276,7 @@ struct Head {
 /// As for [`Instance::create`].
 pub(crate) unsafe fn check_entry(
     entry: *const memprof_plugin_entry_t,
-) -> Result<PluginInfo, Refused> {
+) -> Result<PluginInfo, Failure> {
     let mismatch = |message: String| {
         Failure::new(MEMPROF_ABI_MISMATCH, message)
             .remedy("use a plugin and a host of the same major version")
@@ -321,7 +318,7 @@ pub(crate) unsafe fn check_entry(
     })
 }
 
-fn incomplete(id: &str) -> Refused {
+fn incomplete(id: &str) -> Failure {
     let message = format!("plugin {id:?} lacks an id, create or handle_message");
     Failure::new(MEMPROF_ABI_MISMATCH, message)
 }

@@ -34,6 +34,7 @@ mod instance;
 mod loader;
 mod program;
 pub mod protocol;
+mod reply;
 mod router;
 #[cfg(feature = "client")]
 mod running;
@@ -48,10 +49,11 @@ pub use config::{Config, ConfigError, ControlConfig, LogConfig, PluginConfig};
 pub use control::{ControlError, ControlSocket, Listen};
 #[cfg(all(feature = "loader", feature = "control"))]
 pub use host::Host;
-pub use instance::{Instance, Refused};
+pub use instance::Instance;
 #[cfg(feature = "loader")]
 pub use loader::{check, load};
 pub use program::Program;
-pub use router::{Reply, Router, UnknownPlugin};
+pub use reply::Reply;
+pub use router::{Router, UnknownPlugin};
 #[cfg(feature = "client")]
 pub use running::{Reach, Running, Survey, Unreached, of_pid, running, survey};

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{PluginConfig, as_in_the_file};
 use crate::elf::{loadable, stays_loaded};
-use crate::instance::{Instance, Refused, check_entry};
+use crate::instance::{Instance, check_entry};
 use crate::program::Program;
 use crate::protocol::PluginInfo;
 use crate::trust::trusted;
@@ -28,7 +28,7 @@ use crate::trust::trusted;
 ///
 /// # Errors
 /// The check that failed, or the reason why the plugin could not be created.
-pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Refused> {
+pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Failure> {
     let file = inspect(&config.path, config.sha256.as_deref())?;
     let Opened { entry, warning } = open(&file)?;
     if let Some(warning) = warning {
@@ -50,7 +50,7 @@ pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Refused
 pub fn check(
     path: &Path,
     sha256: Option<&str>,
-) -> Result<(PluginInfo, Option<&'static str>), Refused> {
+) -> Result<(PluginInfo, Option<&'static str>), Failure> {
     let opened = open(&inspect(path, sha256)?)?;
     // SAFETY: as in `load`.
     let info = unsafe { check_entry(opened.entry) }?;
@@ -95,7 +95,7 @@ impl Inspected {
 }
 
 /// The checks before the file is loaded.
-fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Refused> {
+fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Failure> {
     let refused = |why: String| Failure::new(MEMPROF_IO, format!("{}: {why}", path.display()));
     let own_uid = rustix::process::geteuid().as_raw();
     let path = trusted(path, own_uid).map_err(|why| Failure::new(MEMPROF_IO, why))?;
@@ -128,7 +128,7 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Refused> {
 
 /// Loads the library for good and returns its entry, after comparing layouts where it describes
 /// them.
-fn open(file: &Inspected) -> Result<Opened, Refused> {
+fn open(file: &Inspected) -> Result<Opened, Failure> {
     let path = file.path.as_path();
     let mismatch =
         |why: String| Failure::new(MEMPROF_ABI_MISMATCH, format!("{}: {why}", path.display()));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::body::{Body, INLINE_LIMIT};
-use crate::router::Reply;
+use crate::reply::Reply;
 
 /// The longest line that a host reads.
 pub const FRAME_LIMIT: usize = 4096;
@@ -129,6 +129,25 @@ pub struct MessageResult {
     pub size: Option<u64>,
 }
 
+/// Why a request was refused: a JSON-RPC error.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct RpcError {
+    /// One of the codes of this module.
+    pub code: i32,
+    /// What happened, naming the thing.
+    pub message: String,
+}
+
+impl RpcError {
+    /// With one of the codes of this module.
+    pub fn new(code: i32, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+}
+
 /// Takes a message in one text apart: its name, a blank, its arguments. Traffic Server 9 sends
 /// the terminating NUL too.
 pub fn split_message(data: &str) -> (&str, &str) {
@@ -201,8 +220,7 @@ pub fn result_line(id: &Value, result: &impl Serialize) -> String {
 }
 
 /// The line of a response with an error.
-pub fn error_line(id: &Value, code: i32, message: &str) -> String {
-    let error = json!({ "code": code, "message": message });
+pub fn error_line(id: &Value, error: &RpcError) -> String {
     json!({ "jsonrpc": "2.0", "id": id, "error": error }).to_string() + "\n"
 }
 

@@ -1,46 +1,9 @@
 //! Which plugin gets a message.
 
-use std::borrow::Cow;
+use memprof_plugin_abi::Failure;
 
-use memprof_plugin_abi::{Failure, JSON, Status};
-
-use crate::body::Body;
 use crate::instance::Instance;
-
-/// What a plugin replied to one message.
-#[derive(Debug)]
-pub struct Reply {
-    /// 0, or one of the negative codes of memprof.h.
-    pub status_code: Status,
-    /// What the body is.
-    pub content_type: Cow<'static, str>,
-    /// The body.
-    pub body: Body,
-}
-
-impl Reply {
-    /// The reply of somebody who could not even ask the plugin.
-    pub fn failed(failure: &Failure) -> Self {
-        let body = Body::Bytes(failure.to_json().into_bytes());
-        Self {
-            status_code: failure.status,
-            content_type: JSON.into(),
-            body,
-        }
-    }
-
-    /// What a person reads: the `text` of a JSON object, else the body.
-    pub fn into_text(self) -> String {
-        let body = self.body.into_text();
-        let text = serde_json::from_str(&body)
-            .ok()
-            .and_then(|json: serde_json::Value| {
-                let text = json.get("text")?.as_str()?;
-                Some(text.to_owned())
-            });
-        text.unwrap_or(body)
-    }
-}
+use crate::reply::Reply;
 
 /// No plugin of that name was named in the host's config.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,15 +9,15 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Router, extract::DefaultBodyLimit};
-use memprof_messages::{Effect, KeptDumps, MESSAGES, Message, Profiling};
+use memprof_messages::{Effect, KeptDumps, MESSAGES, Message, Profiling, Word};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::extractor::{Shared, To, look};
 use crate::gateway::Gateway;
 use crate::hosts::Seen;
 use crate::problem::{Problem, Result};
 use crate::report::View;
-use crate::router::{Shared, To, look};
 use crate::target::Answer;
 
 /// Messages whose routes are not called like them, or do more than pass them on.
@@ -158,13 +158,13 @@ fn row(host: &Seen) -> Value {
     let Seen { pid, info, status } = host;
     let allocators = status.iter().flat_map(|status| &status.allocators);
     let allocators: Vec<_> = allocators.map(ToString::to_string).collect();
-    let profiling = status.as_ref().map(|status| status.profiling);
+    let profiling = status.as_ref().map(|status| &status.profiling);
     json!({
         "pid": pid,
         "name": info.name,
         "command": info.command,
         "started": info.started,
-        "profiling": profiling.unwrap_or(Profiling::Unavailable),
+        "profiling": profiling.map_or(Profiling::Unavailable.word(), Word::as_str),
         "allocators": allocators,
     })
 }

@@ -11,7 +11,7 @@ mod userver;
 use axum::Router;
 use serde::Deserialize;
 
-use crate::router::Shared;
+use crate::extractor::Shared;
 
 /// Which of the other systems' endpoints are served. Their paths do not collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

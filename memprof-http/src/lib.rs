@@ -19,6 +19,7 @@ mod target;
 mod calls;
 mod chunks;
 mod dumping;
+mod extractor;
 mod file_format;
 mod gateway;
 mod renders;

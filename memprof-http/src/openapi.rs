@@ -239,7 +239,10 @@ fn error_schema() -> Value {
         "properties": { "error": {
             "type": "object",
             "required": ["kind", "message", "remedy"],
-            "properties": { "kind": text, "message": text, "remedy": text },
+            "properties": {
+                "kind": text, "message": text, "remedy": text,
+                "errno": { "type": "integer", "description": "Why the system refused, as errno(3)" },
+            },
         } },
     })
 }

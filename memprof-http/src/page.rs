@@ -7,7 +7,7 @@ use axum::response::{Html, Redirect};
 use axum::routing::{MethodRouter, get};
 use memprof_report::VIEWER;
 
-use crate::router::Shared;
+use crate::extractor::Shared;
 
 const INDEX: &str = include_str!("page/index.html");
 

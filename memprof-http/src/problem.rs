@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use memprof_messages::{ErrorKind as Kind, Refusal, Word};
 use memprof_report::{Error, ErrorKind};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::target::{Answer, Gone};
 
@@ -24,6 +25,8 @@ pub(crate) struct Problem {
     pub(crate) kind: Cow<'static, str>,
     pub(crate) message: String,
     pub(crate) remedy: String,
+    /// Why the system refused the plugin, where it did.
+    pub(crate) errno: Option<i32>,
     /// Seconds.
     retry_after: Option<u64>,
 }
@@ -35,6 +38,7 @@ impl Problem {
             kind: kind.into(),
             message: message.into(),
             remedy: String::new(),
+            errno: None,
             retry_after: None,
         }
     }
@@ -90,27 +94,34 @@ impl Problem {
 
     /// The error that the plugin replied.
     pub(crate) fn of_answer(answer: &Answer) -> Self {
-        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-        let error = &body["error"];
-        let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
-        let kind = text("kind");
-        let retry_after = error["retry_after_ms"].as_u64();
+        let Some(refusal) = Refusal::of_reply(&answer.body) else {
+            let message = String::from_utf8_lossy(&answer.body);
+            return Self::internal(format!("the plugin refused, and gave no reason: {message}"));
+        };
+        let kind = match &refusal.kind {
+            Word::Known(known) => known.word().into(),
+            Word::Other(word) => word.clone().into(),
+        };
         Self {
-            status: status_of(&kind),
-            kind: kind.into(),
-            message: text("message"),
-            remedy: text("remedy"),
-            retry_after: retry_after.map(|ms| ms.div_ceil(1000)),
+            status: refusal
+                .kind
+                .known()
+                .map_or(StatusCode::INTERNAL_SERVER_ERROR, status_of),
+            kind,
+            message: refusal.message,
+            remedy: refusal.remedy,
+            errno: refusal.errno,
+            retry_after: refusal.retry_after_ms.map(|ms| ms.div_ceil(1000)),
         }
     }
 }
 
-fn status_of(kind: &str) -> StatusCode {
+fn status_of(kind: Kind) -> StatusCode {
     match kind {
-        "invalid_argument" | "unknown_message" => StatusCode::BAD_REQUEST,
-        "unavailable" => StatusCode::CONFLICT,
-        "busy" => StatusCode::TOO_MANY_REQUESTS,
-        "unsupported" => StatusCode::NOT_IMPLEMENTED,
+        Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,
+        Kind::Unavailable => StatusCode::CONFLICT,
+        Kind::Busy => StatusCode::TOO_MANY_REQUESTS,
+        Kind::Unsupported => StatusCode::NOT_IMPLEMENTED,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
@@ -146,9 +157,12 @@ impl From<Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = json!({ "error": {
-            "kind": self.kind, "message": self.message, "remedy": self.remedy,
-        } });
+        let mut error =
+            json!({ "kind": self.kind, "message": self.message, "remedy": self.remedy });
+        if let Some(errno) = self.errno {
+            error["errno"] = errno.into();
+        }
+        let body = json!({ "error": error });
         let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
             let headers = response.headers_mut();

@@ -1,29 +1,16 @@
 //! The routes: those of a host, at the root for the only one and below `/host/PID` for each.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{FromRequestParts, RawPathParams};
-use axum::http::request::Parts;
 use axum::routing::get;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
 
 use crate::access::Access;
 use crate::compat::Compat;
-use crate::gateway::{Gateway, blocking};
+use crate::extractor::Shared;
 use crate::hosts::Hosts;
-use crate::problem::{Problem, Result};
+use crate::problem::Problem;
 use crate::{access, api, metrics, openapi, page};
-
-/// Requests that look for hosts at a time.
-static LOOKS: Semaphore = Semaphore::const_new(8);
-/// How long one waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// What every handler can reach.
-pub(crate) type Shared = Arc<Hosts>;
 
 /// Who may ask, and for what.
 #[derive(Clone, Debug, Default)]
@@ -59,42 +46,4 @@ fn of_host(compat: Compat) -> Router<Shared> {
         .merge(api::routes())
         .merge(compat.routes())
         .route("/metrics", get(metrics::of_host))
-}
-
-/// The host that a request is about.
-pub(crate) struct To(pub(crate) Arc<Gateway>);
-
-impl FromRequestParts<Shared> for To {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, hosts: &Shared) -> Result<Self> {
-        let invalid = |_| Problem::invalid("the path is not UTF-8");
-        let params = RawPathParams::from_request_parts(parts, hosts).await;
-        let params = params.map_err(invalid)?;
-        let pid = params.iter().find(|(name, _)| *name == "host_pid");
-        let pid = pid.map(|(_, pid)| pid.parse::<u32>());
-        let hosts = Arc::clone(hosts);
-        let found = match (pid, hosts.single()) {
-            (None, Some(only)) => Ok(only),
-            (None, None) => look(move || hosts.only()).await?,
-            (Some(Ok(pid)), _) => look(move || hosts.of_pid(pid)).await?,
-            (Some(Err(_)), _) => Err(Problem::not_found("a host is named by its pid")),
-        };
-        found.map(Self)
-    }
-}
-
-/// Looks for hosts, on a thread that may wait for them, when its turn has come.
-pub(crate) async fn look<T: Send + 'static>(
-    hosts: impl FnOnce() -> T + Send + 'static,
-) -> Result<T> {
-    let Ok(Ok(turn)) = timeout(PATIENCE, LOOKS.acquire()).await else {
-        return Err(Problem::overloaded("too many requests look for hosts"));
-    };
-    blocking(move || {
-        let found = hosts();
-        drop(turn);
-        found
-    })
-    .await
 }

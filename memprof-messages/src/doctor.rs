@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::words;
+use crate::words::{Word, words};
 
 /// What `doctor` tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct Finding {
     /// A word for scripts.
     pub kind: Cow<'static, str>,
     /// How bad it is.
-    pub severity: Severity,
+    pub severity: Word<Severity>,
     /// What is wrong, naming the thing.
     pub message: String,
     /// What mends it.

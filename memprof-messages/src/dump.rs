@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ProfileKind, TriggerWord};
+use crate::{ProfileKind, TriggerWord, Word};
 
 /// One dump, taken and kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,7 +12,7 @@ pub struct Dump {
     /// What `fetch` takes.
     pub id: String,
     /// What it tells.
-    pub kind: ProfileKind,
+    pub kind: Word<ProfileKind>,
     /// Where it lies, absolute.
     pub path: PathBuf,
     /// Its length.
@@ -57,9 +57,9 @@ pub struct Kept {
     /// The process that wrote it.
     pub pid: u32,
     /// What it tells.
-    pub kind: ProfileKind,
+    pub kind: Word<ProfileKind>,
     /// Why it was taken; absent for a dump of an earlier version.
-    pub trigger: Option<TriggerWord>,
+    pub trigger: Option<Word<TriggerWord>>,
     /// The process's resident memory then.
     pub rss_bytes: Option<u64>,
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::words;
+use crate::words::{Word, words};
 use crate::{Kind, Totals};
 
 /// RSS, accounted for: the rows sum to it.
@@ -24,10 +24,10 @@ pub struct Ledger {
 }
 
 /// One part of the resident memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// Which part.
-    pub name: Part,
+    pub name: Word<Part>,
     /// How much.
     pub bytes: u64,
 }
@@ -36,7 +36,7 @@ pub struct Row {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heap {
     /// Which one.
-    pub kind: Kind,
+    pub kind: Word<Kind>,
     /// Its version.
     pub version: String,
     /// Serves this process's `malloc`.
@@ -80,7 +80,7 @@ pub struct Cgroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// What it is about.
-    pub kind: VerdictKind,
+    pub kind: Word<VerdictKind>,
     /// The figures, and the threshold that they pass.
     pub why: String,
     /// What would help, and what would not.

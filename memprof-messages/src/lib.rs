@@ -22,11 +22,12 @@ pub use argument::{Argument, Values};
 pub use doctor::{Finding, Findings, Severity};
 pub use dump::{Dump, DumpReport, Kept, KeptDumps};
 pub use ledger::{Cgroup, Heap, Ledger, Part, Row, Sampled, Smaps, Verdict, VerdictKind};
+pub use memprof_plugin_abi::ErrorKind;
 pub use message::{Effect, Message};
 pub use names::{
     Kind, ProfileKind, Profiling, SamplerChoice, Through, TriggerWord, UnwinderChoice, Whose,
 };
-pub use reply::{Answer, Refusal, Reply};
+pub use reply::{Answer, Refusal, Refused, Reply};
 pub use stats::{Background, Figures, OfAllocators, Purged, Recent, Stats, Totals};
 pub use status::{
     Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, SamplerStatus, Slots,
@@ -34,4 +35,4 @@ pub use status::{
 };
 pub use table::{MESSAGES, PLUGIN, message};
 pub use usage::USAGES;
-pub use words::UnknownWord;
+pub use words::{UnknownWord, Vocabulary, Word};

@@ -1,14 +1,17 @@
 //! What every JSON reply has: a status, a text for people, and the fields.
 
+use std::fmt;
+
+use memprof_plugin_abi::{ErrorKind, Failure};
 use serde::{Deserialize, Serialize};
 
-use crate::words::words;
+use crate::words::{Word, words};
 
 /// A reply: what a person reads, and the fields that a program reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply<T> {
     /// Whether it did what was asked.
-    pub status: Answer,
+    pub status: Word<Answer>,
     /// For people; may have several lines.
     pub text: String,
     /// Of the message's own reply type.
@@ -16,15 +19,70 @@ pub struct Reply<T> {
     pub fields: T,
 }
 
-/// What a refused message is answered with.
+/// What a refused message is answered with, as `error`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
+    /// For a program to branch on.
+    pub kind: Word<ErrorKind>,
     /// What happened, naming the thing.
     pub message: String,
     /// What would help; empty where nothing is known.
+    #[serde(default)]
     pub remedy: String,
-    /// A word for programs, as `unavailable`.
-    pub kind: String,
+    /// Why the operating system or the allocator refused, as errno(3) has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errno: Option<i32>,
+    /// How long to wait before the next try, where that would help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+}
+
+/// The fields of a refused message's reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused<T> {
+    /// Why.
+    pub error: Refusal,
+    /// What it tells nevertheless.
+    #[serde(flatten)]
+    pub fields: T,
+}
+
+impl From<&Failure> for Refusal {
+    fn from(failure: &Failure) -> Self {
+        let Failure {
+            kind,
+            message,
+            remedy,
+            errno,
+            retry_after_ms,
+        } = failure.clone();
+        Self {
+            kind: kind.into(),
+            message,
+            remedy,
+            errno,
+            retry_after_ms,
+        }
+    }
+}
+
+impl Refusal {
+    /// The error of a reply, where the reply is one that has one.
+    pub fn of_reply(reply: &[u8]) -> Option<Self> {
+        let refused = serde_json::from_slice::<Refused<()>>(reply);
+        refused.ok().map(|refused| refused.error)
+    }
+}
+
+/// What happened and what would help, in one line.
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match self.remedy.as_str() {
+            "" => Ok(()),
+            remedy => write!(f, "; {remedy}"),
+        }
+    }
 }
 
 words! {
@@ -34,5 +92,27 @@ words! {
         Ok = "ok",
         /// It did not.
         Error = "error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_reads_what_a_plugin_wrote() {
+        let mut failure = Failure::new(ErrorKind::Io, "failed to open /x").remedy("mount it");
+        let check = |failure: &Failure| {
+            let read = Refusal::of_reply(failure.to_json().as_bytes());
+            assert_eq!(read, Some(Refusal::from(failure)));
+        };
+        check(&failure);
+        failure.errno = Some(28);
+        failure.retry_after_ms = Some(500);
+        check(&failure);
+        assert_eq!(
+            Refusal::of_reply(b"{\"status\":\"ok\",\"text\":\"\"}"),
+            None
+        );
     }
 }

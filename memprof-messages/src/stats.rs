@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Kind;
+use crate::{Kind, Word};
 
 /// An allocator's totals in bytes, in jemalloc's words (jemalloc(3), `stats.*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub enum Totals {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Which one.
-    pub kind: Kind,
+    pub kind: Word<Kind>,
     /// Its version.
     pub version: String,
     /// The totals; absent where the allocator keeps none.
@@ -66,7 +66,7 @@ pub struct Purged {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Background {
     /// Which one.
-    pub kind: Kind,
+    pub kind: Word<Kind>,
     /// Its version.
     pub version: String,
     /// Whether they run.
@@ -79,7 +79,7 @@ pub struct Background {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recent {
     /// Which one.
-    pub kind: Kind,
+    pub kind: Word<Kind>,
     /// Its version.
     pub version: String,
     /// It keeps so many; -1: all of them.

@@ -4,13 +4,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Kind, Profiling, Through, UnwinderChoice, Whose};
+use crate::{Kind, Profiling, Through, UnwinderChoice, Whose, Word};
 
 /// The state of the profiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Whether it samples.
-    pub profiling: Profiling,
+    pub profiling: Word<Profiling>,
     /// Why it is unavailable.
     pub reason: Option<String>,
     /// What would help.
@@ -48,7 +48,7 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatorStatus {
     /// Which one.
-    pub kind: Kind,
+    pub kind: Word<Kind>,
     /// Its version.
     pub version: String,
     /// `host`, `dlsym` or the symbol table.
@@ -58,7 +58,7 @@ pub struct AllocatorStatus {
     /// Samples now.
     pub prof_active: bool,
     /// Who samples; absent where it cannot be profiled.
-    pub sampler: Option<Whose>,
+    pub sampler: Option<Word<Whose>>,
     /// What memprof's sampler did, where it samples.
     #[serde(flatten)]
     pub sampled: Option<SamplerStatus>,
@@ -89,10 +89,10 @@ pub struct JemallocOptions {
 }
 
 /// What memprof's own sampler did, where it serves an allocator.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerStatus {
     /// How the program's calls lead to the sampler.
-    pub through: Through,
+    pub through: Word<Through>,
     /// Calls of the program that lead to the sampler now.
     pub slots: Slots,
     /// Allocations that were sampled since the last `reset`.
@@ -130,7 +130,7 @@ pub struct Slots {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnwinderStatus {
     /// What was asked for.
-    pub setting: UnwinderChoice,
+    pub setting: Word<UnwinderChoice>,
     /// How often our walk read a rule from call frame information.
     pub rules_read: u64,
     /// One for each allocator.
@@ -143,7 +143,7 @@ pub struct Walker {
     /// `jemalloc 5.3.0-…`.
     pub allocator: String,
     /// Whose it is.
-    pub walker: Whose,
+    pub walker: Word<Whose>,
     /// Why it is not ours.
     pub reason: Option<String>,
     /// Since when it is, or was last, ours: RFC 3339, UTC.

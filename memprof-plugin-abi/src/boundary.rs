@@ -8,9 +8,9 @@ use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::ptr;
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::attached;
 use crate::plugin::Message;
 use crate::raw::{
     MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_EXTENSION_THREADS, MEMPROF_INTERNAL,
@@ -60,8 +60,6 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
     }
 }
 
-/// The host that log lines and panics go to, from `create` to `destroy`.
-static HOST: RwLock<Option<Host>> = RwLock::new(None);
 /// The process in which there is an instance, or one is being made; 0: none. A child that was forked
 /// while its parent made one has none.
 static CREATED: AtomicU32 = AtomicU32::new(0);
@@ -90,7 +88,7 @@ unsafe extern "C" fn create<P: Plugin>(
         return MEMPROF_INTERNAL;
     }
     crate::stay_loaded();
-    attach(host);
+    attached::attach(host);
     let made = contain(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.
         let config = unsafe { config.as_str() }
@@ -105,8 +103,8 @@ unsafe extern "C" fn create<P: Plugin>(
         }
         Err(failure) => {
             host.log(log::Level::Error, P::ID, &failure.to_string());
-            detach();
-            failure.status
+            end();
+            failure.status()
         }
     }
 }
@@ -148,7 +146,7 @@ unsafe extern "C" fn handle_message<P: Plugin>(
                     log::warn!("{refused}");
                 }
             }
-            failure.status
+            failure.status()
         }
     }
 }
@@ -165,7 +163,7 @@ unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     }) {
         log::error!("{failure}");
     }
-    detach();
+    end();
 }
 
 unsafe extern "C" fn get_extension<P: Plugin>(
@@ -201,6 +199,11 @@ unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
     }
 }
 
+fn end() {
+    attached::detach();
+    CREATED.store(0, Ordering::Release);
+}
+
 /// How much of a name that is none is repeated: a reply and a line of the log stay short.
 const SHOWN: usize = 64;
 
@@ -232,68 +235,6 @@ fn contain<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         std::mem::forget(payload);
         Err(failure)
     })
-}
-
-/// Sends this library's log lines and panics to `host`.
-fn attach(host: Host) {
-    slot(|slot| *slot = Some(host));
-    // Refused when this library has a logger already, as after a second `create`: it is ours.
-    if log::set_logger(&ForwardToHost).is_ok() {
-        log::set_max_level(log::LevelFilter::Trace);
-        // The default hook prints to stderr; with a broken pipe there, that kills the host.
-        panic::set_hook(Box::new(|info| log::error!("{info}")));
-    }
-}
-
-fn detach() {
-    slot(|slot| *slot = None);
-    CREATED.store(0, Ordering::Release);
-}
-
-fn slot(change: impl FnOnce(&mut Option<Host>)) {
-    change(
-        &mut HOST
-            .write()
-            .unwrap_or_else(|poisoned| poisoned.into_inner()),
-    );
-}
-
-/// The host, from `create` to `destroy`.
-pub(crate) fn host() -> Option<Host> {
-    *HOST.read().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-struct ForwardToHost;
-
-impl ForwardToHost {
-    fn with(work: impl FnOnce(&Host)) {
-        let host = HOST.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(host) = host.as_ref() {
-            work(host);
-        }
-    }
-}
-
-impl log::Log for ForwardToHost {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        let mut enabled = false;
-        Self::with(|host| enabled = host.log_enabled(metadata.level()));
-        enabled
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        Self::with(|host| {
-            if !host.log_enabled(record.level()) {
-                return;
-            }
-            match record.args().as_str() {
-                Some(text) => host.log(record.level(), record.target(), text),
-                None => host.log(record.level(), record.target(), &record.args().to_string()),
-            }
-        });
-    }
-
-    fn flush(&self) {}
 }
 
 #[cfg(test)]

@@ -1,35 +1,34 @@
-//! Why a plugin could not do what a message asked, in words and as a status.
+//! Why a plugin could not do what a message asked, as facts and in words.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::Status;
-use crate::raw::{
-    MEMPROF_ABI_MISMATCH, MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO,
-    MEMPROF_PANIC, MEMPROF_UNAVAILABLE, MEMPROF_UNKNOWN_MESSAGE, MEMPROF_UNSUPPORTED,
-};
+use crate::{ErrorKind, Status};
 
 /// An error reply: what happened, and what the reader can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// One of the negative status codes of [`raw`](crate::raw).
-    pub status: Status,
+    /// For a program to branch on.
+    pub kind: ErrorKind,
     /// What happened, naming the thing.
     pub message: String,
     /// What would help; empty when nothing is known.
     pub remedy: String,
-    /// For [`MEMPROF_BUSY`]: how long to wait before the next try.
+    /// Why the operating system refused, as errno(3) has it, where it did.
+    pub errno: Option<i32>,
+    /// For [`ErrorKind::Busy`]: how long to wait before the next try.
     pub retry_after_ms: Option<u64>,
 }
 
 impl Failure {
-    /// A failure without a remedy.
-    pub fn new(status: Status, message: impl Into<String>) -> Self {
+    /// A failure without a remedy. Its kind may also be given as a status of [`raw`](crate::raw).
+    pub fn new(kind: impl Into<ErrorKind>, message: impl Into<String>) -> Self {
         Self {
-            status,
+            kind: kind.into(),
             message: message.into(),
             remedy: String::new(),
+            errno: None,
             retry_after_ms: None,
         }
     }
@@ -41,20 +40,9 @@ impl Failure {
         self
     }
 
-    /// The word for the status in a reply's `error.kind`.
-    pub fn kind(&self) -> &'static str {
-        match self.status {
-            MEMPROF_UNKNOWN_MESSAGE => "unknown_message",
-            MEMPROF_INVALID_ARGUMENT => "invalid_argument",
-            MEMPROF_UNSUPPORTED => "unsupported",
-            MEMPROF_ABI_MISMATCH => "abi_mismatch",
-            MEMPROF_BUSY => "busy",
-            MEMPROF_ALLOCATOR => "allocator",
-            MEMPROF_PANIC => "panic",
-            MEMPROF_UNAVAILABLE => "unavailable",
-            MEMPROF_IO => "io",
-            _ => "internal",
-        }
+    /// What the call that failed returns.
+    pub fn status(&self) -> Status {
+        self.kind.status()
     }
 
     /// The body of the error reply: a JSON object with `status`, `text` and `error`.
@@ -63,10 +51,14 @@ impl Failure {
         json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()
     }
 
-    /// The reply's `error`: `{kind, message, remedy}`, and `retry_after_ms` where it is known.
+    /// The reply's `error`: `{kind, message, remedy}`, and `errno` and `retry_after_ms` where they
+    /// are known.
     pub fn to_value(&self) -> Value {
         let mut error =
-            json!({ "kind": self.kind(), "message": self.message, "remedy": self.remedy });
+            json!({ "kind": self.kind.word(), "message": self.message, "remedy": self.remedy });
+        if let Some(errno) = self.errno {
+            error["errno"] = errno.into();
+        }
         if let Some(ms) = self.retry_after_ms {
             error["retry_after_ms"] = ms.into();
         }

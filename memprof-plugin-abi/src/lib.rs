@@ -34,7 +34,9 @@
 //! ```
 
 mod arguments;
+mod attached;
 mod boundary;
+mod error_kind;
 mod failure;
 mod host;
 #[cfg(feature = "stable-abi")]
@@ -46,6 +48,7 @@ mod resident;
 mod text;
 
 pub use arguments::Arguments;
+pub use error_kind::ErrorKind;
 pub use failure::Failure;
 pub use host::Host;
 pub use plugin::{Message, Plugin};

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use crate::Failure;
-use crate::boundary;
+use crate::attached;
 use crate::raw::{MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_OK, memprof_reply_t, memprof_str_t};
 
 /// The content type of a JSON body.
@@ -130,7 +130,7 @@ impl Reply<'_> {
 
     /// True when the host took the file.
     fn passes(&self, file: &File, size: u64, content_type: &str) -> bool {
-        let host = boundary::host();
+        let host = attached::host();
         let Some(take) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {
             return false;
         };

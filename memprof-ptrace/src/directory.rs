@@ -1,5 +1,6 @@
 //! The directory of a process in /proc.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::linux::fs::MetadataExt;
@@ -8,7 +9,6 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use crate::process::{Malformed, Seccomp, Status};
 use crate::refusal::Refusal;
 
 /// /proc/PID, or /proc/self.
@@ -53,10 +53,10 @@ impl Directory {
     ///
     /// # Errors
     /// As `read`.
-    pub(crate) fn parse<T>(
+    pub(crate) fn parse<T, E: fmt::Display>(
         &self,
         name: &str,
-        parse: impl Fn(&[u8]) -> Result<T, Malformed>,
+        parse: impl Fn(&[u8]) -> Result<T, E>,
     ) -> Result<T, Refusal> {
         let text = self.read(name)?;
         parse(&text).map_err(|cause| Refusal::Unreadable {
@@ -109,14 +109,11 @@ impl Directory {
         words.trim_end_matches('\0').replace('\0', " ")
     }
 
-    /// How the system calls of each thread are filtered.
-    pub(crate) fn thread_modes(&self) -> impl Iterator<Item = Seccomp> {
+    /// The file `status` of each thread, but of those that end meanwhile.
+    pub(crate) fn thread_statuses(&self) -> impl Iterator<Item = Vec<u8>> {
         let tasks = fs::read_dir(self.0.join("task")).into_iter().flatten();
-        // One that ends meanwhile has no mode any more.
-        tasks.flatten().filter_map(|task| {
-            let text = fs::read(task.path().join("status")).ok()?;
-            Some(Status::parse(&text).ok()?.seccomp)
-        })
+        let tasks = tasks.flatten();
+        tasks.filter_map(|task| fs::read(task.path().join("status")).ok())
     }
 
     fn unreadable(&self, name: &str, error: &io::Error) -> Refusal {

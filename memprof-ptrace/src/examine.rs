@@ -119,11 +119,12 @@ impl Caller {
 
     /// Where some thread has no filter, that one can be borrowed.
     fn require_readable_filter(&self, of: &Directory, status: &Status) -> Result<(), Refusal> {
-        let is_free = |mode: Seccomp| mode == Seccomp::Off;
+        let is_free =
+            |text: Vec<u8>| Status::parse(&text).is_ok_and(|thread| thread.seccomp == Seccomp::Off);
         match status.seccomp {
             Seccomp::Off => Ok(()),
             Seccomp::Filter if self.reads_filters() => Ok(()),
-            _ if of.thread_modes().any(is_free) => Ok(()),
+            _ if of.thread_statuses().any(is_free) => Ok(()),
             Seccomp::Filter => Err(Refusal::UnreadFilter),
             Seccomp::Strict => Err(Refusal::StrictSeccomp),
         }

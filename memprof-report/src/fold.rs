@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::ages::Birth;
+use crate::birth::Birth;
 use crate::blame::{Blame, Place, Whose};
 use crate::evidence::Evidence;
 use crate::names::{Frame, Names, StringId, Strings};

@@ -14,7 +14,7 @@ pub use tcmalloc::write_tcmalloc;
 
 use std::io::BufRead;
 
-use crate::ages::Birth;
+use crate::birth::Birth;
 use crate::error::{Error, Quoted, Result};
 use crate::limits::{Budget, Limits, Part};
 use crate::lines::{Ending, for_each_line};

@@ -5,6 +5,7 @@
 //! Bytes, the places of binaries and a writer come in, a report goes out; nothing is read of the
 //! process that was profiled. Every dump is hostile: see [`Limits`] and [`Error`].
 
+mod options;
 mod report;
 
 mod heap;
@@ -23,6 +24,7 @@ mod symbolize;
 mod trim;
 
 mod ages;
+mod birth;
 mod blame;
 mod evidence;
 mod filter;
@@ -36,7 +38,8 @@ mod render;
 mod error;
 mod limits;
 
-pub use ages::{Ages, Birth, Cohort};
+pub use ages::Cohort;
+pub use birth::{Ages, Birth};
 pub use blame::{Blame, Whose};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
@@ -47,11 +50,12 @@ pub use heap::write_tcmalloc;
 pub use input::parse;
 pub use limits::Limits;
 pub use names::{Detail, Frame, Names, StringId, Strings};
+pub use options::{Format, Options};
 pub use profile::{
     Address, Claims, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Values,
 };
-pub use render::{FLAMEGRAPH_POLICY, Format, POLICY, Subject, VIEWER, amount, render};
-pub use report::{Input, Options, read, report};
+pub use render::{FLAMEGRAPH_POLICY, POLICY, Subject, VIEWER, amount, render};
+pub use report::{Input, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use symbolize::{Progress, Sources, symbolize};
 pub use table::{Change, Pair, Row, table};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::{AddAssign, Index, IndexMut};
 
-use crate::ages::{Ages, Birth};
+use crate::birth::{Ages, Birth};
 use crate::limits::Room;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};

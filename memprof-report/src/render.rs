@@ -23,39 +23,9 @@ use crate::error::Result;
 use crate::fold::{Folded, Named};
 use crate::limits::Room;
 use crate::names::StringId;
+use crate::options::{Format, Options};
 use crate::profile::{SampleType, Values};
-use crate::report::Options;
 use crate::short::shortened;
-
-/// What a report is written as.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
-    /// A table of functions.
-    #[default]
-    Text,
-    /// The call tree.
-    Tree,
-    /// Callers and callees of the functions in focus.
-    Peek,
-    /// A line per stack: `root;…;leaf value`.
-    Collapsed,
-    /// An SVG with zoom and search.
-    Flamegraph,
-    /// A page with flamegraph, table, tree and search, which needs no other file.
-    Html,
-    /// The data of that page, as JSON for [`VIEWER`].
-    View,
-    /// The call graph for graphviz.
-    Dot,
-    /// The call graph, drawn by graphviz.
-    Svg,
-    /// `profile.proto` in gzip.
-    Pprof,
-    /// A symbolized heap dump, which jeprof opens without the binary.
-    Jeprof,
-    /// Totals, mappings, functions.
-    Json,
-}
 
 /// What is reported on.
 #[derive(Clone, Debug)]
@@ -68,13 +38,6 @@ pub struct Subject<'a> {
     pub base_name: Option<String>,
     /// The base.
     pub base: Option<&'a Named>,
-}
-
-impl Format {
-    /// Whether it is for other tools: every stack as it was sampled, and nothing folded or left out.
-    pub(crate) fn is_raw(self) -> bool {
-        matches!(self, Self::Collapsed | Self::Pprof | Self::Jeprof)
-    }
 }
 
 impl Subject<'_> {

@@ -1,18 +1,17 @@
 //! The whole way from a dump to an answer.
 
 use std::io::{BufRead, Write};
-use std::time::Duration;
 
 use crate::ages::{keep_older, no_ages};
-use crate::blame::{Blame, advice};
+use crate::blame::advice;
 use crate::error::{Error, Result};
-use crate::filter::{Filter, leave_out_memprof};
-use crate::fold::{Granularity, Named};
+use crate::filter::leave_out_memprof;
+use crate::fold::Named;
 use crate::input::parse;
-use crate::limits::Limits;
 use crate::names::printable;
+use crate::options::{Format, Options};
 use crate::profile::{Profile, SampleType};
-use crate::render::{self, Format, amount};
+use crate::render::{self, amount};
 use crate::symbolize::{Progress, Sources, number_the_rest, symbolize};
 use crate::trim::allocator_depths;
 use crate::unsample::unsample;
@@ -31,39 +30,6 @@ impl std::fmt::Debug for Input<'_> {
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
-}
-
-/// What a report shows, and how.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// The output's format.
-    pub format: Format,
-    /// Which value; pprof and JSON have all of them.
-    pub sample_type: SampleType,
-    /// Whether functions are split into lines.
-    pub granularity: Granularity,
-    /// Which stacks.
-    pub filter: Filter,
-    /// Tables tell how old each function's memory is.
-    pub ages: bool,
-    /// Only what was allocated at least so long before the profile was taken.
-    pub older: Option<Duration>,
-    /// Tables are sorted by cumulative value.
-    pub by_cum: bool,
-    /// Rows of a table, nodes of a tree or a graph; the format's default when there is none. The formats that
-    /// hold every stack refuse it.
-    pub top: Option<usize>,
-    /// Scale the base to the profile's total, to see what changed in proportion.
-    pub normalize: bool,
-    /// Read truncated dumps. Names are forced in [`Sources`].
-    pub force: bool,
-    /// When the profile was taken, in nanoseconds of Unix time, for pprof. It comes in as an argument, so
-    /// that equal inputs give equal outputs.
-    pub time_nanos: i64,
-    /// Whose functions the rows are.
-    pub blame: Blame,
-    /// What is refused.
-    pub limits: Limits,
 }
 
 /// Reads a profile, and its base for a diff, and writes the report. Without `sources` names are numbers.

@@ -6,8 +6,9 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
+use crate::place::User;
 use crate::running::Running;
-use crate::server::{Profiled, Server, User};
+use crate::server::{Profiled, Server};
 use crate::talk::connect;
 
 pub(crate) const MOSQUITTO: Server = Server {

@@ -8,8 +8,9 @@ use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 
 use crate::place::Place;
+use crate::place::User;
 use crate::running::Running;
-use crate::server::{Profiled, Server, User};
+use crate::server::{Profiled, Server};
 use crate::session::Session;
 use crate::talk::{exchange, tool};
 

@@ -5,7 +5,8 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::held::Held;
-use crate::server::{Profiled, Server, User};
+use crate::place::User;
+use crate::server::{Profiled, Server};
 use crate::talk::tool;
 
 /// An anonymous bind, which succeeds (RFC 4511, 4.2).

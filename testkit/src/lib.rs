@@ -17,9 +17,9 @@ mod session;
 mod talk;
 mod web;
 
-pub use place::Place;
+pub use place::{Place, User};
 pub use running::{Ending, Running};
-pub use server::{Profiled, Server, User};
+pub use server::{Profiled, Server};
 
 /// The servers, those that are heavy to start last.
 pub const SERVERS: &[Server] = &[

@@ -8,8 +8,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
+use crate::place::User;
 use crate::running::{PATIENCE, Running};
-use crate::server::{Profiled, Server, User};
+use crate::server::{Profiled, Server};
 use crate::talk::connect;
 
 /// So many names each load brings.

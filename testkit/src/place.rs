@@ -11,10 +11,17 @@ use anyhow::{Context, Result};
 use nix::unistd::geteuid;
 use tempfile::TempDir;
 
-use crate::server::User;
-
 /// uid and gid of `nobody` and `nogroup` (Debian policy, 9.2.2).
 const NOBODY: u32 = 65534;
+
+/// Who runs a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// Whoever starts it; many then change their user themselves.
+    Starter,
+    /// Nobody, where root starts it: it insists, or cannot drop privileges itself.
+    Nobody,
+}
 
 /// A directory that goes with its server, and a port that nobody had.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::place::Place;
+use crate::place::{Place, User};
 use crate::running::{self, Running};
 
 /// A server of Debian's.
@@ -29,15 +29,6 @@ pub struct Server {
     pub(crate) answer: fn(&mut Running) -> Result<String>,
     /// Allocates memory that stays until the next load, about 1 MiB or more.
     pub(crate) load: fn(&mut Running) -> Result<()>,
-}
-
-/// Who runs a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum User {
-    /// Whoever starts it; many then change their user themselves.
-    Starter,
-    /// Nobody, where root starts it: it insists, or cannot drop privileges itself.
-    Nobody,
 }
 
 /// Which process of a server is meant.

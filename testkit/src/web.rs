@@ -6,8 +6,9 @@ use anyhow::Result;
 
 use crate::held::Held;
 use crate::place::Place;
+use crate::place::User;
 use crate::running::Running;
-use crate::server::{Profiled, Server, User};
+use crate::server::{Profiled, Server};
 use crate::talk::http;
 
 pub(crate) const NGINX: Server = Server {

@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 
 use crate::packages;
 use crate::run::{cargo, root, run};
-use crate::torture::tls;
+
+/// KiB of thread-local variables in the programs that are built for this suite.
+pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
 
 /// Which cargo profile to build with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,14 +96,24 @@ pub(crate) fn build_torture() -> Result<()> {
     }
     let guest = "xtask/src/torture/guest.c";
     compile("cc", guest, "torture/guest", &[])?;
-    for kib in tls::SIZES {
+    for kib in TLS_SIZES {
         let define = format!("-DTLS_KIB={kib}");
         let place = |name: String| format!("torture/{name}");
-        compile("cc", guest, &place(tls::guest_of(kib)), &[&define])?;
+        compile("cc", guest, &place(tls_guest(kib)), &[&define])?;
         let options = [&dynamic(&library)[..], &[&define]].concat();
-        compile("cc", source, &place(tls::host_of(kib)), &options)?;
+        compile("cc", source, &place(tls_host(kib)), &options)?;
     }
     build_unwind(Profile::Dev)
+}
+
+/// The file of `target/dist/torture`.
+pub(crate) fn tls_guest(kib: u32) -> String {
+    format!("guest_tls_{kib}")
+}
+
+/// The file of `target/dist/torture`.
+pub(crate) fn tls_host(kib: u32) -> String {
+    format!("stress_host_tls_{kib}")
 }
 
 /// The probe, and what it is tried in.

@@ -16,7 +16,7 @@ pub(crate) fn check_max(jemalloc: &Jemalloc, max: u64) -> Result<()> {
         return Ok(());
     }
     let message = format!("max={max} is out of range 1..={limit}");
-    Err(Error::new(ErrorKind::Invalid, message)
+    Err(Error::new(ErrorKind::InvalidArgument, message)
         .remedy("jemalloc takes a higher limit only at its start: max_background_threads:N"))
 }
 
@@ -81,7 +81,7 @@ fn limit(jemalloc: &Jemalloc) -> Result<u64> {
 fn read(jemalloc: &Jemalloc) -> Result<Background> {
     let mallctl = &jemalloc.mallctl;
     Ok(Background {
-        kind: jemalloc.identity.kind,
+        kind: jemalloc.identity.kind.into(),
         version: jemalloc.identity.version.clone(),
         background_thread: mallctl
             .read_bool(c"background_thread")

@@ -22,7 +22,7 @@ impl SampleInterval {
         }
         let (low, high) = (LG_SAMPLE.start(), LG_SAMPLE.end());
         let message = format!("lg_sample={lg_sample} is out of range {low}..={high}");
-        Err(Error::new(ErrorKind::Invalid, message))
+        Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
     /// That many bytes, for example `524288`, `512KiB`, `1MiB`.
@@ -32,7 +32,7 @@ impl SampleInterval {
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |why: &str| {
             let message = format!("sample_interval={text:?} {why}");
-            Err(Error::new(ErrorKind::Invalid, message)
+            Err(Error::new(ErrorKind::InvalidArgument, message)
                 .remedy("a power of two from 1KiB to 16MiB, for example sample_interval=512KiB"))
         };
         let Some(bytes) = parse_size(text) else {
@@ -58,7 +58,7 @@ mod tests {
     fn intervals_that_blind_threads_are_refused() {
         for lg_sample in [0, 9, 25, u64::MAX] {
             let error = SampleInterval::from_lg(lg_sample).unwrap_err();
-            assert_eq!(error.kind, ErrorKind::Invalid, "{lg_sample}");
+            assert_eq!(error.kind, ErrorKind::InvalidArgument, "{lg_sample}");
         }
     }
 
@@ -76,7 +76,7 @@ mod tests {
             "", "0", "KiB", "512kbit", "500000", "512", "17MiB", "32MiB", "-1",
         ] {
             let error = SampleInterval::parse(text).unwrap_err();
-            assert_eq!(error.kind, ErrorKind::Invalid, "{text}");
+            assert_eq!(error.kind, ErrorKind::InvalidArgument, "{text}");
             assert!(error.message.contains(&format!("{text:?}")), "{error}");
         }
         let most = u64::MAX.to_string() + "MiB";

@@ -333,7 +333,7 @@ pub(crate) mod tests {
     fn activation_that_is_refused_names_the_errno() {
         let error = found::<Refusing>(None).activate(None).unwrap_err();
         let message = "jemalloc refused prof.active: Operation not permitted (EPERM)";
-        assert_eq!(error.message, message);
+        assert_eq!(error.to_string(), message);
     }
 
     #[test]

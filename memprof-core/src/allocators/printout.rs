@@ -28,7 +28,7 @@ impl PrintOptions {
             let message = format!("opts={letters:?} {why}");
             let remedy =
                 format!("valid letters: {LETTERS}, each at most once; for example opts=Ja");
-            Err(Error::new(ErrorKind::Invalid, message).remedy(remedy))
+            Err(Error::new(ErrorKind::InvalidArgument, message).remedy(remedy))
         };
         if let Some(unknown) = letters.chars().find(|letter| !LETTERS.contains(*letter)) {
             return invalid(&format!("has the unknown letter {unknown:?}"));

@@ -65,7 +65,7 @@ pub(crate) fn gather(
 impl Seen {
     pub(crate) fn of(backend: &Driven) -> Self {
         let identity = backend.identity();
-        let texts = |error: Error| (error.message, error.remedy);
+        let texts = |error: Error| (error.to_string(), error.remedy);
         let unavailable = backend.require_profiling().err().map(texts);
         let in_place = backend.why_in_place();
         Self {
@@ -186,7 +186,7 @@ fn look_at(store: &Store) -> DumpDir {
         ..DumpDir::default()
     };
     match store.try_out() {
-        Err(error) => dir.unusable = Some((error.message, error.remedy)),
+        Err(error) => dir.unusable = Some((error.to_string(), error.remedy)),
         Ok(directory) => {
             let room = rustix::fs::fstatvfs(&directory);
             dir.room = room

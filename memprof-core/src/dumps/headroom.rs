@@ -6,6 +6,7 @@
 use std::fmt;
 
 use memmap2::MmapMut;
+use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::system::cgroup;
@@ -87,11 +88,7 @@ fn judge(least: Option<Headroom>, bytes: u64) -> Result<()> {
 }
 
 fn refusal(message: String) -> Error {
-    Error::new(
-        ErrorKind::Memory,
-        format!("{message}: Cannot allocate memory (ENOMEM)"),
-    )
-    .remedy(
+    Error::new(ErrorKind::Io, message).errno(Errno::NOMEM).remedy(
         "free memory, raise the limit, or sample more coarsely (reset sample_interval=4MiB, which \
          drops the samples so far)",
     )
@@ -164,10 +161,10 @@ mod tests {
             });
             let refused = judge(least, bytes).err();
             assert_eq!(
-                refused.as_ref().map(|error| error.kind),
-                expected.map(|_| ErrorKind::Memory)
+                refused.as_ref().and_then(Error::os_error),
+                expected.map(|_| Errno::NOMEM)
             );
-            let message = refused.map_or(String::new(), |error| error.message);
+            let message = refused.map_or(String::new(), |error| error.to_string());
             assert!(message.contains(expected.unwrap_or("")), "{message}");
         };
         check(Some(32 << 20), 28 << 20, None);

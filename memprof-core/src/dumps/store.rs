@@ -92,7 +92,7 @@ impl Store {
     pub fn fetch(&self, id: &str) -> Result<Fetched> {
         let unknown = || {
             let message = format!("no kept dump has the id {id:?}");
-            Error::new(ErrorKind::Invalid, message).remedy("send `list` for the ids")
+            Error::new(ErrorKind::InvalidArgument, message).remedy("send `list` for the ids")
         };
         let name = file_name(&DumpName::parse(id).ok_or_else(unknown)?);
         let directory = self.open_safe("open a dump in")?.ok_or_else(unknown)?;
@@ -305,8 +305,8 @@ impl Store {
             bytes: *bytes,
             taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
             pid: name.pid,
-            kind: name.kind,
-            trigger: name.cause.map(|cause| cause.trigger),
+            kind: name.kind.into(),
+            trigger: name.cause.map(|cause| cause.trigger.into()),
             rss_bytes: name.cause.map(|cause| cause.rss_kib.saturating_mul(1024)),
         }
     }
@@ -401,10 +401,7 @@ mod tests {
         let refused = store
             .add(&name(0, 1), STARTED, 3, &mut &b"two"[..])
             .unwrap_err();
-        assert!(
-            refused.message.ends_with("File exists (EEXIST)"),
-            "{refused}"
-        );
+        assert_eq!(refused.os_error(), Some(Errno::EXIST), "{refused}");
         assert_eq!(std::fs::read(kept.path).unwrap(), b"one");
         assert_eq!(std::fs::read_dir(store.directory()).unwrap().count(), 1);
     }
@@ -500,9 +497,9 @@ mod tests {
         assert_eq!(most, QUOTA);
         let kept = store.list().unwrap();
         assert_eq!(kept.len(), QUOTA);
-        let newest = (kept[0].trigger, kept[0].rss_bytes);
+        let newest = (kept[0].trigger.clone(), kept[0].rss_bytes);
         let last = words[9_999 % words.len()];
-        assert_eq!(newest, (Some(last), Some(9_999 * 1024)));
+        assert_eq!(newest, (Some(last.into()), Some(9_999 * 1024)));
     }
 
     #[test]
@@ -512,7 +509,7 @@ mod tests {
             ..Keep::default()
         });
         let old = add(&store, &name(0, 1), b"one");
-        assert_eq!((old.trigger, old.rss_bytes), (None, None));
+        assert_eq!((&old.trigger, old.rss_bytes), (&None, None));
         assert_eq!(store.list().unwrap(), [old]);
         let cause = Some(Cause {
             trigger: TriggerWord::Message,
@@ -577,7 +574,7 @@ mod tests {
             "20261121T111244Z.42.1.0000beef\0",
         ] {
             let refused = store.fetch(id).unwrap_err();
-            assert_eq!(refused.kind, ErrorKind::Invalid, "{id}");
+            assert_eq!(refused.kind, ErrorKind::InvalidArgument, "{id}");
         }
     }
 
@@ -635,7 +632,7 @@ mod tests {
         let refused = store
             .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])
             .unwrap_err();
-        assert!(refused.message.contains("ENOTDIR"), "{refused}");
+        assert_eq!(refused.os_error(), Some(Errno::NOTDIR), "{refused}");
     }
 
     #[test]

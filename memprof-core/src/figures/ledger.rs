@@ -126,44 +126,21 @@ pub(crate) fn reconcile(
     let metadata = take(heap.metadata.saturating_sub(untouched));
     // Committed pages need not have been touched, so this is at most what it is.
     let undivided = take(undivided(&allocators));
-    let rows = vec![
-        Row {
-            name: Part::LiveHeap,
-            bytes: live_heap,
-        },
-        Row {
-            name: Part::Sampling,
-            bytes: sampling,
-        },
-        Row {
-            name: Part::Fragmentation,
-            bytes: fragmentation,
-        },
-        Row {
-            name: Part::Dirty,
-            bytes: dirty,
-        },
-        Row {
-            name: Part::Metadata,
-            bytes: metadata,
-        },
-        Row {
-            name: Part::UndividedHeap,
-            bytes: undivided,
-        },
-        Row {
-            name: Part::NotTheAllocator,
-            bytes: left,
-        },
-        Row {
-            name: Part::File,
-            bytes: resident.file,
-        },
-        Row {
-            name: Part::Shared,
-            bytes: resident.shared,
-        },
+    let rows = [
+        (Part::LiveHeap, live_heap),
+        (Part::Sampling, sampling),
+        (Part::Fragmentation, fragmentation),
+        (Part::Dirty, dirty),
+        (Part::Metadata, metadata),
+        (Part::UndividedHeap, undivided),
+        (Part::NotTheAllocator, left),
+        (Part::File, resident.file),
+        (Part::Shared, resident.shared),
     ];
+    let rows = rows.map(|(part, bytes)| Row {
+        name: part.into(),
+        bytes,
+    });
     let rss_bytes = resident.total();
     let verdicts = [
         growth(live, earlier),
@@ -175,7 +152,7 @@ pub(crate) fn reconcile(
     ];
     Ledger {
         rss_bytes,
-        rows,
+        rows: rows.into(),
         allocators,
         cgroup,
         verdicts: verdicts.into_iter().flatten().collect(),
@@ -195,7 +172,7 @@ fn growth(live: u64, earlier: Option<Earlier>) -> Option<Verdict> {
     let grown = live.saturating_sub(allocated);
     let share = grown as f64 / allocated.max(1) as f64;
     (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| Verdict {
-        kind: VerdictKind::Growth,
+        kind: VerdictKind::Growth.into(),
         why: format!(
             "the live heap grew by {} ({grown} bytes) in {}, above {}",
             percent(share),
@@ -212,7 +189,7 @@ fn growth(live: u64, earlier: Option<Earlier>) -> Option<Verdict> {
 fn costly_samples(sampled: &Sampled, bytes: u64, rss: u64) -> Option<Verdict> {
     let share = bytes as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
-        kind: VerdictKind::Sampling,
+        kind: VerdictKind::Sampling.into(),
         why: format!(
             "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
              has a page of its own",
@@ -230,7 +207,7 @@ fn costly_samples(sampled: &Sampled, bytes: u64, rss: u64) -> Option<Verdict> {
 fn fragmented(heap: &Figures, lost: u64) -> Option<Verdict> {
     let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
     (ratio > FRAGMENTED && lost >= NOTABLE_BYTES).then(|| Verdict {
-        kind: VerdictKind::Fragmentation,
+        kind: VerdictKind::Fragmentation.into(),
         why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED}: {lost} bytes are lost in partly filled pages"),
         remedy: "purging will not help: these pages hold live objects beside the free ones; \
                  look for long-lived objects allocated among short-lived ones"
@@ -241,7 +218,7 @@ fn fragmented(heap: &Figures, lost: u64) -> Option<Verdict> {
 fn dirty_pages(dirty: u64, rss: u64) -> Option<Verdict> {
     let share = dirty as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| Verdict {
-        kind: VerdictKind::Dirty,
+        kind: VerdictKind::Dirty.into(),
         why: format!(
             "{} of RSS are free pages that the allocator keeps, above {}",
             percent(share),
@@ -256,7 +233,7 @@ fn dirty_pages(dirty: u64, rss: u64) -> Option<Verdict> {
 fn outside(bytes: u64, rss: u64) -> Option<Verdict> {
     let share = bytes as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| Verdict {
-        kind: VerdictKind::NotTheAllocator,
+        kind: VerdictKind::NotTheAllocator.into(),
         why: format!(
             "{} of RSS are outside of every allocator found, above {}",
             percent(share),
@@ -277,7 +254,7 @@ fn page_cache(cgroup: Option<Cgroup>, rss: u64) -> Option<Verdict> {
     let cache = usage_bytes.saturating_sub(rss);
     let share = cache as f64 / limit.max(1) as f64;
     (share > NOTABLE_SHARE && cache >= NOTABLE_BYTES).then(|| Verdict {
-        kind: VerdictKind::PageCache,
+        kind: VerdictKind::PageCache.into(),
         why: format!(
             "{} of the cgroup's limit are not this process's RSS, above {}",
             percent(share),
@@ -302,7 +279,7 @@ mod tests {
 
     fn of(kind: Kind, totals: Totals) -> Vec<Heap> {
         vec![Heap {
-            kind,
+            kind: kind.into(),
             version: "1".to_owned(),
             owns_malloc: true,
             totals: Some(totals),
@@ -327,7 +304,7 @@ mod tests {
         ledger
             .verdicts
             .iter()
-            .map(|verdict| verdict.kind.word())
+            .map(|verdict| verdict.kind.as_str())
             .collect()
     }
 

@@ -29,7 +29,7 @@ pub(crate) fn require(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
     if let Some(max) = max.filter(|max| !RECENT.contains(max)) {
         let (low, high) = (RECENT.start(), RECENT.end());
         let message = format!("max={max} is out of range {low}..={high}");
-        return Err(Error::new(ErrorKind::Invalid, message).remedy("for example max=100"));
+        return Err(Error::new(ErrorKind::InvalidArgument, message).remedy("for example max=100"));
     }
     jemalloc.require_profiling()?;
     read_max(jemalloc).map(drop)
@@ -59,7 +59,7 @@ pub(crate) fn take(jemalloc: &Jemalloc, max: Option<u64>) -> Result<Recent> {
         .print_to(DUMP, &mut |piece| printout.push(piece))
         .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_dump", errno))?;
     Ok(Recent {
-        kind: Kind::Jemalloc,
+        kind: Kind::Jemalloc.into(),
         version: jemalloc.identity.version.clone(),
         alloc_max,
         report: printout.into_text(),

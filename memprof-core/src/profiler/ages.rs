@@ -22,7 +22,7 @@ impl FromStr for AgeWidth {
         let seconds = whole.and_then(|duration| u32::try_from(duration.as_secs()).ok());
         seconds.and_then(NonZero::new).map(Self).ok_or_else(|| {
             Error::new(
-                ErrorKind::Invalid,
+                ErrorKind::InvalidArgument,
                 format!("ages={word:?} is no length of a bucket"),
             )
             .remedy("valid: off, or whole seconds as in 10s, 1m or 1h")

@@ -68,7 +68,7 @@ pub(crate) fn take(
     let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
         id: kept.id,
-        kind: name.kind,
+        kind: name.kind.into(),
         path: kept.path,
         bytes: kept.bytes,
         stacks: summary.stacks,
@@ -266,7 +266,9 @@ mod tests {
         let (dump, store, _place) = take_from::<Refusing>();
         let error = dump.unwrap_err();
         assert!(
-            error.message.starts_with("jemalloc refused prof.dump: "),
+            error
+                .to_string()
+                .starts_with("jemalloc refused prof.dump: "),
             "{error}"
         );
         assert_eq!(store.list().unwrap(), []);

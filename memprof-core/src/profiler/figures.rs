@@ -235,7 +235,7 @@ fn heap(backend: &Driven) -> Heap {
     let identity = backend.identity();
     let totals = backend.allocator.totals();
     Heap {
-        kind: identity.kind,
+        kind: identity.kind.into(),
         version: identity.version.clone(),
         owns_malloc: identity.owns_malloc,
         sampled: match &totals {

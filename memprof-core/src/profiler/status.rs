@@ -9,22 +9,22 @@ pub(crate) fn allocator_status(backend: &Driven) -> AllocatorStatus {
     let identity = backend.identity();
     let unavailable = backend.require_profiling().err();
     let sampled = backend.sampler_status();
-    let sampler = match (&unavailable, sampled) {
+    let sampler = match (&unavailable, &sampled) {
         (Some(_), _) => None,
         (None, Some(_)) => Some(Whose::Ours),
         (None, None) => Some(Whose::Allocator),
     };
     AllocatorStatus {
-        sampler,
+        sampler: sampler.map(Whose::into),
         sampled,
-        kind: identity.kind,
+        kind: identity.kind.into(),
         version: identity.version.clone(),
         found_by: identity.found_by.to_string(),
         owns_malloc: identity.owns_malloc,
         prof_active: backend.is_active(),
         sample_interval: backend.sample_interval(),
         can: abilities(backend),
-        reason: unavailable.as_ref().map(|error| error.message.clone()),
+        reason: unavailable.as_ref().map(|error| error.to_string()),
         remedy: unavailable.map(|error| error.remedy),
         jemalloc: backend
             .allocator

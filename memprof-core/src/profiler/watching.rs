@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use super::farewell::Farewell;
 use super::figures::jemallocs;
 use super::switching::ActivateOptions;
@@ -181,7 +183,7 @@ impl Profiler {
                 log_dump(&report, &due.trigger);
             }
             Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
-            Err(error) if error.kind == ErrorKind::Memory => {
+            Err(error) if error.os_error() == Some(Errno::NOMEM) => {
                 // A rule such as cgroup_above meets it again and again until there is memory.
                 if !self.was_refused.swap(true, Ordering::Relaxed) {
                     log::error!("{}: {error}; tried again from time to time", due.trigger);

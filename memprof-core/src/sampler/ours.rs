@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, Once};
 use std::time::SystemTime;
 
 use memprof_sampler::{Refused, Role};
+use rustix::io::Errno;
 
 pub(crate) use memprof_sampler::mute_this_thread as leave_this_thread_out;
 
@@ -168,8 +169,8 @@ impl Sampler {
     /// `Unsupported`: why it cannot serve this process.
     fn find(allocator: &Identity, hooked: impl FnOnce() -> Option<Hooked>) -> Result<Self> {
         let cannot = |error: Error| {
-            let message = format!("memprof cannot sample {allocator}: {error}");
-            Error::new(error.kind, message)
+            let message = format!("memprof cannot sample {allocator}: {}", error.message);
+            Error { message, ..error }
         };
         let slots = Self::find_slots().map_err(cannot)?;
         if slots.owner().is_program {
@@ -330,9 +331,7 @@ fn loader_refused() -> Error {
 
 fn refused(refused: Refused) -> Error {
     match refused {
-        Refused::NoMemory => {
-            Error::new(ErrorKind::Io, "failed to map the sampler's tables: ENOMEM")
-        }
+        Refused::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),
         Refused::InUse => Error::new(
             ErrorKind::Busy,
             "a thread has been inside of memprof's sampler for a second",
@@ -349,7 +348,8 @@ impl Chosen<'_> {
             through: match self.sampler.way {
                 Way::Slots(_) => Through::Slots,
                 Way::Hooks(_) => Through::JemallocHooks,
-            },
+            }
+            .into(),
             slots: self.sampler.seen,
             samples: counts.samples,
             live_samples: counts.live_samples,

@@ -7,7 +7,7 @@ use memprof_plugin_abi::{Failure, JSON, TEXT};
 use super::instance::AdapterInstance;
 use crate::instance::text;
 use crate::protocol::{FRAME_LIMIT, split_message};
-use crate::router::Reply;
+use crate::reply::Reply;
 
 /// What a message may ask its reply to be.
 const FORMATS: [&str; 2] = [AS_JSON, "format=text"];

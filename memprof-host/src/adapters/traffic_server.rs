@@ -18,7 +18,7 @@ use super::contain;
 use super::instance::{Adapter, instance, settle};
 use super::log::{Lines, c_text, one_line};
 use super::symbol::find;
-use crate::router::Reply;
+use crate::reply::Reply;
 
 /// ts/apidefs.h, `TS_LIFECYCLE_MSG_HOOK`.
 const MESSAGE_HOOK: c_int = 5;

@@ -1,10 +1,11 @@
 //! The messages of `memory_profile`, with their replies as types.
 
-use memprof_messages::{Activation, DumpReport, Kept, KeptDumps, PLUGIN, Status};
+use memprof_messages::{
+    Activation, DumpReport, ErrorKind, Kept, KeptDumps, PLUGIN, Refusal, Status,
+};
 use memprof_plugin_abi::Arguments;
 use memprof_plugin_abi::raw::MEMPROF_OK;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::{Client, ClientError, Delivered, Passed};
 use crate::protocol::Deliver;
@@ -85,13 +86,15 @@ fn answered(reply: Delivered) -> Result<Delivered, ClientError> {
         return Ok(reply);
     }
     let bytes = reply.into_bytes()?;
-    let object: Option<Value> = serde_json::from_slice(&bytes).ok();
-    let text = object.as_ref().and_then(|object| object["text"].as_str());
+    let refusal = Refusal::of_reply(&bytes).unwrap_or_else(|| Refusal {
+        kind: ErrorKind::from(status).into(),
+        message: String::from_utf8_lossy(&bytes).into_owned(),
+        remedy: String::new(),
+        errno: None,
+        retry_after_ms: None,
+    });
     Err(ClientError::Plugin {
         status,
-        text: text.map_or_else(
-            || String::from_utf8_lossy(&bytes).into_owned(),
-            str::to_owned,
-        ),
+        refusal: Box::new(refusal),
     })
 }

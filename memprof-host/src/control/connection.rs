@@ -1,6 +1,5 @@
 //! One connection: frames in, frames out, each within a second.
 
-use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,8 +16,8 @@ use rustix::net::{
 };
 
 use super::NO_ID;
-use super::service::Service;
-use crate::protocol::{self, FRAME_LIMIT};
+use super::service::{Response, Service};
+use crate::protocol::{self, FRAME_LIMIT, RpcError};
 
 /// From a frame's first byte to its last, and from a response's first byte to its last.
 const FRAME_DEADLINE: Duration = Duration::from_secs(1);
@@ -98,13 +97,6 @@ impl Conversation {
     }
 }
 
-/// A response: its line, and what is passed beside it.
-#[derive(Debug)]
-pub(super) struct Response {
-    pub(super) line: String,
-    pub(super) file: Option<Ours<File>>,
-}
-
 /// Answers one frame after the other until the peer leaves or breaks a rule.
 pub(super) fn serve(conversation: &Conversation, service: &Service, privileges: &mut Privileges) {
     let Conversation { stream, activity } = conversation;
@@ -147,7 +139,7 @@ pub(super) fn serve(conversation: &Conversation, service: &Service, privileges: 
 /// Sends an error that belongs to no request.
 pub(super) fn refuse(stream: &Ours<UnixStream>, code: i32, message: &str) {
     let response = Response {
-        line: protocol::error_line(&NO_ID, code, message),
+        line: protocol::error_line(&NO_ID, &RpcError::new(code, message)),
         file: None,
     };
     if let Err(error) = send(stream, &response) {
@@ -281,7 +273,7 @@ mod tests {
     #[test]
     fn the_line_that_allocates_nothing_is_an_error_line() {
         let message = "the host has no memory left for this (ENOMEM); it goes on without";
-        let line = protocol::error_line(&NO_ID, protocol::OUT_OF_MEMORY, message);
+        let line = protocol::error_line(&NO_ID, &RpcError::new(protocol::OUT_OF_MEMORY, message));
         assert_eq!(OUT_OF_MEMORY, line);
     }
 }

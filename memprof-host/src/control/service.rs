@@ -10,13 +10,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::NO_ID;
-use super::connection::Response;
 use crate::protocol::{
     BASIC_MESSAGE, BasicMessage, HOST, HostInfo, INVALID_PARAMS, INVALID_REQUEST, MESSAGE,
-    METHOD_NOT_FOUND, MessageParams, PARSE_ERROR, PLUGINS, PluginInfo, Request, UNKNOWN_PLUGIN,
-    error_line, message_result, result_line, split_message,
+    METHOD_NOT_FOUND, MessageParams, PARSE_ERROR, PLUGINS, PluginInfo, Request, RpcError,
+    UNKNOWN_PLUGIN, error_line, message_result, result_line, split_message,
 };
-use crate::router::{Reply, Router};
+use crate::reply::Reply;
+use crate::router::Router;
 
 #[derive(Debug)]
 pub(super) struct Service {
@@ -24,17 +24,11 @@ pub(super) struct Service {
     pub(super) info: HostInfo,
 }
 
-/// A JSON-RPC error.
-struct Fault {
-    code: i32,
-    message: String,
-}
-
-fn fault(code: i32, message: impl Into<String>) -> Fault {
-    Fault {
-        code,
-        message: message.into(),
-    }
+/// A response: its line, and what is passed beside it.
+#[derive(Debug)]
+pub(super) struct Response {
+    pub(super) line: String,
+    pub(super) file: Option<Ours<File>>,
 }
 
 impl Service {
@@ -42,24 +36,24 @@ impl Service {
     pub(super) fn answer(&self, frame: &[u8]) -> Option<Response> {
         let request = match parse(frame) {
             Ok(request) => request,
-            Err(fault) => return Some(line(error_line(&NO_ID, fault.code, &fault.message))),
+            Err(error) => return Some(line(error_line(&NO_ID, &error))),
         };
         let id = request.id.clone();
-        let response = self.call(request).unwrap_or_else(|fault| {
+        let response = self.call(request).unwrap_or_else(|error| {
             let id = id.as_ref().unwrap_or(&NO_ID);
-            line(error_line(id, fault.code, &fault.message))
+            line(error_line(id, &error))
         });
         id.map(|_| response)
     }
 
-    fn call(&self, request: Request) -> Result<Response, Fault> {
+    fn call(&self, request: Request) -> Result<Response, RpcError> {
         let id = request.id.unwrap_or(NO_ID);
         match request.method.as_str() {
             MESSAGE => self.message(&id, params(request.params)?),
             PLUGINS => Ok(line(result_line(&id, &self.plugins()))),
             HOST => Ok(line(result_line(&id, &self.info))),
             BASIC_MESSAGE => self.basic_message(&id, &params(request.params)?),
-            method => Err(fault(
+            method => Err(RpcError::new(
                 METHOD_NOT_FOUND,
                 format!(
                     "no such method: {method:?}; valid methods: {MESSAGE}, {PLUGINS}, {HOST}, \
@@ -69,7 +63,7 @@ impl Service {
         }
     }
 
-    fn message(&self, id: &Value, params: MessageParams) -> Result<Response, Fault> {
+    fn message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = message_result(reply, params.deliver);
         let file = match passed(body.take()) {
@@ -89,7 +83,7 @@ impl Service {
         })
     }
 
-    fn basic_message(&self, id: &Value, params: &BasicMessage) -> Result<Response, Fault> {
+    fn basic_message(&self, id: &Value, params: &BasicMessage) -> Result<Response, RpcError> {
         let (name, args) = split_message(&params.data);
         let reply = self.send(&params.tag, name, args)?;
         let level = if reply.status_code == 0 {
@@ -101,9 +95,9 @@ impl Service {
         Ok(line(result_line(id, &"success")))
     }
 
-    fn send(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, Fault> {
+    fn send(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, RpcError> {
         let reply = self.router.message(plugin, name, args);
-        reply.map_err(|unknown| fault(UNKNOWN_PLUGIN, unknown.to_string()))
+        reply.map_err(|unknown| RpcError::new(UNKNOWN_PLUGIN, unknown.to_string()))
     }
 
     fn plugins(&self) -> Vec<PluginInfo> {
@@ -120,19 +114,19 @@ impl Service {
     }
 }
 
-fn parse(frame: &[u8]) -> Result<Request, Fault> {
+fn parse(frame: &[u8]) -> Result<Request, RpcError> {
     let value: Value = serde_json::from_slice(frame)
-        .map_err(|error| fault(PARSE_ERROR, format!("the line is no JSON: {error}")))?;
+        .map_err(|error| RpcError::new(PARSE_ERROR, format!("the line is no JSON: {error}")))?;
     let request: Request = serde_json::from_value(value)
-        .map_err(|error| fault(INVALID_REQUEST, format!("no JSON-RPC request: {error}")))?;
+        .map_err(|error| RpcError::new(INVALID_REQUEST, format!("no JSON-RPC request: {error}")))?;
     if request.jsonrpc != "2.0" {
-        return Err(fault(INVALID_REQUEST, "jsonrpc must be \"2.0\""));
+        return Err(RpcError::new(INVALID_REQUEST, "jsonrpc must be \"2.0\""));
     }
     Ok(request)
 }
 
-fn params<T: DeserializeOwned>(value: Value) -> Result<T, Fault> {
-    serde_json::from_value(value).map_err(|error| fault(INVALID_PARAMS, error.to_string()))
+fn params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
+    serde_json::from_value(value).map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
 }
 
 fn passed(body: Option<crate::Body>) -> std::io::Result<Option<Ours<File>>> {

@@ -12,10 +12,10 @@ use axum::routing::get;
 use serde::Deserialize;
 
 use crate::compat::symbol;
+use crate::extractor::{Shared, To};
 use crate::gateway::{Dumped, Gateway};
 use crate::problem::{Problem, Result};
 use crate::report::{View, tcmalloc_of, tcmalloc_of_new};
-use crate::router::{Shared, To};
 
 const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 /// What brpc prints for the letters of `malloc_stats_print` that are not given.

@@ -1,6 +1,9 @@
 //! What other systems say when jemalloc refuses, and why it really does.
 
+use std::io;
+
 use axum::http::{HeaderName, HeaderValue};
+use rustix::io::Errno;
 
 use crate::problem::Problem;
 
@@ -9,21 +12,18 @@ pub(super) const REASON: HeaderName = HeaderName::from_static("x-memprof-reason"
 
 impl Problem {
     /// The words of strerror(3) that `mallctl` would have led to.
-    pub(super) fn strerror(&self) -> &str {
-        // The plugin names the errno: "failed to open x: Permission denied (EACCES)".
-        if let Some((text, errno)) = self.message.rsplit_once(" (E")
-            && errno.ends_with(')')
-            && let Some((_, text)) = text.rsplit_once(": ")
-        {
-            return text;
-        }
-        match &*self.kind {
+    pub(super) fn strerror(&self) -> String {
+        let errno = self.errno.map(Errno::from_raw_os_error);
+        let errno = errno.unwrap_or(match &*self.kind {
             // The controls of profiling do not exist where it is off.
-            "unavailable" | "unsupported" => "No such file or directory",
-            "busy" => "Resource temporarily unavailable",
-            "invalid_argument" => "Invalid argument",
-            _ => "Bad address",
-        }
+            "unavailable" | "unsupported" => Errno::NOENT,
+            "busy" => Errno::AGAIN,
+            "invalid_argument" => Errno::INVAL,
+            _ => Errno::FAULT,
+        });
+        // std adds " (os error 28)" to what strerror(3) says.
+        let text = io::Error::from(errno).to_string();
+        text.split(" (os error").next().unwrap_or(&text).to_owned()
     }
 
     /// What happened and what would help, on one line.
@@ -56,30 +56,15 @@ mod tests {
 
     #[test]
     fn words_of_strerror() {
-        let check = |kind, message: &str, expected: &str| {
-            let problem = Problem::new(StatusCode::OK, kind, message);
+        let check = |kind, errno, expected: &str| {
+            let mut problem = Problem::new(StatusCode::OK, kind, "");
+            problem.errno = errno;
             assert_eq!(problem.strerror(), expected);
         };
-        check(
-            "io",
-            "failed to open /x: No space left on device (ENOSPC)",
-            "No space left on device",
-        );
-        check(
-            "allocator",
-            "jemalloc refused prof.gdump: Operation not permitted (EPERM)",
-            "Operation not permitted",
-        );
-        check(
-            "unavailable",
-            "jemalloc 5.3.0 was started with opt.prof=false",
-            "No such file or directory",
-        );
-        check(
-            "busy",
-            "a dump is running",
-            "Resource temporarily unavailable",
-        );
-        check("internal", "odd (Eh", "Bad address");
+        check("io", Some(28), "No space left on device");
+        check("allocator", Some(1), "Operation not permitted");
+        check("unavailable", None, "No such file or directory");
+        check("busy", None, "Resource temporarily unavailable");
+        check("internal", None, "Bad address");
     }
 }

@@ -11,10 +11,10 @@ use serde::Deserialize;
 use tokio::time::sleep;
 
 use crate::compat::symbol;
+use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
 use crate::report::{View, tcmalloc_of_new};
-use crate::router::{Shared, To};
 
 /// A request that is open longer is cut by whatever lies between.
 const LONGEST: u64 = 600;

@@ -11,9 +11,9 @@ use memprof_messages::Profiling;
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::extractor::{Shared, To};
 use crate::problem::Problem;
 use crate::report::{View, flamegraph_of_upload};
-use crate::router::{Shared, To};
 
 /// The largest dump that is uploaded.
 const UPLOAD: usize = 64 << 20;

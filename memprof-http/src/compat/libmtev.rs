@@ -9,9 +9,9 @@ use axum::routing::get;
 use memprof_messages::{AllocatorStatus, JemallocOptions, Kind};
 use serde::Deserialize;
 
+use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
-use crate::router::{Shared, To};
 
 pub(super) fn routes() -> Router<Shared> {
     Router::new()

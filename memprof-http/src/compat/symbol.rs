@@ -8,10 +8,10 @@ use axum::extract::DefaultBodyLimit;
 use axum::routing::{MethodRouter, get};
 use memprof_report::{Input, Options, Sources};
 
+use crate::extractor::{Shared, To};
 use crate::gateway::{Gateway, blocking};
 use crate::problem::{Problem, Result};
 use crate::report::in_turn;
-use crate::router::{Shared, To};
 
 /// 200,000 addresses, as jeprof pads them.
 const BODY: usize = 4 << 20;

@@ -7,9 +7,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde::Deserialize;
 
+use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
-use crate::router::{Shared, To};
 
 pub(super) fn routes() -> Router<Shared> {
     Router::new().route("/service/jemalloc/prof/{command}", post(command))

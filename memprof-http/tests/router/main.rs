@@ -10,6 +10,7 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_UNSUPPORTED,
 };
+use rustix::io::Errno;
 use serde_json::Value;
 use tower::ServiceExt;
 
@@ -40,8 +41,12 @@ impl Target for Fake {
 fn refusing(status: i32, message: &str) -> Fake {
     let mut failure = Failure::new(status, message).remedy("wait");
     failure.retry_after_ms = (status == MEMPROF_BUSY).then_some(500);
+    refused(&failure)
+}
+
+fn refused(failure: &Failure) -> Fake {
     Fake(Ok(Answer {
-        status,
+        status: failure.status(),
         body: failure.to_json().into_bytes(),
     }))
 }
@@ -118,10 +123,10 @@ fn the_other_systems_say_it_in_their_words() {
         assert_eq!(String::from_utf8_lossy(&body), text, "{path}");
     };
     let full = || {
-        refusing(
-            MEMPROF_IO,
-            "failed to open /d: No space left on device (ENOSPC)",
-        )
+        let message = "failed to open /d: No space left on device (ENOSPC)";
+        let mut failure = Failure::new(MEMPROF_IO, message).remedy("wait");
+        failure.errno = Some(Errno::NOSPC.raw_os_error());
+        refused(&failure)
     };
     check(
         full(),

@@ -1,7 +1,7 @@
 //! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
 
 use super::Dump;
-use crate::ages::Ages;
+use crate::birth::Ages;
 use crate::error::Result;
 use crate::limits::Part;
 use crate::names::printable;

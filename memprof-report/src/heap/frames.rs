@@ -4,7 +4,7 @@
 //! only an address seen for the first time is checked and converted.
 
 use super::numbers::hexadecimal;
-use crate::ages::Birth;
+use crate::birth::Birth;
 use crate::profile::Address;
 use crate::stacks::{AddressId, Mix, Stacks};
 
@@ -83,7 +83,7 @@ impl FrameReader {
         }
         let length = memchr::memchr(b' ', text).unwrap_or(text.len());
         let address = address(&text[..length])?;
-        if let Some(birth) = Birth::of(address) {
+        if let Some(birth) = Birth::of(address.0) {
             return Some((Word::Birth(birth), length));
         }
         let id = stacks.intern_address(address);

@@ -7,7 +7,7 @@ use super::graph::edges;
 use super::{Subject, amount, counted, label, percent};
 use crate::error::Result;
 use crate::names::StringId;
-use crate::report::Options;
+use crate::options::Options;
 use crate::table::{Row, table};
 
 /// Functions shown unless `--top` says more or fewer; graphviz needs minutes for thousands.

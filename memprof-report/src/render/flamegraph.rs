@@ -14,7 +14,7 @@ use crate::blame::Whose;
 use crate::error::{Error, Result};
 use crate::fold::{Folded, FoldedStack};
 use crate::names::StringId;
-use crate::report::Options;
+use crate::options::Options;
 
 /// What the SVG may do where a server shows it, as its `Content-Security-Policy`: run inferno's script
 /// and nothing else, whatever a symbol is called.

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::Subject;
 use crate::error::{Error, Result};
 use crate::names::StringId;
-use crate::report::Options;
+use crate::options::Options;
 use crate::tree::tree;
 
 const PAGE: &str = include_str!("html/page.html");

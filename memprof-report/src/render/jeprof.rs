@@ -8,8 +8,8 @@ use std::io::Write;
 
 use super::Subject;
 use crate::error::Result;
+use crate::options::Options;
 use crate::profile::{Profile, SampleType, Values};
-use crate::report::Options;
 use crate::stacks::AddressId;
 
 pub(super) fn write(subject: &Subject<'_>, _options: &Options, out: &mut dyn Write) -> Result<()> {

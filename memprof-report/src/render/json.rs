@@ -9,8 +9,8 @@ use crate::ages::{Cohort, Cohorts};
 use crate::blame::Whose;
 use crate::error::{Error, Result};
 use crate::fold::Named;
+use crate::options::Options;
 use crate::profile::{Profile, Values};
-use crate::report::Options;
 use crate::table::{Pair, table};
 
 const SCHEMA_VERSION: u32 = 1;

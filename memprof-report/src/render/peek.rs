@@ -5,7 +5,7 @@ use std::io::Write;
 use super::graph::edges;
 use super::{Subject, amount, label, percent};
 use crate::error::Result;
-use crate::report::Options;
+use crate::options::Options;
 use crate::table::table;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {

@@ -11,9 +11,9 @@ use flate2::{Compression, GzBuilder};
 use self::encoder::Encoder;
 use super::Subject;
 use crate::error::Result;
+use crate::options::Options;
 use crate::pprof::proto;
 use crate::profile::SampleType;
-use crate::report::Options;
 
 /// Speed before size: most such files are read once and thrown away.
 const LEVEL: Compression = Compression::fast();

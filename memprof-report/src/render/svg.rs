@@ -6,7 +6,7 @@ use std::thread;
 
 use super::{Subject, dot};
 use crate::error::{Error, Result};
-use crate::report::Options;
+use crate::options::Options;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut graph = Vec::new();

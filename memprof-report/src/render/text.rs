@@ -6,7 +6,7 @@ use super::{Subject, amount, counted, label, percent};
 use crate::ages::{Cohorts, span};
 use crate::error::Result;
 use crate::fold::Folded;
-use crate::report::Options;
+use crate::options::Options;
 use crate::table::{Change, Row, table};
 
 /// How many columns the ages of a function's memory have.

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use super::{Subject, amount, counted, label, percent};
 use crate::error::Result;
-use crate::report::Options;
+use crate::options::Options;
 use crate::tree::{Node, children, tree};
 
 /// Subtrees below this part of the total are counted, not shown, unless `top` says how many are.

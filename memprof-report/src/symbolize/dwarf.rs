@@ -6,7 +6,7 @@ use std::{io, mem};
 use addr2line::gimli::{self, DwarfSections, EndianSlice, RunTimeEndian, SectionId};
 use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
 
-use super::elf::LinkedAddress;
+use super::address::LinkedAddress;
 use super::frames::Frames;
 use super::source_path::is_rust;
 use super::units;

@@ -6,6 +6,7 @@ use std::thread;
 
 use object::{Object as _, ObjectSegment as _, ReadCache, ReadRef, SymbolKind};
 
+use super::address::LinkedAddress;
 use super::dwarf::Dwarf;
 use super::frames::{Collected, Frames};
 use super::minidebug;
@@ -13,9 +14,6 @@ use super::narrowest::Narrowest;
 use super::search::Binary;
 use crate::profile::FileOffset;
 use crate::stacks::AddressId;
-
-/// An address as the file's own tables count it.
-pub(super) type LinkedAddress = u64;
 
 /// For fewer addresses no second thread is worth reading debug information.
 const SMALLEST_PART: usize = 1000;

@@ -10,7 +10,7 @@ use addr2line::gimli::{
     DW_FORM_ref_addr, DW_UT_type, Dwarf, EndianSlice, Endianity as _, RunTimeEndian, UnitHeader,
 };
 
-use super::elf::LinkedAddress;
+use super::address::LinkedAddress;
 
 /// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
 const DEEPEST: isize = 1000;

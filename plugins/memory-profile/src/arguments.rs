@@ -4,8 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use memprof_messages::UnknownWord;
-use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
-use memprof_plugin_abi::{Arguments, Failure};
+use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
 /// One of the words that the table has for `key`.
 pub(crate) fn take_word<T: FromStr<Err = UnknownWord>>(
@@ -15,7 +14,7 @@ pub(crate) fn take_word<T: FromStr<Err = UnknownWord>>(
     let parse = |text: String| {
         text.parse().map_err(|UnknownWord { word, known }| {
             let message = format!("unknown {key} {word:?}");
-            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+            Failure::new(ErrorKind::InvalidArgument, message)
                 .remedy(format!("valid: {}", known.join(", ")))
         })
     };
@@ -26,7 +25,7 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     let parse = |text: String| {
         text.parse().map_err(|_| {
             let message = format!("{key}={text:?} is not a number");
-            Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+            Failure::new(ErrorKind::InvalidArgument, message)
         })
     };
     args.take(key).map(parse).transpose()
@@ -42,7 +41,7 @@ pub(crate) fn take_switch(
         Some("off") => Ok(Some(false)),
         Some(other) => {
             let message = format!("{key}={other:?} is neither on nor off");
-            Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message))
+            Err(Failure::new(ErrorKind::InvalidArgument, message))
         }
     }
 }
@@ -58,7 +57,7 @@ pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Fa
 fn parse_duration(text: &str) -> Result<Duration, Failure> {
     let invalid = |why: &str| {
         let message = format!("for={text:?} {why}");
-        Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("for example for=10m, at most 7d")
+        Failure::new(ErrorKind::InvalidArgument, message).remedy("for example for=10m, at most 7d")
     };
     match humantime::parse_duration(text) {
         Ok(Duration::ZERO) => Err(invalid("is no time")),

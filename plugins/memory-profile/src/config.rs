@@ -11,8 +11,7 @@ use memprof_core::{
     Keep, Rule, SampleInterval, Store, UnwinderSettings, default_dump_dir, is_secure_execution,
 };
 use memprof_messages::{SamplerChoice, UnwinderChoice};
-use memprof_plugin_abi::Failure;
-use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
+use memprof_plugin_abi::{ErrorKind, Failure};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -169,7 +168,7 @@ impl Config {
 }
 
 fn invalid(message: String) -> Failure {
-    Failure::new(MEMPROF_INVALID_ARGUMENT, message)
+    Failure::new(ErrorKind::InvalidArgument, message)
 }
 
 #[cfg(test)]

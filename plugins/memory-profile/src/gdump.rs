@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use memprof_core::GdumpLimits;
-use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
-use memprof_plugin_abi::{Arguments, Failure};
+use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
 use crate::arguments::{take_duration, take_number, take_switch};
 
@@ -41,7 +40,8 @@ pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure>
 }
 
 fn invalid(message: String) -> Failure {
-    Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("for example state=on files=16 for=10m")
+    Failure::new(ErrorKind::InvalidArgument, message)
+        .remedy("for example state=on files=16 for=10m")
 }
 
 #[cfg(test)]

@@ -6,18 +6,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use memprof_core::{
-    ActivateOptions, ErrorKind, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Trigger,
-    Unsampled, require_calls,
+    ActivateOptions, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Trigger, Unsampled,
+    require_calls,
 };
 use memprof_host::adapters::attached;
 use memprof_messages::{
     Activation, Findings, KeptDumps, Kind, MESSAGES, OfAllocators, PLUGIN, ProfileKind, Profiling,
     Severity, USAGES,
 };
-use memprof_plugin_abi::raw::{
-    MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNAVAILABLE, MEMPROF_UNSUPPORTED,
-};
-use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
+use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Host, Message, Plugin, Reply};
 use serde_json::json;
 
 use crate::arguments::{take_duration, take_number, take_switch, take_word};
@@ -235,7 +232,7 @@ impl MemoryProfile {
             .dump(allocator, kind, Trigger::Message)
             .map_err(|error| {
                 // What the system refuses is for whoever runs the host, not only for who asked.
-                if matches!(error.kind, ErrorKind::Io | ErrorKind::Memory) {
+                if error.kind == ErrorKind::Io {
                     log::warn!("{error}");
                 }
                 failure(error)
@@ -331,7 +328,7 @@ impl MemoryProfile {
         if !attached::is_attached() {
             let message = "the plugin was loaded with the program, not by memprof attach";
             let remedy = "send `deactivate`, which ends sampling";
-            return Err(Failure::new(MEMPROF_UNSUPPORTED, message).remedy(remedy));
+            return Err(Failure::new(ErrorKind::Unsupported, message).remedy(remedy));
         }
         self.profiler().detach().map_err(failure)?;
         attached::leave();
@@ -344,7 +341,7 @@ impl MemoryProfile {
         let text = findings_text(&findings);
         let worst = findings.first().filter(|f| f.severity == Severity::Error);
         let failure = worst.map(|worst| {
-            Failure::new(MEMPROF_UNAVAILABLE, worst.message.clone()).remedy(worst.remedy.clone())
+            Failure::new(ErrorKind::Unavailable, worst.message.clone()).remedy(worst.remedy.clone())
         });
         let fields = Findings {
             healthy: findings.is_empty(),
@@ -374,7 +371,9 @@ impl MemoryProfile {
     fn fetch(&self, id: &str, reply: &mut Reply<'_>) -> Result<(), Failure> {
         let dump = self.profiler().fetch(id).map_err(failure)?;
         let passed = content_type(&dump.file)
-            .map_err(|error| Failure::new(MEMPROF_IO, format!("failed to read dump {id}: {error}")))
+            .map_err(|error| {
+                Failure::new(ErrorKind::Io, format!("failed to read dump {id}: {error}"))
+            })
             .and_then(|content_type| reply.file(&dump.file, dump.bytes, content_type));
         passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
     }
@@ -439,7 +438,7 @@ fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure
     let interval = match (args.take("sample_interval"), lg_sample) {
         (Some(_), Some(_)) => {
             let message = "sample_interval and lg_sample are the same; give one of them";
-            return Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message));
+            return Err(Failure::new(ErrorKind::InvalidArgument, message));
         }
         (Some(size), None) => SampleInterval::parse(&size).map(Some),
         (None, lg_sample) => lg_sample.map(SampleInterval::from_lg).transpose(),

@@ -1,12 +1,9 @@
 //! Replies: one JSON object with `status`, `text` and what was asked for.
 
-use memprof_core::{Error, ErrorKind};
-use memprof_messages::{Answer, Reply as Full};
-use memprof_plugin_abi::raw::{
-    MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO,
-    MEMPROF_UNAVAILABLE, MEMPROF_UNSUPPORTED,
-};
-use memprof_plugin_abi::{Failure, Reply};
+use memprof_core::Error;
+use memprof_messages::{Answer, Refused, Reply as Full};
+use memprof_plugin_abi::{ErrorKind, Failure, Reply};
+use rustix::io::Errno;
 use serde::Serialize;
 
 /// How long a client that met a running dump should wait.
@@ -24,12 +21,12 @@ fn answer(
     fields: impl Serialize,
 ) -> Result<(), Failure> {
     let answer = Full {
-        status,
+        status: status.into(),
         text: text.to_owned(),
         fields,
     };
     let json = serde_json::to_string(&answer)
-        .map_err(|error| Failure::new(MEMPROF_INTERNAL, format!("reply: {error}")))?;
+        .map_err(|error| Failure::new(ErrorKind::Internal, format!("reply: {error}")))?;
     reply.json(&json)
 }
 
@@ -41,35 +38,14 @@ pub(crate) fn refused(
     failure: &Failure,
     fields: impl Serialize,
 ) -> Result<(), Failure> {
-    #[derive(Serialize)]
-    struct Refusal<T> {
-        error: serde_json::Value,
-        #[serde(flatten)]
-        fields: T,
-    }
-    answer(
-        reply,
-        Answer::Error,
-        text,
-        Refusal {
-            error: failure.to_value(),
-            fields,
-        },
-    )
+    let error = failure.into();
+    answer(reply, Answer::Error, text, Refused { error, fields })
 }
 
 /// The failure that tells of an error of the core's.
 pub(crate) fn failure(error: Error) -> Failure {
-    let status = match error.kind {
-        ErrorKind::Invalid => MEMPROF_INVALID_ARGUMENT,
-        ErrorKind::Unsupported => MEMPROF_UNSUPPORTED,
-        ErrorKind::Unavailable => MEMPROF_UNAVAILABLE,
-        ErrorKind::Busy => MEMPROF_BUSY,
-        ErrorKind::Allocator => MEMPROF_ALLOCATOR,
-        ErrorKind::Io | ErrorKind::Memory => MEMPROF_IO,
-        _ => MEMPROF_INTERNAL,
-    };
-    let mut failure = Failure::new(status, error.message).remedy(error.remedy);
-    failure.retry_after_ms = (status == MEMPROF_BUSY).then_some(RETRY_AFTER_MS);
-    failure
+    let mut failure = Failure::new(error.kind, error.to_string());
+    failure.errno = error.os_error().map(Errno::raw_os_error);
+    failure.retry_after_ms = (error.kind == ErrorKind::Busy).then_some(RETRY_AFTER_MS);
+    failure.remedy(error.remedy)
 }

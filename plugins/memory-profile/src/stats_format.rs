@@ -1,8 +1,7 @@
 //! How the allocator's figures are asked for.
 
 use memprof_core::PrintOptions;
-use memprof_plugin_abi::Failure;
-use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
+use memprof_plugin_abi::{ErrorKind, Failure};
 
 use crate::reply::failure;
 
@@ -42,7 +41,7 @@ impl StatsFormat {
 }
 
 fn invalid(message: &str) -> Failure {
-    Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy("valid formats: text, json (opts=J)")
+    Failure::new(ErrorKind::InvalidArgument, message).remedy("valid formats: text, json (opts=J)")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use memprof_core::SEEN_FROM_THE_START;
 use memprof_messages::{
     Activation, AllocatorStatus, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping,
-    Heap, Kept, Ledger, ProfileKind, Purged, Severity, Stats, Status, Totals, Whose,
+    Heap, Kept, Ledger, ProfileKind, Purged, Stats, Status, Totals, Whose,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
@@ -21,9 +21,10 @@ pub(crate) fn activation_text(activation: &Activation) -> String {
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = bytes(dump.estimated_inuse_bytes);
-    let amount = match dump.kind {
-        ProfileKind::Heap => format!("about {amount} in use"),
-        ProfileKind::Growth => format!("{amount} of growth"),
+    let amount = if dump.kind == ProfileKind::Growth {
+        format!("{amount} of growth")
+    } else {
+        format!("about {amount} in use")
     };
     let path = dump.path.display();
     let stacks = match dump.stacks {
@@ -40,7 +41,7 @@ pub(crate) fn kept_text(kept: &[Kept]) -> String {
     }
     let line = |dump: &Kept| {
         let line = format!("{}  {}", dump.id, bytes(dump.bytes));
-        match (dump.trigger, dump.rss_bytes) {
+        match (&dump.trigger, dump.rss_bytes) {
             (Some(trigger), Some(rss)) => format!("{line}  {trigger}, RSS {}", bytes(rss)),
             _ => line,
         }
@@ -58,8 +59,8 @@ fn profiling_text(status: &Status) -> String {
     }
     if status.active_since.is_some() {
         let walkers = status.unwinder.walkers.iter();
-        let walks = walkers.map(|each| match (each.walker, &each.reason) {
-            (Whose::Ours, _) => ", stacks walked by memprof".to_owned(),
+        let walks = walkers.map(|each| match (each.walker == Whose::Ours, &each.reason) {
+            (true, _) => ", stacks walked by memprof".to_owned(),
             (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
             (_, None) => ", stacks walked by the allocator".to_owned(),
         });
@@ -138,12 +139,13 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
         return "healthy: nothing stands in the way of a heap profile".to_owned();
     }
     let line = |finding: &Finding| {
-        let severity = match finding.severity {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-            Severity::Notice => "notice",
-        };
-        format!("{severity}: {}\n  {}", finding.message, finding.remedy)
+        let Finding {
+            severity,
+            message,
+            remedy,
+            ..
+        } = finding;
+        format!("{severity}: {message}\n  {remedy}")
     };
     findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -185,7 +187,7 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
     let rows: String = ledger
         .rows
         .iter()
-        .map(|row| line(row.name.word(), row.bytes))
+        .map(|row| line(row.name.as_str(), row.bytes))
         .collect();
     let mut text = rows + &line("rss", ledger.rss_bytes);
     for heap in &ledger.allocators {

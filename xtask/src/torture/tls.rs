@@ -7,9 +7,7 @@ use memprof_host::client::Client;
 use super::Form;
 use super::guest::Guest;
 use super::host::{Setup, send};
-
-/// KiB of thread-local variables in the programs that are built for this suite.
-pub(crate) const SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
+use crate::dist::{TLS_SIZES, tls_guest, tls_host};
 
 /// Each message once, and each thread of ours.
 const MESSAGES: [(&str, &str); 18] = [
@@ -34,14 +32,14 @@ const MESSAGES: [(&str, &str); 18] = [
 ];
 
 pub(super) fn run(form: Form) -> Result<String> {
-    let sizes = form.pick(&SIZES[2..], &SIZES[..]);
+    let sizes = form.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
     for size in sizes {
-        let mut guest = Guest::start(&guest_of(*size), &[])?;
+        let mut guest = Guest::start(&tls_guest(*size), &[])?;
         send_all(&mut guest.client()?)
             .and_then(|()| guest.check_alive())
             .with_context(|| format!("{size} KiB, preloaded"))?;
         let mut host = Setup {
-            program: host_of(*size).leak(),
+            program: tls_host(*size).leak(),
             ..Setup::default()
         }
         .start()?;
@@ -53,16 +51,6 @@ pub(super) fn run(form: Form) -> Result<String> {
         "{} messages to 2 programs with {sizes:?} KiB of thread-local variables: all answered",
         2 * sizes.len() * (MESSAGES.len() + 1),
     ))
-}
-
-/// The file of `target/dist/torture`.
-pub(crate) fn guest_of(kib: u32) -> String {
-    format!("guest_tls_{kib}")
-}
-
-/// The file of `target/dist/torture`.
-pub(crate) fn host_of(kib: u32) -> String {
-    format!("stress_host_tls_{kib}")
 }
 
 fn send_all(client: &mut Client) -> Result<()> {

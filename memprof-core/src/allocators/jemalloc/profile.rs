@@ -5,7 +5,7 @@ use std::io::{self, BufReader};
 use super::Jemalloc;
 use crate::dumps::heap::{Summary, summarize};
 use crate::dumps::scratch::Scratch;
-use crate::error::{Error, ErrorKind, Result, describe};
+use crate::error::{Error, ErrorKind, Result};
 
 impl Jemalloc {
     /// Writes a profile into `scratch` and checks it.
@@ -27,9 +27,8 @@ impl Jemalloc {
 
 /// The error that tells why the kernel does not let jemalloc write, if that is so.
 fn not_written(scratch: &Scratch) -> Option<Error> {
-    let cause = describe(scratch.why_not_writable()?);
-    let message = format!("jemalloc failed to write the dump: {cause}");
-    Some(Error::new(ErrorKind::Io, message))
+    let errno = scratch.why_not_writable()?;
+    Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").errno(errno))
 }
 
 fn check(scratch: &Scratch) -> Result<Summary> {

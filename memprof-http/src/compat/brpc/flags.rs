@@ -6,9 +6,9 @@ use memprof_messages::Profiling;
 use serde::Deserialize;
 
 use super::{Code, TEXT, failed};
+use crate::extractor::To;
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
-use crate::router::To;
 
 const HEAD: &str = "Name | Value | Description | Defined At\n\
                     ---------------------------------------\n";

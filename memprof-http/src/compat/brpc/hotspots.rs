@@ -6,10 +6,10 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
 use super::{GROWTH, growth_is_off, heap_is_off};
+use crate::extractor::To;
 use crate::gateway::Dumped;
 use crate::problem::Result;
 use crate::report::View;
-use crate::router::To;
 
 #[derive(Deserialize)]
 pub(super) struct Parameters {
