@@ -28,6 +28,11 @@ fn plugins_export_their_entry_and_nothing_else() {
         // The third one is abi_stable's description of the layouts; most others are what programs
         // look for, some by the name of the library.
         let mut expected = [
+            "Agent_OnAttach",
+            "Agent_OnLoad",
+            "Init_{}",
+            "JNI_OnLoad",
+            "PyInit_{}",
             "RedisModule_OnLoad",
             "TSPluginInit",
             "_1as_0lib_1header_0root_bmodule_bloader",
@@ -38,6 +43,7 @@ fn plugins_export_their_entry_and_nothing_else() {
             "mosquitto_plugin_cleanup",
             "mosquitto_plugin_init",
             "mosquitto_plugin_version",
+            "napi_register_module_v1",
             "{}_free",
             "{}_send",
         ]

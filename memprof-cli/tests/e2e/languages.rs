@@ -199,3 +199,244 @@ fn a_process_has_one_plugin() {
         );
     }
 }
+
+const PYTHON: &str = "/usr/bin/python3";
+const PYTHON_PATH: (&str, &str) = ("PYTHONPATH", "{plugins}");
+const LIBRARY: &str = "{plugins}/memory_profile.so";
+
+/// Each language's own example, and what it does with a message that fails.
+#[test]
+fn examples_send_messages() {
+    let languages = Languages::new();
+    let check = |package: &str, words: &[&str], env: &[(&str, &str)]| {
+        let send = |message: &str| languages.run(package, &[words, &[message]].concat(), env);
+        let done = send("status");
+        assert!(
+            done.is_ok && done.output.starts_with(INACTIVE),
+            "{words:?}: {done:?}"
+        );
+        let refused = send("bogus");
+        assert!(
+            !refused.is_ok && refused.errors.contains(UNKNOWN),
+            "{words:?}: {refused:?}"
+        );
+        let long = send(&"x".repeat(100_000));
+        let expected = "a message has at most 4096 bytes, this one has 100000";
+        assert!(
+            !long.is_ok && long.errors.contains(expected),
+            "{words:?}: {long:?}"
+        );
+    };
+    check(
+        "python3",
+        &[PYTHON, "{examples}/python/memory.py"],
+        &[PYTHON_PATH],
+    );
+    check(
+        "nodejs",
+        &["node", "{examples}/node/memory.js", LIBRARY],
+        &[],
+    );
+    check(
+        "ruby",
+        &["ruby", "-I", "{plugins}", "{examples}/ruby/memory.rb"],
+        &[],
+    );
+    let java = [
+        "java",
+        "-Dmemprof={plugins}/memory_profile.so",
+        "{examples}/java/MemoryProfile.java",
+    ];
+    check("default-jdk-headless", &java, &[]);
+}
+
+#[test]
+fn python_gets_objects_and_errors_of_its_own() {
+    let script = r#"
+import memory_profile
+def check(message, kind, text):
+    for function in memory_profile.send, memory_profile.call:
+        try:
+            raise SystemExit(f"{message!r:.40}: {function(message)!r}")
+        except kind as error:
+            assert str(error).startswith(text), error
+no_message = 'memory_profile has no message "'
+check("bogus", RuntimeError, no_message + 'bogus"; valid messages: activate, ')
+check("", RuntimeError, no_message + '"')
+check("\0", RuntimeError, no_message)
+check("x" * 1_000_000, RuntimeError, "a message has at most 4096 bytes, this one has 1000000")
+check("\udc80", UnicodeEncodeError, "")
+for message in None, 5, b"status", ["status"]:
+    check(message, TypeError, "")
+assert memory_profile.call("status")["profiling"] == "inactive"
+assert memory_profile.call("status format=json")["status"] == "ok"
+assert memory_profile.send("status format=json").startswith('{"status":"ok"')
+import hello_rust
+assert hello_rust.send("hello") == hello_rust.call("hello name=world") == "hello, world"
+"#;
+    let ran = Languages::new().run("python3", &[PYTHON, "-c", script], &[PYTHON_PATH]);
+    assert!(ran.is_ok, "{ran:?}");
+}
+
+/// Threads that ask at once, threads that the interpreter's end cuts off, children, other interpreters.
+#[test]
+fn python_goes_on_around_messages() {
+    let check = |script: &str| {
+        let script = format!("import memory_profile, os, sys, threading\n{script}");
+        let ran = Languages::new().run("python3", &[PYTHON, "-c", &script], &[PYTHON_PATH]);
+        assert!(
+            ran.is_ok && ran.output.ends_with("done\n"),
+            "{script}: {ran:?}"
+        );
+    };
+    check(
+        "def ask():
+    for _ in range(50): assert memory_profile.call('status')['status'] == 'ok'
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print('done')",
+    );
+    check(
+        "def ask():
+    while True: memory_profile.send('status')
+for _ in range(8): threading.Thread(target=ask, daemon=True).start()
+memory_profile.send('status')
+print('done')",
+    );
+    check(
+        "memory_profile.send('activate lg_sample=12')
+child = os.fork()
+if child == 0:
+    assert memory_profile.call('status')['profiling'] == 'inactive'
+    assert memory_profile.call('activate lg_sample=12')['profiling'] == 'active'
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert memory_profile.call('status')['profiling'] == 'active'
+print('done')",
+    );
+    check(
+        "import _xxsubinterpreters as interpreters
+for _ in range(3):
+    one = interpreters.create()
+    interpreters.run_string(one, 'import memory_profile; assert memory_profile.call(\"status\")[\"status\"] == \"ok\"')
+    interpreters.destroy(one)
+memory_profile.send('status')
+print('done')",
+    );
+}
+
+/// No thread is made to give Python's lock away, so another one gets it during a message or not at all.
+#[test]
+fn python_gives_its_lock_away_while_it_waits() {
+    let script = r#"
+import memory_profile, sys, threading, time
+sys.setswitchinterval(1000)
+steps, met = 0, threading.Event()
+def ask():
+    for _ in range(1000):
+        before = steps
+        memory_profile.send("doctor")
+        if steps > before: return met.set()
+asking = threading.Thread(target=ask)
+asking.start()
+while asking.is_alive():
+    steps += 1
+    time.sleep(0)
+assert met.is_set()
+"#;
+    let ran = Languages::new().run("python3", &[PYTHON, "-c", script], &[PYTHON_PATH]);
+    assert!(ran.is_ok, "{ran:?}");
+}
+
+#[test]
+fn node_gets_objects_and_errors_of_its_own() {
+    let script = r#"
+const assert = require("assert");
+const { Worker, isMainThread } = require("worker_threads");
+const load = () => { const o = { exports: {} }; process.dlopen(o, process.env.LIBRARY); return o.exports; };
+const m = load();
+const check = (message, name, text) => {
+  for (const f of [m.send, m.call]) assert.throws(() => f(message), (e) => e.name == name && e.message.startsWith(text));
+};
+const none = 'memory_profile has no message "';
+check("bogus", "Error", none + 'bogus"; valid messages: activate, ');
+check("", "Error", none);
+check("x".repeat(1000000), "Error", "a message has at most 4096 bytes, this one has 1000000");
+for (const message of [undefined, null, 5, {}, Symbol()]) check(message, "TypeError", "the message must be a string");
+assert.throws(() => m.sendAsync(5), TypeError);
+assert.equal(m.call("status").profiling, "inactive");
+(async () => {
+  await assert.rejects(m.callAsync("bogus"), { message: /^memory_profile has no message/ });
+  const replies = await Promise.all(Array.from({ length: 20 }, () => m.callAsync("status")));
+  assert(replies.every((reply) => reply.status == "ok"));
+  const code = `const o = { exports: {} }; process.dlopen(o, process.env.LIBRARY); o.exports.send("status"); o.exports.sendAsync("dump");`;
+  const workers = Array.from({ length: 4 }, () => new Worker(code, { eval: true }));
+  await Promise.all(workers.map((worker, at) => new Promise((done) => {
+    worker.on("exit", done);
+    if (at % 2) worker.on("online", () => worker.terminate());
+  })));
+  console.log(m.send("status"));
+})();
+"#;
+    let ran = Languages::new().run("nodejs", &["node", "-e", script], &[("LIBRARY", LIBRARY)]);
+    assert!(ran.is_ok && ran.output.starts_with(INACTIVE), "{ran:?}");
+}
+
+#[test]
+fn ruby_gets_exceptions_of_its_own() {
+    let script = r##"
+require "memory_profile"
+def check(message, kind, text)
+  reply = MemoryProfile.send_message(message)
+rescue Exception => error
+  raise unless error.instance_of?(kind) && error.message.start_with?(text)
+else
+  abort "#{message}: #{reply}"
+end
+none = 'memory_profile has no message "'
+100.times { check("bogus", RuntimeError, none + 'bogus"; valid messages: activate, ') }
+check("", RuntimeError, none)
+check("x" * 1_000_000, RuntimeError, "a message has at most 4096 bytes, this one has 1000000")
+check("a\0b", ArgumentError, "")
+[nil, 5, []].each { |message| check(message, TypeError, "") }
+threads = Array.new(8) { Thread.new { 20.times { MemoryProfile.send_message("status") } } }
+threads.each(&:join)
+killed = Array.new(8) { Thread.new { loop { MemoryProfile.send_message("status") } } }
+MemoryProfile.send_message("status")
+killed.each(&:kill).each(&:join)
+child = fork { exit!(MemoryProfile.send_message("status").start_with?("profiling") ? 7 : 1) }
+Process.wait(child)
+abort $?.inspect unless $?.exitstatus == 7
+GC.start
+puts MemoryProfile.send_message("status")
+"##;
+    let ran = Languages::new().run("ruby", &["ruby", "-I", "{plugins}", "-e", script], &[]);
+    assert!(ran.is_ok && ran.output.starts_with(INACTIVE), "{ran:?}");
+}
+
+/// Without the functions of an interpreter the entry points refuse, and the program goes on.
+#[test]
+fn entry_points_refuse_other_programs() {
+    let script = "
+import ctypes
+library = ctypes.CDLL('LIBRARY')
+library.luaopen_memory_profile(None)
+library.Init_memory_profile()
+library.napi_register_module_v1.restype = ctypes.c_void_p
+assert library.napi_register_module_v1(None, ctypes.c_void_p(7)) == 7
+library.memory_profile_send.restype = ctypes.c_char_p
+assert library.memory_profile_send(b'status').startswith(b'profiling is inactive')
+";
+    let script = script.replace(
+        "LIBRARY",
+        dist("plugins/memory_profile.so").to_str().unwrap(),
+    );
+    let ran = Languages::new().run("python3", &[PYTHON, "-c", &script], &[]);
+    assert!(ran.is_ok, "{ran:?}");
+    assert!(
+        ran.errors
+            .contains("error: this program has no luaL_checklstring"),
+        "{ran:?}"
+    );
+}

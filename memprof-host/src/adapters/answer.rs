@@ -3,6 +3,7 @@
 
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK};
 use memprof_plugin_abi::{Failure, JSON, TEXT};
+use serde_json::Value;
 
 use super::instance::AdapterInstance;
 use crate::instance::text;
@@ -80,6 +81,24 @@ impl AdapterInstance {
                 }
             },
         }
+    }
+
+    /// The reply to a program that takes it apart: JSON, which is one string where the plugin replied with text.
+    ///
+    /// # Errors
+    /// What a person reads, where the message failed.
+    pub(super) fn json(&self, data: &[u8]) -> Result<String, String> {
+        let (reply, _) = self.reply(data);
+        if reply.status_code != MEMPROF_OK {
+            return Err(reply.into_text());
+        }
+        let is_object = reply.content_type == JSON;
+        let body = reply.body.into_text();
+        Ok(if is_object {
+            body
+        } else {
+            Value::String(body).to_string()
+        })
     }
 
     /// The reply, and the word that asked for a format where it is not the plugin's own argument.

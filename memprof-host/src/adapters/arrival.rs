@@ -75,6 +75,14 @@ pub(super) fn send(message: &[u8]) -> Result<String, String> {
     answer(|instance| instance.answer(message).into_result())
 }
 
+/// The reply to a message as JSON, after [`enter`].
+///
+/// # Errors
+/// As for [`send`].
+pub(super) fn call(message: &[u8]) -> Result<String, String> {
+    answer(|instance| instance.json(message))
+}
+
 fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Result<String, String> {
     let panicked = Err("the plugin panicked".to_owned());
     contain(panicked, || match START.get() {
@@ -104,7 +112,6 @@ fn start(entry: &'static memprof_plugin_entry_t) -> &'static Start {
             adapter: Adapter {
                 log,
                 control: Control::On,
-                is_own_thread: true,
             },
             settings: level.and_then(|_| environment::settings()),
             stderr: stderr(),
@@ -157,15 +164,10 @@ fn arrive(privileges: &mut Privileges) {
             .line(Level::Info, "this program is a memprof host itself");
         return;
     }
-    match instance::instance() {
-        // What is wrong was logged; the program goes on without.
-        Some(instance) => drop(instance.open_control(&start.adapter, start.control())),
-        None => drop(instance::settle(
-            start.entry,
-            &start.adapter,
-            start.settings.clone(),
-        )),
-    }
+    let instance = instance(start);
+    instance.enter_thread();
+    // What is wrong was logged; the program goes on without.
+    let _logged = instance.open_control(&start.adapter, start.control());
 }
 
 /// Whether the program serves this process's control socket by its own doing. In containers that
@@ -190,16 +192,24 @@ fn stderr() -> Option<(u64, u64)> {
 
 /// Writes to standard error, as long as it is the one that the program was started with.
 fn write(level: Level, text: &str) {
+    let level = match level {
+        Level::Error => "error: ",
+        Level::Warn => "warn: ",
+        Level::Info => "info: ",
+        Level::Debug => "debug: ",
+        Level::Trace => "trace: ",
+    };
+    print(level, text);
+}
+
+/// Writes a reply there, where the program has nothing else for it.
+pub(super) fn say(reply: &str) {
+    print("", reply);
+}
+
+fn print(level: &str, text: &str) {
     if START.get().is_some_and(|start| start.stderr == stderr()) {
-        let level = match level {
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-            Level::Trace => "trace",
-        };
-        let parts =
-            ["memprof: ", level, ": ", text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+        let parts = ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
         // Nobody is left to be told that standard error is broken.
         let _: Result<usize, Errno> = writev(io::stderr(), &parts);
     }

@@ -57,7 +57,6 @@ static LOG: Lines = Lines {
 static ADAPTER: Adapter = Adapter {
     log: &LOG,
     control: Control::On,
-    is_own_thread: true,
 };
 
 /// What becomes of the attachment: one of the next three.

@@ -41,8 +41,6 @@ pub(super) struct Adapter {
     pub(super) log: &'static Lines,
     /// The control socket where the config says nothing.
     pub(super) control: Control,
-    /// It has a thread of ours, not one of the program's.
-    pub(super) is_own_thread: bool,
 }
 
 impl Adapter {
@@ -52,7 +50,6 @@ impl Adapter {
         Self {
             log,
             control: Control::Off,
-            is_own_thread: false,
         }
     }
 }
@@ -148,9 +145,6 @@ pub(super) fn settle(
     if !is_new || instance.is_of_another_copy() {
         let message = format!("{} is loaded already: its first config stays", instance.id);
         adapter.log.line(Level::Warn, &message);
-    }
-    if adapter.is_own_thread {
-        instance.enter_thread();
     }
     // The program goes on without.
     let _logged = instance.open_control(adapter, control.as_ref());

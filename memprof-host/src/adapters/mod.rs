@@ -6,9 +6,13 @@
 //!
 //! - [`attached`]: a process that nobody prepared; its messages come over the control socket.
 //! - [`ffi`]: any language that calls C functions; the reply is what the function returns.
+//! - [`java`]: an agent of a JVM, or a class; the reply goes to standard error, or is a string.
 //! - [`lua`]: a module of Lua or `LuaJIT`; the reply is a string.
+//! - [`node`]: an addon of Node; the reply is a string or an object.
 //! - [`preload`]: any program, by `LD_PRELOAD`; its messages come over the control socket.
+//! - [`python`]: a module of Python; the reply is a str or a dict.
 //! - [`redis`]: a Redis module; the reply goes to the client.
+//! - [`ruby`]: an extension of Ruby; the reply is a string.
 //! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
 //! - [`traffic_server`]: an Apache Traffic Server plugin; the reply goes to the log.
 //!
@@ -19,10 +23,14 @@
     not(all(
         feature = "adapter-attached",
         feature = "adapter-ffi",
+        feature = "adapter-java",
         feature = "adapter-lua",
         feature = "adapter-mosquitto",
+        feature = "adapter-node",
         feature = "adapter-preload",
+        feature = "adapter-python",
         feature = "adapter-redis",
+        feature = "adapter-ruby",
         feature = "adapter-traffic-server"
     )),
     allow(dead_code, reason = "each adapter uses a part of what they share")
@@ -40,20 +48,30 @@ mod environment;
 pub mod ffi;
 #[doc(hidden)]
 pub mod instance;
+#[cfg(feature = "adapter-java")]
+pub mod java;
 mod log;
 #[cfg(feature = "adapter-lua")]
 pub mod lua;
 #[cfg(feature = "adapter-mosquitto")]
 pub mod mosquitto;
+#[cfg(feature = "adapter-node")]
+pub mod node;
 #[cfg(feature = "adapter-preload")]
 pub mod preload;
+#[cfg(feature = "adapter-python")]
+pub mod python;
 #[cfg(feature = "adapter-redis")]
 pub mod redis;
+#[cfg(feature = "adapter-ruby")]
+pub mod ruby;
 #[doc(hidden)]
 pub mod symbol;
 #[cfg(feature = "adapter-traffic-server")]
 pub mod traffic_server;
 
+#[cfg(any(feature = "adapter-java", feature = "adapter-ruby"))]
+use std::ffi::{CStr, CString};
 use std::panic::{self, AssertUnwindSafe};
 
 /// Makes a plugin's library loadable by other programs. `$entry` is the plugin's
@@ -71,9 +89,13 @@ macro_rules! export_adapters {
         $crate::__export_instance!();
         $crate::__export_attached!(optional, $entry);
         $crate::__export_ffi!(optional, $entry);
+        $crate::__export_java!(optional, $entry);
         $crate::__export_lua!(optional, $entry);
+        $crate::__export_node!(optional, $entry);
         $crate::__export_preload!(optional, $entry);
+        $crate::__export_python!(optional, $entry);
         $crate::__export_redis!(optional, $entry);
+        $crate::__export_ruby!(optional, $entry);
         $crate::__export_mosquitto!(optional, $entry);
         $crate::__export_traffic_server!(optional, $entry);
     };
@@ -92,14 +114,26 @@ macro_rules! __export_adapter {
     (ffi, $entry:path) => {
         $crate::__export_ffi!(named, $entry);
     };
+    (java, $entry:path) => {
+        $crate::__export_java!(named, $entry);
+    };
     (lua, $entry:path) => {
         $crate::__export_lua!(named, $entry);
+    };
+    (node, $entry:path) => {
+        $crate::__export_node!(named, $entry);
     };
     (preload, $entry:path) => {
         $crate::__export_preload!(named, $entry);
     };
+    (python, $entry:path) => {
+        $crate::__export_python!(named, $entry);
+    };
     (redis, $entry:path) => {
         $crate::__export_redis!(named, $entry);
+    };
+    (ruby, $entry:path) => {
+        $crate::__export_ruby!(named, $entry);
     };
     (mosquitto, $entry:path) => {
         $crate::__export_mosquitto!(named, $entry);
@@ -130,9 +164,13 @@ macro_rules! without {
 
 without!(__export_attached, "adapter-attached");
 without!(__export_ffi, "adapter-ffi");
+without!(__export_java, "adapter-java");
 without!(__export_lua, "adapter-lua");
+without!(__export_node, "adapter-node");
 without!(__export_preload, "adapter-preload");
+without!(__export_python, "adapter-python");
 without!(__export_redis, "adapter-redis");
+without!(__export_ruby, "adapter-ruby");
 without!(__export_mosquitto, "adapter-mosquitto");
 without!(__export_traffic_server, "adapter-traffic-server");
 
@@ -213,6 +251,132 @@ macro_rules! __export_lua {
                 open
             );
         };
+    };
+}
+
+#[cfg(feature = "adapter-java")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_java {
+    ($how:ident, $entry:path) => {
+        /// What a JVM calls when a class has loaded this library.
+        ///
+        /// # Safety
+        /// Only a JVM calls it, as the Java Native Interface says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn JNI_OnLoad(
+            vm: $crate::adapters::java::Vm,
+            _reserved: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            let name = $crate::__library_name!();
+            // SAFETY: the argument of the JVM, unchanged.
+            unsafe { $crate::adapters::java::load(&$entry, name, vm) }
+        }
+
+        /// What a JVM calls at its start with this library as an agent. Another result than 0 would end it.
+        ///
+        /// # Safety
+        /// Only a JVM calls it, as the JVM Tool Interface says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn Agent_OnLoad(
+            _vm: *mut ::std::ffi::c_void,
+            options: *const ::std::ffi::c_char,
+            _reserved: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the argument of the JVM, unchanged.
+            unsafe { $crate::adapters::java::agent(&$entry, options) };
+            0
+        }
+
+        /// What a running JVM calls that was told to load this library as an agent.
+        ///
+        /// # Safety
+        /// Only a JVM calls it, as the JVM Tool Interface says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn Agent_OnAttach(
+            _vm: *mut ::std::ffi::c_void,
+            options: *const ::std::ffi::c_char,
+            _reserved: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the argument of the JVM, unchanged.
+            unsafe { $crate::adapters::java::agent(&$entry, options) }
+        }
+    };
+}
+
+#[cfg(feature = "adapter-node")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_node {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C" fn register(
+                env: *mut ::std::ffi::c_void,
+                exports: *mut ::std::ffi::c_void,
+                caller: $crate::adapters::symbol::Caller,
+            ) -> *mut ::std::ffi::c_void {
+                // SAFETY: the arguments of Node, unchanged.
+                unsafe { $crate::adapters::node::register(&$entry, env, exports, caller) }
+            }
+            $crate::__export_with_caller!("napi_register_module_v1", "rdx", register);
+        };
+    };
+}
+
+#[cfg(feature = "adapter-python")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_python {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C" fn init(
+                caller: $crate::adapters::symbol::Caller,
+            ) -> *mut ::std::ffi::c_void {
+                // SAFETY: called by Python only.
+                unsafe {
+                    $crate::adapters::python::init(&$entry, $crate::__library_name!(), caller)
+                }
+            }
+            $crate::__export_with_caller!(
+                concat!("PyInit_", env!("CARGO_CRATE_NAME")),
+                "rdi",
+                init
+            );
+        };
+    };
+}
+
+#[cfg(feature = "adapter-ruby")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_ruby {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C-unwind" fn init(caller: $crate::adapters::symbol::Caller) {
+                // SAFETY: called by Ruby only.
+                unsafe { $crate::adapters::ruby::init(&$entry, $crate::__library_name!(), caller) }
+            }
+            $crate::__export_with_caller!(concat!("Init_", env!("CARGO_CRATE_NAME")), "rdi", init);
+        };
+    };
+}
+
+/// The name of the plugin's library, as a C string.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __library_name {
+    () => {
+        const {
+            match ::std::ffi::CStr::from_bytes_with_nul(
+                concat!(env!("CARGO_CRATE_NAME"), "\0").as_bytes(),
+            ) {
+                Ok(name) => name,
+                Err(_) => unreachable!(),
+            }
+        }
     };
 }
 
@@ -347,4 +511,13 @@ fn contain<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
         std::mem::forget(payload);
         otherwise
     })
+}
+
+/// The name of a class or module: `MemoryProfile` for `memory_profile`.
+#[cfg(any(feature = "adapter-java", feature = "adapter-ruby"))]
+fn camel_case(name: &CStr) -> CString {
+    let name = name.to_string_lossy();
+    let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
+    let words = name.split('_').filter(|word| !word.is_empty());
+    log::c_text(&words.map(capital).collect::<String>(), usize::MAX)
 }

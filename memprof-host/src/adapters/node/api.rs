@@ -1,0 +1,158 @@
+//! What is used of `node_api.h`.
+#![expect(unsafe_code, reason = "Node-API")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use super::Job;
+use crate::adapters::log::c_text;
+use crate::adapters::symbol::{HostFunctions, Missing};
+
+pub(super) type Env = *mut c_void;
+pub(super) type Value = *mut c_void;
+type Status = c_int;
+type Callback = unsafe extern "C" fn(Env, *mut c_void) -> Value;
+type Execute = unsafe extern "C" fn(Env, *mut Job);
+type Complete = unsafe extern "C" fn(Env, Status, *mut Job);
+type Throw = unsafe extern "C" fn(Env, *const c_char, *const c_char) -> Status;
+
+pub(super) const OK: Status = 0;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node {
+    pub(super) callback_info: unsafe extern "C" fn(
+        Env,
+        *mut c_void,
+        *mut usize,
+        *mut Value,
+        *mut Value,
+        *mut *mut c_void,
+    ) -> Status,
+    text: unsafe extern "C" fn(Env, Value, *mut c_char, usize, *mut usize) -> Status,
+    string: unsafe extern "C" fn(Env, *const c_char, usize, *mut Value) -> Status,
+    error: unsafe extern "C" fn(Env, Value, Value, *mut Value) -> Status,
+    pub(super) throw: unsafe extern "C" fn(Env, Value) -> Status,
+    pub(super) throw_type_error: Throw,
+    pub(super) function: unsafe extern "C" fn(
+        Env,
+        *const c_char,
+        usize,
+        Callback,
+        *mut c_void,
+        *mut Value,
+    ) -> Status,
+    global: unsafe extern "C" fn(Env, *mut Value) -> Status,
+    property: unsafe extern "C" fn(Env, Value, *const c_char, *mut Value) -> Status,
+    pub(super) set_property: unsafe extern "C" fn(Env, Value, *const c_char, Value) -> Status,
+    call: unsafe extern "C" fn(Env, Value, Value, usize, *const Value, *mut Value) -> Status,
+    pub(super) promise: unsafe extern "C" fn(Env, *mut *mut c_void, *mut Value) -> Status,
+    pub(super) resolve: unsafe extern "C" fn(Env, *mut c_void, Value) -> Status,
+    pub(super) reject: unsafe extern "C" fn(Env, *mut c_void, Value) -> Status,
+    pub(super) work: unsafe extern "C" fn(
+        Env,
+        Value,
+        Value,
+        Execute,
+        Complete,
+        *mut Job,
+        *mut *mut c_void,
+    ) -> Status,
+    pub(super) queue: unsafe extern "C" fn(Env, *mut c_void) -> Status,
+    pub(super) delete: unsafe extern "C" fn(Env, *mut c_void) -> Status,
+}
+
+impl Node {
+    pub(super) fn of(host: &HostFunctions) -> Result<Self, Missing> {
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+        // SAFETY: node_api.h and js_native_api.h declare them so, since Node-API 1.
+        unsafe {
+            Ok(Self {
+                callback_info: host.find(c"napi_get_cb_info")?,
+                text: host.find(c"napi_get_value_string_utf8")?,
+                string: host.find(c"napi_create_string_utf8")?,
+                error: host.find(c"napi_create_error")?,
+                throw: host.find(c"napi_throw")?,
+                throw_type_error: host.find(c"napi_throw_type_error")?,
+                function: host.find(c"napi_create_function")?,
+                global: host.find(c"napi_get_global")?,
+                property: host.find(c"napi_get_named_property")?,
+                set_property: host.find(c"napi_set_named_property")?,
+                call: host.find(c"napi_call_function")?,
+                promise: host.find(c"napi_create_promise")?,
+                resolve: host.find(c"napi_resolve_deferred")?,
+                reject: host.find(c"napi_reject_deferred")?,
+                work: host.find(c"napi_create_async_work")?,
+                queue: host.find(c"napi_queue_async_work")?,
+                delete: host.find(c"napi_delete_async_work")?,
+            })
+        }
+    }
+
+    /// The bytes of a string, unless the value is none.
+    pub(super) fn text(&self, env: Env, value: Value) -> Option<Vec<u8>> {
+        let mut length = 0;
+        // SAFETY: js_native_api.h: without a buffer, the number of bytes.
+        if unsafe { (self.text)(env, value, ptr::null_mut(), 0, &raw mut length) } != OK {
+            return None;
+        }
+        // With the NUL that Node appends.
+        let mut text = vec![0; length + 1];
+        let bytes = text.as_mut_ptr().cast();
+        // SAFETY: as above: writes at most so many bytes.
+        unsafe { (self.text)(env, value, bytes, text.len(), &raw mut length) };
+        text.truncate(length);
+        Some(text)
+    }
+
+    /// A string of JavaScript; null where that cannot be.
+    pub(super) fn string(&self, env: Env, text: &str) -> Value {
+        let mut string = ptr::null_mut();
+        // SAFETY: js_native_api.h: the bytes are copied.
+        unsafe { (self.string)(env, text.as_ptr().cast(), text.len(), &raw mut string) };
+        string
+    }
+
+    /// An `Error` of JavaScript.
+    pub(super) fn error(&self, env: Env, why: &str) -> Value {
+        let mut error = ptr::null_mut();
+        let why = self.string(env, why);
+        // SAFETY: js_native_api.h: without a code.
+        unsafe { (self.error)(env, ptr::null_mut(), why, &raw mut error) };
+        error
+    }
+
+    /// The text as a string, or by `JSON.parse`.
+    ///
+    /// # Errors
+    /// The program has another `JSON`.
+    pub(super) fn value(&self, env: Env, text: &str, is_json: bool) -> Result<Value, String> {
+        let string = self.string(env, text);
+        if !is_json {
+            return Ok(string);
+        }
+        let [mut global, mut json, mut parse, mut parsed] = [ptr::null_mut(); 4];
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+        // SAFETY: js_native_api.h: each fills in a value, or fails, as does what gets none.
+        let status = unsafe {
+            (self.global)(env, &raw mut global);
+            (self.property)(env, global, c"JSON".as_ptr(), &raw mut json);
+            (self.property)(env, json, c"parse".as_ptr(), &raw mut parse);
+            (self.call)(env, json, parse, 1, &raw const string, &raw mut parsed)
+        };
+        if status == OK {
+            Ok(parsed)
+        } else {
+            Err("JSON.parse failed".to_owned())
+        }
+    }
+}
+
+/// Throws an error, where this is a Node.
+pub(super) fn refuse(host: &HostFunctions, env: Env, missing: Missing) {
+    // SAFETY: js_native_api.h declares it so.
+    if let Ok(throw) = unsafe { host.find::<Throw>(c"napi_throw_error") } {
+        let why = c_text(&missing.to_string(), usize::MAX);
+        // SAFETY: js_native_api.h: without a code; the text is copied.
+        unsafe { throw(env, ptr::null(), why.as_ptr()) };
+    }
+}

@@ -1,0 +1,194 @@
+//! The module's definition, as Python.h lays it out where there is a GIL.
+#![expect(unsafe_code, reason = "the API of Python")]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+
+use super::{Object, Raise};
+use crate::adapters::log::c_text;
+use crate::adapters::symbol::{HostFunctions, Missing};
+
+type Function = unsafe extern "C-unwind" fn(Object, Object) -> Object;
+
+/// `struct PyModuleDef`.
+#[repr(C)]
+struct Module {
+    references: isize,
+    base: [usize; 4],
+    name: *const c_char,
+    doc: *const c_char,
+    size: isize,
+    methods: *const Method,
+    slots: *const Slot,
+    hooks: [usize; 3],
+}
+
+/// `struct PyMethodDef`.
+#[repr(C)]
+struct Method {
+    name: *const c_char,
+    function: Option<Function>,
+    flags: c_int,
+    doc: *const c_char,
+}
+
+/// `struct PyModuleDef_Slot`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    id: c_int,
+    value: usize,
+}
+
+/// methodobject.h, `METH_O`.
+const ONE_ARGUMENT: c_int = 8;
+const NO_SLOTS: &[Slot] = &[Slot { id: 0, value: 0 }];
+/// moduleobject.h since 3.12, `Py_mod_multiple_interpreters`: each may have a GIL of its own. An older Python
+/// refuses a slot that it does not know.
+const MANY_INTERPRETERS: &[Slot] = &[Slot { id: 3, value: 2 }, Slot { id: 0, value: 0 }];
+
+/// Makes the module out of `send` and `call`.
+///
+/// # Errors
+/// This Python has another layout, or lacks a function.
+pub(super) fn module(
+    host: &HostFunctions,
+    name: &'static CStr,
+    [send, call]: [Function; 2],
+) -> Result<Object, String> {
+    let missing = |missing: Missing| missing.to_string();
+    // SAFETY: pylifecycle.h declares it so.
+    let version =
+        unsafe { host.find::<unsafe extern "C-unwind" fn() -> *const c_char>(c"Py_GetVersion") };
+    // SAFETY: as above.
+    let version = unsafe { version.map_err(missing)?() };
+    // SAFETY: as above: a text that stays.
+    let version = unsafe { CStr::from_ptr(version) };
+    let slots = slots(&version.to_string_lossy())?;
+    // SAFETY: moduleobject.h declares it so, since 3.5.
+    let make = unsafe {
+        host.find::<unsafe extern "C-unwind" fn(*mut Module) -> Object>(c"PyModuleDef_Init")
+    };
+    let method = |name: &'static CStr, function, doc: &'static CStr| Method {
+        name: name.as_ptr(),
+        function,
+        flags: ONE_ARGUMENT,
+        doc: doc.as_ptr(),
+    };
+    let methods = [
+        method(c"send", Some(send), c"send(message) -> str"),
+        method(
+            c"call",
+            Some(call),
+            c"call(message) -> the reply's JSON, as json.loads() returns it",
+        ),
+        Method {
+            name: ptr::null(),
+            function: None,
+            flags: 0,
+            doc: ptr::null(),
+        },
+    ];
+    let definition = Module {
+        references: 1,
+        base: [0; 4],
+        name: name.as_ptr(),
+        doc: c"Sends messages to memprof's plugin.".as_ptr(),
+        size: 0,
+        methods: Box::leak(Box::new(methods)).as_ptr(),
+        slots: slots.as_ptr(),
+        hooks: [0; 3],
+    };
+    // Leaked, for each interpreter that imports it: Python writes to it, and there may be two Pythons.
+    let definition = Box::into_raw(Box::new(definition));
+    // SAFETY: the definition stays.
+    Ok(unsafe { make.map_err(missing)?(definition) })
+}
+
+/// What the Python of this version has to be told.
+fn slots(version: &str) -> Result<&'static [Slot], String> {
+    let number = version.split([' ', '+']).next().unwrap_or_default();
+    let mut parts = number.split('.').map(str::parse::<u32>);
+    let (Some(Ok(3)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
+        return Err(format!("this is Python {number}, not Python 3"));
+    };
+    if version.contains("free-threading") {
+        let why = "Python without a GIL lays out its objects differently; use a build with one";
+        return Err(why.to_owned());
+    }
+    Ok(if minor < 12 {
+        NO_SLOTS
+    } else {
+        MANY_INTERPRETERS
+    })
+}
+
+/// Raises an `ImportError`, where this is a Python, and returns null.
+pub(super) fn refuse(host: &HostFunctions, name: &CStr, why: &str) -> Object {
+    // SAFETY: pyerrors.h declares it so.
+    let raise = unsafe { host.find::<Raise>(c"PyErr_SetString") };
+    // SAFETY: pyerrors.h: a variable that holds the class.
+    let class = unsafe { host.find::<*const Object>(c"PyExc_ImportError") };
+    if let (Ok(raise), Ok(class)) = (raise, class) {
+        let why = c_text(&format!("{}: {why}", name.to_string_lossy()), usize::MAX);
+        // SAFETY: as above.
+        let class = unsafe { *class };
+        // SAFETY: a thread of Python's calls `PyInit_*`; the text is copied.
+        unsafe { raise(class, why.as_ptr()) };
+    }
+    ptr::null_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    /// Read from moduleobject.h and methodobject.h of 3.6 to 3.13.
+    #[test]
+    fn layouts_are_those_of_python_h() {
+        let check = |found: &[usize], expected: &[usize]| assert_eq!(found, expected);
+        check(
+            &[
+                offset_of!(Module, name),
+                offset_of!(Module, size),
+                offset_of!(Module, methods),
+                offset_of!(Module, slots),
+                size_of::<Module>(),
+            ],
+            &[40, 56, 64, 72, 104],
+        );
+        check(&[offset_of!(Method, flags), size_of::<Method>()], &[16, 32]);
+        check(&[offset_of!(Slot, value), size_of::<Slot>()], &[8, 16]);
+    }
+
+    #[test]
+    fn versions_get_the_slots_that_they_know() {
+        let check = |version: &str, expected: Result<&[Slot], &str>| {
+            let found = slots(version);
+            let found = found
+                .as_ref()
+                .map_or_else(|why| Err(why.as_str()), |slots| Ok(*slots));
+            match (found, expected) {
+                (Err(why), Err(part)) => assert!(why.contains(part), "{version}: {why}"),
+                (found, expected) => assert_eq!(found, expected, "{version}"),
+            }
+        };
+        check("3.6.15 (default, Oct  1 2021) [GCC 10]", Ok(NO_SLOTS));
+        check(
+            "3.11.2 (main, Apr 28 2025, 14:11:48) [GCC 12.2.0]",
+            Ok(NO_SLOTS),
+        );
+        check("3.11.7+ (heads/3.11) [GCC]", Ok(NO_SLOTS));
+        check("3.12.0 (main)", Ok(MANY_INTERPRETERS));
+        check("3.13.1 (main)", Ok(MANY_INTERPRETERS));
+        check(
+            "3.13.1 experimental free-threading build (main)",
+            Err("without a GIL"),
+        );
+        check("3.14.0 free-threading build (main)", Err("without a GIL"));
+        check("2.7.18 (default)", Err("this is Python 2.7.18"));
+        check("", Err("not Python 3"));
+    }
+}

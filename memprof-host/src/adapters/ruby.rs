@@ -1,0 +1,172 @@
+//! Ruby: `require "memory_profile"`, found by `$LOAD_PATH`; its module is named after the library, `MemoryProfile`.
+//!
+//! `send_message(message)` returns a string; a message that fails raises `RuntimeError`. Other threads of Ruby run
+//! while one waits for its answer.
+//!
+//! Exceptions leave by longjmp(3): where one may be raised, no frame of ours holds anything that has to be dropped.
+#![expect(unsafe_code, reason = "the API of Ruby")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
+use std::sync::OnceLock;
+
+use memprof_plugin_abi::raw::memprof_plugin_entry_t;
+
+use super::symbol::{Caller, Missing};
+use super::{arrival, camel_case, contain};
+
+/// An object of Ruby's.
+type Value = usize;
+type Raise = unsafe extern "C-unwind" fn(Value, *const c_char, ...);
+
+/// What is used of ruby.h and ruby/thread.h.
+#[derive(Clone, Copy, Debug)]
+struct Ruby {
+    module: unsafe extern "C-unwind" fn(*const c_char) -> Value,
+    define: unsafe extern "C-unwind" fn(Value, *const c_char, Method, c_int),
+    c_string: unsafe extern "C-unwind" fn(*mut Value) -> *const c_char,
+    string: unsafe extern "C-unwind" fn(*const c_char, c_long) -> Value,
+    exception: unsafe extern "C-unwind" fn(Value, *const c_char, c_long) -> Value,
+    runtime_error: *const Value,
+    raise: unsafe extern "C-unwind" fn(Value) -> Value,
+    protect: unsafe extern "C-unwind" fn(Protected, *mut Ask, *mut c_int) -> Value,
+    raise_again: unsafe extern "C-unwind" fn(c_int),
+    without_lock: unsafe extern "C-unwind" fn(
+        unsafe extern "C" fn(*mut Ask) -> *mut c_void,
+        *mut Ask,
+        *const c_void,
+        *const c_void,
+    ) -> *mut c_void,
+}
+
+type Method = unsafe extern "C-unwind" fn(Value, Value) -> Value;
+type Protected = unsafe extern "C-unwind" fn(*mut Ask) -> Value;
+
+// SAFETY: functions, and a variable that is set once, before any library is loaded.
+unsafe impl Send for Ruby {}
+// SAFETY: as above.
+unsafe impl Sync for Ruby {}
+
+static RUBY: OnceLock<Ruby> = OnceLock::new();
+
+/// A message and its answer.
+struct Ask {
+    message: Vec<u8>,
+    answer: Option<Result<String, String>>,
+}
+
+impl Ruby {
+    fn of(caller: Caller) -> Result<Self, Missing> {
+        let host = caller.functions();
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+        // SAFETY: ruby.h and ruby/thread.h declare them so, since 2.2.
+        unsafe {
+            Ok(Self {
+                module: host.find(c"rb_define_module")?,
+                define: host.find(c"rb_define_module_function")?,
+                c_string: host.find(c"rb_string_value_cstr")?,
+                string: host.find(c"rb_utf8_str_new")?,
+                exception: host.find(c"rb_exc_new")?,
+                runtime_error: host.find(c"rb_eRuntimeError")?,
+                raise: host.find(c"rb_exc_raise")?,
+                protect: host.find(c"rb_protect")?,
+                raise_again: host.find(c"rb_jump_tag")?,
+                without_lock: host.find(c"rb_thread_call_without_gvl2")?,
+            })
+        }
+    }
+}
+
+/// Defines the module, or raises `LoadError`.
+///
+/// # Safety
+/// Ruby calls `Init_*`.
+#[doc(hidden)]
+pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr, caller: Caller) {
+    static NAME: OnceLock<CString> = OnceLock::new();
+    let name = NAME.get_or_init(|| camel_case(name));
+    let ruby = match contain(Err(Missing(c"working plugin")), || Ruby::of(caller)) {
+        Ok(ruby) => RUBY.get_or_init(|| ruby),
+        Err(missing) => return refuse(caller, missing),
+    };
+    arrival::enter(entry);
+    // SAFETY: ruby.h; the name stays.
+    let module = unsafe { (ruby.module)(name.as_ptr()) };
+    // SAFETY: ruby.h: a function with one argument, whose library is never unloaded.
+    unsafe { (ruby.define)(module, c"send_message".as_ptr(), send_message, 1) };
+}
+
+fn refuse(caller: Caller, missing: Missing) {
+    let raise = contain(None, || {
+        let host = caller.functions();
+        // SAFETY: ruby.h declares it so.
+        let raise = unsafe { host.find::<Raise>(c"rb_raise") }.ok()?;
+        // SAFETY: ruby.h: a variable that holds the class.
+        let class = unsafe { host.find::<*const Value>(c"rb_eLoadError") }.ok()?;
+        // SAFETY: as above.
+        Some((raise, unsafe { *class }))
+    });
+    if let Some((raise, class)) = raise {
+        let why = c"memprof: this program has no %s";
+        // SAFETY: ruby.h: a format with one text.
+        unsafe { raise(class, why.as_ptr(), missing.0.as_ptr()) };
+    }
+}
+
+unsafe extern "C-unwind" fn send_message(_module: Value, mut message: Value) -> Value {
+    let Some(ruby) = RUBY.get() else {
+        return message;
+    };
+    // SAFETY: ruby.h: raises an exception unless it is a string without NUL.
+    let text = unsafe { (ruby.c_string)(&raw mut message) };
+    // SAFETY: as above; copied, because other threads may change it.
+    let message = unsafe { CStr::from_ptr(text) }.to_bytes().to_vec();
+    let answer = None;
+    let ask = Box::into_raw(Box::new(Ask { message, answer }));
+    // SAFETY: ruby/thread.h: does not call where an exception waits, and raises none.
+    unsafe { (ruby.without_lock)(answer_ask, ask, std::ptr::null(), std::ptr::null()) };
+    // SAFETY: made above; does nothing where there is an answer.
+    unsafe { answer_ask(ask) };
+    let mut raised = 0;
+    // SAFETY: ruby.h: exceptions come back as a number.
+    let object = unsafe { (ruby.protect)(object_of, ask, &raw mut raised) };
+    // SAFETY: made above.
+    let is_done = unsafe { Box::from_raw(ask) }
+        .answer
+        .is_some_and(|answer| answer.is_ok());
+    match (raised, is_done) {
+        (0, true) => object,
+        // SAFETY: ruby.h: an exception; nothing is held any more.
+        (0, false) => unsafe { (ruby.raise)(object) },
+        _ => {
+            // SAFETY: ruby.h: the number is rb_protect's; nothing is held any more.
+            unsafe { (ruby.raise_again)(raised) };
+            object
+        }
+    }
+}
+
+unsafe extern "C" fn answer_ask(ask: *mut Ask) -> *mut c_void {
+    // SAFETY: `send_message` passes its own.
+    let Ask { message, answer } = unsafe { &mut *ask };
+    answer.get_or_insert_with(|| arrival::send(message));
+    std::ptr::null_mut()
+}
+
+/// The string, or the exception.
+unsafe extern "C-unwind" fn object_of(ask: *mut Ask) -> Value {
+    // SAFETY: `send_message` passes its own.
+    let ask = unsafe { &*ask };
+    let (Some(ruby), Some(answer)) = (RUBY.get(), &ask.answer) else {
+        return 0;
+    };
+    let (Ok(text) | Err(text)) = answer;
+    let (bytes, length) = (text.as_ptr().cast(), text.len() as c_long);
+    if answer.is_ok() {
+        // SAFETY: ruby.h: the bytes are copied.
+        return unsafe { (ruby.string)(bytes, length) };
+    }
+    // SAFETY: ruby.h: the variable that holds the class.
+    let class = unsafe { *ruby.runtime_error };
+    // SAFETY: ruby.h: the bytes are copied.
+    unsafe { (ruby.exception)(class, bytes, length) }
+}
