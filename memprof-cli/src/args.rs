@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use crate::attach::AttachArgs;
 use crate::completion;
 use crate::detach::DetachArgs;
+use crate::gate::TestArgs;
 use crate::leaks::LeaksArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
@@ -21,7 +22,8 @@ use crate::target::To;
 #[command(name = "memprof", version, max_term_width = 100)]
 #[command(
     after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 host unreachable, \
-                        4 profiling not available, 5 no data, 6 mismatch (ABI, build id)."
+                        4 profiling not available, 5 no data, 6 mismatch (ABI, build id), \
+                        7 over budget."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -32,6 +34,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Run a program with the plugin preloaded; it keeps its own allocator.
     Run(Run),
+    Test(TestArgs),
     Attach(AttachArgs),
     Detach(DetachArgs),
     /// List the hosts that are running.
@@ -112,6 +115,9 @@ pub(crate) struct Run {
     /// Sample from the start; else `memprof activate` starts it.
     #[arg(long)]
     pub(crate) active: bool,
+    /// Count every allocation, as `memprof test` does.
+    #[arg(skip)]
+    pub(crate) is_tallied: bool,
     /// Replace the program's allocator: jemalloc, tcmalloc, or the path of a shared library. Some
     /// programs do not survive that.
     #[arg(long, value_name = "NAME|PATH")]

@@ -25,6 +25,8 @@ pub(crate) const UNAVAILABLE: u8 = 4;
 pub(crate) const NO_DATA: u8 = 5;
 /// Plugin and host, or dump and binary, do not belong together.
 pub(crate) const MISMATCH: u8 = 6;
+/// `memprof test`: the command took more than its budget allows.
+pub(crate) const OVER_BUDGET: u8 = 7;
 
 /// An error that has its own exit code.
 #[derive(Debug)]

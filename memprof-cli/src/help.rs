@@ -23,6 +23,14 @@ const COMMANDS: &[Help] = &[
         ],
     },
     Help {
+        command: "test",
+        examples: &[
+            "memprof test --budget memory.toml --update -- ./parser big.json",
+            "memprof test --budget memory.toml -- ./parser big.json",
+            "memprof test --budget memory.toml --runs 5 -- node app.js",
+        ],
+    },
+    Help {
         command: "attach",
         examples: &[
             "memprof attach 4711 && memprof activate -t 4711",

@@ -11,6 +11,7 @@ mod check;
 mod completion;
 mod detach;
 mod exit;
+mod gate;
 mod heap;
 mod help;
 mod leaks;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Outcome {
     match command {
         Command::Run(command) => run::run(&command),
+        Command::Test(args) => gate::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Detach(args) => detach::run(&args),
         Command::Ps { all, json } => ps::run(all, json),

@@ -52,7 +52,8 @@ pub use limits::Limits;
 pub use names::{Detail, Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
 pub use profile::{
-    Address, Claims, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Values,
+    Address, Claims, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Tally,
+    Values,
 };
 pub use render::{FLAMEGRAPH_POLICY, POLICY, Subject, VIEWER, amount, render};
 pub use report::{Input, read, report};

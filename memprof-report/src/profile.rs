@@ -169,6 +169,17 @@ pub enum Sampling {
     Uniform(u64),
 }
 
+/// What all allocations of a process add up to: exact, where a profile estimates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tally {
+    /// Allocations; one that grows or shrinks a block is another.
+    pub objects: u64,
+    /// What these asked for, in bytes.
+    pub bytes: u64,
+    /// The most bytes that lived at the same time, as the allocator rounds them.
+    pub peak: u64,
+}
+
 /// Where and when a profile was taken, as far as it tells: our own dumps' comment lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
@@ -194,6 +205,8 @@ pub struct Origin {
     pub samples: Option<u64>,
     /// How many of them it did not remember, because its tables were full.
     pub lost_samples: Option<u64>,
+    /// What all allocations were counted to, where they were: then what is told to live did at the peak.
+    pub tally: Option<Tally>,
     /// The file of the plugin that took it, as mapped.
     pub image: Option<String>,
 }

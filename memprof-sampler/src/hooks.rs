@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::countdown::{is_due, passes};
 use crate::sampler::{forget, may_be_sample, put_back, sample};
+use crate::tally;
 
 /// What a function does with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +54,16 @@ macro_rules! hooks {
     ($($kind:ident $name:ident($($arg:ident: $type:ty),*) => $what:expr $(, $bytes:expr)?;)*) => {
         $(hook!($kind $name($($arg: $type),*) => $what $(, $bytes)?);)*
 
-        /// All functions that are hooked.
+        /// All functions that are hooked, by hooks that count every call where a [`tally`] is asked for.
         pub(crate) fn hooks() -> [Hook; COUNT] {
+            let is_tallied = tally::is_asked();
             [$(Hook {
                 name: name!($name),
                 role: role!($kind),
-                address: $name::hook as *const () as usize,
+                address: match is_tallied {
+                    true => $name::hook::<true> as *const () as usize,
+                    false => $name::hook::<false> as *const () as usize,
+                },
                 real: &$name::REAL,
             }),*]
         }
@@ -96,13 +101,16 @@ macro_rules! role {
 macro_rules! hook {
     (allocate $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), {
-            if passes($bytes) {
+            if !TALLIED && passes($bytes) {
                 // SAFETY: the caller's own arguments.
                 return unsafe { function::<Real>(&REAL)($($arg),*) };
             }
-            let is_due = is_due($bytes);
+            let is_due = (!TALLIED || !passes($bytes)) && is_due($bytes);
             // SAFETY: as above.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
+            if TALLIED {
+                tally::gave(block as usize, $bytes);
+            }
             if is_due {
                 sample(block as usize, $bytes);
             }
@@ -114,9 +122,15 @@ macro_rules! hook {
             let is_due = !passes($bytes) && is_due($bytes);
             // SAFETY: the caller's own arguments.
             let failed = unsafe { function::<Real>(&REAL)(place, $($arg),*) };
-            if is_due && failed == 0 {
+            if (is_due || TALLIED) && failed == 0 {
                 // SAFETY: posix_memalign(3): stored on success.
-                sample(unsafe { place.read() } as usize, $bytes);
+                let block = unsafe { place.read() } as usize;
+                if TALLIED {
+                    tally::gave(block, $bytes);
+                }
+                if is_due {
+                    sample(block, $bytes);
+                }
             }
             failed
         });
@@ -127,6 +141,9 @@ macro_rules! hook {
                 // Before the block is free, and another thread gets it.
                 forget($block as usize);
             }
+            if TALLIED {
+                tally::took(tally::size_of_block($block as usize));
+            }
             // SAFETY: the caller's own arguments.
             unsafe { function::<Real>(&REAL)($($arg),*) }
         });
@@ -134,13 +151,21 @@ macro_rules! hook {
     (reallocate $name:ident($($arg:ident: $type:ty),*) => $old:expr, $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), {
             let is_due = !passes($bytes) && is_due($bytes);
-            if !is_due && !may_be_sample($old as usize) {
+            if !TALLIED && !is_due && !may_be_sample($old as usize) {
                 // SAFETY: the caller's own arguments.
                 return unsafe { function::<Real>(&REAL)($($arg),*) };
             }
-            let forgotten = forget($old as usize);
+            let before = match TALLIED {
+                true => tally::size_of_block($old as usize),
+                false => 0,
+            };
+            let forgotten = may_be_sample($old as usize).then(|| forget($old as usize)).flatten();
             // SAFETY: as above.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
+            if TALLIED && (!block.is_null() || $bytes == 0) {
+                tally::took(before);
+                tally::gave(block as usize, $bytes);
+            }
             match forgotten {
                 // It failed, and the old block is what it was; with no bytes it may have been freed.
                 Some(old) if block.is_null() && $bytes != 0 => put_back($old as usize, old),
@@ -160,7 +185,9 @@ macro_rules! hook {
             pub(super) type Real = unsafe extern "C-unwind" fn($($type),*) -> $result;
             pub(super) static REAL: AtomicUsize = AtomicUsize::new(0);
 
-            pub(super) unsafe extern "C-unwind" fn hook($($arg: $type),*) -> $result $body
+            pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool>(
+                $($arg: $type),*
+            ) -> $result $body
         }
     };
 }

@@ -26,6 +26,7 @@ mod probes;
 mod records;
 mod sampler;
 mod slots;
+mod tally;
 
 pub use hooks::Role;
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
@@ -35,3 +36,4 @@ pub use sampler::{
     Counts, Refused, clear, counts, each_record, enter_child, interval, start, stop,
 };
 pub use slots::{Owner, Patched, Slots, malloc};
+pub use tally::{Tally, tally, tally_all};

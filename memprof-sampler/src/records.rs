@@ -11,7 +11,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use crate::mapping;
+use crate::{mapping, tally};
 
 /// Frames of a stack that are kept, from the leaf on.
 pub(crate) const MOST_FRAMES: usize = 128;
@@ -31,7 +31,11 @@ const TOTAL_OBJECTS: usize = 3;
 const TOTAL_BYTES: usize = 4;
 /// The size class in the upper half, the number of frames in the lower.
 const SHAPE: usize = 5;
-const FRAMES: usize = 6;
+/// The number of the peak that the next two words are of; what changed before it is in the first two.
+const PEAK: usize = 6;
+const PEAK_OBJECTS: usize = 7;
+const PEAK_BYTES: usize = 8;
+const FRAMES: usize = 9;
 
 /// All records of the process.
 pub(crate) struct Records {
@@ -55,6 +59,8 @@ pub struct Record<'a> {
     pub total_objects: u64,
     /// Their sizes together.
     pub total_bytes: u64,
+    /// Samples that lived at the last peak of the [`tally`](crate::tally()), and their sizes together.
+    pub at_peak: [u64; 2],
 }
 
 impl Records {
@@ -104,6 +110,7 @@ impl Records {
         let Some(words) = self.words() else {
             return;
         };
+        remember_peak(words, record as usize);
         for (at, more) in [
             (OBJECTS, 1),
             (BYTES, size),
@@ -121,6 +128,7 @@ impl Records {
         let Some(words) = self.words() else {
             return;
         };
+        remember_peak(words, record as usize);
         for (at, less) in [(OBJECTS, 1), (BYTES, size)] {
             if let Some(word) = words.get(record as usize + at) {
                 word.fetch_sub(less, Relaxed);
@@ -222,6 +230,21 @@ fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     (!start.is_null()).then(|| unsafe { slice::from_raw_parts(start, count) })
 }
 
+/// Keeps what the record held at the last peak, before its first change since.
+fn remember_peak(words: &[AtomicU64], start: usize) {
+    let peak = tally::peaks();
+    let word = |at: usize| words.get(start + at);
+    let (Some(known), Some(objects), Some(bytes)) = (word(PEAK), word(OBJECTS), word(BYTES)) else {
+        return;
+    };
+    if known.swap(peak, Relaxed) != peak
+        && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
+    {
+        at_peak.store(objects.load(Relaxed), Relaxed);
+        peak_bytes.store(bytes.load(Relaxed), Relaxed);
+    }
+}
+
 fn read(words: &[AtomicU64], start: usize) -> Option<Record<'_>> {
     let record = words.get(start..)?;
     let word = |at: usize| record.get(at).map(|word| word.load(Relaxed));
@@ -233,6 +256,10 @@ fn read(words: &[AtomicU64], start: usize) -> Option<Record<'_>> {
         bytes: word(BYTES)?,
         total_objects: word(TOTAL_OBJECTS)?,
         total_bytes: word(TOTAL_BYTES)?,
+        at_peak: match word(PEAK)? == tally::peaks() {
+            true => [word(PEAK_OBJECTS)?, word(PEAK_BYTES)?],
+            false => [word(OBJECTS)?, word(BYTES)?],
+        },
     })
 }
 

@@ -13,6 +13,7 @@ use crate::live::{Live, Sample};
 use crate::probes;
 use crate::records::{MOST_FRAMES, Record, Records};
 use crate::slots::own_code;
+use crate::tally;
 
 static FILTER: Filter = Filter::new();
 static LIVE: Live = Live::new();
@@ -112,6 +113,7 @@ pub fn clear() -> Result<(), Refused> {
 /// never leave it.
 pub fn enter_child() {
     PROCESS.store(process(), Relaxed);
+    tally::enter_child();
     GATE.0.store(0, SeqCst);
 }
 

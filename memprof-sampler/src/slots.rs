@@ -20,7 +20,7 @@ use core::sync::atomic::{
 use libc::dl_phdr_info;
 
 use crate::hooks::{COUNT, Hook, Role, hooks};
-use crate::mapping;
+use crate::{mapping, tally};
 use lock::with_loader_locked;
 use object::{Object, Slot};
 
@@ -117,6 +117,7 @@ impl Slots {
                 malloc,
                 is_program: object.path().is_empty(),
             });
+            tally::set_usable(object.definition(c"malloc_usable_size"));
             let is_libc = is_libc(&object);
             for hook in &hooks {
                 // glibc's calls its own realloc through a slot: it would be counted twice.

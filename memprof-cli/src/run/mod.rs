@@ -15,7 +15,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use crate::args::Run;
-use crate::exit::{FAILED, Outcome, USAGE, coded};
+use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, coded};
 use crate::output;
 pub(crate) use allocator::Wanted;
 use allocator::{Library, Profiler};
@@ -26,6 +26,7 @@ use program::{Place, Program};
 /// What the preloaded plugin acts on (memprof-host, `adapters::preload`).
 const MARKER: (&str, &str) = ("MEMPROF_RUN", "1");
 const ACTIVE: &str = "MEMPROF_ACTIVE";
+const TALLY: (&str, &str) = ("MEMPROF_TALLY", "1");
 const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
 const DUMP_DIR: &str = "MEMPROF_DUMP_DIR";
 const CONFIG: &str = "MEMPROF_CONFIG";
@@ -35,8 +36,25 @@ const MALLOC_CONF: &str = "MALLOC_CONF";
 const SAMPLE_PARAMETER: &str = "TCMALLOC_SAMPLE_PARAMETER";
 const DEFAULT_LG_SAMPLE: u8 = 19;
 
+/// Seen from this program: where packages put it, and `cargo xtask build`.
+const PLUGIN_PLACES: [&str; 2] = [
+    "../lib/memprof/memory_profile.so",
+    "../plugins/memory_profile.so",
+];
+
 /// Replaces this process by the program.
 pub(crate) fn run(run: &Run) -> Outcome {
+    let mut command = preloading(run)?;
+    let error = command.exec();
+    let program = command.get_program().display();
+    Err(coded(FAILED, format!("failed to start {program}: {error}")))
+}
+
+/// The program with the plugin preloaded.
+///
+/// # Errors
+/// There is none, or it cannot be profiled so.
+pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
     let (name, args) = run.command.split_first().context("no program is given")?;
     let program = Program::find(name)?;
     let plugin = plugin(run.plugin.as_deref())?;
@@ -51,7 +69,9 @@ pub(crate) fn run(run: &Run) -> Outcome {
     command.env("LD_PRELOAD", preload(before.as_deref(), libraries)?);
     let profiler = library.and_then(|library| library.profiler);
     let preloaded = (profiler == Some(Profiler::Jemalloc)).then_some(MALLOC_CONF);
-    let own = program.conf_variable().filter(|own| preloaded != Some(own));
+    // Only memprof's sampler counts all.
+    let own = program.conf_variable().filter(|_| !run.is_tallied);
+    let own = own.filter(|own| preloaded != Some(own));
     let mut lg_sample = run.lg_sample;
     for variable in preloaded.into_iter().chain(own) {
         let before = match std::env::var(variable) {
@@ -66,6 +86,10 @@ pub(crate) fn run(run: &Run) -> Outcome {
             lg_sample = lg_sample.filter(|_| !option.starts_with("lg_prof_sample"));
         }
         command.env(variable, value);
+    }
+    if run.is_tallied {
+        require_slots(&program)?;
+        command.env(TALLY.0, TALLY.1);
     }
     if run.active {
         command.env(ACTIVE, "on");
@@ -88,11 +112,7 @@ pub(crate) fn run(run: &Run) -> Outcome {
         let config = found.with_context(|| format!("no config is at {}", config.display()))?;
         command.env(CONFIG, config);
     }
-    let error = command.exec();
-    Err(coded(
-        FAILED,
-        format!("failed to start {}: {error}", program.path.display()),
-    ))
+    Ok(command)
 }
 
 /// The plugin that is wanted, or the one that lies beside this program.
@@ -102,7 +122,9 @@ pub(crate) fn plugin(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
         None => {
             let own = std::env::current_exe().context("failed to find this program")?;
             let directory = own.parent().unwrap_or(Path::new("/"));
-            directory.join("../plugins/memory_profile.so")
+            let mut places = PLUGIN_PLACES.map(|place| directory.join(place)).into_iter();
+            let found = places.find(|place| place.exists());
+            found.unwrap_or_else(|| directory.join(PLUGIN_PLACES[0]))
         }
     };
     path.canonicalize().with_context(|| {
@@ -129,6 +151,22 @@ fn library(run: &Run, program: &Program) -> anyhow::Result<Option<Library>> {
         None => Ok(None),
         Some(Wanted::Jemalloc) if has_jemalloc => Ok(None),
         Some(wanted) => wanted.find().map(Some),
+    }
+}
+
+/// # Errors
+/// The program's allocator is linked into it: calls lead through no slot, and cannot be counted.
+fn require_slots(program: &Program) -> anyhow::Result<()> {
+    match &program.provided().place {
+        Place::Nowhere | Place::Linked => Ok(()),
+        Place::Beside(_) | Place::Malloc | Place::Unknown => {
+            let message = format!(
+                "{} brings an allocator of its own, whose calls cannot be counted; test a build that \
+                 uses the system's",
+                program.path.display()
+            );
+            Err(coded(UNAVAILABLE, message))
+        }
     }
 }
 

@@ -32,6 +32,18 @@ pub(crate) struct Taken {
     pub lost: u64,
     /// When the first of them may have been taken.
     pub since: SystemTime,
+    /// What all allocations were counted to, where they were.
+    pub tally: Option<Tally>,
+}
+
+/// What all allocations of a process add up to, where each is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub objects: u64,
+    /// As they were asked for.
+    pub bytes: u64,
+    /// The most bytes that lived at the same time, as the allocator rounds them.
+    pub peak: u64,
 }
 
 /// The bytes that `objects` sampled ones of together `bytes` stand for, to the same byte as in `memprof-report`.

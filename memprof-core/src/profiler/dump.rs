@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::checksum::{self, Sealed};
 use crate::dumps::headroom::require_memory;
-use crate::dumps::heap::Taken;
+use crate::dumps::heap::{Taken, Tally};
 use crate::dumps::name::DumpName;
 use crate::dumps::scratch::Scratch;
 use crate::dumps::store::Store;
@@ -145,10 +145,20 @@ fn of_our_sampler(taken: Taken) -> String {
         samples,
         lost,
         since,
+        tally,
     } = taken;
     let since = humantime::format_rfc3339_seconds(since);
+    let tallied = tally.map_or_else(String::new, |tally| {
+        let Tally {
+            objects,
+            bytes,
+            peak,
+        } = tally;
+        format!("# tally: {objects} objects, {bytes} bytes, {peak} at the peak\n")
+    });
     format!(
-        "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n"
+        "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n\
+         {tallied}"
     )
 }
 

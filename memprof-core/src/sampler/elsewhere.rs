@@ -14,7 +14,7 @@ use memprof_messages::SamplerStatus;
 ///
 /// # Errors
 /// None.
-pub fn sample_at_once(_: Option<SampleInterval>) -> Result<()> {
+pub fn sample_at_once(_: Option<SampleInterval>, _: bool) -> Result<()> {
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use super::{Samples, profile};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::objects::{self, Reading};
-use crate::dumps::heap::{Summary, Taken};
+use crate::dumps::heap::{Summary, Taken, Tally};
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::Identity;
@@ -31,11 +31,15 @@ const DEFAULT_INTERVAL: u64 = 512 << 10;
 static GOES_ON_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
 
 /// Samples from now on, before there is a profiler: for the first moments of a program. The profiler
-/// goes on with it, or ends it where the allocator samples by itself.
+/// goes on with it, or ends it where the allocator samples by itself. With `is_tallied` all allocations
+/// are counted besides, and a dump holds what lived when most did.
 ///
 /// # Errors
 /// Why memprof's sampler cannot serve this process.
-pub fn sample_at_once(interval: Option<SampleInterval>) -> Result<()> {
+pub fn sample_at_once(interval: Option<SampleInterval>, is_tallied: bool) -> Result<()> {
+    if is_tallied {
+        memprof_sampler::tally_all();
+    }
     let mut slots = Sampler::find_slots()?;
     if slots.owner().is_program {
         return Err(linked_in());
@@ -506,6 +510,11 @@ impl Chosen<'_> {
                 samples: counts.samples,
                 lost: counts.lost,
                 since,
+                tally: memprof_sampler::tally().map(|tally| Tally {
+                    objects: tally.objects,
+                    bytes: tally.bytes,
+                    peak: tally.peak,
+                }),
             }),
             ..summary
         })

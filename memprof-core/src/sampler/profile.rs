@@ -7,6 +7,8 @@
 //! ```
 //!
 //! Each stack has a line for each of its size classes: readers unsample a line by its mean size.
+//!
+//! Where all allocations are tallied, what is told to live is what did when most lived.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -27,6 +29,7 @@ pub(super) fn write(interval: u64, file: &File) -> io::Result<Summary> {
             ..Summary::default()
         },
         totals: [0; 4],
+        is_tallied: memprof_sampler::tally().is_some(),
         outcome: Ok(()),
     };
     lines.header()?;
@@ -50,6 +53,7 @@ struct Lines<W: Write> {
     summary: Summary,
     /// Objects and bytes, live and in all.
     totals: [u64; 4],
+    is_tallied: bool,
     outcome: io::Result<()>,
 }
 
@@ -71,12 +75,11 @@ impl<W: Write> Lines<W> {
     }
 
     fn line(&mut self, record: &Record<'_>) -> io::Result<()> {
-        let counts = [
-            record.objects,
-            record.bytes,
-            record.total_objects,
-            record.total_bytes,
-        ];
+        let [objects, bytes] = match self.is_tallied {
+            true => record.at_peak,
+            false => [record.objects, record.bytes],
+        };
+        let counts = [objects, bytes, record.total_objects, record.total_bytes];
         // Its counters move while a sample comes or goes.
         if record.total_objects == 0 {
             return Ok(());

@@ -12,8 +12,9 @@
 use std::io::{self, IoSlice};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter};
 use memprof_own::{Plan, Privileges};
@@ -36,8 +37,30 @@ const REST: Duration = Duration::from_millis(100);
 /// Made in a handler of fork(2) too, so it must not need an allocation.
 static ARRIVAL: Plan = Plan {
     name: c"memprof-arrival",
-    work: |privileges| contain((), || arrive(privileges)),
+    work: |privileges| {
+        contain((), || {
+            thread::sleep(REST);
+            arrive(privileges);
+        });
+    },
 };
+
+/// Of a program whose figures are wanted, however short it is.
+static ARRIVAL_AT_ONCE: Plan = Plan {
+    name: c"memprof-arrival",
+    work: |privileges| {
+        // The constructor that begins to sample may come after the one that made this thread.
+        wait_for(&SAMPLES);
+        contain((), || arrive(privileges));
+        HAS_ARRIVED.store(true, Ordering::Release);
+    },
+};
+
+/// How long an exit waits for a plugin that is being made.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+static SAMPLES: AtomicBool = AtomicBool::new(false);
+static HAS_ARRIVED: AtomicBool = AtomicBool::new(false);
 
 /// What the environment said when the library was loaded or first used. It is not read again, because the
 /// program may change it at any time on another thread.
@@ -53,13 +76,38 @@ static START: OnceLock<Start> = OnceLock::new();
 
 /// Begins to wait for the moment to open the socket, once in a process.
 pub(super) fn begin(entry: &'static memprof_plugin_entry_t) {
-    let _begun = start(entry);
+    let _begun = start(entry, &ARRIVAL);
+}
+
+/// Makes the plugin now, on a thread of its own, for which an exit of the program waits.
+pub(super) fn begin_at_once(entry: &'static memprof_plugin_entry_t) {
+    let _begun = start(entry, &ARRIVAL_AT_ONCE);
+    // SAFETY: atexit(3): this library is never unloaded. What the plugin registers later is called before,
+    // or after it where the exit has begun by then.
+    unsafe { libc::atexit(wait_for_arrival) };
+}
+
+/// The program is sampled by now, or cannot be: a plugin that comes at once may.
+#[doc(hidden)]
+pub fn begun_to_sample() {
+    SAMPLES.store(true, Ordering::Release);
+}
+
+extern "C" fn wait_for_arrival() {
+    wait_for(&HAS_ARRIVED);
+}
+
+fn wait_for(event: &AtomicBool) {
+    let begun = Instant::now();
+    while !event.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Makes the plugin, in an entry point that the program called because it wants to send messages.
 pub(super) fn enter(entry: &'static memprof_plugin_entry_t) {
     contain((), || {
-        let _made = instance(start(entry));
+        let _made = instance(start(entry, &ARRIVAL));
     });
 }
 
@@ -98,7 +146,7 @@ pub(super) fn refuse(missing: Missing) {
     }
 }
 
-fn start(entry: &'static memprof_plugin_entry_t) -> &'static Start {
+fn start(entry: &'static memprof_plugin_entry_t, arrival: &'static Plan) -> &'static Start {
     let mut is_first = false;
     let start = START.get_or_init(|| {
         is_first = true;
@@ -121,18 +169,18 @@ fn start(entry: &'static memprof_plugin_entry_t) -> &'static Start {
         memprof_plugin_abi::stay_loaded();
         // SAFETY: pthread_atfork(3): this library is never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-        spawn();
+        spawn(arrival);
     }
     start
 }
 
 extern "C" fn forked() {
-    contain((), spawn);
+    contain((), || spawn(&ARRIVAL));
 }
 
 /// Starts the thread that opens the socket.
-fn spawn() {
-    if let Err(error) = memprof_own::spawn_plan(&ARRIVAL) {
+fn spawn(arrival: &'static Plan) {
+    if let Err(error) = memprof_own::spawn_plan(arrival) {
         // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
         if let Some(start) = START
             .get()
@@ -149,7 +197,6 @@ fn spawn() {
 }
 
 fn arrive(privileges: &mut Privileges) {
-    thread::sleep(REST);
     privileges.follow();
     if let Some(instance) = instance::instance() {
         instance.enter_thread();

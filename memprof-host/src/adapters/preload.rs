@@ -4,6 +4,8 @@
 //! so that a program which merely loads it is left alone.
 //!
 //! - An executed program inherits the environment, so it does the same.
+//! - `MEMPROF_TALLY=1` (`memprof test` sets it) is for a program whose figures matter and not its rest:
+//!   the plugin comes at once, and an exit waits until it is there.
 //! - Limits: a process has a thread of ours from its start, so `unshare(CLONE_NEWUSER)` and
 //!   `setns` into a user namespace fail as they do in any program with threads. A seccomp filter
 //!   that the program puts on all its threads holds for ours.
@@ -13,15 +15,18 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use super::environment::{ACTIVE, LG_SAMPLE, variable};
 use super::{arrival, contain};
 
+pub use super::arrival::begun_to_sample;
+
 const RUN: &str = "MEMPROF_RUN";
+const TALLY: &str = "MEMPROF_TALLY";
 
 /// Runs when the library is loaded.
 #[doc(hidden)]
 pub fn loaded(entry: &'static memprof_plugin_entry_t) {
-    contain((), || {
-        if is_on(RUN, "1") {
-            arrival::begin(entry);
-        }
+    contain((), || match (is_on(RUN, "1"), is_tallied()) {
+        (true, true) => arrival::begin_at_once(entry),
+        (true, false) => arrival::begin(entry),
+        (false, _) => {}
     });
 }
 
@@ -31,6 +36,12 @@ pub fn loaded(entry: &'static memprof_plugin_entry_t) {
 pub fn is_active_at_once() -> Option<Option<u64>> {
     let is_asked = is_on(RUN, "1") && is_on(ACTIVE, "on");
     is_asked.then(|| variable(LG_SAMPLE)?.parse().ok())
+}
+
+/// Whether all allocations are counted. Asked while the library is loaded.
+#[doc(hidden)]
+pub fn is_tallied() -> bool {
+    is_on(TALLY, "1")
 }
 
 fn is_on(name: &str, value: &str) -> bool {

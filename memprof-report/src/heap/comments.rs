@@ -5,6 +5,7 @@ use crate::birth::Ages;
 use crate::error::Result;
 use crate::limits::Part;
 use crate::names::printable;
+use crate::profile::Tally;
 
 impl Dump<'_> {
     pub(super) fn read_comment(&mut self, comment: &[u8]) -> Result<()> {
@@ -27,6 +28,7 @@ impl Dump<'_> {
             "sampling since" => origin.sampling_since = Some(value.into()),
             "samples" => origin.samples = value.parse().ok(),
             "lost samples" => origin.lost_samples = value.parse().ok(),
+            "tally" => origin.tally = read_tally(value),
             "active-since" => origin.active_since = Some(value.into()),
             "ages" => self.profile.ages = Ages::parse(value),
             "build-id" => {
@@ -55,4 +57,17 @@ impl Dump<'_> {
         origin.pid = pid;
         origin.machine = machine;
     }
+}
+
+/// `12 objects, 3400 bytes, 1200 at the peak`.
+fn read_tally(value: &str) -> Option<Tally> {
+    let mut numbers = value
+        .split(", ")
+        .map(|part| part.split(' ').next()?.parse().ok());
+    let mut next = || numbers.next().flatten();
+    Some(Tally {
+        objects: next()?,
+        bytes: next()?,
+        peak: next()?,
+    })
 }

@@ -1,4 +1,4 @@
-//! Samples from the first allocations of a program on, under `memprof run --active`: the plugin itself
+//! Samples from the first allocations of a program on, under `memprof run --active` and `memprof test`: the plugin itself
 //! comes later, on a thread that leaves the program alone for a while.
 #![expect(unsafe_code, reason = "what the dynamic loader calls")]
 
@@ -16,7 +16,8 @@ extern "C" fn loaded() {
         if let Some(lg_sample) = preload::is_active_at_once() {
             let interval = lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok());
             // What stands against it is told when the plugin comes.
-            let _refused = sample_at_once(interval);
+            let _refused = sample_at_once(interval, preload::is_tallied());
+            preload::begun_to_sample();
         }
     });
     if let Err(payload) = begun {

@@ -9,6 +9,7 @@ mod closefrom;
 mod disk;
 mod exit;
 mod fork;
+mod gate;
 mod group;
 mod guest;
 mod host;
@@ -85,6 +86,7 @@ const SUITES: &[Suite] = &[
     ("attach", attach::run),
     ("sampler", sampler::run),
     ("accuracy", accuracy::run),
+    ("gate", gate::run),
     ("servers", servers::run),
     ("unwind", unwind::hazards::run),
 ];

@@ -1,0 +1,147 @@
+//! Runs the command with every allocation counted, and reads what its processes left.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+
+use anyhow::Context;
+use memprof_report::{Blame, Folded, Granularity, Input, Named, Options, Sources};
+
+use super::measured::{Measured, Stack, What};
+use super::{FormatArg, TestArgs};
+use crate::args::Run;
+use crate::exit::{FAILED, NO_DATA, coded};
+use crate::output;
+use crate::report::progress;
+use crate::run::preloading;
+
+/// The plugin's keys: each process leaves one dump. Nobody talks to it.
+const CONFIG: &str = "sampler = \"ours\"\ncontrol = \"off\"\n[keep]\ncount = 100000\nbytes = \"1TiB\"\n\
+                      [[watch]]\nat_exit = true\n";
+
+/// # Errors
+/// The command cannot be counted; it failed; it left nothing.
+pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measured> {
+    let place = tempfile::tempdir().context("failed to make a directory for the dumps")?;
+    let config = place.path().join("config.toml");
+    let dumps = place.path().join("dumps");
+    std::fs::write(&config, CONFIG).with_context(|| config.display().to_string())?;
+    let mut command = preloading(&Run {
+        active: true,
+        is_tallied: true,
+        allocator: None,
+        lg_sample: Some(args.lg_sample),
+        socket_dir: None,
+        dump_dir: Some(dumps.clone()),
+        config: Some(config),
+        plugin: args.plugin.clone(),
+        command: args.command.clone(),
+    })?;
+    if args.format == Some(FormatArg::Json) {
+        command.stdout(Stdio::from(std::io::stderr()));
+    }
+    let name = command.get_program().display().to_string();
+    let ended = command.status();
+    let ended = ended.with_context(|| format!("failed to start {name}"))?;
+    if !ended.success() {
+        return Err(coded(FAILED, format!("{name} failed: {}", told(ended))));
+    }
+    let measured = read(&dumps)?;
+    if measured.processes == 0 {
+        let message = format!(
+            "{name} left no figures: it ended by _exit(2) or by executing itself anew, or its allocator is \
+             linked into it; `memprof run -- {name}` and `memprof status` tell more"
+        );
+        return Err(coded(NO_DATA, message));
+    }
+    Ok(measured)
+}
+
+fn told(ended: ExitStatus) -> String {
+    match (ended.code(), ended.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "it did not end".to_owned(),
+    }
+}
+
+fn read(dumps: &Path) -> anyhow::Result<Measured> {
+    let mut measured = Measured::default();
+    let entries = match std::fs::read_dir(dumps) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(measured),
+        Err(error) => return Err(error).with_context(|| dumps.display().to_string()),
+    };
+    for entry in entries {
+        let path = entry.with_context(|| dumps.display().to_string())?.path();
+        add(&mut measured, &path)?;
+    }
+    output::clear();
+    Ok(measured)
+}
+
+fn add(measured: &mut Measured, dump: &Path) -> anyhow::Result<()> {
+    let named = named(dump)?;
+    let origin = &named.profile.origin;
+    let host = origin.host.as_deref().unwrap_or("a process");
+    let Some(tally) = origin.tally else {
+        measured.notes.push(format!(
+            "{host} was not counted: its allocator does not tell a block's size"
+        ));
+        return Ok(());
+    };
+    if let Some(lost) = origin.lost_samples.filter(|lost| *lost > 0) {
+        measured.notes.push(format!(
+            "{lost} samples of {host} were lost, so functions have less than they took: --lg-sample 20"
+        ));
+    }
+    measured.processes += 1;
+    measured.allocated += tally.bytes;
+    measured
+        .stacks_in_all
+        .extend(stacks(&named, What::Allocated));
+    if tally.peak > measured.peak {
+        measured.peak = tally.peak;
+        measured.stacks_at_peak = stacks(&named, What::Peak);
+    }
+    Ok(())
+}
+
+fn named(dump: &Path) -> anyhow::Result<Named> {
+    let failed = || dump.display().to_string();
+    let input = Input {
+        name: &failed(),
+        bytes: &mut BufReader::new(File::open(dump).with_context(failed)?),
+    };
+    let sources = Sources::of_process(None);
+    Ok(memprof_report::read(
+        input,
+        Some(&sources),
+        &Options::default(),
+        &progress,
+    )?)
+}
+
+fn stacks(named: &Named, what: What) -> Vec<Stack> {
+    let blame = Blame::default();
+    let folded = Folded::new(
+        named,
+        None,
+        what.sample_type(),
+        Granularity::Functions,
+        &blame,
+    )
+    .told();
+    let stacks = folded.stacks.iter().map(|stack| Stack {
+        functions: stack
+            .functions
+            .iter()
+            .map(|id| folded.functions.get(*id).to_owned())
+            .collect(),
+        bytes: u64::try_from(stack.values.new).unwrap_or(0),
+        variance: stack.values.evidence.variance,
+    });
+    stacks.collect()
+}

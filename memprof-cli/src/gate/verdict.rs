@@ -1,0 +1,170 @@
+//! Whether a run kept its budget, and who broke it.
+
+use serde::Serialize;
+
+use super::budget::{Budget, Bytes};
+use super::measured::{Measured, Row, Stack, What};
+
+/// An estimate breaks a limit that it exceeds by so many standard errors: one in a hundred does by
+/// chance (one-sided).
+const DOUBT: f64 = 2.33;
+
+/// One line for each limit.
+#[derive(Debug, Serialize)]
+pub(super) struct Verdict {
+    pub(super) checks: Vec<Check>,
+    /// Processes that were counted.
+    pub(super) processes: usize,
+}
+
+/// One limit, and what was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Check {
+    pub(super) what: What,
+    /// None: of all functions together.
+    pub(super) function: Option<String>,
+    /// The budget.
+    pub(super) budget: u64,
+    /// The least that would break it, chance left aside.
+    pub(super) limit: u64,
+    pub(super) measured: u64,
+    /// The standard error of an estimate; 0 of a total, which is exact.
+    pub(super) error: u64,
+    pub(super) is_broken: bool,
+    pub(super) guilty: Option<Guilty>,
+}
+
+/// Who took more than at the update.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Guilty {
+    pub(super) function: String,
+    /// What it holds more than at the update, or all that it holds where that does not tell.
+    pub(super) growth: u64,
+    /// Of the growth.
+    pub(super) error: u64,
+    pub(super) bytes: u64,
+    /// Its largest stack, root first.
+    pub(super) stack: Vec<String>,
+}
+
+impl Verdict {
+    pub(super) fn of(measured: &Measured, budget: &Budget) -> Self {
+        let allowed = |bytes: Bytes| (bytes.0 as f64 * (1.0 + budget.tolerance.0 / 100.0)) as u64;
+        let totals = What::ALL.into_iter().filter_map(|what| {
+            let budgeted = budget.total(what)?;
+            let (total, limit) = (measured.total(what), allowed(budgeted));
+            let is_broken = total > limit;
+            Some(Check {
+                what,
+                function: None,
+                budget: budgeted.0,
+                limit,
+                measured: total,
+                error: 0,
+                is_broken,
+                guilty: is_broken.then(|| guilty(measured, budget, what)).flatten(),
+            })
+        });
+        let mut checks: Vec<Check> = totals.collect();
+        for what in What::ALL {
+            let rows = measured.functions(what);
+            for (name, budgeted) in budget.functions.of(what) {
+                let row = rows.iter().find(|row| row.name == *name);
+                let (bytes, error) = row.map_or((0, 0.0), |row| (row.bytes, row.error));
+                let limit = allowed(*budgeted);
+                let is_broken = bytes as f64 > limit as f64 + DOUBT * error;
+                let found =
+                    || row.map(|row| told(measured, what, row, bytes.saturating_sub(budgeted.0)));
+                checks.push(Check {
+                    what,
+                    function: Some(name.clone()),
+                    budget: budgeted.0,
+                    limit,
+                    measured: bytes,
+                    error: error as u64,
+                    is_broken,
+                    guilty: is_broken.then(found).flatten(),
+                });
+            }
+        }
+        Self {
+            checks,
+            processes: measured.processes,
+        }
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.checks.iter().any(|check| check.is_broken)
+    }
+}
+
+/// The function that grew most since the update.
+fn guilty(measured: &Measured, budget: &Budget, what: What) -> Option<Guilty> {
+    let held = budget.held.of(what);
+    let before = |row: &Row| held.get(&row.name).map_or(0, |bytes| bytes.0);
+    let growth = |row: &Row| row.bytes.saturating_sub(before(row));
+    let rows = measured.functions(what);
+    let most = rows.iter().max_by_key(|row| growth(row))?;
+    Some(told(measured, what, most, growth(most)))
+}
+
+fn told(measured: &Measured, what: What, row: &Row, growth: u64) -> Guilty {
+    let stack = measured.heaviest(what, &row.name);
+    Guilty {
+        function: row.name.clone(),
+        growth,
+        // Both were estimated, about as well.
+        error: (row.error * std::f64::consts::SQRT_2) as u64,
+        bytes: row.bytes,
+        stack: stack.map_or_else(Vec::new, |Stack { functions, .. }| functions.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measured::tests::measured;
+    use super::*;
+
+    #[test]
+    fn growth_beyond_the_tolerance_is_broken_and_named() {
+        let budget = Budget::of(
+            &measured(1000, 5000, &[("a", 600), ("b", 400)]),
+            Budget::default(),
+        );
+        let check = |peak, allocated, expected: [bool; 2]| {
+            let now = measured(peak, allocated, &[("a", 610), ("b", 450)]);
+            let verdict = Verdict::of(&now, &budget);
+            let broken: Vec<bool> = verdict.checks.iter().map(|check| check.is_broken).collect();
+            assert_eq!(broken, expected);
+            for guilty in verdict
+                .checks
+                .iter()
+                .filter_map(|check| check.guilty.as_ref())
+            {
+                assert_eq!((guilty.function.as_str(), guilty.growth), ("b", 50));
+                assert_eq!(guilty.stack, ["main", "b"]);
+            }
+        };
+        check(1000, 5000, [false, false]);
+        check(1025, 5125, [false, false]);
+        check(1026, 5125, [true, false]);
+        check(1050, 5250, [true, true]);
+        check(500, 2500, [false, false]);
+    }
+
+    #[test]
+    fn a_function_is_broken_only_beyond_chance() {
+        let mut budget: Budget =
+            toml::from_str("tolerance = \"0%\"\n[functions.peak]\na = 600\ngone = 5").unwrap();
+        let check = |budget: &Budget, error: f64, expected| {
+            let mut now = measured(1, 1, &[("a", 700)]);
+            now.stacks_at_peak[0].variance = error * error;
+            assert_eq!(Verdict::of(&now, budget).is_broken(), expected, "{error}");
+        };
+        check(&budget, 0.0, true);
+        check(&budget, 42.0, true);
+        check(&budget, 43.0, false);
+        budget.functions.peak.clear();
+        check(&budget, 0.0, false);
+    }
+}

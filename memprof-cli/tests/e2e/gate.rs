@@ -1,0 +1,218 @@
+//! `memprof test`, with programs whose memory grows with an argument.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::dist::{dist, source, tool_text};
+use crate::memprof::Run;
+
+/// Records, in hundreds: what the budget is written for.
+const RECORDS: u32 = 40;
+
+fn program(name: &str) -> PathBuf {
+    source("memprof-cli/tests/fixtures/gate").join(name)
+}
+
+fn compiled(compiler: &str, options: &[&str], name: &str, place: &TempDir) -> String {
+    let built = place.path().join("growth");
+    let mut command = Command::new(compiler);
+    command
+        .args(options)
+        .arg(program(name))
+        .arg("-o")
+        .arg(&built);
+    tool_text("g++", &mut command);
+    built.to_str().unwrap().to_owned()
+}
+
+fn in_cpp(place: &TempDir) -> String {
+    compiled("c++", &["-g", "-O1"], "growth.cc", place)
+}
+
+/// `memprof test` with the budget of `place`.
+fn gate(place: &Path, options: &[&str], command: &[&str]) -> Run {
+    let output = Command::new(dist("bin/memprof"))
+        .arg("test")
+        .arg("--budget")
+        .arg(place.join("budget.toml"))
+        .args(options)
+        .arg("--")
+        .args(command)
+        .env_remove("GITHUB_ACTIONS")
+        .output()
+        .unwrap();
+    Run {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// What grows by five per cent is caught, what does not is let pass. Returns the guilty function.
+fn check(place: &TempDir, command: &[&str]) -> Option<String> {
+    let with = |records: u32| {
+        let records = records.to_string();
+        let mut all: Vec<String> = command.iter().map(ToString::to_string).collect();
+        all.push(records);
+        all
+    };
+    let run = |options: &[&str], records: u32| {
+        let command = with(records);
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        gate(place.path(), options, &command)
+    };
+    run(&["--update", "--runs", "3"], RECORDS).exits(0);
+    let same = run(&[], RECORDS).exits(0);
+    assert!(same.stdout.contains("ok     peak: "), "{same:?}");
+    let grown = run(&["--format", "json"], RECORDS * 21 / 20)
+        .exits(7)
+        .json();
+    assert_eq!(grown["status"], "broken");
+    let checks = grown["checks"].as_array().unwrap();
+    let guilty = checks
+        .iter()
+        .find_map(|check| check["guilty"]["function"].as_str());
+    guilty.map(str::to_owned)
+}
+
+#[test]
+fn growth_of_a_cpp_program_is_caught_and_named() {
+    let place = tempfile::tempdir().unwrap();
+    let program = in_cpp(&place);
+    let guilty = check(&place, &[&program]).unwrap();
+    assert!(
+        guilty.starts_with("keep") || guilty.starts_with("churn"),
+        "{guilty}"
+    );
+}
+
+#[test]
+fn growth_of_a_rust_program_is_caught_and_named() {
+    let place = tempfile::tempdir().unwrap();
+    let program = compiled("rustc", &["-g", "-O"], "growth.rs", &place);
+    let guilty = check(&place, &[&program]).unwrap();
+    assert!(
+        ["growth::keep", "growth::churn", "growth::main"].contains(&guilty.as_str()),
+        "{guilty}"
+    );
+}
+
+#[test]
+fn growth_of_a_python_program_is_caught() {
+    let place = tempfile::tempdir().unwrap();
+    check(
+        &place,
+        &["/usr/bin/python3", program("growth.py").to_str().unwrap()],
+    );
+}
+
+#[test]
+fn growth_of_a_node_program_is_caught() {
+    let place = tempfile::tempdir().unwrap();
+    check(
+        &place,
+        &["/usr/bin/node", program("growth.js").to_str().unwrap()],
+    );
+}
+
+#[test]
+fn the_smallest_program_leaves_figures_and_children_count() {
+    let place = tempfile::tempdir().unwrap();
+    let program = in_cpp(&place);
+    let totals = |command: &[&str]| -> Value {
+        std::fs::write(
+            place.path().join("budget.toml"),
+            "peak = 1\nallocated = 1\n",
+        )
+        .unwrap();
+        gate(place.path(), &["--format", "json"], command)
+            .exits(7)
+            .json()
+    };
+    let of = |told: &Value, at: usize| told["checks"][at]["measured"].as_u64().unwrap();
+    let script = format!("{program} 10; {program} 20; true");
+    let both = totals(&["/bin/sh", "-c", &script]);
+    // The shell itself ends by _exit(2).
+    assert_eq!(both["processes"], 2, "{both}");
+    let (one, two) = (totals(&[&program, "10"]), totals(&[&program, "20"]));
+    assert_eq!(
+        (&one["processes"], of(&both, 0)),
+        (&Value::from(1), of(&two, 0)),
+        "the largest peak"
+    );
+    assert!(
+        of(&both, 1) >= of(&one, 1) + of(&two, 1),
+        "{both} {one} {two}"
+    );
+    // 100 strings of 1001 to 1500 bytes in each hundred, and 200 to 300.
+    let expected = 1000 * (1249 + 250 + 1);
+    assert!(
+        (expected..expected * 12 / 10).contains(&of(&one, 1)),
+        "{one}"
+    );
+}
+
+#[test]
+fn a_function_has_a_limit_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let program = in_cpp(&place);
+    let budget = place.path().join("budget.toml");
+    std::fs::write(
+        &budget,
+        "tolerance = \"10%\"\n[functions.allocated]\nchurn = 0\n",
+    )
+    .unwrap();
+    gate(
+        place.path(),
+        &["--update", "--lg-sample", "10"],
+        &[&program, "40"],
+    )
+    .exits(0);
+    let written = std::fs::read_to_string(&budget).unwrap();
+    assert!(
+        written.contains("tolerance = \"10%\"\n\n# Limits of functions"),
+        "{written}"
+    );
+    assert!(!written.contains("\npeak = "), "{written}");
+    gate(place.path(), &["--lg-sample", "10"], &[&program, "40"]).exits(0);
+    let grown = gate(place.path(), &["--lg-sample", "10"], &[&program, "80"]).exits(7);
+    assert!(
+        grown.stdout.starts_with("BROKEN allocated by churn: "),
+        "{grown:?}"
+    );
+}
+
+#[test]
+fn github_gets_an_annotation() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("budget.toml"), "allocated = \"1B\"\n").unwrap();
+    let broken = gate(place.path(), &["--format", "github"], &["/bin/true"]).exits(7);
+    assert!(broken.stdout.starts_with("::error file="), "{broken:?}");
+    assert!(broken.stdout.contains("\nBROKEN allocated: "), "{broken:?}");
+}
+
+#[test]
+fn what_cannot_be_judged_is_an_error_with_a_code_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let check = |command: &[&str], code, expected: &str| {
+        let refused = gate(place.path(), &[], command).exits(code);
+        assert!(refused.stderr.contains(expected), "{refused:?}");
+    };
+    check(&["/bin/true"], 2, "--update writes one");
+    std::fs::write(place.path().join("budget.toml"), "peak = \"1GiB\"\n").unwrap();
+    check(&["/bin/sh", "-c", "exit 3"], 1, "failed: exit status 3");
+    check(&["/bin/sh", "-c", "kill -9 $$"], 1, "failed: signal 9");
+    let plain_rust = dist("examples/plain_rust");
+    check(
+        &[plain_rust.to_str().unwrap()],
+        4,
+        "brings an allocator of its own",
+    );
+    let no_exit = "import os; os._exit(0)";
+    check(&["/usr/bin/python3", "-c", no_exit], 5, "left no figures");
+    std::fs::write(place.path().join("budget.toml"), "peek = 1\n").unwrap();
+    check(&["/bin/true"], 2, "unknown field `peek`");
+}

@@ -1,0 +1,266 @@
+//! What all allocations add up to, each of them counted: for a program that is run for its figures.
+//!
+//! What a program asks for is summed as it asks. What lives is summed as the allocator rounds it
+//! (`malloc_usable_size(3)`), because a free does not tell what was asked for; each thread keeps back
+//! less than [`BATCH`] bytes of that. Each time more lives than ever before begins another peak.
+#![expect(unsafe_code, reason = "a function of the allocator's")]
+
+use core::mem;
+use core::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+
+use crate::countdown::thread;
+
+/// A thread tells the others of so many bytes at a time.
+const BATCH: i64 = 4096;
+
+/// Threads that end leave theirs to those that get their memory.
+const ACCOUNTS: usize = 4096;
+/// Accounts that are looked at for a free one.
+const PROBES: usize = 8;
+
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// `malloc_usable_size` of the allocator that serves `malloc`; 0: it has none.
+static USABLE: AtomicUsize = AtomicUsize::new(0);
+
+static THREADS: [Account; ACCOUNTS] = [const { Account::new() }; ACCOUNTS];
+/// Of the threads that found no account of their own.
+static OTHERS: Account = Account::new();
+
+static LIVE: AtomicI64 = AtomicI64::new(0);
+static PEAK: AtomicI64 = AtomicI64::new(0);
+static PEAKS: AtomicU64 = AtomicU64::new(0);
+
+/// What was counted since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Allocations; one that grows or shrinks a block is another.
+    pub objects: u64,
+    /// What these asked for, in bytes.
+    pub bytes: u64,
+    /// The most bytes that lived at the same time, as the allocator rounds them; to 4 KiB for each
+    /// thread.
+    pub peak: u64,
+}
+
+/// One thread's sums, alone in their line of the cache.
+#[repr(C, align(64))]
+struct Account {
+    /// The thread pointer; 0: nobody's.
+    owner: AtomicUsize,
+    objects: AtomicU64,
+    bytes: AtomicU64,
+    /// What lives more than the others know.
+    pending: AtomicI64,
+}
+
+/// Counts all allocations of this process: call it before any slot is taken.
+pub fn tally_all() {
+    ASKED.store(true, Relaxed);
+}
+
+/// What was counted. None where nobody counts, or the allocator does not tell a block's size.
+pub fn tally() -> Option<Tally> {
+    (is_asked() && USABLE.load(Relaxed) != 0).then(sums)
+}
+
+fn sums() -> Tally {
+    let accounts = || THREADS.iter().chain([&OTHERS]);
+    let sum = |of: fn(&Account) -> &AtomicU64| accounts().map(|each| of(each).load(Relaxed)).sum();
+    Tally {
+        objects: sum(|each| &each.objects),
+        bytes: sum(|each| &each.bytes),
+        peak: u64::try_from(PEAK.load(Relaxed)).unwrap_or(0),
+    }
+}
+
+pub(crate) fn is_asked() -> bool {
+    ASKED.load(Relaxed)
+}
+
+/// Tells how the allocator is asked for a block's size.
+pub(crate) fn set_usable(function: Option<usize>) {
+    USABLE.store(function.unwrap_or(0), Relaxed);
+}
+
+/// The number of the last peak: what was there when it began is what it consists of.
+pub(crate) fn peaks() -> u64 {
+    PEAKS.load(Relaxed)
+}
+
+/// A forked child counts from nothing.
+pub(crate) fn enter_child() {
+    for account in THREADS.iter().chain([&OTHERS]) {
+        account.objects.store(0, Relaxed);
+        account.bytes.store(0, Relaxed);
+        account.pending.store(0, Relaxed);
+    }
+    LIVE.store(0, Relaxed);
+    PEAK.store(0, Relaxed);
+}
+
+/// What a block takes. 0 for null.
+#[inline(always)]
+pub(crate) fn size_of_block(block: usize) -> i64 {
+    let function = USABLE.load(Relaxed);
+    if function == 0 || block == 0 {
+        return 0;
+    }
+    // SAFETY: malloc_usable_size(3): found by that name in the allocator that serves `malloc`.
+    let usable = unsafe { mem::transmute::<usize, unsafe extern "C" fn(usize) -> usize>(function) };
+    // SAFETY: as above; a block of that allocator, which nobody has freed.
+    (unsafe { usable(block) }) as i64
+}
+
+/// Counts a block that the program got.
+#[inline(always)]
+pub(crate) fn gave(block: usize, asked: usize) {
+    if block != 0 {
+        count(size_of_block(block), asked);
+    }
+}
+
+#[inline(always)]
+fn count(size: i64, asked: usize) {
+    account(|account, add| {
+        add.more(&account.objects, 1);
+        add.more(&account.bytes, asked as u64);
+        add.live(account, size);
+    });
+}
+
+/// Counts off what a block took.
+#[inline(always)]
+pub(crate) fn took(size: i64) {
+    if size != 0 {
+        account(|account, add| add.live(account, -size));
+    }
+}
+
+/// How an account is changed.
+#[derive(Clone, Copy)]
+enum Add {
+    /// By its owner.
+    Alone,
+    /// By several threads at once.
+    Shared,
+}
+
+impl Add {
+    #[inline(always)]
+    fn more(self, sum: &AtomicU64, more: u64) {
+        match self {
+            Self::Alone => sum.store(sum.load(Relaxed).wrapping_add(more), Relaxed),
+            Self::Shared => drop(sum.fetch_add(more, Relaxed)),
+        }
+    }
+
+    #[inline(always)]
+    fn live(self, account: &Account, more: i64) {
+        let pending = match self {
+            Self::Alone => {
+                let pending = account.pending.load(Relaxed) + more;
+                account.pending.store(pending, Relaxed);
+                pending
+            }
+            Self::Shared => account.pending.fetch_add(more, Relaxed) + more,
+        };
+        if pending.unsigned_abs() >= BATCH.unsigned_abs() {
+            tell(account);
+        }
+    }
+}
+
+/// Tells the others what an account kept back.
+#[cold]
+#[inline(never)]
+fn tell(account: &Account) {
+    let pending = account.pending.swap(0, Relaxed);
+    let live = LIVE.fetch_add(pending, AcqRel) + pending;
+    if PEAK.fetch_max(live, AcqRel) < live {
+        PEAKS.fetch_add(1, AcqRel);
+    }
+}
+
+#[inline(always)]
+fn account(change: impl FnOnce(&Account, Add)) {
+    const BITS: u32 = ACCOUNTS.ilog2();
+    let thread = thread();
+    let hash = (thread as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - BITS);
+    let first = &THREADS[hash as usize];
+    if first.owner.load(Relaxed) == thread {
+        return change(first, Add::Alone);
+    }
+    match found(hash as usize, thread) {
+        Some(account) => change(account, Add::Alone),
+        None => change(&OTHERS, Add::Shared),
+    }
+}
+
+/// The account of a thread, or a free one, which is its own then.
+#[inline(never)]
+fn found(hash: usize, thread: usize) -> Option<&'static Account> {
+    (0..PROBES).find_map(|probe| {
+        let account = THREADS.get((hash + probe) % ACCOUNTS)?;
+        let owner = account
+            .owner
+            .compare_exchange(0, thread, AcqRel, Acquire)
+            .unwrap_or_else(|owner| owner);
+        (owner == 0 || owner == thread).then_some(account)
+    })
+}
+
+impl Account {
+    const fn new() -> Self {
+        Self {
+            owner: AtomicUsize::new(0),
+            objects: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            pending: AtomicI64::new(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::thread;
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// One test: there is one tally in a process.
+    #[test]
+    fn threads_add_up_and_the_peak_is_where_most_lived() {
+        const THREADS: u64 = 16;
+        const BLOCKS: u64 = 10_000;
+        let work = || {
+            for _ in 0..BLOCKS {
+                count(100, 90);
+            }
+            for _ in 0..BLOCKS {
+                took(100);
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| thread::spawn(work)).collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let tally = sums();
+        assert_eq!(tally.objects, THREADS * BLOCKS);
+        assert_eq!(tally.bytes, THREADS * BLOCKS * 90);
+        assert!(tally.peak > BLOCKS * 100 - 4096, "{tally:?}");
+        assert!(tally.peak <= THREADS * BLOCKS * 100, "{tally:?}");
+        let before = peaks();
+        count(1 << 30, 1 << 30);
+        assert_eq!(peaks(), before + 1);
+        took(1 << 30);
+        count(1 << 20, 1 << 20);
+        assert_eq!(peaks(), before + 1, "less than before is no peak");
+        enter_child();
+        assert_eq!(sums(), Tally::default());
+    }
+}
