@@ -103,10 +103,6 @@ pub struct SamplerStatus {
     pub lost: u64,
     /// What its tables take, in bytes.
     pub table_bytes: u64,
-    /// Allocations of children of vfork(2) or `_Fork(3)` that were due, and not sampled.
-    pub in_children: u64,
-    /// The pid of the last of these children, as they see it.
-    pub last_child: Option<i32>,
 }
 
 /// Slots of the dynamic linker that lead to `malloc` and its kin.

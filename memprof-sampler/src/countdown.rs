@@ -41,9 +41,14 @@ pub(crate) fn thread() -> usize {
 
 #[inline(always)]
 fn mine() -> &'static Countdown {
-    const BITS: u32 = COUNTDOWNS.ilog2();
-    let hash = (thread() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    &THREADS[(hash >> (64 - BITS)) as usize]
+    &THREADS[hash_of(thread(), COUNTDOWNS.ilog2())]
+}
+
+/// A hash of a thread pointer, in so many bits.
+#[inline(always)]
+pub(crate) fn hash_of(thread: usize, bits: u32) -> usize {
+    let hash = (thread as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (hash >> (64 - bits)) as usize
 }
 
 /// Counts an allocation. True: it is not sampled. False: ask [`is_due`].

@@ -23,6 +23,7 @@ mod live;
 mod mapping;
 mod muted;
 mod probes;
+mod process;
 mod records;
 mod sampler;
 mod slots;

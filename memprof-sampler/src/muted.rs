@@ -2,14 +2,24 @@
 //! while.
 #![expect(unsafe_code, reason = "system calls")]
 
-use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicI64, AtomicU8, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
-use crate::countdown::thread;
+use crate::countdown::{hash_of, thread};
 
 /// More than memprof has threads: 32 connections and a few others.
 const MOST: usize = 128;
 
 static THREADS: [Place; MOST] = [const { Place::new() }; MOST];
+
+/// How many of the places have a thread of that hash: for nearly every other thread, none.
+static HELD: [AtomicU8; 1 << HASH_BITS] = [const { AtomicU8::new(0) }; 1 << HASH_BITS];
+const HASH_BITS: u32 = 10;
+
+/// No thread pointer: a place is being taken.
+const CLAIMED: usize = 1;
 
 /// A thread, by its pointer (0: nobody) and by its id: a later thread may have the same pointer.
 #[derive(Debug)]
@@ -37,7 +47,7 @@ impl Muted {
 impl Drop for Muted {
     fn drop(&mut self) {
         if let Some(place) = self.place {
-            place.pointer.store(0, Relaxed);
+            place.leave(thread());
         }
     }
 }
@@ -52,14 +62,20 @@ pub fn mute_this_thread() {
 /// Whether this thread is left out.
 pub(crate) fn is_muted() -> bool {
     let own = thread();
+    held(own).load(Relaxed) != 0 && has_place(own)
+}
+
+#[cold]
+#[inline(never)]
+fn has_place(own: usize) -> bool {
     THREADS.iter().any(|place| {
-        if place.pointer.load(Relaxed) != own {
+        if place.pointer.load(Acquire) != own {
             return false;
         }
         let is_this = place.id.load(Relaxed) == id();
         if !is_this {
             // Of a thread that ended. No other thread has this pointer now.
-            place.pointer.store(0, Relaxed);
+            place.leave(own);
         }
         is_this
     })
@@ -67,21 +83,16 @@ pub(crate) fn is_muted() -> bool {
 
 fn take_place() -> Option<&'static Place> {
     let own = thread();
-    let take = |place: &&Place, from| {
-        let taken = place.pointer.compare_exchange(from, own, Relaxed, Relaxed);
-        if taken.is_ok() {
-            place.id.store(id(), Relaxed);
-        }
-        taken.is_ok()
-    };
-    let is_free = |place: &&Place| take(place, 0);
     let is_left_over = |place: &&Place| {
-        let pointer = place.pointer.load(Relaxed);
-        has_ended(place.id.load(Relaxed)) && take(place, pointer)
+        let pointer = place.pointer.load(Acquire);
+        pointer != CLAIMED && has_ended(place.id.load(Relaxed)) && place.take(pointer, own)
     };
-    let mut places = THREADS.iter();
-    let free = places.find(is_free);
+    let free = THREADS.iter().find(|place| place.take(0, own));
     free.or_else(|| THREADS.iter().find(is_left_over))
+}
+
+fn held(pointer: usize) -> &'static AtomicU8 {
+    &HELD[hash_of(pointer, HASH_BITS)]
 }
 
 fn id() -> i64 {
@@ -101,6 +112,31 @@ impl Place {
         Self {
             pointer: AtomicUsize::new(0),
             id: AtomicI64::new(0),
+        }
+    }
+
+    /// Takes it for this thread, if it is still `from`'s (0: nobody's).
+    fn take(&self, from: usize, own: usize) -> bool {
+        let claimed = self
+            .pointer
+            .compare_exchange(from, CLAIMED, Acquire, Relaxed);
+        if claimed.is_err() {
+            return false;
+        }
+        if from != 0 {
+            held(from).fetch_sub(1, Relaxed);
+        }
+        held(own).fetch_add(1, Relaxed);
+        self.id.store(id(), Relaxed);
+        self.pointer.store(own, Release);
+        true
+    }
+
+    /// It is nobody's, if it was `own`'s.
+    fn leave(&self, own: usize) {
+        let left = self.pointer.compare_exchange(own, 0, Release, Relaxed);
+        if left.is_ok() {
+            held(own).fetch_sub(1, Relaxed);
         }
     }
 }
@@ -134,5 +170,7 @@ mod tests {
             });
             assert!(muted.join().unwrap());
         }
+        let held = HELD.iter().map(|held| usize::from(held.load(Relaxed)));
+        assert!(held.sum::<usize>() <= MOST);
     }
 }

@@ -237,7 +237,9 @@ fn remember_peak(words: &[AtomicU64], start: usize) {
     let (Some(known), Some(objects), Some(bytes)) = (word(PEAK), word(OBJECTS), word(BYTES)) else {
         return;
     };
-    if known.swap(peak, Relaxed) != peak
+    // Nearly always it is known: a load is cheaper than an exchange.
+    if known.load(Relaxed) != peak
+        && known.swap(peak, Relaxed) != peak
         && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
     {
         at_peak.store(objects.load(Relaxed), Relaxed);

@@ -3,7 +3,7 @@
 
 use core::arch::asm;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 use memprof_unwind::{Registers, birth_frame, walk_this_thread};
 
@@ -11,6 +11,7 @@ use crate::countdown;
 use crate::filter::{Filter, hash};
 use crate::live::{Live, Sample};
 use crate::probes;
+use crate::process::Process;
 use crate::records::{MOST_FRAMES, Record, Records};
 use crate::slots::own_code;
 use crate::tally;
@@ -22,10 +23,8 @@ static GATE: Gate = Gate(AtomicUsize::new(0));
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 static LOST: AtomicU64 = AtomicU64::new(0);
 static FREED: AtomicU64 = AtomicU64::new(0);
-/// The process that samples: a child of vfork(2) or _Fork(3) runs no handler of fork(2).
-static PROCESS: AtomicI32 = AtomicI32::new(0);
-static IN_CHILDREN: AtomicU64 = AtomicU64::new(0);
-static LAST_CHILD: AtomicI32 = AtomicI32::new(0);
+/// The process that samples: a child of `_Fork(3)` runs no handler of fork(2).
+static PROCESS: Process = Process::new();
 
 /// Frames of hooks that a walk meets before the program's own.
 const OWN_FRAMES: usize = 8;
@@ -50,11 +49,6 @@ pub struct Counts {
     pub lost: u64,
     /// What the tables take, in bytes.
     pub table_bytes: u64,
-    /// Allocations that were due in children of vfork(2) or `_Fork(3)`, and not sampled. Those of the
-    /// latter are only told by the child itself.
-    pub in_children: u64,
-    /// The last of these children; 0: none.
-    pub last_child: i32,
 }
 
 /// Samples from now on, one allocation in `interval` bytes. Samples so far stay.
@@ -62,7 +56,7 @@ pub struct Counts {
 /// # Errors
 /// `NoMemory`.
 pub fn start(interval: u64) -> Result<(), Refused> {
-    PROCESS.store(process(), Relaxed);
+    PROCESS.enter();
     if LIVE.prepare() && RECORDS.prepare() {
         countdown::set_interval(interval);
         Ok(())
@@ -98,10 +92,9 @@ pub fn clear() -> Result<(), Refused> {
     unsafe { LIVE.clear() };
     // SAFETY: as above; `each_record` is the caller's, who clears.
     unsafe { RECORDS.clear() };
-    for count in [&SAMPLES, &LOST, &FREED, &IN_CHILDREN] {
+    for count in [&SAMPLES, &LOST, &FREED] {
         count.store(0, Relaxed);
     }
-    LAST_CHILD.store(0, Relaxed);
     GATE.open();
     match interval {
         0 => Ok(()),
@@ -112,7 +105,7 @@ pub fn clear() -> Result<(), Refused> {
 /// Begins in a forked child, which lacks the other threads: those that were inside of a hook will
 /// never leave it.
 pub fn enter_child() {
-    PROCESS.store(process(), Relaxed);
+    PROCESS.enter();
     tally::enter_child();
     GATE.0.store(0, SeqCst);
 }
@@ -135,8 +128,6 @@ pub fn counts() -> Counts {
         live_samples: samples.saturating_sub(lost + FREED.load(Relaxed)),
         lost,
         table_bytes: (LIVE.bytes() + RECORDS.bytes()) as u64,
-        in_children: IN_CHILDREN.load(Relaxed),
-        last_child: LAST_CHILD.load(Relaxed),
     }
 }
 
@@ -179,13 +170,7 @@ pub(crate) fn put_back(block: usize, sample: Sample) {
 #[cold]
 #[inline(never)]
 pub(crate) fn sample(block: usize, size: usize) {
-    if block == 0 || countdown::interval() == 0 {
-        return;
-    }
-    let process = process();
-    if process != PROCESS.load(Relaxed) {
-        IN_CHILDREN.fetch_add(1, Relaxed);
-        LAST_CHILD.store(process, Relaxed);
+    if block == 0 || countdown::interval() == 0 || !PROCESS.is_this() {
         return;
     }
     let Some(_inside) = GATE.enter() else {
@@ -215,11 +200,6 @@ pub(crate) fn sample(block: usize, size: usize) {
         Some(record) => remember(block, Sample { size, record }),
         None => drop(LOST.fetch_add(1, Relaxed)),
     }
-}
-
-fn process() -> i32 {
-    // SAFETY: getpid(2) reads a number.
-    unsafe { libc::getpid() }
 }
 
 fn remember(block: usize, sample: Sample) {

@@ -359,8 +359,6 @@ impl Chosen<'_> {
             live_samples: counts.live_samples,
             lost: counts.lost,
             table_bytes: counts.table_bytes,
-            in_children: counts.in_children,
-            last_child: Some(counts.last_child).filter(|child| *child != 0),
         }
     }
 
