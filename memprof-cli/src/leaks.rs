@@ -1,7 +1,7 @@
 //! `memprof leaks`: the stacks that grew from each kept dump of a process to the next.
 //!
 //! One dump shows who holds memory, two show what changed; only growth that does not stop is a
-//! leak.
+//! leak. Where samples have ages one dump is enough: of a leak as much is alive of every age.
 
 use std::collections::HashMap;
 use std::io::BufReader;
@@ -10,7 +10,9 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context;
 use memprof_host::client::Client;
 use memprof_messages::{Kept, ProfileKind};
-use memprof_report::{Blame, Folded, Granularity, Input, Options, SampleType, Sources, amount};
+use memprof_report::{
+    Blame, Folded, Granularity, Input, Named, Options, SampleType, Sources, amount, levels,
+};
 use serde::Serialize;
 
 use crate::exit::{NO_DATA, Outcome, coded};
@@ -20,18 +22,21 @@ use crate::target::{self, To};
 
 /// Two dumps make a difference, three a trend.
 const FEWEST: usize = 3;
+/// Dumps that are compared where nobody says how many.
+const USUAL: usize = 5;
 /// The frames of a stack that the text shows, from the leaf.
 const FRAMES: usize = 8;
 
-/// Show the stacks that grew in every one of a process's last dumps
+/// Show the stacks that keep growing, by the ages of one dump or by a process's last dumps
 #[derive(clap::Args, Debug)]
 pub(crate) struct LeaksArgs {
     #[command(flatten)]
     to: To,
 
-    /// How many of the newest dumps to compare, at least 3
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    last: usize,
+    /// Compare so many of the newest dumps, at least 3; else the newest one tells where its
+    /// samples have ages (`memprof activate ages=1m`), or up to 5 are compared
+    #[arg(long, value_name = "N")]
+    last: Option<usize>,
 
     /// Show this many stacks
     #[arg(long, value_name = "N", default_value_t = 10)]
@@ -44,10 +49,19 @@ type Stacks = HashMap<String, i64>;
 #[derive(Serialize)]
 struct Leaks {
     schema_version: u32,
+    by: By,
     /// Ids, oldest first.
     dumps: Vec<String>,
     span_seconds: u64,
     stacks: Vec<Leak>,
+}
+
+/// What tells the growth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum By {
+    Ages,
+    Dumps,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -60,7 +74,7 @@ struct Leak {
 }
 
 pub(crate) fn run(args: &LeaksArgs) -> Outcome {
-    if args.last < FEWEST {
+    if args.last.is_some_and(|last| last < FEWEST) {
         return Err(coded(
             crate::exit::USAGE,
             format!("--last must be at least {FEWEST}"),
@@ -69,28 +83,82 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     let mut client = target::connect_to(&args.to)?;
     // In a container it calls itself, in its dumps too, by another number than it has here.
     let own_pid = client.host()?.pid;
-    let kept = newest(&mut client, own_pid, args.last)?;
+    let kept = newest(&mut client, own_pid, args.last.unwrap_or(USUAL))?;
     let sources = Sources::of_process(Some(target::pid_of(&mut client)?));
-    let dumps = kept.iter().map(|dump| read(&mut client, dump, &sources));
-    let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
+    let by_age = match (args.last, kept.last()) {
+        (None, Some(newest)) => by_age(&mut client, newest, &sources)?,
+        _ => None,
+    };
+    let leaks = match by_age {
+        Some(leaks) => leaks,
+        None => by_dumps(&mut client, kept, &sources)?,
+    };
     output::clear();
-    let span = match (kept.first(), kept.last()) {
-        // No time has passed where the clock was set back: then there is no rate.
-        (Some(first), Some(last)) => last.taken.duration_since(first.taken).unwrap_or_default(),
-        _ => Duration::ZERO,
-    };
-    let leaks = Leaks {
-        schema_version: 1,
-        dumps: kept.into_iter().map(|dump| dump.id).collect(),
-        span_seconds: span.as_secs(),
-        stacks: grown(&dumps, span),
-    };
     if args.to.json {
         output::print(&serde_json::to_string(&leaks)?)?;
     } else {
         output::print(&text(&leaks, args.top))?;
     }
     Ok(0.into())
+}
+
+/// None where the samples have no ages, or span too few.
+fn by_age(
+    client: &mut Client,
+    dump: &Comparable,
+    sources: &Sources,
+) -> anyhow::Result<Option<Leaks>> {
+    let named = read(client, dump, sources)?;
+    let Ok(levels) = levels(&named, &told(&named)) else {
+        return Ok(None);
+    };
+    let leaks = levels.stacks.into_iter().map(|level| Leak {
+        growth_bytes: level.bytes,
+        growth_bytes_per_hour: per_hour(level.bytes, levels.span),
+        inuse_space: level.inuse,
+        stack: level.stack,
+    });
+    Ok(Some(Leaks {
+        schema_version: 1,
+        by: By::Ages,
+        dumps: vec![dump.id.clone()],
+        span_seconds: levels.span.as_secs(),
+        stacks: largest_first(leaks.collect()),
+    }))
+}
+
+fn by_dumps(
+    client: &mut Client,
+    kept: Vec<Comparable>,
+    sources: &Sources,
+) -> anyhow::Result<Leaks> {
+    if kept.len() < FEWEST {
+        let dumps = match kept.len() {
+            1 => "1 dump of this process is kept".to_owned(),
+            count => format!("{count} dumps of this process are kept"),
+        };
+        let message = format!(
+            "{dumps}, and it takes {FEWEST} to see what keeps growing: send `memprof dump`, some \
+             minutes apart; one is enough some minutes after `memprof activate ages=10s`"
+        );
+        return Err(coded(NO_DATA, message));
+    }
+    let dumps = kept
+        .iter()
+        .map(|dump| Ok(stacks(&told(&read(client, dump, sources)?))));
+    let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
+    let span = match (kept.first(), kept.last()) {
+        // No time has passed where the clock was set back: then there is no rate.
+        (Some(first), Some(last)) => last.taken.duration_since(first.taken).unwrap_or_default(),
+        _ => Duration::ZERO,
+    };
+    Ok(Leaks {
+        schema_version: 1,
+        by: By::Dumps,
+        dumps: kept.into_iter().map(|dump| dump.id).collect(),
+        span_seconds: span.as_secs(),
+        stacks: grown(&dumps, span),
+    })
 }
 
 struct Comparable {
@@ -107,30 +175,27 @@ fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Com
         let taken = humantime::parse_rfc3339(&dump.taken).context("a dump's time")?;
         kept.push(Comparable { id: dump.id, taken });
     }
-    if kept.len() < FEWEST {
-        let dumps = match kept.len() {
-            1 => "1 dump of this process is kept".to_owned(),
-            count => format!("{count} dumps of this process are kept"),
-        };
-        let message = format!(
-            "{dumps}, and it takes {FEWEST} to see what keeps growing: send `memprof dump`, some \
-             minutes apart"
-        );
-        return Err(coded(NO_DATA, message));
-    }
     kept.reverse();
     Ok(kept)
 }
 
-fn read(client: &mut Client, dump: &Comparable, sources: &Sources) -> anyhow::Result<Stacks> {
+fn read(client: &mut Client, dump: &Comparable, sources: &Sources) -> anyhow::Result<Named> {
     let file = client.fetch(&dump.id)?;
     let input = Input {
         name: &dump.id,
         bytes: &mut BufReader::new(file),
     };
     let named = memprof_report::read(input, Some(sources), &Options::default(), &progress)?;
+    Ok(named)
+}
+
+/// By the program's own functions.
+fn told(named: &Named) -> Folded {
     let of = (SampleType::InuseSpace, Granularity::Functions);
-    let folded = Folded::new(&named, None, of.0, of.1, &Blame::default()).told();
+    Folded::new(named, None, of.0, of.1, &Blame::default()).told()
+}
+
+fn stacks(folded: &Folded) -> Stacks {
     let stack = |functions: &[memprof_report::StringId]| {
         functions
             .iter()
@@ -138,11 +203,11 @@ fn read(client: &mut Client, dump: &Comparable, sources: &Sources) -> anyhow::Re
             .collect::<Vec<_>>()
             .join(";")
     };
-    Ok(folded
+    folded
         .stacks
         .iter()
         .map(|each| (stack(&each.functions), each.values.value()))
-        .collect())
+        .collect()
 }
 
 /// The stacks that grew at every step, the largest growth first.
@@ -156,37 +221,46 @@ fn grown(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
             .windows(2)
             .all(|pair| bytes(&pair[1], stack) > bytes(&pair[0], stack))
     };
-    let hours = span.as_secs_f64() / 3600.0;
-    let mut leaks: Vec<Leak> = last
+    let leaks = last
         .iter()
         .filter(|(stack, _)| grew(stack))
         .map(|(stack, inuse)| {
             let growth = inuse - bytes(first, stack);
             Leak {
                 growth_bytes: growth,
-                growth_bytes_per_hour: if hours > 0.0 {
-                    (growth as f64 / hours) as i64
-                } else {
-                    0
-                },
+                growth_bytes_per_hour: per_hour(growth, span),
                 inuse_space: *inuse,
                 stack: stack.split(';').map(str::to_owned).collect(),
             }
         })
         .collect();
+    largest_first(leaks)
+}
+
+fn largest_first(mut leaks: Vec<Leak>) -> Vec<Leak> {
     leaks.sort_by(|a, b| (b.growth_bytes, &a.stack).cmp(&(a.growth_bytes, &b.stack)));
     leaks
+}
+
+/// 0 where no time has passed.
+fn per_hour(bytes: i64, span: Duration) -> i64 {
+    match span.is_zero() {
+        true => 0,
+        false => (bytes as f64 * 3600.0 / span.as_secs_f64()) as i64,
+    }
 }
 
 fn text(leaks: &Leaks, top: usize) -> String {
     let span = humantime::format_duration(Duration::from_secs(leaks.span_seconds));
     let (dumps, count) = (leaks.dumps.len(), leaks.stacks.len());
+    let grew = match leaks.by {
+        By::Ages => format!("holds memory of every age ({span})"),
+        By::Dumps => format!("grew in each of the last {dumps} dumps ({span})"),
+    };
     if count == 0 {
-        return format!("no stack grew in each of the last {dumps} dumps ({span})");
+        return format!("no stack {grew}");
     }
-    let mut lines = vec![format!(
-        "stacks that grew in each of the last {dumps} dumps ({span}), estimated: {count}"
-    )];
+    let mut lines = vec![format!("stack by stack, what {grew}, estimated: {count}")];
     let size = |bytes: i64| amount(bytes, SampleType::InuseSpace);
     for leak in leaks.stacks.iter().take(top) {
         let (hourly, growth) = (size(leak.growth_bytes_per_hour), size(leak.growth_bytes));

@@ -22,6 +22,9 @@ pub struct Cohort {
     pub objects: i64,
 }
 
+/// How many spans of ages a table shows.
+pub(crate) const COLUMNS: u32 = 12;
+
 /// What each function holds, by age.
 #[derive(Debug)]
 pub(crate) struct Cohorts {
@@ -29,6 +32,17 @@ pub(crate) struct Cohorts {
     length: u32,
     /// By function, then by age: bytes and objects.
     held: Vec<Vec<[i64; 2]>>,
+    /// By age: what all hold.
+    total: Vec<[i64; 2]>,
+}
+
+/// Adds to what is held of that age.
+fn add(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i64; 2]) {
+    if cohorts.len() <= index {
+        cohorts.resize(index + 1, [0; 2]);
+    }
+    cohorts[index][0] += bytes;
+    cohorts[index][1] += objects;
 }
 
 impl Cohorts {
@@ -39,6 +53,8 @@ impl Cohorts {
         let buckets = oldest.unwrap_or(0) / ages.width + 1;
         let length = ages.width.saturating_mul(buckets.div_ceil(columns));
         let mut held = vec![Vec::new(); folded.functions.len()];
+        let mut total = Vec::new();
+        let index = |birth: Birth| (ages.least(birth) / length) as usize;
         for stack in &folded.stacks {
             let mut told: Vec<_> = folded.counted(stack).collect();
             told.sort_unstable();
@@ -46,19 +62,18 @@ impl Cohorts {
             if !by_cum {
                 told = folded.counted(stack).last().into_iter().collect();
             }
-            for function in told {
-                let cohorts: &mut Vec<[i64; 2]> = &mut held[function.0 as usize];
-                for (birth, [bytes, objects]) in &stack.births {
-                    let index = (ages.least(*birth) / length) as usize;
-                    if cohorts.len() <= index {
-                        cohorts.resize(index + 1, [0; 2]);
-                    }
-                    cohorts[index][0] += bytes;
-                    cohorts[index][1] += objects;
+            for (birth, held_of) in &stack.births {
+                for function in &told {
+                    add(&mut held[function.0 as usize], index(*birth), *held_of);
                 }
+                add(&mut total, index(*birth), *held_of);
             }
         }
-        Self { length, held }
+        Self {
+            length,
+            held,
+            total,
+        }
     }
 
     /// The length of a cohort, in seconds.
@@ -88,6 +103,19 @@ impl Cohorts {
                 2 * younger >= total
             })
             .map(|cohort| cohort.to)
+    }
+
+    /// The bytes that a function holds of each age, from the youngest on.
+    pub(crate) fn bytes(&self, function: usize) -> Vec<i64> {
+        self.held[function]
+            .iter()
+            .map(|[bytes, _]| *bytes)
+            .collect()
+    }
+
+    /// The bytes that all hold of each age.
+    pub(crate) fn total(&self) -> Vec<i64> {
+        self.total.iter().map(|[bytes, _]| *bytes).collect()
     }
 
     /// A column for each cohort, young to old, each as high as its share of the largest.

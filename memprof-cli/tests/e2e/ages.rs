@@ -32,15 +32,25 @@ fn ages_of_leak(host: &Host, spans: usize) -> Vec<Value> {
 fn one_dump_tells_how_old_the_leak_is() {
     for host in [Setup::of("rust_host"), Setup::without_profiling("c_host")] {
         let host = host.start();
-        let active = host.memprof("activate", &["--json", "ages=1s"]).exits(0);
+        let active = host
+            .memprof("activate", &["--json", "ages=1s", "sample_interval=16KiB"])
+            .exits(0);
         let active = active.json();
         assert_eq!(active["ages_s"], 1, "{active}");
-        let ages = ages_of_leak(&host, 4);
+        let ages = ages_of_leak(&host, 7);
         let spans = ages.iter().map(|age| [&age["from_s"], &age["to_s"]]);
         for (number, span) in spans.enumerate() {
             let [from, to] = span.map(|second| second.as_u64().unwrap());
             assert_eq!((from >= number as u64, to - from), (true, 1), "{ages:?}");
         }
+        // Of the newest dump alone.
+        let leaks = host.memprof("leaks", &["--json"]).exits(0).json();
+        let (by, dumps) = (&leaks["by"], leaks["dumps"].as_array().unwrap());
+        assert_eq!((by.as_str(), dumps.len()), (Some("ages"), 1), "{leaks}");
+        let largest = leaks["stacks"][0]["stack"].to_string();
+        assert!(largest.contains("grow_cache"), "{leaks}");
+        let text = host.memprof("leaks", &[]).exits(0).stdout;
+        assert!(text.contains("holds memory of every age"), "{text}");
         let off = host.memprof("activate", &["--json"]).exits(0).json();
         assert_eq!(off["ages_s"], Value::Null, "{off}");
     }

@@ -661,3 +661,34 @@ fn reports_open_in_a_browser_or_say_where_they_lie() {
         "memprof: --open shows html, no other --format\n"
     );
 }
+
+#[test]
+fn ages_are_drawn_as_lines() {
+    let host = host();
+    let birth = |second: u64| (0x4d_5002_u64 << 40) | (second << 1) | 1;
+    let stacks: String = (0..8)
+        .map(|age| {
+            format!(
+                "@ 0x1001 {:#x}\n  t*: 1: 4096 [0: 0]\n",
+                birth(6000 - 60 * age)
+            )
+        })
+        .collect();
+    let dump = format!(
+        "heap_v2/512\n  t*: 8: 32768 [0: 0]\n{stacks}\nMAPPED_LIBRARIES:\n\
+         00001000-00080000 r-xp 00000000 fe:00 1 /usr/bin/x\n# ages: 60 6030\n"
+    );
+    let id = keep(&host, &dump);
+    let server = server(&host);
+    let browser = Browser::open();
+    browser.go(&format!("{}#view={id}", server.address));
+    browser.wait("document.querySelector('#survival')?.querySelector('path')");
+    let told = browser.text("#survival");
+    assert!(told.ends_with("young to old, 60 s a step"), "{told}");
+    browser.click("#tab-table");
+    browser.wait("document.querySelector('#panel-table td.ages path')");
+    let half = browser.text("#panel-table td.ages");
+    assert!(half.ends_with("3 min"), "{half}");
+    screenshot(&browser, "ages_table");
+    is_quiet(&browser, &server.address);
+}

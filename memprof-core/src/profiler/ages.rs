@@ -30,6 +30,10 @@ impl FromStr for AgeWidth {
     }
 }
 
+/// After so many buckets they get twice as long, again and again: what a bucket's samples take, in the allocator
+/// and in a dump, stays bounded however long an activation lasts.
+const MOST_BUCKETS: u32 = 1024;
+
 /// The clock, and how long the buckets of the last activation that had some are: its samples may still live.
 #[derive(Debug)]
 pub(super) struct Ages {
@@ -37,6 +41,8 @@ pub(super) struct Ages {
     base: (Duration, Instant),
     /// In seconds; 0 where no sample has an age.
     width: AtomicU32,
+    /// When they began to have one, by the clock.
+    since: AtomicU32,
     is_on: AtomicBool,
 }
 
@@ -46,6 +52,7 @@ impl Ages {
         Self {
             base: (since.unwrap_or_default(), Instant::now()),
             width: AtomicU32::new(0),
+            since: AtomicU32::new(0),
             is_on: AtomicBool::new(false),
         }
     }
@@ -54,6 +61,7 @@ impl Ages {
     pub(super) fn set(&self, width: Option<AgeWidth>) {
         if let Some(AgeWidth(width)) = width {
             self.width.store(width.get(), Ordering::Relaxed);
+            self.since.store(self.now(), Ordering::Relaxed);
         }
         self.is_on.store(width.is_some(), Ordering::Relaxed);
         set_birth(self.bucket());
@@ -62,6 +70,11 @@ impl Ages {
     /// Goes on to the next bucket, when it is time.
     pub(super) fn tend(&self) {
         if self.is_on.load(Ordering::Relaxed) {
+            let elapsed = self
+                .now()
+                .saturating_sub(self.since.load(Ordering::Relaxed));
+            let width = self.width.load(Ordering::Relaxed);
+            self.width.store(widened(width, elapsed), Ordering::Relaxed);
             set_birth(self.bucket());
         }
     }
@@ -89,9 +102,27 @@ impl Ages {
     }
 }
 
+/// The length of the buckets after so many seconds.
+fn widened(width: u32, elapsed: u32) -> u32 {
+    match elapsed / MOST_BUCKETS < width {
+        true => width,
+        false => widened(width.saturating_mul(2), elapsed),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buckets_stay_bounded() {
+        assert_eq!(widened(1, 1023), 1);
+        assert_eq!(widened(1, 1024), 2);
+        assert_eq!(widened(2, 2047), 2);
+        let year = 365 * 86_400;
+        assert!(year / widened(1, year) <= MOST_BUCKETS);
+        assert_eq!(widened(60, u32::MAX), 60 << 17);
+    }
 
     #[test]
     fn buckets_are_whole_seconds() {

@@ -13,6 +13,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::Subject;
+use crate::ages::{COLUMNS, Cohorts};
 use crate::error::{Error, Result};
 use crate::names::StringId;
 use crate::options::Options;
@@ -22,12 +23,13 @@ const PAGE: &str = include_str!("html/page.html");
 
 /// The viewer as other pages serve it: `viewer.css`, and ES modules that import each other by these
 /// names. `viewer.js` exports `showProfile`, which draws what [`Format::View`](super::Format) writes.
-pub const VIEWER: [(&str, &str); 8] = [
+pub const VIEWER: [(&str, &str); 9] = [
     ("viewer.css", include_str!("html/viewer.css")),
     ("format.js", include_str!("html/format.js")),
     ("profile.js", include_str!("html/profile.js")),
     ("rows.js", include_str!("html/rows.js")),
     ("flamegraph.js", include_str!("html/flamegraph.js")),
+    ("survival.js", include_str!("html/survival.js")),
     ("table.js", include_str!("html/table.js")),
     ("tree.js", include_str!("html/tree.js")),
     ("viewer.js", include_str!("html/viewer.js")),
@@ -56,7 +58,7 @@ pub static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// `base` is null without one, and `own_base` empty then.
+/// `base` is null without one, `ages` without births, and `own_base` empty then.
 #[derive(Serialize)]
 struct View<'a> {
     schema_version: u32,
@@ -70,7 +72,20 @@ struct View<'a> {
     functions: Vec<&'a str>,
     /// By function: whose it is, by `Whose`'s order; empty where none is folded.
     whose: Vec<u8>,
+    ages: Option<Ages>,
     tree: Tree,
+}
+
+/// What of which age is alive, in spans of `length` seconds from the youngest on: all, and by function, where
+/// only the functions of a stack's highest kind count. Of a function's bytes half are younger than `half`, in
+/// seconds; 0 where it holds none.
+#[derive(Serialize)]
+struct Ages {
+    length: u32,
+    columns: u32,
+    total: Vec<i64>,
+    held: Vec<Vec<i64>>,
+    half: Vec<u32>,
 }
 
 /// By node, in preorder; `own` without callees, function -1 for the root. `samples` and `error`, the standard
@@ -111,6 +126,7 @@ pub(super) fn write_view(
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
+    let ages = ages(subject, options);
     let folded = subject.fold(options);
     let mut nodes = Tree::default();
     let tree = tree(&folded, subject.room())?;
@@ -145,9 +161,30 @@ pub(super) fn write_view(
             true => Vec::new(),
             false => folded.whose.iter().map(|whose| *whose as u8).collect(),
         },
+        ages,
         tree: nodes,
     };
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
+}
+
+fn ages(subject: &Subject<'_>, options: &Options) -> Option<Ages> {
+    let ages = subject
+        .profile
+        .profile
+        .ages
+        .filter(|_| subject.base.is_none())?;
+    let told = subject.telling(options);
+    let cohorts = Cohorts::new(&told, ages, COLUMNS, options.by_cum);
+    let functions = 0..told.functions.len();
+    Some(Ages {
+        length: cohorts.length(),
+        columns: COLUMNS,
+        total: cohorts.total(),
+        held: functions.clone().map(|id| cohorts.bytes(id)).collect(),
+        half: functions
+            .map(|id| cohorts.median(id).unwrap_or(0))
+            .collect(),
+    })
 }
 
 /// Writes JSON so that no markup in it ends the script element: `<` stands only inside JSON strings.
@@ -173,6 +210,20 @@ impl<W: Write> Write for InScript<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two modules may each have a constant of one name; joined they would be no script.
+    #[test]
+    fn joined_modules_share_no_name() {
+        let mut names = std::collections::HashSet::new();
+        let kinds = ["const ", "let ", "class ", "function "];
+        for line in SCRIPT.lines() {
+            for rest in kinds.iter().filter_map(|kind| line.strip_prefix(kind)) {
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                let name = &rest[..end.unwrap_or(rest.len())];
+                assert!(name.is_empty() || names.insert(name), "{line}");
+            }
+        }
+    }
 
     #[test]
     fn joined_modules_have_no_trace_of_being_modules() {

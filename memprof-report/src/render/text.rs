@@ -3,14 +3,11 @@
 use std::io::Write;
 
 use super::{Subject, amount, counted, label, percent};
-use crate::ages::{Cohorts, span};
+use crate::ages::{COLUMNS, Cohorts, span};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::options::Options;
 use crate::table::{Change, Row, table};
-
-/// How many columns the ages of a function's memory have.
-const COLUMNS: u32 = 12;
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = subject.telling(options);

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use memprof_report::{Format, Limits, Options, write_tcmalloc};
+use memprof_report::{
+    Blame, Folded, Format, Granularity, Input, Limits, Options, SampleType, levels, write_tcmalloc,
+};
 
 use crate::goldens;
 use crate::support::report_on;
@@ -56,6 +58,12 @@ fn start_cache_and_leak_have_three_shapes() {
         };
         goldens::check(golden, dump().as_bytes(), None, &options);
     }
+    // The page shows them unasked.
+    let page = Options {
+        format: Format::View,
+        ..Options::default()
+    };
+    goldens::check("ages.view.json", dump().as_bytes(), None, &page);
 }
 
 #[test]
@@ -72,6 +80,41 @@ fn what_is_older_is_kept_and_what_has_no_age_is_told() {
     assert_eq!(
         error,
         "new.heap: the profile is empty: nothing is left by --older"
+    );
+}
+
+#[test]
+fn one_dump_tells_the_leak_from_the_cache_and_the_start() {
+    let named = |dump: &str| {
+        let input = Input {
+            name: "new.heap",
+            bytes: &mut dump.as_bytes(),
+        };
+        memprof_report::read(input, None, &Options::default(), &|_, _| {}).expect("it is read")
+    };
+    let found = |dump: &str| {
+        let named = named(dump);
+        let of = (SampleType::InuseSpace, Granularity::Functions);
+        levels(
+            &named,
+            &Folded::new(&named, None, of.0, of.1, &Blame::default()),
+        )
+    };
+    let mut levels = found(&dump()).expect("it has ages");
+    assert_eq!(levels.span, Duration::from_secs(23 * WIDTH));
+    levels.stacks.sort_by_key(|level| -level.bytes);
+    let (leak, cache) = (&levels.stacks[0], &levels.stacks[1]);
+    assert_eq!(leak.stack, ["server+0xeff", "server+0x3ff"]);
+    assert_eq!([leak.bytes, leak.inuse], [(23 * 80) << 10, (24 * 80) << 10]);
+    // Of a quarter of an hour ago a fifth of it is left.
+    assert_eq!(cache.stack[1], "server+0x2ff");
+    assert!(cache.bytes < cache.inuse / 2, "{cache:?}");
+    assert_eq!(levels.stacks.len(), 2);
+    let short = dump().replace(&format!("# ages: {WIDTH}"), "# ages: 360");
+    let refused = found(&short).expect_err("it has four ages").to_string();
+    assert!(
+        refused.contains("dump again 2160 s after `activate`"),
+        "{refused}"
     );
 }
 

@@ -21,6 +21,12 @@ export function percent(part, whole) {
   return whole ? `${(100 * part / whole).toFixed(1)} %` : '–';
 }
 
+// Seconds, rounded down.
+export function span(seconds) {
+  return seconds < 120 ? `${seconds} s` : seconds < 7200 ? `${Math.floor(seconds / 60)} min`
+    : seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} d`;
+}
+
 // An element with properties and children; text never becomes markup.
 export function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);

@@ -1,8 +1,9 @@
 // The functions of a profile in a table that is sorted by any of its columns.
 
-import { amount, change, element, percent } from './format.js';
+import { amount, change, element, percent, span } from './format.js';
 import { KINDS } from './profile.js';
 import { Rows } from './rows.js';
+import { survivalLine } from './survival.js';
 
 // Below this many samples the table says how large the error is.
 const FEW = 20;
@@ -30,10 +31,11 @@ export class Table {
   cells(index) {
     const f = this.order[index];
     const folded = this.profile.isOwn(f) ? '' : ' foreign';
-    return this.columns.map(({ text, look = '', colour = () => '' }) => {
+    return this.columns.map(({ text, look = '', colour = () => '', line }) => {
       const value = text(f);
       const cell = element('td', { className: `${look} ${colour(f)}${folded}`, textContent: value });
       if (look === 'name') cell.title = value;
+      if (line) cell.prepend(line(f), ' ');
       return cell;
     });
   }
@@ -70,7 +72,7 @@ export class Table {
   }
 }
 
-function columnsOf({ isDiff, unit, names, table, total, byCum }) {
+function columnsOf({ isDiff, unit, names, table, total, byCum, ages }) {
   const { flat, flatBase, cum, cumBase, kind, samples, error, isSampled } = table;
   const whole = total[0];
   const difference = (now, before) => f => now[f] - before[f];
@@ -92,11 +94,18 @@ function columnsOf({ isDiff, unit, names, table, total, byCum }) {
     text: f => samples[f] && samples[f] < FEW && shown[f]
       ? `${samples[f]} ±${(100 * error[f] / shown[f]).toFixed(0)} %` : `${samples[f]}`,
   };
+  const aged = () => ({
+    title: 'Half age', look: 'wide ages', key: () => ages.half,
+    help: `What is alive by age, young to old, ${span(ages.length)} a step: a leak is level, a cache decays. `
+      + 'Half of the bytes are younger than the age told',
+    line: f => survivalLine(ages.held[f], ages.columns, 'Alive by age, young to old'),
+    text: f => ages.half[f] ? span(ages.half[f]) : '',
+  });
   // Two standard errors are what sampling alone may make of no change at all.
   const isNoise = f => Math.abs(shown[f] - shownBase[f]) < 2 * error[f];
   if (!isDiff) {
     return [values('Own', own, flat, !byCum), shares('Own %', own, flat), values('Total', all, cum, byCum),
-      shares('Total %', all, cum), ...(isSampled ? [sure] : []), name];
+      shares('Total %', all, cum), ...(isSampled ? [sure] : []), ...(ages ? [aged()] : []), name];
   }
   return [
     changes('Change', `${own}, since the base`, difference(flat, flatBase), byCum ? 'change wide' : 'change', !byCum),

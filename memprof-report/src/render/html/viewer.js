@@ -1,8 +1,9 @@
 // One profile, or the difference of two: flamegraph, table and tree of the same numbers, with search.
 
-import { amount, change, element, percent } from './format.js';
+import { amount, change, element, percent, span } from './format.js';
 import { Flamegraph } from './flamegraph.js';
 import { KINDS, found, profileOf, search } from './profile.js';
+import { survivalLine } from './survival.js';
 import { Table } from './table.js';
 import { Tree } from './tree.js';
 
@@ -157,10 +158,18 @@ function build(place, profile) {
   const bar = element('div', { className: 'bar' }, tablist, box, output, whole, ...kinds);
   const details = element('p', { id: 'details', role: 'status' });
   const notes = profile.notes.map(note => element('p', { className: 'note', textContent: `Note: ${note}` }));
-  place.replaceChildren(element('p', { id: 'heading', textContent: profile.heading }), ...notes, bar,
+  const heading = element('p', { id: 'heading', textContent: profile.heading });
+  place.replaceChildren(heading, ...survivalOf(profile), ...notes, bar,
     ...Object.values(panels), details);
   place.classList.add('viewer');
   return { box, output, details, tabs, panels, kinds, whole, tablist };
+}
+
+// What is alive of each age, where the profile tells.
+function survivalOf({ ages }) {
+  if (!ages) return [];
+  const line = survivalLine(ages.total, ages.columns, 'Alive by age, young to old');
+  return [element('p', { id: 'survival' }, 'Alive by age: ', line, ` young to old, ${span(ages.length)} a step`)];
 }
 
 // How many functions grew, shrank, are new or gone; each shows them alone.
