@@ -82,6 +82,20 @@ pub(crate) enum Command {
     Leaks(LeaksArgs),
     Report(ReportArgs),
     Serve(ServeArgs),
+    /// Take heap profiles of this machine's hosts by a policy, for `memprof fleet`.
+    #[command(disable_help_flag = true)]
+    Agent {
+        /// Those of `memprof-fleet agent`, which this runs; --help lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Ask the profiles of many machines: ps, top, growth, diff, flame, views, compact, prune, doctor.
+    #[command(disable_help_flag = true)]
+    Fleet {
+        /// Those of `memprof-fleet fleet`, which this runs; --help lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Check a plugin's file as a host would, in a process of its own.
     Check {
         /// The plugin's file.

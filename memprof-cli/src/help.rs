@@ -147,6 +147,23 @@ const COMMANDS: &[Help] = &[
         ],
     },
     Help {
+        command: "agent",
+        examples: &[
+            "memprof agent",
+            "memprof agent --store s3://heap/prod",
+            "memprof agent --once",
+        ],
+    },
+    Help {
+        command: "fleet",
+        examples: &[
+            "memprof fleet ps",
+            "memprof fleet top --at 14:30",
+            "memprof fleet diff -t @cart --build 3f2a --base 91cc",
+            "memprof fleet flame -t @cart --for 1h -o cart.svg",
+        ],
+    },
+    Help {
         command: "check",
         examples: &["memprof check /usr/lib/memprof/memory_profile.so"],
     },

@@ -11,6 +11,7 @@ mod check;
 mod completion;
 mod detach;
 mod exit;
+mod fleet;
 mod gate;
 mod heap;
 mod help;
@@ -80,6 +81,8 @@ fn run(command: Command) -> Outcome {
             open,
         } => message::dump(&short, output.as_deref(), open),
         Command::Serve(args) => serve::run(&args),
+        Command::Agent { args } => fleet::run("agent", &args),
+        Command::Fleet { args } => fleet::run("fleet", &args),
         Command::Record(args) => record::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Report(args) => {

@@ -44,7 +44,7 @@ impl Filter {
 /// Removes the stacks of memprof itself: of the plugin's file, and of its host library. Returns what they held.
 ///
 /// The allocator's frames do not count: the plugin may stand there because it walks the stacks.
-pub(crate) fn leave_out_memprof(profile: &mut Profile, names: &Names, depths: &[u32]) -> Values {
+pub fn leave_out_memprof(profile: &mut Profile, names: &Names, depths: &[u32]) -> Values {
     let image = profile.origin.image.as_deref();
     let files: Vec<bool> = profile
         .mappings

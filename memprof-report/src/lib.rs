@@ -45,7 +45,7 @@ pub use blame::{Blame, Whose};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
 pub use evidence::Evidence;
-pub use filter::{Filter, pattern};
+pub use filter::{Filter, leave_out_memprof, pattern};
 pub use fold::{Folded, FoldedStack, Granularity, Named};
 pub use heap::write_tcmalloc;
 pub use input::parse;

@@ -14,7 +14,7 @@ use crate::torture;
 pub(crate) fn test() -> Result<()> {
     packages::require(packages::TEST)?;
     let before = changed_files()?;
-    dist::build(Profile::Dev)?;
+    dist::build_all(Profile::Dev)?;
     run(&mut cargo(&["test", "--workspace", "--quiet"]))?;
     let left: Vec<_> = changed_files()?.difference(&before).cloned().collect();
     ensure!(

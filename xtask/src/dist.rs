@@ -45,7 +45,20 @@ const CARGO: &[(&str, &str, &str)] = &[
     ("rust-http", "rust_http", "examples/rust_http"),
 ];
 
-/// Builds everything. One cargo call for each package: a workspace build would unify features
+/// Builds everything, `memprof-fleet` too, whose libraries take minutes.
+pub(crate) fn build_all(profile: Profile) -> Result<()> {
+    build(profile)?;
+    build_package("memprof-fleet", profile)?;
+    let built = built_dir(profile).join("memprof-fleet");
+    install(&built, &dist().join("bin/memprof-fleet"))?;
+    let unit = root().join("memprof-fleet/memprof-agent.service");
+    install(
+        &unit,
+        &dist().join("lib/systemd/system/memprof-agent.service"),
+    )
+}
+
+/// Builds all that one machine needs. One cargo call for each package: a workspace build would unify features
 /// into the plugins.
 pub(crate) fn build(profile: Profile) -> Result<()> {
     packages::require(packages::BUILD)?;

@@ -32,8 +32,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args.as_slice() {
-        ["build"] => dist::build(dist::Profile::Dev),
-        ["build", "--release"] => dist::build(dist::Profile::Release),
+        ["build"] => dist::build_all(dist::Profile::Dev),
+        ["build", "--release"] => dist::build_all(dist::Profile::Release),
         ["demo"] => demo::demo(),
         ["test"] => ci::test(),
         ["bench"] => bench::build_and_run(),

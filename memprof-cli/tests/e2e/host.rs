@@ -170,7 +170,8 @@ impl Host {
         Self::spawn_in(command, place, sockets)
     }
 
-    fn spawn_in(mut command: Command, place: TempDir, sockets: PathBuf) -> Self {
+    /// The same with its socket in a directory that several share.
+    pub(crate) fn spawn_in(mut command: Command, place: TempDir, sockets: PathBuf) -> Self {
         command
             .env("MEMPROF_SOCKET_DIR", &sockets)
             .env("XDG_STATE_HOME", place.path().join("state"))

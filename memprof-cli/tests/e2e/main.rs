@@ -19,6 +19,7 @@ mod bus_traffic_server;
 mod compat;
 mod control;
 mod dumps;
+mod fleet;
 mod gate;
 mod help;
 mod hosts;

@@ -1,0 +1,183 @@
+//! `memprof agent` and `memprof fleet`: README's commands, over processes of two builds.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::dist::{dist, tool_text};
+use crate::host::{Host, PATIENCE};
+use crate::memprof::{Run, memprof};
+
+/// A program that holds 4 MiB, and in its second build adds to a list that nobody clears.
+const CART: &str = r"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#define KEEP __attribute__((noinline))
+static void *held[4096], *list;
+KEEP static void load_prices(void) {
+    for (int i = 0; i < 4096; i++) held[i] = memset(malloc(1024), 1, 1024);
+}
+KEEP static void remember_visitor(void) {
+    void **entry = malloc(1024);
+    *entry = list;
+    list = entry;
+}
+int main(void) {
+    load_prices();
+    for (;;) {
+#ifdef LEAK
+        for (int i = 0; i < 100; i++) remember_visitor();
+#endif
+        usleep(1000);
+    }
+}
+";
+
+struct Fleet {
+    place: TempDir,
+    processes: Vec<Host>,
+}
+
+impl Fleet {
+    /// Two processes of the first build and one of the second.
+    fn start() -> Self {
+        let mut fleet = Self {
+            place: tempfile::tempdir().unwrap(),
+            processes: Vec::new(),
+        };
+        let builds = [
+            fleet.build("first", &[]),
+            fleet.build("second", &["-DLEAK"]),
+        ];
+        for program in [&builds[0], &builds[0], &builds[1]] {
+            let mut command = Command::new(dist("bin/memprof"));
+            command.args(["run", "--active", "--lg-sample", "12", "--dump-dir"]);
+            command.arg(fleet.path("dumps")).arg("--").arg(program);
+            let place = tempfile::tempdir().unwrap();
+            command.env("MEMPROF_LOG", "info");
+            fleet
+                .processes
+                .push(Host::spawn_in(command, place, fleet.path("run")));
+        }
+        for process in &fleet.processes {
+            process.wait_for_log("control socket ");
+        }
+        fleet
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    fn build(&self, name: &str, options: &[&str]) -> PathBuf {
+        let (directory, source) = (self.path(name), self.path("cart.c"));
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(&source, CART).unwrap();
+        let program = directory.join("cart");
+        let mut cc = Command::new("cc");
+        cc.args(["-g", "-O1", "-Wl,--build-id", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .args(options);
+        tool_text("gcc", &mut cc);
+        program
+    }
+
+    fn memprof(&self, args: &[&str]) -> Run {
+        let config = self.path("fleet.toml");
+        let text = format!(
+            "store = \"file://{}\"\nspool = {:?}\n",
+            self.path("store").display(),
+            self.path("spool")
+        );
+        std::fs::write(&config, text).unwrap();
+        let config = config.to_str().unwrap();
+        memprof(&self.path("run"), &[args, &["--config", config]].concat())
+    }
+}
+
+#[test]
+fn the_diff_of_two_builds_names_the_function_that_leaks() {
+    let fleet = Fleet::start();
+    fleet.memprof(&["agent", "--once"]).exits(0);
+    // The leak grows on until a second profile shows it.
+    let begun = std::time::Instant::now();
+    let grown = loop {
+        fleet.memprof(&["agent", "--once"]).exits(0);
+        let growth = fleet
+            .memprof(&["fleet", "growth", "--json"])
+            .exits(0)
+            .json();
+        if growth[0]["growth_bytes"].as_i64() > Some(1 << 20) {
+            break growth[0].clone();
+        }
+        assert!(begun.elapsed() < PATIENCE, "{growth}");
+    };
+    let leaking = fleet.processes[2].pid();
+    let instance = grown["instance"].as_str().unwrap();
+    assert!(instance.contains(&format!("/{leaking}.")), "{grown}");
+
+    let processes = fleet
+        .memprof(&["fleet", "ps", "-t", "@cart", "--json"])
+        .exits(0)
+        .json();
+    let processes = processes.as_array().unwrap();
+    assert_eq!(processes.len(), 3, "{processes:?}");
+    let build_of = |pid: u32| {
+        let of = processes
+            .iter()
+            .find(|process| process["pid"] == pid)
+            .unwrap();
+        of["build_id"].as_str().unwrap().to_owned()
+    };
+    let [base, build] = [0, 2].map(|at| build_of(fleet.processes[at].pid()));
+    assert_ne!(base, build);
+
+    let diff = [
+        "fleet", "diff", "-t", "@cart", "--build", &build, "--base", &base,
+    ];
+    let diff = fleet.memprof(&diff).exits(0).stdout;
+    // The first build does not have the function.
+    let mut new = diff
+        .lines()
+        .skip_while(|line| !line.starts_with("new (flat)"));
+    let first = new.nth(2).unwrap_or_default();
+    assert!(first.ends_with("remember_visitor"), "{diff}");
+
+    let top = fleet.memprof(&["fleet", "top"]).exits(0).stdout;
+    assert!(top.contains("load_prices"), "{top}");
+    let flame = fleet
+        .memprof(&["fleet", "flame", "-t", "@cart"])
+        .exits(0)
+        .stdout;
+    assert!(flame.contains("remember_visitor"));
+    fleet.memprof(&["fleet", "doctor"]).exits(0);
+}
+
+#[test]
+fn without_its_program_the_command_says_what_is_missing() {
+    let place = tempfile::tempdir().unwrap();
+    let alone = place.path().join("memprof");
+    std::fs::copy(dist("bin/memprof"), &alone).unwrap();
+    let output = Command::new(&alone)
+        .args(["fleet", "ps"])
+        .env("PATH", "/nowhere")
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let expected = format!(
+        "memprof-fleet is neither at {} nor in PATH",
+        beside(&alone).display()
+    );
+    assert!(error.contains(&expected), "{error}");
+}
+
+fn beside(program: &Path) -> PathBuf {
+    program
+        .canonicalize()
+        .unwrap()
+        .with_file_name("memprof-fleet")
+}

@@ -1,0 +1,278 @@
+//! `memprof agent`: dumps by the policy, to the spool, to the store.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use memprof_host::{Reach, Running, survey};
+use memprof_report::{SampleType, amount};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::AgentArgs;
+use crate::compact::compact;
+use crate::config::Config;
+use crate::drain::drain;
+use crate::output::{NO_DATA, coded, note, tell};
+use crate::policy::{Rule, rule};
+use crate::prune::prune;
+use crate::schema::files;
+use crate::spool::Spool;
+use crate::store::Store;
+use crate::take::{Machine, take};
+use crate::time::{Hour, Instant};
+
+/// How often hosts are looked for.
+const TURN: Duration = Duration::from_secs(5);
+/// So many bytes of dumps make a file before its time.
+const BATCH_BYTES: u64 = 4 << 20;
+/// How long a store that failed is left alone.
+const LEAVE: Duration = Duration::from_secs(10);
+/// How often a directory that is the store is merged and pruned.
+const HOUSEKEEPING: Duration = Duration::from_secs(1800);
+
+pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
+    let config = Config::read(&args.at)?;
+    let mut agent = Agent {
+        spool: Spool::open(&config.spool)?,
+        store: Arc::new(Store::open(&config.store)?),
+        machine: Machine::new(config.labels.clone()),
+        config,
+        known: HashSet::new(),
+        seen: HashMap::new(),
+        told: HashMap::new(),
+    };
+    match args.once {
+        true => agent.once(),
+        false => agent.serve(),
+    }
+}
+
+struct Agent {
+    config: Config,
+    spool: Spool,
+    store: Arc<Store>,
+    machine: Machine,
+    /// The stacks that this agent put into the store, by hour.
+    known: HashSet<(Hour, i64)>,
+    /// By process: when it was dumped last, or first seen.
+    seen: HashMap<String, Instant>,
+    /// What was said last of each thing, so that it is not said each time.
+    told: HashMap<String, String>,
+}
+
+impl Agent {
+    fn once(&mut self) -> anyhow::Result<ExitCode> {
+        let hosts = self.hosts();
+        let mut failed = false;
+        let mut taken = 0;
+        for (host, rule) in &hosts {
+            match self.dump(host, rule) {
+                Ok(_) => taken += 1,
+                Err(error) => {
+                    failed = true;
+                    note(&format!("{}: {error:#}", self.describe(host)));
+                }
+            }
+        }
+        self.batch()?;
+        drain(&self.spool, &self.store)?;
+        if taken == 0 && !failed {
+            return Err(coded(
+                NO_DATA,
+                "no host is running of which this user may take profiles",
+            ));
+        }
+        Ok(u8::from(failed).into())
+    }
+
+    fn serve(&mut self) -> anyhow::Result<ExitCode> {
+        let end = until_signal()?;
+        tell(&format!("memprof: profiles go to {}", self.store.url()));
+        let mut rest_until = Instant(0);
+        let mut batched = Instant::now();
+        let mut leave_until = Instant(0);
+        let mut kept_house = Instant(0);
+        loop {
+            let now = Instant::now();
+            for (host, rule) in self.hosts() {
+                if Instant::now() >= rest_until && self.is_due(&host, &rule) {
+                    let begun = std::time::Instant::now();
+                    let dumped = self.dump(&host, &rule);
+                    rest_until = after(rule.rest(begun.elapsed()));
+                    self.tell_change(self.describe(&host), dumped.map(drop));
+                }
+            }
+            let is_time = batched <= now.before(self.config.batch);
+            if is_time || self.spool.dump_bytes()? >= BATCH_BYTES {
+                let done = self.batch();
+                self.tell_change("the spool".to_owned(), done);
+                batched = now;
+            }
+            if leave_until <= now {
+                let drained = drain(&self.spool, &self.store);
+                match &drained {
+                    Ok(drained) if drained.clock_offset_ms.is_some() => {
+                        self.machine.clock_offset_ms = drained.clock_offset_ms;
+                    }
+                    Ok(_) => {}
+                    Err(_) => leave_until = after(LEAVE),
+                }
+                self.tell_change("the store".to_owned(), drained.map(drop));
+            }
+            if self.store.is_local() && kept_house <= now.before(HOUSEKEEPING) {
+                let kept = self.keep_house(now);
+                self.tell_change("merging".to_owned(), kept);
+                kept_house = now;
+            }
+            match end.recv_timeout(TURN) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        // What does not reach the store now does so the next time.
+        self.batch()?;
+        if let Err(error) = drain(&self.spool, &self.store) {
+            note(&format!("{error:#}: what is in the spool stays there"));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The hosts that the policy names and that belong to its share.
+    fn hosts(&mut self) -> Vec<(Running, Rule)> {
+        let found = survey(Reach::Processes, |_| ());
+        for one in &found.unreached {
+            let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
+            let what = format!("{pid}{}", one.place.display());
+            self.tell_change(what, Err(anyhow::anyhow!("not reached: {}", one.why)));
+        }
+        let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
+            let rule = rule(&self.config.service, &host.info.name)?;
+            let is_taken = rule.takes(&self.machine.instance(&host));
+            is_taken.then(|| (host, rule.clone()))
+        });
+        let hosts: Vec<_> = hosts.collect();
+        let running: HashSet<_> = hosts
+            .iter()
+            .map(|(host, _)| self.machine.instance(host))
+            .collect();
+        self.seen.retain(|instance, _| running.contains(instance));
+        hosts
+    }
+
+    fn is_due(&mut self, host: &Running, rule: &Rule) -> bool {
+        let instance = self.machine.instance(host);
+        let now = Instant::now();
+        let last = *self.seen.entry(instance.clone()).or_insert(now);
+        let is_due = rule.is_due(&instance, last, now);
+        if is_due {
+            self.seen.insert(instance, now);
+        }
+        is_due
+    }
+
+    /// Takes a dump, and keeps it in the spool.
+    fn dump(&mut self, host: &Running, rule: &Rule) -> anyhow::Result<()> {
+        let waiting = self.spool.bytes()?;
+        anyhow::ensure!(
+            waiting <= self.config.spool_limit,
+            "no profile is taken: {waiting} bytes wait in {} for the store, more than `spool_limit`",
+            self.config.spool.display()
+        );
+        let dumped = take(host, rule, &self.machine, "agent")?;
+        self.spool.add(&dumped)?;
+        let [bytes, _] = dumped.inuse();
+        tell(&format!(
+            "memprof: {}: {} in {} stacks",
+            self.describe(host),
+            amount(bytes, SampleType::InuseSpace),
+            dumped.samples.len()
+        ));
+        Ok(())
+    }
+
+    fn describe(&self, host: &Running) -> String {
+        format!("{} {}/{}", host.info.name, self.machine.name, host.pid)
+    }
+
+    /// Makes files of what was dumped.
+    fn batch(&mut self) -> anyhow::Result<()> {
+        let put = RefCell::new(Vec::new());
+        self.spool.batch(|dumped| {
+            let files = files(dumped, &self.known)?;
+            for one in dumped {
+                let hour = one.context.time.hour();
+                let stacks = one
+                    .stacks
+                    .iter()
+                    .map(|stack| (hour.clone(), stack.stack_id));
+                put.borrow_mut().extend(stacks);
+            }
+            Ok(files)
+        })?;
+        // Only what is in the spool's files is known.
+        self.known.extend(put.into_inner());
+        let hour = Instant::now().hour();
+        self.known.retain(|(of, _)| *of == hour);
+        Ok(())
+    }
+
+    fn keep_house(&self, now: Instant) -> anyhow::Result<()> {
+        compact(&self.store, now.before(crate::compact::GRACE))?;
+        prune(&self.store, now.before(self.config.keep))?;
+        Ok(())
+    }
+
+    /// Says what went wrong, or goes well again, unless that was said last of it.
+    fn tell_change(&mut self, what: String, outcome: anyhow::Result<()>) {
+        match outcome {
+            Ok(()) => {
+                if self.told.remove(&what).is_some() {
+                    note(&format!("{what}: works again"));
+                }
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                if self.told.get(&what) != Some(&error) {
+                    note(&format!("{what}: {error}"));
+                    self.told.insert(what, error);
+                }
+            }
+        }
+    }
+}
+
+fn after(time: Duration) -> Instant {
+    let time = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    Instant(Instant::now().0.saturating_add(time))
+}
+
+/// Gets a word when the agent is to end.
+fn until_signal() -> anyhow::Result<Receiver<()>> {
+    let (send, receive) = channel();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let signals = runtime.block_on(async {
+        anyhow::Ok([
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        ])
+    });
+    let [mut terminate, mut interrupt] = signals.context("failed to wait for signals")?;
+    thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        });
+        // Who does not listen any more has ended.
+        send.send(()).unwrap_or_default();
+    });
+    Ok(receive)
+}

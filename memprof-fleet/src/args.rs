@@ -1,0 +1,237 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::ask::Target;
+use crate::time::{Instant, parse_instant};
+
+/// Heap profiles of many machines.
+#[derive(Debug, Parser)]
+#[command(name = "memprof", version, max_term_width = 100)]
+#[command(after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 store unreachable, 5 no data.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Agent(AgentArgs),
+    /// Ask the profiles of many machines
+    #[command(subcommand)]
+    Fleet(Fleet),
+}
+
+/// Take heap profiles of this machine's hosts, and write them to the store
+///
+/// Which hosts, and how often, is said in the file of the configuration; without one, every host each
+/// ten minutes. What is taken waits in the spool, on this machine's disk, until the store has it.
+#[derive(clap::Args, Debug)]
+pub(crate) struct AgentArgs {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    /// Take a profile of each host now, write them to the store, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+/// Where the profiles are.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct At {
+    /// The configuration [default: /etc/memprof/fleet.toml, where there is one]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// The store: `file:///DIRECTORY` or `s3://BUCKET/PREFIX` [default: `MEMPROF_STORE`, else the
+    /// configuration's]
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Fleet {
+    /// List the processes of which there are profiles, newest first
+    Ps {
+        #[command(flatten)]
+        at: At,
+        /// Only those of @SERVICE, HOST, or HOST/PID
+        #[arg(short, long, value_name = "TARGET", default_value = "")]
+        target: Target,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    Top(Question),
+    Growth(GrowthArgs),
+    Diff(DiffArgs),
+    Flame(FlameArgs),
+    /// Print SQL views of the store's files, for an engine that you have
+    Views {
+        #[command(flatten)]
+        at: At,
+        /// Which engine
+        #[arg(long = "for", value_enum)]
+        engine: Engine,
+    },
+    /// Merge the small files of each hour that is over into one
+    Compact {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Delete the profiles of hours that are older than the retention
+    Prune {
+        #[command(flatten)]
+        at: At,
+        /// How much to keep [default: the configuration's `keep`]
+        #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+        keep: Option<Duration>,
+    },
+    /// Check the configuration, the spool and the store, and every file in it
+    Doctor {
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// Show the functions that hold the memory, summed over processes
+///
+/// Of each process the newest profile counts, of the hour before the time that is asked for.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Question {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    /// Only processes of @SERVICE, HOST, or HOST/PID
+    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    pub(crate) target: Target,
+
+    /// Only processes whose build id begins so
+    #[arg(long, value_name = "ID")]
+    pub(crate) build: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) window: Window,
+
+    #[command(flatten)]
+    pub(crate) shown: Shown,
+}
+
+/// Which time.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Window {
+    /// The end of the time: 14:30 today, 2026-11-21T14:30:00Z, or 2h ago; UTC [default: now]
+    #[arg(id = "until", long = "at", value_name = "TIME", value_parser = parse_instant)]
+    pub(crate) until: Option<Instant>,
+
+    /// How far back
+    #[arg(id = "length", long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub(crate) length: Duration,
+}
+
+/// How an answer is shown.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Shown {
+    /// Show this many functions
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) top: usize,
+
+    /// Print JSON, with every function
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the processes that grew most, by their first and last profile of the time
+#[derive(clap::Args, Debug)]
+pub(crate) struct GrowthArgs {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    /// Only processes of @SERVICE, HOST, or HOST/PID
+    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    pub(crate) target: Target,
+
+    #[command(flatten)]
+    pub(crate) window: Window,
+
+    #[command(flatten)]
+    pub(crate) shown: Shown,
+}
+
+/// Compare two builds: what a process of one holds more than a process of the other, by function
+///
+/// The mean of all profiles of a process stands for it, and the mean of all processes for the build.
+#[derive(clap::Args, Debug)]
+pub(crate) struct DiffArgs {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    /// Only processes of @SERVICE, HOST, or HOST/PID
+    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    pub(crate) target: Target,
+
+    /// The build: how its id begins
+    #[arg(long, value_name = "ID")]
+    pub(crate) build: String,
+
+    /// The build to compare with
+    #[arg(long, value_name = "ID")]
+    pub(crate) base: String,
+
+    #[command(flatten)]
+    pub(crate) window: Window,
+
+    #[command(flatten)]
+    pub(crate) shown: Shown,
+}
+
+/// Draw a flamegraph of all processes together, each as the mean of its profiles
+#[derive(clap::Args, Debug)]
+pub(crate) struct FlameArgs {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    /// Only processes of @SERVICE, HOST, or HOST/PID
+    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    pub(crate) target: Target,
+
+    /// Only processes whose build id begins so
+    #[arg(long, value_name = "ID")]
+    pub(crate) build: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) window: Window,
+
+    /// What to write
+    #[arg(long, value_enum, default_value_t = Drawn::Svg)]
+    pub(crate) format: Drawn,
+
+    /// Write to this file [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// What `fleet flame` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Drawn {
+    /// A flamegraph with zoom and search
+    Svg,
+    /// A page with flamegraph, table and search
+    Html,
+    /// A line per stack, for flamegraph tools
+    Collapsed,
+    /// Gzipped profile.proto, for `go tool pprof`
+    Pprof,
+}
+
+/// What reads the views.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    /// DuckDB 1.1 and newer
+    Duckdb,
+    /// ClickHouse, or chdb
+    Clickhouse,
+}

@@ -1,0 +1,78 @@
+//! Which processes are meant: `@SERVICE`, `HOST`, `HOST/PID`, or all.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::str::FromStr;
+
+/// What `-t` takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    All,
+    Service(String),
+    Host(String),
+    Process(String, String),
+}
+
+impl FromStr for Target {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match (text.strip_prefix('@'), text.rsplit_once('/')) {
+            _ if text.is_empty() => Self::All,
+            (Some(service), _) => Self::Service(service.to_owned()),
+            (None, Some((host, pid))) => Self::Process(host.to_owned(), pid.to_owned()),
+            (None, None) => Self::Host(text.to_owned()),
+        })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("the fleet"),
+            Self::Service(service) => write!(f, "@{service}"),
+            Self::Host(host) => f.write_str(host),
+            Self::Process(host, pid) => write!(f, "{host}/{pid}"),
+        }
+    }
+}
+
+impl Target {
+    /// Whether it means a process.
+    pub(crate) fn takes(&self, service: &str, host: &str, pid: i32) -> bool {
+        match self {
+            Self::All => true,
+            Self::Service(meant) => meant == service,
+            Self::Host(meant) => meant == host,
+            Self::Process(meant, of) => meant == host && *of == pid.to_string(),
+        }
+    }
+
+    /// The service, where one is meant.
+    pub(crate) fn service(&self) -> Option<&str> {
+        match self {
+            Self::Service(service) => Some(service),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_told_apart() {
+        let check = |text: &str, expected: [bool; 3]| {
+            let Ok(target) = text.parse::<Target>();
+            let processes = [("cart", "a", 7), ("cart", "b", 7), ("shop", "a", 8)];
+            let taken = processes.map(|(service, host, pid)| target.takes(service, host, pid));
+            assert_eq!(taken, expected, "{text}");
+        };
+        check("", [true; 3]);
+        check("@cart", [true, true, false]);
+        check("a", [true, false, true]);
+        check("a/7", [true, false, false]);
+        check("cart", [false; 3]);
+    }
+}

@@ -1,0 +1,342 @@
+//! The files of each hour that is over, merged into one: agents write small ones.
+//!
+//! A merged file names the files that are in it, and from then on these do not count: the one write of it
+//! is the moment of the change, and they are deleted afterwards. Merged files are numbered by the hour and
+//! created only where none of that number is, so that of two that merge the same hour one wins.
+
+use std::collections::{BTreeMap, HashMap};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::dumped::{Context, Frame, Sample, Stack};
+use crate::output::{note, print};
+use crate::scan::{Columns, files, scan};
+use crate::schema::{INCOMING, Rows, Table, Totals};
+use crate::store::{Created, Object, Store};
+use crate::time::{Hour, Instant};
+
+/// How long after its end an hour's files are waited for.
+pub(crate) const GRACE: Duration = Duration::from_secs(20 * 60);
+
+/// What was merged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Compacted {
+    pub(crate) files: usize,
+    pub(crate) into: usize,
+}
+
+/// `memprof fleet compact`
+pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
+    let store = Arc::new(Store::open(&config.store)?);
+    let done = compact(&store, Instant::now().before(GRACE))?;
+    print(&format!("merged {} files into {}", done.files, done.into))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Merges the files of all hours that ended before `until`.
+pub(crate) fn compact(store: &Arc<Store>, until: Instant) -> anyhow::Result<Compacted> {
+    let mut done = Compacted::default();
+    for table in Table::ALL {
+        let found = files(store, table, (Instant(0), until))?;
+        // What was merged before, and not deleted.
+        for object in &found.merged {
+            store.delete(&object.name)?;
+        }
+        for (name, why) in &found.damaged {
+            note(&format!("{name} is left as it is: {why}"));
+        }
+        let mut by_hour: BTreeMap<&Hour, Vec<&Object>> = BTreeMap::new();
+        for (hour, object) in &found.counted {
+            let is_over = hour.end().is_some_and(|end| end <= until);
+            if is_over && object.name.starts_with(INCOMING) {
+                by_hour.entry(hour).or_default().push(object);
+            }
+        }
+        for (hour, objects) in by_hour {
+            let merged = merge(store, table, hour, &objects)?;
+            done.files += merged;
+            done.into += usize::from(merged > 0);
+        }
+    }
+    Ok(done)
+}
+
+/// Merges the files of an hour. Returns how many.
+fn merge(
+    store: &Arc<Store>,
+    table: Table,
+    hour: &Hour,
+    objects: &[&Object],
+) -> anyhow::Result<usize> {
+    let mut rows = Rows::default();
+    let mut contexts = HashMap::new();
+    let mut sources = Vec::new();
+    for object in objects {
+        match read(store, table, object) {
+            Ok(of_file) => {
+                rows.add(of_file, &mut contexts);
+                sources.push(object.name.clone());
+            }
+            Err(error) => note(&format!("{} is left as it is: {error:#}", object.name)),
+        }
+    }
+    let Some(bytes) = rows.write(table, Some(&sources))? else {
+        return Ok(0);
+    };
+    let directory = format!("{}/{}", table.name(), hour.directory());
+    // Those that were pruned by hand leave holes: the next number is behind the last.
+    let numbers = store.list(&directory)?.into_iter().filter_map(|object| {
+        let name = object
+            .name
+            .rsplit('/')
+            .next()?
+            .strip_suffix(".parquet")?
+            .to_owned();
+        name.parse::<u32>().ok()
+    });
+    let next = numbers.max().map_or(0, |last| last + 1);
+    let name = format!("{directory}/{next:05}.parquet");
+    if store.create(&name, bytes.into())? == Created::Exists {
+        // It may be ours, and its answer lost: who comes next finds out from what it names.
+        note(&format!(
+            "{name} was written meanwhile: that hour is looked at the next time"
+        ));
+        return Ok(0);
+    }
+    for source in &sources {
+        store.delete(source)?;
+    }
+    Ok(sources.len())
+}
+
+impl Rows {
+    /// Adds the rows of another file. `known` are the contexts by process and time.
+    fn add(&mut self, other: Self, known: &mut HashMap<(String, Instant), usize>) {
+        let contexts: Vec<usize> = other
+            .contexts
+            .into_iter()
+            .map(|context| {
+                let key = (context.instance.clone(), context.time);
+                *known.entry(key).or_insert_with(|| {
+                    self.contexts.push(context);
+                    self.contexts.len() - 1
+                })
+            })
+            .collect();
+        let samples = other.samples.into_iter();
+        self.samples
+            .extend(samples.map(|(index, sample)| (contexts[index], sample)));
+        let profiles = other.profiles.into_iter();
+        self.profiles
+            .extend(profiles.map(|(index, totals)| (contexts[index], totals)));
+        self.stacks.extend(other.stacks);
+    }
+}
+
+/// Reads all of a file.
+pub(crate) fn check_file(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<()> {
+    read(store, table, object).map(drop)
+}
+
+/// All rows of a file.
+fn read(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<Rows> {
+    let mut rows = Rows::default();
+    let mut known = HashMap::new();
+    scan(store, object, columns(table), None, |batch| {
+        let columns = Columns(batch);
+        match table {
+            Table::Samples => read_samples(&columns, &mut rows, &mut known),
+            Table::Profiles => read_profiles(&columns, &mut rows),
+            Table::Stacks => read_stacks(&columns, &mut rows),
+        }
+    })?;
+    Ok(rows)
+}
+
+fn columns(table: Table) -> &'static [&'static str] {
+    match table {
+        Table::Stacks => &["stack_id", "function", "frames", "modules"],
+        Table::Samples => &[
+            "time",
+            "start_time",
+            "service",
+            "instance",
+            "host",
+            "build_id",
+            "trigger",
+            "pid",
+            "labels",
+            "sample_interval",
+            "stack_id",
+            "inuse_bytes",
+            "inuse_objects",
+            "alloc_bytes",
+            "alloc_objects",
+        ],
+        Table::Profiles => &[
+            "time",
+            "start_time",
+            "service",
+            "instance",
+            "host",
+            "build_id",
+            "trigger",
+            "pid",
+            "labels",
+            "sample_interval",
+            "samples",
+            "inuse_bytes",
+            "inuse_objects",
+            "alloc_bytes",
+            "alloc_objects",
+            "rss_bytes",
+            "clock_offset_ms",
+        ],
+    }
+}
+
+fn read_samples(
+    columns: &Columns<'_>,
+    rows: &mut Rows,
+    known: &mut HashMap<(String, Instant), usize>,
+) -> anyhow::Result<()> {
+    let (instance, times) = (columns.texts("instance")?, columns.times("time")?);
+    let ids = columns.numbers("stack_id")?;
+    let inuse = [
+        columns.numbers("inuse_bytes")?,
+        columns.numbers("inuse_objects")?,
+    ];
+    let alloc = [
+        columns.nullable("alloc_bytes")?,
+        columns.nullable("alloc_objects")?,
+    ];
+    let contexts = Contexts::new(columns)?;
+    let mut last = None;
+    for (at, time) in times.iter().enumerate() {
+        let run = (instance.keys()[at], *time);
+        let index = match last {
+            Some((same, index)) if same == run => index,
+            _ => {
+                let key = (instance.get(at).to_owned(), Instant(*time));
+                *known.entry(key).or_insert_with(|| {
+                    rows.contexts.push(contexts.get(at));
+                    rows.contexts.len() - 1
+                })
+            }
+        };
+        last = Some((run, index));
+        let sample = Sample {
+            stack_id: ids[at],
+            inuse_bytes: inuse[0][at],
+            inuse_objects: inuse[1][at],
+            alloc: alloc[0][at]
+                .zip(alloc[1][at])
+                .map(|(bytes, objects)| [bytes, objects]),
+        };
+        rows.samples.push((index, sample));
+    }
+    Ok(())
+}
+
+fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
+    let samples = columns.numbers("samples")?;
+    let inuse = [
+        columns.numbers("inuse_bytes")?,
+        columns.numbers("inuse_objects")?,
+    ];
+    let alloc = [
+        columns.nullable("alloc_bytes")?,
+        columns.nullable("alloc_objects")?,
+    ];
+    let (rss, clock) = (
+        columns.nullable("rss_bytes")?,
+        columns.nullable("clock_offset_ms")?,
+    );
+    let contexts = Contexts::new(columns)?;
+    for (at, samples) in samples.iter().enumerate() {
+        rows.contexts.push(Context {
+            rss_bytes: rss[at],
+            clock_offset_ms: clock[at],
+            ..contexts.get(at)
+        });
+        let totals = Totals {
+            samples: *samples,
+            inuse: [inuse[0][at], inuse[1][at]],
+            alloc: alloc[0][at]
+                .zip(alloc[1][at])
+                .map(|(bytes, objects)| [bytes, objects]),
+        };
+        rows.profiles.push((rows.contexts.len() - 1, totals));
+    }
+    Ok(())
+}
+
+fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
+    let functions = columns.plain("function")?;
+    let lists = columns
+        .lists("frames")?
+        .into_iter()
+        .zip(columns.lists("modules")?);
+    let ids = columns.numbers("stack_id")?.iter().zip(functions);
+    for ((id, function), (frames, modules)) in ids.zip(lists) {
+        let frames = frames.into_iter().zip(modules);
+        rows.stacks.push(Stack {
+            stack_id: *id,
+            function: function.to_owned(),
+            frames: frames
+                .map(|(function, module)| Frame { function, module })
+                .collect(),
+        });
+    }
+    Ok(())
+}
+
+/// The columns that samples and profiles have in common.
+struct Contexts<'b> {
+    times: [&'b [i64]; 2],
+    texts: [crate::scan::Texts<'b>; 5],
+    pid: &'b [i32],
+    labels: Vec<Vec<(String, String)>>,
+    interval: &'b [i64],
+}
+
+impl<'b> Contexts<'b> {
+    fn new(columns: &Columns<'b>) -> anyhow::Result<Self> {
+        Ok(Self {
+            times: [columns.times("time")?, columns.times("start_time")?],
+            texts: [
+                columns.texts("service")?,
+                columns.texts("instance")?,
+                columns.texts("host")?,
+                columns.texts("build_id")?,
+                columns.texts("trigger")?,
+            ],
+            pid: columns.pids()?,
+            labels: columns.labels()?,
+            interval: columns.numbers("sample_interval")?,
+        })
+    }
+
+    fn get(&self, row: usize) -> Context {
+        let [service, instance, host, build_id, trigger] = self
+            .texts
+            .each_ref()
+            .map(|column| column.get(row).to_owned());
+        Context {
+            time: Instant(self.times[0][row]),
+            start_time: Instant(self.times[1][row]),
+            service,
+            instance,
+            host,
+            pid: self.pid[row].cast_unsigned(),
+            build_id,
+            trigger,
+            labels: self.labels[row].iter().cloned().collect(),
+            sample_interval: self.interval[row],
+            rss_bytes: None,
+            clock_offset_ms: None,
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! `/etc/memprof/fleet.toml`: where the profiles are, and of what they are taken.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::{Deserialize, Deserializer};
+
+use crate::args::At;
+use crate::output::{USAGE, coded};
+use crate::policy::Rule;
+
+const DEFAULT: &str = "/etc/memprof/fleet.toml";
+
+/// The configuration. Unknown keys are errors.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// The store's address.
+    pub(crate) store: String,
+    /// The directory in which profiles wait for the store.
+    pub(crate) spool: PathBuf,
+    /// The most bytes that wait there: above that no profile is taken.
+    #[serde(deserialize_with = "size")]
+    pub(crate) spool_limit: u64,
+    /// How long profiles are kept in the store.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) keep: Duration,
+    /// The longest time that a profile waits for others, with which it shares a file.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) batch: Duration,
+    /// What each profile of this machine is marked with.
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Which hosts; the first rule that fits a service counts.
+    pub(crate) service: Vec<Rule>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let state = state();
+        Self {
+            store: format!("file://{}", state.join("fleet").display()),
+            spool: state.join("fleet-spool"),
+            spool_limit: 1 << 30,
+            keep: Duration::from_secs(14 * 24 * 3600),
+            batch: Duration::from_secs(600),
+            labels: BTreeMap::new(),
+            service: vec![Rule::default()],
+        }
+    }
+}
+
+impl Config {
+    /// The file's configuration, and what the command line says of it.
+    pub(crate) fn read(at: &At) -> anyhow::Result<Self> {
+        let path = at.config.as_deref().unwrap_or(Path::new(DEFAULT));
+        let mut config = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound && at.config.is_none() => {
+                Self::default()
+            }
+            text => {
+                let text = text.with_context(|| format!("failed to read {}", path.display()))?;
+                let wrong = |error| coded(USAGE, format!("{}: {error}", path.display()));
+                toml::from_str(&text).map_err(|error| wrong(error.to_string()))?
+            }
+        };
+        let environment = || env::var("MEMPROF_STORE").ok();
+        if let Some(store) = at.store.clone().or_else(environment) {
+            config.store = store;
+        }
+        Ok(config)
+    }
+}
+
+/// Where this user's programs keep what has to last.
+fn state() -> PathBuf {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+    match (set("XDG_STATE_HOME"), set("HOME")) {
+        (Some(state), _) => PathBuf::from(state).join("memprof"),
+        (None, Some(home)) if !rustix::process::geteuid().is_root() => {
+            PathBuf::from(home).join(".local/state/memprof")
+        }
+        _ => PathBuf::from("/var/lib/memprof"),
+    }
+}
+
+pub(crate) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    humantime::parse_duration(&text)
+        .map_err(|error| serde::de::Error::custom(format!("{text:?} is no duration: {error}")))
+}
+
+/// A number with a unit, as in the plugin's keys.
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let wrong = || serde::de::Error::custom(format!("{text:?} is no size, as 64MiB or 4GiB are"));
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let shift = match text[digits.len()..].trim() {
+        "B" => 0,
+        "K" | "KB" | "KiB" => 10,
+        "M" | "MB" | "MiB" => 20,
+        "G" | "GB" | "GiB" => 30,
+        "T" | "TB" | "TiB" => 40,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let check = |text: &str, expected: &str| {
+            let error = toml::from_str::<Config>(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check("stor = \"x\"", "unknown field `stor`");
+        check("keep = \"14 moons\"", "\"14 moons\" is no duration");
+        check("spool_limit = \"4\"", "\"4\" is no size");
+        check("[[service]]\nshare = \"120%\"", "no share");
+        check("[[service]]\nperiod = \"0s\"", "from 1s to 30d");
+        check("[[service]]\nnames = \"x\"", "unknown field `names`");
+    }
+
+    #[test]
+    fn every_key_is_in_the_reference() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../CONFIGURATION.md");
+        let reference = std::fs::read_to_string(file).unwrap();
+        let section = reference.split("## The fleet's file").nth(1).unwrap();
+        let example = section.split("```").nth(1).unwrap();
+        let written: toml::Table = toml::from_str(example.trim_start_matches("toml")).unwrap();
+        toml::from_str::<Config>(example.trim_start_matches("toml")).unwrap();
+        // A key that does not exist is refused with all that do.
+        let known = |text: &str| {
+            let error = toml::from_str::<Config>(text).unwrap_err().to_string();
+            let listed = error.split("expected ").nth(1).unwrap();
+            let keys = listed.split('`').skip(1).step_by(2).map(str::to_owned);
+            let mut keys: Vec<_> = keys.collect();
+            keys.sort();
+            keys
+        };
+        let keys = |table: &toml::Table| {
+            let mut keys: Vec<_> = table.keys().cloned().collect();
+            keys.sort();
+            keys
+        };
+        assert_eq!(keys(&written), known("nonsense = 1"));
+        let service = written["service"][0].as_table().unwrap();
+        assert_eq!(keys(service), known("[[service]]\nnonsense = 1"));
+    }
+}

@@ -1,0 +1,53 @@
+//! From the spool to the store: each file once, whatever is killed when.
+
+use std::fs;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+
+use crate::spool::Spool;
+use crate::store::{Created, Store};
+use crate::time::Instant;
+
+/// What a drain found out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Drained {
+    pub(crate) files: usize,
+    /// How far this machine's clock is ahead of the store's, where that is another machine.
+    pub(crate) clock_offset_ms: Option<i64>,
+}
+
+/// Moves every file of the outbox to the store. A file leaves the spool when the store has shown one of the
+/// same bytes: neither the answer to a write, which may be lost, nor "exists" is believed.
+pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
+    let mut drained = Drained::default();
+    for outgoing in spool.outgoing()? {
+        let failed = || outgoing.file.display().to_string();
+        let bytes = Bytes::from(fs::read(&outgoing.file).with_context(failed)?);
+        let before = Instant::now();
+        let created = store.create(&outgoing.name, bytes.clone())?;
+        let shown = store.head(&outgoing.name)?;
+        let shown = shown.filter(|object| object.size == bytes.len() as u64);
+        let is_same = match (created, &shown) {
+            (_, None) => false,
+            (Created::New, Some(_)) => true,
+            (Created::Exists, Some(_)) => store.read(&outgoing.name)? == bytes,
+        };
+        if !is_same {
+            bail!(
+                "{}: {} is not what was written: {} stays; move the store's file away, if it is not memprof's",
+                store.url(),
+                outgoing.name,
+                outgoing.file.display()
+            );
+        }
+        if created == Created::New
+            && let Some(object) = shown
+        {
+            drained.clock_offset_ms = Some(before.0 - object.written.0);
+        }
+        fs::remove_file(&outgoing.file).with_context(failed)?;
+        drained.files += 1;
+    }
+    Ok(drained)
+}

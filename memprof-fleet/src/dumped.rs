@@ -1,0 +1,104 @@
+//! A heap profile of one process at one time, named and summed by stack: what an agent takes, and the rows
+//! of the tables come from.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::time::Instant;
+
+/// What was dumped, and what it held.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Dumped {
+    pub(crate) context: Context,
+    /// One for each stack.
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) stacks: Vec<Stack>,
+}
+
+/// The process, and how and when it was dumped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Context {
+    /// When the dump was there.
+    pub(crate) time: Instant,
+    /// When the process became a host.
+    pub(crate) start_time: Instant,
+    pub(crate) service: String,
+    /// The process as no other one is called: `HOST/PID.START`, the start in ticks since the machine's.
+    pub(crate) instance: String,
+    /// The machine.
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    /// That of the program's file in hexadecimal; empty where it has none.
+    pub(crate) build_id: String,
+    /// Why it was dumped.
+    pub(crate) trigger: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Mean bytes between samples.
+    pub(crate) sample_interval: i64,
+    pub(crate) rss_bytes: Option<i64>,
+    /// How far this machine's clock is ahead of the store's.
+    pub(crate) clock_offset_ms: Option<i64>,
+}
+
+/// What one stack holds, unsampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    pub(crate) stack_id: i64,
+    pub(crate) inuse_bytes: i64,
+    pub(crate) inuse_objects: i64,
+    /// Bytes and objects, where the allocator counts them.
+    pub(crate) alloc: Option<[i64; 2]>,
+}
+
+/// A stack by its names, so that those of two builds are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stack {
+    pub(crate) stack_id: i64,
+    /// The row of `memprof report` in which it counts.
+    pub(crate) function: String,
+    /// Root first.
+    pub(crate) frames: Vec<Frame>,
+}
+
+/// A function, and the file name of its program or library.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Frame {
+    pub(crate) function: String,
+    pub(crate) module: String,
+}
+
+/// What a stack is called in every table: a hash of its names.
+pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
+    let mut hash = Sha256::new();
+    for frame in frames {
+        for text in [&frame.function, &frame.module] {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        }
+    }
+    let digest = hash.finalize();
+    i64::from_be_bytes(std::array::from_fn(|at| digest[at]))
+}
+
+impl Dumped {
+    /// The sum of all samples: bytes and objects in use.
+    pub(crate) fn inuse(&self) -> [i64; 2] {
+        self.samples
+            .iter()
+            .fold([0; 2], |[bytes, objects], sample| {
+                [bytes + sample.inuse_bytes, objects + sample.inuse_objects]
+            })
+    }
+
+    /// Of bytes and objects allocated; none where any sample lacks it.
+    pub(crate) fn alloc(&self) -> Option<[i64; 2]> {
+        self.samples
+            .iter()
+            .try_fold([0; 2], |[bytes, objects], sample| {
+                let [more, of] = sample.alloc?;
+                Some([bytes + more, objects + of])
+            })
+    }
+}

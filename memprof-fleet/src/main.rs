@@ -1,0 +1,66 @@
+//! `memprof-fleet`: heap profiles of many machines. An agent on each of them takes dumps by a policy and
+//! writes them as Parquet files to an object store; questions are answered from these files.
+//!
+//! To look at one process, see `memprof`, which runs this program for `memprof agent` and `memprof fleet`.
+
+mod args;
+mod config;
+mod output;
+mod time;
+
+mod policy;
+mod take;
+
+mod dumped;
+mod spool;
+
+mod schema;
+mod store;
+
+mod drain;
+
+mod agent;
+
+mod scan;
+
+mod ask;
+
+mod compact;
+mod doctor;
+mod prune;
+mod views;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, Command, Fleet};
+use config::Config;
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::tell(&format!("memprof: {error:#}"));
+            output::code_of(&error)
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Command::Agent(agent) => agent::run(agent),
+        Command::Fleet(Fleet::Views { engine, at }) => views::run(*engine, &Config::read(at)?),
+        Command::Fleet(Fleet::Ps { at, target, json }) => {
+            ask::instances::ps(&Config::read(at)?, target, *json)
+        }
+        Command::Fleet(Fleet::Top(question)) => ask::top(question),
+        Command::Fleet(Fleet::Growth(growth)) => ask::instances::growth(growth),
+        Command::Fleet(Fleet::Flame(flame)) => ask::flame(flame),
+        Command::Fleet(Fleet::Diff(diff)) => ask::diff(diff),
+        Command::Fleet(Fleet::Compact { at }) => compact::run(&Config::read(at)?),
+        Command::Fleet(Fleet::Prune { at, keep }) => prune::run(&Config::read(at)?, *keep),
+        Command::Fleet(Fleet::Doctor { at }) => doctor::run(&Config::read(at)?),
+    }
+}

@@ -1,0 +1,160 @@
+//! Which hosts are dumped, and when. Nothing here looks at a process or a clock.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+use sha2::{Digest, Sha256};
+
+use crate::config::duration;
+use crate::time::Instant;
+
+/// How often the processes of a service are dumped.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Rule {
+    /// The services' names; `*` is any text.
+    pub(crate) name: String,
+    /// Between two dumps of one process.
+    #[serde(deserialize_with = "period")]
+    pub(crate) period: Duration,
+    /// The part of the processes that is dumped, from 0 to 1. The same ones each time.
+    #[serde(deserialize_with = "share")]
+    pub(crate) share: f64,
+    /// After a dump no other one is taken on this machine for as many times as long as it took.
+    pub(crate) pause: u32,
+    /// Whether sampling is switched on where it is off.
+    pub(crate) activate: bool,
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self {
+            name: "*".to_owned(),
+            period: Duration::from_secs(600),
+            share: 1.0,
+            pause: 100,
+            activate: false,
+        }
+    }
+}
+
+/// The first rule for a service.
+pub(crate) fn rule<'r>(rules: &'r [Rule], service: &str) -> Option<&'r Rule> {
+    rules.iter().find(|rule| is_like(&rule.name, service))
+}
+
+impl Rule {
+    /// Whether a process belongs to the share.
+    pub(crate) fn takes(&self, instance: &str) -> bool {
+        (number(instance) as f64) < self.share * u64::MAX as f64
+    }
+
+    /// Whether a process is due that was dumped, or first seen, at `last`. Each has a phase of its own in
+    /// the period, so that a thousand agents that start together do not dump together.
+    pub(crate) fn is_due(&self, instance: &str, last: Instant, now: Instant) -> bool {
+        let period = i64::try_from(self.period.as_millis()).unwrap_or(i64::MAX);
+        let phase = (number(instance) % period.unsigned_abs()).cast_signed();
+        let turn = |time: Instant| (time.0 - phase).div_euclid(period);
+        turn(now) > turn(last)
+    }
+
+    /// How long the machine rests after a dump that took so long.
+    pub(crate) fn rest(&self, took: Duration) -> Duration {
+        took.saturating_mul(self.pause)
+    }
+}
+
+/// A number that is the same for a text everywhere and always.
+fn number(text: &str) -> u64 {
+    let digest = Sha256::digest(text);
+    u64::from_be_bytes(std::array::from_fn(|at| digest[at]))
+}
+
+/// Whether `name` is `pattern`, in which `*` is any text.
+fn is_like(pattern: &str, name: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(name) = name.strip_prefix(start) else {
+        return false;
+    };
+    let mut ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+    ends.any(|at| is_like(rest, &name[at..]))
+}
+
+fn period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let period = duration(deserializer)?;
+    let known = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
+    match known.contains(&period) {
+        true => Ok(period),
+        false => Err(serde::de::Error::custom("a period is from 1s to 30d")),
+    }
+}
+
+fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let share = text.strip_suffix('%').and_then(|text| text.parse().ok());
+    let share = share.filter(|share| (0.0..=100.0).contains(share));
+    let wrong = || serde::de::Error::custom(format!("{text:?} is no share, from 0% to 100%"));
+    share.map(|share: f64| share / 100.0).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_matched() {
+        let check = |pattern: &str, name: &str, expected: bool| {
+            assert_eq!(is_like(pattern, name), expected, "{pattern} {name}");
+        };
+        check("*", "", true);
+        check("cart", "cart", true);
+        check("cart", "cart-2", false);
+        check("cart-*", "cart-2", true);
+        check("*-v*-x", "cart-v2-v3-x", true);
+        check("*-v*-x", "cart-v2-v3-y", false);
+    }
+
+    #[test]
+    fn each_process_is_dumped_once_a_period_and_not_all_at_once() {
+        let rule = Rule::default();
+        let start = Instant(1_795_000_000_000);
+        let mut by_minute = [0; 10];
+        for index in 0..1000 {
+            let instance = format!("node/{index}");
+            let mut last = start;
+            let mut dumps = 0;
+            for minute in 0..60 {
+                let now = Instant(start.0 + minute * 60_000);
+                if rule.is_due(&instance, last, now) {
+                    (last, dumps) = (now, dumps + 1);
+                    by_minute[minute as usize % 10] += 1;
+                }
+            }
+            assert!((5..=6).contains(&dumps), "{instance}: {dumps}");
+        }
+        assert!(
+            by_minute.iter().all(|count| (400..800).contains(count)),
+            "{by_minute:?}"
+        );
+    }
+
+    #[test]
+    fn a_share_is_the_same_part_each_time() {
+        let rule = |share| Rule {
+            share,
+            ..Rule::default()
+        };
+        let taken =
+            |share| (0..10_000).filter(move |index| rule(share).takes(&format!("node/{index}")));
+        assert_eq!(taken(0.0).count(), 0);
+        assert_eq!(taken(1.0).count(), 10_000);
+        let some: Vec<_> = taken(0.05).collect();
+        assert!((400..600).contains(&some.len()), "{}", some.len());
+        assert!(
+            some.iter()
+                .all(|index| taken(0.1).any(|other| other == *index))
+        );
+    }
+}

@@ -1,0 +1,347 @@
+//! Reading the store's tables: which files count, and the rows of one.
+
+use std::collections::HashSet;
+use std::io::Cursor;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int32Type, Int64Type, TimestampMillisecondType};
+use arrow_array::{Array, RecordBatch};
+use bytes::Bytes;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
+use parquet::file::page_index::column_index::ColumnIndexMetaData;
+use parquet::file::reader::{ChunkReader, Length};
+
+use crate::schema::{INCOMING, SOURCES, Table};
+use crate::store::{Object, Store};
+use crate::time::{Hour, Instant};
+
+/// Rows that are decoded at a time.
+const BATCH: usize = 32 << 10;
+/// Files up to this size are read at once: a request takes longer than their bytes.
+const WHOLE: u64 = 4 << 20;
+/// How much is read where the length of what is needed is not known.
+const PIECE: u64 = 64 << 10;
+
+/// The files of a table.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    /// Those that count, with their hours.
+    pub(crate) counted: Vec<(Hour, Object)>,
+    /// Those of agents whose rows are in merged files.
+    pub(crate) merged: Vec<Object>,
+    /// What is no file of memprof's.
+    pub(crate) foreign: Vec<String>,
+    /// What could not be read, and why.
+    pub(crate) damaged: Vec<(String, String)>,
+}
+
+/// The files of a table with rows of these times, and none whose rows are in another one.
+pub(crate) fn files(
+    store: &Arc<Store>,
+    table: Table,
+    (from, to): (Instant, Instant),
+) -> anyhow::Result<Files> {
+    let mut files = Files::default();
+    let mut sources = HashSet::new();
+    for prefix in [
+        table.name().to_owned(),
+        format!("{INCOMING}/{}", table.name()),
+    ] {
+        for object in store.list(&prefix)? {
+            let Some(hour) = hour(&object.name, &prefix) else {
+                files.foreign.push(object.name);
+                continue;
+            };
+            let is_meant = |(start, end): (Instant, Instant)| start <= to && from < end;
+            if !hour.start().zip(hour.end()).is_some_and(is_meant) {
+                continue;
+            }
+            if prefix == table.name() {
+                match read_sources(store, &object) {
+                    Ok(of) => sources.extend(of),
+                    Err(error) => {
+                        files.damaged.push((object.name, format!("{error:#}")));
+                        continue;
+                    }
+                }
+            } else if sources.contains(&object.name) {
+                files.merged.push(object);
+                continue;
+            }
+            files.counted.push((hour, object));
+        }
+    }
+    Ok(files)
+}
+
+/// The hour of `PREFIX/date=2026-11-21/hour=07/NAME.parquet`.
+fn hour(name: &str, prefix: &str) -> Option<Hour> {
+    let rest = name.strip_prefix(prefix)?.strip_prefix("/date=")?;
+    let (date, rest) = rest.split_once("/hour=")?;
+    let (hour, file) = rest.split_once('/')?;
+    let is_file = file.ends_with(".parquet") && !file.contains('/');
+    let hour = Hour {
+        date: date.to_owned(),
+        hour: hour.to_owned(),
+    };
+    (is_file && hour.start().is_some()).then_some(hour)
+}
+
+/// The files that are in a merged one.
+fn read_sources(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
+    let reader = open(store, object)?;
+    let entries = reader.metadata().file_metadata().key_value_metadata();
+    let mut entries = entries.into_iter().flatten();
+    let sources = entries.find(|entry| entry.key == SOURCES);
+    let sources = sources.and_then(|entry| entry.value.as_deref());
+    Ok(sources
+        .unwrap_or_default()
+        .lines()
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Reads columns of a file, batch by batch; of a service, only pages that may hold it. Returns how many rows
+/// were read. A damaged file may have given some of its rows before that is noticed.
+pub(crate) fn scan(
+    store: &Arc<Store>,
+    object: &Object,
+    columns: &[&str],
+    service: Option<&str>,
+    mut each: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
+) -> anyhow::Result<usize> {
+    let reader = open(store, object)?;
+    let schema = reader.parquet_schema();
+    let mask = ProjectionMask::columns(schema, columns.iter().copied());
+    let selection = service.and_then(|service| {
+        let column = schema
+            .columns()
+            .iter()
+            .position(|column| column.name() == "service")?;
+        pages(reader.metadata(), column, service.as_bytes())
+    });
+    let mut reader = reader.with_projection(mask).with_batch_size(BATCH);
+    if let Some(selection) = selection {
+        reader = reader.with_row_selection(selection);
+    }
+    let mut rows = 0;
+    for batch in reader.build()? {
+        let batch = batch?;
+        rows += batch.num_rows();
+        each(&batch)?;
+    }
+    Ok(rows)
+}
+
+fn open(
+    store: &Arc<Store>,
+    object: &Object,
+) -> anyhow::Result<ParquetRecordBatchReaderBuilder<Chunks>> {
+    let whole = match object.size <= WHOLE {
+        true => Some(store.read(&object.name)?),
+        false => None,
+    };
+    let chunks = Chunks {
+        store: Arc::clone(store),
+        name: object.name.clone(),
+        size: whole
+            .as_ref()
+            .map_or(object.size, |bytes| bytes.len() as u64),
+        whole,
+    };
+    let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Optional);
+    ParquetRecordBatchReaderBuilder::try_new_with_options(chunks, options)
+        .with_context(|| format!("{} is no Parquet file that can be read", object.name))
+}
+
+/// The rows of pages that may hold `value` in a column of text.
+fn pages(metadata: &ParquetMetaData, column: usize, value: &[u8]) -> Option<RowSelection> {
+    let mut rows = Vec::new();
+    for (at, group) in metadata.row_groups().iter().enumerate() {
+        let of_group = metadata.page_index_for_row_group(at);
+        let ColumnIndexMetaData::BYTE_ARRAY(index) = of_group.column_index(column)? else {
+            return None;
+        };
+        let pages = of_group.offset_index(column)?.page_locations();
+        for (page, location) in pages.iter().enumerate() {
+            let end = pages
+                .get(page + 1)
+                .map_or(group.num_rows(), |next| next.first_row_index);
+            let count = usize::try_from(end - location.first_row_index).ok()?;
+            let may_hold = index.min_value(page).is_none_or(|least| least <= value)
+                && index.max_value(page).is_none_or(|most| value <= most);
+            rows.push(match may_hold {
+                true => RowSelector::select(count),
+                false => RowSelector::skip(count),
+            });
+        }
+    }
+    Some(rows.into())
+}
+
+/// The bytes of an object, for the Parquet reader.
+struct Chunks {
+    store: Arc<Store>,
+    name: String,
+    size: u64,
+    whole: Option<Bytes>,
+}
+
+impl Chunks {
+    fn read(&self, start: u64, length: u64) -> Result<Bytes, ParquetError> {
+        let end = start.checked_add(length).filter(|end| *end <= self.size);
+        let end = end.ok_or_else(|| ParquetError::EOF("a part lies behind the end".to_owned()))?;
+        match &self.whole {
+            Some(bytes) => Ok(bytes.slice(start as usize..end as usize)),
+            None => self
+                .store
+                .read_range(&self.name, start, length)
+                .map_err(|error| ParquetError::General(format!("{error:#}"))),
+        }
+    }
+}
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.size
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = Cursor<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        let length = self.size.saturating_sub(start).min(PIECE);
+        self.read(start, length).map(Cursor::new)
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        self.read(start, length as u64)
+    }
+}
+
+/// A batch's columns by name and type; one that is not there is damage.
+pub(crate) struct Columns<'b>(pub(crate) &'b RecordBatch);
+
+/// A column of texts, each distinct one kept once.
+pub(crate) struct Texts<'b> {
+    keys: &'b [i32],
+    values: Vec<&'b str>,
+}
+
+impl<'b> Columns<'b> {
+    fn array(&self, name: &str) -> anyhow::Result<&'b dyn Array> {
+        let column = self.0.column_by_name(name);
+        let column = column.with_context(|| format!("it has no column {name}"))?;
+        Ok(column.as_ref())
+    }
+
+    /// Numbers of 64 bits, none of them null.
+    pub(crate) fn numbers(&self, name: &str) -> anyhow::Result<&'b [i64]> {
+        let column = self.array(name)?.as_primitive_opt::<Int64Type>();
+        let column = column.filter(|column| column.null_count() == 0);
+        Ok(column.with_context(|| wrong_type(name))?.values())
+    }
+
+    /// The same, where each may be null.
+    pub(crate) fn nullable(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
+        let column = self.array(name)?.as_primitive_opt::<Int64Type>();
+        Ok(column.with_context(|| wrong_type(name))?.iter().collect())
+    }
+
+    pub(crate) fn pids(&self) -> anyhow::Result<&'b [i32]> {
+        let column = self.array("pid")?.as_primitive_opt::<Int32Type>();
+        Ok(column.with_context(|| wrong_type("pid"))?.values())
+    }
+
+    pub(crate) fn times(&self, name: &str) -> anyhow::Result<&'b [i64]> {
+        let column = self
+            .array(name)?
+            .as_primitive_opt::<TimestampMillisecondType>();
+        let column = column.filter(|column| column.null_count() == 0);
+        Ok(column.with_context(|| wrong_type(name))?.values())
+    }
+
+    pub(crate) fn texts(&self, name: &str) -> anyhow::Result<Texts<'b>> {
+        let wrong = || wrong_type(name);
+        let column = self
+            .array(name)?
+            .as_dictionary_opt::<Int32Type>()
+            .with_context(wrong)?;
+        let values = column.values().as_string_opt::<i32>().with_context(wrong)?;
+        let keys = column.keys();
+        let is_whole = keys.null_count() == 0 && values.null_count() == 0;
+        anyhow::ensure!(is_whole, wrong());
+        Ok(Texts {
+            keys: keys.values(),
+            values: values.iter().flatten().collect(),
+        })
+    }
+
+    /// The lists of texts of each row.
+    pub(crate) fn lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
+        let wrong = || wrong_type(name);
+        let column = self.array(name)?.as_list_opt::<i32>().with_context(wrong)?;
+        let lists = column.iter().map(|list| {
+            let list = list.with_context(wrong)?;
+            let texts = list.as_string_opt::<i32>().with_context(wrong)?;
+            Ok(texts.iter().flatten().map(str::to_owned).collect())
+        });
+        lists.collect()
+    }
+
+    pub(crate) fn plain(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
+        let column = self.array(name)?.as_string_opt::<i32>();
+        Ok(column
+            .with_context(|| wrong_type(name))?
+            .iter()
+            .flatten()
+            .collect())
+    }
+
+    /// The labels of each row.
+    pub(crate) fn labels(&self) -> anyhow::Result<Vec<Vec<(String, String)>>> {
+        let wrong = || wrong_type("labels");
+        let column = self.array("labels")?.as_map_opt().with_context(wrong)?;
+        let maps = column.iter().map(|entries| {
+            let entries = entries.with_context(wrong)?;
+            let text = |at: usize| {
+                entries
+                    .column(at)
+                    .as_string_opt::<i32>()
+                    .with_context(wrong)
+            };
+            let pairs = text(0)?.iter().zip(text(1)?.iter());
+            Ok(pairs
+                .filter_map(|(key, value)| Some((key?.to_owned(), value?.to_owned())))
+                .collect())
+        });
+        maps.collect()
+    }
+}
+
+impl<'b> Texts<'b> {
+    pub(crate) fn get(&self, row: usize) -> &'b str {
+        self.values[self.keys[row] as usize]
+    }
+
+    /// By row: the index of its text in [`values`](Self::values).
+    pub(crate) fn keys(&self) -> &'b [i32] {
+        self.keys
+    }
+
+    pub(crate) fn values(&self) -> &[&'b str] {
+        &self.values
+    }
+}
+
+fn wrong_type(column: &str) -> String {
+    format!("its column {column} is of another type")
+}

@@ -1,0 +1,214 @@
+//! What waits for the store, on this machine's disk: each dump, until it is in a file of the store.
+//!
+//! ```text
+//! lock       held by the agent
+//! dumps/     a file for each dump
+//! batch/     dumps/ by another name: they become files of the store
+//! done/      batch/ by another name: they have become such files
+//! outbox/    files of the store, `/` in their names written as `!`
+//! damaged/   what cannot be read
+//! ```
+//!
+//! Every step is a rename, so that wherever an agent is killed the next one goes on: what is in batch/ is made
+//! again, to the same bytes with the same names, and nothing leaves outbox/ while there is a batch/.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::dumped::Dumped;
+use crate::output;
+
+/// The spool, which one agent has.
+#[derive(Debug)]
+pub(crate) struct Spool {
+    place: PathBuf,
+    /// Unlocked when it is closed.
+    _lock: File,
+    /// How many dumps this agent added.
+    added: u64,
+}
+
+/// A file for the store.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) file: PathBuf,
+    /// What it is called in the store.
+    pub(crate) name: String,
+}
+
+impl Spool {
+    /// Takes the spool.
+    pub(crate) fn open(place: &Path) -> anyhow::Result<Self> {
+        let failed = || format!("failed to open the spool {}", place.display());
+        for directory in ["dumps", "outbox", "damaged"] {
+            fs::create_dir_all(place.join(directory)).with_context(failed)?;
+        }
+        let mut options = File::options();
+        let lock = options.create(true).truncate(false).write(true);
+        let lock = lock.open(place.join("lock")).with_context(failed)?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            bail!(
+                "another agent has the spool {}: one agent serves a machine; `spool` in its configuration \
+                 gives a second one a place of its own",
+                place.display()
+            );
+        }
+        Ok(Self {
+            place: place.to_owned(),
+            _lock: lock,
+            added: 0,
+        })
+    }
+
+    /// Keeps a dump: it is on the disk when this returns.
+    pub(crate) fn add(&mut self, dumped: &Dumped) -> anyhow::Result<()> {
+        self.added += 1;
+        let (time, added) = (dumped.context.time.0, self.added);
+        let name = format!("{time:015}.{}.{added}.json", std::process::id());
+        publish(
+            &self.place.join("dumps"),
+            &name,
+            &serde_json::to_vec(dumped)?,
+        )
+    }
+
+    /// How many bytes wait.
+    pub(crate) fn bytes(&self) -> anyhow::Result<u64> {
+        waiting(&self.place)
+    }
+
+    /// How many bytes of dumps wait for a batch.
+    pub(crate) fn dump_bytes(&self) -> anyhow::Result<u64> {
+        bytes_in(&self.place.join("dumps"))
+    }
+
+    /// Makes files of the dumps that wait. `convert` gets all of a batch, and returns names and bytes, which
+    /// must be the same each time.
+    pub(crate) fn batch(
+        &self,
+        convert: impl Fn(&[Dumped]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
+    ) -> anyhow::Result<()> {
+        let (dumps, batch) = (self.place.join("dumps"), self.place.join("batch"));
+        self.forget_done()?;
+        // One that was not finished comes first.
+        for _ in 0..2 {
+            if batch.exists() {
+                let dumped = self.read(&batch)?;
+                if !dumped.is_empty() {
+                    for (name, bytes) in convert(&dumped)? {
+                        publish(&self.place.join("outbox"), &name.replace('/', "!"), &bytes)?;
+                    }
+                }
+                rename(&batch, &self.place.join("done"))?;
+                self.forget_done()?;
+            }
+            if entries(&dumps)?.is_empty() {
+                break;
+            }
+            rename(&dumps, &batch)?;
+            fs::create_dir(&dumps).with_context(|| dumps.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    /// The files for the store, by name; none while a batch is not finished.
+    pub(crate) fn outgoing(&self) -> anyhow::Result<Vec<Outgoing>> {
+        if self.place.join("batch").exists() {
+            return Ok(Vec::new());
+        }
+        let files = entries(&self.place.join("outbox"))?.into_iter();
+        let outgoing = files.filter_map(|file| {
+            let name = file.file_name()?.to_str()?.replace('!', "/");
+            Some(Outgoing { file, name })
+        });
+        Ok(outgoing.collect())
+    }
+
+    /// The dumps of a directory, in order. One that cannot be read is put aside.
+    fn read(&self, directory: &Path) -> anyhow::Result<Vec<Dumped>> {
+        let mut dumped = Vec::new();
+        for file in entries(directory)? {
+            let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
+            match serde_json::from_slice(&bytes) {
+                Ok(one) => dumped.push(one),
+                Err(error) => {
+                    let aside = self.place.join("damaged").join(file_name(&file));
+                    let (from, to) = (file.display(), aside.display());
+                    output::note(&format!("{from} is damaged, and now {to}: {error}"));
+                    rename(&file, &aside)?;
+                }
+            }
+        }
+        Ok(dumped)
+    }
+
+    fn forget_done(&self) -> anyhow::Result<()> {
+        let done = self.place.join("done");
+        match fs::remove_dir_all(&done) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.with_context(|| done.display().to_string()),
+        }
+    }
+}
+
+/// How many bytes wait in a spool, which an agent may have.
+pub(crate) fn waiting(place: &Path) -> anyhow::Result<u64> {
+    let parts = ["dumps", "batch", "outbox"].iter();
+    parts.map(|name| bytes_in(&place.join(name))).sum()
+}
+
+fn file_name(path: &Path) -> &std::ffi::OsStr {
+    path.file_name().unwrap_or_default()
+}
+
+/// The files of a directory by name, without those that are being written.
+fn entries(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let failed = || format!("failed to read {}", directory.display());
+    let mut files = Vec::new();
+    match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        found => {
+            for entry in found.with_context(failed)? {
+                let path = entry.with_context(failed)?.path();
+                if !file_name(&path).as_encoded_bytes().starts_with(b".") {
+                    files.push(path);
+                }
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
+    let files = entries(directory)?.into_iter();
+    Ok(files
+        .filter_map(|file| Some(file.metadata().ok()?.len()))
+        .sum())
+}
+
+/// Writes a file that is whole or not there, and on the disk.
+fn publish(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+    let (fresh, path) = (directory.join(".new"), directory.join(name));
+    let failed = || format!("failed to write {}", path.display());
+    let mut file = File::create(&fresh).with_context(failed)?;
+    file.write_all(bytes).with_context(failed)?;
+    file.sync_all().with_context(failed)?;
+    rename(&fresh, &path)
+}
+
+/// Renames, and waits until it is on the disk.
+fn rename(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let failed = || format!("failed to rename {} to {}", from.display(), to.display());
+    fs::rename(from, to).with_context(failed)?;
+    for directory in [from.parent(), to.parent()].into_iter().flatten() {
+        File::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .with_context(failed)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! The store: objects by name, in a directory or on S3. The questions of this program wait for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{
+    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    RetryConfig,
+};
+use tokio::runtime::Runtime;
+
+use crate::output::{UNREACHABLE, USAGE, coded};
+use crate::time::Instant;
+
+/// How long a server may take: what waits for it is on this machine's disk, and is tried again.
+const PATIENCE: Duration = Duration::from_secs(20);
+const CONNECTING: Duration = Duration::from_secs(5);
+const TRIES: usize = 3;
+
+/// A store that was opened. Nothing was asked of it yet.
+#[derive(Debug)]
+pub(crate) struct Store {
+    url: String,
+    objects: Arc<dyn ObjectStore>,
+    runtime: Runtime,
+}
+
+/// An object of the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) name: String,
+    pub(crate) size: u64,
+    /// When it was written, by the store's clock.
+    pub(crate) written: Instant,
+}
+
+/// What became of an object that must not exist yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    New,
+    /// There is one of that name, or the server says so.
+    Exists,
+}
+
+impl Store {
+    /// Opens a store, by `file:///DIRECTORY`, which is made, or `s3://BUCKET/PREFIX`.
+    pub(crate) fn open(url: &str) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let objects = match url.split_once("://") {
+            Some(("file", path)) if path.starts_with('/') => directory(path)?,
+            Some(("s3", path)) => s3(url, path)?,
+            _ => {
+                let message =
+                    format!("{url:?} is no store: give file:///DIRECTORY or s3://BUCKET/PREFIX");
+                return Err(coded(USAGE, message));
+            }
+        };
+        Ok(Self {
+            url: url.to_owned(),
+            objects,
+            runtime,
+        })
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Whether it is a directory of this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.url.starts_with("file://")
+    }
+
+    /// All objects whose names begin with the directories `prefix`, by name.
+    pub(crate) fn list(&self, prefix: &str) -> anyhow::Result<Vec<Object>> {
+        let prefix = Path::from(prefix);
+        let listed = self.objects.list(Some(&prefix)).map_ok(|meta| Object {
+            name: meta.location.to_string(),
+            size: meta.size,
+            written: Instant(meta.last_modified.timestamp_millis()),
+        });
+        let listed = self.runtime.block_on(listed.try_collect());
+        let mut objects: Vec<_> = listed.map_err(|error| self.failed("list objects", error))?;
+        objects.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(objects)
+    }
+
+    /// The bytes of an object.
+    pub(crate) fn read(&self, name: &str) -> anyhow::Result<Bytes> {
+        let read = async { self.objects.get(&Path::from(name)).await?.bytes().await };
+        self.runtime
+            .block_on(read)
+            .map_err(|error| self.failed(&format!("read {name}"), error))
+    }
+
+    /// Some bytes of an object.
+    pub(crate) fn read_range(&self, name: &str, start: u64, length: u64) -> anyhow::Result<Bytes> {
+        let path = Path::from(name);
+        let read = self.objects.get_range(&path, start..start + length);
+        self.runtime
+            .block_on(read)
+            .map_err(|error| self.failed(&format!("read {name}"), error))
+    }
+
+    /// Writes an object that does not exist.
+    pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<Created> {
+        let options = PutOptions {
+            mode: PutMode::Create,
+            ..PutOptions::default()
+        };
+        let path = Path::from(name);
+        let put = self.objects.put_opts(&path, bytes.into(), options);
+        match self.runtime.block_on(put) {
+            Ok(_) => Ok(Created::New),
+            // S3 answers a race with 409 or 412.
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Created::Exists),
+            Err(error) => Err(self.failed(&format!("write {name}"), error)),
+        }
+    }
+
+    /// An object by its name.
+    pub(crate) fn head(&self, name: &str) -> anyhow::Result<Option<Object>> {
+        match self.runtime.block_on(self.objects.head(&Path::from(name))) {
+            Ok(meta) => Ok(Some(Object {
+                name: name.to_owned(),
+                size: meta.size,
+                written: Instant(meta.last_modified.timestamp_millis()),
+            })),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed(&format!("look at {name}"), error)),
+        }
+    }
+
+    /// Deletes an object, which may be gone already.
+    pub(crate) fn delete(&self, name: &str) -> anyhow::Result<()> {
+        match self
+            .runtime
+            .block_on(self.objects.delete(&Path::from(name)))
+        {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed(&format!("delete {name}"), error)),
+        }
+    }
+
+    fn failed(&self, act: &str, error: Error) -> anyhow::Error {
+        let error = anyhow::Error::from(error);
+        // Each of them says all that those below it say.
+        let cause = error.root_cause().to_string();
+        let refused = cause.contains("status code: 401") || cause.contains("status code: 403");
+        let remedy = match (self.is_local(), refused) {
+            (true, _) => "",
+            (false, true) => {
+                "; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be those of a user who may list, read, \
+                 write and delete there"
+            }
+            (false, false) => "; AWS_ENDPOINT_URL and AWS_REGION say where the store is",
+        };
+        let message = format!(
+            "{}: failed to {act}: {}{remedy}",
+            self.url,
+            in_words(&cause)
+        );
+        coded(UNREACHABLE, message)
+    }
+}
+
+/// An error of S3 without its XML: `SignatureDoesNotMatch: The request signature …`.
+fn in_words(cause: &str) -> String {
+    let element = |name: &str| {
+        let (_, rest) = cause.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once("</")?.0)
+    };
+    match element("Code").zip(element("Message")) {
+        Some((code, message)) => format!("{code}: {message}"),
+        None => cause.to_owned(),
+    }
+}
+
+fn directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
+    let failed = || format!("failed to open the store {path}");
+    std::fs::create_dir_all(path).with_context(failed)?;
+    let files = LocalFileSystem::new_with_prefix(path).with_context(failed)?;
+    Ok(Arc::new(files.with_fsync(true)))
+}
+
+/// Credentials, endpoint and region are those of the usual environment: `AWS_ACCESS_KEY_ID`,
+/// `AWS_ENDPOINT_URL`, …
+fn s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
+    // Only a second call fails.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let retry = RetryConfig {
+        max_retries: TRIES,
+        retry_timeout: PATIENCE,
+        backoff: BackoffConfig::default(),
+    };
+    let client = ClientOptions::new()
+        .with_timeout(PATIENCE)
+        .with_connect_timeout(CONNECTING)
+        .with_allow_http(std::env::var("AWS_ALLOW_HTTP").is_ok_and(|value| value == "true"));
+    let bucket = AmazonS3Builder::from_env()
+        .with_url(url)
+        .with_client_options(client)
+        .with_retry(retry)
+        .build()
+        .with_context(|| format!("failed to open the store {url}"))?;
+    Ok(match path.split_once('/') {
+        Some((_, prefix)) if !prefix.is_empty() => Arc::new(PrefixStore::new(bucket, prefix)),
+        _ => Arc::new(bucket),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_s3_is_said_in_words() {
+        let xml = "status code: 403 Forbidden: <?xml?>\n<Error><Code>AccessDenied</Code>\
+                   <Message>No.</Message></Error>";
+        assert_eq!(in_words(xml), "AccessDenied: No.");
+        assert_eq!(in_words("Connection refused"), "Connection refused");
+    }
+}

@@ -1,0 +1,125 @@
+//! Times: milliseconds since 1970, UTC.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// A point in time, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Instant(pub(crate) i64);
+
+/// The hour of a file: its directories in the store.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Hour {
+    /// `2026-11-21`
+    pub(crate) date: String,
+    /// `07`
+    pub(crate) hour: String,
+}
+
+const DAY_MS: i64 = 24 * HOUR_MS;
+const HOUR_MS: i64 = 60 * MINUTE_MS;
+const MINUTE_MS: i64 = 60 * 1000;
+
+impl Instant {
+    pub(crate) fn now() -> Self {
+        Self::of(SystemTime::now())
+    }
+
+    /// A time before 1970 is 1970.
+    pub(crate) fn of(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    pub(crate) fn before(self, length: Duration) -> Self {
+        let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_sub(length))
+    }
+
+    /// `2026-11-21T14:30:00.000Z`; times that no calendar has are its ends.
+    pub(crate) fn text(self) -> String {
+        // The last one that RFC 3339 can say: the end of 9999.
+        let ms = self.0.clamp(0, 253_402_300_799_999).unsigned_abs();
+        humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
+    }
+
+    pub(crate) fn hour(self) -> Hour {
+        let text = self.text();
+        Hour {
+            date: text[..10].to_owned(),
+            hour: text[11..13].to_owned(),
+        }
+    }
+}
+
+impl Hour {
+    /// `date=2026-11-21/hour=07`
+    pub(crate) fn directory(&self) -> String {
+        format!("date={}/hour={}", self.date, self.hour)
+    }
+
+    /// When it begins; none where these are no date and hour.
+    pub(crate) fn start(&self) -> Option<Instant> {
+        let text = format!("{}T{}:00:00Z", self.date, self.hour);
+        humantime::parse_rfc3339(&text).ok().map(Instant::of)
+    }
+
+    /// When it ends.
+    pub(crate) fn end(&self) -> Option<Instant> {
+        self.start().map(|start| Instant(start.0 + HOUR_MS))
+    }
+}
+
+/// What `--at` takes.
+pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
+    parse_at(text, Instant::now())
+}
+
+fn parse_at(text: &str, now: Instant) -> Result<Instant, String> {
+    let expected = "expected 14:30, 2026-11-21T14:30:00Z or 2h";
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return Ok(now.before(ago));
+    }
+    if let Ok(time) = humantime::parse_rfc3339_weak(text) {
+        return Ok(Instant::of(time));
+    }
+    let (hour, minute) = text.split_once(':').ok_or(expected)?;
+    let number = |text: &str, limit: i64| {
+        let number = text.parse::<i64>().ok();
+        number.filter(|number| (0..limit).contains(number))
+    };
+    let (hour, minute) = number(hour, 24).zip(number(minute, 60)).ok_or(expected)?;
+    let today = now.0 - now.0.rem_euclid(DAY_MS);
+    let time = today + hour * HOUR_MS + minute * MINUTE_MS;
+    // What is still to come today was meant of yesterday.
+    Ok(Instant(if time > now.0 { time - DAY_MS } else { time }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_understood() {
+        let now = Instant(1_795_000_000_000);
+        assert_eq!(now.text(), "2026-11-18T11:06:40.000Z");
+        let check = |text: &str, expected: &str| {
+            let found = parse_at(text, now).map(Instant::text);
+            assert_eq!(found.unwrap_or_else(|error| error), expected, "{text}");
+        };
+        check("10:00", "2026-11-18T10:00:00.000Z");
+        check("14:30", "2026-11-17T14:30:00.000Z");
+        check("2h", "2026-11-18T09:06:40.000Z");
+        check("2026-11-01 05:00:00", "2026-11-01T05:00:00.000Z");
+        check("25:00", "expected 14:30, 2026-11-21T14:30:00Z or 2h");
+    }
+
+    #[test]
+    fn an_hour_is_a_directory() {
+        let hour = Instant(1_795_000_000_000).hour();
+        assert_eq!(hour.directory(), "date=2026-11-18/hour=11");
+        assert_eq!(hour.end().unwrap().text(), "2026-11-18T12:00:00.000Z");
+        assert_eq!(Instant(i64::MAX).hour().date, "9999-12-31");
+    }
+}

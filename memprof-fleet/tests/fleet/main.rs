@@ -1,0 +1,6 @@
+//! `memprof-fleet` as a program, over stores in directories: dumps are put into its spool as an agent does.
+
+mod bad_input;
+mod compact;
+mod kill;
+mod place;
