@@ -11,7 +11,6 @@ mod error;
 mod hole;
 mod inject;
 mod page;
-mod place;
 mod plugin;
 mod root;
 mod safe_point;

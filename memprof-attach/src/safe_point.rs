@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::{self, Home, is_handler};
+use memprof_ptrace::place::{Owner, place};
 use memprof_ptrace::restart::{self, CALL_LENGTH, Wait, wait, would_see_eintr};
 use memprof_ptrace::seccomp::require_calls;
 use memprof_ptrace::state::State;
@@ -14,7 +15,6 @@ use memprof_ptrace::stop::{NotStopped, Stopped};
 use memprof_ptrace::threads::threads;
 
 use crate::error::Error;
-use crate::place::place;
 use crate::target::Target;
 
 /// So long it may take until a thread comes by.
@@ -203,8 +203,13 @@ fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Lo
         state: &state,
         blocked,
     };
-    let places = [errand::end_on_stack(&home), r.fs_base];
-    let end = place(target, tid, places, errand::length(calls, &home));
+    let owner = Owner {
+        is_main: tid == target.pid,
+        end_on_stack: errand::end_on_stack(&home),
+        control_block: r.fs_base,
+    };
+    let length = errand::length(calls, &home);
+    let end = place(&target.memory, &target.maps, owner, length);
     let end = end.ok_or(Not::Now("a thread's stack has no room"))?;
     Ok((again, state, blocked, end))
 }

@@ -4,8 +4,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memchr::memmem;
-use memprof_ptrace::errand::{Gadgets, RESTORER, SYSTEM_CALL};
+use memprof_ptrace::errand::Gadgets;
 use memprof_ptrace::image::Image;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
@@ -41,9 +40,7 @@ pub(crate) struct Functions {
     pub(crate) munmap: u64,
 }
 
-/// How much of libc's code is searched: glibc 2.36 has 1.4 MiB. Any file may be called libc.so.6.
-const CODE_LIMIT: u64 = 16 << 20;
-/// And in how many mappings.
+/// In how many mappings its code is searched.
 const CODE_MAPPINGS: usize = 8;
 
 /// Not the loader: a thread that it calls has locks that are the thread's own, and a new one waits.
@@ -79,7 +76,7 @@ impl Target {
         let gadgets = mappings(&maps)
             .filter(is_code)
             .take(CODE_MAPPINGS)
-            .find_map(|mapping| gadgets(&memory, &mapping.range));
+            .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
         let gadgets = gadgets.ok_or_else(|| {
             let message = "its libc's return from signal handlers is of no form that is known here";
             Error::Failed(message.to_owned())
@@ -137,17 +134,6 @@ impl Functions {
             munmap: libc.symbol("munmap")?,
         })
     }
-}
-
-fn gadgets(memory: &Memory, code: &Range<u64>) -> Option<Gadgets> {
-    let length = (code.end - code.start).min(CODE_LIMIT);
-    let mut bytes = vec![0; length as usize];
-    memory.read(code.start, &mut bytes).ok()?;
-    let find = |what: &[u8]| Some(code.start + memmem::find(&bytes, what)? as u64);
-    Some(Gadgets {
-        restorer: find(&RESTORER)?,
-        system_call: find(&SYSTEM_CALL)?,
-    })
 }
 
 fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {

@@ -5,8 +5,12 @@
 //! loads the next frame. So nobody needs to hold the thread, or to be there when it is done: whoever
 //! wrote the frames may be killed at any moment.
 
-use libc::user_regs_struct;
+use std::ops::Range;
 
+use libc::{SYS_clone, SYS_exit_group, user_regs_struct};
+use memchr::memmem;
+
+use crate::memory::Memory;
 use crate::state::State;
 
 /// From one frame to the next: a return address and `struct ucontext`, which are 312 bytes, and what
@@ -33,6 +37,23 @@ pub struct Gadgets {
     pub restorer: u64,
     /// `syscall; ret`.
     pub system_call: u64,
+}
+
+/// How much of a mapping is searched: the code of glibc 2.36 has 1.4 MiB. Any file may be called libc.so.6.
+const CODE_LIMIT: u64 = 16 << 20;
+
+impl Gadgets {
+    /// Looks for both in a mapping of code.
+    pub fn find(memory: &Memory, code: &Range<u64>) -> Option<Self> {
+        let length = (code.end - code.start).min(CODE_LIMIT);
+        let mut bytes = vec![0; length as usize];
+        memory.read(code.start, &mut bytes).ok()?;
+        let find = |what: &[u8]| Some(code.start + memmem::find(&bytes, what)? as u64);
+        Some(Self {
+            restorer: find(&RESTORER)?,
+            system_call: find(&SYSTEM_CALL)?,
+        })
+    }
 }
 
 /// Bytes of [`Gadgets::restorer`].
@@ -124,6 +145,39 @@ pub fn errand(
     registers.orig_rax = u64::MAX;
     registers.eflags &= !UNWANTED_FLAGS;
     Errand { writes, registers }
+}
+
+/// The frames with which a thread clones its process by the flags of clone(2) and goes home. Should the child
+/// ever run, it ends at once: it has a stack of its own, whose only frame leads to `exit_group(2)`.
+///
+/// `end` is where [`clone_length`] bytes end.
+pub fn clone_errand(
+    flags: u64,
+    end: u64,
+    blocked: u64,
+    gadgets: Gadgets,
+    home: &Home<'_>,
+) -> Errand {
+    let stack = below(end - length(1, home), 1);
+    let places = Places {
+        home: end,
+        calls: None,
+    };
+    let clone = Call::System(SYS_clone, [flags, stack, 0, 0, 0, 0]);
+    let mut errand = errand(&[clone], places, blocked, gadgets, home);
+    let mut ends = home.registers;
+    Call::System(SYS_exit_group, [0; 6]).load(&mut ends, gadgets);
+    ends.rsp = stack;
+    errand
+        .writes
+        .push((stack, frame(&ends, blocked, 0, gadgets)));
+    errand
+}
+
+/// How many bytes [`clone_errand`] needs.
+pub fn clone_length(home: &Home<'_>) -> u64 {
+    // Both alignments of the child's frame.
+    length(1, home) + STEP + 24
 }
 
 /// The lowest of so many frames below an address.
@@ -243,6 +297,24 @@ mod tests {
                 frame = words[21];
             }
             assert_eq!(frame, home.registers.rsp);
+        });
+    }
+
+    #[test]
+    fn a_cloned_child_s_only_way_leads_to_its_end() {
+        with_home(|home| {
+            let end = end_on_stack(home);
+            let errand = clone_errand(0x400, end, 0x55, GADGETS, home);
+            let lowest = errand.writes.iter().map(|(at, _)| *at).min().unwrap();
+            assert!(end - lowest <= clone_length(home), "{}", end - lowest);
+            let clone = words(&errand, errand.registers.rsp - 8);
+            // rdi, rsi and rax in the frame.
+            assert_eq!((clone[14], clone[19]), (0x400, SYS_clone as u64));
+            let stack = clone[15];
+            assert_eq!(stack, lowest);
+            let ends = words(&errand, stack);
+            assert_eq!((ends[0], ends[19]), (0x1111, SYS_exit_group as u64));
+            assert_eq!(words(&errand, clone[21])[21], home.registers.rsp);
         });
     }
 

@@ -36,19 +36,36 @@ impl Examined {
     }
 }
 
+/// What is to be done with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A library is loaded into it, which needs glibc 2.34 and its loader.
+    Load,
+    /// Its memory is read. It may be linked statically, with whatever C library.
+    Read,
+}
+
 /// Looks at a process without stopping it.
 ///
 /// # Errors
-/// Why it cannot be attached to.
+/// Why no library can be loaded into it.
 pub fn examine(pid: u32) -> Result<Examined, Refusal> {
-    Caller::own()?.examine(pid)
+    examine_for(Purpose::Load, pid)
+}
+
+/// The same for another purpose.
+///
+/// # Errors
+/// Why it does not do for that.
+pub fn examine_for(purpose: Purpose, pid: u32) -> Result<Examined, Refusal> {
+    Caller::own()?.examine(purpose, pid)
 }
 
 impl Caller {
-    pub(crate) fn examine(&self, pid: u32) -> Result<Examined, Refusal> {
+    pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<Examined, Refusal> {
         let of = Directory::of(pid);
         match of.parse("status", Status::parse) {
-            Ok(status) => self.examine_known(&of, pid, status),
+            Ok(status) => self.examine_known(purpose, &of, pid, status),
             Err(refusal) => Err(gone(&of, pid).unwrap_or(refusal)),
         }
     }
@@ -56,11 +73,12 @@ impl Caller {
     /// The same for a process whose status is known.
     pub(crate) fn examine_known(
         &self,
+        purpose: Purpose,
         of: &Directory,
         pid: u32,
         status: Status,
     ) -> Result<Examined, Refusal> {
-        self.look_at(of, pid, status)
+        self.look_at(purpose, of, pid, status)
             .map_err(|refusal| match refusal {
                 // A process that ends meanwhile makes any of the steps fail.
                 Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
@@ -70,7 +88,13 @@ impl Caller {
             })
     }
 
-    fn look_at(&self, of: &Directory, pid: u32, status: Status) -> Result<Examined, Refusal> {
+    fn look_at(
+        &self,
+        purpose: Purpose,
+        of: &Directory,
+        pid: u32,
+        status: Status,
+    ) -> Result<Examined, Refusal> {
         let stat = of.parse("stat", Stat::parse)?;
         require_process(pid, &status, stat)?;
         let memory = self.require_access(of, &status)?;
@@ -81,11 +105,14 @@ impl Caller {
         }
         let file = ReadCache::new(of.open_executable()?);
         let name = of.executable_name()?;
-        let loader = loader(&name, &file)?;
+        let loader = loader(&name, &file);
         let maps = of.read("maps")?;
-        require_glibc(loader, &maps, |mapping, limit| {
-            first_bytes(&memory, mapping, limit)
-        })?;
+        match (purpose, loader) {
+            (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
+            (_, loader) => require_glibc(loader?, &maps, |mapping, limit| {
+                first_bytes(&memory, mapping, limit)
+            })?,
+        }
         if status.has_shadow_stack {
             return Err(Refusal::ShadowStack);
         }

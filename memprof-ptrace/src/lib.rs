@@ -1,6 +1,6 @@
 //! Another process from outside: what it is, whether it may be touched, its threads, and calls in it.
 //!
-//! memprof-attach loads the plugin through it. To talk to a process that holds the plugin already, use
+//! memprof-attach loads the plugin through it, memprof-leaks takes snapshots. To talk to a process that holds the plugin already, use
 //! memprof-host's client.
 
 mod caller;
@@ -11,6 +11,7 @@ mod freezer;
 pub mod image;
 pub mod maps;
 pub mod memory;
+pub mod place;
 pub mod process;
 pub mod program;
 mod refusal;
@@ -20,7 +21,8 @@ pub mod state;
 pub mod stop;
 mod survey;
 pub mod threads;
+pub mod twin;
 
-pub use examine::{Examined, examine};
+pub use examine::{Examined, Purpose, examine, examine_for};
 pub use refusal::{Denial, Refusal};
 pub use survey::{Survey, Surveyed, survey};

@@ -16,7 +16,7 @@ pub use rseq::Rseq;
 
 use crate::process::{Seccomp, Status};
 use crate::refusal::Refusal;
-use calls::{Need, OPTIONAL, REQUIRED, RSEQ};
+use calls::{Need, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT};
 
 /// Fails where a call that the plugin makes is answered so that it could not be loaded, or would end
 /// the process. The thread must be one that the caller has stopped by ptrace(2); a new thread that it
@@ -26,6 +26,21 @@ use calls::{Need, OPTIONAL, REQUIRED, RSEQ};
 /// `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or where the caller has a
 /// filter too; `UnreadableFilter`.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
+    require(thread, |filters| forbidden(filters, rseq::rseq(thread)))
+}
+
+/// The same for the calls that a snapshot is made by: clone(2) of the process, wait4(2), and the way home.
+///
+/// # Errors
+/// As [`require_calls`].
+pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
+    require(thread, |filters| first_missing(filters, SNAPSHOT))
+}
+
+fn require(
+    thread: u32,
+    forbidden: impl FnOnce(&[Vec<Instruction>]) -> Result<Option<&'static str>, Unknown>,
+) -> Result<(), Refusal> {
     match Status::read_thread(thread)?.seccomp {
         Seccomp::Off => return Ok(()),
         Seccomp::Strict => return Err(Refusal::StrictSeccomp),
@@ -35,7 +50,7 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
         Errno::EACCES => Refusal::UnreadFilter,
         errno => Refusal::UnreadableFilter(errno.desc().to_owned()),
     })?;
-    match forbidden(&filters, rseq::rseq(thread)) {
+    match forbidden(&filters) {
         Ok(None) => Ok(()),
         Ok(Some(call)) => Err(Refusal::ForbiddenCall { call }),
         Err(error) => Err(Refusal::UnreadableFilter(error.to_string())),
@@ -51,14 +66,24 @@ pub fn forbidden(
     rseq: Rseq,
 ) -> Result<Option<&'static str>, Unknown> {
     let rseq = (rseq == Rseq::Required).then_some(&RSEQ);
-    for need in REQUIRED.iter().chain(rseq) {
-        if let Some(call) = missing(filters, need)? {
-            return Ok(Some(call));
-        }
+    if let Some(call) = first_missing(filters, REQUIRED.iter().chain(rseq))? {
+        return Ok(Some(call));
     }
     for call in OPTIONAL {
         if answer(filters, &call.call)?.is_deadly() {
             return Ok(Some(call.name));
+        }
+    }
+    Ok(None)
+}
+
+fn first_missing(
+    filters: &[Vec<Instruction>],
+    needs: impl IntoIterator<Item = &'static Need>,
+) -> Result<Option<&'static str>, Unknown> {
+    for need in needs {
+        if let Some(call) = missing(filters, need)? {
+            return Ok(Some(call));
         }
     }
     Ok(None)

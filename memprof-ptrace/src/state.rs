@@ -28,6 +28,11 @@ impl State {
         Ok(Self(bytes))
     }
 
+    /// All of it, as the kernel gives it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// As it stands in a signal frame, at an address that is a multiple of 64. Only as long as what is
     /// in use: a frame that is longer than what the thread may use is read as if it had no vectors.
     pub fn for_frame(&self) -> Vec<u8> {

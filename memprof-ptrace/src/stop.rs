@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use libc::{c_long, c_void, iovec, pid_t, user_regs_struct};
 
 use crate::state::State;
+use crate::twin::Twin;
 
 /// Longer than any wait that a thread can be woken from.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -33,6 +34,47 @@ pub struct Stopped {
     is_held: bool,
 }
 
+/// A thread that was asked to stop, which others may be asked meanwhile.
+#[derive(Debug)]
+pub struct Stopping {
+    tid: pid_t,
+    since: Instant,
+}
+
+impl Stopping {
+    /// Asks a thread to stop, wherever it is.
+    ///
+    /// # Errors
+    /// `Ended`, `Refused`.
+    pub fn ask(tid: u32) -> Result<Self, NotStopped> {
+        let tid = tid as pid_t;
+        let refused = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ESRCH) => NotStopped::Ended,
+            code => NotStopped::Refused(code.unwrap_or_default()),
+        };
+        request(libc::PTRACE_SEIZE, tid, 0, 0).map_err(refused)?;
+        let since = Instant::now();
+        request(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(refused)?;
+        Ok(Self { tid, since })
+    }
+
+    /// Waits until it stands still.
+    ///
+    /// # Errors
+    /// `Ended`; `Uninterruptible` where it does not stop until then.
+    pub fn wait(self, until: Instant) -> Result<Stopped, NotStopped> {
+        let status = wait(self.tid, until)?;
+        // An event is in the upper half: then it is our own stop, or one of the whole process.
+        let is_signal = status >> 16 == 0;
+        Ok(Stopped {
+            tid: self.tid,
+            since: self.since,
+            signal: if is_signal { libc::WSTOPSIG(status) } else { 0 },
+            is_held: true,
+        })
+    }
+}
+
 /// Why a thread does not stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotStopped {
@@ -50,23 +92,9 @@ impl Stopped {
     /// # Errors
     /// Why it does not stop.
     pub fn interrupt(tid: u32) -> Result<Self, NotStopped> {
-        let tid = tid as pid_t;
-        let refused = |error: io::Error| match error.raw_os_error() {
-            Some(libc::ESRCH) => NotStopped::Ended,
-            code => NotStopped::Refused(code.unwrap_or_default()),
-        };
-        request(libc::PTRACE_SEIZE, tid, 0, 0).map_err(refused)?;
-        let since = Instant::now();
-        request(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(refused)?;
-        let status = wait(tid, since + PATIENCE)?;
-        // An event is in the upper half: then it is our own stop, or one of the whole process.
-        let is_signal = status >> 16 == 0;
-        Ok(Self {
-            tid,
-            since,
-            signal: if is_signal { libc::WSTOPSIG(status) } else { 0 },
-            is_held: true,
-        })
+        let stopping = Stopping::ask(tid)?;
+        let until = stopping.since + PATIENCE;
+        stopping.wait(until)
     }
 
     /// The signal that it is about to take. It can only be let go then.
@@ -141,6 +169,45 @@ impl Stopped {
         request(libc::PTRACE_DETACH, self.tid, 0, 0)
     }
 
+    /// Sends it on an errand in which it clones its process ([`crate::errand::clone_errand`]). It is let go as
+    /// soon as there is a child, which stands still from its first instruction on.
+    ///
+    /// # Errors
+    /// `TimedOut`: there is none until then; the thread goes home. Or it was killed meanwhile.
+    pub fn clone_by(mut self, registers: &user_regs_struct, until: Instant) -> io::Result<Twin> {
+        let place = ptr::from_ref(registers) as usize;
+        let options = libc::PTRACE_O_TRACECLONE as usize;
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
+        request(libc::PTRACE_SETREGS, self.tid, 0, place)?;
+        let all = u64::MAX;
+        let place = &raw const all;
+        request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)?;
+        request(libc::PTRACE_CONT, self.tid, 0, 0)?;
+        let killed = || io::Error::from_raw_os_error(libc::ESRCH);
+        let status = match wait(self.tid, until) {
+            Ok(status) => status,
+            Err(NotStopped::Uninterruptible) => {
+                request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
+                wait(self.tid, Instant::now() + PATIENCE).map_err(|_| killed())?
+            }
+            Err(_) => return Err(killed()),
+        };
+        if status >> 16 != libc::PTRACE_EVENT_CLONE {
+            // SIGSTOP, which nobody can block; or our own stop, in vain.
+            self.signal = if status >> 16 == 0 {
+                libc::WSTOPSIG(status)
+            } else {
+                0
+            };
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut child: libc::c_ulong = 0;
+        let place = &raw mut child;
+        request(libc::PTRACE_GETEVENTMSG, self.tid, 0, place as usize)?;
+        drop(self);
+        Twin::hold(child as pid_t)
+    }
+
     /// Lets it go with these registers, and with the signal that it was about to take.
     ///
     /// # Errors
@@ -160,7 +227,7 @@ impl Drop for Stopped {
     }
 }
 
-fn wait(tid: pid_t, until: Instant) -> Result<i32, NotStopped> {
+pub(crate) fn wait(tid: pid_t, until: Instant) -> Result<i32, NotStopped> {
     loop {
         let mut status = 0;
         // SAFETY: waitpid(2) fills the status.
@@ -174,7 +241,7 @@ fn wait(tid: pid_t, until: Instant) -> Result<i32, NotStopped> {
     }
 }
 
-fn request(what: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
+pub(crate) fn request(what: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: ptrace(2): each caller passes what its request reads or fills, which lives until then.
     let done: c_long = unsafe { libc::ptrace(what, tid, address, data) };
     if done < 0 {

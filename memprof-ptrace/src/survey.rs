@@ -2,7 +2,7 @@
 
 use crate::caller::Caller;
 use crate::directory::Directory;
-use crate::examine::Examined;
+use crate::examine::{Examined, Purpose};
 use crate::process::Status;
 use crate::refusal::{Denial, Refusal};
 
@@ -45,7 +45,7 @@ pub fn survey() -> Result<Survey, Refusal> {
         let Ok(status) = of.parse("status", Status::parse) else {
             continue;
         };
-        let outcome = caller.examine_known(&of, pid, status.clone());
+        let outcome = caller.examine_known(Purpose::Load, &of, pid, status.clone());
         match outcome {
             Err(
                 Refusal::NoSuchProcess | Refusal::Zombie | Refusal::KernelThread | Refusal::Itself,

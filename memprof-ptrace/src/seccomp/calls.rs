@@ -125,6 +125,22 @@ pub(super) const REQUIRED: &[Need] = &[
     one("sendmsg", libc::SYS_sendmsg, [0; 4]),
 ];
 
+/// To make a copy of the process and to have it reaped: `snapshot`'s.
+pub(super) const SNAPSHOT: &[Need] = &[
+    one(
+        "clone",
+        libc::SYS_clone,
+        [libc::CLONE_FILES as c_long, 4096, 0, 0],
+    ),
+    one("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
+    one("exit_group", libc::SYS_exit_group, [0; 4]),
+    one(
+        "wait4",
+        libc::SYS_wait4,
+        [0, 0, (libc::__WALL | libc::WNOHANG) as c_long, 0],
+    ),
+];
+
 /// What each thread of glibc's begins with, where it uses that at all.
 pub(super) const RSEQ: Need = one("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);
 

@@ -2,10 +2,8 @@
 
 use std::io;
 
-use memprof_ptrace::maps::{Mapping, mappings};
-use memprof_ptrace::memory::Memory;
-
-use crate::target::Target;
+use crate::maps::{Mapping, mappings};
+use crate::memory::Memory;
 
 const PT_LOAD: u32 = 1;
 const WRITABLE: u32 = 2;
@@ -13,44 +11,55 @@ const PAGE: u64 = 4096;
 /// A thread's stack is not larger than that between what it uses and its control block.
 const LARGEST_STACK: u64 = 64 << 20;
 
+/// A thread whose stack may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// Whether it is the main thread of its process.
+    pub is_main: bool,
+    /// The highest address that it does not use: [`crate::errand::end_on_stack`].
+    pub end_on_stack: u64,
+    /// Its control block (`fs_base`).
+    pub control_block: u64,
+}
+
 /// The end of so many bytes: on the thread's own stack where that is certain, else behind the
 /// variables of a library, where the page ends later than they do.
 ///
 /// A stack is not certain where a program made it itself: below a coroutine's of 4 KiB lies the heap.
-pub(crate) fn place(
-    target: &Target,
-    tid: u32,
-    [end_on_stack, control_block]: [u64; 2],
-    length: u64,
-) -> Option<u64> {
-    let stack = target.mapping(end_on_stack)?;
-    let has_room = stack.range.start + length < end_on_stack;
-    let is_main = tid == target.pid && stack.path == b"[stack]";
-    if has_room && (is_main || is_made_by_libc(target, &stack, end_on_stack, control_block)) {
-        return Some(end_on_stack);
+pub fn place(memory: &Memory, maps: &[u8], owner: Owner, length: u64) -> Option<u64> {
+    let end = owner.end_on_stack;
+    let stack = mapping(maps, end)?;
+    let has_room = stack.range.start + length < end;
+    let is_main = owner.is_main && stack.path == b"[stack]";
+    if has_room && (is_main || is_made_by_libc(maps, &stack, end, owner.control_block)) {
+        return Some(end);
     }
-    behind_variables(target, length)
+    behind_variables(memory, maps, length)
+}
+
+fn mapping(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
+    mappings(maps).find(|mapping| mapping.range.contains(&address))
 }
 
 /// libc puts a guard page below a stack that it makes, and the thread's control block on top.
-fn is_made_by_libc(target: &Target, stack: &Mapping<'_>, at: u64, control_block: u64) -> bool {
+fn is_made_by_libc(maps: &[u8], stack: &Mapping<'_>, at: u64, control_block: u64) -> bool {
     let guard = stack.range.start.checked_sub(1);
-    let guard = guard.and_then(|below| target.mapping(below));
+    let guard = guard.and_then(|below| mapping(maps, below));
     let has_guard = guard.is_some_and(|guard| guard.access == *b"---p");
     let is_below = at < control_block && control_block - at < LARGEST_STACK;
     has_guard && is_below && stack.range.contains(&control_block)
 }
 
-fn behind_variables(target: &Target, length: u64) -> Option<u64> {
-    let images = mappings(&target.maps).filter(|mapping| {
+fn behind_variables(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
+    let images = mappings(maps).filter(|mapping| {
         let name = mapping.file_name();
         // The loader gives its own rest away to early allocations.
         mapping.offset == 0 && mapping.inode != 0 && !name.starts_with(b"ld-linux")
     });
-    let mut images = images.filter_map(|image| rest(&target.memory, image.range.start).ok()?);
+    let mut images = images.filter_map(|image| rest(memory, image.range.start).ok()?);
     let (_, end) = images.find(|(start, end)| {
         let is_ours = |mapping: Mapping<'_>| mapping.access == *b"rw-p";
-        end - start > length && target.mapping(*start).is_some_and(is_ours)
+        end - start > length && mapping(maps, *start).is_some_and(is_ours)
     })?;
     Some(end)
 }
