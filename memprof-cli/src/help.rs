@@ -130,7 +130,10 @@ const COMMANDS: &[Help] = &[
     },
     Help {
         command: "leaks",
-        examples: &["memprof leaks -t web --last 8"],
+        examples: &[
+            "memprof leaks -t web --last 8",
+            "memprof leaks --prove 4711",
+        ],
     },
     Help {
         command: "report",

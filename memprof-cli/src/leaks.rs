@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::exit::{NO_DATA, Outcome, coded};
 use crate::output;
+use crate::prove::{self, ProveArgs};
 use crate::report::progress;
 use crate::target::{self, To};
 
@@ -27,18 +28,22 @@ const USUAL: usize = 5;
 /// The frames of a stack that the text shows, from the leaf.
 const FRAMES: usize = 8;
 
-/// Show the stacks that keep growing, by the ages of one dump or by a process's last dumps
+/// Show the stacks that keep growing, by the ages of one dump or by a process's last dumps; or what nothing
+/// points to
 #[derive(clap::Args, Debug)]
 pub(crate) struct LeaksArgs {
     #[command(flatten)]
     to: To,
+
+    #[command(flatten)]
+    prove: ProveArgs,
 
     /// Compare so many of the newest dumps, at least 3; else the newest one tells where its
     /// samples have ages (`memprof activate ages=1m`), or up to 5 are compared
     #[arg(long, value_name = "N")]
     last: Option<usize>,
 
-    /// Show this many stacks
+    /// Show this many stacks, or sizes
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 }
@@ -74,6 +79,9 @@ struct Leak {
 }
 
 pub(crate) fn run(args: &LeaksArgs) -> Outcome {
+    if args.prove.prove {
+        return prove::run(&args.prove, args.top, args.to.json);
+    }
     if args.last.is_some_and(|last| last < FEWEST) {
         return Err(coded(
             crate::exit::USAGE,

@@ -20,6 +20,7 @@ mod malloc_conf;
 mod manual;
 mod message;
 mod output;
+mod prove;
 mod ps;
 mod record;
 mod reply;

@@ -1,0 +1,129 @@
+//! Why nothing can be said of a process.
+
+use std::io;
+use std::time::Duration;
+
+use memprof_ptrace::Refusal;
+
+/// Why a process was not looked into. Each says it as a sentence whose subject is the process, which goes on as
+/// before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What every tracer is refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The copy of its page tables is estimated to take too long.
+    #[error(
+        "would stand still for about {} ms, more than the {} ms that are allowed (--max-pause)",
+        .estimate.as_millis(), .limit.as_millis()
+    )]
+    LongPause {
+        /// How long, estimated.
+        estimate: Duration,
+        /// How long it may.
+        limit: Duration,
+    },
+    /// Some thread did not stop in time; all go on.
+    #[error("did not stop within {} ms: thread {thread} sleeps where nothing wakes it (state D), or the machine is busy", .limit.as_millis())]
+    StopTooLong {
+        /// The thread that did not.
+        thread: u32,
+        /// How long all may stand still.
+        limit: Duration,
+    },
+    /// No thread has a stack that is known to be one, or all are about to take signals.
+    #[error("has no thread that could make the copy: {0}")]
+    NoThread(&'static str),
+    /// The machine promises no more memory than it has.
+    #[error(
+        "cannot be copied: vm.overcommit_memory is 2, and its {} MiB of private memory are more than the {} MiB \
+         that may still be promised", .needed >> 20, .left >> 20
+    )]
+    Overcommit {
+        /// Private writable memory, in bytes.
+        needed: u64,
+        /// What is left of `CommitLimit`, in bytes.
+        left: u64,
+    },
+    /// Its cgroup may have no further process.
+    #[error("cannot be copied: cgroup {cgroup} may have {limit} processes and has them (pids.max)")]
+    PidsLimit {
+        /// The cgroup's path.
+        cgroup: String,
+        /// Its limit.
+        limit: u64,
+    },
+    /// What it writes while the snapshot is read is copied, and its cgroup has no room for that.
+    #[error(
+        "cannot be copied: {place} has {} MiB left, and {} MiB may be needed for pages that are written meanwhile",
+        .left >> 20, .needed >> 20
+    )]
+    Headroom {
+        /// Its cgroup, or the machine.
+        place: String,
+        /// In bytes.
+        left: u64,
+        /// In bytes.
+        needed: u64,
+    },
+    /// clone(2) made no child.
+    #[error(
+        "could not be copied: clone(2) failed in it; has it a limit of processes (RLIMIT_NPROC)?"
+    )]
+    NotCloned,
+    /// No allocator whose heap can be walked.
+    #[error("has no heap that can be walked: {0}")]
+    NoHeap(String),
+    /// The kernel refused something else.
+    #[error("{what}: {cause}")]
+    Io {
+        /// The act and the thing.
+        what: String,
+        /// Why.
+        cause: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |cause| Self::Io { what, cause }
+    }
+
+    /// What to do about it, where anything can be done.
+    pub fn remedy(&self) -> Option<String> {
+        let remedy = match self {
+            Self::Refused(refusal) => return refusal.remedy(),
+            Self::LongPause { estimate, .. } => {
+                format!(
+                    "allow it by --max-pause {}ms",
+                    estimate.as_millis() * 3 / 2 + 1
+                )
+            }
+            Self::StopTooLong { .. } | Self::NoThread(_) => "try again".to_owned(),
+            Self::Overcommit { .. } => {
+                "sysctl vm.overcommit_memory=0 for the time being".to_owned()
+            }
+            Self::PidsLimit { .. } => "raise pids.max of its cgroup by one".to_owned(),
+            Self::Headroom { .. } => {
+                "raise the limit, or look at a process that has less memory".to_owned()
+            }
+            Self::NoHeap(_) => {
+                "memprof walks heaps of glibc's malloc, 2.27 and newer, as it is on x86-64"
+                    .to_owned()
+            }
+            Self::NotCloned | Self::Io { .. } => return None,
+        };
+        Some(remedy)
+    }
+
+    /// The exit code of `memprof`: 3 where the process is out of reach, 4 where it is left alone.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Refused(refusal) => refusal.exit_code(),
+            Self::Io { .. } => 1,
+            _ => 4,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Freed chunks that look used: those in a thread's cache (`struct tcache_perthread_struct`), and in the lists of
+//! an arena for small ones.
+
+use super::arena::Arena;
+use super::{ALIGNMENT, FLAGS, HEADER, Heap, LEAST, unmix};
+use crate::objects::{Object, Span};
+use crate::view::{View, Window};
+
+/// Of the chunk that a cache lies in: glibc 2.30 and newer, 2.26 to 2.29.
+pub(super) const SIZES: [u64; 2] = [0x290, 0x250];
+const LISTS: u64 = 64;
+/// The largest chunk that such a list holds.
+const LARGEST: u64 = LEAST + (LISTS - 1) * ALIGNMENT;
+/// The entries of one list that are looked at; glibc keeps 7 unless it is told otherwise.
+const ENTRY_LIMIT: u64 = 1 << 16;
+
+/// The lists of one cache that are not empty: the first entry, and their number.
+struct Cache {
+    lists: Vec<(u64, u64)>,
+}
+
+/// Tells which objects of the heap are none. `places` are chunks of the size of a cache.
+pub(super) fn free(view: &View, arenas: &[Arena], places: &[u64], heap: &mut Heap) {
+    let caches: Vec<_> = places
+        .iter()
+        .filter_map(|place| cache(view, *place))
+        .collect();
+    if caches.is_empty() && !heap.spans.is_empty() {
+        heap.spans.clear();
+        heap.own.clear();
+        let message = "glibc's heap: no thread's cache is of a form that is known here";
+        heap.unproven = vec![message.to_owned()];
+        return;
+    }
+    let mut keys = Vec::new();
+    for (first, count) in caches.iter().flat_map(|cache| &cache.lists) {
+        keys.extend(view.word(first + 8));
+        follow(view, *first, 0, *count, &mut heap.cached);
+    }
+    // The same in every entry since glibc 2.34: so entries are found also where a list is in the midst of a
+    // change, or a cache was not found.
+    keys.sort_unstable();
+    keys.dedup();
+    if let [key] = keys[..]
+        && key != 0
+    {
+        let cached = with_key(view, &heap.spans, key);
+        heap.cached.extend(cached);
+    }
+    for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
+        let entry = chunk.wrapping_add(HEADER);
+        follow(view, entry, HEADER, ENTRY_LIMIT, &mut heap.cached);
+    }
+}
+
+/// Follows a list; `back` is how far its pointers lie before an entry's first byte.
+fn follow(view: &View, first: u64, back: u64, count: u64, found: &mut Vec<u64>) {
+    let mut entry = first;
+    for _ in 0..count.min(ENTRY_LIMIT) {
+        found.push(entry);
+        let next = view.word(entry).map(|next| unmix(next, entry));
+        match next.filter(|next| *next != 0) {
+            Some(next) => entry = next.wrapping_add(back),
+            None => return,
+        }
+    }
+}
+
+/// The cache that lies at an address, if one does.
+fn cache(view: &View, address: u64) -> Option<Cache> {
+    let size = view.word(address - 8)? & !FLAGS;
+    let width = if size == SIZES[0] { 2 } else { 1 };
+    let mut bytes = vec![0; (LISTS * (width + 8)) as usize];
+    if view.read(address, &mut bytes) < bytes.len() {
+        return None;
+    }
+    let (counts, entries) = bytes.split_at((LISTS * width) as usize);
+    let counts = counts.chunks_exact(width as usize);
+    let counts = counts
+        .map(|count| u64::from(count[0]) | count.get(1).map_or(0, |high| u64::from(*high) << 8));
+    let entries = entries.chunks_exact(8);
+    let entries = entries.map(|entry| u64::from_le_bytes(entry.try_into().expect("eight bytes")));
+    let mut lists = Vec::new();
+    for (list, (first, count)) in entries.zip(counts).enumerate() {
+        if (count == 0) != (first == 0) {
+            return None;
+        }
+        if first != 0 {
+            let length = view.word(first.wrapping_sub(8))? & !FLAGS;
+            if !first.is_multiple_of(ALIGNMENT) || length != LEAST + list as u64 * ALIGNMENT {
+                return None;
+            }
+            lists.push((first, count));
+        }
+    }
+    Some(Cache { lists })
+}
+
+/// The used objects that hold the key of the caches where their entries have it.
+fn with_key(view: &View, spans: &[Span], key: u64) -> Vec<u64> {
+    let mut memory = Window::new(view);
+    let small = spans
+        .iter()
+        .flat_map(Span::used)
+        .filter(|object| object.size() <= LARGEST);
+    let starts = small.map(|Object { range }| range.start);
+    starts
+        .filter(|start| memory.word(start + 8) == Some(key))
+        .collect()
+}

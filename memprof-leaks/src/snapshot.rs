@@ -1,0 +1,254 @@
+//! A snapshot: a copy of a process that never runs, and what its threads had in their registers.
+//!
+//! All threads stand still while one of them makes the copy (clone(2) without its own memory, which shares the
+//! pages until somebody writes). Each thread then goes on by itself: this program may be killed at any moment.
+
+mod limits;
+mod smaps;
+mod threads;
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memprof_ptrace::errand::{self, Gadgets, Home, clone_errand, clone_length};
+use memprof_ptrace::maps::mappings;
+use memprof_ptrace::memory::Memory;
+use memprof_ptrace::place::{Owner, place};
+use memprof_ptrace::process::Status;
+use memprof_ptrace::twin::Twin;
+use memprof_ptrace::{Purpose, Refusal, examine_for};
+
+use crate::error::Error;
+pub(crate) use smaps::Figures;
+pub use threads::Registers;
+
+/// How long the copy may take after the threads stopped, beyond what was estimated: a machine may be busy.
+const CLONE_PATIENCE: Duration = Duration::from_secs(2);
+/// Until the child is reaped.
+const REAP_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// How much of a process's code is searched for the instructions that lead a thread home.
+const CODE_MAPPINGS: usize = 64;
+
+/// A process that can be copied.
+#[derive(Debug)]
+pub struct Subject {
+    /// Its pid.
+    pub pid: u32,
+    /// What /proc/PID/status says.
+    pub status: Status,
+    memory: Memory,
+    gadgets: Gadgets,
+}
+
+/// A process as it was at one moment.
+#[derive(Debug)]
+pub struct Snapshot {
+    twin: Option<Twin>,
+    /// The process that was copied.
+    pub pid: u32,
+    /// How long its threads stood still, at the most.
+    pub stopped: Duration,
+    /// How long that had been estimated.
+    pub estimate: Duration,
+    /// What each thread had in its registers.
+    pub threads: Vec<Registers>,
+    pub(crate) not_copied: Vec<Figures>,
+}
+
+impl Subject {
+    /// Looks at a process without touching it.
+    ///
+    /// # Errors
+    /// Why it cannot be copied.
+    pub fn look_up(pid: u32) -> Result<Self, Error> {
+        let memory = Memory::open(pid);
+        // It says why, where the memory could not be opened.
+        let status = examine_for(Purpose::Read, pid)?.status;
+        let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
+        // Whoever else writes to its threads' stacks takes this lock too.
+        memory.try_lock().map_err(|error| Error::Io {
+            what: "another memprof is at work on it".to_owned(),
+            cause: error.into(),
+        })?;
+        let maps = read(pid, "maps")?;
+        let gadgets = mappings(&maps)
+            .filter(|mapping| mapping.is_executable() && mapping.inode != 0)
+            .take(CODE_MAPPINGS)
+            .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
+        let gadgets = gadgets.ok_or(Error::NoThread(
+            "its C library's return from signal handlers is of no form that is known here",
+        ))?;
+        Ok(Self {
+            pid,
+            status,
+            memory,
+            gadgets,
+        })
+    }
+
+    /// Copies it. `limit` is the longest that its threads may stand still.
+    ///
+    /// # Errors
+    /// Why not; it goes on as before.
+    pub fn snapshot(&self, limit: Duration) -> Result<Snapshot, Error> {
+        let figures = smaps::parse(&read(self.pid, "smaps")?);
+        limits::require_room(self.pid, &figures)?;
+        let estimate = smaps::estimate(&figures, self.status.threads);
+        if estimate > limit {
+            return Err(Error::LongPause { estimate, limit });
+        }
+        let begun = Instant::now();
+        let mut threads = threads::stop_all(self.pid, limit)?;
+        if !self.is_same() {
+            // First, because it is told who traces a process.
+            drop(threads);
+            return Err(gone(self.pid).into());
+        }
+        let maps = read(self.pid, "maps")?;
+        let (chosen, stopped) = threads.take_one(|thread| self.can_clone(&maps, thread))?;
+        let home = chosen.home();
+        let end = self
+            .room(&maps, &home, chosen.tid)
+            .ok_or(Error::NoThread("its stacks have no room"))?;
+        let errand = clone_errand(libc::CLONE_FILES as u64, end, u64::MAX, self.gadgets, &home);
+        for (address, bytes) in &errand.writes {
+            let written = self.memory.write(*address, bytes);
+            written.map_err(Error::io("failed to write to a stack"))?;
+        }
+        let twin = stopped.clone_by(
+            &errand.registers,
+            Instant::now() + estimate + CLONE_PATIENCE,
+        );
+        let registers = threads.go_on();
+        let stopped = begun.elapsed();
+        let twin = twin.map_err(|_| Error::NotCloned)?;
+        Ok(Snapshot {
+            twin: Some(twin),
+            pid: self.pid,
+            stopped,
+            estimate,
+            threads: registers,
+            not_copied: figures
+                .into_iter()
+                .filter(|each| each.is_not_copied)
+                .collect(),
+        })
+    }
+
+    fn can_clone(&self, maps: &[u8], thread: &threads::Thread) -> bool {
+        self.room(maps, &thread.home(), thread.tid).is_some()
+    }
+
+    fn room(&self, maps: &[u8], home: &Home<'_>, tid: u32) -> Option<u64> {
+        let owner = Owner {
+            is_main: tid == self.pid,
+            end_on_stack: errand::end_on_stack(home),
+            control_block: home.registers.fs_base,
+        };
+        place(&self.memory, maps, owner, clone_length(home))
+    }
+
+    /// Whether it still executes the program that was looked up: the opened memory is that one's.
+    fn is_same(&self) -> bool {
+        let code = self.memory.bytes(self.gadgets.system_call);
+        code.is_ok_and(|code| code == errand::SYSTEM_CALL)
+    }
+
+    /// Has the process wait for the zombie that a snapshot leaves: nobody else could.
+    fn reap(&self, child: &Status, child_pid: u32) -> Result<(), Error> {
+        let Some(own_number) = child.ns_pids.last() else {
+            return Ok(());
+        };
+        let options = (libc::__WALL | libc::WNOHANG) as u64;
+        let wait = errand::Call::System(
+            libc::SYS_wait4,
+            [u64::from(*own_number), 0, options, 0, 0, 0],
+        );
+        let begun = Instant::now();
+        while begun.elapsed() < REAP_PATIENCE {
+            if !self.is_same() {
+                return Err(gone(self.pid).into());
+            }
+            let maps = read(self.pid, "maps")?;
+            let mut threads = threads::stop_one(self.pid)?;
+            if let Ok((thread, stopped)) = threads.take_one(|thread| self.can_clone(&maps, thread))
+            {
+                let home = thread.home();
+                let calls = None;
+                let room = self.room(&maps, &home, thread.tid);
+                let home_place = room.ok_or(Error::NoThread("its stacks have no room"))?;
+                let places = errand::Places {
+                    home: home_place,
+                    calls,
+                };
+                let errand = errand::errand(&[wait], places, u64::MAX, self.gadgets, &home);
+                for (address, bytes) in &errand.writes {
+                    let written = self.memory.write(*address, bytes);
+                    written.map_err(Error::io("failed to write to a stack"))?;
+                }
+                stopped
+                    .leave_to(&errand.registers)
+                    .map_err(Error::io("failed to let it reap"))?;
+                while begun.elapsed() < REAP_PATIENCE && is_there(child_pid) {
+                    thread::sleep(LOOK_AGAIN);
+                }
+                return Ok(());
+            }
+            threads.go_on();
+            thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
+}
+
+impl Snapshot {
+    /// The pid of the copy, whose memory can be read.
+    pub fn copy(&self) -> u32 {
+        self.twin.as_ref().map_or(self.pid, Twin::pid)
+    }
+
+    /// Ends the copy, and has its parent reap it. Whether that has: a zombie stays otherwise, until the process
+    /// ends.
+    pub fn release(mut self, subject: &Subject) -> bool {
+        let Some(twin) = self.twin.take() else {
+            return true;
+        };
+        let pid = twin.pid();
+        let status = Status::read_thread(pid);
+        drop(twin);
+        let reaped = status
+            .map_err(Error::from)
+            .and_then(|status| subject.reap(&status, pid));
+        reaped.is_ok() && !is_there(pid)
+    }
+
+    /// Fails where the pages that were copied meanwhile leave too little memory.
+    ///
+    /// # Errors
+    /// `Headroom`.
+    pub(crate) fn require_room(&self) -> Result<(), Error> {
+        limits::require_memory(self.pid, 0)
+    }
+}
+
+fn is_there(pid: u32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok()
+}
+
+fn read(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
+    match fs::read(format!("/proc/{pid}/{name}")) {
+        Ok(text) if !text.is_empty() => Ok(text),
+        _ => Err(gone(pid).into()),
+    }
+}
+
+/// Why a process cannot be reached any more.
+fn gone(pid: u32) -> Refusal {
+    match examine_for(Purpose::Read, pid) {
+        Ok(_) => Refusal::Executed,
+        Err(Refusal::NoSuchProcess | Refusal::Zombie) => Refusal::Ended,
+        Err(refusal) => refusal,
+    }
+}

@@ -1,0 +1,139 @@
+//! /proc/PID/smaps: what a copy of the process costs, and what it will not hold.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use memprof_ptrace::maps::{self, Mapping};
+
+/// A mapping with what smaps tells of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) range: Range<u64>,
+    /// Resident, in bytes.
+    pub(crate) resident: u64,
+    /// Swapped out, in bytes.
+    pub(crate) swapped: u64,
+    /// Private memory of no file, in bytes.
+    pub(crate) anonymous: u64,
+    /// Of that, in huge pages.
+    pub(crate) huge: u64,
+    /// A forked child does not have it, or has zeros there (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
+    pub(crate) is_not_copied: bool,
+    /// Of a device: not to be read from outside.
+    pub(crate) is_device: bool,
+}
+
+/// What the copy of one entry of a page table took, with its page's reference count, measured on 1 GiB of
+/// pages of 4 KiB: 45 to 83 ms.
+const PAGE_COPY: Duration = Duration::from_nanos(250);
+/// The same for a huge page, whose table is made beforehand.
+const HUGE_PAGE_COPY: Duration = Duration::from_micros(15);
+const MAPPING_COPY: Duration = Duration::from_micros(2);
+const THREAD_STOP: Duration = Duration::from_micros(60);
+
+/// Parses the file.
+pub(crate) fn parse(smaps: &[u8]) -> Vec<Figures> {
+    let mut all: Vec<Figures> = Vec::new();
+    for line in smaps.split(|byte| *byte == b'\n') {
+        let Some((name, value)) = field(line) else {
+            let mapping = maps::mappings(line).next();
+            all.extend(mapping.map(|Mapping { range, .. }| Figures {
+                range,
+                ..Figures::default()
+            }));
+            continue;
+        };
+        let Some(last) = all.last_mut() else { continue };
+        match name {
+            "Rss" => last.resident = kibibytes(value),
+            "Swap" => last.swapped = kibibytes(value),
+            "Anonymous" => last.anonymous = kibibytes(value),
+            "AnonHugePages" => last.huge = kibibytes(value),
+            "VmFlags" => {
+                let has = |flag: &str| value.split_ascii_whitespace().any(|each| each == flag);
+                last.is_not_copied = has("dc") || has("wf");
+                last.is_device = has("io") || has("pf");
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// `Rss:    12 kB`; the first line of a mapping has a blank before its first colon.
+fn field(line: &[u8]) -> Option<(&str, &str)> {
+    let (name, value) = str::from_utf8(line).ok()?.split_once(':')?;
+    name.bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        .then_some((name, value))
+}
+
+fn kibibytes(value: &str) -> u64 {
+    let number = value.trim().trim_end_matches(" kB").parse::<u64>();
+    // The kernel writes a number; nothing else depends on one that cannot be read than an estimate.
+    number.unwrap_or(0) << 10
+}
+
+/// How long a process with so many threads is going to stand still.
+pub(crate) fn estimate(mappings: &[Figures], threads: u32) -> Duration {
+    let small: u64 = mappings
+        .iter()
+        .map(|each| each.anonymous.saturating_sub(each.huge) + each.swapped)
+        .sum();
+    let huge: u64 = mappings.iter().map(|each| each.huge).sum();
+    let times = |one: Duration, count: u64| Duration::from_nanos(one.as_nanos() as u64 * count);
+    times(PAGE_COPY, small >> 12)
+        + times(HUGE_PAGE_COPY, huge >> 21)
+        + times(MAPPING_COPY, mappings.len() as u64)
+        + times(THREAD_STOP, u64::from(threads))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+55d0c0a00000-55d100a00000 rw-p 00000000 00:00 0                          [heap]
+Size:            1048576 kB
+Rss:             1048576 kB
+Anonymous:       1048576 kB
+AnonHugePages:    524288 kB
+Swap:                  4 kB
+VmFlags: rd wr mr mw me ac sd dc
+7f0000000000-7f0000001000 rw-p 00000000 00:05 99                         /dev/dri: card
+Rss:                   4 kB
+VmFlags: rd wr io pf
+";
+
+    #[test]
+    fn what_a_copy_costs_and_lacks() {
+        let found = parse(SMAPS.as_bytes());
+        let heap = Figures {
+            range: 0x55d0_c0a0_0000..0x55d1_00a0_0000,
+            resident: 1 << 30,
+            swapped: 4096,
+            anonymous: 1 << 30,
+            huge: 1 << 29,
+            is_not_copied: true,
+            is_device: false,
+        };
+        assert_eq!(found[0], heap);
+        assert!(found[1].is_device && !found[1].is_not_copied);
+        let expected =
+            PAGE_COPY * 131_073 + HUGE_PAGE_COPY * 256 + MAPPING_COPY * 2 + THREAD_STOP * 3;
+        assert_eq!(estimate(&found, 3), expected);
+    }
+
+    #[test]
+    fn own_figures_are_read() {
+        let own = parse(&std::fs::read("/proc/self/smaps").unwrap());
+        let resident: u64 = own.iter().map(|each| each.resident).sum();
+        assert!(resident > 1 << 20, "{resident}");
+        assert!(own.iter().all(|each| !each.range.is_empty()));
+    }
+
+    #[test]
+    fn nonsense_is_no_mapping() {
+        assert_eq!(parse(b"Rss: 4 kB\nx\n\xff: 4 kB\n"), []);
+    }
+}

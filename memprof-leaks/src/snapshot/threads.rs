@@ -1,0 +1,239 @@
+//! All threads of a process, stopped.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use libc::user_regs_struct;
+use memprof_ptrace::errand::Home;
+use memprof_ptrace::memory::Memory;
+use memprof_ptrace::restart::{self, CALL_LENGTH, would_see_eintr};
+use memprof_ptrace::seccomp::require_snapshot_calls;
+use memprof_ptrace::state::State;
+use memprof_ptrace::stop::{NotStopped, Stopped, Stopping};
+
+use crate::error::Error;
+
+/// Code of 64 bits.
+const USER_CODE: u64 = 0x33;
+/// Of all ptrace(2) calls together, on top of the limit, on a busy machine.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What a thread had in its registers.
+#[derive(Clone, Debug)]
+pub struct Registers {
+    /// Its number.
+    pub tid: u32,
+    /// The stack pointer.
+    pub stack: u64,
+    /// The thread's control block (`fs_base`).
+    pub control_block: u64,
+    /// All registers, those of vectors too.
+    pub words: Vec<u64>,
+}
+
+/// A thread that stands still, and how it goes on.
+#[derive(Debug)]
+pub(super) struct Thread {
+    pub(super) tid: u32,
+    registers: user_regs_struct,
+    /// Other than it stopped with: its call is made again.
+    again: Option<user_regs_struct>,
+    state: State,
+    blocked: u64,
+}
+
+impl Thread {
+    pub(super) fn home(&self) -> Home<'_> {
+        Home {
+            registers: self.again.unwrap_or(self.registers),
+            state: &self.state,
+            blocked: self.blocked,
+        }
+    }
+}
+
+/// Threads that stand still until they are let go.
+#[derive(Debug)]
+pub(super) struct Threads {
+    held: Vec<(Thread, Option<Stopped>)>,
+}
+
+/// Stops every thread.
+///
+/// # Errors
+/// `StopTooLong`; `Refused`. All go on then.
+pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<Threads, Error> {
+    let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
+    let begun = Instant::now();
+    let mut stopped: Vec<(u32, Stopped)> = Vec::new();
+    let mut known: Vec<u32> = Vec::new();
+    // Until none is new: one that still runs may make another.
+    loop {
+        let tids = tids(pid)?;
+        let new: Vec<u32> = tids
+            .into_iter()
+            .filter(|tid| known.binary_search(tid).is_err())
+            .collect();
+        if new.is_empty() {
+            break;
+        }
+        let mut asked = Vec::new();
+        let mut failed = None;
+        for tid in new {
+            known.push(tid);
+            match Stopping::ask(tid) {
+                Ok(stopping) => asked.push((tid, stopping)),
+                Err(NotStopped::Ended) => {}
+                Err(why) => failed = Some((tid, why)),
+            }
+        }
+        known.sort_unstable();
+        for (tid, stopping) in asked {
+            match stopping.wait(begun + limit + PATIENCE) {
+                Ok(thread) => stopped.push((tid, thread)),
+                Err(NotStopped::Ended) => {}
+                Err(why) => failed = Some((tid, why)),
+            }
+        }
+        if let Some((tid, why)) = failed {
+            look(&memory, stopped).go_on();
+            return Err(refused(tid, why, limit));
+        }
+    }
+    Ok(look(&memory, stopped))
+}
+
+/// Stops one thread, the first that does.
+pub(super) fn stop_one(pid: u32) -> Result<Threads, Error> {
+    let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
+    let stopped = tids(pid)?
+        .into_iter()
+        .find_map(|tid| Some((tid, Stopped::interrupt(tid).ok()?)));
+    Ok(look(&memory, stopped.into_iter().collect()))
+}
+
+fn tids(pid: u32) -> Result<Vec<u32>, Error> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task"));
+    let entries = entries.map_err(|_| super::gone(pid))?;
+    Ok(entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect())
+}
+
+fn refused(tid: u32, why: NotStopped, limit: Duration) -> Error {
+    match why {
+        NotStopped::Refused(code) => Error::Io {
+            what: format!("failed to trace thread {tid}"),
+            cause: std::io::Error::from_raw_os_error(code),
+        },
+        NotStopped::Ended | NotStopped::Uninterruptible => {
+            Error::StopTooLong { thread: tid, limit }
+        }
+    }
+}
+
+fn look(memory: &Memory, stopped: Vec<(u32, Stopped)>) -> Threads {
+    let mut held = Vec::with_capacity(stopped.len());
+    for (tid, stopped) in stopped {
+        // One that was killed meanwhile has none.
+        let (Ok(registers), Ok(state), Ok(blocked)) =
+            (stopped.registers(), stopped.state(), stopped.blocked())
+        else {
+            continue;
+        };
+        let code = memory.bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
+        let again = code.ok().and_then(|code| restart::again(&registers, code));
+        let thread = Thread {
+            tid,
+            registers,
+            again,
+            state,
+            blocked,
+        };
+        held.push((thread, Some(stopped)));
+    }
+    Threads { held }
+}
+
+impl Threads {
+    /// The first thread that waits in a call which it can make again, else one that runs: to be sent on an
+    /// errand.
+    ///
+    /// # Errors
+    /// `NoThread`, or what its seccomp filter forbids.
+    pub(super) fn take_one(
+        &mut self,
+        has_room: impl Fn(&Thread) -> bool,
+    ) -> Result<(&Thread, Stopped), Error> {
+        let mut why =
+            Error::NoThread("its threads take signals, or run on stacks of the program's own");
+        let runs = |thread: &Thread| thread.registers.orig_rax as i64 == -1;
+        for may_run in [false, true] {
+            for at in 0..self.held.len() {
+                let (thread, stopped) = &mut self.held[at];
+                let is_free = stopped
+                    .as_ref()
+                    .is_some_and(|stopped| stopped.signal().is_none());
+                let fits = thread.registers.cs == USER_CODE && thread.again.is_some();
+                if !is_free || !fits || runs(thread) != may_run || !has_room(thread) {
+                    continue;
+                }
+                match require_snapshot_calls(thread.tid) {
+                    Ok(()) => {}
+                    Err(refusal) => {
+                        why = refusal.into();
+                        continue;
+                    }
+                }
+                let Some(stopped) = stopped.take() else {
+                    continue;
+                };
+                return Ok((&self.held[at].0, stopped));
+            }
+        }
+        Err(why)
+    }
+
+    /// Lets all go, and tells what they had.
+    pub(super) fn go_on(mut self) -> Vec<Registers> {
+        self.let_go();
+        self.held
+            .iter()
+            .map(|(thread, _)| Registers::of(thread))
+            .collect()
+    }
+
+    fn let_go(&mut self) {
+        for (thread, stopped) in &mut self.held {
+            let again = thread.again.filter(|_| would_see_eintr(&thread.registers));
+            if let (Some(stopped), Some(again)) = (stopped.take(), again) {
+                // It fails for a thread that was killed.
+                let _ = stopped.go_on(&again);
+            }
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl Registers {
+    fn of(thread: &Thread) -> Self {
+        let r = &thread.registers;
+        let mut words = vec![
+            r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
+            r.r12, r.r13, r.r14, r.r15, r.rip, r.fs_base, r.gs_base,
+        ];
+        let vectors = thread.state.bytes().chunks_exact(8);
+        words.extend(vectors.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))));
+        Self {
+            tid: thread.tid,
+            stack: r.rsp,
+            control_block: r.fs_base,
+            words,
+        }
+    }
+}

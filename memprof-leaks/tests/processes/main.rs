@@ -1,0 +1,27 @@
+//! Real processes: what is planted in them is found, and they go on as before.
+
+mod hostile;
+mod leaks;
+mod snapshots;
+#[expect(dead_code, reason = "what memprof-ptrace's tests need besides")]
+#[path = "../../../memprof-ptrace/tests/processes/target.rs"]
+mod target;
+
+use std::path::Path;
+use std::process::Command;
+
+use target::{Target, built};
+
+/// A program of this directory, in a mode.
+fn start(name: &str, mode: &[&str]) -> Target {
+    Target::of(Command::new(compiled(name)).args(mode))
+}
+
+fn compiled(name: &str) -> std::path::PathBuf {
+    built(name, |path: &Path| {
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+        command.arg(format!("{name}.c")).arg("-o").arg(path);
+        command
+    })
+}
