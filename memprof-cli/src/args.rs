@@ -89,7 +89,7 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Ask the profiles of many machines: ps, top, growth, diff, flame, views, compact, prune, doctor.
+    /// Ask the profiles of many machines: ps, dump, top, growth, diff, flame, views, compact, prune, doctor.
     #[command(disable_help_flag = true)]
     Fleet {
         /// Those of `memprof-fleet fleet`, which this runs; --help lists them.

@@ -161,6 +161,7 @@ const COMMANDS: &[Help] = &[
         command: "fleet",
         examples: &[
             "memprof fleet ps",
+            "memprof fleet dump --nats tls://nats:4222 -t @cart --sample 5%",
             "memprof fleet top --at 14:30",
             "memprof fleet diff -t @cart --build 3f2a --base 91cc",
             "memprof fleet flame -t @cart --for 1h -o cart.svg",

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -14,11 +14,12 @@ use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
+use crate::bus::{Asked, Reply, answer, process};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
 use crate::output::{NO_DATA, coded, note, tell};
-use crate::policy::{Rule, rule};
+use crate::policy::{Rule, is_part, rule};
 use crate::prune::prune;
 use crate::schema::files;
 use crate::spool::Spool;
@@ -35,8 +36,17 @@ const LEAVE: Duration = Duration::from_secs(10);
 /// How often a directory that is the store is merged and pruned.
 const HOUSEKEEPING: Duration = Duration::from_secs(1800);
 
+/// What an agent that waits is woken by.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It is to end.
+    End,
+    /// Somebody asks for dumps.
+    Asked(Asked),
+}
+
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
-    let config = Config::read(&args.at)?;
+    let config = Config::read(&args.at)?.with(&args.bus);
     let mut agent = Agent {
         spool: Spool::open(&config.spool)?,
         store: Arc::new(Store::open(&config.store)?),
@@ -91,7 +101,11 @@ impl Agent {
     }
 
     fn serve(&mut self) -> anyhow::Result<ExitCode> {
-        let end = until_signal()?;
+        let (send, events) = channel();
+        until_signal(send.clone())?;
+        if self.config.nats.url.is_some() {
+            answer(self.config.nats.clone(), self.machine.name.clone(), send)?;
+        }
         tell(&format!("memprof: profiles go to {}", self.store.url()));
         let mut rest_until = Instant(0);
         let mut batched = Instant::now();
@@ -129,9 +143,15 @@ impl Agent {
                 self.tell_change("merging".to_owned(), kept);
                 kept_house = now;
             }
-            match end.recv_timeout(TURN) {
+            match events.recv_timeout(TURN) {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Event::Asked(asked)) => {
+                    // Those who asked meanwhile get the same dumps.
+                    if self.dump_asked(asked, &events) {
+                        break;
+                    }
+                }
+                Ok(Event::End) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         // What does not reach the store now does so the next time.
@@ -175,8 +195,8 @@ impl Agent {
         is_due
     }
 
-    /// Takes a dump, and keeps it in the spool.
-    fn dump(&mut self, host: &Running, rule: &Rule) -> anyhow::Result<()> {
+    /// Takes a dump, and keeps it in the spool. Returns the bytes in use.
+    fn dump(&mut self, host: &Running, rule: &Rule) -> anyhow::Result<i64> {
         let waiting = self.spool.bytes()?;
         anyhow::ensure!(
             waiting <= self.config.spool_limit,
@@ -192,7 +212,63 @@ impl Agent {
             amount(bytes, SampleType::InuseSpace),
             dumped.samples.len()
         ));
-        Ok(())
+        Ok(bytes)
+    }
+
+    /// Takes the dumps that are asked for, each process once for all who ask. Returns whether the agent is to
+    /// end.
+    fn dump_asked(&mut self, first: Asked, events: &Receiver<Event>) -> bool {
+        let mut asked = vec![first];
+        let mut is_end = false;
+        for event in events.try_iter() {
+            match event {
+                Event::Asked(more) => asked.push(more),
+                Event::End => is_end = true,
+            }
+        }
+        let mut told = vec![0; asked.len()];
+        for (host, ()) in survey(Reach::Processes, |_| ()).hosts {
+            let instance = self.machine.instance(&host);
+            let (name, pid) = (self.machine.name.clone(), host.pid.cast_signed());
+            let wants = |asked: &Asked| {
+                let of = &asked.request;
+                of.target.takes(&host.info.name, &name, pid) && is_part(&instance, of.share)
+            };
+            let wanted: Vec<_> = (0..asked.len()).filter(|at| wants(&asked[*at])).collect();
+            let mut answer = process(&name, &host, String::new());
+            if wanted.iter().any(|at| !asked[*at].request.dry_run) {
+                let rule = rule(&self.config.service, &host.info.name).cloned();
+                match self.dump(&host, &rule.unwrap_or_default()) {
+                    Ok(bytes) => answer.inuse_bytes = Some(bytes),
+                    Err(error) => answer.failed = Some(format!("{error:#}")),
+                }
+            }
+            for at in wanted {
+                let mut answer = answer.clone();
+                if asked[at].request.dry_run {
+                    (answer.inuse_bytes, answer.failed) = (None, None);
+                }
+                told[at] += 1;
+                // Who does not wait any more gets none.
+                asked[at]
+                    .replies
+                    .send(Reply::Process(answer))
+                    .unwrap_or_default();
+            }
+        }
+        let stored = self
+            .batch()
+            .and_then(|()| drain(&self.spool, &self.store))
+            .map(drop);
+        self.tell_change("the store".to_owned(), stored);
+        for (asked, processes) in asked.into_iter().zip(told) {
+            let host = self.machine.name.clone();
+            asked
+                .replies
+                .send(Reply::Done { host, processes })
+                .unwrap_or_default();
+        }
+        is_end
     }
 
     fn describe(&self, host: &Running) -> String {
@@ -251,9 +327,8 @@ fn after(time: Duration) -> Instant {
     Instant(Instant::now().0.saturating_add(time))
 }
 
-/// Gets a word when the agent is to end.
-fn until_signal() -> anyhow::Result<Receiver<()>> {
-    let (send, receive) = channel();
+/// Sends a word when the agent is to end.
+fn until_signal(send: Sender<Event>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -272,7 +347,7 @@ fn until_signal() -> anyhow::Result<Receiver<()>> {
             }
         });
         // Who does not listen any more has ended.
-        send.send(()).unwrap_or_default();
+        send.send(Event::End).unwrap_or_default();
     });
-    Ok(receive)
+    Ok(())
 }

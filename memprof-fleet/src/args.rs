@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::ask::Target;
+use crate::policy::parse_share;
 use crate::time::{Instant, parse_instant};
 
 /// Heap profiles of many machines.
@@ -34,6 +35,9 @@ pub(crate) struct AgentArgs {
     #[command(flatten)]
     pub(crate) at: At,
 
+    #[command(flatten)]
+    pub(crate) bus: BusAt,
+
     /// Take a profile of each host now, write them to the store, and end
     #[arg(long)]
     pub(crate) once: bool,
@@ -52,12 +56,31 @@ pub(crate) struct At {
     pub(crate) store: Option<String>,
 }
 
+/// How agents are reached.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct BusAt {
+    /// The NATS server that connects agents: `tls://HOST:4222` or `nats://HOST` [default:
+    /// `MEMPROF_NATS`, else the configuration's]
+    #[arg(long, value_name = "URL")]
+    pub(crate) nats: Option<String>,
+
+    /// The seed of a user of the server
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nkey_file: Option<PathBuf>,
+
+    /// The certificates that sign the server's [default: the system's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca_file: Option<PathBuf>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Fleet {
-    /// List the processes of which there are profiles, newest first
+    /// List processes: those that agents see now, or without a bus, those of which there are profiles
     Ps {
         #[command(flatten)]
         at: At,
+        #[command(flatten)]
+        bus: BusAt,
         /// Only those of @SERVICE, HOST, or HOST/PID
         #[arg(short, long, value_name = "TARGET", default_value = "")]
         target: Target,
@@ -65,6 +88,7 @@ pub(crate) enum Fleet {
         #[arg(long)]
         json: bool,
     },
+    Dump(DumpArgs),
     Top(Question),
     Growth(GrowthArgs),
     Diff(DiffArgs),
@@ -95,6 +119,39 @@ pub(crate) enum Fleet {
         #[command(flatten)]
         at: At,
     },
+}
+
+/// Have agents take profiles now, and write them to the store
+///
+/// Each machine takes one at a time. Who asks while it does gets the same ones. Exits with 1 where an agent
+/// or a process is missing, which is named.
+#[derive(clap::Args, Debug)]
+pub(crate) struct DumpArgs {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    #[command(flatten)]
+    pub(crate) bus: BusAt,
+
+    /// Only processes of @SERVICE, HOST, or HOST/PID
+    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    pub(crate) target: Target,
+
+    /// Only this part of the processes: the same ones each time
+    #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = parse_share)]
+    pub(crate) sample: f64,
+
+    /// Agents begin within this time, each at a moment of its own
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    pub(crate) spread: Duration,
+
+    /// Only list the processes
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Show the functions that hold the memory, summed over processes

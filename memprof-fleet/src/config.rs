@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::{Deserialize, Deserializer};
 
-use crate::args::At;
+use crate::args::{At, BusAt};
 use crate::output::{USAGE, coded};
 use crate::policy::Rule;
 
@@ -32,6 +32,8 @@ pub(crate) struct Config {
     /// The longest time that a profile waits for others, with which it shares a file.
     #[serde(deserialize_with = "duration")]
     pub(crate) batch: Duration,
+    /// How agents are reached.
+    pub(crate) nats: Nats,
     /// What each profile of this machine is marked with.
     pub(crate) labels: BTreeMap<String, String>,
     /// Which hosts; the first rule that fits a service counts.
@@ -47,6 +49,7 @@ impl Default for Config {
             spool_limit: 1 << 30,
             keep: Duration::from_secs(14 * 24 * 3600),
             batch: Duration::from_secs(600),
+            nats: Nats::default(),
             labels: BTreeMap::new(),
             service: vec![Rule::default()],
         }
@@ -71,7 +74,53 @@ impl Config {
         if let Some(store) = at.store.clone().or_else(environment) {
             config.store = store;
         }
+        if let Ok(nats) = env::var("MEMPROF_NATS") {
+            config.nats.url = Some(nats);
+        }
         Ok(config)
+    }
+
+    /// With what the command line says of the bus.
+    pub(crate) fn with(mut self, bus: &BusAt) -> Self {
+        let BusAt {
+            nats,
+            nkey_file,
+            ca_file,
+        } = bus.clone();
+        self.nats = Nats {
+            url: nats.or(self.nats.url),
+            nkey_file: nkey_file.or(self.nats.nkey_file),
+            ca_file: ca_file.or(self.nats.ca_file),
+        };
+        self
+    }
+}
+
+/// `[nats]`: the server over which agents are asked.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Nats {
+    /// Its address. Without one there is no bus.
+    pub(crate) url: Option<String>,
+    /// The seed of a user of the server.
+    pub(crate) nkey_file: Option<PathBuf>,
+    /// The certificates that sign the server's; the system's where it is not set.
+    pub(crate) ca_file: Option<PathBuf>,
+}
+
+impl Nats {
+    /// The address, which must be one.
+    pub(crate) fn url(&self) -> anyhow::Result<&str> {
+        let missing =
+            "no bus is configured: give --nats URL, or `url` in [nats] of the configuration";
+        let url = self.url.as_deref().ok_or_else(|| coded(USAGE, missing))?;
+        match url.split_once("://") {
+            Some(("nats" | "tls", _)) => Ok(url),
+            _ => Err(coded(
+                USAGE,
+                format!("{url:?} is no NATS server: give nats://HOST:4222 or tls://HOST:4222"),
+            )),
+        }
     }
 }
 
@@ -151,6 +200,8 @@ mod tests {
             keys
         };
         assert_eq!(keys(&written), known("nonsense = 1"));
+        let nats = written["nats"].as_table().unwrap();
+        assert_eq!(keys(nats), known("[nats]\nnonsense = 1"));
         let service = written["service"][0].as_table().unwrap();
         assert_eq!(keys(service), known("[[service]]\nnonsense = 1"));
     }

@@ -19,6 +19,8 @@ mod store;
 
 mod drain;
 
+mod bus;
+
 mod agent;
 
 mod scan;
@@ -52,9 +54,19 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),
         Command::Fleet(Fleet::Views { engine, at }) => views::run(*engine, &Config::read(at)?),
-        Command::Fleet(Fleet::Ps { at, target, json }) => {
-            ask::instances::ps(&Config::read(at)?, target, *json)
+        Command::Fleet(Fleet::Ps {
+            at,
+            bus,
+            target,
+            json,
+        }) => {
+            let config = Config::read(at)?.with(bus);
+            match config.nats.url {
+                Some(_) => ask::live::ps(&config, target, *json),
+                None => ask::instances::ps(&config, target, *json),
+            }
         }
+        Command::Fleet(Fleet::Dump(dump)) => ask::live::dump(dump),
         Command::Fleet(Fleet::Top(question)) => ask::top(question),
         Command::Fleet(Fleet::Growth(growth)) => ask::instances::growth(growth),
         Command::Fleet(Fleet::Flame(flame)) => ask::flame(flame),

@@ -46,7 +46,7 @@ pub(crate) fn rule<'r>(rules: &'r [Rule], service: &str) -> Option<&'r Rule> {
 impl Rule {
     /// Whether a process belongs to the share.
     pub(crate) fn takes(&self, instance: &str) -> bool {
-        (number(instance) as f64) < self.share * u64::MAX as f64
+        is_part(instance, self.share)
     }
 
     /// Whether a process is due that was dumped, or first seen, at `last`. Each has a phase of its own in
@@ -62,6 +62,16 @@ impl Rule {
     pub(crate) fn rest(&self, took: Duration) -> Duration {
         took.saturating_mul(self.pause)
     }
+}
+
+/// Whether a process belongs to a share: the same ones each time.
+pub(crate) fn is_part(instance: &str, share: f64) -> bool {
+    share >= 1.0 || part(instance) < share
+}
+
+/// A number from 0 to 1 that is the same for a text everywhere and always.
+pub(crate) fn part(text: &str) -> f64 {
+    number(text) as f64 / u64::MAX as f64
 }
 
 /// A number that is the same for a text everywhere and always.
@@ -92,10 +102,14 @@ fn period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Err
 }
 
 fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let text = String::deserialize(deserializer)?;
+    parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+/// `5%` as a number from 0 to 1.
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     let share = text.strip_suffix('%').and_then(|text| text.parse().ok());
     let share = share.filter(|share| (0.0..=100.0).contains(share));
-    let wrong = || serde::de::Error::custom(format!("{text:?} is no share, from 0% to 100%"));
+    let wrong = || format!("{text:?} is no share, from 0% to 100%");
     share.map(|share: f64| share / 100.0).ok_or_else(wrong)
 }
 

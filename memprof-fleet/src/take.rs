@@ -134,7 +134,7 @@ fn start_ticks(pid: u32) -> Option<u64> {
 }
 
 /// The process's resident memory (proc(5), status).
-fn resident(pid: u32) -> Option<i64> {
+pub(crate) fn resident(pid: u32) -> Option<i64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
         .lines()

@@ -33,6 +33,7 @@ pub(crate) const TEST: &[&str] = &[
     "mosquitto",
     "mosquitto-clients",
     "musl-tools",
+    "nats-server",
     "nodejs",
     "openssl",
     "perl",

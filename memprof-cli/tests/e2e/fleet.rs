@@ -87,8 +87,9 @@ impl Fleet {
 
     fn memprof(&self, args: &[&str]) -> Run {
         let config = self.path("fleet.toml");
+        // Other tests' hosts are left alone.
         let text = format!(
-            "store = \"file://{}\"\nspool = {:?}\n",
+            "store = \"file://{}\"\nspool = {:?}\n[[service]]\nname = \"cart\"\n",
             self.path("store").display(),
             self.path("spool")
         );

@@ -148,7 +148,7 @@ fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
     processes.into_values().collect()
 }
 
-fn bytes(bytes: i64) -> String {
+pub(super) fn bytes(bytes: i64) -> String {
     amount(bytes, SampleType::InuseSpace)
 }
 
@@ -158,7 +158,7 @@ fn signed(value: i64) -> String {
 }
 
 /// Columns as wide as their longest cell.
-fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
+pub(super) fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([heads[column].len()]).max().unwrap_or_default()

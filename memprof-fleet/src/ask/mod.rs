@@ -1,6 +1,7 @@
 //! The questions, answered from the tables.
 
 pub(crate) mod instances;
+pub(crate) mod live;
 mod named;
 mod profiles;
 mod target;

@@ -1,6 +1,7 @@
 //! `memprof-fleet` as a program, over stores in directories: dumps are put into its spool as an agent does.
 
 mod bad_input;
+mod bus;
 mod compact;
 mod kill;
 mod place;

@@ -1,0 +1,233 @@
+//! Questions to the agents themselves: `fleet ps` where there is a bus, and `fleet dump`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde_json::json;
+use tokio::time::{Instant, timeout_at};
+
+use super::instances::{bytes, table};
+use crate::args::{DumpArgs, Window};
+use crate::ask::{Asked, Target, profiles};
+use crate::bus::{Process, Reply, Request, Verb, connect, subject};
+use crate::config::Config;
+use crate::output::{UNREACHABLE, coded, note, print};
+
+/// How long agents may take to say that they are there.
+const HERE: Duration = Duration::from_secs(2);
+/// How long a list may take.
+const LISTING: Duration = Duration::from_secs(15);
+/// How long dumps may take, behind the time over which they are spread.
+const DUMPING: Duration = Duration::from_secs(300);
+/// Which agents are expected: those that wrote a profile in this time.
+const KNOWN: Duration = Duration::from_secs(3600);
+
+/// What came.
+#[derive(Default)]
+struct Gathered {
+    processes: Vec<Process>,
+    /// By machine: how many processes it told of, and how many it says that it told of.
+    agents: BTreeMap<String, (usize, Option<usize>)>,
+}
+
+/// `memprof fleet ps` over the bus.
+pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
+    let request = Request {
+        target: target.clone(),
+        share: 1.0,
+        spread_ms: 0,
+        dry_run: false,
+    };
+    show(config, Verb::Ps, target, &request, LISTING, json)
+}
+
+/// `memprof fleet dump`
+pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
+    let config = Config::read(&args.at)?.with(&args.bus);
+    let spread = u64::try_from(args.spread.as_millis()).unwrap_or(u64::MAX);
+    let request = Request {
+        target: args.target.clone(),
+        share: args.sample,
+        spread_ms: spread,
+        dry_run: args.dry_run,
+    };
+    let patience = args.spread.saturating_add(DUMPING);
+    show(
+        &config,
+        Verb::Dump,
+        &args.target,
+        &request,
+        patience,
+        args.json,
+    )
+}
+
+fn show(
+    config: &Config,
+    verb: Verb,
+    target: &Target,
+    request: &Request,
+    patience: Duration,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let gathered = runtime.block_on(gather(config, verb, target, request, patience))?;
+    drop(runtime);
+    let missing = missing(config, target, &gathered);
+    if gathered.agents.is_empty() && missing.is_empty() {
+        let url = config.nats.url()?;
+        let message = format!("no agent answered at {url}: `memprof agent --nats {url}` runs one");
+        return Err(coded(UNREACHABLE, message));
+    }
+    let Gathered {
+        mut processes,
+        agents,
+    } = gathered;
+    processes.sort_by(|a, b| (&a.service, &a.host, a.pid).cmp(&(&b.service, &b.host, b.pid)));
+    if json {
+        print(&json!({ "processes": processes, "missing": missing }).to_string())?;
+    } else {
+        let cells = processes.iter().map(|one| {
+            [
+                one.service.clone(),
+                format!("{}/{}", one.host, one.pid),
+                one.profiling.clone(),
+                one.rss_bytes.map(bytes).unwrap_or_default(),
+                match &one.failed {
+                    Some(why) => why.clone(),
+                    None => one.inuse_bytes.map(bytes).unwrap_or_default(),
+                },
+            ]
+        });
+        let heads = ["SERVICE", "PROCESS", "PROFILING", "RSS", "DUMPED"];
+        print(&table(heads, cells.collect()))?;
+    }
+    note(&format!(
+        "{} agents answered",
+        agents.len() - unfinished(&agents)
+    ));
+    for (host, why) in &missing {
+        note(&format!("missing: {host}: {why}"));
+    }
+    let failed = processes.iter().any(|one| one.failed.is_some());
+    Ok(u8::from(failed || !missing.is_empty()).into())
+}
+
+fn unfinished(agents: &BTreeMap<String, (usize, Option<usize>)>) -> usize {
+    agents
+        .values()
+        .filter(|(told, of)| *of != Some(*told))
+        .count()
+}
+
+/// The agents that did not answer, or not to the end, and what is known of each.
+fn missing(config: &Config, target: &Target, gathered: &Gathered) -> BTreeMap<String, String> {
+    let mut missing = BTreeMap::new();
+    let window = Window {
+        until: None,
+        length: KNOWN,
+    };
+    let known = Asked::new(config, &window, target).and_then(|asked| profiles(&asked));
+    match known {
+        Ok(known) => {
+            let silent = known
+                .into_iter()
+                .filter(|one| !gathered.agents.contains_key(&one.host));
+            missing.extend(silent.map(|one| {
+                (
+                    one.host,
+                    format!(
+                        "it wrote a profile at {}, and does not answer",
+                        one.time.text()
+                    ),
+                )
+            }));
+        }
+        Err(error) => note(&format!("only agents that answer are known: {error:#}")),
+    }
+    for (host, (told, of)) in &gathered.agents {
+        let why = match of {
+            None => "it began to answer, and did not end in time".to_owned(),
+            Some(of) if of != told => format!("{told} of its {of} processes came"),
+            Some(_) => continue,
+        };
+        missing.insert(host.clone(), why);
+    }
+    missing
+}
+
+/// Asks, and takes answers until every agent that is there has ended its own.
+async fn gather(
+    config: &Config,
+    verb: Verb,
+    target: &Target,
+    request: &Request,
+    patience: Duration,
+) -> anyhow::Result<Gathered> {
+    let refused: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+    let tell = {
+        let refused = Arc::clone(&refused);
+        move |error| {
+            if let Ok(mut refused) = refused.lock() {
+                refused.insert(error);
+            }
+        }
+    };
+    let client = connect(&config.nats, "memprof fleet", tell).await?;
+    let inbox = client.new_inbox();
+    let mut replies = client.subscribe(inbox.clone()).await?;
+    let payload = serde_json::to_vec(request)?;
+    client
+        .publish_with_reply(subject(verb, target), inbox, payload.into())
+        .await?;
+    client.flush().await?;
+    let begun = Instant::now();
+    let (here, end) = (begun + HERE, begun + patience);
+    let mut gathered = Gathered::default();
+    loop {
+        // A refusal is only an event, and nobody would ever answer.
+        if let Some(error) = refused
+            .lock()
+            .ok()
+            .and_then(|refused| refused.first().cloned())
+        {
+            let message = format!(
+                "{}: {error}: the server must let this user publish {} and subscribe to _INBOX.>",
+                config.nats.url()?,
+                subject(verb, target)
+            );
+            return Err(coded(UNREACHABLE, message));
+        }
+        let now = Instant::now();
+        let is_done = now >= here && unfinished(&gathered.agents) == 0;
+        if is_done || now >= end {
+            return Ok(gathered);
+        }
+        let until = if now < here {
+            here.min(now + HERE / 10)
+        } else {
+            end
+        };
+        let Ok(Some(message)) = timeout_at(until, replies.next()).await else {
+            continue;
+        };
+        match serde_json::from_slice(&message.payload) {
+            Ok(Reply::Here { host }) => {
+                gathered.agents.entry(host).or_default();
+            }
+            Ok(Reply::Process(process)) => {
+                gathered.agents.entry(process.host.clone()).or_default().0 += 1;
+                gathered.processes.push(process);
+            }
+            Ok(Reply::Done { host, processes }) => {
+                gathered.agents.entry(host).or_default().1 = Some(processes);
+            }
+            Err(error) => note(&format!("a reply is none of memprof's: {error}")),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! An agent's end of the bus.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::Duration;
+
+use async_nats::{Client, Message};
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::select_all;
+use memprof_host::{Reach, Running, survey};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use super::{Process, Reply, Request, connect, subjects};
+use crate::agent::Event;
+use crate::config::Nats;
+use crate::output::note;
+use crate::policy::part;
+use crate::take::resident;
+
+/// How long a server that does not answer is left alone.
+const LEAVE: Duration = Duration::from_secs(5);
+
+/// A question that only the agent's own thread can answer: it takes one dump at a time.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) request: Request,
+    pub(crate) replies: UnboundedSender<Reply>,
+}
+
+/// Answers questions, on a thread of its own, for as long as this program runs.
+pub(crate) fn answer(nats: Nats, host: String, dumps: Sender<Event>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    nats.url()?;
+    thread::spawn(move || {
+        runtime.block_on(async {
+            let mut told = String::new();
+            loop {
+                if let Err(error) = serve(&nats, &host, &dumps).await {
+                    let error = format!("{error:#}");
+                    if told != error {
+                        note(&error);
+                        told = error;
+                    }
+                }
+                tokio::time::sleep(LEAVE).await;
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Answers until the connection ends for good.
+async fn serve(nats: &Nats, host: &str, dumps: &Sender<Event>) -> anyhow::Result<()> {
+    let client = connect(nats, &format!("memprof agent {host}"), |error| note(&error)).await?;
+    let mut messages = Vec::new();
+    for subject in subjects(host) {
+        messages.push(client.subscribe(subject).await?);
+    }
+    note(&format!("questions come from {}", nats.url()?));
+    let mut messages = select_all(messages);
+    let host: Arc<str> = host.into();
+    while let Some(message) = messages.next().await {
+        tokio::spawn(reply(
+            client.clone(),
+            Arc::clone(&host),
+            dumps.clone(),
+            message,
+        ));
+    }
+    Ok(())
+}
+
+async fn reply(client: Client, host: Arc<str>, dumps: Sender<Event>, message: Message) {
+    let (Some(to), Ok(request)) = (
+        message.reply,
+        serde_json::from_slice::<Request>(&message.payload),
+    ) else {
+        return note(&format!(
+            "a question at {} is none of memprof's",
+            message.subject
+        ));
+    };
+    let (send, mut replies) = unbounded_channel();
+    let here = Reply::Here {
+        host: host.to_string(),
+    };
+    // The other end is below.
+    send.send(here).unwrap_or_default();
+    if message.subject.ends_with(".dump") {
+        let spread = Duration::from_millis(request.spread_ms).mul_f64(part(&host));
+        tokio::spawn(async move {
+            tokio::time::sleep(spread).await;
+            let asked = Asked {
+                request,
+                replies: send,
+            };
+            // An agent that ends answers nobody: it is missed.
+            dumps.send(Event::Asked(asked)).unwrap_or_default();
+        });
+    } else {
+        tokio::task::spawn_blocking(move || list(&host, &request, &send));
+    }
+    while let Some(reply) = replies.recv().await {
+        let bytes: Bytes = serde_json::to_vec(&reply).unwrap_or_default().into();
+        if let Err(error) = client.publish(to.clone(), bytes).await {
+            note(&format!("a reply was not sent: {error}"));
+        }
+    }
+}
+
+/// The processes that are asked for.
+fn list(host: &str, request: &Request, replies: &UnboundedSender<Reply>) {
+    let state = |client: &mut memprof_host::client::Client| match client.status() {
+        Ok(status) => status.profiling.to_string(),
+        Err(error) => error.to_string(),
+    };
+    let hosts = survey(Reach::Processes, state).hosts.into_iter();
+    let meant = hosts.filter(|(of, _)| {
+        request
+            .target
+            .takes(&of.info.name, host, of.pid.cast_signed())
+    });
+    let mut processes = 0;
+    for (of, profiling) in meant {
+        processes += 1;
+        replies
+            .send(Reply::Process(process(host, &of, profiling)))
+            .unwrap_or_default();
+    }
+    let done = Reply::Done {
+        host: host.to_owned(),
+        processes,
+    };
+    replies.send(done).unwrap_or_default();
+}
+
+pub(crate) fn process(host: &str, of: &Running, profiling: String) -> Process {
+    Process {
+        host: host.to_owned(),
+        pid: of.pid,
+        service: of.info.name.clone(),
+        profiling,
+        rss_bytes: resident(of.pid),
+        inuse_bytes: None,
+        failed: None,
+    }
+}
