@@ -7,7 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::ValueEnum;
 use memprof_report::{
-    Blame, Error, ErrorKind, Filter, Format, Granularity, Input, Limits, Options, Sources, pattern,
+    Blame, Error, ErrorKind, Filter, Format, Granularity, Input, Label, Limits, Options, Sources,
+    pattern,
 };
 
 use crate::{browser, output};
@@ -61,6 +62,14 @@ pub(crate) struct ReportArgs {
     /// Only what was allocated at least so long before the dump, as 10m or 1h
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     older: Option<Duration>,
+
+    /// Show who holds how much by the values of this label; needs a dump taken after `activate labels=KEY`
+    #[arg(long, value_name = "KEY")]
+    by: Option<String>,
+
+    /// Only what was allocated under this label; a VALUE `[none]` is for what had none
+    #[arg(long, value_name = "KEY=VALUE")]
+    label: Option<Label>,
 
     /// The main program, where it is not at the path that the dump names
     #[arg(long, value_name = "FILE")]
@@ -276,6 +285,8 @@ impl ReportArgs {
             },
             ages: self.ages,
             older: self.older,
+            label: self.label.clone(),
+            by: self.by.clone(),
             by_cum: self.cum,
             top: self.top,
             normalize: self.normalize,

@@ -49,7 +49,7 @@ pub use dumps::trigger::{Condition, Threshold, Trigger};
 pub use error::{Cause, Error, ErrorKind, Result};
 pub use figures::recent::RECENT;
 pub use identity::FoundBy;
-pub use profiler::{ActivateOptions, AgeWidth, Profiler, SEEN_FROM_THE_START, Settings};
+pub use profiler::{ActivateOptions, AgeWidth, LabelKeys, Profiler, SEEN_FROM_THE_START, Settings};
 pub use sampler::sample_at_once;
 pub use size::{SIZE_EXAMPLE, has_unit, parse_size};
 pub use system::seccomp::require_calls;

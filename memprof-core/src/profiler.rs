@@ -8,6 +8,7 @@ mod dumping;
 mod farewell;
 mod figures;
 mod heaps;
+mod labels;
 mod lease;
 mod recent;
 mod sampling;
@@ -18,6 +19,8 @@ mod watching;
 
 pub use ages::AgeWidth;
 use ages::Ages;
+pub use labels::LabelKeys;
+use labels::Labels;
 pub use switching::ActivateOptions;
 
 use std::path::PathBuf;
@@ -102,6 +105,7 @@ pub struct Profiler {
     was_refused: AtomicBool,
     unwinder: Unwinder,
     ages: Ages,
+    labels: Labels,
     tick: Mutex<Option<Tick>>,
 }
 
@@ -150,6 +154,7 @@ impl Profiler {
         let mut profiler = Self {
             unwinder: Unwinder::new(settings.unwinder),
             ages: Ages::new(),
+            labels: Labels::default(),
             tick: Mutex::new(None),
             found: Mutex::new(Found::look(&settings, &[])),
             settings,
@@ -212,6 +217,7 @@ impl Profiler {
             gdump: self.gdump_status(),
             unwinder: self.unwinder.status(),
             ages_s: self.ages.width(),
+            labels: self.labels.on(),
         }
     }
 

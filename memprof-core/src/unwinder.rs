@@ -1,6 +1,8 @@
 //! Who walks the stack of a sample: the allocator itself, or our walk, which costs a fraction of
 //! it (`memprof-unwind`). Ours stays only while it finds what the allocator's own finds.
 
+#[cfg(target_arch = "x86_64")]
+mod contexts;
 #[cfg_attr(target_arch = "x86_64", path = "unwinder/ours.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "unwinder/elsewhere.rs")]
 mod ours;
@@ -14,8 +16,14 @@ use crate::{clock::rfc3339, lock::lock};
 use memprof_messages::{UnwinderChoice, UnwinderStatus, Walker, Whose};
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) use contexts::thread_contexts;
+#[cfg(target_arch = "x86_64")]
 pub(crate) use ours::prepare_walks;
-pub(crate) use ours::{set_birth, set_leased};
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use ours::thread_contexts;
+pub(crate) use ours::{
+    Context, MOST_KEYS, MOST_SETS, each_label_set, set_birth, set_labels, set_leased,
+};
 pub(crate) use tick::Tick;
 
 /// How the walks are made, as the plugin's configuration says.

@@ -42,6 +42,8 @@ pub struct Status {
     pub unwinder: UnwinderStatus,
     /// The length of the buckets of time in which samples are counted, in seconds, while they are.
     pub ages_s: Option<u32>,
+    /// The keys of labels by which samples are counted, while they are.
+    pub labels: Vec<String>,
 }
 
 /// One allocator, as `status` shows it.

@@ -63,6 +63,13 @@ pub const MESSAGES: &[Message] = &[
                 "let dumps tell how old memory is, in buckets of this length: memprof report --ages",
             )
             .default("off"),
+            Argument::new(
+                "labels",
+                Like(&["thread", "thread,http.route:0", "off"]),
+                "let dumps tell whose memory it is, by the threads' names and the attributes of OpenTelemetry's thread \
+                 context, KEY:INDEX: memprof report --by KEY",
+            )
+            .default("off"),
         ],
     },
     Message {

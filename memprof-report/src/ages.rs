@@ -147,25 +147,6 @@ pub(crate) fn keep_older(profile: &mut Profile, least: Duration) -> Result<i64> 
     Ok(unknown[SampleType::InuseSpace])
 }
 
-/// A stack's line without its last word, if that is a birth, which other tools take for an address.
-pub(crate) fn without_birth(line: &[u8]) -> &[u8] {
-    let Some((rest, word)) = line
-        .iter()
-        .rposition(|c| *c == b' ')
-        .map(|at| line.split_at(at))
-    else {
-        return line;
-    };
-    let hexadecimal = word
-        .strip_prefix(b" 0x")
-        .and_then(|word| std::str::from_utf8(word).ok());
-    let address = hexadecimal.and_then(|word| u64::from_str_radix(word, 16).ok());
-    match address.and_then(Birth::of) {
-        Some(_) => rest,
-        None => line,
-    }
-}
-
 /// For a profile whose samples have no births.
 pub(crate) fn no_ages() -> Error {
     Error::Usage(

@@ -14,10 +14,10 @@ pub use tcmalloc::write_tcmalloc;
 
 use std::io::BufRead;
 
-use crate::birth::Birth;
 use crate::error::{Error, Quoted, Result};
 use crate::limits::{Budget, Limits, Part};
 use crate::lines::{Ending, for_each_line};
+use crate::marks::Marks;
 use crate::profile::{Mapping, Profile, Sample, Values};
 
 /// Reads a heap dump, a symbolized one (`--- symbol`) too.
@@ -61,8 +61,8 @@ struct Dump<'a> {
     symbols: symbols::Symbols,
     checksum: checksum::Checksum,
     frames: frames::FrameReader,
-    /// That of the stack read last.
-    birth: Option<Birth>,
+    /// Those of the stack read last.
+    marks: Marks,
     threads: v2::Threads,
     /// The line behind the first values that are not those of their only thread.
     contradictory: Option<u64>,
@@ -82,7 +82,7 @@ impl<'a> Dump<'a> {
             symbols: symbols::Symbols::default(),
             checksum: checksum::Checksum::default(),
             frames: frames::FrameReader::default(),
-            birth: None,
+            marks: Marks::default(),
             threads: v2::Threads::default(),
             contradictory: None,
         }
@@ -136,8 +136,8 @@ impl<'a> Dump<'a> {
         let stacks = &mut self.profile.stacks;
         stacks.clear();
         let known = stacks.addresses().len();
-        self.birth = match self.frames.read(text, stacks) {
-            Ok(birth) => birth,
+        self.marks = match self.frames.read(text, stacks) {
+            Ok(marks) => marks,
             Err(wrong) => return Err(self.unexpected("an address '0x…'", wrong)),
         };
         for _ in known..self.profile.stacks.addresses().len() {
@@ -169,7 +169,8 @@ impl<'a> Dump<'a> {
         self.profile.samples.push(Sample {
             stack,
             counts: [0; 2],
-            birth: self.birth,
+            birth: self.marks.birth,
+            label: self.marks.label,
             values,
         });
         Ok(())

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::blame::Blame;
 use crate::filter::Filter;
 use crate::fold::Granularity;
+use crate::label::Label;
 use crate::limits::Limits;
 use crate::profile::SampleType;
 
@@ -23,6 +24,10 @@ pub struct Options {
     pub ages: bool,
     /// Only what was allocated at least so long before the profile was taken.
     pub older: Option<Duration>,
+    /// Only what was allocated under this label.
+    pub label: Option<Label>,
+    /// The rows of a table are the values of this label.
+    pub by: Option<String>,
     /// Tables are sorted by cumulative value.
     pub by_cum: bool,
     /// Rows of a table, nodes of a tree or a graph; the format's default when there is none. The formats that

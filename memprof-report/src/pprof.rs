@@ -320,6 +320,7 @@ impl<'a> Reader<'a> {
                 stack,
                 counts: [0; 2],
                 birth: None,
+                label: None,
                 values,
             });
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::{AddAssign, Index, IndexMut};
 
 use crate::birth::{Ages, Birth};
+use crate::label::{LabelId, Labels};
 use crate::limits::Room;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};
@@ -117,6 +118,8 @@ pub struct Sample {
     pub counts: [u32; 2],
     /// When they were allocated, where the profile tells.
     pub birth: Option<Birth>,
+    /// The labels of who allocated them, where the profile tells.
+    pub label: Option<LabelId>,
     /// How much.
     pub values: Values,
 }
@@ -239,6 +242,8 @@ pub struct Profile {
     pub mappings: Vec<Mapping>,
     /// How the births of its samples are to be read, where they have some.
     pub ages: Option<Ages>,
+    /// What the labels of its samples say.
+    pub labels: Labels,
     /// Whether `alloc_*` was counted.
     pub has_alloc: bool,
     /// Where and when it was taken.
@@ -262,6 +267,7 @@ impl Default for Profile {
             samples: Vec::new(),
             mappings: Vec::new(),
             ages: None,
+            labels: Labels::default(),
             has_alloc: false,
             origin: Origin::default(),
             names: None,

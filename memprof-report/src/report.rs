@@ -12,6 +12,7 @@ use crate::names::printable;
 use crate::options::{Format, Options};
 use crate::profile::{Profile, SampleType};
 use crate::render::{self, amount};
+use crate::shares::keep_label;
 use crate::symbolize::{Progress, Sources, number_the_rest, symbolize};
 use crate::trim::allocator_depths;
 use crate::unsample::unsample;
@@ -150,6 +151,9 @@ pub fn read(
                 .push(format!("{unknown} of unknown age left out"));
         }
     }
+    if let Some(label) = &options.label {
+        keep_label(&mut profile, label)?;
+    }
     let names = match sources {
         Some(sources) => symbolize(&mut profile, sources, progress)?,
         None => {
@@ -175,6 +179,12 @@ impl Options {
             }
             (format, _) if self.ages && !matches!(format, Format::Text | Format::Json) => {
                 "--ages is for --format text and json".into()
+            }
+            (_, Some(_)) if self.by.is_some() || self.label.is_some() => {
+                "--by and --label look at one profile: leave --base out".into()
+            }
+            (format, _) if self.by.is_some() && !matches!(format, Format::Text | Format::Json) => {
+                "--by is for --format text and json".into()
             }
             (Format::Peek, _) if self.filter.focus.is_none() => {
                 "peek needs --focus: the function to look at".into()
@@ -213,6 +223,9 @@ fn jeprof_difference(new: &str, base: &str) -> String {
 fn emptiness(profile: &Profile, options: &Options) -> String {
     if options.filter.focus.is_some() || options.filter.ignore.is_some() {
         return "no stack is left by --focus and --ignore".into();
+    }
+    if options.label.is_some() {
+        return "nothing is left by --label".into();
     }
     if options.older.is_some() {
         return "nothing is left by --older".into();

@@ -265,6 +265,7 @@ mod tests {
                     stack: profile.stacks.finish(),
                     counts: [0; 2],
                     birth: None,
+                    label: None,
                     values: Self::written(*stack),
                 });
             }

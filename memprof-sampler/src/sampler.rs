@@ -5,7 +5,7 @@ use core::arch::asm;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
-use memprof_unwind::{Registers, birth_frame, walk_this_thread};
+use memprof_unwind::{Registers, Tail, walk_this_thread};
 
 use crate::countdown;
 use crate::filter::{Filter, hash};
@@ -186,14 +186,11 @@ pub(crate) fn sample(block: usize, size: usize) {
     let own = own_code();
     let is_own = |frame: &&usize| own.contains(*frame);
     let start = walked.iter().take_while(is_own).count();
-    let born = birth_frame();
-    let mut end = count.min(start + MOST_FRAMES - usize::from(born.is_some()));
-    if let (Some(born), Some(next)) = (born, room.get_mut(end)) {
-        next.write(born);
-        end += 1;
-    }
+    let tail = Tail::now();
+    let end = count.min(start + tail.room_before(MOST_FRAMES));
+    let end = tail.end(&mut room, end);
     let frames = room.get(start..end).unwrap_or_default();
-    // SAFETY: the walk wrote these, but for the last one.
+    // SAFETY: the walk wrote these, and the tail the last ones.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
     match RECORDS.intern(frames, size) {

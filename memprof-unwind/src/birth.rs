@@ -19,7 +19,7 @@ pub fn set_birth(second: Option<u32>) {
 
 /// The frame to end a stack in.
 #[inline(always)]
-pub fn birth_frame() -> Option<usize> {
+pub(crate) fn birth_frame() -> Option<usize> {
     match FRAME.load(Relaxed) {
         0 => None,
         frame => Some(frame),

@@ -11,13 +11,13 @@ use core::sync::atomic::{
 };
 
 use crate::Counts;
-use crate::birth::birth_frame;
 use crate::compare::{Walk, leaf_of};
 use crate::memory::Stack;
 use crate::object::{FindObject, loaded_rule_at};
 use crate::own_stack::{self, OwnStack, set_main_stack_top};
 use crate::rule::{Packed, Rule};
 use crate::table::Table;
+use crate::tail::Tail;
 use crate::walk::{End, Frame, Registers, Rules, as_frames, walk};
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3: fills the first array with at most so many program
@@ -214,20 +214,13 @@ unsafe extern "C" fn sample(
     // SAFETY: `Walker`: room for so many pointers.
     let room = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
     // After the comparison, of which it is no part.
-    let (last, room) = match (birth_frame(), room) {
-        (Some(frame), [room @ .., last]) => (Some((last, frame)), room),
-        (_, room) => (None, room),
-    };
-    let Some(mut walked) = hook.walk(start, hook.leaf.load(Relaxed), room) else {
+    let tail = Tail::now();
+    let before = tail.room_before(room.len());
+    let stack = room.get_mut(..before).unwrap_or_default();
+    let Some(walked) = hook.walk(start, hook.leaf.load(Relaxed), stack) else {
         return false;
     };
-    if let Some((last, frame)) = last {
-        match room.get_mut(walked) {
-            Some(next) => next.write(frame),
-            None => last.write(frame),
-        };
-        walked += 1;
-    }
+    let walked = tail.end(room, walked);
     // SAFETY: `Walker`: a number.
     unsafe { count.write(walked as u32) };
     true

@@ -20,20 +20,24 @@ pub mod cfi;
 mod compare;
 mod counts;
 mod hook;
+mod label;
 mod memory;
 mod object;
 mod own_stack;
 mod rule;
 mod table;
+mod tail;
 mod walk;
 
-pub use birth::{birth_frame, set_birth};
+pub use birth::set_birth;
 pub use counts::Counts;
 pub use hook::{
     HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read, walk_this_thread,
 };
+pub use label::{Context, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER, each_label_set, set_labels};
 pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
 pub use rule::{Cfa, Packed, Rule, SavedBp};
 pub use table::Table;
+pub use tail::Tail;
 pub use walk::{End, Frame, Memory, Registers, Rules, as_frames, walk};

@@ -27,6 +27,7 @@ mod http_access;
 mod http_api;
 mod http_tools;
 mod http_users;
+mod labels;
 mod languages;
 mod ledger;
 mod operate;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::time::SystemTime;
 
+use super::labels;
 use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::checksum::{self, Sealed};
 use crate::dumps::headroom::require_memory;
@@ -113,6 +114,7 @@ fn comments(
     ];
     lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
     lines.extend(origin.ages.iter().map(|ages| format!("# ages: {ages}")));
+    lines.extend(labels::lines());
     lines.extend(
         origin
             .active_since

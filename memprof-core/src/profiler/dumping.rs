@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::rand::GetRandomFlags;
 
 use super::dump::{self, Origin};
+use super::labels;
 use super::unsampled::leave_this_thread_out;
 use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
 use crate::dumps::headroom;
@@ -70,7 +71,11 @@ impl Profiler {
                     let was_late = active_since.is_some_and(|since| since > self.started);
                     let live = figures::live(&backends).filter(|_| was_late);
                     warnings.extend(live.and_then(|live| unseen(&dumps, live)));
-                    warnings.extend(self.ages.width().map(|_| READ_BY_MEMPROF.to_owned()));
+                    let labels = self.labels.on();
+                    let is_marked = self.ages.width().is_some() || !labels.is_empty();
+                    warnings.extend(is_marked.then(|| READ_BY_MEMPROF.to_owned()));
+                    let is_full = !labels.is_empty() && labels::is_full();
+                    warnings.extend(is_full.then(|| MORE_LABELS.to_owned()));
                     warnings
                 }
                 ProfileKind::Growth => Vec::new(),
@@ -122,7 +127,10 @@ impl Profiler {
     }
 }
 
-const READ_BY_MEMPROF: &str = "its stacks tell ages, which other tools take for addresses: \
+const MORE_LABELS: &str = "1,000 different sets of labels were seen, and all others are told as [other]: \
+     choose labels with fewer values, and none that is another in each request";
+
+const READ_BY_MEMPROF: &str = "its stacks tell ages or labels, which other tools take for addresses: \
      `memprof report --format jeprof` writes it for them";
 
 /// Less than this was in use unseen before it matters.

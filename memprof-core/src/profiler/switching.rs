@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::ages::AgeWidth;
 use super::figures::jemallocs;
+use super::labels::LabelKeys;
 use super::lease::Lease;
 use super::{Backends, Profiler, lock, with_each, with_remedy};
 use crate::allocators::embedded;
@@ -18,7 +19,7 @@ use memprof_messages::{Activation, Kind, ProfileKind, SamplerChoice, UnwinderCho
 const LEASE: Duration = Duration::from_secs(600);
 
 /// What to activate, and how.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ActivateOptions {
     /// Those of that kind; else those that are driven.
     pub allocator: Option<Kind>,
@@ -32,6 +33,8 @@ pub struct ActivateOptions {
     pub sampler: Option<SamplerChoice>,
     /// Samples have an age, in buckets of that length.
     pub ages: Option<AgeWidth>,
+    /// Samples have these labels of the allocating threads.
+    pub labels: Option<LabelKeys>,
 }
 
 impl Profiler {
@@ -47,6 +50,7 @@ impl Profiler {
             unwinder,
             sampler,
             ages,
+            labels,
         } = options;
         self.look_again();
         let backends = self.driven(allocator)?;
@@ -60,13 +64,17 @@ impl Profiler {
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut since = lock(&self.active_since);
         let mut warnings = self.unwinder.install(&jemallocs(&backends), unwinder);
-        if ages.is_some() {
-            self.require_ages(&backends).inspect_err(|_| {
-                if begun {
-                    self.unwinder.remove();
-                }
-            })?;
-        }
+        let marked = match (ages, &labels) {
+            (None, None) => Ok(()),
+            (Some(_), _) => self.require_our_stacks(&backends, "ages"),
+            (None, Some(_)) => self.require_our_stacks(&backends, "labels"),
+        };
+        let marked = marked.and_then(|()| self.labels.set(labels.as_ref()));
+        marked.inspect_err(|_| {
+            if begun {
+                self.unwinder.remove();
+            }
+        })?;
         self.ages.set(ages);
         warnings.extend(with_each(&backends, |each| each.activate(interval))?);
         self.set_tick()?;
@@ -110,6 +118,7 @@ impl Profiler {
         if !self.is_active() {
             self.unwinder.remove();
             self.ages.set(None);
+            self.labels.set(None)?;
             *lock(&self.tick) = None;
             *since = None;
         }
@@ -158,14 +167,15 @@ impl Profiler {
         })
     }
 
-    /// Ages are told by the stacks that memprof walks.
-    fn require_ages(&self, backends: &Backends) -> Result<()> {
+    /// Ages and labels are told by the stacks that memprof walks.
+    fn require_our_stacks(&self, backends: &Backends, what: &str) -> Result<()> {
         let samples = backends.iter().any(|each| each.sampler_status().is_some());
         if samples || self.unwinder.is_ours() {
             return Ok(());
         }
-        let message =
-            "ages are told by memprof's stack walk or its sampler, and neither is at work here";
+        let message = format!(
+            "{what} are told by memprof's stack walk or its sampler, and neither is at work here"
+        );
         let mut reasons = self
             .unwinder
             .status()
@@ -174,10 +184,10 @@ impl Profiler {
             .filter_map(|each| each.reason);
         let message = match reasons.next() {
             Some(reason) => format!("{message}: {reason}"),
-            None => message.to_owned(),
+            None => message,
         };
         Err(Error::new(ErrorKind::Unsupported, message)
-            .remedy("activate sampler=ours, or leave ages out"))
+            .remedy(format!("activate sampler=ours, or leave {what} out")))
     }
 
     fn lease_for(self: &Arc<Self>, duration: Duration) -> Result<Lease> {

@@ -44,5 +44,24 @@ pub(super) fn rules_read() -> u64 {
 
 pub(crate) fn set_birth(_: Option<u32>) {}
 
+pub(crate) const MOST_KEYS: usize = 8;
+pub(crate) const MOST_SETS: usize = 0;
+
+/// Never read.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) module: usize,
+    pub(crate) offset: usize,
+    pub(crate) keys: [Option<u8>; MOST_KEYS],
+}
+
+pub(crate) fn thread_contexts() -> Vec<(usize, usize)> {
+    Vec::new()
+}
+
+pub(crate) fn set_labels(_: &[Context], _: Option<u8>) {}
+
+pub(crate) fn each_label_set(_: impl FnMut(u32, &[u8])) {}
+
 /// Nothing is installed that a forked child would have.
 pub(crate) fn set_leased(_: bool) {}

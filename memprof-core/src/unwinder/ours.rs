@@ -14,7 +14,9 @@ use crate::allocators::mallctl::{Mallctl, MallctlFn};
 use crate::allocators::objects;
 use crate::error::{Error, Result};
 
-pub(crate) use memprof_unwind::set_birth;
+pub(crate) use memprof_unwind::{
+    Context, MOST_KEYS, MOST_SETS, each_label_set, set_birth, set_labels,
+};
 pub(super) use memprof_unwind::{Counts, forget_rules, forget_stacks, rules_read};
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3, since which it is there.

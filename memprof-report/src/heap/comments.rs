@@ -30,6 +30,11 @@ impl Dump<'_> {
             "lost samples" => origin.lost_samples = value.parse().ok(),
             "tally" => origin.tally = read_tally(value),
             "active-since" => origin.active_since = Some(value.into()),
+            "labels" => self.profile.labels.read_keys(value),
+            "label" => {
+                self.profile.labels.read_set(value);
+                self.spend(Part::Text(value.len()))?;
+            }
             "ages" => self.profile.ages = Ages::parse(value),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {

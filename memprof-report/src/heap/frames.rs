@@ -4,7 +4,7 @@
 //! only an address seen for the first time is checked and converted.
 
 use super::numbers::hexadecimal;
-use crate::birth::Birth;
+use crate::marks::{Mark, Marks};
 use crate::profile::Address;
 use crate::stacks::{AddressId, Mix, Stacks};
 
@@ -26,7 +26,7 @@ struct Width(u32);
 #[derive(Clone, Copy, Debug)]
 enum Word {
     Frame(AddressId),
-    Birth(Birth),
+    Mark(Mark),
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ pub(super) struct FrameReader {
 }
 
 impl FrameReader {
-    /// Pushes the addresses of `0x… 0x…`, and returns the birth that stands among them; on failure, the text of
+    /// Pushes the addresses of `0x… 0x…`, and returns the marks that stand among them; on failure, the text of
     /// the wrong one.
     ///
     /// A word is most often as wide as the one before. Guessing that, the processor need not wait for the end
@@ -48,9 +48,9 @@ impl FrameReader {
         &mut self,
         mut text: &'t [u8],
         stacks: &mut Stacks,
-    ) -> Result<Option<Birth>, &'t [u8]> {
+    ) -> Result<Marks, &'t [u8]> {
         let mut width = Width::default();
-        let mut birth = None;
+        let mut marks = Marks::default();
         while !text.is_empty() {
             let head = head(text);
             let (word, length) = match width.key(head).and_then(|key| self.get(key)) {
@@ -62,11 +62,11 @@ impl FrameReader {
             };
             match word {
                 Word::Frame(id) => stacks.push(id),
-                Word::Birth(found) => birth = Some(found),
+                Word::Mark(mark) => marks.add(mark),
             }
             text = text.get(length + 1..).unwrap_or_default();
         }
-        Ok(birth)
+        Ok(marks)
     }
 
     /// The address at the start of `text`, new or not, and the length of its word.
@@ -83,8 +83,8 @@ impl FrameReader {
         }
         let length = memchr::memchr(b' ', text).unwrap_or(text.len());
         let address = address(&text[..length])?;
-        if let Some(birth) = Birth::of(address.0) {
-            return Some((Word::Birth(birth), length));
+        if let Some(mark) = Mark::of(address.0) {
+            return Some((Word::Mark(mark), length));
         }
         let id = stacks.intern_address(address);
         if let Some(key) = key.filter(|_| length == width.length()) {
@@ -184,15 +184,19 @@ fn address(word: &[u8]) -> Option<Address> {
 #[cfg(test)]
 mod tests {
     use super::FrameReader;
+    use crate::marks::Marks;
     use crate::stacks::Stacks;
 
     fn check(line: &str, expected: Result<&[u64], &str>) {
         let (mut reader, mut stacks) = (FrameReader::default(), Stacks::default());
         let known = b"0x123456 0x1234567 0x7f9538aa2630 0x123456";
-        assert_eq!(reader.read(known, &mut stacks), Ok(None));
+        assert_eq!(reader.read(known, &mut stacks), Ok(Marks::default()));
         stacks.clear();
         let result = reader.read(line.as_bytes(), &mut stacks);
-        assert_eq!(result, expected.map(|_| None).map_err(str::as_bytes));
+        assert_eq!(
+            result,
+            expected.map(|_| Marks::default()).map_err(str::as_bytes)
+        );
         if let Ok(expected) = expected {
             let stack = stacks.finish();
             let read = stacks.frames(stack).iter().map(|&id| stacks.address(id).0);

@@ -16,10 +16,11 @@
 use std::io::{BufRead, Write};
 
 use super::checksum;
-use crate::ages::without_birth;
+
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{Ending, for_each_line};
+use crate::marks::without_marks;
 
 /// What comes next.
 #[derive(Clone, Copy)]
@@ -72,7 +73,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
                     held.clear();
-                    held.extend_from_slice(without_birth(addresses));
+                    held.extend_from_slice(without_marks(addresses));
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -85,7 +86,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             // Of a checksum that would be wrong now.
             Expected::Rest if checksum::is_about(line) => return Ok(()),
             Expected::Rest => {
-                write_all(out, &[without_birth(line), b"\n"])?;
+                write_all(out, &[without_marks(line), b"\n"])?;
                 return Ok(());
             }
         };

@@ -48,6 +48,20 @@ pub(crate) struct Sample {
     pub(crate) location_id: Vec<u64>,
     #[prost(int64, repeated, tag = "2")]
     pub(crate) value: Vec<i64>,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) label: Vec<Label>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Label {
+    #[prost(int64, tag = "1")]
+    pub(crate) key: i64,
+    #[prost(int64, tag = "2")]
+    pub(crate) str: i64,
+    #[prost(int64, tag = "3")]
+    pub(crate) num: i64,
+    #[prost(int64, tag = "4")]
+    pub(crate) num_unit: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::fold::Named;
 use crate::options::Options;
 use crate::profile::{Profile, Values};
+use crate::shares::shares;
 use crate::table::{Pair, table};
 
 const SCHEMA_VERSION: u32 = 1;
@@ -30,9 +31,26 @@ struct Report<'a> {
     base_totals: Option<Totals>,
     origin: Origin<'a>,
     mappings: Vec<Mapping<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by: Option<By<'a>>,
     functions: Vec<Function<'a>>,
     functions_left_out: usize,
     warnings: &'a [String],
+}
+
+/// Who holds how much, by the values of a label.
+#[derive(Serialize)]
+struct By<'a> {
+    label: &'a str,
+    values: Vec<Held>,
+}
+
+#[derive(Serialize)]
+struct Held {
+    value: String,
+    flat: i64,
+    samples: u64,
+    error: i64,
 }
 
 #[derive(Serialize)]
@@ -172,6 +190,11 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         base_totals: subject.base.map(base_totals),
         origin: origin(profile),
         mappings: mappings(profile),
+        by: options
+            .by
+            .as_deref()
+            .map(|key| by(profile, key, options))
+            .transpose()?,
         functions: rows[..shown]
             .iter()
             .map(|row| Function {
@@ -197,6 +220,20 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         .map_err(|error| Error::io("write the report")(error.into()))?;
     writeln!(out)?;
     Ok(())
+}
+
+fn by<'a>(profile: &Profile, key: &'a str, options: &Options) -> Result<By<'a>> {
+    let shares = shares(profile, key, options.sample_type)?.into_iter();
+    let held = shares.map(|share| Held {
+        value: share.value,
+        flat: share.held,
+        samples: share.evidence.samples,
+        error: share.evidence.error().round() as i64,
+    });
+    Ok(By {
+        label: key,
+        values: held.collect(),
+    })
 }
 
 fn totals(values: Values, has_alloc: bool) -> Totals {

@@ -7,9 +7,13 @@ use crate::ages::{COLUMNS, Cohorts, span};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::options::Options;
+use crate::shares::shares;
 use crate::table::{Change, Row, table};
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    if let Some(key) = &options.by {
+        return write_shares(subject, key, options, out);
+    }
     let folded = subject.telling(options);
     let rows = table(&folded, options.by_cum);
     writeln!(out, "{}", subject.heading(options))?;
@@ -17,6 +21,39 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         None => write_values(&rows, &folded, subject, options, out),
         Some(_) => write_changes(&rows, &folded, options, out),
     }
+}
+
+/// A row for each value of a label.
+fn write_shares(
+    subject: &Subject<'_>,
+    key: &str,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let rows = shares(&subject.profile.profile, key, options.sample_type)?;
+    let total = subject.totals()[options.sample_type];
+    writeln!(out, "{}", subject.heading(options))?;
+    writeln!(
+        out,
+        "{:>10} {:>6} {:>8} {:>5}  {key}",
+        "flat", "flat%", "samples", "±"
+    )?;
+    let shown = options.top.unwrap_or(rows.len()).min(rows.len());
+    for row in &rows[..shown] {
+        writeln!(
+            out,
+            "{:>10} {:>5.1}% {:>8} {:>5}  {}",
+            amount(row.held, options.sample_type),
+            percent(row.held, total),
+            row.evidence.samples,
+            row.evidence.doubt(row.held),
+            row.value
+        )?;
+    }
+    if shown < rows.len() {
+        writeln!(out, "({} more, --top shows them)", rows.len() - shown)?;
+    }
+    Ok(())
 }
 
 fn write_values(

@@ -8,6 +8,7 @@ mod evidence;
 mod fixtures;
 mod goldens;
 mod hostile;
+mod labels;
 mod own;
 mod support;
 mod tools;

@@ -418,6 +418,8 @@ fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failur
     let sampler = take_word(args, "sampler")?;
     let ages = args.take("ages").filter(|word| word != "off");
     let ages = ages.map(|word| word.parse());
+    let labels = args.take("labels").filter(|word| word != "off");
+    let labels = labels.map(|word| word.parse());
     Ok(ActivateOptions {
         allocator,
         interval,
@@ -425,6 +427,7 @@ fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failur
         unwinder,
         sampler,
         ages: ages.transpose().map_err(failure)?,
+        labels: labels.transpose().map_err(failure)?,
     })
 }
 

@@ -74,6 +74,9 @@ fn profiling_text(status: &Status) -> String {
     if let Some(width) = status.ages_s {
         text += &format!(", ages in buckets of {width} s");
     }
+    if !status.labels.is_empty() {
+        text += &format!(", labels {}", status.labels.join(", "));
+    }
     joined(text, status.reason.iter().chain(&status.remedy))
 }
 

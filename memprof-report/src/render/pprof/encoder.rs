@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::fold::Named;
 use crate::names::{Detail, StringId, Strings};
 use crate::pprof::proto;
-use crate::profile::{Address, Profile, SampleType};
+use crate::profile::{Address, Profile, Sample, SampleType};
 use crate::stacks::AddressId;
 
 /// Encoded bytes are handed on in pieces of this size.
@@ -81,6 +81,7 @@ impl<W: Write> Encoder<W> {
             message
                 .value
                 .extend(types.iter().map(|&t| sign * sample.values[t]));
+            message.label = self.labels(profile, sample);
             self.put(2, &message)?;
             for id in frames {
                 used[id.0 as usize] = true;
@@ -112,6 +113,25 @@ impl<W: Write> Encoder<W> {
         }
         self.locations += profile.stacks.addresses().len() as u64;
         Ok(())
+    }
+
+    /// `age` in seconds, and what the sample's labels say.
+    fn labels(&mut self, profile: &Profile, sample: &Sample) -> Vec<proto::Label> {
+        let age = profile.ages.zip(sample.birth);
+        let age = age.map(|(ages, birth)| proto::Label {
+            key: self.string("age"),
+            num: i64::from(ages.least(birth)),
+            num_unit: self.string("seconds"),
+            ..proto::Label::default()
+        });
+        let labels = sample.label.map(|label| profile.labels.of(label));
+        let labels = labels.unwrap_or_default().iter();
+        let labels = labels.map(|(key, value)| proto::Label {
+            key: self.string(key),
+            str: self.string(value),
+            ..proto::Label::default()
+        });
+        age.into_iter().chain(labels).collect()
     }
 
     /// Writes the mappings that are referred to, the main program's first. By mapping: its id.

@@ -1,0 +1,134 @@
+//! Whose memory it is, from a dump whose stacks end in labels.
+
+use memprof_report::{Format, Label, Limits, Options, write_tcmalloc};
+
+use crate::goldens;
+use crate::support::report_on;
+
+const LABEL: u64 = 0x4d_5001 << 40;
+const BIRTH: u64 = 0x4d_5002 << 40;
+
+/// Three routes, one of them with hostile text, samples without a label, and some that found no place.
+fn dump() -> String {
+    let stacks = [
+        (0x1200, Some(7), 40),
+        (0x1300, Some(7), 2),
+        (0x1200, Some(9), 4),
+        (0x1200, Some(12), 3),
+        (0x1200, Some(0), 2),
+        (0x1300, None, 1),
+    ];
+    let lines = stacks.map(|(address, label, kib)| {
+        let label = label.map(|id: u64| format!(" {:#x}", LABEL | (id << 1) | 1));
+        let label = label.unwrap_or_default();
+        // Either order.
+        let birth = BIRTH | (1000 << 1) | 1;
+        format!(
+            "@ {address:#x} 0x1f00{label} {birth:#x}\n  t*: 1: {} [0: 0]\n",
+            kib << 10
+        )
+    });
+    format!(
+        "heap_v2/1\n  t*: 6: {} [0: 0]\n{}\nMAPPED_LIBRARIES:\n00001000-00002000 r-xp 00000000 fe:00 1 \
+         /usr/bin/server\n# ages: 60 1600\n# labels: route,thread\n# label: 7 route=/search thread=web%201\n# label: 9 \
+         route=/buy\n# label: 12 route=%1b[31m%0a@%200x1\n",
+        52 << 10,
+        lines.concat()
+    )
+}
+
+fn by_route(format: Format) -> Options {
+    Options {
+        format,
+        by: Some("route".into()),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn each_label_has_its_share() {
+    goldens::check(
+        "labels.text",
+        dump().as_bytes(),
+        None,
+        &by_route(Format::Text),
+    );
+    goldens::check(
+        "labels.json",
+        dump().as_bytes(),
+        None,
+        &by_route(Format::Json),
+    );
+}
+
+#[test]
+fn one_label_alone() {
+    let total = |label: &str| -> i64 {
+        let options = Options {
+            format: Format::Json,
+            label: Some(label.parse().expect("KEY=VALUE")),
+            ..Options::default()
+        };
+        let report = report_on(dump().as_bytes(), None, None, &options);
+        let (json, _) = report.expect("it is read");
+        let json: serde_json::Value = serde_json::from_slice(&json).expect("it is JSON");
+        json["totals"]["inuse_space"].as_i64().expect("bytes")
+    };
+    assert_eq!(total("route=/search"), 42 << 10);
+    assert_eq!(total("thread=web 1"), 42 << 10);
+    assert_eq!(total("route=[other]"), 2 << 10);
+    assert_eq!(total("route=[none]"), 1 << 10);
+    assert_eq!(total("thread=[none]"), 8 << 10);
+}
+
+#[test]
+fn what_cannot_be_told_is_refused() {
+    let check = |dump: &str, options: &Options, expected: &str| {
+        let error = report_on(dump.as_bytes(), None, None, options).expect_err(expected);
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    let plain = dump().replace("# labels:", "# other:");
+    check(
+        &plain,
+        &by_route(Format::Text),
+        "memprof activate labels=route",
+    );
+    check(
+        &dump(),
+        &by_route(Format::Tree),
+        "--by is for --format text and json",
+    );
+    let label = |key: &str, value: &str| Options {
+        label: Some(Label {
+            key: key.into(),
+            value: value.into(),
+        }),
+        ..Options::default()
+    };
+    check(
+        &dump(),
+        &label("tenant", "x"),
+        "no label \"tenant\", but: route, thread",
+    );
+    check(
+        &dump(),
+        &label("route", "/none"),
+        "nothing is left by --label",
+    );
+}
+
+#[test]
+fn labels_are_cut_for_other_tools() {
+    let mut text = Vec::new();
+    write_tcmalloc(&mut dump().as_bytes(), &Limits::default(), &mut text).expect("it is whole");
+    let text = String::from_utf8(text).expect("it is text");
+    assert!(!text.contains("0x4d50"), "{text}");
+    for format in [Format::Jeprof, Format::Collapsed] {
+        let options = Options {
+            format,
+            ..Options::default()
+        };
+        let (out, _) = report_on(dump().as_bytes(), None, None, &options).expect("it is read");
+        assert!(!String::from_utf8_lossy(&out).contains("4d50"));
+    }
+}
