@@ -7,10 +7,12 @@ mod host;
 mod memprof;
 mod server;
 
+mod abi;
 mod ages;
 mod allocators;
 mod artifact;
 mod attach;
+mod book;
 mod bus;
 mod bus_mosquitto;
 mod bus_preload;
