@@ -5,6 +5,7 @@ mod conf_sources;
 mod facts;
 mod gather;
 mod malloc_conf;
+mod own_heap;
 mod process;
 
 use memprof_messages::{Finding, Severity};
@@ -12,6 +13,7 @@ use std::path::Path;
 
 use allocator::{one_allocator, one_jemalloc};
 use facts::{DumpDir, Examined, Seen};
+use own_heap::hidden_objects;
 use process::whole_process;
 
 pub(crate) use facts::Facts;
@@ -25,6 +27,7 @@ const CONF: &str = "prof:true,prof_active:false";
 /// Judges.
 pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
+    hidden_objects(facts, &mut findings);
     whole_process(facts, &mut findings);
     for allocator in &facts.allocators {
         one_allocator(allocator, &mut findings);

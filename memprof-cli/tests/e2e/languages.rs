@@ -1,5 +1,6 @@
 //! Interpreters of Debian's, whose programs load the plugin as a module.
 
+use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -7,23 +8,27 @@ use tempfile::TempDir;
 use crate::dist::{dist, source, tool};
 
 /// A place for sockets and dumps, and for copies of the plugin.
-struct Languages(TempDir);
+pub(crate) struct Languages(TempDir);
 
 /// What a program wrote, and whether it succeeded.
-#[derive(Debug)]
-struct Ran {
-    output: String,
-    errors: String,
-    is_ok: bool,
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ran {
+    pub(crate) output: String,
+    pub(crate) errors: String,
+    pub(crate) is_ok: bool,
 }
 
 impl Languages {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
     /// Runs a program of a Debian package; `{plugins}`, `{examples}` and `{place}` stand for directories.
-    fn run(&self, package: &str, words: &[&str], env: &[(&str, &str)]) -> Ran {
+    pub(crate) fn run(&self, package: &str, words: &[&str], env: &[(&str, &str)]) -> Ran {
         let filled = |word: &str| {
             word.replace("{plugins}", dist("plugins").to_str().unwrap())
                 .replace("{examples}", source("hosts-examples").to_str().unwrap())
@@ -45,8 +50,9 @@ impl Languages {
 }
 
 const MEGABYTE: usize = 1_000_000;
-const INACTIVE: &str = "profiling is inactive";
-const UNKNOWN: &str = "memory_profile has no message \"bogus\"; valid messages: activate, ";
+pub(crate) const INACTIVE: &str = "profiling is inactive";
+pub(crate) const UNKNOWN: &str =
+    "memory_profile has no message \"bogus\"; valid messages: activate, ";
 const TOO_LONG: &str = "a message has at most 4096 bytes, this one has 1000000";
 
 const LUAS: [&str; 4] = ["lua5.1", "lua5.3", "lua5.4", "luajit"];
@@ -200,9 +206,9 @@ fn a_process_has_one_plugin() {
     }
 }
 
-const PYTHON: &str = "/usr/bin/python3";
-const PYTHON_PATH: (&str, &str) = ("PYTHONPATH", "{plugins}");
-const LIBRARY: &str = "{plugins}/memory_profile.so";
+pub(crate) const PYTHON: &str = "/usr/bin/python3";
+pub(crate) const PYTHON_PATH: (&str, &str) = ("PYTHONPATH", "{plugins}");
+pub(crate) const LIBRARY: &str = "{plugins}/memory_profile.so";
 
 /// Each language's own example, and what it does with a message that fails.
 #[test]
@@ -370,7 +376,7 @@ assert.equal(m.call("status").profiling, "inactive");
   await assert.rejects(m.callAsync("bogus"), { message: /^memory_profile has no message/ });
   const replies = await Promise.all(Array.from({ length: 20 }, () => m.callAsync("status")));
   assert(replies.every((reply) => reply.status == "ok"));
-  const code = `const o = { exports: {} }; process.dlopen(o, process.env.LIBRARY); o.exports.send("status"); o.exports.sendAsync("dump");`;
+  const code = `const o = { exports: {} }; process.dlopen(o, process.env.LIBRARY); o.exports.send("status"); o.exports.sendAsync("dump").catch((busy) => busy);`;
   const workers = Array.from({ length: 4 }, () => new Worker(code, { eval: true }));
   await Promise.all(workers.map((worker, at) => new Promise((done) => {
     worker.on("exit", done);

@@ -40,5 +40,6 @@ mod plugins;
 mod processes;
 mod refusals;
 mod report;
+mod runtimes;
 mod unwinder;
 mod watch;

@@ -29,7 +29,20 @@ pub(crate) struct Facts {
     pub given_up_walks: Vec<String>,
     /// A seccomp filter decides which system calls it may make.
     pub is_filtered: bool,
+    /// The language runtimes that keep objects where no allocator is asked.
+    pub own_heaps: Vec<OwnHeap>,
     pub dump_dir: DumpDir,
+}
+
+/// A language runtime whose objects do not come from malloc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnHeap {
+    /// pymalloc.
+    Python,
+    /// The Zend memory manager.
+    Php,
+    V8,
+    Jvm,
 }
 
 /// Any allocator.

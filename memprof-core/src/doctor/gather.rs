@@ -15,6 +15,7 @@ use object::{Object, ObjectSymbol};
 
 use super::conf_sources::{link, sources};
 use super::malloc_conf::Source;
+use super::own_heap::{Signs, own_heaps};
 use super::{DumpDir, Examined, Facts, Seen};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::objects::{self, EXECUTABLE, LoadedObject};
@@ -58,6 +59,11 @@ pub(crate) fn gather(
         interposer: interposer(&objects),
         given_up_walks: Vec::new(),
         is_filtered: seccomp::filters().is_some(),
+        own_heaps: own_heaps(&Signs {
+            is_exported: &|name| lookup(name) != 0,
+            files: &file_names(&objects),
+            variable: &|name| std::env::var(name).ok(),
+        }),
         dump_dir: look_at(store),
     }
 }
@@ -141,6 +147,13 @@ pub(crate) fn unlinked_conf(jemalloc: &Jemalloc) -> Option<String> {
     let link = link(&jemalloc.conf_variable.as_ref()?.to_lowercase());
     let metadata = Path::new(&link).symlink_metadata().ok()?;
     (!metadata.is_symlink()).then_some(link)
+}
+
+fn file_names(objects: &[LoadedObject]) -> Vec<String> {
+    let names = objects.iter().filter_map(|object| object.path.file_name());
+    names
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect()
 }
 
 fn is_musl(path: &Path) -> bool {
