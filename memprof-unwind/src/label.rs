@@ -470,7 +470,9 @@ mod tests {
     #[track_caller]
     fn check(record: &[u8], expected: &[(u8, &str)]) {
         let mut set = Set::new();
-        if let Some(record) = Record::at(record.as_ptr().expose_provenance(), 0) {
+        if let Some(record) =
+            Record::at(record.as_ptr().expose_provenance(), record.as_ptr().addr())
+        {
             // Of the record, 7 is the first key that counts, and 3 the second.
             let keys = [7, 3, NONE, NONE, NONE, NONE, NONE, NONE];
             record.read(u64::from_le_bytes(keys), &mut set);
@@ -519,7 +521,10 @@ mod tests {
         long[LENGTH..ATTRIBUTES].fill(0xff);
         check(&long, &[(0, core::str::from_utf8(&[7; 7]).unwrap())]);
         for wild in [1, 0x1000, usize::MAX - 8, 1 << 63, 0x4d50_0000_0000_0001] {
-            assert!(Record::at(wild, 0).is_none(), "{wild:#x}");
+            assert!(
+                Record::at(wild, long.as_ptr().addr()).is_none(),
+                "{wild:#x}"
+            );
         }
     }
 
