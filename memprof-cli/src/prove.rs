@@ -19,8 +19,8 @@ pub(crate) struct ProveArgs {
     /// The process is copied twice, at least a second apart, and stands still for as long as the kernel copies its
     /// page tables: some 60 ms for 1 GiB. What is reported has no pointer to it at either moment, neither from
     /// registers, stacks, variables and other memory nor from the kernel (epoll, timers), nor from an object that
-    /// has one. Nothing is loaded into the process, and what it allocated before counts too. Walked is the heap
-    /// of glibc's malloc; of a pool that a program makes within it, all or nothing is reported.
+    /// has one. Nothing is loaded into the process, and what it allocated before counts too. Walked are the
+    /// heaps of glibc's malloc and jemalloc 5.3; of a pool that a program makes within it, all or nothing is reported.
     #[arg(long, requires = "pid", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 

@@ -110,7 +110,7 @@ impl Error {
                 "raise the limit, or look at a process that has less memory".to_owned()
             }
             Self::NoHeap(_) => {
-                "memprof walks heaps of glibc's malloc, 2.27 and newer, as it is on x86-64"
+                "memprof walks heaps of glibc's malloc, 2.27 and newer, and of jemalloc 5.3"
                     .to_owned()
             }
             Self::NotCloned | Self::Io { .. } => return None,

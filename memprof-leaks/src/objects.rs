@@ -285,6 +285,27 @@ impl Objects {
         })
     }
 
+    /// The used object in which an address lies.
+    pub(crate) fn object(&self, address: u64) -> Option<Object> {
+        let (span, bit) = self.used(address)?;
+        Some(Object {
+            range: span.address(bit)..span.end(bit),
+        })
+    }
+
+    /// These objects are reached, and are not to be searched.
+    pub(crate) fn silence(&self, addresses: &[u64]) {
+        for (span, bit) in addresses.iter().filter_map(|address| self.used(*address)) {
+            span.reached.set(bit);
+            span.scanned.set(bit);
+        }
+    }
+
+    /// The spans, for more to be added.
+    pub(crate) fn into_spans(self) -> Vec<Span> {
+        self.spans
+    }
+
     /// No object of these is used: they lie in a cache of the allocator's.
     pub(crate) fn free(&mut self, addresses: &[u64]) {
         for address in addresses {

@@ -1,5 +1,6 @@
 //! What is leaked, with proof: nothing pointed to it at two moments, a second apart.
 
+use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -135,14 +136,14 @@ fn search(
 ) -> Result<Option<Objects>, Error> {
     progress(Step::Walk);
     let view = View::of(snapshot)?;
-    let (allocators, heap) = heaps(&view)?;
+    let (allocators, heap) = heaps(&view, snapshot)?;
     if !heap.unproven.is_empty() && !is_last {
         return Ok(None);
     }
-    let mut own = heap.own;
-    own.sort_by_key(|range| range.start);
+    let own = apart(heap.own);
     let mut objects = Objects::new(heap.spans);
     objects.free(&heap.cached);
+    objects.silence(&heap.silent);
     let roots = roots(snapshot, &view, &own);
     progress(Step::Search(objects.count()));
     let searched = reach(snapshot, &view, &objects, &roots)?;
@@ -160,6 +161,19 @@ fn search(
     Ok(Some(objects))
 }
 
+/// The same memory as ranges that do not overlap, by address.
+fn apart(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut apart: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match apart.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => apart.push(range),
+        }
+    }
+    apart
+}
+
 fn warn(warnings: &mut Vec<String>, message: String) {
     if !warnings.contains(&message) {
         warnings.push(message);
@@ -167,7 +181,7 @@ fn warn(warnings: &mut Vec<String>, message: String) {
 }
 
 /// The heaps of all allocators in a process.
-fn heaps(view: &View) -> Result<(Vec<&'static str>, Heap), Error> {
+fn heaps(view: &View, snapshot: &Snapshot) -> Result<(Vec<&'static str>, Heap), Error> {
     const UNKNOWN: [&str; 4] = ["libtcmalloc", "libmimalloc", "libsnmalloc", "libhoard"];
     let unknown = UNKNOWN.iter().find(|name| {
         view.regions
@@ -179,11 +193,19 @@ fn heaps(view: &View) -> Result<(Vec<&'static str>, Heap), Error> {
             "its malloc is {name}'s, whose heap memprof cannot walk"
         )));
     }
-    match heap::glibc::heap(view) {
-        Some(heap) => Ok((vec!["glibc"], heap)),
-        None => Err(Error::NoHeap(
-            "no arena of glibc's malloc proved itself".to_owned(),
+    let glibc = heap::glibc::heap(view).map(|heap| ("glibc", heap));
+    let jemalloc = heap::jemalloc::heap(view, &snapshot.threads).map(|heap| ("jemalloc", heap));
+    let (mut names, mut all) = (Vec::new(), Heap::default());
+    for (name, heap) in glibc.into_iter().chain(jemalloc) {
+        names.push(name);
+        all.extend(heap);
+    }
+    match names.is_empty() {
+        true => Err(Error::NoHeap(
+            "neither an arena of glibc's malloc nor slabs of jemalloc's proved themselves"
+                .to_owned(),
         )),
+        false => Ok((names, all)),
     }
 }
 

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 enum { LIVE = 200000, EACH = 500, SINGLE = 120, LIST = 136, CYCLE = 152, TREE = 168, ARENA = 184, CROSS = 200 };
-enum { LARGE = 1 << 20 };
+enum { LARGE = 1 << 20, TEN = 10 };
 
 struct node { struct node *next, *other; };
 
@@ -78,20 +78,20 @@ static struct node *tree(int depth) {
     return node;
 }
 
+/* In groups of TEN: a stale pointer to one object, as libc's own data may have, holds all that it leads to. */
 __attribute__((noinline)) static void leak(void) {
     struct node *list = 0, *first = 0, *last = 0;
     for (int i = 0; i < EACH; i++) {
         make(SINGLE);
         struct node *each = make(LIST);
-        each->next = list;
+        each->next = i % TEN ? list : 0;
         list = each;
         each = make(CYCLE);
+        if (i % TEN == 0) first = last = each;
         each->next = first;
-        if (!last) last = each;
-        first = each;
+        last = last->next = each;
     }
-    last->next = first;
-    tree(9);
+    for (int i = 0; i < 34; i++) tree(4);
     make(LARGE);
 }
 

@@ -89,7 +89,8 @@ fn a_filter_that_forbids_clone_is_told_and_nothing_is_made() {
 
 #[test]
 fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
-    let mut target = Target::start(Command::new("sh").args(["-c", "read x; echo ready; exec cat"]));
+    let mut target =
+        Target::of(Command::new("sh").args(["-c", "echo ready; read x; echo ready; exec cat"]));
     let subject = Subject::look_up(target.pid).unwrap();
     target.write(b"\n");
     assert_eq!(target.line(), "ready\n");
