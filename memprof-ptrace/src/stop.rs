@@ -138,6 +138,7 @@ impl Stopped {
         )?;
         // SAFETY: ours; the kernel has set the length.
         bytes.truncate(unsafe { (*place).iov_len });
+        bytes.shrink_to_fit();
         State::new(bytes)
     }
 
