@@ -7,15 +7,14 @@ use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::attach::AttachArgs;
-use crate::completion;
 use crate::detach::DetachArgs;
 use crate::gate::TestArgs;
 use crate::leaks::LeaksArgs;
+use crate::message::{Send, Short};
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
-use crate::run::Wanted;
+use crate::run::Run;
 use crate::serve::ServeArgs;
-use crate::target::To;
 
 /// Heap profiles of running processes that loaded the memory_profile plugin.
 #[derive(Debug, Parser)]
@@ -124,66 +123,8 @@ pub(crate) enum Command {
     },
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct Run {
-    /// Sample from the start; else `memprof activate` starts it.
-    #[arg(long)]
-    pub(crate) active: bool,
-    /// Count every allocation, as `memprof test` does.
-    #[arg(skip)]
-    pub(crate) is_tallied: bool,
-    /// Replace the program's allocator: jemalloc, tcmalloc, or the path of a shared library. Some
-    /// programs do not survive that.
-    #[arg(long, value_name = "NAME|PATH")]
-    pub(crate) allocator: Option<Wanted>,
-    /// One sample per 2^N allocated bytes.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
-    pub(crate) lg_sample: Option<u8>,
-    /// Where the control sockets go; `MEMPROF_SOCKET_DIR` must name it for other commands.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) socket_dir: Option<PathBuf>,
-    /// Where the dumps go, as `MEMPROF_DUMP_DIR` says too [default: `$XDG_STATE_HOME/memprof/NAME`,
-    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME; where that cannot be
-    /// written to, /tmp/memprof-UID-NAME].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dump_dir: Option<PathBuf>,
-    /// The plugin's keys, in a file: watch rules, what is kept; as `MEMPROF_CONFIG` says too.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    /// The plugin's file; by default the one that is installed with this program.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plugin: Option<PathBuf>,
-    /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
-    pub(crate) command: Vec<OsString>,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum PluginCommand {
     /// Send a message to a plugin.
     Msg(Send),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Send {
-    #[command(flatten)]
-    pub(crate) to: To,
-    /// The plugin's name.
-    #[arg(add = completion::plugins())]
-    pub(crate) plugin: String,
-    /// The message's name.
-    #[arg(add = completion::messages())]
-    pub(crate) message: String,
-    /// The message's arguments.
-    #[arg(value_name = "KEY=VALUE")]
-    pub(crate) args: Vec<String>,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Short {
-    #[command(flatten)]
-    pub(crate) to: To,
-    /// The message's arguments, below where it has any.
-    #[arg(value_name = "KEY=VALUE")]
-    pub(crate) args: Vec<String>,
 }

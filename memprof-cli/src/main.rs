@@ -26,6 +26,7 @@ mod record;
 mod reply;
 mod report;
 mod run;
+mod script;
 mod serve;
 mod target;
 

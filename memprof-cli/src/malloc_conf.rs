@@ -11,7 +11,7 @@ use object::{Endianness, Object, ObjectSymbol};
 
 use crate::exit::{Outcome, UNAVAILABLE, coded};
 use crate::output;
-use crate::run::interpreter;
+use crate::script::interpreter;
 
 const OPTIONS: &str = "prof:true,prof_active:false";
 

@@ -1,16 +1,42 @@
 //! Messages to plugins.
 
 use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_plugin_abi::Arguments;
+use memprof_messages::PLUGIN;
+use memprof_plugin_abi::{Arguments, ErrorKind, JSON};
 
-use crate::args::{Send, Short};
 use crate::exit::{Outcome, code_of_status};
 use crate::reply::{Body, Reply, ask};
-use crate::{browser, output, report, target};
+use crate::target::{self, To};
+use crate::{browser, completion, output, report};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Send {
+    #[command(flatten)]
+    to: To,
+    /// The plugin's name.
+    #[arg(add = completion::plugins())]
+    plugin: String,
+    /// The message's name.
+    #[arg(add = completion::messages())]
+    message: String,
+    /// The message's arguments.
+    #[arg(value_name = "KEY=VALUE")]
+    args: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Short {
+    #[command(flatten)]
+    to: To,
+    /// The message's arguments, below where it has any.
+    #[arg(value_name = "KEY=VALUE")]
+    args: Vec<String>,
+}
 
 /// `memprof msg PLUGIN MESSAGE …`
 pub(crate) fn send(send: &Send) -> Outcome {
@@ -29,20 +55,40 @@ pub(crate) fn short(message: &str, short: &Short) -> Outcome {
 /// `memprof dump`: takes a dump, and fetches it when it is wanted here.
 pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
     let mut client = target::connect_to(&short.to)?;
-    let reply = ask(&mut client, "dump", &words(&short.args))?;
-    let (0, Some(id)) = (reply.status, reply.field("id").as_str()) else {
-        return show(&reply, short.to.json);
+    let is_wanted = open || file.is_some();
+    let dumped = match take(&mut client, &short.args)? {
+        // Where the host can keep none, it still has the bytes.
+        Dumped::Told(reply) if is_wanted && is_unkeepable(&reply, &short.args) => {
+            output::tell(&format!("memprof: {}", reply.text()));
+            output::tell("memprof: dumping once more with keep=off");
+            let args = [&short.args[..], &["keep=off".to_owned()]].concat();
+            take(&mut client, &args)?
+        }
+        dumped => dumped,
+    };
+    let (mut bytes, name, text, reply) = match dumped {
+        Dumped::Told(reply) => match (reply.status, reply.field("id").as_str()) {
+            (0, Some(id)) if is_wanted => {
+                let bytes: Box<dyn Read> = Box::new(client.fetch(id)?);
+                (bytes, file_name(id), reply.text().into_owned(), Some(reply))
+            }
+            _ => return show(&reply, short.to.json),
+        },
+        Dumped::HandedOver(bytes) => {
+            let text = "the host keeps no copy of this dump".to_owned();
+            (bytes, "dump".to_owned(), text, None)
+        }
     };
     let to_stdout = file == Some(Path::new("-"));
     if open {
         let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
-        let fetched = place.path().join(format!("{}.heap", file_name(id)));
-        fetch(&mut client, id, &fetched)?;
+        let fetched = place.path().join(format!("{name}.heap"));
+        output::save(&mut bytes, &fetched)?;
         if let Some(file) = file {
             let mut bytes = File::open(&fetched).context("failed to read the dump again")?;
             written(output::save(&mut bytes, file)?, file);
         }
-        output::tell(&reply.text());
+        output::tell(&text);
         let page = report::page(&fetched, target::pid_of(&mut client)?)?;
         if to_stdout {
             browser::open_beside_data(&page)?;
@@ -51,14 +97,37 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
         }
         return Ok(0.into());
     }
-    if let Some(file) = file {
-        written(fetch(&mut client, id, file)?, file);
+    let file = file.unwrap_or(Path::new("-"));
+    written(output::save(&mut bytes, file)?, file);
+    match reply {
+        Some(reply) if !to_stdout => show(&reply, short.to.json),
+        Some(_) | None => {
+            output::tell(&text);
+            Ok(0.into())
+        }
     }
-    if to_stdout {
-        output::tell(&reply.text());
-        return Ok(0.into());
+}
+
+/// What came of `dump`.
+enum Dumped {
+    /// What the plugin told: of a dump that is kept, or why there is none.
+    Told(Reply),
+    /// With `keep=off`: the dump itself.
+    HandedOver(Box<dyn Read>),
+}
+
+fn take(client: &mut Client, args: &[String]) -> anyhow::Result<Dumped> {
+    let reply = client.message(PLUGIN, "dump", &words(args), None)?;
+    if reply.result.status_code != 0 || reply.result.content_type == JSON {
+        return Ok(Dumped::Told(Reply::of(reply)?));
     }
-    show(&reply, short.to.json)
+    Ok(Dumped::HandedOver(reply.into_reader()?))
+}
+
+/// Whether the system kept the host from keeping a dump, and nothing was said of that.
+fn is_unkeepable(reply: &Reply, args: &[String]) -> bool {
+    let kind = reply.field("error")["kind"].as_str();
+    kind == Some(ErrorKind::Io.word()) && !args.iter().any(|arg| arg.starts_with("keep="))
 }
 
 fn written(length: u64, file: &Path) {

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use memprof_messages::Refusal;
+use memprof_messages::{Pace, Refusal};
 use memprof_plugin_abi::Status;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -32,9 +32,6 @@ const CONNECTING: Duration = Duration::from_secs(5);
 const AT_ONCE: Duration = Duration::from_secs(10);
 /// How long it may take over everything else: longer than the largest dump takes.
 const WORK: Duration = Duration::from_secs(300);
-/// The messages of `memory_profile` that it answers at once.
-pub const QUICK: [&str; 5] = ["status", "list", "ledger", "doctor", "help"];
-
 /// The largest reply that is held in memory; a dump is read piece by piece.
 const REPLY_LIMIT: u64 = 64 << 20;
 
@@ -76,6 +73,17 @@ pub struct Delivered {
 }
 
 impl Delivered {
+    /// The body, to be read piece by piece.
+    ///
+    /// # Errors
+    /// As for [`into_bytes`](Self::into_bytes), where it is inline.
+    pub fn into_reader(mut self) -> io::Result<Box<dyn Read>> {
+        match self.file.take() {
+            Some(file) => Ok(Box::new(file)),
+            None => Ok(Box::new(io::Cursor::new(self.into_bytes()?))),
+        }
+    }
+
     /// The body's bytes.
     ///
     /// # Errors
@@ -209,10 +217,9 @@ impl Client {
             args: args.to_owned(),
             deliver,
         };
-        let usual = if QUICK.contains(&message) {
-            AT_ONCE
-        } else {
-            WORK
+        let usual = match memprof_messages::message(message) {
+            Some(known) if known.pace == Pace::AtOnce => AT_ONCE,
+            _ => WORK,
         };
         let (result, file): (MessageResult, _) = self.call(MESSAGE, json!(params), usual)?;
         let strange = |what: &str| ClientError::Protocol(what.to_owned());

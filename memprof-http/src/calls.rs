@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use memprof_host::client::QUICK;
+use memprof_messages::Pace;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
@@ -28,10 +28,9 @@ pub(crate) enum Call {
 
 impl Call {
     pub(crate) fn of(message: &str) -> Self {
-        if QUICK.contains(&message) {
-            Self::Quick
-        } else {
-            Self::Long
+        match memprof_messages::message(message) {
+            Some(known) if known.pace == Pace::AtOnce => Self::Quick,
+            _ => Self::Long,
         }
     }
 }

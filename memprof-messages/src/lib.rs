@@ -23,11 +23,12 @@ pub use doctor::{Finding, Findings, Severity};
 pub use dump::{Dump, DumpReport, Kept, KeptDumps};
 pub use ledger::{Cgroup, Heap, Ledger, Part, Row, Sampled, Smaps, Verdict, VerdictKind};
 pub use memprof_plugin_abi::ErrorKind;
-pub use message::{Effect, Message};
+pub use message::{Effect, Message, Pace};
 pub use names::{
-    Kind, ProfileKind, Profiling, SamplerChoice, Through, TriggerWord, UnwinderChoice, Whose,
+    Kind, ProfileKind, Profiling, SamplerChoice, Switch, Through, TriggerWord, UnwinderChoice,
+    Whose,
 };
-pub use reply::{Answer, Refusal, Refused, Reply};
+pub use reply::{Answer, Help, HelpOfMessage, Nothing, Refusal, Refused, Reply, ReplyType};
 pub use stats::{Background, Figures, OfAllocators, Purged, Recent, Stats, Totals};
 pub use status::{
     Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, SamplerStatus, Slots,

@@ -1,6 +1,6 @@
 //! A message.
 
-use crate::Argument;
+use crate::{Argument, ReplyType};
 
 /// A message of `memory_profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,10 @@ pub struct Message {
     pub help: &'static str,
     /// Whether it changes the host.
     pub effect: Effect,
+    /// How long its answer may take.
+    pub pace: Pace,
+    /// The type of what it is answered with.
+    pub reply: ReplyType,
     /// In the order in which help shows them.
     pub arguments: &'static [Argument],
 }
@@ -22,4 +26,13 @@ pub enum Effect {
     Reads,
     /// It may change what the host does or keeps.
     Changes,
+}
+
+/// How long the answer to a message may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// It comes at once, also while a dump is taken.
+    AtOnce,
+    /// It may take as long as a dump, or longer.
+    Works,
 }

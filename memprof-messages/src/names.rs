@@ -78,6 +78,14 @@ words! {
         Unavailable = "unavailable",
     }
 
+    /// The position of a switch.
+    Switch {
+        /// It is on.
+        On = "on",
+        /// It is off.
+        Off = "off",
+    }
+
     /// Why a dump was taken, as its name and `list` tell it.
     TriggerWord {
         /// Somebody asked.

@@ -19,6 +19,61 @@ pub struct Reply<T> {
     pub fields: T,
 }
 
+/// The types of replies. Most are the fields of a [`Reply`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyType {
+    /// [`Activation`](crate::Activation)
+    Activation,
+    /// [`DumpReport`](crate::DumpReport); with `keep=off` a profile's bytes.
+    DumpReport,
+    /// [`OfAllocators`](crate::OfAllocators) of [`Stats`](crate::Stats); with `format=text` plain text.
+    Stats,
+    /// [`Status`](crate::Status)
+    Status,
+    /// [`Ledger`](crate::Ledger)
+    Ledger,
+    /// [`Purged`](crate::Purged)
+    Purged,
+    /// [`OfAllocators`](crate::OfAllocators) of [`Background`](crate::Background)
+    Background,
+    /// [`Gdumping`](crate::Gdumping)
+    Gdumping,
+    /// [`OfAllocators`](crate::OfAllocators) of [`Recent`](crate::Recent)
+    Recent,
+    /// [`Findings`](crate::Findings), also where the message is refused.
+    Findings,
+    /// [`KeptDumps`](crate::KeptDumps)
+    KeptDumps,
+    /// The bytes of a heap profile.
+    Profile,
+    /// [`Help`]
+    Help,
+    /// [`Nothing`]
+    Nothing,
+}
+
+/// What `detach` is answered with: no field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nothing {}
+
+/// What `help` tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Help {
+    /// In the order of the table.
+    pub messages: Vec<HelpOfMessage>,
+}
+
+/// A message, as `help` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HelpOfMessage {
+    /// What it is sent as.
+    pub name: String,
+    /// Its arguments, as a person would type them.
+    pub usage: String,
+    /// What it does, in one line.
+    pub help: String,
+}
+
 /// What a refused message is answered with, as `error`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Kind, Profiling, Through, UnwinderChoice, Whose, Word};
+use crate::{Kind, Profiling, Switch, Through, UnwinderChoice, Whose, Word};
 
 /// The state of the profiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,6 +201,8 @@ pub struct Activation {
 /// What `gdump` did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gdumping {
+    /// Whether it is on now.
+    pub state: Word<Switch>,
     /// What it is doing now, or was doing until it was switched off.
     pub gdump: Option<GdumpStatus>,
     /// What the operator should know.

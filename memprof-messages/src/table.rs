@@ -2,8 +2,9 @@
 //! what it does stands in the plugin's handler (plugins/memory-profile, `messages`).
 
 use crate::Effect::{Changes, Reads};
+use crate::Pace::{AtOnce, Works};
 use crate::Values::{Like, Named, Number, Words};
-use crate::{Argument, Kind, Message, ProfileKind, SamplerChoice, UnwinderChoice};
+use crate::{Argument, Kind, Message, ProfileKind, ReplyType, SamplerChoice, UnwinderChoice};
 
 /// The plugin that answers these messages.
 pub const PLUGIN: &str = "memory_profile";
@@ -42,6 +43,8 @@ pub const MESSAGES: &[Message] = &[
         name: "activate",
         help: "Start sampling allocations",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Activation,
         arguments: &[
             FOR,
             INTERVAL,
@@ -76,12 +79,16 @@ pub const MESSAGES: &[Message] = &[
         name: "deactivate",
         help: "Stop sampling; samples taken so far are kept",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Activation,
         arguments: &[ALLOCATOR],
     },
     Message {
         name: "dump",
         help: "Take a heap profile and keep it in the dump directory",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::DumpReport,
         arguments: &[
             Argument::new(
                 "kind",
@@ -90,12 +97,20 @@ pub const MESSAGES: &[Message] = &[
             )
             .default("heap"),
             ALLOCATOR,
+            Argument::new(
+                "keep",
+                ON_OFF,
+                "off: return the bytes of the largest one, and keep none in the dump directory",
+            )
+            .default("on"),
         ],
     },
     Message {
         name: "stats",
         help: "Show the allocators' figures",
         effect: Reads,
+        pace: Works,
+        reply: ReplyType::Stats,
         arguments: &[
             Argument::new(
                 "opts",
@@ -115,12 +130,16 @@ pub const MESSAGES: &[Message] = &[
         name: "status",
         help: "Show whether profiling is on, of which allocators, and why not",
         effect: Reads,
+        pace: AtOnce,
+        reply: ReplyType::Status,
         arguments: &[],
     },
     Message {
         name: "ledger",
         help: "Show where the resident memory is, and what would help",
         effect: Reads,
+        pace: AtOnce,
+        reply: ReplyType::Ledger,
         arguments: &[
             Argument::new("smaps", ON_OFF, "add the kernel's account of all mappings")
                 .default("off"),
@@ -130,12 +149,16 @@ pub const MESSAGES: &[Message] = &[
         name: "purge",
         help: "Give the allocator's free pages back to the kernel",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Purged,
         arguments: &[ALLOCATOR],
     },
     Message {
         name: "background_thread",
         help: "Switch the allocator's threads that give free pages back",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Background,
         arguments: &[
             Argument::new("state", ON_OFF, "start or stop them; without, show"),
             Argument::new(
@@ -153,12 +176,16 @@ pub const MESSAGES: &[Message] = &[
         name: "reset",
         help: "Drop all samples; set the sample interval",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Activation,
         arguments: &[INTERVAL, LG_SAMPLE, ALLOCATOR],
     },
     Message {
         name: "gdump",
         help: "Dump at each new high-water mark of the resident memory, for a while",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Gdumping,
         arguments: &[
             Argument::new("state", ON_OFF, "start or stop").required(),
             Argument::new(
@@ -178,6 +205,8 @@ pub const MESSAGES: &[Message] = &[
         name: "recent",
         help: "Show the latest sampled allocations, where jemalloc keeps them",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Recent,
         arguments: &[Argument::new(
             "max",
             Number {
@@ -192,24 +221,32 @@ pub const MESSAGES: &[Message] = &[
         name: "doctor",
         help: "Diagnose why profiling cannot work in this process, and how to fix it",
         effect: Reads,
+        pace: AtOnce,
+        reply: ReplyType::Findings,
         arguments: &[],
     },
     Message {
         name: "detach",
         help: "Give everything back and close the socket, where memprof attach opened it",
         effect: Changes,
+        pace: Works,
+        reply: ReplyType::Nothing,
         arguments: &[],
     },
     Message {
         name: "list",
         help: "List the kept dumps, newest first",
         effect: Reads,
+        pace: AtOnce,
+        reply: ReplyType::KeptDumps,
         arguments: &[],
     },
     Message {
         name: "fetch",
         help: "Return the bytes of a kept dump",
         effect: Reads,
+        pace: Works,
+        reply: ReplyType::Profile,
         arguments: &[
             Argument::new("id", Named("ID", &[]), "of the dump, as list shows it").required(),
         ],
@@ -218,6 +255,8 @@ pub const MESSAGES: &[Message] = &[
         name: "help",
         help: "List these messages",
         effect: Reads,
+        pace: AtOnce,
+        reply: ReplyType::Help,
         arguments: &[],
     },
 ];

@@ -2,7 +2,6 @@
 //! program has below it: a row is the leaf-most frame of the stack's most telling kind.
 
 mod rules;
-mod script;
 
 use std::borrow::Cow;
 
@@ -11,8 +10,6 @@ use regex::Regex;
 use self::rules::{FILES, FUNCTIONS, NAMESPACES};
 use crate::names::Frame;
 use crate::profile::{Mapping, Profile};
-
-pub(crate) use self::script::advice;
 
 /// Whose code a function is, from what tells least to what tells most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -153,7 +150,7 @@ fn is_like(pattern: &str, name: &str) -> bool {
 }
 
 /// `libc` of `libc.so.6`, `python` of `python3.11`.
-fn stem(file: &str) -> &str {
+pub(crate) fn stem(file: &str) -> &str {
     let name = file.find(".so").map_or(file, |at| &file[..at]);
     name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'))
 }

@@ -6,9 +6,9 @@ use crate::birth::Birth;
 use crate::blame::{Blame, Place, Whose};
 use crate::evidence::Evidence;
 use crate::names::{Frame, Names, StringId, Strings};
+use crate::pair::Pair;
 use crate::profile::{Profile, SampleType};
 use crate::stacks::AddressId;
-use crate::table::Pair;
 use crate::trim::is_allocator;
 
 /// What one function of a stack is called.

@@ -13,7 +13,9 @@ mod input;
 mod lines;
 mod pprof;
 
+mod address;
 mod names;
+mod pair;
 mod profile;
 mod stacks;
 
@@ -29,6 +31,7 @@ mod blame;
 mod evidence;
 mod filter;
 mod fold;
+mod interpreter;
 mod label;
 mod levels;
 mod marks;
@@ -57,6 +60,7 @@ pub use levels::{Level, Levels, levels};
 pub use limits::Limits;
 pub use names::{Detail, Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
+pub use pair::{Change, Pair};
 pub use profile::{
     Address, Claims, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Tally,
     Values,
@@ -65,5 +69,5 @@ pub use render::{FLAMEGRAPH_POLICY, POLICY, Subject, VIEWER, amount, render};
 pub use report::{Input, read, report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use symbolize::{Progress, Sources, symbolize};
-pub use table::{Change, Pair, Row, table};
+pub use table::{Row, table};
 pub use unsample::unsample;

@@ -1,23 +1,13 @@
 //! A heap profile: samples of stacks, and the mappings their addresses lie in.
 
-use std::fmt;
 use std::ops::{AddAssign, Index, IndexMut};
 
+pub use crate::address::Address;
 use crate::birth::{Ages, Birth};
 use crate::label::{LabelId, Labels};
 use crate::limits::Room;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};
-
-/// A virtual address in the process that was profiled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Address(pub u64);
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
-}
 
 /// An offset in a mapped file: what a normalized [`Address`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,11 +3,11 @@
 use std::io::{BufRead, Write};
 
 use crate::ages::{keep_older, no_ages};
-use crate::blame::advice;
 use crate::error::{Error, Result};
 use crate::filter::leave_out_memprof;
 use crate::fold::Named;
 use crate::input::parse;
+use crate::interpreter::advice;
 use crate::names::printable;
 use crate::options::{Format, Options};
 use crate::profile::{Profile, SampleType};

@@ -7,6 +7,7 @@ mod frames;
 mod minidebug;
 mod narrowest;
 mod perf_map;
+mod scopes;
 mod search;
 mod source_path;
 mod units;

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::fold::Folded;
 use crate::limits::Room;
 use crate::names::StringId;
-use crate::table::Pair;
+use crate::pair::Pair;
 
 /// A function at one place of the call tree.
 #[derive(Clone, Copy, Debug)]

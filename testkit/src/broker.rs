@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use crate::place::User;
-use crate::running::Running;
+use crate::server::Running;
 use crate::server::{Profiled, Server};
 use crate::talk::connect;
 

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::place::Place;
 use crate::place::User;
-use crate::running::Running;
+use crate::server::Running;
 use crate::server::{Profiled, Server};
 use crate::session::Session;
 use crate::talk::{exchange, tool};

@@ -11,15 +11,13 @@ mod held;
 mod names;
 mod place;
 mod processes;
-mod running;
 mod server;
 mod session;
 mod talk;
 mod web;
 
 pub use place::{Place, User};
-pub use running::{Ending, Running};
-pub use server::{Profiled, Server};
+pub use server::{Ending, Profiled, Running, Server};
 
 /// The servers, those that are heavy to start last.
 pub const SERVERS: &[Server] = &[

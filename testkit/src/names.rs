@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use crate::place::User;
-use crate::running::{PATIENCE, Running};
+use crate::server::{PATIENCE, Running};
 use crate::server::{Profiled, Server};
 use crate::talk::connect;
 

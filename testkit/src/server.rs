@@ -1,12 +1,15 @@
 //! What is known of a server before it is started.
 
+mod running;
+
 use std::ffi::OsString;
 use std::process::Command;
 
 use anyhow::Result;
 
 use crate::place::{Place, User};
-use crate::running::{self, Running};
+pub(crate) use running::PATIENCE;
+pub use running::{Ending, Running};
 
 /// A server of Debian's.
 #[derive(Clone, Copy, Debug)]

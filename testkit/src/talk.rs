@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::running::PATIENCE;
+use crate::server::PATIENCE;
 
 /// Connects to a port of this machine.
 pub(crate) fn connect(port: u16) -> Result<TcpStream> {

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::held::Held;
 use crate::place::Place;
 use crate::place::User;
-use crate::running::Running;
+use crate::server::Running;
 use crate::server::{Profiled, Server};
 use crate::talk::http;
 

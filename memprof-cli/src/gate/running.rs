@@ -11,11 +11,10 @@ use memprof_report::{Blame, Folded, Granularity, Input, Named, Options, Sources}
 
 use super::measured::{Measured, Stack, What};
 use super::{FormatArg, TestArgs};
-use crate::args::Run;
 use crate::exit::{FAILED, NO_DATA, coded};
 use crate::output;
 use crate::report::progress;
-use crate::run::preloading;
+use crate::run::{Run, preloading};
 
 /// The plugin's keys: each process leaves one dump. Nobody talks to it.
 const CONFIG: &str = "sampler = \"ours\"\ncontrol = \"off\"\n[keep]\ncount = 100000\nbytes = \"1TiB\"\n\

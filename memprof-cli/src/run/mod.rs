@@ -8,19 +8,18 @@ mod environment;
 mod program;
 
 use std::env::VarError;
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
 
-use crate::args::Run;
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, coded};
 use crate::output;
 pub(crate) use allocator::Wanted;
 use allocator::{Library, Profiler};
 use environment::{malloc_conf, preload};
-pub(crate) use program::interpreter;
 use program::{Place, Program};
 
 /// What the preloaded plugin acts on (memprof-host, `adapters::preload`).
@@ -41,6 +40,40 @@ const PLUGIN_PLACES: [&str; 2] = [
     "../lib/memprof/memory_profile.so",
     "../plugins/memory_profile.so",
 ];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    /// Sample from the start; else `memprof activate` starts it.
+    #[arg(long)]
+    pub(crate) active: bool,
+    /// Count every allocation, as `memprof test` does.
+    #[arg(skip)]
+    pub(crate) is_tallied: bool,
+    /// Replace the program's allocator: jemalloc, tcmalloc, or the path of a shared library. Some
+    /// programs do not survive that.
+    #[arg(long, value_name = "NAME|PATH")]
+    pub(crate) allocator: Option<Wanted>,
+    /// One sample per 2^N allocated bytes.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
+    pub(crate) lg_sample: Option<u8>,
+    /// Where the control sockets go; `MEMPROF_SOCKET_DIR` must name it for other commands.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) socket_dir: Option<PathBuf>,
+    /// Where the dumps go, as `MEMPROF_DUMP_DIR` says too [default: `$XDG_STATE_HOME/memprof/NAME`,
+    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME; where that cannot be
+    /// written to, /tmp/memprof-UID-NAME].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dump_dir: Option<PathBuf>,
+    /// The plugin's keys, in a file: watch rules, what is kept; as `MEMPROF_CONFIG` says too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The plugin's file; by default the one that is installed with this program.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
+    pub(crate) command: Vec<OsString>,
+}
 
 /// Replaces this process by the program.
 pub(crate) fn run(run: &Run) -> Outcome {

@@ -12,6 +12,7 @@ use object::{Endianness, elf};
 use crate::exit::{UNAVAILABLE, USAGE, coded};
 use crate::malloc_conf::{Own, has_profiler, variable_of};
 use crate::run::allocator::{can_profile, linked_jemalloc};
+use crate::script::interpreter;
 
 /// A program that can be profiled.
 #[derive(Debug)]
@@ -133,17 +134,6 @@ fn refuse_more_rights(path: &Path) -> anyhow::Result<()> {
 fn has_capabilities(path: &Path) -> bool {
     let mut value = [0; 64];
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
-}
-
-/// The program that runs a script.
-pub(crate) fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
-    let line = bytes
-        .strip_prefix(b"#!")?
-        .split(|byte| *byte == b'\n')
-        .next()?;
-    let line = line.trim_ascii_start();
-    let path = line.split(u8::is_ascii_whitespace).next()?;
-    Some(PathBuf::from(OsStr::from_bytes(path)))
 }
 
 fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {

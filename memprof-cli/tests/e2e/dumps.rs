@@ -58,6 +58,14 @@ fn full_and_read_only_dump_directories() {
         host.memprof("activate", &[]).exits(0);
         let seen = format!("/proc/{}/root{}", host.pid(), host.dump_dir().display());
         check_refused(&host, Path::new(&seen), why);
+
+        let copy = host.place().join("copy.heap");
+        let taken = host.memprof("dump", &["-o", copy.to_str().unwrap()]);
+        let told = taken.exits(0).stderr;
+        assert!(told.contains(why), "{told}");
+        assert!(told.contains("the host keeps no copy"), "{told}");
+        assert!(is_whole(&copy));
+        assert_eq!(files(Path::new(&seen)), Vec::<String>::new());
     };
     check("size=4k", "No space left on device (ENOSPC)");
     check("ro", "Read-only file system (EROFS)");

@@ -48,7 +48,7 @@ fn fill(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::
 }
 
 /// Large pieces: `io::copy` takes 8 KiB at a time from what is no file itself.
-fn copy(body: &mut dyn Read, file: &mut File) -> io::Result<u64> {
+pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64> {
     let mut piece = vec![0; 256 << 10];
     let mut length = 0;
     loop {

@@ -19,6 +19,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::hidden::{self, PRIVATE};
+use crate::dumps::publish::copy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
@@ -184,6 +185,18 @@ impl Scratch {
             length,
             punched: 0,
         }
+    }
+
+    /// Copies `body` into it, and opens it once more, for reading only.
+    ///
+    /// # Errors
+    /// There is no memory left, or the body cannot be read.
+    pub(crate) fn hold(&self, body: &mut dyn Read) -> io::Result<(File, u64)> {
+        let length = copy(body, &mut self.rewound()?)?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let path = self.path()?;
+        let opened = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty()))?;
+        Ok((File::from(opened), length))
     }
 
     /// Why jemalloc could not write: it reports every file trouble as EFAULT, so do again what

@@ -2,14 +2,16 @@
 //! every failure is told with its true cause.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::time::SystemTime;
 
 use super::labels;
 use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::checksum::{self, Sealed};
 use crate::dumps::headroom::require_memory;
-use crate::dumps::heap::{Taken, Tally};
+use crate::dumps::heap::{Summary, Taken, Tally};
+use crate::dumps::hidden;
 use crate::dumps::name::DumpName;
 use crate::dumps::scratch::Scratch;
 use crate::dumps::store::Store;
@@ -35,6 +37,25 @@ pub(crate) struct Origin {
     pub ages: Option<String>,
 }
 
+/// A dump that is whole.
+struct Whole<R> {
+    body: Sealed<R>,
+    /// Its length, without reading it.
+    length: u64,
+    summary: Summary,
+}
+
+/// A dump that is kept nowhere, in memory.
+#[derive(Debug)]
+pub struct Unkept {
+    /// Open for reading only, at its start. Nobody writes to it any more.
+    pub file: File,
+    /// Its length.
+    pub bytes: u64,
+    /// Live bytes, corrected for sampling; of growth, all of it.
+    pub estimated_inuse_bytes: u64,
+}
+
 /// Takes a dump of `backend` into `store`, by way of `scratch`.
 ///
 /// # Errors
@@ -46,6 +67,53 @@ pub(crate) fn take(
     origin: &Origin,
     scratch: &Scratch,
 ) -> Result<Dump> {
+    let Whole {
+        mut body,
+        length,
+        summary,
+    } = write(backend, name, origin, scratch)?;
+    let kept = store.add(name, origin.started, length, &mut body)?;
+    Ok(Dump {
+        id: kept.id,
+        kind: name.kind.into(),
+        path: kept.path,
+        bytes: kept.bytes,
+        stacks: summary.stacks,
+        sample_interval: summary.sample_interval,
+        estimated_inuse_bytes: summary.estimated_inuse_bytes,
+        allocator: backend.identity().to_string(),
+    })
+}
+
+/// Takes a dump of `backend` into memory, by way of `scratch`; nothing is written to `store`.
+///
+/// # Errors
+/// As for [`take`].
+pub(crate) fn take_unkept(
+    backend: &Driven,
+    store: &Store,
+    name: &DumpName,
+    origin: &Origin,
+    scratch: &Scratch,
+) -> Result<Unkept> {
+    let mut whole = write(backend, name, origin, scratch)?;
+    let copy = Scratch::open(store.directory(), &hidden::name(name, ".copy"))?;
+    let held = copy.hold(&mut whole.body);
+    let (file, bytes) = held.map_err(|error| Error::io("copy the dump in memory", &error))?;
+    Ok(Unkept {
+        file,
+        bytes,
+        estimated_inuse_bytes: whole.summary.estimated_inuse_bytes,
+    })
+}
+
+/// Has `backend` write its profile to `scratch`, checks it, and completes it.
+fn write<'s>(
+    backend: &Driven,
+    name: &DumpName,
+    origin: &Origin,
+    scratch: &'s Scratch,
+) -> Result<Whole<impl Read + 's>> {
     require_memory()?;
     // Of this thread: filters are a thread's own.
     seccomp::require_calls()?;
@@ -64,18 +132,11 @@ pub(crate) fn take(
     let taken = summary.ours.map(of_our_sampler).unwrap_or_default();
     let announced = checksum::ANNOUNCED;
     let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{taken}");
-    let mut body = Sealed::new(scratch.drain(summary.profile_len), text, sums);
-    let length = summary.profile_len + body.tail_len();
-    let kept = store.add(name, origin.started, length, &mut body)?;
-    Ok(Dump {
-        id: kept.id,
-        kind: name.kind.into(),
-        path: kept.path,
-        bytes: kept.bytes,
-        stacks: summary.stacks,
-        sample_interval: summary.sample_interval,
-        estimated_inuse_bytes: summary.estimated_inuse_bytes,
-        allocator: backend.identity().to_string(),
+    let body = Sealed::new(scratch.drain(summary.profile_len), text, sums);
+    Ok(Whole {
+        length: summary.profile_len + body.tail_len(),
+        body,
+        summary,
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
 
-use super::dump::{self, Origin};
+use super::dump::{self, Origin, Unkept};
 use super::labels;
 use super::unsampled::leave_this_thread_out;
 use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
@@ -15,6 +15,7 @@ use crate::dumps::headroom;
 use crate::dumps::hidden;
 use crate::dumps::name::{Cause, DumpName};
 use crate::dumps::scratch::Scratch;
+use crate::dumps::store::Store;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::Driven;
@@ -24,6 +25,16 @@ use memprof_messages::{Dump, DumpReport, Kind, ProfileKind};
 
 /// What the first dump of an allocator is taken to need that tells nothing: some thousand stacks.
 const UNKNOWN_SIZE: u64 = 4 << 20;
+
+/// What is dumped at a time, and how it came to that.
+struct Round {
+    backends: Arc<[Arc<Driven>]>,
+    kind: ProfileKind,
+    origin: Origin,
+}
+
+/// Takes one dump, on the dumper's thread.
+type Take<T> = fn(&Driven, &Store, &DumpName, &Origin, &Scratch) -> Result<T>;
 
 impl Profiler {
     /// Takes a dump of every allocator that can, of those that `allocator` names, else of those
@@ -39,37 +50,21 @@ impl Profiler {
     ) -> Result<DumpReport> {
         let _running = self.begin_dump()?;
         let begun = Instant::now();
-        headroom::require_memory()?;
-        self.look_again();
-        self.unwinder.tend();
-        let backends = self.driven(allocator)?;
-        self.require_profile(&backends, kind)?;
-        let active_since = *lock(&self.active_since);
-        let origin = Origin {
-            program: self.settings.program.clone(),
-            started: self.started,
-            active_since,
-            trigger,
-            rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
-            ages: self.ages.told(),
-        };
-        let mut dumps = Vec::new();
-        let can = |each: &&Arc<Driven>| each.require_profile(kind).is_ok();
-        for backend in backends.iter().filter(can) {
-            dumps.push(self.dump_one(Arc::clone(backend), kind, origin.clone())?);
-        }
+        let round = self.prepare(allocator, kind, trigger)?;
+        let dumps = self.dump_each(&round, dump::take)?;
+        let active_since = round.origin.active_since;
         let largest = dumps
             .iter()
             .max_by_key(|dump| dump.estimated_inuse_bytes)
             .cloned()
-            .ok_or_else(|| Error::new(ErrorKind::Internal, "no allocator was dumped"))?;
+            .ok_or_else(none_was_dumped)?;
         self.last_size.store(largest.bytes, Ordering::Relaxed);
         Ok(DumpReport {
             warnings: match kind {
                 ProfileKind::Heap => {
                     let mut warnings = explain(&dumps, active_since, SystemTime::now());
                     let was_late = active_since.is_some_and(|since| since > self.started);
-                    let live = figures::live(&backends).filter(|_| was_late);
+                    let live = figures::live(&round.backends).filter(|_| was_late);
                     warnings.extend(live.and_then(|live| unseen(&dumps, live)));
                     let labels = self.labels.on();
                     let is_marked = self.ages.width().is_some() || !labels.is_empty();
@@ -87,10 +82,63 @@ impl Profiler {
         })
     }
 
-    fn dump_one(&self, backend: Arc<Driven>, kind: ProfileKind, origin: Origin) -> Result<Dump> {
-        let name = self.next_name(kind, &origin)?;
+    /// Takes a dump into memory, which is kept nowhere: the largest, where several allocators can.
+    ///
+    /// # Errors
+    /// As for [`dump`](Self::dump).
+    pub fn dump_unkept(&self, allocator: Option<Kind>, kind: ProfileKind) -> Result<Unkept> {
+        let _running = self.begin_dump()?;
+        let round = self.prepare(allocator, kind, Trigger::Message)?;
+        let dumps = self.dump_each(&round, dump::take_unkept)?;
+        let largest = dumps
+            .into_iter()
+            .max_by_key(|dump| dump.estimated_inuse_bytes);
+        largest.ok_or_else(none_was_dumped)
+    }
+
+    fn prepare(
+        &self,
+        allocator: Option<Kind>,
+        kind: ProfileKind,
+        trigger: Trigger,
+    ) -> Result<Round> {
+        headroom::require_memory()?;
+        self.look_again();
+        self.unwinder.tend();
+        let backends = self.driven(allocator)?;
+        self.require_profile(&backends, kind)?;
+        let origin = Origin {
+            program: self.settings.program.clone(),
+            started: self.started,
+            active_since: *lock(&self.active_since),
+            trigger,
+            rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
+            ages: self.ages.told(),
+        };
+        Ok(Round {
+            backends,
+            kind,
+            origin,
+        })
+    }
+
+    fn dump_each<T: Send + 'static>(&self, round: &Round, take: Take<T>) -> Result<Vec<T>> {
+        let can = |each: &&Arc<Driven>| each.require_profile(round.kind).is_ok();
+        let each = round.backends.iter().filter(can);
+        each.map(|backend| self.dump_one(Arc::clone(backend), round, take))
+            .collect()
+    }
+
+    fn dump_one<T: Send + 'static>(
+        &self,
+        backend: Arc<Driven>,
+        round: &Round,
+        take: Take<T>,
+    ) -> Result<T> {
+        let origin = round.origin.clone();
+        let name = self.next_name(round.kind, &origin)?;
         let store = self.settings.store.clone();
-        let bytes = backend.profile_bytes(kind).unwrap_or_else(|| {
+        let bytes = backend.profile_bytes(round.kind).unwrap_or_else(|| {
             let last = self.last_size.load(Ordering::Relaxed);
             last.saturating_mul(2).max(UNKNOWN_SIZE)
         });
@@ -102,7 +150,7 @@ impl Profiler {
         let all = self.backends();
         let take = move || {
             leave_this_thread_out(&all);
-            dump::take(&backend, &store, &name, &origin, &scratch)
+            take(&backend, &store, &name, &origin, &scratch)
         };
         self.dumper.run_watched(take, || {
             watched.look(|written| headroom::is_short(bytes.saturating_sub(written)))
@@ -125,6 +173,10 @@ impl Profiler {
             kind,
         })
     }
+}
+
+fn none_was_dumped() -> Error {
+    Error::new(ErrorKind::Internal, "no allocator was dumped")
 }
 
 const MORE_LABELS: &str = "1,000 different sets of labels were seen, and all others are told as [other]: \

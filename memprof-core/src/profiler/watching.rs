@@ -20,7 +20,9 @@ use crate::watching::gdump::GdumpLimits;
 use crate::watching::reading::rss;
 use crate::watching::rule::Rule;
 use crate::watching::watcher::{Due, Outcome, Watcher};
-use memprof_messages::{DumpReport, GdumpStatus, Gdumping, ProfileKind, Profiling, WatchStatus};
+use memprof_messages::{
+    DumpReport, GdumpStatus, Gdumping, ProfileKind, Profiling, Switch, WatchStatus,
+};
 
 /// How long the exit waits for its dump.
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
@@ -65,6 +67,7 @@ impl Profiler {
                 .to_owned()
         });
         Ok(Gdumping {
+            state: Switch::On.into(),
             gdump: watcher.gdump_status(),
             warnings: inactive.into_iter().collect(),
         })
@@ -87,6 +90,7 @@ impl Profiler {
             }
         }
         Ok(Gdumping {
+            state: Switch::Off.into(),
             gdump: ended,
             warnings,
         })

@@ -493,28 +493,3 @@ pub(super) const FILES: &[(Whose, &[&str])] = &[
         ],
     ),
 ];
-
-/// What a person whose program is interpreted should use instead, by the same names of files.
-pub(super) const INTERPRETERS: &[(&[&str], &str)] = &[
-    (
-        &["python", "libpython"],
-        "Python's own functions are not in this profile; `tracemalloc` or memray name them",
-    ),
-    (
-        &["node", "libnode"],
-        "JavaScript's own functions are not in this profile; `node --heapsnapshot-signal` or the inspector's heap \
-         profiler name them",
-    ),
-    (
-        &["ruby", "libruby"],
-        "Ruby's own functions are not in this profile; `ObjectSpace.trace_object_allocations` names them",
-    ),
-    (
-        &["perl", "libperl"],
-        "Perl's own functions are not in this profile; Devel::NYTProf or Devel::Size look at them",
-    ),
-    (
-        &["php", "libphp"],
-        "PHP's own functions are not in this profile; the extension memprof names them",
-    ),
-];

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::fold::Folded;
 use crate::limits::Room;
 use crate::names::StringId;
-use crate::table::Pair;
+use crate::pair::Pair;
 
 /// A caller and a callee.
 pub(super) type Edge = (StringId, StringId);

@@ -10,9 +10,10 @@ use crate::blame::Whose;
 use crate::error::{Error, Result};
 use crate::fold::Named;
 use crate::options::Options;
+use crate::pair::Pair;
 use crate::profile::{Profile, Values};
 use crate::shares::shares;
-use crate::table::{Pair, table};
+use crate::table::table;
 
 const SCHEMA_VERSION: u32 = 1;
 

@@ -7,8 +7,9 @@ use crate::ages::{COLUMNS, Cohorts, span};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::options::Options;
+use crate::pair::Change;
 use crate::shares::shares;
-use crate::table::{Change, Row, table};
+use crate::table::{Row, table};
 
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     if let Some(key) = &options.by {

@@ -8,12 +8,11 @@ use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
 
 use super::address::LinkedAddress;
 use super::frames::Frames;
+use super::scopes::{Offset, Scopes, Slice};
 use super::source_path::is_rust;
 use super::units;
 use crate::limits::Limits;
 use crate::stacks::AddressId;
-
-type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
 /// The debug sections of a file, decompressed, with the units around some addresses.
 pub(super) struct Dwarf<'d> {
@@ -22,7 +21,10 @@ pub(super) struct Dwarf<'d> {
 }
 
 /// Debug information ready for lookups.
-pub(super) struct Context<'s>(addr2line::Context<Slice<'s>>);
+pub(super) struct Context<'s> {
+    files: addr2line::Context<Slice<'s>>,
+    scopes: Scopes,
+}
 
 impl<'d> Dwarf<'d> {
     /// For addresses in ascending order. None where there is no debug information.
@@ -74,9 +76,11 @@ impl<'d> Dwarf<'d> {
     }
 
     pub(super) fn context(&self) -> Option<Context<'_>> {
-        addr2line::Context::from_dwarf(self.borrow())
-            .ok()
-            .map(Context)
+        let files = addr2line::Context::from_dwarf(self.borrow()).ok()?;
+        Some(Context {
+            files,
+            scopes: Scopes::new(),
+        })
     }
 }
 
@@ -123,7 +127,7 @@ impl<'s> Context<'s> {
         symbol: Option<&'s [u8]>,
         frames: &mut Frames<'s>,
     ) {
-        let Ok(mut found) = self.0.find_frames(address).skip_all_loads() else {
+        let Ok(mut found) = self.files.find_frames(address).skip_all_loads() else {
             return;
         };
         let before = frames.len();
@@ -143,7 +147,13 @@ impl<'s> Context<'s> {
                     let unit = *unit.get_or_insert_with(|| self.unit(address));
                     frames.push_in_file(id, function, (file, line), unit);
                 }
-                None => frames.push(id, function, file, line),
+                None => {
+                    let inlined = frame.dw_die_offset.filter(|_| !is_mangled(function));
+                    match inlined.and_then(|inlined| self.scope(address, inlined)) {
+                        Some(scope) => frames.push_in_scope(id, function, &scope, (file, line)),
+                        None => frames.push(id, function, file, line),
+                    }
+                }
             }
             outermost = function;
         }
@@ -160,9 +170,15 @@ impl<'s> Context<'s> {
 impl<'s> Context<'s> {
     /// The name of the unit around an address.
     fn unit(&'s self, address: LinkedAddress) -> &'s [u8] {
-        let found = self.0.find_dwarf_and_unit(address).skip_all_loads();
+        let found = self.files.find_dwarf_and_unit(address).skip_all_loads();
         let name = found.and_then(|unit| unit.unit.name);
         name.map_or(&[], |name| name.slice())
+    }
+
+    /// The namespaces and classes around an inlined function at an address.
+    fn scope(&self, address: LinkedAddress, inlined: Offset) -> Option<String> {
+        let unit = self.files.find_dwarf_and_unit(address).skip_all_loads()?;
+        self.scopes.of_inlined(unit, inlined)
     }
 }
 

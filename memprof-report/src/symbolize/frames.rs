@@ -86,6 +86,24 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
+    /// Adds the next frame of an address, of a function whose scope debug information tells.
+    pub(super) fn push_in_scope(
+        &mut self,
+        address: AddressId,
+        function: &'s [u8],
+        scope: &str,
+        (file, line): (Option<&'s str>, u32),
+    ) {
+        let name = format!("{scope}::{}", String::from_utf8_lossy(function));
+        let frame = Frame {
+            function: self.strings.intern(&name),
+            file: file.map(|file| self.file(file)),
+            line,
+            named: true,
+        };
+        self.list.push((address, frame));
+    }
+
     /// Renames the frame that was added last.
     pub(super) fn rename_last(&mut self, function: &'s [u8]) {
         let function = self.function(function);

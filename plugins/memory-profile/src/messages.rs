@@ -6,16 +6,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use memprof_core::{
-    ActivateOptions, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Trigger, Unsampled,
-    require_calls,
+    ActivateOptions, Error, GdumpLimits, Profiler, Readers, SampleInterval, Settings, Trigger,
+    Unsampled, require_calls,
 };
 use memprof_host::adapters::attached;
 use memprof_messages::{
-    Activation, Findings, KeptDumps, Kind, MESSAGES, OfAllocators, PLUGIN, ProfileKind, Profiling,
-    Severity, USAGES,
+    Activation, Findings, Help, HelpOfMessage, KeptDumps, Kind, MESSAGES, Nothing, OfAllocators,
+    PLUGIN, ProfileKind, Profiling, Severity, USAGES,
 };
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Host, Message, Plugin, Reply};
-use serde_json::json;
 
 use crate::arguments::{take_duration, take_number, take_switch, take_word};
 use crate::config::Config;
@@ -134,9 +133,14 @@ impl Plugin for MemoryProfile {
             }
             "dump" => {
                 let allocator = take_allocator(&mut args)?;
-                let kind = take_word(&mut args, "kind")?;
+                let kind = take_word(&mut args, "kind")?.unwrap_or_default();
+                let is_kept = take_switch(&mut args, "keep")?.unwrap_or(true);
                 args.finish()?;
-                self.dump(allocator, kind.unwrap_or_default(), reply)
+                if is_kept {
+                    self.dump(allocator, kind, reply)
+                } else {
+                    self.hand_over(allocator, kind, reply)
+                }
             }
             "purge" => {
                 let allocator = take_allocator(&mut args)?;
@@ -227,19 +231,27 @@ impl MemoryProfile {
         kind: ProfileKind,
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
-        let report = self
-            .profiler()
-            .dump(allocator, kind, Trigger::Message)
-            .map_err(|error| {
-                // What the system refuses is for whoever runs the host, not only for who asked.
-                if error.kind == ErrorKind::Io {
-                    log::warn!("{error}");
-                }
-                failure(error)
-            })?;
+        let report = self.profiler().dump(allocator, kind, Trigger::Message);
+        let report = report.map_err(not_dumped)?;
         let text = dump_text(&report);
         log::info!("{text}");
         ok(reply, &text, &report)
+    }
+
+    /// The bytes of a dump that is kept nowhere.
+    fn hand_over(
+        &self,
+        allocator: Option<Kind>,
+        kind: ProfileKind,
+        reply: &mut Reply<'_>,
+    ) -> Result<(), Failure> {
+        let dump = self.profiler().dump_unkept(allocator, kind);
+        let dump = dump.map_err(not_dumped)?;
+        log::info!("a dump of {} bytes is handed over and not kept", dump.bytes);
+        let content_type = content_type(&dump.file).map_err(|error| {
+            Failure::new(ErrorKind::Io, format!("failed to read the dump: {error}"))
+        })?;
+        reply.file(&dump.file, dump.bytes, content_type)
     }
 
     fn stats(
@@ -292,19 +304,14 @@ impl MemoryProfile {
     }
 
     fn gdump(&self, limits: Option<GdumpLimits>, reply: &mut Reply<'_>) -> Result<(), Failure> {
-        let (is_on, gdumping) = match limits {
-            Some(limits) => (true, self.profiler().gdump(limits)),
-            None => (false, self.profiler().end_gdump()),
+        let gdumping = match limits {
+            Some(limits) => self.profiler().gdump(limits),
+            None => self.profiler().end_gdump(),
         };
         let gdumping = gdumping.map_err(failure)?;
-        let text = gdump_text(is_on, &gdumping);
+        let text = gdump_text(&gdumping);
         log::info!("{text}");
-        let fields = json!({
-            "state": if is_on { "on" } else { "off" },
-            "gdump": gdumping.gdump,
-            "warnings": gdumping.warnings,
-        });
-        ok(reply, &text, fields)
+        ok(reply, &text, gdumping)
     }
 
     fn recent(&self, max: Option<u64>, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -332,7 +339,7 @@ impl MemoryProfile {
         }
         self.profiler().detach().map_err(failure)?;
         attached::leave();
-        ok(reply, "detached: everything was given back", json!({}))
+        ok(reply, "detached: everything was given back", Nothing {})
     }
 
     /// An error only where profiling cannot be on: a script may wait for its end.
@@ -379,6 +386,14 @@ impl MemoryProfile {
     }
 }
 
+fn not_dumped(error: Error) -> Failure {
+    // What the system refuses is for whoever runs the host, not only for who asked.
+    if error.kind == ErrorKind::Io {
+        log::warn!("{error}");
+    }
+    failure(error)
+}
+
 /// The content type of a dump, by its first words.
 fn content_type(dump: &File) -> io::Result<&'static str> {
     const TCMALLOC: &[u8] = b"heap profile:";
@@ -393,14 +408,18 @@ fn content_type(dump: &File) -> io::Result<&'static str> {
 fn help(reply: &mut Reply<'_>) -> Result<(), Failure> {
     let messages: Vec<_> = DESCRIPTORS
         .iter()
-        .map(|m| json!({ "name": m.name(), "usage": m.usage(), "help": m.help() }))
+        .map(|message| HelpOfMessage {
+            name: message.name().to_owned(),
+            usage: message.usage().to_owned(),
+            help: message.help().to_owned(),
+        })
         .collect();
     let text = DESCRIPTORS
         .iter()
         .map(|m| format!("{:<43} {}", format!("{} {}", m.name(), m.usage()), m.help()))
         .collect::<Vec<_>>()
         .join("\n");
-    ok(reply, &text, json!({ "messages": messages }))
+    ok(reply, &text, Help { messages })
 }
 
 /// Tells the state after a message that changed it, to the log too.

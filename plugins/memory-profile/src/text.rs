@@ -3,7 +3,7 @@
 use memprof_core::SEEN_FROM_THE_START;
 use memprof_messages::{
     Activation, AllocatorStatus, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping,
-    Heap, Kept, Ledger, ProfileKind, Purged, Stats, Status, Totals, Whose,
+    Heap, Kept, Ledger, ProfileKind, Purged, Stats, Status, Switch, Totals, Whose,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
@@ -115,9 +115,9 @@ pub(crate) fn status_text(status: &Status) -> String {
     text
 }
 
-pub(crate) fn gdump_text(is_on: bool, gdumping: &Gdumping) -> String {
+pub(crate) fn gdump_text(gdumping: &Gdumping) -> String {
     let progress = gdumping.gdump.as_ref().map(gdump_progress);
-    let text = match (is_on, progress) {
+    let text = match (gdumping.state == Switch::On, progress) {
         (true, Some(progress)) => {
             format!("{progress}; safe dumps of memprof's at high water, not jemalloc's prof.gdump")
         }

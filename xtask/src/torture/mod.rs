@@ -32,6 +32,7 @@ mod storm;
 mod strace;
 mod survey;
 pub(crate) mod tls;
+mod unwind;
 
 use std::time::Instant;
 
@@ -39,7 +40,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::dist::{self, Profile};
 use crate::packages;
-use crate::unwind;
 
 /// How long to torture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ const SUITES: &[Suite] = &[
     ("accuracy", accuracy::run),
     ("gate", gate::run),
     ("servers", servers::run),
-    ("unwind", unwind::hazards::run),
+    ("unwind", unwind::run),
 ];
 
 /// `cargo xtask torture [SUITE] [--short]`.

@@ -2,5 +2,4 @@
 //! (`cargo xtask torture unwind`). Both preload `unwind-probe`.
 
 pub(crate) mod bench;
-pub(crate) mod hazards;
-mod probe;
+pub(crate) mod probe;

@@ -11,7 +11,7 @@ use crate::dist::dist;
 
 /// Who walks; the numbers of `unwind-probe`.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     Theirs = 0,
     Compared = 3,
     Timed = 4,
@@ -19,27 +19,27 @@ pub(super) enum Mode {
 
 /// What the probe saw in one program.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Report {
-    pub(super) compared: u64,
-    pub(super) agreed: u64,
-    pub(super) fallbacks: u64,
-    pub(super) cut: u64,
+pub(crate) struct Report {
+    pub(crate) compared: u64,
+    pub(crate) agreed: u64,
+    pub(crate) fallbacks: u64,
+    pub(crate) cut: u64,
     /// Mean ticks of our walk, in [`Mode::Timed`].
-    pub(super) our_ticks: f64,
+    pub(crate) our_ticks: f64,
     /// Mean ticks of jemalloc's.
-    pub(super) their_ticks: f64,
+    pub(crate) their_ticks: f64,
 }
 
 impl Report {
     /// `100.0000 % of 1234 stacks`.
-    pub(super) fn agreement(&self) -> String {
+    pub(crate) fn agreement(&self) -> String {
         let percent = self.agreed as f64 * 100.0 / self.compared.max(1) as f64;
         format!("{percent:.4} % of {} stacks", self.compared)
     }
 }
 
 /// Preloads jemalloc and the probe into a command.
-pub(super) fn preload(command: &mut Command, mode: Mode, lg_sample: u32, report: &Path) {
+pub(crate) fn preload(command: &mut Command, mode: Mode, lg_sample: u32, report: &Path) {
     let probe = dist().join("torture/unwind_probe.so");
     command
         .env(
@@ -56,7 +56,7 @@ pub(super) fn preload(command: &mut Command, mode: Mode, lg_sample: u32, report:
 
 /// Runs `command` to its end with the probe in it, and returns what was seen in `program`, which
 /// is the command or one of those that it starts.
-pub(super) fn run(
+pub(crate) fn run(
     mut command: Command,
     program: &str,
     mode: Mode,
@@ -81,7 +81,7 @@ fn check(status: ExitStatus, stderr: &[u8]) -> Result<()> {
 }
 
 /// The report of `program` among those in a file.
-pub(super) fn read(reports: &PathBuf, program: &str) -> Result<Report> {
+pub(crate) fn read(reports: &PathBuf, program: &str) -> Result<Report> {
     let text = fs::read_to_string(reports).context("no program left a report")?;
     for line in text.lines() {
         let report: Value = serde_json::from_str(line)?;

@@ -4,10 +4,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::probe::{self, Mode};
+use super::Form;
 use crate::dist::dist;
 use crate::run::{output, root};
-use crate::torture::Form;
+use crate::unwind::probe::{self, Mode};
 
 /// Samples a lot.
 const LG_SAMPLE: u32 = 11;
@@ -66,7 +66,7 @@ fn check_what_is_called() -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: Form) -> Result<String> {
     check_what_is_called()?;
     let rounds = form.pick(ROUNDS.0, ROUNDS.1);
     let (mut cases, mut stacks, mut cut) = (0, 0, 0);

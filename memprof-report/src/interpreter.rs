@@ -1,13 +1,37 @@
 //! Programs that run a script: what the C stack tells of them, and what tells more.
 
-use super::rules::INTERPRETERS;
-use super::{Blame, Place, Whose, stem};
+use crate::blame::{Blame, Place, Whose, stem};
 use crate::fold::Named;
 use crate::profile::SampleType;
 use crate::stacks::AddressId;
 
 /// A part of the total that is worth a note, in percent.
 const NOTABLE: f64 = 20.0;
+
+/// What a person whose program is interpreted should use instead, by the same names of files.
+const INTERPRETERS: &[(&[&str], &str)] = &[
+    (
+        &["python", "libpython"],
+        "Python's own functions are not in this profile; `tracemalloc` or memray name them",
+    ),
+    (
+        &["node", "libnode"],
+        "JavaScript's own functions are not in this profile; `node --heapsnapshot-signal` or the inspector's heap \
+         profiler name them",
+    ),
+    (
+        &["ruby", "libruby"],
+        "Ruby's own functions are not in this profile; `ObjectSpace.trace_object_allocations` names them",
+    ),
+    (
+        &["perl", "libperl"],
+        "Perl's own functions are not in this profile; Devel::NYTProf or Devel::Size look at them",
+    ),
+    (
+        &["php", "libphp"],
+        "PHP's own functions are not in this profile; the extension memprof names them",
+    ),
+];
 
 /// Where much of a profile ends in an interpreter: how much, and what names the functions of its scripts.
 pub(crate) fn advice(named: &Named, sample_type: SampleType, blame: &Blame) -> Option<String> {

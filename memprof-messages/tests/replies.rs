@@ -1,0 +1,201 @@
+//! Replies of every type, as this version writes them and as a later one may.
+
+use std::fmt::Debug;
+
+use memprof_messages::{
+    Activation, Background, DumpReport, Findings, Gdumping, Help, KeptDumps, Ledger, MESSAGES,
+    Nothing, OfAllocators, Purged, Recent, Refused, Reply, ReplyType, Stats, Status,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+/// A word that no version knows.
+const UNKNOWN: &str = "word of a later version";
+
+/// Reads `fields` as `T`, and again with what a later version may have in it.
+fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(fields: Value) {
+    let mut reply = json!({ "status": "ok", "text": "t" });
+    merge(&mut reply, fields);
+    let read: Reply<T> = serde_json::from_value(reply.clone()).unwrap();
+    assert_eq!(
+        serde_json::to_value(&read).unwrap(),
+        reply,
+        "a field is lost"
+    );
+
+    let mut later = reply.clone();
+    add_fields(&mut later);
+    let still_read: Reply<T> = serde_json::from_value(later).unwrap();
+    assert_eq!(still_read, read, "a new field changes what is read");
+
+    let mut later = reply;
+    let words = replace_words(&mut later);
+    let read: Reply<T> = serde_json::from_value(later.clone()).unwrap();
+    assert!(words > 1);
+    assert_eq!(
+        serde_json::to_value(&read).unwrap(),
+        later,
+        "a word is lost"
+    );
+}
+
+fn merge(object: &mut Value, fields: Value) {
+    let Value::Object(fields) = fields else {
+        panic!("{fields}");
+    };
+    object.as_object_mut().unwrap().extend(fields);
+}
+
+/// Gives every object a field more, first and last.
+fn add_fields(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(add_fields);
+            let mut more = Map::new();
+            more.insert("a_later_field".to_owned(), json!({ "x": [1, null] }));
+            more.append(fields);
+            more.insert("z_later_field".to_owned(), json!("z"));
+            *fields = more;
+        }
+        Value::Array(values) => values.iter_mut().for_each(add_fields),
+        _ => {}
+    }
+}
+
+/// Puts an unknown word in the place of every text, and counts them.
+fn replace_words(value: &mut Value) -> usize {
+    match value {
+        Value::String(text) => {
+            UNKNOWN.clone_into(text);
+            1
+        }
+        Value::Object(fields) => fields.values_mut().map(replace_words).sum(),
+        Value::Array(values) => values.iter_mut().map(replace_words).sum(),
+        _ => 0,
+    }
+}
+
+fn status() -> Value {
+    let jemalloc = json!({
+        "kind": "jemalloc", "version": "5.3.0", "found_by": "dlsym", "owns_malloc": true,
+        "prof_active": true, "sampler": "ours", "through": "slots",
+        "slots": {
+            "patched": 7, "foreign": 1, "refused": 0, "unseen_objects": 2, "other_mallocs": 0,
+        },
+        "samples": 12, "live_samples": 4, "lost": 0, "table_bytes": 4096,
+        "sample_interval": 524_288, "can": ["dump"], "reason": "r", "remedy": "m",
+        "config_prof": true, "opt_prof": false, "prof_thread_active_init": true, "lg_sample": 19,
+    });
+    json!({
+        "profiling": "active", "reason": "r", "remedy": "m", "active_since": "s",
+        "active_until": "u", "sample_interval": 524_288, "allocators": [jemalloc],
+        "unknown_malloc": "/x", "undrivable_jemalloc": "/y", "dump_dir": "/d", "kept": 3,
+        "busy": false,
+        "watch": [{ "rule": "every", "fired": 1, "last_fired": "l", "next": "n" }],
+        "gdump": { "taken": 1, "files": 16, "until": "u", "high_water_bytes": 9 },
+        "unwinder": {
+            "setting": "auto", "rules_read": 5,
+            "walkers": [{
+                "allocator": "jemalloc 5.3.0", "walker": "ours", "reason": "r", "since": "s",
+                "samples": 1, "fallbacks": 2, "cut": 3, "compared": 4, "agreed": 5,
+            }],
+        },
+        "ages_s": 60,
+    })
+}
+
+fn activation() -> Value {
+    let mut activation = status();
+    merge(
+        &mut activation,
+        json!({ "begun": true, "unseen_bytes": 1, "warnings": ["w"] }),
+    );
+    activation
+}
+
+fn dump_report() -> Value {
+    let dump = json!({
+        "id": "i", "kind": "heap", "path": "/d/i.heap", "bytes": 1, "stacks": 2,
+        "sample_interval": 3, "estimated_inuse_bytes": 4, "allocator": "jemalloc 5.3.0",
+    });
+    let mut report = dump.clone();
+    merge(
+        &mut report,
+        json!({ "active_since": "s", "duration_ms": 5, "dumps": [dump], "warnings": ["w"] }),
+    );
+    report
+}
+
+fn figures() -> Value {
+    json!({
+        "allocated": 1, "active": 2, "metadata": 3, "resident": 4, "mapped": 5, "retained": 6,
+    })
+}
+
+fn stats() -> Value {
+    let mut stats = json!({ "kind": "jemalloc", "version": "5.3.0", "error": "e", "report": "r" });
+    merge(&mut stats, figures());
+    let committed = json!({ "kind": "mimalloc", "version": "2", "committed": 7, "report": "r" });
+    json!({ "allocators": [stats, committed] })
+}
+
+fn ledger() -> Value {
+    let sampled = json!({ "objects": 1, "bytes": 2, "active": 3, "allocated": 4, "pages": 5 });
+    let mut heap = json!({
+        "kind": "glibc", "version": "2.36", "owns_malloc": true, "sampled": sampled, "error": "e",
+    });
+    merge(&mut heap, figures());
+    json!({
+        "rss_bytes": 1, "rows": [{ "name": "live_heap", "bytes": 2 }], "allocators": [heap],
+        "cgroup": { "usage_bytes": 3, "limit_bytes": 4 },
+        "verdicts": [{ "kind": "growth", "why": "w", "remedy": "m" }],
+        "smaps": {
+            "pss_bytes": 1, "private_dirty_bytes": 2, "lazy_free_bytes": 3,
+            "anon_huge_pages_bytes": 4, "swap_bytes": 5,
+        },
+    })
+}
+
+#[test]
+fn replies_of_later_versions_are_read() {
+    for message in MESSAGES {
+        match message.reply {
+            ReplyType::Activation => check::<Activation>(activation()),
+            ReplyType::DumpReport => check::<DumpReport>(dump_report()),
+            ReplyType::Stats => check::<OfAllocators<Stats>>(stats()),
+            ReplyType::Status => check::<Status>(status()),
+            ReplyType::Ledger => check::<Ledger>(ledger()),
+            ReplyType::Purged => check::<Purged>(json!({
+                "anonymous_before_bytes": 3, "anonymous_after_bytes": 1, "released_bytes": 2,
+            })),
+            ReplyType::Background => check::<OfAllocators<Background>>(json!({ "allocators": [{
+                "kind": "jemalloc", "version": "5.3.0", "background_thread": true,
+                "max_background_threads": 4,
+            }]})),
+            ReplyType::Gdumping => check::<Gdumping>(json!({
+                "state": "on", "warnings": ["w"],
+                "gdump": { "taken": 1, "files": 16, "until": "u", "high_water_bytes": 9 },
+            })),
+            ReplyType::Recent => check::<OfAllocators<Recent>>(json!({ "allocators": [{
+                "kind": "jemalloc", "version": "5.3.0", "alloc_max": -1, "report": "r",
+            }]})),
+            ReplyType::Findings => check::<Findings>(json!({ "healthy": false, "findings": [{
+                "kind": "k", "severity": "error", "message": "m", "remedy": "r",
+            }]})),
+            ReplyType::KeptDumps => check::<KeptDumps>(json!({ "dumps": [{
+                "id": "i", "path": "/d/i.heap", "bytes": 1, "taken": "t", "pid": 2, "kind": "heap",
+                "trigger": "rss-above", "rss_bytes": 3,
+            }]})),
+            ReplyType::Help => check::<Help>(json!({ "messages": [{
+                "name": "dump", "usage": "u", "help": "h",
+            }]})),
+            ReplyType::Nothing => check::<Nothing>(json!({})),
+            // Bytes, not a reply of fields.
+            ReplyType::Profile => {}
+        }
+    }
+    check::<Refused<Nothing>>(json!({ "error": {
+        "kind": "io", "message": "m", "remedy": "r", "errno": 28, "retry_after_ms": 500,
+    }}));
+}
