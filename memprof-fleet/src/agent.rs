@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_host::{Reach, Running, survey};
+use memprof_host::{Reach, Running, Unreached, survey};
 use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -35,6 +35,9 @@ const BATCH_BYTES: u64 = 4 << 20;
 const LEAVE: Duration = Duration::from_secs(10);
 /// How often a directory that is the store is merged and pruned.
 const HOUSEKEEPING: Duration = Duration::from_secs(1800);
+
+/// How the name of a host begins that was not reached.
+const UNREACHED: &str = "not reached: ";
 
 /// What an agent that waits is woken by.
 #[derive(Debug)]
@@ -165,10 +168,17 @@ impl Agent {
     /// The hosts that the policy names and that belong to its share.
     fn hosts(&mut self) -> Vec<(Running, Rule)> {
         let found = survey(Reach::Processes, |_| ());
-        for one in &found.unreached {
+        let name = |one: &Unreached| {
             let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
-            let what = format!("{pid}{}", one.place.display());
-            self.tell_change(what, Err(anyhow::anyhow!("not reached: {}", one.why)));
+            format!("{UNREACHED}{pid}{}", one.place.display())
+        };
+        let unreached: HashSet<_> = found.unreached.iter().map(name).collect();
+        // Those that ended are nobody's business any more.
+        self.told
+            .retain(|what, _| !what.starts_with(UNREACHED) || unreached.contains(what));
+        for one in &found.unreached {
+            let what = name(one);
+            self.tell_change(what, Err(anyhow::anyhow!("{}", one.why)));
         }
         let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
             let rule = rule(&self.config.service, &host.info.name)?;

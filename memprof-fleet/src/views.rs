@@ -6,17 +6,23 @@ use crate::args::Engine;
 use crate::config::Config;
 use crate::output::print;
 use crate::schema::{INCOMING, SOURCES, Table};
+use crate::store::Store;
 
 pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
-    let views: Vec<_> = Table::ALL
-        .iter()
-        .map(|table| view(engine, &config.store, *table))
-        .collect();
+    let store = Store::open(&config.store)?;
+    let mut views = Vec::new();
+    for table in Table::ALL {
+        let has = |prefix: &str| anyhow::Ok(!store.list(prefix)?.is_empty());
+        let has_merged = has(table.name())?;
+        let has_incoming = has(&format!("{INCOMING}/{}", table.name()))?;
+        views.push(view(engine, store.url(), table, has_merged, has_incoming));
+    }
     print(&views.join("\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn view(engine: Engine, store: &str, table: Table) -> String {
+/// The view of a table, over the files that there are: engines refuse a pattern that no file has.
+fn view(engine: Engine, store: &str, table: Table, has_merged: bool, has_incoming: bool) -> String {
     let name = table.name();
     // Engines know directories by their paths.
     let root = store
@@ -41,14 +47,18 @@ fn view(engine: Engine, store: &str, table: Table) -> String {
                      filename = true, hive_types = {{'date': VARCHAR, 'hour': VARCHAR}})"
                 )
             };
-            // A file whose rows are in a merged one does not count.
-            let rows = format!(
-                "SELECT * FROM {} UNION ALL BY NAME SELECT * FROM {} WHERE filename NOT IN \
-                 (SELECT '{root}/' || unnest(string_split(decode(value), chr(10))) \
-                 FROM parquet_kv_metadata('{files}') WHERE decode(key) = '{SOURCES}')",
-                read(&files),
-                read(&incoming)
-            );
+            let merged = format!("SELECT * FROM {}", read(&files));
+            let fresh = format!("SELECT * FROM {}", read(&incoming));
+            let rows = match (has_merged, has_incoming) {
+                (true, false) => merged,
+                (false, _) => fresh,
+                // A file whose rows are in a merged one does not count.
+                (true, true) => format!(
+                    "{merged} UNION ALL BY NAME {fresh} WHERE filename NOT IN \
+                     (SELECT '{root}/' || unnest(string_split(decode(value), chr(10))) \
+                     FROM parquet_kv_metadata('{files}') WHERE decode(key) = '{SOURCES}')"
+                ),
+            };
             format!("CREATE OR REPLACE VIEW {name} AS {};", distinct(rows))
         }
         Engine::Clickhouse => {

@@ -77,6 +77,7 @@ impl Building {
             stack: self.profile.stacks.finish(),
             counts: [0; 2],
             birth: None,
+            label: None,
             values,
         });
     }
