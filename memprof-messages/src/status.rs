@@ -43,6 +43,7 @@ pub struct Status {
     /// The length of the buckets of time in which samples are counted, in seconds, while they are.
     pub ages_s: Option<u32>,
     /// The keys of labels by which samples are counted, while they are.
+    #[serde(default)]
     pub labels: Vec<String>,
 }
 

@@ -101,7 +101,7 @@ fn status() -> Value {
                 "samples": 1, "fallbacks": 2, "cut": 3, "compared": 4, "agreed": 5,
             }],
         },
-        "ages_s": 60,
+        "ages_s": 60, "labels": ["l"],
     })
 }
 
