@@ -203,6 +203,12 @@ impl Host {
         self.child.id()
     }
 
+    /// Its directory, once it has ended.
+    pub(crate) fn into_place(mut self) -> TempDir {
+        let elsewhere = tempfile::tempdir().unwrap();
+        std::mem::replace(&mut self.place, elsewhere)
+    }
+
     pub(crate) fn place(&self) -> &Path {
         self.place.path()
     }

@@ -1,11 +1,17 @@
 //! Messages of a program that was not written for memprof, and what it makes of the replies.
 #![expect(unsafe_code, reason = "the texts of the entry")]
 
+use std::borrow::Cow;
+
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK};
 use memprof_plugin_abi::{Failure, JSON, TEXT};
 use serde_json::Value;
+#[cfg(feature = "adapter-postgres")]
+use serde_json::json;
 
 use super::instance::AdapterInstance;
+#[cfg(feature = "adapter-postgres")]
+use super::siblings::{self, Sibling};
 use crate::instance::text;
 use crate::protocol::{FRAME_LIMIT, split_message};
 use crate::reply::Reply;
@@ -23,6 +29,23 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    fn of(reply: Reply, format: Option<&'static str>) -> Self {
+        let is_done = reply.status_code == MEMPROF_OK;
+        let is_object = reply.content_type == JSON;
+        let wants_text = is_object && format != Some(AS_JSON) || reply.content_type == TEXT;
+        Self {
+            is_done,
+            body: if wants_text {
+                Said::Text(reply.into_text())
+            } else {
+                match reply.body.into_bytes() {
+                    Ok(bytes) => Said::Bytes(bytes),
+                    Err(error) => Said::Text(error.to_string()),
+                }
+            },
+        }
+    }
+
     /// For whoever takes one text: what was said, or as an error what went wrong.
     pub(super) fn into_result(self) -> Result<String, String> {
         let text = match self.body {
@@ -67,20 +90,30 @@ impl AdapterInstance {
     /// `format=json`. `stats`, which has that argument itself, gets it too.
     pub(super) fn answer(&self, data: &[u8]) -> Answer {
         let (reply, format) = self.reply(data);
-        let is_done = reply.status_code == MEMPROF_OK;
-        let is_object = reply.content_type == JSON;
-        let wants_text = is_object && format != Some(AS_JSON) || reply.content_type == TEXT;
-        Answer {
-            is_done,
-            body: if wants_text {
-                Said::Text(reply.into_text())
-            } else {
-                match reply.body.into_bytes() {
-                    Ok(bytes) => Said::Bytes(bytes),
-                    Err(error) => Said::Text(error.to_string()),
+        Answer::of(reply, format)
+    }
+
+    /// What all processes of the server answer, which this one is of: JSON, an array of objects with `pid` and `reply`
+    /// or `error`. `gave_up` ends the wait for them.
+    #[cfg(feature = "adapter-postgres")]
+    pub(super) fn answers(&self, data: &[u8], gave_up: impl Fn() -> bool) -> String {
+        let (data, format) = self.request(data);
+        let text = String::from_utf8_lossy(&data);
+        let (name, args) = split_message(&text);
+        let own = Sibling {
+            pid: std::process::id(),
+            reply: Ok(self.message(&data)),
+        };
+        let others = siblings::ask(&self.id, name, args, gave_up);
+        let answers = std::iter::once(own)
+            .chain(others)
+            .map(|Sibling { pid, reply }| {
+                match reply.and_then(|reply| Answer::of(reply, format).into_result()) {
+                    Ok(reply) => json!({ "pid": pid, "reply": reply }),
+                    Err(why) => json!({ "pid": pid, "error": why }),
                 }
-            },
-        }
+            });
+        Value::Array(answers.collect()).to_string()
     }
 
     /// The reply to a program that takes it apart: JSON, which is one string where the plugin replied with text.
@@ -103,18 +136,26 @@ impl AdapterInstance {
 
     /// The reply, and the word that asked for a format where it is not the plugin's own argument.
     fn reply(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
+        let (data, format) = self.request(data);
+        (self.message(&data), format)
+    }
+
+    /// The message without the word that asks for a format, where that is not the plugin's own argument.
+    fn request<'a>(&self, data: &'a [u8]) -> (Cow<'a, [u8]>, Option<&'static str>) {
         let text = String::from_utf8_lossy(data);
         let (name, args) = split_message(&text);
         let is_asked = |format: &&str| args.split(' ').any(|word| word == *format);
         let format = FORMATS.into_iter().find(is_asked);
         let is_the_plugins = || self.usage(name).contains("format=");
-        let reply = match format {
+        let data = match format {
             Some(word) if data.len() <= FRAME_LIMIT && !is_the_plugins() => {
-                self.message(format!("{name} {}", args.replacen(word, "", 1)).as_bytes())
+                format!("{name} {}", args.replacen(word, "", 1))
+                    .into_bytes()
+                    .into()
             }
-            _ => self.message(data),
+            _ => data.into(),
         };
-        (reply, format)
+        (data, format)
     }
 
     /// The arguments of a message as they are described; empty for one that is none.

@@ -76,12 +76,21 @@ static START: OnceLock<Start> = OnceLock::new();
 
 /// Begins to wait for the moment to open the socket, once in a process.
 pub(super) fn begin(entry: &'static memprof_plugin_entry_t) {
-    let _begun = start(entry, &ARRIVAL);
+    let _begun = start(entry, &ARRIVAL, environment::settings);
+}
+
+/// The same in a program that has settings of its own.
+#[cfg(feature = "adapter-postgres")]
+pub(super) fn begin_with(
+    entry: &'static memprof_plugin_entry_t,
+    settings: impl FnOnce() -> Result<Settings, Failure>,
+) {
+    let _begun = start(entry, &ARRIVAL, settings);
 }
 
 /// Makes the plugin now, on a thread of its own, for which an exit of the program waits.
 pub(super) fn begin_at_once(entry: &'static memprof_plugin_entry_t) {
-    let _begun = start(entry, &ARRIVAL_AT_ONCE);
+    let _begun = start(entry, &ARRIVAL_AT_ONCE, environment::settings);
     // SAFETY: atexit(3): this library is never unloaded. What the plugin registers later is called before,
     // or after it where the exit has begun by then.
     unsafe { libc::atexit(wait_for_arrival) };
@@ -107,7 +116,7 @@ fn wait_for(event: &AtomicBool) {
 /// Makes the plugin, in an entry point that the program called because it wants to send messages.
 pub(super) fn enter(entry: &'static memprof_plugin_entry_t) {
     contain((), || {
-        let _made = instance(start(entry, &ARRIVAL));
+        let _made = instance(start(entry, &ARRIVAL, environment::settings));
     });
 }
 
@@ -131,6 +140,19 @@ pub(super) fn call(message: &[u8]) -> Result<String, String> {
     answer(|instance| instance.json(message))
 }
 
+/// The same for all processes of the server: JSON. `gave_up` ends the wait for those that do not answer.
+#[cfg(feature = "adapter-postgres")]
+pub(super) fn send_to_all(message: &[u8], gave_up: impl Fn() -> bool) -> Result<String, String> {
+    answer(|instance| Ok(instance.answers(message, gave_up)))
+}
+
+/// Whether the config lets everybody send a message, also where nobody tells them apart.
+#[cfg(feature = "adapter-mariadb")]
+pub(super) fn allows(message: &str) -> bool {
+    let settings = START.get().and_then(|start| start.settings.as_ref().ok());
+    settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
+}
+
 fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Result<String, String> {
     let panicked = Err("the plugin panicked".to_owned());
     contain(panicked, || match START.get() {
@@ -146,7 +168,11 @@ pub(super) fn refuse(missing: Missing) {
     }
 }
 
-fn start(entry: &'static memprof_plugin_entry_t, arrival: &'static Plan) -> &'static Start {
+fn start(
+    entry: &'static memprof_plugin_entry_t,
+    arrival: &'static Plan,
+    settings: impl FnOnce() -> Result<Settings, Failure>,
+) -> &'static Start {
     let mut is_first = false;
     let start = START.get_or_init(|| {
         is_first = true;
@@ -161,7 +187,7 @@ fn start(entry: &'static memprof_plugin_entry_t, arrival: &'static Plan) -> &'st
                 log,
                 control: Control::On,
             },
-            settings: level.and_then(|_| environment::settings()),
+            settings: level.and_then(|_| settings()),
             stderr: stderr(),
         }
     });

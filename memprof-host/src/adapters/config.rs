@@ -15,6 +15,8 @@ pub(super) struct Settings {
     file: Option<String>,
     /// The control socket; where nothing is said, the adapter decides.
     pub(super) control: Option<Control>,
+    /// Messages that everybody may send who reaches an adapter which cannot tell people apart.
+    pub(super) allow: Vec<String>,
 }
 
 impl Settings {
@@ -37,6 +39,7 @@ pub(super) enum Control {
 
 const CONFIG: &str = "config";
 const CONTROL: &str = "control";
+const ALLOW: &str = "allow";
 
 /// Reads `key` and `value` pairs. Dots in a key open tables; `config` names a TOML file, over
 /// which the other words win; `control` is `on`, `off` or an absolute path.
@@ -82,14 +85,16 @@ pub(super) fn settings<'a>(
         Some((path, text)) => parse_file(text, path.as_ref())?,
         None => Table::new(),
     };
-    let is_file = given.is_empty() && !plugin.contains_key(CONTROL);
+    let is_file = given.is_empty() && ![CONTROL, ALLOW].iter().any(|key| plugin.contains_key(*key));
     merge(&mut plugin, given);
     let control = plugin.remove(CONTROL).map(control).transpose()?;
+    let allow = plugin.remove(ALLOW).map(allow).transpose()?;
     let text = file.map(|(_, text)| text.to_owned());
     Ok(Settings {
         plugin,
         file: text.filter(|_| is_file),
         control,
+        allow: allow.unwrap_or_default(),
     })
 }
 
@@ -169,6 +174,11 @@ fn control(value: Value) -> Result<Control, Failure> {
     }
 }
 
+fn allow(value: Value) -> Result<Vec<String>, Failure> {
+    let message = format!("allow = {value} is no list of messages, as [\"dump\"] is");
+    value.try_into().map_err(|_| invalid(message))
+}
+
 fn twice(key: &str) -> Failure {
     invalid(format!("config key {key:?} is given twice"))
 }
@@ -239,6 +249,19 @@ mod tests {
             with_word,
             "dump_dir = \"/d\"\n\n[[watch]]\nat_exit = true\n"
         );
+    }
+
+    #[test]
+    fn a_file_allows_messages() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let config = format!("config={}", file.path().display());
+        std::fs::write(file.path(), "allow = [\"dump\"]\ndump_dir = \"/d\"\n").unwrap();
+        let settings = of(&[&config]).unwrap();
+        assert_eq!(settings.allow, ["dump"]);
+        assert_eq!(settings.config_text(), "dump_dir = \"/d\"\n");
+        std::fs::write(file.path(), "allow = \"dump\"\n").unwrap();
+        let refused = of(&[&config]).unwrap_err().to_string();
+        assert!(refused.contains("allow = \"dump\" is no list"), "{refused}");
     }
 
     #[test]

@@ -11,6 +11,9 @@
 //! - [`node`]: an addon of Node; the reply is a string or an object.
 //! - [`preload`]: any program, by `LD_PRELOAD`; its messages come over the control socket.
 //! - [`python`]: a module of Python; the reply is a str or a dict.
+//! - [`postgres`]: a PostgreSQL extension; the reply is a text of SQL, or of all backends a table.
+//! - [`mariadb`]: a loadable function of MariaDB or MySQL; the reply is a text of SQL.
+//! - [`nginx`], [`httpd`]: modules that open the control socket of each worker.
 //! - [`redis`]: a Redis module; the reply goes to the client.
 //! - [`ruby`]: an extension of Ruby; the reply is a string.
 //! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
@@ -23,10 +26,14 @@
     not(all(
         feature = "adapter-attached",
         feature = "adapter-ffi",
+        feature = "adapter-httpd",
         feature = "adapter-java",
         feature = "adapter-lua",
+        feature = "adapter-mariadb",
         feature = "adapter-mosquitto",
+        feature = "adapter-nginx",
         feature = "adapter-node",
+        feature = "adapter-postgres",
         feature = "adapter-preload",
         feature = "adapter-python",
         feature = "adapter-redis",
@@ -46,6 +53,8 @@ mod copies;
 mod environment;
 #[cfg(feature = "adapter-ffi")]
 pub mod ffi;
+#[cfg(feature = "adapter-httpd")]
+pub mod httpd;
 #[doc(hidden)]
 pub mod instance;
 #[cfg(feature = "adapter-java")]
@@ -53,10 +62,16 @@ pub mod java;
 mod log;
 #[cfg(feature = "adapter-lua")]
 pub mod lua;
+#[cfg(feature = "adapter-mariadb")]
+pub mod mariadb;
 #[cfg(feature = "adapter-mosquitto")]
 pub mod mosquitto;
+#[cfg(feature = "adapter-nginx")]
+pub mod nginx;
 #[cfg(feature = "adapter-node")]
 pub mod node;
+#[cfg(feature = "adapter-postgres")]
+pub mod postgres;
 #[cfg(feature = "adapter-preload")]
 pub mod preload;
 #[cfg(feature = "adapter-python")]
@@ -65,6 +80,8 @@ pub mod python;
 pub mod redis;
 #[cfg(feature = "adapter-ruby")]
 pub mod ruby;
+#[cfg(feature = "adapter-postgres")]
+mod siblings;
 #[doc(hidden)]
 pub mod symbol;
 #[cfg(feature = "adapter-traffic-server")]
@@ -96,6 +113,10 @@ macro_rules! export_adapters {
         $crate::__export_python!(optional, $entry);
         $crate::__export_redis!(optional, $entry);
         $crate::__export_ruby!(optional, $entry);
+        $crate::__export_httpd!(optional, $entry);
+        $crate::__export_mariadb!(optional, $entry);
+        $crate::__export_nginx!(optional, $entry);
+        $crate::__export_postgres!(optional, $entry);
         $crate::__export_mosquitto!(optional, $entry);
         $crate::__export_traffic_server!(optional, $entry);
     };
@@ -135,6 +156,18 @@ macro_rules! __export_adapter {
     (ruby, $entry:path) => {
         $crate::__export_ruby!(named, $entry);
     };
+    (httpd, $entry:path) => {
+        $crate::__export_httpd!(named, $entry);
+    };
+    (mariadb, $entry:path) => {
+        $crate::__export_mariadb!(named, $entry);
+    };
+    (nginx, $entry:path) => {
+        $crate::__export_nginx!(named, $entry);
+    };
+    (postgres, $entry:path) => {
+        $crate::__export_postgres!(named, $entry);
+    };
     (mosquitto, $entry:path) => {
         $crate::__export_mosquitto!(named, $entry);
     };
@@ -171,6 +204,10 @@ without!(__export_preload, "adapter-preload");
 without!(__export_python, "adapter-python");
 without!(__export_redis, "adapter-redis");
 without!(__export_ruby, "adapter-ruby");
+without!(__export_httpd, "adapter-httpd");
+without!(__export_mariadb, "adapter-mariadb");
+without!(__export_nginx, "adapter-nginx");
+without!(__export_postgres, "adapter-postgres");
 without!(__export_mosquitto, "adapter-mosquitto");
 without!(__export_traffic_server, "adapter-traffic-server");
 
@@ -364,14 +401,17 @@ macro_rules! __export_ruby {
     };
 }
 
-/// The name of the plugin's library, as a C string.
+/// The name of the plugin's library as a C string, between two other texts.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __library_name {
     () => {
+        $crate::__library_name!("", "")
+    };
+    ($before:literal, $after:literal) => {
         const {
             match ::std::ffi::CStr::from_bytes_with_nul(
-                concat!(env!("CARGO_CRATE_NAME"), "\0").as_bytes(),
+                concat!($before, env!("CARGO_CRATE_NAME"), $after, "\0").as_bytes(),
             ) {
                 Ok(name) => name,
                 Err(_) => unreachable!(),
