@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use percent_encoding::percent_decode_str;
+
 use crate::error::{Error, Result};
 use crate::names::printable;
 
@@ -107,17 +109,7 @@ impl std::str::FromStr for Label {
 
 /// With `%20` and its like as what they stand for.
 fn decoded(word: &str) -> String {
-    let hexadecimal = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let (mut bytes, mut rest) = (Vec::new(), word.as_bytes());
-    while let [first, after @ ..] = rest {
-        let escaped = after
-            .get(..2)
-            .filter(|_| *first == b'%')
-            .and_then(hexadecimal);
-        bytes.push(escaped.unwrap_or(*first));
-        rest = &after[if escaped.is_some() { 2 } else { 0 }..];
-    }
-    printable(&String::from_utf8_lossy(&bytes)).into_owned()
+    printable(&percent_decode_str(word).decode_utf8_lossy()).into_owned()
 }
 
 #[cfg(test)]
