@@ -14,7 +14,7 @@ use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
-use crate::bus::{Asked, Reply, answer, process};
+use crate::bus::{Asked, Event, Reply, answer, process};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
@@ -38,15 +38,6 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1800);
 
 /// How the name of a host begins that was not reached.
 const UNREACHED: &str = "not reached: ";
-
-/// What an agent that waits is woken by.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// It is to end.
-    End,
-    /// Somebody asks for dumps.
-    Asked(Asked),
-}
 
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.at)?.with(&args.bus);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::ask::Target;
 use crate::policy::parse_share;
+use crate::target::Target;
 use crate::time::{Instant, parse_instant};
 
 /// Heap profiles of many machines.

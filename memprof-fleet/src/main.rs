@@ -6,7 +6,9 @@
 mod args;
 mod config;
 mod output;
+mod target;
 mod time;
+mod units;
 
 mod policy;
 mod take;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 
-use crate::config::duration;
 use crate::time::Instant;
+use crate::units::duration;
 
 /// How often the processes of a service are dumped.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -21,6 +21,7 @@ pub mod state;
 pub mod stop;
 mod survey;
 pub mod threads;
+mod trace;
 pub mod twin;
 
 pub use examine::{Examined, Purpose, examine, examine_for};

@@ -5,17 +5,18 @@
 use std::io;
 use std::mem;
 use std::ptr;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use libc::{c_long, c_void, iovec, pid_t, user_regs_struct};
+use libc::{c_void, iovec, pid_t, user_regs_struct};
+
+pub use crate::trace::NotStopped;
 
 use crate::state::State;
+use crate::trace::{request, wait};
 use crate::twin::Twin;
 
 /// Longer than any wait that a thread can be woken from.
 const PATIENCE: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_micros(20);
 
 const NT_X86_XSTATE: usize = 0x202;
 /// What a kernel may write: AMX's tiles are 8 KiB of it.
@@ -73,17 +74,6 @@ impl Stopping {
             is_held: true,
         })
     }
-}
-
-/// Why a thread does not stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotStopped {
-    /// It has ended.
-    Ended,
-    /// ptrace(2) was refused, with this errno.
-    Refused(i32),
-    /// It sleeps where nothing wakes it (state D). It is let go when this thread of ours ends.
-    Uninterruptible,
 }
 
 impl Stopped {
@@ -226,29 +216,6 @@ impl Drop for Stopped {
             let _ = request(libc::PTRACE_DETACH, self.tid, 0, self.signal as usize);
         }
     }
-}
-
-pub(crate) fn wait(tid: pid_t, until: Instant) -> Result<i32, NotStopped> {
-    loop {
-        let mut status = 0;
-        // SAFETY: waitpid(2) fills the status.
-        let waited = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
-        match waited {
-            0 if Instant::now() > until => return Err(NotStopped::Uninterruptible),
-            0 => thread::sleep(LOOK_AGAIN),
-            found if found == tid && libc::WIFSTOPPED(status) => return Ok(status),
-            _ => return Err(NotStopped::Ended),
-        }
-    }
-}
-
-pub(crate) fn request(what: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: ptrace(2): each caller passes what its request reads or fills, which lives until then.
-    let done: c_long = unsafe { libc::ptrace(what, tid, address, data) };
-    if done < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

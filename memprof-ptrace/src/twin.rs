@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use libc::pid_t;
 
-use crate::stop::{request, wait};
+use crate::trace::{request, wait};
 
 /// Until it stands still, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,12 +1,12 @@
 //! When an allocation is sampled: after a number of bytes that is drawn anew for each thread and
 //! sample, exponentially distributed, so that no pattern of sizes is preferred.
-#![expect(unsafe_code, reason = "the thread pointer")]
+#![expect(unsafe_code, reason = "the time stamp counter")]
 
-use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::muted;
+use crate::pointer::{hash_of, thread};
 
 /// A thread that does not sample looks again after so many bytes.
 const PARKED: u64 = 1 << 20;
@@ -29,26 +29,9 @@ struct Countdown {
     random: AtomicU64,
 }
 
-/// What tells this thread from the others: the address of its control block (`%fs:0`, x86-64 ABI,
-/// "Thread-Local Storage").
-#[inline(always)]
-pub(crate) fn thread() -> usize {
-    let pointer: usize;
-    // SAFETY: every thread of a C library has it, and only reads it here.
-    unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
-    pointer
-}
-
 #[inline(always)]
 fn mine() -> &'static Countdown {
     &THREADS[hash_of(thread(), COUNTDOWNS.ilog2())]
-}
-
-/// A hash of a thread pointer, in so many bits.
-#[inline(always)]
-pub(crate) fn hash_of(thread: usize, bits: u32) -> usize {
-    let hash = (thread as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (hash >> (64 - bits)) as usize
 }
 
 /// Counts an allocation. True: it is not sampled. False: ask [`is_due`].

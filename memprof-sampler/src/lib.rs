@@ -22,6 +22,8 @@ mod jemalloc;
 mod live;
 mod mapping;
 mod muted;
+mod own_code;
+mod pointer;
 mod probes;
 mod process;
 mod records;

@@ -7,7 +7,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::countdown::{hash_of, thread};
+use crate::pointer::{hash_of, thread};
 
 /// More than memprof has threads: 32 connections and a few others.
 const MOST: usize = 128;

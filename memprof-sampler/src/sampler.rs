@@ -10,10 +10,10 @@ use memprof_unwind::{Registers, Tail, walk_this_thread};
 use crate::countdown;
 use crate::filter::{Filter, hash};
 use crate::live::{Live, Sample};
+use crate::own_code::own_code;
 use crate::probes;
 use crate::process::Process;
 use crate::records::{MOST_FRAMES, Record, Records};
-use crate::slots::own_code;
 use crate::tally;
 
 static FILTER: Filter = Filter::new();

@@ -20,6 +20,7 @@ use core::sync::atomic::{
 use libc::dl_phdr_info;
 
 use crate::hooks::{COUNT, Hook, Role, hooks};
+use crate::own_code::{own_code, set_own_code};
 use crate::{mapping, tally};
 use lock::with_loader_locked;
 use object::{Object, Slot};
@@ -76,14 +77,6 @@ pub struct Slots {
 static TAKEN: AtomicPtr<Taken> = AtomicPtr::new(ptr::null_mut());
 static COUNT_TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// The code of this library: where its own calls and its own frames lie.
-static OWN_CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-
-pub(crate) fn own_code() -> Range<usize> {
-    let [start, end] = &OWN_CODE;
-    start.load(Relaxed)..end.load(Relaxed)
-}
-
 /// Where the function lies that serves `malloc`: in the first object that defines it. None where no
 /// object does. In a program that is not position independent, what C calls the address of `malloc`
 /// is an entry of the program's own procedure linkage table.
@@ -103,9 +96,7 @@ impl Slots {
         let here = Self::find as *const () as usize;
         each_object(&mut |object| {
             if object.code.contains(&here) {
-                let [start, end] = &OWN_CODE;
-                start.store(object.code.start, Relaxed);
-                end.store(object.code.end, Relaxed);
+                set_own_code(&object.code);
             }
             if owner.is_some() {
                 return;

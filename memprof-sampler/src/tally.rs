@@ -11,7 +11,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
-use crate::countdown::thread;
+use crate::pointer::thread;
 
 /// A thread tells the others of so many bytes at a time.
 const BATCH: i64 = 4096;

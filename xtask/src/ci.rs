@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
 
+use crate::arrows;
 use crate::dist::{self, Profile};
 use crate::packages;
 use crate::run::{cargo, output, root, run};
@@ -49,6 +50,7 @@ pub(crate) fn run_ci() -> Result<()> {
         "-D",
         "warnings",
     ]))?;
+    arrows::check()?;
     test()?;
     torture::command(&["--short"])?;
     let mut docs = cargo(&[

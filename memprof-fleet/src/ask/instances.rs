@@ -8,9 +8,10 @@ use memprof_report::{SampleType, amount};
 use serde::Serialize;
 
 use crate::args::{GrowthArgs, Window};
-use crate::ask::{Asked, Profile, Target};
+use crate::ask::{Asked, Profile};
 use crate::config::Config;
 use crate::output::print;
+use crate::target::Target;
 use crate::time::Instant;
 
 /// How far back `fleet ps` looks.

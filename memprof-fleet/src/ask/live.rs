@@ -11,10 +11,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::instances::{bytes, table};
 use crate::args::{DumpArgs, Window};
-use crate::ask::{Asked, Target, profiles};
+use crate::ask::{Asked, profiles};
 use crate::bus::{Process, Reply, Request, Verb, connect, subject};
 use crate::config::Config;
 use crate::output::{UNREACHABLE, coded, note, print};
+use crate::target::Target;
 
 /// How long agents may take to say that they are there.
 const HERE: Duration = Duration::from_secs(2);

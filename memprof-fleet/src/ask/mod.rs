@@ -4,7 +4,6 @@ pub(crate) mod instances;
 pub(crate) mod live;
 mod named;
 mod profiles;
-mod target;
 mod weigh;
 
 use std::io::{self, Write};
@@ -14,12 +13,12 @@ use anyhow::Context;
 use memprof_report::{Format, Options, Subject, render};
 
 pub(crate) use profiles::{Profile, profiles};
-pub(crate) use target::Target;
 
 use crate::args::{DiffArgs, Drawn, FlameArgs, Question, Shown, Window};
 use crate::config::Config;
 use crate::output::{NO_DATA, coded, note};
 use crate::store::Store;
+use crate::target::Target;
 use crate::time::Instant;
 use named::named;
 use weigh::{Weights, sums};

@@ -13,7 +13,6 @@ use memprof_host::{Reach, Running, survey};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::{Process, Reply, Request, connect, subjects};
-use crate::agent::Event;
 use crate::config::Nats;
 use crate::output::note;
 use crate::policy::part;
@@ -21,6 +20,15 @@ use crate::take::resident;
 
 /// How long a server that does not answer is left alone.
 const LEAVE: Duration = Duration::from_secs(5);
+
+/// What an agent that waits is woken by.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It is to end.
+    End,
+    /// Somebody asks for dumps.
+    Asked(Asked),
+}
 
 /// A question that only the agent's own thread can answer: it takes one dump at a time.
 #[derive(Debug)]

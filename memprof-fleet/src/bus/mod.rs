@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use async_nats::{Client, ConnectOptions, Event};
+use async_nats::{Client, ConnectOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::ask::Target;
 use crate::config::Nats;
 use crate::output::{UNREACHABLE, USAGE, coded};
+use crate::target::Target;
 
-pub(crate) use answer::{Asked, answer, process};
+pub(crate) use answer::{Asked, Event, answer, process};
 
 const CONNECTING: Duration = Duration::from_secs(5);
 /// Room for the replies of a large fleet: what does not fit is dropped.
@@ -113,7 +113,9 @@ pub(crate) async fn connect(
             let tell = tell.clone();
             async move {
                 match event {
-                    Event::ServerError(_) | Event::ClientError(_) | Event::SlowConsumer(_) => {
+                    async_nats::Event::ServerError(_)
+                    | async_nats::Event::ClientError(_)
+                    | async_nats::Event::SlowConsumer(_) => {
                         tell(event.to_string());
                     }
                     _ => {}

@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
-use crate::countdown::thread;
+use crate::pointer::thread;
 
 const NAME: &CStr = c"memprof_loader_is_locked";
 
