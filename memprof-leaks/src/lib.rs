@@ -5,6 +5,7 @@
 mod error;
 mod heap;
 mod objects;
+mod pages;
 mod prove;
 mod reach;
 mod roots;

@@ -7,9 +7,10 @@ use std::thread;
 
 use crate::error::Error;
 use crate::objects::Objects;
+use crate::pages::PAGE;
 use crate::roots::Roots;
 use crate::snapshot::Snapshot;
-use crate::view::{BLOCK, PAGE, View};
+use crate::view::{BLOCK, View};
 
 /// Threads that search; more would be limited by the memory.
 const THREADS: usize = 8;

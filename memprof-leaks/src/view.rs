@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::IoSliceMut;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
@@ -11,15 +10,11 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::error::Error;
+use crate::pages::{PAGE, resident};
 use crate::snapshot::{Figures, Snapshot};
 
-pub(crate) const PAGE: u64 = 4096;
 /// Bytes that are read at once.
 pub(crate) const BLOCK: usize = 256 << 10;
-
-/// In /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
-const PRESENT_OR_SWAPPED: u64 = 3 << 62;
-const OF_A_FILE_OR_SHARED: u64 = 1 << 61;
 
 /// The memory of a snapshot.
 #[derive(Debug)]
@@ -198,35 +193,6 @@ fn regions(pid: u32, is_live: impl Fn(&Range<u64>) -> bool) -> Result<Vec<Region
         }
     };
     Ok(mappings(&maps).map(region).collect())
-}
-
-/// The pages of a mapping that exist, and are its own unless it is shared.
-fn resident(pagemap: &File, range: &Range<u64>, is_shared: bool) -> Vec<Range<u64>> {
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    let mut entries = vec![0; BLOCK];
-    let mut at = range.start;
-    while at < range.end {
-        let length = (((range.end - at) / PAGE * 8) as usize).min(BLOCK);
-        // Without the right to read it, all count.
-        if pagemap
-            .read_exact_at(&mut entries[..length], at / PAGE * 8)
-            .is_err()
-        {
-            return vec![range.clone()];
-        }
-        for entry in entries[..length].chunks_exact(8) {
-            let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
-            let exists = entry & PRESENT_OR_SWAPPED != 0;
-            if exists && (is_shared || entry & OF_A_FILE_OR_SHARED == 0) {
-                match runs.last_mut() {
-                    Some(last) if last.end == at => last.end += PAGE,
-                    _ => runs.push(at..at + PAGE),
-                }
-            }
-            at += PAGE;
-        }
-    }
-    runs
 }
 
 /// Reads numbers that lie close to each other: a block is kept.
