@@ -184,6 +184,8 @@ fn seccomp_filters_that_would_end_it_or_fail_it() {
     forbidden(libc::SYS_rseq, errno(Errno::EPERM), "rseq");
     forbidden(libc::SYS_openat, KILL, "openat");
     forbidden(libc::SYS_socket, errno(Errno::EACCES), "socket");
+    let sleep = libc::SYS_clock_nanosleep;
+    forbidden(sleep, errno(Errno::EPERM), "clock_nanosleep");
 }
 
 #[test]

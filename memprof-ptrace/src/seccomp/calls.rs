@@ -90,6 +90,11 @@ pub(super) const REQUIRED: &[Need] = &[
     one("futex", libc::SYS_futex, [0, 128, 0, 0]),
     one("futex", libc::SYS_futex, [0, 129, 1, 0]),
     one("futex", libc::SYS_futex, [0, 137, 0, 0]),
+    // sleep(3) and its kin; Rust's library panics where they fail.
+    Need::InTurn(&[
+        named("clock_nanosleep", libc::SYS_clock_nanosleep, [0; 4]),
+        named("nanosleep", libc::SYS_nanosleep, [0; 4]),
+    ]),
     one("exit", libc::SYS_exit, [0; 4]),
     one("openat", libc::SYS_openat, [HERE, 0, FILE, 0]),
     one("read", libc::SYS_read, [0; 4]),
@@ -148,7 +153,6 @@ pub(super) const RSEQ: Need = one("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053
 pub(super) const OPTIONAL: &[Named] = &[
     named("brk", libc::SYS_brk, [0; 4]),
     named("capset", libc::SYS_capset, [0; 4]),
-    named("clock_nanosleep", libc::SYS_clock_nanosleep, [1, 0, 0, 0]),
     named("connect", libc::SYS_connect, [0; 4]),
     named("exit_group", libc::SYS_exit_group, [0; 4]),
     named("faccessat2", libc::SYS_faccessat2, [HERE, 0, 0, 0]),
