@@ -42,6 +42,7 @@ mod page;
 mod plain_rust;
 mod plugins;
 mod processes;
+mod prove;
 mod refusals;
 mod report;
 mod runtimes;
