@@ -2,6 +2,7 @@
 //! thread had that allocated. Its number stands for a set of labels, which a line of the dump tells.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 
 use percent_encoding::percent_decode_str;
 
@@ -16,14 +17,26 @@ const OTHER: &str = "[other]";
 /// What stands for the value of samples without such a label.
 const NONE: &str = "[none]";
 
-/// A set of labels, by its number in the dump.
+/// A set of labels, by its number in the dump: kept as the complement, so that an `Option` of it takes no room of
+/// its own in the samples, of which a profile may have millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LabelId(pub u32);
+pub struct LabelId(NonZeroU32);
 
 impl LabelId {
+    /// All sets that found no place in the process's table.
+    const OTHER: Option<Self> = Self::new(0);
+
+    /// The set of a number; none has the largest.
+    const fn new(number: u32) -> Option<Self> {
+        match NonZeroU32::new(!number) {
+            Some(complement) => Some(Self(complement)),
+            None => None,
+        }
+    }
+
     /// What a frame tells, if it tells labels.
     pub(crate) fn of(frame: u64) -> Option<Self> {
-        (frame >> 40 == KIND).then_some(Self((frame >> 1) as u32))
+        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == KIND)
     }
 }
 
@@ -43,12 +56,12 @@ impl Labels {
     /// `ID KEY=VALUE …`; what is no label is left out.
     pub(crate) fn read_set(&mut self, text: &str) {
         let mut words = text.split(' ');
-        let Some(id) = words.next().and_then(|id| id.parse().ok()) else {
+        let Some(id) = words.next().and_then(|id| LabelId::new(id.parse().ok()?)) else {
             return;
         };
         let labels = words.filter_map(|word| word.split_once('='));
         let labels = labels.map(|(key, value)| (decoded(key), decoded(value)));
-        self.sets.insert(LabelId(id), labels.collect());
+        self.sets.insert(id, labels.collect());
     }
 
     /// The labels of a sample, by key.
@@ -60,7 +73,7 @@ impl Labels {
     pub(crate) fn value(&self, id: Option<LabelId>, key: &str) -> &str {
         match id {
             None => NONE,
-            Some(LabelId(0)) => OTHER,
+            other if other == LabelId::OTHER => OTHER,
             Some(id) => {
                 let mut labels = self.of(id).iter();
                 let found = labels.find(|(found, _)| found == key);
@@ -138,7 +151,7 @@ mod tests {
         labels.read_set("8 nonsense");
         labels.read_set("junk route=/y");
         let check = |id: Option<u32>, key, expected| {
-            assert_eq!(labels.value(id.map(LabelId), key), expected);
+            assert_eq!(labels.value(id.and_then(LabelId::new), key), expected);
         };
         check(Some(7), "route", "/x");
         check(Some(7), "a b", "1");

@@ -114,6 +114,9 @@ pub struct Sample {
     pub values: Values,
 }
 
+// A profile may have a sample for every four of its bytes: the reader's memory is bounded by a multiple of them.
+const _: () = assert!(size_of::<Sample>() <= 56);
+
 /// A range of addresses and what was mapped there.
 #[derive(Clone, Debug, Default)]
 pub struct Mapping {
