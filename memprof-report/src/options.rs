@@ -35,7 +35,7 @@ pub struct Options {
     pub top: Option<usize>,
     /// Scale the base to the profile's total, to see what changed in proportion.
     pub normalize: bool,
-    /// Read truncated dumps. Names are forced in [`Sources`].
+    /// Read truncated dumps. Names are forced in [`Sources`](crate::Sources).
     pub force: bool,
     /// When the profile was taken, in nanoseconds of Unix time, for pprof. It comes in as an argument, so
     /// that equal inputs give equal outputs.
@@ -62,7 +62,7 @@ pub enum Format {
     Flamegraph,
     /// A page with flamegraph, table, tree and search, which needs no other file.
     Html,
-    /// The data of that page, as JSON for [`VIEWER`].
+    /// The data of that page, as JSON for [`VIEWER`](crate::VIEWER).
     View,
     /// The call graph for graphviz.
     Dot,

@@ -54,7 +54,7 @@ macro_rules! hooks {
     ($($kind:ident $name:ident($($arg:ident: $type:ty),*) => $what:expr $(, $bytes:expr)?;)*) => {
         $(hook!($kind $name($($arg: $type),*) => $what $(, $bytes)?);)*
 
-        /// All functions that are hooked, by hooks that count every call where a [`tally`] is asked for.
+        /// All functions that are hooked, by hooks that count every call where a tally is asked for.
         pub(crate) fn hooks() -> [Hook; COUNT] {
             let is_tallied = tally::is_asked();
             [$(Hook {

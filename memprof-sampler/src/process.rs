@@ -12,8 +12,8 @@ use rustix::mm::Advice;
 
 use crate::mapping;
 
-/// What tells the process that [`enter`]ed from its forked children, also those of `_Fork(3)`, in which no
-/// handler of fork(2) runs.
+/// What tells the process that entered (`Process::enter`) from its forked children, also those of `_Fork(3)`,
+/// in which no handler of fork(2) runs.
 pub(crate) struct Process {
     /// 1 in this process, 0 in a child; null where the kernel cannot do that.
     mark: AtomicPtr<AtomicU64>,
