@@ -61,7 +61,7 @@ struct Leaks {
     stacks: Vec<Leak>,
 }
 
-/// What tells the growth.
+/// What a ranking of leaks is computed from: the ages in one dump, or several dumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum By {

@@ -108,7 +108,7 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
     }
 }
 
-/// What came of `dump`.
+/// The result of `dump`.
 enum Dumped {
     /// What the plugin told: of a dump that is kept, or why there is none.
     Told(Reply),

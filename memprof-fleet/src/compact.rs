@@ -20,7 +20,7 @@ use crate::time::{Hour, Instant};
 /// How long after its end an hour's files are waited for.
 pub(crate) const GRACE: Duration = Duration::from_secs(20 * 60);
 
-/// What was merged.
+/// How many files were merged, and into how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Compacted {
     pub(crate) files: usize,

@@ -9,7 +9,7 @@ use crate::spool::Spool;
 use crate::store::{Created, Store};
 use crate::time::Instant;
 
-/// What a drain found out.
+/// How many files reached the store, and what its clock showed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drained {
     pub(crate) files: usize,

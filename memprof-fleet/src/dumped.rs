@@ -12,7 +12,7 @@ use crate::time::Instant;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Dumped {
     pub(crate) context: Context,
-    /// One for each stack.
+    /// One sample for each stack and its values.
     pub(crate) samples: Vec<Sample>,
     pub(crate) stacks: Vec<Stack>,
 }

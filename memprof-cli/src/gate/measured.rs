@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use memprof_report::SampleType;
 use serde::Serialize;
 
-/// What is limited.
+/// A total that a budget limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum What {

@@ -65,7 +65,7 @@ impl LabelKey {
 /// numbers of its parent.
 static KNOWN: [OnceLock<String>; MOST_KEYS] = [const { OnceLock::new() }; MOST_KEYS];
 
-/// Which labels count.
+/// The label keys that samples record, as `activate labels=` named them.
 #[derive(Debug, Default)]
 pub(super) struct Labels(Mutex<Vec<String>>);
 

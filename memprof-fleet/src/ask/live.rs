@@ -26,7 +26,7 @@ const DUMPING: Duration = Duration::from_secs(300);
 /// Which agents are expected: those that wrote a profile in this time.
 const KNOWN: Duration = Duration::from_secs(3600);
 
-/// What came.
+/// The agents' replies to one question.
 #[derive(Default)]
 struct Gathered {
     processes: Vec<Process>,

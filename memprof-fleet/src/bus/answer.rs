@@ -24,7 +24,7 @@ const LEAVE: Duration = Duration::from_secs(5);
 /// What an agent that waits is woken by.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It is to end.
+    /// A signal asked the agent to end.
     End,
     /// Somebody asks for dumps.
     Asked(Asked),
