@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use syn::visit::Visit;
-
-use crate::run::root;
+use xtask::run::root;
 
 /// The crate whose modules stand in the order of their floors.
 const IN_ORDER: &str = "memprof-core";

@@ -5,11 +5,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
 
+use xtask::dist::{self, Profile};
+use xtask::packages;
+use xtask::run::{cargo, output, root, run};
+
 use crate::arrows;
-use crate::dist::{self, Profile};
-use crate::packages;
-use crate::run::{cargo, output, root, run};
-use crate::torture;
 
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
@@ -52,7 +52,7 @@ pub(crate) fn run_ci() -> Result<()> {
     ]))?;
     arrows::check()?;
     test()?;
-    torture::command(&["--short"])?;
+    crate::torture(&["--short"])?;
     let mut docs = cargo(&[
         "doc",
         "--workspace",

@@ -7,9 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-
-use crate::dist::{self, Profile, dist};
-use crate::run::{output, root, run};
+use xtask::dist::{self, dist};
+use xtask::run::{output, root, run};
 
 /// How long the demo lets the leak grow.
 const GROWTH: Duration = Duration::from_secs(5);
@@ -19,7 +18,7 @@ const START: Duration = Duration::from_secs(20);
 
 pub(crate) fn demo() -> Result<()> {
     println!("Building (the first time takes some minutes: it compiles jemalloc too) ...");
-    dist::build(Profile::Dev)?;
+    dist::build_demo()?;
     let place = root().join("target/demo");
     fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
     let config = place.join("host.toml");

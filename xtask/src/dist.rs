@@ -9,12 +9,9 @@ use anyhow::{Context, Result};
 use crate::packages;
 use crate::run::{cargo, root, run};
 
-/// KiB of thread-local variables in the programs that are built for this suite.
-pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
-
 /// Which cargo profile to build with.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Profile {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
     /// Quick to build; what demo and tests use.
     Dev,
     /// What an operator installs.
@@ -22,31 +19,41 @@ pub(crate) enum Profile {
 }
 
 /// Where everything is laid out.
-pub(crate) fn dist() -> PathBuf {
+pub fn dist() -> PathBuf {
     root().join("target/dist")
 }
 
-/// Plugins and programs: package, the file cargo makes, where it goes.
-const CARGO: &[(&str, &str, &str)] = &[
-    ("memprof-cli", "memprof", "bin/memprof"),
-    (
-        "memory-profile",
-        "libmemory_profile.so",
-        "plugins/memory_profile.so",
-    ),
+/// What cargo makes: package, file, and where that goes.
+type Made = (&'static str, &'static str, &'static str);
+
+/// What the demo shows.
+const DEMO: &[Made] = &[MEMPROF, MEMORY_PROFILE, RUST_HOST];
+
+const MEMPROF: Made = ("memprof-cli", "memprof", "bin/memprof");
+const MEMORY_PROFILE: Made = (
+    "memory-profile",
+    "libmemory_profile.so",
+    "plugins/memory_profile.so",
+);
+const RUST_HOST: Made = ("rust-host", "rust_host", "examples/rust_host");
+
+/// Plugins and programs.
+const CARGO: &[Made] = &[
+    MEMPROF,
+    MEMORY_PROFILE,
     ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
     (
         "memprof-host-c",
         "libmemprof_host.a",
         "lib/libmemprof_host.a",
     ),
-    ("rust-host", "rust_host", "examples/rust_host"),
+    RUST_HOST,
     ("rust-host", "plain_rust", "examples/plain_rust"),
     ("rust-http", "rust_http", "examples/rust_http"),
 ];
 
 /// Builds everything, `memprof-fleet` too, whose libraries take minutes.
-pub(crate) fn build_all(profile: Profile) -> Result<()> {
+pub fn build_all(profile: Profile) -> Result<()> {
     build(profile)?;
     build_package("memprof-fleet", profile)?;
     let built = built_dir(profile).join("memprof-fleet");
@@ -60,12 +67,9 @@ pub(crate) fn build_all(profile: Profile) -> Result<()> {
 
 /// Builds all that one machine needs. One cargo call for each package: a workspace build would unify features
 /// into the plugins.
-pub(crate) fn build(profile: Profile) -> Result<()> {
+pub fn build(profile: Profile) -> Result<()> {
     packages::require(packages::BUILD)?;
-    for (package, built, place) in CARGO {
-        build_package(package, profile)?;
-        install(&built_dir(profile).join(built), &dist().join(place))?;
-    }
+    make(CARGO, profile)?;
     for header in [
         "memprof-plugin-abi/include/memprof.h",
         "memprof-host-c/include/memprof_host.h",
@@ -76,7 +80,23 @@ pub(crate) fn build(profile: Profile) -> Result<()> {
     build_c()
 }
 
-fn build_package(package: &str, profile: Profile) -> Result<()> {
+/// Builds what the demo shows, and nothing else.
+pub fn build_demo() -> Result<()> {
+    packages::require(&["gcc"])?;
+    make(DEMO, Profile::Dev)?;
+    build_unprepared()
+}
+
+fn make(list: &[Made], profile: Profile) -> Result<()> {
+    for (package, built, place) in list {
+        build_package(package, profile)?;
+        install(&built_dir(profile).join(built), &dist().join(place))?;
+    }
+    Ok(())
+}
+
+/// Builds one package.
+pub fn build_package(package: &str, profile: Profile) -> Result<()> {
     let mut command = cargo(&["build", "--quiet", "--package", package]);
     if profile == Profile::Release {
         command.arg("--release");
@@ -84,84 +104,16 @@ fn build_package(package: &str, profile: Profile) -> Result<()> {
     run(&mut command)
 }
 
-fn built_dir(profile: Profile) -> PathBuf {
+/// Where cargo puts what it built.
+pub fn built_dir(profile: Profile) -> PathBuf {
     root().join(match profile {
         Profile::Dev => "target/debug",
         Profile::Release => "target/release",
     })
 }
 
-/// The host of `cargo xtask torture`, without a jemalloc and with one; after [`build`].
-pub(crate) fn build_torture() -> Result<()> {
-    let source = "xtask/src/torture/stress_host.c";
-    let library = host_library()?;
-    compile("cc", source, "torture/stress_host", &dynamic(&library))?;
-    let place = "torture/stress_host_static";
-    compile("cc", source, place, &with_jemalloc(&library))?;
-    let forker = "xtask/src/torture/forker.c";
-    compile("cc", forker, "torture/forker", &dynamic(&library))?;
-    let accuracy = "xtask/src/torture/accuracy.c";
-    compile("cc", accuracy, "torture/accuracy", &dynamic(&library))?;
-    for name in ["waits", "weather"] {
-        let source = format!("xtask/src/torture/attach/{name}.c");
-        let place = format!("torture/{name}");
-        compile("cc", &source, &place, &["-lpthread", "-ldl"])?;
-    }
-    let guest = "xtask/src/torture/guest.c";
-    compile("cc", guest, "torture/guest", &[])?;
-    for kib in TLS_SIZES {
-        let define = format!("-DTLS_KIB={kib}");
-        let place = |name: String| format!("torture/{name}");
-        compile("cc", guest, &place(tls_guest(kib)), &[&define])?;
-        let options = [&dynamic(&library)[..], &[&define]].concat();
-        compile("cc", source, &place(tls_host(kib)), &options)?;
-    }
-    build_unwind(Profile::Dev)
-}
-
-/// The file of `target/dist/torture`.
-pub(crate) fn tls_guest(kib: u32) -> String {
-    format!("guest_tls_{kib}")
-}
-
-/// The file of `target/dist/torture`.
-pub(crate) fn tls_host(kib: u32) -> String {
-    format!("stress_host_tls_{kib}")
-}
-
-/// The probe, and what it is tried in.
-pub(crate) fn build_unwind(profile: Profile) -> Result<()> {
-    build_package("memprof-unwind", profile)?;
-    build_package("unwind-probe", profile)?;
-    let probe = built_dir(profile).join("libunwind_probe.so");
-    install(&probe, &dist().join("torture/unwind_probe.so"))?;
-    let compile = |source, place, options: &[&str]| {
-        compile("cc", &format!("xtask/src/unwind/{source}"), place, options)
-    };
-    let threads = ["-lpthread", "-ldl"];
-    compile("micro.c", "torture/micro", &threads)?;
-    compile("hazards.c", "torture/hazards", &threads)?;
-    let without = [&threads[..], &["-Wl,--no-eh-frame-hdr"]].concat();
-    compile("hazards.c", "torture/hazards_without_hdr", &without)?;
-    let library = ["-shared", "-fPIC"];
-    let small = [&library[..], &["-DFRAME=64"]].concat();
-    compile("library.c", "torture/library_a.so", &small)?;
-    let large = [&library[..], &["-DFRAME=96"]].concat();
-    compile("library.c", "torture/library_b.so", &large)
-}
-
-/// The program of `cargo xtask bench sampler`; after [`build`].
-pub(crate) fn build_pairs() -> Result<()> {
-    let library = host_library()?;
-    compile(
-        "cc",
-        "xtask/src/bench/pairs.c",
-        "bench/pairs",
-        &dynamic(&library),
-    )
-}
-
-fn host_library() -> Result<String> {
+/// The static library of hosts in C; after [`build`].
+pub fn host_library() -> Result<String> {
     let library = dist().join("lib/libmemprof_host.a");
     let library = library.to_str();
     Ok(library
@@ -169,12 +121,13 @@ fn host_library() -> Result<String> {
         .to_owned())
 }
 
-fn dynamic(host_library: &str) -> [&str; 4] {
+/// How a program with that library is linked.
+pub fn dynamic(host_library: &str) -> [&str; 4] {
     [host_library, "-lpthread", "-ldl", "-lm"]
 }
 
-/// Not exported (-rdynamic), so that only its symbol table tells of it.
-fn with_jemalloc(host_library: &str) -> [&str; 6] {
+/// The same with a jemalloc, not exported (-rdynamic), so that only its symbol table tells of it.
+pub fn with_jemalloc(host_library: &str) -> [&str; 6] {
     [
         host_library,
         "-l:libjemalloc.a",
@@ -212,12 +165,7 @@ fn build_c() -> Result<()> {
         "examples/cpp_host",
         &dynamic(&library),
     )?;
-    compile(
-        "cc",
-        "hosts-examples/unprepared/unprepared.c",
-        "examples/unprepared",
-        &[],
-    )?;
+    build_unprepared()?;
     compile(
         "cc",
         "hosts-examples/c-minimal/c_minimal.c",
@@ -226,11 +174,16 @@ fn build_c() -> Result<()> {
     )
 }
 
+fn build_unprepared() -> Result<()> {
+    let source = "hosts-examples/unprepared/unprepared.c";
+    compile("cc", source, "examples/unprepared", &[])
+}
+
 /// How a plugin in C is linked.
 const PLUGIN: &[&str] = &["-shared", "-fPIC", "-Wl,-z,nodelete"];
 
 /// Compiles one file of C or C++, with warnings as errors.
-fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
+pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
     let target = dist().join(place);
     let fresh = fresh_name(&target);
     prepare(&target)?;
@@ -248,7 +201,7 @@ fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Resul
 }
 
 /// Puts a file in its place by rename: a host that has the old one mapped keeps it.
-fn install(from: &Path, to: &Path) -> Result<()> {
+pub fn install(from: &Path, to: &Path) -> Result<()> {
     prepare(to)?;
     let fresh = fresh_name(to);
     fs::copy(from, &fresh).with_context(|| format!("failed to copy {}", from.display()))?;

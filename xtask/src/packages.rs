@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use crate::run::run;
 
 /// For `c_host_static` and `jeprof`.
-pub(crate) const BUILD: &[&str] = &["g++", "libjemalloc-dev", "libjemalloc2"];
+pub const BUILD: &[&str] = &["g++", "libjemalloc-dev", "libjemalloc2"];
 
 /// For the tests.
-pub(crate) const TEST: &[&str] = &[
+pub const TEST: &[&str] = &[
     "abigail-tools",
     "apache2",
     "binutils",
@@ -55,7 +55,7 @@ pub(crate) const TEST: &[&str] = &[
 ];
 
 /// Installs what is missing of `packages`, as root; else says how.
-pub(crate) fn require(packages: &[&str]) -> Result<()> {
+pub fn require(packages: &[&str]) -> Result<()> {
     let missing: Vec<&str> = packages
         .iter()
         .copied()

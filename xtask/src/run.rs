@@ -6,20 +6,20 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 /// The project's root.
-pub(crate) fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask lies in the root").to_owned()
 }
 
 /// `cargo`, the one that runs this.
-pub(crate) fn cargo(args: &[&str]) -> Command {
+pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
     command
 }
 
 /// Runs a command to its end.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
     let status = command
         .status()
@@ -29,7 +29,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs a command to its end and returns what it wrote to stdout.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
+pub fn output(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output = command
         .output()

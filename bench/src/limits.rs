@@ -1,0 +1,157 @@
+//! The figures that have a limit: the one table of them, which `--check` enforces.
+
+use std::fmt::Display;
+
+use anyhow::{Context, Result, ensure};
+
+/// How far a figure may go.
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+use Bound::{AtLeast, AtMost};
+
+/// Figure, bound, unit; how many digits of it count.
+type Limit = (&'static str, Bound, &'static str, usize);
+
+#[rustfmt::skip]
+const LIMITS: &[Limit] = &[
+    ("dispatch host -> plugin -> host log -> reply", AtMost(50.0), "ns", 0),
+    ("private memory of the idle plugin", AtMost(150.0), "KiB", 0),
+    ("control round trips, one client", AtLeast(5000.0), "/s", 0),
+    ("wakeups of an idle plugin in 10 s", AtMost(0.0), "", 0),
+    ("status + ledger with 100 arenas, 90 %", AtMost(1000.0), "us", 0),
+    ("stats with 100 arenas, 90 %", AtMost(5000.0), "us", 0),
+    ("/pprof/heap / a bare dump", AtMost(1.1), "", 3),
+    ("32 kept dumps listed over HTTP", AtMost(50.0), "ms", 1),
+    ("memprof serve after four reports", AtMost(32.0), "MiB", 0),
+    ("viewer in gzip", AtMost(25.0), "kB", 1),
+    ("viewer, first paint", AtMost(300.0), "ms", 0),
+    ("viewer, zoom into a callee", AtMost(50.0), "ms", 0),
+    ("viewer, zoom out to the whole", AtMost(50.0), "ms", 0),
+    ("viewer, search", AtMost(50.0), "ms", 0),
+    ("viewer, search that finds everything", AtMost(50.0), "ms", 0),
+    ("exponent of a dump, by stacks", AtMost(1.1), "", 2),
+    ("exponent of a dump, by loaded libraries", AtMost(1.1), "", 2),
+    ("exponent of a search for allocators, by loaded libraries", AtMost(1.1), "", 2),
+    ("exponent of a list, by kept dumps", AtMost(1.1), "", 2),
+    ("exponent of a report, by bytes", AtMost(1.1), "", 2),
+    ("exponent of memprof ps, by hosts", AtMost(1.1), "", 2),
+    ("exponent of memprof status -t PID, by hosts", AtMost(1.1), "", 2),
+    ("exponent of /api/v1/hosts, by hosts", AtMost(1.1), "", 2),
+    ("sampled pair / bare, 64 bytes, 512KiB", AtMost(1.18), "", 3),
+    ("sampled pair / bare, 64 bytes, 64KiB", AtMost(1.22), "", 3),
+    ("sampled pair / bare, 64 bytes, 16KiB", AtMost(1.30), "", 3),
+    ("sampled pair / bare, 64 bytes, deactivated", AtMost(1.15), "", 3),
+    ("sampled pair / bare, 64 bytes, after", AtMost(1.05), "", 3),
+    ("sampled pair / bare, mixed bytes, 512KiB", AtMost(1.26), "", 3),
+    ("sampled pair / bare, mixed bytes, 64KiB", AtMost(1.30), "", 3),
+    ("sampled pair / bare, mixed bytes, 16KiB", AtMost(1.38), "", 3),
+    ("sampled pair / bare, mixed bytes, deactivated", AtMost(1.23), "", 3),
+    ("sampled pair / bare, mixed bytes, after", AtMost(1.13), "", 3),
+    ("our walk / jemalloc's, micro, lg 19", AtMost(0.40), "", 3),
+    ("our walk / jemalloc's, micro, lg 17", AtMost(0.30), "", 3),
+    ("our walk / jemalloc's, micro, lg 14", AtMost(0.30), "", 3),
+    ("our walk / jemalloc's, micro, lg 12", AtMost(0.30), "", 3),
+    ("our walk / jemalloc's, perl", AtMost(0.20), "", 3),
+    ("our walk / jemalloc's, cc1plus", AtMost(0.20), "", 3),
+];
+
+/// The figures of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    measured: Vec<&'static str>,
+    broken: Vec<String>,
+}
+
+impl Figures {
+    /// Prints a figure of the table beside its limit, and what else was seen.
+    ///
+    /// # Errors
+    /// The table has no such figure.
+    pub(crate) fn tell(&mut self, figure: &str, value: f64, more: impl Display) -> Result<()> {
+        let found = LIMITS.iter().find(|(known, ..)| *known == figure);
+        let (known, bound, unit, digits) =
+            found.with_context(|| format!("the table of limits has no {figure:?}"))?;
+        let (word, limit, holds) = match bound {
+            AtMost(most) => ("at most", most, value <= *most),
+            AtLeast(least) => ("at least", least, value >= *least),
+        };
+        let space = if unit.is_empty() { "" } else { " " };
+        let line = format!("{figure}: {value:.digits$}{space}{unit} ({word} {limit}); {more}");
+        println!("{}", line.trim_end_matches("; "));
+        self.measured.push(*known);
+        if !holds {
+            self.broken.push(line);
+        }
+        Ok(())
+    }
+
+    /// Says how many limits hold, and which ones no part of this run measured.
+    ///
+    /// # Errors
+    /// A limit is broken.
+    pub(crate) fn check(&self) -> Result<String> {
+        ensure!(
+            self.broken.is_empty(),
+            "{} of {} limits are broken:\n{}",
+            self.broken.len(),
+            self.measured.len(),
+            self.broken.join("\n")
+        );
+        let mut said = format!("{} of {} limits hold", self.measured.len(), LIMITS.len());
+        let rest = LIMITS.iter().map(|(figure, ..)| figure);
+        for figure in rest.filter(|figure| !self.measured.contains(figure)) {
+            said.push_str("\nnot measured: ");
+            said.push_str(figure);
+        }
+        Ok(said)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Figures, LIMITS};
+
+    #[test]
+    fn each_figure_has_one_limit() {
+        for (index, (figure, ..)) in LIMITS.iter().enumerate() {
+            let again = LIMITS[..index].iter().find(|(other, ..)| other == figure);
+            assert!(again.is_none(), "{figure}");
+        }
+    }
+
+    #[test]
+    fn a_broken_limit_is_named() {
+        let mut figures = Figures::default();
+        figures.tell("viewer in gzip", 25.0, "").unwrap();
+        figures
+            .tell("control round trips, one client", 5000.0, "")
+            .unwrap();
+        let said = figures.check().unwrap();
+        let count = LIMITS.len();
+        assert!(
+            said.starts_with(&format!("2 of {count} limits hold\n")),
+            "{said}"
+        );
+        assert_eq!(
+            said.matches("\nnot measured: ").count(),
+            count - 2,
+            "{said}"
+        );
+        assert!(!said.contains("viewer in gzip"), "{said}");
+        figures.tell("viewer in gzip", 25.1, "more").unwrap();
+        figures
+            .tell("control round trips, one client", 4999.0, "")
+            .unwrap();
+        let error = figures.check().unwrap_err().to_string();
+        assert!(error.contains("2 of 4"), "{error}");
+        assert!(
+            error.contains("viewer in gzip: 25.1 kB (at most 25); more"),
+            "{error}"
+        );
+        assert!(figures.tell("speed of light", 3e8, "").is_err());
+    }
+}

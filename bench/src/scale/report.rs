@@ -1,0 +1,33 @@
+//! What reads a dump.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::Result;
+use xtask::dist::dist;
+use xtask::run::run;
+
+use super::Growth;
+use super::host::median;
+use crate::limits::Figures;
+use crate::synthetic;
+
+/// Nodes of the call trees of 1, 10 and 100 MB.
+const NODES: [usize; 3] = [25_000, 560_000, 5_800_000];
+
+pub(super) fn by_size(place: &Path, figures: &mut Figures) -> Result<()> {
+    let mut growth = Growth::default();
+    let file = place.join("report.heap");
+    for nodes in NODES {
+        let dump = synthetic::named_dump(nodes)?;
+        fs::write(&file, &dump)?;
+        let time = median(|| {
+            let mut report = Command::new(dist().join("bin/memprof"));
+            report.arg("report").arg("--no-symbols").arg(&file);
+            run(report.stdout(Stdio::null()).stderr(Stdio::null()))
+        })?;
+        growth.add(dump.len(), time);
+    }
+    growth.tell("exponent of a report, by bytes", figures)
+}

@@ -1,0 +1,70 @@
+//! Dumps that no program made, the same ones every time.
+
+use std::io::Write;
+
+use anyhow::Result;
+
+const FUNCTIONS: usize = 6000;
+
+/// A named dump whose call tree has about so many nodes: each stack is the beginning of an earlier one, with
+/// other callees.
+pub(crate) fn named_dump(tree: usize) -> Result<Vec<u8>> {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut stacks = vec![vec![0]];
+    let (mut text, mut samples) = (Vec::new(), Vec::new());
+    writeln!(text, "--- symbol\nbinary=/usr/bin/large")?;
+    for function in 0..FUNCTIONS {
+        let (module, policy) = (function % 97, function % 13);
+        writeln!(
+            text,
+            "{:#018x} app::module_{module}::Component<std::string, Policy{policy}>::operation_{function}(Request const&)",
+            address(function) - 1
+        )?;
+    }
+    let (mut nodes, mut objects, mut bytes) = (1, 0, 0);
+    while nodes < tree {
+        let recent = stacks.len().min(400);
+        let before: &Vec<usize> = &stacks[stacks.len() - 1 - random.below(recent)];
+        let cut = 1 + random.below(before.len().min(100));
+        let added = (1 + random.below(24)).min(tree - nodes);
+        let callees = (0..added).map(|_| random.below(FUNCTIONS));
+        let stack: Vec<_> = before[..cut].iter().copied().chain(callees).collect();
+        nodes += added;
+        let count = 1 + random.below(4);
+        let size = count * [16, 64, 256, 4096, 65536][random.below(5)];
+        objects += count;
+        bytes += size;
+        write!(samples, "@")?;
+        for function in stack.iter().rev() {
+            write!(samples, " {:#x}", address(*function))?;
+        }
+        writeln!(samples, "\n  t*: {count}: {size} [0: 0]")?;
+        stacks.push(stack);
+    }
+    writeln!(
+        text,
+        "---\n--- heap\nheap_v2/524288\n  t*: {objects}: {bytes} [0: 0]"
+    )?;
+    text.extend(samples);
+    writeln!(
+        text,
+        "\nMAPPED_LIBRARIES:\n00001000-00080000 r-xp 00000000 fe:00 1 /usr/bin/large"
+    )?;
+    Ok(text)
+}
+
+fn address(function: usize) -> usize {
+    0x1001 + 16 * function
+}
+
+/// xorshift64: the same dump every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}

@@ -1,0 +1,133 @@
+//! The viewer of a large profile, in headless Chromium.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use webdriver::Browser;
+
+use xtask::dist::dist;
+use xtask::packages;
+use xtask::run::{root, run};
+
+use crate::limits::Figures;
+use crate::synthetic;
+
+const NODES: usize = 100_000;
+const ROUNDS: usize = 10;
+
+/// Resolves with the time of the first paint with content, since the page was asked for.
+const FIRST_PAINT: &str = "
+    new PerformanceObserver(list => {
+        const paint = list.getEntriesByName('first-contentful-paint')[0];
+        if (paint) done(paint.startTime);
+    }).observe({ type: 'paint', buffered: true });";
+
+/// From an event to the end of the frame that shows what came of it.
+const TIME: &str = "
+    const frame = () => new Promise(ended => requestAnimationFrame(() => {
+        const { port1, port2 } = new MessageChannel();
+        port1.onmessage = ended;
+        port2.postMessage(0);
+    }));
+    const time = async act => {
+        await frame();
+        const begun = performance.now();
+        act();
+        await frame();
+        done(performance.now() - begun);
+    };";
+
+/// Measures.
+pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+    let place = root().join("target/bench");
+    packages::require(&["chromium", "chromium-driver"])?;
+    let (dump, page) = (place.join("viewer.heap"), place.join("viewer.html"));
+    fs::write(&dump, synthetic::named_dump(NODES)?)?;
+    let mut report = Command::new(dist().join("bin/memprof"));
+    report.args(["report", "--format=html", "--no-symbols", "-o"]);
+    run(report.arg(&page).arg(&dump))?;
+    let html = fs::read_to_string(&page)?;
+    let data = html.find("<script id=\"data\"").context("no data")?;
+    let end = data + html[data..].find("</script>").context("no end of data")?;
+    let viewer = gzip(&[&html[..data], &html[end..]].concat())?;
+    figures.tell("viewer in gzip", viewer as f64 / 1e3, "")?;
+
+    let browser = Browser::open();
+    let address = format!("file://{}", page.display());
+    browser.go(&address);
+    let nodes = browser
+        .run("return JSON.parse(document.querySelector('#data').textContent).tree.depth.length;");
+    println!("viewer: the call tree has {nodes} nodes");
+    let load = || {
+        browser.go("about:blank");
+        browser.go(&address);
+        browser.run_async(FIRST_PAINT)
+    };
+    let search = |wanted: &str| {
+        browser.run_async(&format!(
+            "{TIME} const search = document.querySelector('#search');
+            time(() => {{ search.value = '{wanted}'; search.dispatchEvent(new Event('input')); }});"
+        ))
+    };
+    let zoom = |x: u32, y: u32| {
+        browser.run_async(&format!(
+            "{TIME} const canvas = document.querySelector('canvas');
+            const {{ left, top }} = canvas.getBoundingClientRect();
+            const at = {{ clientX: left + {x}, clientY: top + {y} }};
+            time(() => canvas.dispatchEvent(new MouseEvent('click', at)));"
+        ))
+    };
+    let mut show = |figure: &str, round: &dyn Fn() -> serde_json::Value| {
+        let times = fastest(round);
+        let median = times[ROUNDS / 2];
+        figures.tell(figure, times[0], format_args!("median {median:.0}"))
+    };
+    show("viewer, first paint", &load)?;
+    show("viewer, zoom into a callee", &|| {
+        zoom(3, 3);
+        zoom(500, 70)
+    })?;
+    show("viewer, zoom out to the whole", &|| {
+        zoom(500, 70);
+        zoom(3, 3)
+    })?;
+    show("viewer, search", &|| {
+        search("");
+        search("operation_35")
+    })?;
+    show("viewer, search that finds everything", &|| {
+        search("");
+        search("operation")
+    })?;
+    let frame = fastest(|| browser.run_async(&format!("{TIME} time(() => {{}});")));
+    println!(
+        "viewer, a frame in which nothing changes: {:.0} ms",
+        frame[0]
+    );
+    Ok(())
+}
+
+/// The times of several rounds, the shortest first.
+fn fastest(round: impl Fn() -> serde_json::Value) -> Vec<f64> {
+    let rounds = (0..ROUNDS).map(|_| round().as_f64().unwrap_or(f64::NAN));
+    let mut times: Vec<f64> = rounds.collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+fn gzip(text: &str) -> Result<usize> {
+    let mut gzip = Command::new("gzip")
+        .args(["-9", "-c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("gzip")?;
+    // gzip reads all of so short a text before it writes.
+    gzip.stdin
+        .take()
+        .context("gzip has no stdin")?
+        .write_all(text.as_bytes())?;
+    Ok(gzip.wait_with_output()?.stdout.len())
+}

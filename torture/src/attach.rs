@@ -1,0 +1,222 @@
+//! `memprof attach` and `detach`, over and over, in programs that notice what is done to them; and killed
+//! at any moment.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::Form;
+use super::place::{Place, make_private};
+use xtask::dist::dist;
+
+/// How long a program may take to answer on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let (waits, weather) = (form.pick(5, 60), form.pick(5, 100));
+    let mut stops = Vec::new();
+    let seen = unnoticed(waits, &mut stops)?;
+    let storm = in_a_storm(weather, &mut stops)?;
+    let kills = form.pick(10, 200);
+    let tries = killed(kills)?;
+    stops.sort_by(f64::total_cmp);
+    let (median, longest) = (stops[stops.len() / 2], stops[stops.len() - 1]);
+    Ok(format!(
+        "{waits} times in {seen} calls that wait: 0 EINTR, 0 early; {weather} times in a storm: {storm}; \
+         {kills} of {tries} killed: alive each time, the next one works; stopped {median:.1} ms \
+         (median), {longest:.1} ms (longest)"
+    ))
+}
+
+/// A program to attach to.
+struct Target {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    place: Place,
+}
+
+impl Target {
+    fn start(name: &str) -> Result<Self> {
+        let place = Place::new()?;
+        let sockets = place.path().join("run");
+        make_private(&sockets)?;
+        let mut child = Command::new(dist().join("torture").join(name))
+            .env("MEMPROF_SOCKET_DIR", &sockets)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| name.to_owned())?;
+        let input = child.stdin.take().context("no input")?;
+        let output = BufReader::new(child.stdout.take().context("no output")?);
+        Ok(Self {
+            child,
+            input,
+            output,
+            place,
+        })
+    }
+
+    fn memprof(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(dist().join("bin/memprof"));
+        command
+            .args(args)
+            .env("MEMPROF_SOCKET_DIR", self.place.path().join("run"));
+        command
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Runs `memprof`, which must succeed.
+    fn done(&self, args: &[&str]) -> Result<String> {
+        let output = self.memprof(args).output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "memprof {args:?}: {errors}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Attaches, and tells for how long a thread stood still, in ms.
+    fn attach(&self) -> Result<f64> {
+        let pid = self.pid();
+        let dumps = format!("dump_dir={}", self.place.dumps().display());
+        let reply = self.done(&["attach", &pid, "--json", &dumps])?;
+        let reply: Value = serde_json::from_str(&reply)?;
+        let stopped = reply["stopped_ms"].as_f64();
+        stopped.with_context(|| format!("no stopped_ms: {reply}"))
+    }
+
+    fn detach(&self) -> Result<()> {
+        self.done(&["detach", &self.pid()]).map(drop)
+    }
+
+    /// How often a value of the program's had changed.
+    fn ping(&mut self) -> Result<u64> {
+        let begun = Instant::now();
+        self.input.write_all(b"ping\n").context("it is dead")?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        let answer = line.trim_end().strip_prefix("pong ");
+        let bad = answer.with_context(|| format!("it answered {line:?}"))?;
+        ensure!(begun.elapsed() < PATIENCE, "it took {:?}", begun.elapsed());
+        Ok(bad.parse()?)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns how many kinds of calls were counted.
+fn unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
+    let mut target = Target::start("waits")?;
+    let mut ready = String::new();
+    target.output.read_line(&mut ready)?;
+    for _ in 0..times {
+        stops.push(target.attach()?);
+        target.detach()?;
+    }
+    kill(
+        Pid::from_raw(target.child.id().cast_signed()),
+        Signal::SIGTERM,
+    )?;
+    let mut counts = String::new();
+    target.output.read_to_string(&mut counts)?;
+    for line in counts.lines() {
+        let numbers: Vec<&str> = line.split(' ').skip(2).collect();
+        ensure!(numbers == ["0"; 3], "EINTR, early returns, errors: {line}");
+    }
+    ensure!(counts.lines().count() == 17, "it told {counts:?}");
+    Ok(counts.lines().count())
+}
+
+fn in_a_storm(times: u32, stops: &mut Vec<f64>) -> Result<String> {
+    let mut target = Target::start("weather")?;
+    target.ping()?;
+    let pid = target.pid();
+    for time in 0..times {
+        stops.push(target.attach().with_context(|| format!("time {time}"))?);
+        target.done(&["activate", "-t", &pid, "sample_interval=4KiB"])?;
+        let bad = target.ping()?;
+        target.detach()?;
+        ensure!(bad == 0 && target.ping()? == 0, "{bad} values changed");
+    }
+    let left = our_threads(&pid)?;
+    ensure!(left.is_empty(), "threads of ours are left: {left:?}");
+    Ok("0 deaths, 0 values changed".to_owned())
+}
+
+/// Kills so many of them before they are done. Returns how many were begun.
+fn killed(times: u32) -> Result<u32> {
+    let mut target = Target::start("weather")?;
+    let pid = target.pid();
+    let begun = Instant::now();
+    target.attach()?;
+    let usual = begun.elapsed();
+    target.detach()?;
+    let random = RandomState::new();
+    let (mut killed, mut tries) = (0, 0);
+    while killed < times {
+        tries += 1;
+        ensure!(
+            tries < 10 * times,
+            "{killed} of {tries} were killed in time"
+        );
+        let mut attach = target
+            .memprof(&["attach", &pid])
+            .stdout(Stdio::null())
+            .spawn()?;
+        // Up to somewhat longer than it takes.
+        let share = (random.hash_one(tries) % 120) as u32;
+        thread::sleep(usual * share / 100);
+        let was_at_it = attach.try_wait()?.is_none();
+        attach.kill()?;
+        attach.wait()?;
+        killed += u32::from(was_at_it);
+        let bad = target
+            .ping()
+            .with_context(|| format!("after kill {killed}"))?;
+        ensure!(bad == 0, "{bad} values changed");
+        leave(&target)?;
+    }
+    target.attach()?;
+    target.detach()?;
+    Ok(tries)
+}
+
+/// Detaches, wherever the killed one was: it may have brought the plugin all the way.
+fn leave(target: &Target) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let output = target.memprof(&["detach", &target.pid()]).output()?;
+        match output.status.code() {
+            Some(0 | 3) if our_threads(&target.pid())?.is_empty() => return Ok(()),
+            _ if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
+            _ => bail!("{}", String::from_utf8_lossy(&output.stderr)),
+        }
+    }
+}
+
+fn our_threads(pid: &str) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // It may have ended meanwhile.
+        let name = std::fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
+        if name.starts_with("memprof-") {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,135 @@
+//! `cargo xtask torture`: real hosts under every fault that we know how to make. Each suite prints
+//! one line with what it did, and fails when something does not hold that must.
+
+mod accuracy;
+mod attach;
+mod bombs;
+mod clients;
+mod closefrom;
+mod disk;
+mod exit;
+mod fork;
+mod gate;
+mod group;
+mod guest;
+mod host;
+mod hostile;
+mod hosts;
+mod inject;
+mod kill;
+pub mod many_stacks;
+mod memory;
+mod paths;
+mod place;
+mod privileges;
+pub mod probe;
+pub mod programs;
+mod resources;
+mod sampler;
+mod seccomp;
+mod servers;
+mod slots;
+mod space;
+mod stall;
+mod storm;
+mod strace;
+mod survey;
+mod tls;
+mod unwind;
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use xtask::dist::{self, Profile};
+use xtask::packages;
+
+/// How long to torture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Seconds; what CI runs.
+    Short,
+    /// Minutes; what gives the figures of the table.
+    Long,
+}
+
+impl Form {
+    /// One of two values.
+    pub(crate) fn pick<T>(self, short: T, long: T) -> T {
+        match self {
+            Self::Short => short,
+            Self::Long => long,
+        }
+    }
+}
+
+/// A suite: its name, and what returns its line.
+type Suite = (&'static str, fn(Form) -> Result<String>);
+
+const SUITES: &[Suite] = &[
+    ("storm", storm::run),
+    ("stall", stall::run),
+    ("memory", memory::run),
+    ("disk", disk::run),
+    ("seccomp", seccomp::run),
+    ("inject", inject::run),
+    ("kill", kill::run),
+    ("hostile", hostile::run),
+    ("hosts", hosts::run),
+    ("paths", paths::run),
+    ("resources", resources::run),
+    ("tls", tls::run),
+    ("space", space::run),
+    ("privileges", privileges::run),
+    ("exit", exit::run),
+    ("clients", clients::run),
+    ("bombs", bombs::run),
+    ("closefrom", closefrom::run),
+    ("fork", fork::run),
+    ("attach", attach::run),
+    ("sampler", sampler::run),
+    ("accuracy", accuracy::run),
+    ("gate", gate::run),
+    ("servers", servers::run),
+    ("unwind", unwind::run),
+];
+
+/// `cargo xtask torture [SUITE] [--short]`.
+pub fn command(args: &[&str]) -> Result<()> {
+    let (form, names) = match args {
+        [names @ .., "--short"] => (Form::Short, names),
+        names => (Form::Long, names),
+    };
+    match names {
+        [] => torture(form, SUITES),
+        [name] => {
+            let suite = SUITES.iter().find(|(known, _)| known == name);
+            let known: Vec<_> = SUITES.iter().map(|(name, _)| *name).collect();
+            let suite =
+                suite.with_context(|| format!("no suite is called {name}; there are {known:?}"))?;
+            torture(form, std::slice::from_ref(suite))
+        }
+        _ => bail!("usage: cargo xtask torture [SUITE] [--short]"),
+    }
+}
+
+fn torture(form: Form, suites: &[Suite]) -> Result<()> {
+    packages::require(packages::TEST)?;
+    dist::build_all(Profile::Dev)?;
+    programs::build()?;
+    let mut failed = Vec::new();
+    for (name, run) in suites {
+        let begun = Instant::now();
+        match run(form) {
+            Ok(line) => println!("{name}: {line} ({:.1} s)", begun.elapsed().as_secs_f64()),
+            Err(error) => {
+                println!("{name}: FAILED: {error:#}");
+                failed.push(*name);
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}

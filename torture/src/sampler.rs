@@ -1,0 +1,94 @@
+//! memprof's own sampler goes into the calls of a program and out of them again, again and again,
+//! while the program allocates, forks, is interrupted, and loads and unloads libraries.
+
+use anyhow::{Context, Result, ensure};
+use memprof_host::client::Client;
+
+use super::Form;
+use super::host::{Setup, send};
+use super::slots::Slots;
+use super::survey::survey;
+use xtask::dist::dist;
+
+/// With slots that the loader fills at the start, so that they can be compared: from then on only
+/// the sampler writes to them.
+const ALLOCATORS: [(&str, &[(&str, &str)]); 3] = [
+    ("glibc", &[("LD_BIND_NOW", "1")]),
+    (
+        "mimalloc",
+        &[("LD_BIND_NOW", "1"), ("LD_PRELOAD", "libmimalloc.so.2")],
+    ),
+    (
+        "jemalloc without prof:true",
+        &[("LD_BIND_NOW", "1"), ("LD_PRELOAD", "libjemalloc.so.2")],
+    ),
+];
+
+const FINE: &str = "sampler=ours sample_interval=1KiB";
+
+/// What a cycle sends between `activate` and the end, in turn.
+const MESSAGES: [&str; 5] = ["dump", "status", "reset", "ledger", "deactivate"];
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let cycles = form.pick(60, 1000);
+    let (mut dumps, mut reloads, mut forks, mut slots) = (0, 0, 0, 0);
+    for (name, env) in ALLOCATORS {
+        let library = dist().join("torture/library_a.so");
+        let options = format!("allocate=8 fork=1 alarms=1 reload={}", library.display());
+        let mut host = Setup {
+            config: "",
+            env,
+            ..Setup::with(&options)
+        }
+        .start()?;
+        let stays = |path: &str| !path.contains("library_a.so");
+        let before = Slots::of_lasting(host.pid(), stays)?;
+        let mut client = host.client()?;
+        for cycle in 0..cycles {
+            one_cycle(&mut client, cycle)
+                .with_context(|| format!("{name}, cycle {cycle}: {}", host.log()))?;
+            dumps += usize::from(cycle % MESSAGES.len() == 0);
+        }
+        ensure_given_back(&mut client)?;
+        let after = Slots::of_lasting(host.pid(), stays)?;
+        after.check_as(&before).context(name)?;
+        host.check_alive()?;
+        let counters = host.counters()?;
+        ensure!(counters.failures == 0, "{name}: {counters:?}");
+        ensure!(counters.forks > 0 && counters.reloads > 0, "{counters:?}");
+        let found = survey(&host.place().dumps())?;
+        ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
+        reloads += counters.reloads;
+        forks += counters.forks;
+        slots += after.count();
+        let ended = host.terminate().context("deadlock")?;
+        ensure!(ended.success(), "{name}: the host ended with {ended}");
+    }
+    Ok(format!(
+        "{} cycles in {} allocators, {dumps} dumps, {reloads} libraries loaded and unloaded, {forks} \
+         forks: 0 deaths, 0 corrupt blocks, {slots} words of slots as before",
+        cycles * ALLOCATORS.len(),
+        ALLOCATORS.len()
+    ))
+}
+
+fn one_cycle(client: &mut Client, cycle: usize) -> Result<()> {
+    let active = send(client, "activate", FINE)?;
+    ensure!(active["profiling"] == "active", "{active}");
+    let message = MESSAGES[cycle % MESSAGES.len()];
+    let reply = send(client, message, "")?;
+    ensure!(reply["status"] == "ok", "{message}: {reply}");
+    send(client, "deactivate", "").map(drop)
+}
+
+fn ensure_given_back(client: &mut Client) -> Result<()> {
+    send(client, "deactivate", "")?;
+    send(client, "reset", "")?;
+    let status = send(client, "status", "")?;
+    let allocators = status["allocators"].as_array().context("allocators")?;
+    let ours = allocators.iter().find(|each| each["sampler"] == "ours");
+    let ours = ours.context("no allocator is sampled by memprof")?;
+    ensure!(ours["slots"]["patched"] == 0, "{ours}");
+    ensure!(ours["samples"] == 0 && ours["lost"] == 0, "{ours}");
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! A server that nobody prepared: attached to while it serves, sampled, and left as it was.
+
+use std::fmt;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use testkit::{Running, Server};
+
+use super::Behaviour;
+use super::sampled::{FINE, Seen, sample};
+use super::tools::Tools;
+use crate::host::PATIENCE;
+use crate::slots::Slots;
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct Attached {
+    seen: Seen,
+    /// How often it was attached to under load.
+    pub(super) cycles: usize,
+    /// How often the load was done and answered as before meanwhile.
+    pub(super) answers: usize,
+    stops: Vec<Stop>,
+}
+
+/// What an attach was for the server.
+#[derive(Clone, Copy, Debug)]
+struct Stop {
+    /// How long a thread stood still.
+    milliseconds: f64,
+    /// How often it was refused before, because all threads were busy.
+    busy: usize,
+}
+
+impl fmt::Display for Attached {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut stops: Vec<_> = self.stops.iter().map(|stop| stop.milliseconds).collect();
+        stops.sort_by(f64::total_cmp);
+        let busy: usize = self.stops.iter().map(|stop| stop.busy).sum();
+        write!(
+            out,
+            "{}; {} cycles with {} answers meanwhile; stops of {:.1} ms (median) and {:.1} ms \
+             (max); {busy} times too busy",
+            self.seen,
+            self.cycles,
+            self.answers,
+            stops[stops.len() / 2],
+            stops[stops.len() - 1]
+        )
+    }
+}
+
+/// Attaches to the server, samples its load and detaches; then `cycles` times more while it is
+/// under load.
+pub(super) fn attach(
+    tools: &Tools,
+    server: &Server,
+    cycles: usize,
+    plain: &Behaviour,
+) -> Result<Attached> {
+    let mut running = server.start()?;
+    let pid = running.pid()?;
+    let before = running.answer()?;
+    let slots = Slots::of(pid)?;
+    let mut stops = vec![tools.attach(pid)?];
+    ensure!(tools.lists(pid)?, "ps does not list {pid}");
+    let seen = sample(tools, server, &mut running).map_err(|error| running.explain(&error))?;
+    tools.detach(pid)?;
+    check_gone(tools, pid, &slots)?;
+    leave_with_child(tools, &mut running, &slots).map_err(|error| running.explain(&error))?;
+    let after = running.answer()?;
+    let answers = under_load(&mut running, |is_alive| {
+        for cycle in 0..cycles {
+            if !is_alive() {
+                break;
+            }
+            stops.push(one_cycle(tools, pid).with_context(|| format!("cycle {cycle}"))?);
+        }
+        Ok(())
+    })
+    .map_err(|error| running.explain(&error))?;
+    check_gone(tools, pid, &slots)?;
+    let found = Behaviour {
+        answers: [before, after],
+        ending: running.end()?,
+    };
+    ensure!(found == *plain, "{found:?}, not attached to {plain:?}");
+    Ok(Attached {
+        seen,
+        cycles,
+        answers,
+        stops,
+    })
+}
+
+/// A child that the server forks while it is sampled is left with it.
+fn leave_with_child(tools: &Tools, running: &mut Running, slots: &Slots) -> Result<()> {
+    let pid = running.pid()?;
+    tools.attach(pid)?;
+    tools.send(pid, "activate", &FINE)?;
+    let child = running.fork()?;
+    if let Some(child) = child {
+        tools.wait_for(child)?;
+    }
+    tools.memprof(&["detach", "--tree", &pid.to_string()])?;
+    let all = std::iter::once(pid).chain(child);
+    all.into_iter()
+        .try_for_each(|each| check_gone(tools, each, slots))
+}
+
+/// Nothing of us is in the process, whose slots are as they were.
+fn check_gone(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
+    ensure!(!tools.lists(pid)?, "ps lists {pid}, which was left");
+    Slots::of(pid)?.check_as(slots)?;
+    let threads = threads(pid)?;
+    ensure!(threads.is_empty(), "threads of ours are left: {threads:?}");
+    Ok(())
+}
+
+fn one_cycle(tools: &Tools, pid: u32) -> Result<Stop> {
+    let stopped = tools.attach(pid)?;
+    let active = tools.send(pid, "activate", &FINE)?;
+    ensure!(active["profiling"] == "active", "{active}");
+    tools.detach(pid)?;
+    Ok(stopped)
+}
+
+/// Does `work` while the server does its own again and again, which must be answered as before.
+/// Returns how often it did; `work` is told whether it still does.
+fn under_load(
+    running: &mut Running,
+    work: impl FnOnce(&dyn Fn() -> bool) -> Result<()>,
+) -> Result<usize> {
+    let expected = running.answer()?;
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let loading = scope.spawn(|| {
+            let mut answers = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                running.load()?;
+                let answer = running.answer()?;
+                ensure!(answer == expected, "{answer:?}, not {expected:?}");
+                answers += 1;
+            }
+            Ok(answers)
+        });
+        let worked = work(&|| !loading.is_finished());
+        is_done.store(true, Ordering::Relaxed);
+        let answers = loading.join().expect("it does not panic")?;
+        worked?;
+        Ok(answers)
+    })
+}
+
+/// The names of the threads that are ours.
+fn threads(pid: u32) -> Result<Vec<String>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?;
+    let names = tasks.flatten().filter_map(|task| {
+        // A thread may end meanwhile.
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        Some(name.trim_end().to_owned())
+    });
+    Ok(names.filter(|name| name.starts_with("memprof")).collect())
+}
+
+/// The refusal that says to try again.
+fn is_busy(error: &anyhow::Error) -> bool {
+    error
+        .to_string()
+        .contains("try again while it is less busy")
+}
+
+impl Tools {
+    /// Attaches, and returns how long a thread stood still, in milliseconds. Where all threads are busy it
+    /// tries again, as the refusal says.
+    fn attach(&self, pid: u32) -> Result<Stop> {
+        let begun = Instant::now();
+        let mut busy = 0;
+        let reply = loop {
+            match self.memprof(&["attach", &pid.to_string(), "--json"]) {
+                Err(error) if is_busy(&error) && begun.elapsed() < PATIENCE => busy += 1,
+                reply => break reply?,
+            }
+        };
+        let reply: Value = serde_json::from_str(&reply)?;
+        let milliseconds = reply["stopped_ms"].as_f64().context("stopped_ms")?;
+        ensure!(reply["thread"].is_u64(), "it was attached to: {reply}");
+        Ok(Stop { milliseconds, busy })
+    }
+
+    fn detach(&self, pid: u32) -> Result<()> {
+        self.memprof(&["detach", &pid.to_string()]).map(drop)
+    }
+
+    /// Whether `memprof ps` lists the process.
+    fn lists(&self, pid: u32) -> Result<bool> {
+        let listing: Value = serde_json::from_str(&self.memprof(&["ps", "--json"])?)?;
+        let hosts = listing["hosts"].as_array().context("hosts")?;
+        Ok(hosts.iter().any(|host| host["pid"] == pid))
+    }
+}

@@ -1,0 +1,115 @@
+//! Debian's servers in their usual state, sampled by memprof while they serve.
+
+mod attached;
+mod sampled;
+mod tools;
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, bail, ensure};
+use testkit::{Ending, SERVERS, Server};
+
+use super::Form;
+use attached::{Attached, attach};
+use sampled::{Seen, sample};
+use tools::Tools;
+use xtask::packages;
+
+/// What the short form takes: servers that other tests have installed, and small ones.
+const SHORT: [&str; 5] = ["redis", "memcached", "mosquitto", "nginx worker", "python"];
+
+/// So many times all servers together are attached to under load.
+const CYCLES: usize = 1000;
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let chosen: Vec<&Server> = SERVERS
+        .iter()
+        .filter(|server| form == Form::Long || SHORT.contains(&server.name))
+        .collect();
+    install(&chosen)?;
+    let tools = Tools::install()?;
+    let cycles = form.pick(1, CYCLES.div_ceil(SERVERS.len()));
+    let (mut cycled, mut answers) = (0, 0);
+    let mut failed = Vec::new();
+    for server in &chosen {
+        match one_server(&tools, server, cycles) {
+            Ok((run, attached)) => {
+                println!("  {}, under memprof run: {run}", server.name);
+                println!("  {}, attached to: {attached}", server.name);
+                cycled += attached.cycles;
+                answers += attached.answers;
+            }
+            Err(error) => {
+                println!("  {}: FAILED: {error:#}", server.name);
+                failed.push(server.name);
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!(
+            "{} of {}: {}",
+            failed.len(),
+            chosen.len(),
+            failed.join(", ")
+        );
+    }
+    Ok(format!(
+        "{} servers, sampled with their own allocators under memprof run and attached to: their load named, \
+         0 lost, every slot as before, answers and ends as without memprof; attached to {cycled} times \
+         more under load, with {answers} answers meanwhile: 0 deaths, 0 hangs, 0 wrong answers",
+        chosen.len()
+    ))
+}
+
+/// Installs the Debian packages of servers where they are missing.
+pub(super) fn install(servers: &[&Server]) -> Result<()> {
+    let needed: BTreeSet<&str> = servers
+        .iter()
+        .flat_map(|server| server.packages)
+        .copied()
+        .collect();
+    packages::require(&Vec::from_iter(needed))
+}
+
+fn one_server(tools: &Tools, server: &Server, cycles: usize) -> Result<(Seen, Attached)> {
+    let plain = without(server).context("without memprof")?;
+    let run = under_run(tools, server, &plain).context("under memprof run")?;
+    let attached = attach(tools, server, cycles, &plain).context("attached to")?;
+    Ok((run, attached))
+}
+
+fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<Seen> {
+    let dumps = tempfile::tempdir()?;
+    let mut running = server.start_under(&tools.wrapper(dumps.path()))?;
+    let pid = running.pid()?;
+    tools
+        .wait_for(pid)
+        .map_err(|error| running.explain(&error))?;
+    tools.give_to(dumps.path(), pid)?;
+    let before = running.answer()?;
+    let seen = sample(tools, server, &mut running).map_err(|error| running.explain(&error))?;
+    let found = Behaviour {
+        answers: [before, running.answer()?],
+        ending: running.end()?,
+    };
+    ensure!(found == *plain, "{found:?}, without memprof {plain:?}");
+    Ok(seen)
+}
+
+/// What a client and an operator see of a server.
+#[derive(Debug, PartialEq, Eq)]
+struct Behaviour {
+    /// Before and after the load.
+    answers: [String; 2],
+    ending: Ending,
+}
+
+fn without(server: &Server) -> Result<Behaviour> {
+    let mut running = server.start()?;
+    let before = running.answer()?;
+    running.load()?;
+    Ok(Behaviour {
+        answers: [before, running.answer()?],
+        ending: running.end()?,
+    })
+}

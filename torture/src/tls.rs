@@ -1,0 +1,67 @@
+//! Programs with many thread-local variables, which the C library takes from every thread's stack:
+//! each message is answered.
+
+use anyhow::{Context, Result, ensure};
+use memprof_host::client::Client;
+
+use super::Form;
+use super::guest::Guest;
+use super::host::{Setup, send};
+use super::programs::{TLS_SIZES, tls_guest, tls_host};
+
+/// Each message once, and each thread of ours.
+const MESSAGES: [(&str, &str); 18] = [
+    ("status", ""),
+    ("activate", "for=1h"),
+    ("activate", "unwinder=ours"),
+    ("stats", ""),
+    ("dump", ""),
+    ("ledger", ""),
+    ("ledger", "smaps=on"),
+    ("purge", ""),
+    ("background_thread", "state=on"),
+    ("background_thread", "state=off"),
+    ("gdump", "state=on files=1 for=1h"),
+    ("gdump", "state=off"),
+    ("recent", "max=0"),
+    ("reset", ""),
+    ("doctor", ""),
+    ("list", ""),
+    ("help", ""),
+    ("deactivate", ""),
+];
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let sizes = form.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
+    for size in sizes {
+        let mut guest = Guest::start(&tls_guest(*size), &[])?;
+        send_all(&mut guest.client()?)
+            .and_then(|()| guest.check_alive())
+            .with_context(|| format!("{size} KiB, preloaded"))?;
+        let mut host = Setup {
+            program: tls_host(*size).leak(),
+            ..Setup::default()
+        }
+        .start()?;
+        send_all(&mut host.client()?)
+            .and_then(|()| host.check_alive())
+            .with_context(|| format!("{size} KiB, a host of its own: {}", host.log()))?;
+    }
+    Ok(format!(
+        "{} messages to 2 programs with {sizes:?} KiB of thread-local variables: all answered",
+        2 * sizes.len() * (MESSAGES.len() + 1),
+    ))
+}
+
+fn send_all(client: &mut Client) -> Result<()> {
+    for (message, args) in MESSAGES {
+        let reply = send(client, message, args).with_context(|| message.to_owned())?;
+        let is_answered = reply["status"] == "ok" || reply["error"]["kind"] == "unsupported";
+        ensure!(is_answered, "{message}: {reply}");
+        if message == "dump" {
+            let id = reply["id"].as_str().context("id")?;
+            client.message("memory_profile", "fetch", &format!("id={id}"), None)?;
+        }
+    }
+    Ok(())
+}
