@@ -9,7 +9,7 @@ use xtask::dist::{self, Profile};
 use xtask::packages;
 use xtask::run::{cargo, output, root, run};
 
-use crate::arrows;
+use crate::{arrows, fuzz};
 
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
@@ -52,6 +52,7 @@ pub(crate) fn run_ci() -> Result<()> {
     ]))?;
     arrows::check()?;
     test()?;
+    fuzz::replay()?;
     crate::torture(&["--short"])?;
     let mut docs = cargo(&[
         "doc",

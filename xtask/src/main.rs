@@ -3,6 +3,7 @@
 mod arrows;
 mod ci;
 mod demo;
+mod fuzz;
 
 use std::process::ExitCode;
 
@@ -22,7 +23,8 @@ usage: cargo xtask COMMAND
                       hosts under every fault; an unknown SUITE names those there are
   arrows              modules that use each other in a circle; in memprof-core, also a folder that
                       uses one above it
-  ci                  format, clippy, arrows, test, torture --short, docs, deny: what CI runs";
+  fuzz                each fuzz target over its seeds
+  ci                  format, clippy, arrows, test, fuzz, torture --short, docs, deny: what CI runs";
 
 /// A crate of its own, so that the other commands need not wait until it is built.
 fn torture(args: &[&str]) -> anyhow::Result<()> {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         }
         ["torture", args @ ..] => torture(args),
         ["arrows"] => arrows::check(),
+        ["fuzz"] => fuzz::replay(),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");

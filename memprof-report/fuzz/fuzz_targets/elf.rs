@@ -1,6 +1,5 @@
 //! Any file where a binary is looked for: names or numbers for its addresses, never a crash. Seeds are small
 //! programs: with debug information, compressed, stripped to `.gnu_debugdata`.
-//! `cargo +nightly fuzz run elf CORPUS`, from the directory above this one.
 #![no_main]
 
 use std::{env, fs, process};
@@ -20,9 +19,14 @@ fuzz_target!(|bytes: &[u8]| {
         dump.push_str(&format!("@ {address:#x}\n  t*: 1: 1 [0: 0]\n"));
     }
     let end = 0x1000 + bytes.len() + 1;
-    dump.push_str(&format!("\nMAPPED_LIBRARIES:\n1000-{end:x} r-xp 0 0:0 0 /fuzzed\n"));
+    dump.push_str(&format!(
+        "\nMAPPED_LIBRARIES:\n1000-{end:x} r-xp 0 0:0 0 /fuzzed\n"
+    ));
     let mut profile = parse(&mut dump.as_bytes(), &Limits::default(), false).expect("a good dump");
-    let sources = Sources { binary: Some(file), ..Sources::default() };
+    let sources = Sources {
+        binary: Some(file),
+        ..Sources::default()
+    };
     let names = symbolize(&mut profile, &sources, &|_, _| {}).expect("no build id says otherwise");
     for index in 0..profile.stacks.addresses().len() {
         assert!(!names.frames(AddressId(index as u32)).is_empty());

@@ -1,11 +1,14 @@
-//! Any bytes: a profile or an error. `cargo +nightly fuzz run parse CORPUS`, from the directory above this one.
+//! Any bytes: a profile or an error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use memprof_report::{Limits, parse, unsample};
 
 fuzz_target!(|bytes: &[u8]| {
-    let limits = Limits { bytes: 1 << 24, ..Limits::default() };
+    let limits = Limits {
+        bytes: 1 << 24,
+        ..Limits::default()
+    };
     for force in [false, true] {
         if let Ok(mut profile) = parse(&mut &bytes[..], &limits, force) {
             let before = profile.samples.len();

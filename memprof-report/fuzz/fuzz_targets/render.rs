@@ -18,15 +18,28 @@ const TEXT: [Format; 9] = [
 
 fuzz_target!(|bytes: &[u8]| {
     for format in TEXT.into_iter().chain([Format::Pprof]) {
-        let limits = Limits { bytes: 1 << 20, ..Limits::default() };
-        let options = Options { format, limits, ..Options::default() };
+        let limits = Limits {
+            bytes: 1 << 20,
+            ..Limits::default()
+        };
+        let options = Options {
+            format,
+            limits,
+            ..Options::default()
+        };
         let mut bytes = bytes;
-        let input = Input { name: "fuzz", bytes: &mut bytes };
+        let input = Input {
+            name: "fuzz",
+            bytes: &mut bytes,
+        };
         let mut out = Vec::new();
         let written = report(input, None, None, &options, &|_, _| {}, &mut out);
         if written.is_ok() && format != Format::Pprof {
             let text = str::from_utf8(&out).expect("text is UTF-8");
-            assert!(!text.contains(|c: char| c.is_control() && c != '\n' && c != '\t'), "{format:?}");
+            assert!(
+                !text.contains(|c: char| c.is_control() && c != '\n' && c != '\t'),
+                "{format:?}"
+            );
         }
     }
 });

@@ -1,9 +1,4 @@
 //! Any bytes as `.eh_frame_hdr` and `.eh_frame`: a rule, no panic, no read outside of them.
-//! `cargo +nightly fuzz run rules CORPUS`, from the directory above this one; without cargo-fuzz
-//! `RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cpasses=sancov-module
-//! -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
-//! -Cllvm-args=-sanitizer-coverage-pc-table" cargo run --release --target
-//! x86_64-unknown-linux-gnu --bin rules` in this one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,4 @@
 //! Any rules over any stack: the walk ends, and reads only where the stack can be read.
-//! `cargo +nightly fuzz run walk CORPUS`, from the directory above this one; see `rules.rs`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
