@@ -189,6 +189,13 @@ impl Instance {
 
     /// Tells the plugin that the calling thread is one of ours, which works for plugins only.
     /// Allocates nothing, unless the plugin does.
+    #[cfg_attr(
+        not(feature = "control"),
+        expect(
+            dead_code,
+            reason = "threads of ours serve the control socket or an adapter"
+        )
+    )]
     pub(crate) fn enter_thread(&self) {
         if let Some(enter) = self.enter_thread {
             // SAFETY: memprof.h, `memprof_threads_t`: any thread, until `destroy`.

@@ -3,6 +3,7 @@
 mod arrows;
 mod ci;
 mod demo;
+mod features;
 mod fuzz;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ usage: cargo xtask COMMAND
                       hosts under every fault; an unknown SUITE names those there are
   arrows              modules that use each other in a circle; in memprof-core, also a folder that
                       uses one above it
+  features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
   ci                  format, clippy, arrows, test, fuzz, torture --short, docs, deny: what CI runs";
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         }
         ["torture", args @ ..] => torture(args),
         ["arrows"] => arrows::check(),
+        ["features"] => features::check(),
         ["fuzz"] => fuzz::replay(),
         ["ci"] => ci::run_ci(),
         _ => {

@@ -1,5 +1,6 @@
 //! Running other programs, in the project's root.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -9,6 +10,21 @@ use anyhow::{Context, Result, ensure};
 pub fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask lies in the root").to_owned()
+}
+
+/// The directories of the workspace's crates, from the root.
+pub fn members() -> Result<Vec<String>> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
+    let members = manifest.lines().filter_map(|line| {
+        let member = line.trim().strip_prefix('"')?.strip_suffix("\",")?;
+        Some(member.to_owned())
+    });
+    let members: Vec<_> = members.collect();
+    ensure!(
+        members.len() > 10,
+        "the workspace's Cargo.toml names no members"
+    );
+    Ok(members)
 }
 
 /// `cargo`, the one that runs this.
