@@ -13,8 +13,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error {
     /// For the caller to branch on.
     pub kind: ErrorKind,
-    /// What happened, naming the act and the thing: `failed to open /var/lib/x`.
+    /// What happened, naming the thing: `failed to open /var/lib/x`.
     pub message: String,
+    /// What was being done when it failed: `open /var/lib/x`; none where it was refused before anything
+    /// was done.
+    pub act: Option<String>,
     /// Why, where somebody else said so.
     pub source: Option<Cause>,
     /// What would help; empty when nothing is known.
@@ -37,6 +40,7 @@ impl Error {
         Self {
             kind,
             message: message.into(),
+            act: None,
             source: None,
             remedy: String::new(),
         }
@@ -64,6 +68,7 @@ impl Error {
             None => Cause::Text(cause.to_string()),
         };
         Self {
+            act: Some(act.to_owned()),
             source: Some(source),
             ..Self::new(ErrorKind::Io, format!("failed to {act}"))
         }
@@ -71,7 +76,10 @@ impl Error {
 
     /// jemalloc refused the control of that name.
     pub(crate) fn mallctl(name: &str, errno: Errno) -> Self {
-        Self::allocator(format!("jemalloc refused {name}")).errno(errno)
+        Self {
+            act: Some(format!("mallctl {name}")),
+            ..Self::allocator(format!("jemalloc refused {name}")).errno(errno)
+        }
     }
 
     /// The number in its source.
@@ -112,5 +120,6 @@ mod tests {
         let expected = "failed to open /x: No space left on device (ENOSPC)";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.os_error(), Some(Errno::NOSPC));
+        assert_eq!(error.act.as_deref(), Some("open /x"));
     }
 }

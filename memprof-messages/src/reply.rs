@@ -84,7 +84,13 @@ pub struct Refusal {
     /// What would help; empty where nothing is known.
     #[serde(default)]
     pub remedy: String,
-    /// Why the operating system or the allocator refused, as errno(3) has it.
+    /// What was being done when it failed: `open /var/lib/x`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub act: Option<String>,
+    /// Why the operating system or the allocator refused, in its own words; `message` has them too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// The same as a number, as errno(3) has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<i32>,
     /// How long to wait before the next try, where that would help.
@@ -108,6 +114,8 @@ impl From<&Failure> for Refusal {
             kind,
             message,
             remedy,
+            act,
+            source,
             errno,
             retry_after_ms,
         } = failure.clone();
@@ -115,6 +123,8 @@ impl From<&Failure> for Refusal {
             kind: kind.into(),
             message,
             remedy,
+            act: act.map(Into::into),
+            source: source.map(Into::into),
             errno,
             retry_after_ms,
         }
@@ -162,6 +172,8 @@ mod tests {
             assert_eq!(read, Some(Refusal::from(failure)));
         };
         check(&failure);
+        failure.act = Some("open /x".into());
+        failure.source = Some("No space left on device (ENOSPC)".into());
         failure.errno = Some(28);
         failure.retry_after_ms = Some(500);
         check(&failure);

@@ -196,6 +196,7 @@ fn replies_of_later_versions_are_read() {
         }
     }
     check::<Refused<Nothing>>(json!({ "error": {
-        "kind": "io", "message": "m", "remedy": "r", "errno": 28, "retry_after_ms": 500,
+        "kind": "io", "message": "m", "remedy": "r", "act": "a", "source": "s", "errno": 28,
+        "retry_after_ms": 500,
     }}));
 }

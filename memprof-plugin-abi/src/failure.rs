@@ -1,6 +1,6 @@
 //! Why a plugin could not do what a message asked, as facts and in words.
 
-use std::fmt;
+use std::{fmt, io};
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,12 @@ pub struct Failure {
     pub message: String,
     /// What would help; empty when nothing is known.
     pub remedy: String,
-    /// Why the operating system refused, as errno(3) has it, where it did.
+    /// What was being done when it failed: `open /var/lib/x`; none where the message was refused before
+    /// anything was done.
+    pub act: Option<Box<str>>,
+    /// Why the operating system or the allocator refused, in its own words; `message` has them too.
+    pub source: Option<Box<str>>,
+    /// The same as a number, as errno(3) has it.
     pub errno: Option<i32>,
     /// For [`ErrorKind::Busy`]: how long to wait before the next try.
     pub retry_after_ms: Option<u64>,
@@ -28,8 +33,20 @@ impl Failure {
             kind: kind.into(),
             message: message.into(),
             remedy: String::new(),
+            act: None,
+            source: None,
             errno: None,
             retry_after_ms: None,
+        }
+    }
+
+    /// The operating system refused `act`, for example `"open /var/lib/x"`.
+    pub fn io(act: &str, error: &io::Error) -> Self {
+        Self {
+            act: Some(act.into()),
+            source: Some(error.to_string().into()),
+            errno: error.raw_os_error(),
+            ..Self::new(ErrorKind::Io, format!("failed to {act}: {error}"))
         }
     }
 
@@ -51,16 +68,21 @@ impl Failure {
         json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()
     }
 
-    /// The reply's `error`: `{kind, message, remedy}`, and `errno` and `retry_after_ms` where they
-    /// are known.
+    /// The reply's `error`: `{kind, message, remedy}`, and `act`, `source`, `errno` and `retry_after_ms`
+    /// where they are known.
     pub fn to_value(&self) -> Value {
         let mut error =
             json!({ "kind": self.kind.word(), "message": self.message, "remedy": self.remedy });
-        if let Some(errno) = self.errno {
-            error["errno"] = errno.into();
-        }
-        if let Some(ms) = self.retry_after_ms {
-            error["retry_after_ms"] = ms.into();
+        let known = [
+            ("act", self.act.as_deref().map(Value::from)),
+            ("source", self.source.as_deref().map(Value::from)),
+            ("errno", self.errno.map(Value::from)),
+            ("retry_after_ms", self.retry_after_ms.map(Value::from)),
+        ];
+        for (key, fact) in known {
+            if let Some(fact) = fact {
+                error[key] = fact;
+            }
         }
         error
     }

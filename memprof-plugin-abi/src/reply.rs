@@ -143,7 +143,7 @@ impl Reply<'_> {
 }
 
 fn unreadable(error: &io::Error) -> Failure {
-    Failure::new(MEMPROF_IO, format!("failed to read the body: {error}"))
+    Failure::io("read the body", error)
 }
 
 fn accepted(status: crate::Status) -> Result<(), Failure> {

@@ -1,10 +1,8 @@
 //! The messages of `memory_profile`, with their replies as types.
 
-use memprof_messages::{
-    Activation, DumpReport, ErrorKind, Kept, KeptDumps, PLUGIN, Refusal, Status,
-};
-use memprof_plugin_abi::Arguments;
+use memprof_messages::{Activation, DumpReport, Kept, KeptDumps, PLUGIN, Refusal, Status};
 use memprof_plugin_abi::raw::MEMPROF_OK;
+use memprof_plugin_abi::{Arguments, Failure};
 use serde::de::DeserializeOwned;
 
 use super::{Client, ClientError, Delivered, Passed};
@@ -86,13 +84,8 @@ fn answered(reply: Delivered) -> Result<Delivered, ClientError> {
         return Ok(reply);
     }
     let bytes = reply.into_bytes()?;
-    let refusal = Refusal::of_reply(&bytes).unwrap_or_else(|| Refusal {
-        kind: ErrorKind::from(status).into(),
-        message: String::from_utf8_lossy(&bytes).into_owned(),
-        remedy: String::new(),
-        errno: None,
-        retry_after_ms: None,
-    });
+    let refusal = Refusal::of_reply(&bytes)
+        .unwrap_or_else(|| Refusal::from(&Failure::new(status, String::from_utf8_lossy(&bytes))));
     Err(ClientError::Plugin {
         status,
         refusal: Box::new(refusal),

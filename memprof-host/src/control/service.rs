@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use memprof_own::Ours;
 use memprof_plugin_abi::Failure;
-use memprof_plugin_abi::raw::MEMPROF_IO;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -69,10 +68,7 @@ impl Service {
         let file = match passed(body.take()) {
             Ok(file) => file,
             Err(error) => {
-                let failure = Failure::new(
-                    MEMPROF_IO,
-                    format!("failed to pass the reply as a file: {error}"),
-                );
+                let failure = Failure::io("pass the reply as a file", &error);
                 (result, _) = message_result(Reply::failed(&failure), None);
                 None
             }

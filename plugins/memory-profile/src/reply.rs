@@ -46,6 +46,8 @@ pub(crate) fn refused(
 pub(crate) fn failure(error: Error) -> Failure {
     let mut failure = Failure::new(error.kind, error.to_string());
     failure.errno = error.os_error().map(Errno::raw_os_error);
+    failure.source = error.source.map(|cause| cause.to_string().into());
+    failure.act = error.act.map(Into::into);
     failure.retry_after_ms = (error.kind == ErrorKind::Busy).then_some(RETRY_AFTER_MS);
     failure.remedy(error.remedy)
 }
