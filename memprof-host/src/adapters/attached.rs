@@ -301,3 +301,21 @@ fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_attached {
+    ($how:ident, $entry:path) => {
+        /// What `memprof attach` calls when it has put this library into a process.
+        ///
+        /// # Safety
+        /// Only memprof-attach calls it, on a thread of its own, with a NUL-terminated text.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn memprof_attached(
+            toml: *const ::std::ffi::c_char,
+        ) -> *const ::std::ffi::c_char {
+            // SAFETY: the argument of memprof-attach, unchanged.
+            unsafe { $crate::adapters::attached::attached(&$entry, toml) }
+        }
+    };
+}

@@ -44,3 +44,27 @@ pub unsafe fn free(reply: *mut c_char) {
         drop(unsafe { CString::from_raw(reply) });
     }
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_ffi {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            /// Answers a message: a text that is to be freed.
+            #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_send"))]
+            unsafe extern "C" fn send(
+                message: *const ::std::ffi::c_char,
+            ) -> *mut ::std::ffi::c_char {
+                // SAFETY: the argument of the program, unchanged.
+                unsafe { $crate::adapters::ffi::send(&$entry, message) }
+            }
+
+            /// Frees the text of an answer.
+            #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_free"))]
+            unsafe extern "C" fn free(reply: *mut ::std::ffi::c_char) {
+                // SAFETY: the argument of the program, unchanged.
+                unsafe { $crate::adapters::ffi::free(reply) }
+            }
+        };
+    };
+}

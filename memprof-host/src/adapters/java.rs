@@ -170,6 +170,58 @@ unsafe fn text(jni: &Functions, env: Env, string: Object) -> String {
     String::from_utf16_lossy(&units)
 }
 
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_java {
+    ($how:ident, $entry:path) => {
+        /// What a JVM calls when a class has loaded this library.
+        ///
+        /// # Safety
+        /// Only a JVM calls it, as the Java Native Interface says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn JNI_OnLoad(
+            vm: $crate::adapters::java::Vm,
+            _reserved: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            let name = $crate::__library_name!();
+            // SAFETY: the argument of the JVM, unchanged.
+            unsafe { $crate::adapters::java::load(&$entry, name, vm) }
+        }
+
+        /// What a JVM calls at its start with this library as an agent. Another result than 0 would end it.
+        ///
+        /// # Safety
+        /// Only a JVM calls it, as the JVM Tool Interface says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn Agent_OnLoad(
+            _vm: *mut ::std::ffi::c_void,
+            options: *const ::std::ffi::c_char,
+            _reserved: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the argument of the JVM, unchanged.
+            unsafe { $crate::adapters::java::agent(&$entry, options) };
+            0
+        }
+
+        /// What a running JVM calls that was told to load this library as an agent.
+        ///
+        /// # Safety
+        /// Only a JVM calls it, as the JVM Tool Interface says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn Agent_OnAttach(
+            _vm: *mut ::std::ffi::c_void,
+            options: *const ::std::ffi::c_char,
+            _reserved: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the argument of the JVM, unchanged.
+            unsafe { $crate::adapters::java::agent(&$entry, options) }
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;

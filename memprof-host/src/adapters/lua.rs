@@ -154,3 +154,24 @@ unsafe extern "C-unwind" fn push_answer_from(state: State, caller: Caller) -> c_
     unsafe { (lua.push_string)(state, text.as_ptr().cast(), text.len()) };
     if answer.is_ok() { 1 } else { 2 }
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_lua {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C-unwind" fn open(
+                state: *mut ::std::ffi::c_void,
+                caller: $crate::adapters::symbol::Caller,
+            ) -> ::std::ffi::c_int {
+                // SAFETY: the argument of Lua, unchanged.
+                unsafe { $crate::adapters::lua::open(&$entry, state, caller) }
+            }
+            $crate::__export_with_caller!(
+                concat!("luaopen_", env!("CARGO_CRATE_NAME")),
+                "rsi",
+                open
+            );
+        };
+    };
+}

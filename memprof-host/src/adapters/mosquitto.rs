@@ -263,3 +263,47 @@ fn write(level: Level, text: &str) {
         unsafe { (broker.api.log_printf)(level, c"%s".as_ptr(), text.as_ptr()) };
     }
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_mosquitto {
+    ($how:ident, $entry:path) => {
+        /// Which interface Mosquitto and this library share.
+        ///
+        /// # Safety
+        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn mosquitto_plugin_version(
+            count: ::std::ffi::c_int,
+            versions: *const ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Mosquitto, unchanged.
+            unsafe { $crate::adapters::mosquitto::version(count, versions) }
+        }
+
+        /// What Mosquitto calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn mosquitto_plugin_init(
+            identifier: *mut ::std::ffi::c_void,
+            _data: *mut *mut ::std::ffi::c_void,
+            options: *const $crate::adapters::mosquitto::Opt,
+            count: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Mosquitto, unchanged.
+            unsafe { $crate::adapters::mosquitto::init(&$entry, identifier, options, count) }
+        }
+
+        /// What Mosquitto calls at its end: nothing is left to do.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn mosquitto_plugin_cleanup(
+            _data: *mut ::std::ffi::c_void,
+            _options: *const $crate::adapters::mosquitto::Opt,
+            _count: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            0
+        }
+    };
+}

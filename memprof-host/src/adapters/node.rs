@@ -189,3 +189,21 @@ unsafe extern "C" fn complete(env: Env, _status: c_int, job: *mut Job) {
         }
     });
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_node {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C" fn register(
+                env: *mut ::std::ffi::c_void,
+                exports: *mut ::std::ffi::c_void,
+                caller: $crate::adapters::symbol::Caller,
+            ) -> *mut ::std::ffi::c_void {
+                // SAFETY: the arguments of Node, unchanged.
+                unsafe { $crate::adapters::node::register(&$entry, env, exports, caller) }
+            }
+            $crate::__export_with_caller!("napi_register_module_v1", "rdx", register);
+        };
+    };
+}

@@ -47,3 +47,19 @@ pub fn is_tallied() -> bool {
 fn is_on(name: &str, value: &str) -> bool {
     variable(name).is_some_and(|found| found == value)
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_preload {
+    ($how:ident, $entry:path) => {
+        /// What the dynamic loader calls when it has loaded this library.
+        #[used]
+        #[unsafe(link_section = ".init_array")]
+        static MEMPROF_PRELOAD: extern "C" fn() = {
+            extern "C" fn loaded() {
+                $crate::adapters::preload::loaded(&$entry);
+            }
+            loaded
+        };
+    };
+}

@@ -156,3 +156,25 @@ unsafe extern "C-unwind" fn answer(
         }
     }
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_python {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C" fn init(
+                caller: $crate::adapters::symbol::Caller,
+            ) -> *mut ::std::ffi::c_void {
+                // SAFETY: called by Python only.
+                unsafe {
+                    $crate::adapters::python::init(&$entry, $crate::__library_name!(), caller)
+                }
+            }
+            $crate::__export_with_caller!(
+                concat!("PyInit_", env!("CARGO_CRATE_NAME")),
+                "rdi",
+                init
+            );
+        };
+    };
+}

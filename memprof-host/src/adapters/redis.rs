@@ -274,3 +274,24 @@ fn write(level: Level, text: &str) {
         };
     }
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_redis {
+    ($how:ident, $entry:path) => {
+        /// What Redis calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Redis calls it, as redismodule.h says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn RedisModule_OnLoad(
+            ctx: *mut ::std::ffi::c_void,
+            argv: *const *const ::std::ffi::c_void,
+            argc: ::std::ffi::c_int,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the arguments of Redis, unchanged.
+            unsafe { $crate::adapters::redis::load(&$entry, ctx, argv, argc) }
+        }
+    };
+}

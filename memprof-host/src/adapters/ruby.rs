@@ -170,3 +170,17 @@ unsafe extern "C-unwind" fn object_of(ask: *mut Ask) -> Value {
     // SAFETY: ruby.h: the bytes are copied.
     unsafe { (ruby.exception)(class, bytes, length) }
 }
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_ruby {
+    ($how:ident, $entry:path) => {
+        const _: () = {
+            unsafe extern "C-unwind" fn init(caller: $crate::adapters::symbol::Caller) {
+                // SAFETY: called by Ruby only.
+                unsafe { $crate::adapters::ruby::init(&$entry, $crate::__library_name!(), caller) }
+            }
+            $crate::__export_with_caller!(concat!("Init_", env!("CARGO_CRATE_NAME")), "rdi", init);
+        };
+    };
+}

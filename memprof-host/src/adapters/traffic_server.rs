@@ -215,6 +215,26 @@ fn write(level: Level, text: &str) {
     }
 }
 
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_traffic_server {
+    ($how:ident, $entry:path) => {
+        /// What Traffic Server calls when it has loaded this library.
+        ///
+        /// # Safety
+        /// Only Traffic Server calls it, as ts/ts.h says.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn TSPluginInit(
+            argc: ::std::ffi::c_int,
+            argv: *const *const ::std::ffi::c_char,
+        ) {
+            // SAFETY: the arguments of Traffic Server, unchanged.
+            unsafe { $crate::adapters::traffic_server::init(&$entry, argc, argv) }
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use memprof_messages::UnknownWord;
+use memprof_messages::{Kind, UnknownWord};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
 /// One of the words that the table has for `key`.
@@ -19,6 +19,10 @@ pub(crate) fn take_word<T: FromStr<Err = UnknownWord>>(
         })
     };
     args.take(key).map(parse).transpose()
+}
+
+pub(crate) fn take_allocator(args: &mut Arguments) -> Result<Option<Kind>, Failure> {
+    take_word(args, "allocator")
 }
 
 pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {

@@ -1,0 +1,113 @@
+//! Dumps: taken, handed over, listed, fetched.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use memprof_core::{Error, Profiler, Trigger};
+use memprof_messages::{KeptDumps, Kind, ProfileKind};
+use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
+
+use crate::arguments::{take_allocator, take_switch, take_word};
+use crate::gdump;
+use crate::reply::{failure, ok};
+use crate::text::{dump_text, gdump_text, kept_text};
+
+/// The content type of jemalloc's dumps.
+const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
+/// The content type of tcmalloc's, which begin with other words.
+const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
+
+pub(super) fn dump(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let allocator = take_allocator(&mut args)?;
+    let kind = take_word(&mut args, "kind")?.unwrap_or_default();
+    let is_kept = take_switch(&mut args, "keep")?.unwrap_or(true);
+    args.finish()?;
+    if !is_kept {
+        return hand_over(profiler, allocator, kind, reply);
+    }
+    let report = profiler.dump(allocator, kind, Trigger::Message);
+    let report = report.map_err(not_dumped)?;
+    let text = dump_text(&report);
+    log::info!("{text}");
+    ok(reply, &text, &report)
+}
+
+/// The bytes of a dump that is kept nowhere.
+fn hand_over(
+    profiler: &Profiler,
+    allocator: Option<Kind>,
+    kind: ProfileKind,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let dump = profiler.dump_unkept(allocator, kind);
+    let dump = dump.map_err(not_dumped)?;
+    log::info!("a dump of {} bytes is handed over and not kept", dump.bytes);
+    let content_type =
+        content_type(&dump.file).map_err(|error| Failure::io("read the dump", &error))?;
+    reply.file(&dump.file, dump.bytes, content_type)
+}
+
+pub(super) fn gdump(
+    profiler: &Arc<Profiler>,
+    args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let gdumping = match gdump::parse(args)? {
+        Some(limits) => profiler.gdump(limits),
+        None => profiler.end_gdump(),
+    };
+    let gdumping = gdumping.map_err(failure)?;
+    let text = gdump_text(&gdumping);
+    log::info!("{text}");
+    ok(reply, &text, gdumping)
+}
+
+pub(super) fn list(
+    profiler: &Profiler,
+    args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    args.finish()?;
+    let kept = profiler.list().map_err(failure)?;
+    let text = kept_text(&kept);
+    ok(reply, &text, KeptDumps { dumps: kept })
+}
+
+pub(super) fn fetch(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let id = args.require("id")?;
+    args.finish()?;
+    let dump = profiler.fetch(&id).map_err(failure)?;
+    let passed = content_type(&dump.file)
+        .map_err(|error| Failure::io(&format!("read dump {id}"), &error))
+        .and_then(|content_type| reply.file(&dump.file, dump.bytes, content_type));
+    passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
+}
+
+fn not_dumped(error: Error) -> Failure {
+    // What the system refuses is for whoever runs the host, not only for who asked.
+    if error.kind == ErrorKind::Io {
+        log::warn!("{error}");
+    }
+    failure(error)
+}
+
+/// The content type of a dump, by its first words.
+fn content_type(dump: &File) -> io::Result<&'static str> {
+    const TCMALLOC: &[u8] = b"heap profile:";
+    let mut start = [0; TCMALLOC.len()];
+    match dump.read_exact_at(&mut start, 0) {
+        Ok(()) if start == TCMALLOC => Ok(TCMALLOC_PROFILE),
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
+        Ok(()) | Err(_) => Ok(JEMALLOC_PROFILE),
+    }
+}

@@ -1,0 +1,88 @@
+//! The allocators' figures, and what changes them.
+
+use memprof_core::Profiler;
+use memprof_messages::OfAllocators;
+use memprof_plugin_abi::{Arguments, Failure, Reply};
+
+use crate::arguments::{take_allocator, take_number, take_switch};
+use crate::reply::{failure, ok};
+use crate::stats_format::StatsFormat;
+use crate::text::{background_text, ledger_text, purged_text, stats_text};
+
+pub(super) fn stats(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let allocator = take_allocator(&mut args)?;
+    let opts = args.take("opts");
+    let format = args.take("format");
+    let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
+    args.finish()?;
+    let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
+    let stats = profiler.stats(allocator, format.options.as_ref());
+    let stats = stats.map_err(failure)?;
+    let text: String = stats.iter().map(stats_text).collect();
+    if is_logged {
+        text.lines().for_each(|line| log::info!("{line}"));
+    }
+    if format.is_plain {
+        return reply.text(&text);
+    }
+    ok(reply, &text, OfAllocators { allocators: stats })
+}
+
+pub(super) fn purge(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let allocator = take_allocator(&mut args)?;
+    args.finish()?;
+    let purged = profiler.purge(allocator).map_err(failure)?;
+    let text = purged_text(&purged);
+    log::info!("{text}");
+    ok(reply, &text, purged)
+}
+
+pub(super) fn background_thread(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let on = take_switch(&mut args, "state")?;
+    let max = take_number(&mut args, "max")?;
+    args.finish()?;
+    let allocators = profiler.background_threads(on, max).map_err(failure)?;
+    let text = background_text(&allocators);
+    log::info!("{text}");
+    ok(reply, &text, OfAllocators { allocators })
+}
+
+pub(super) fn recent(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let max = take_number(&mut args, "max")?;
+    args.finish()?;
+    let recent = profiler.recent(max).map_err(failure)?;
+    let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
+    let text = reports.join("\n");
+    ok(reply, &text, OfAllocators { allocators: recent })
+}
+
+pub(super) fn ledger(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let smaps = take_switch(&mut args, "smaps")?;
+    args.finish()?;
+    let ledger = match smaps {
+        Some(true) => profiler.ledger_with_smaps(),
+        Some(false) | None => profiler.ledger(),
+    };
+    let ledger = ledger.map_err(failure)?;
+    ok(reply, &ledger_text(&ledger), ledger)
+}

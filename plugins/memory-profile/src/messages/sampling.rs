@@ -1,0 +1,86 @@
+//! Sampling switched on and off.
+
+use std::sync::Arc;
+
+use memprof_core::{ActivateOptions, Profiler, SampleInterval};
+use memprof_messages::Activation;
+use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
+
+use crate::arguments::{take_allocator, take_duration, take_number, take_word};
+use crate::reply::{failure, ok};
+use crate::text::activation_text;
+
+pub(super) fn activate(
+    profiler: &Arc<Profiler>,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let options = take_options(&mut args)?;
+    args.finish()?;
+    let activation = profiler.activate(options).map_err(failure)?;
+    activated(reply, activation)
+}
+
+pub(super) fn deactivate(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let allocator = take_allocator(&mut args)?;
+    args.finish()?;
+    activated(reply, profiler.deactivate(allocator).map_err(failure)?)
+}
+
+pub(super) fn reset(
+    profiler: &Profiler,
+    mut args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    let allocator = take_allocator(&mut args)?;
+    let interval = take_interval(&mut args)?;
+    args.finish()?;
+    let activation = profiler.reset(allocator, interval).map_err(failure)?;
+    activated(reply, activation)
+}
+
+/// Tells the state after a message that changed it, to the log too.
+fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failure> {
+    let text = activation_text(&activation);
+    log::info!("{text}");
+    ok(reply, &text, activation)
+}
+
+fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
+    let allocator = take_allocator(args)?;
+    let interval = take_interval(args)?;
+    let duration = take_duration(args)?;
+    let unwinder = take_word(args, "unwinder")?;
+    let sampler = take_word(args, "sampler")?;
+    let ages = args.take("ages").filter(|word| word != "off");
+    let ages = ages.map(|word| word.parse());
+    let labels = args.take("labels").filter(|word| word != "off");
+    let labels = labels.map(|word| word.parse());
+    Ok(ActivateOptions {
+        allocator,
+        interval,
+        duration,
+        unwinder,
+        sampler,
+        ages: ages.transpose().map_err(failure)?,
+        labels: labels.transpose().map_err(failure)?,
+    })
+}
+
+/// `sample_interval` in bytes, or its log2, as jemalloc's own options give it.
+fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
+    let lg_sample = take_number(args, "lg_sample")?;
+    let interval = match (args.take("sample_interval"), lg_sample) {
+        (Some(_), Some(_)) => {
+            let message = "sample_interval and lg_sample are the same; give one of them";
+            return Err(Failure::new(ErrorKind::InvalidArgument, message));
+        }
+        (Some(size), None) => SampleInterval::parse(&size).map(Some),
+        (None, lg_sample) => lg_sample.map(SampleInterval::from_lg).transpose(),
+    };
+    interval.map_err(failure)
+}

@@ -1,0 +1,63 @@
+//! The state of the profiler in this process, and its end.
+
+use memprof_core::Profiler;
+use memprof_host::adapters::attached;
+use memprof_messages::{Findings, Nothing, Severity};
+use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
+
+use crate::reply::{failure, ok, refused};
+use crate::text::{abilities_text, findings_text, status_text};
+
+pub(super) fn status(
+    profiler: &Profiler,
+    args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    args.finish()?;
+    let status = profiler.status();
+    let text = status_text(&status) + &abilities_text(&status);
+    ok(reply, &text, status)
+}
+
+/// An error only where profiling cannot be on: a script may wait for its end.
+pub(super) fn doctor(
+    profiler: &Profiler,
+    args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    args.finish()?;
+    let findings = profiler.doctor();
+    let text = findings_text(&findings);
+    let worst = findings.first().filter(|f| f.severity == Severity::Error);
+    let failure = worst.map(|worst| {
+        Failure::new(ErrorKind::Unavailable, worst.message.clone()).remedy(worst.remedy.clone())
+    });
+    let fields = Findings {
+        healthy: findings.is_empty(),
+        findings,
+    };
+    match failure {
+        None => ok(reply, &text, fields),
+        Some(failure) => {
+            refused(reply, &text, &failure, fields)?;
+            Err(failure)
+        }
+    }
+}
+
+/// The socket closes behind the reply.
+pub(super) fn detach(
+    profiler: &Profiler,
+    args: Arguments,
+    reply: &mut Reply<'_>,
+) -> Result<(), Failure> {
+    args.finish()?;
+    if !attached::is_attached() {
+        let message = "the plugin was loaded with the program, not by memprof attach";
+        let remedy = "send `deactivate`, which ends sampling";
+        return Err(Failure::new(ErrorKind::Unsupported, message).remedy(remedy));
+    }
+    profiler.detach().map_err(failure)?;
+    attached::leave();
+    ok(reply, "detached: everything was given back", Nothing {})
+}
