@@ -8,10 +8,11 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
+
+use crate::lock::ProcessOnce;
 
 /// A descriptor of ours, known by what it was opened to. It is used and closed only while it still
 /// is that; the standard library closes whatever has the number. A forked child never has it.
@@ -150,8 +151,8 @@ impl Place {
     }
 
     fn take(descriptor: RawFd, opened: Identity) -> Option<&'static Self> {
-        static WATCHED: Once = Once::new();
-        WATCHED.call_once(|| {
+        static WATCHED: ProcessOnce = ProcessOnce::new();
+        WATCHED.call(|| {
             // SAFETY: pthread_atfork(3): a function of a library that is never unloaded. Where there
             // is no memory for it, forked children keep our descriptors.
             unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };

@@ -5,13 +5,18 @@
 //! allocator, a plugin or a host.
 
 mod descriptor;
+mod kept;
+mod loader;
 mod lock;
 mod memory;
 mod privileges;
+mod reading;
 mod thread;
 
 pub use descriptor::Ours;
-pub use lock::{Held, ProcessLock};
+pub use kept::Kept;
+pub use lock::{Held, ProcessLock, ProcessOnce};
 pub use memory::require_memory;
 pub use privileges::Privileges;
+pub use reading::Reading;
 pub use thread::{Plan, Thread, spawn, spawn_plan};

@@ -2,7 +2,7 @@
 //! is not there to give it back.
 
 use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::thread::futex::{self, Flags};
 
@@ -55,9 +55,38 @@ impl Drop for Held<'_> {
     }
 }
 
+/// Something that is done once. A child that is forked while a thread is at it does it again, and
+/// does not wait for that thread as it would with [`std::sync::Once`].
+#[derive(Debug, Default)]
+pub struct ProcessOnce {
+    lock: ProcessLock,
+    is_done: AtomicBool,
+}
+
+impl ProcessOnce {
+    /// Not done yet.
+    pub const fn new() -> Self {
+        Self {
+            lock: ProcessLock::new(),
+            is_done: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns when it was done, here or by another thread.
+    pub fn call(&self, work: impl FnOnce()) {
+        if self.is_done.load(Ordering::Acquire) {
+            return;
+        }
+        let _held = self.lock.lock();
+        if !self.is_done.load(Ordering::Acquire) {
+            work();
+            self.is_done.store(true, Ordering::Release);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
     use std::thread;
 
     use super::*;
@@ -87,5 +116,26 @@ mod tests {
         };
         drop(lock.lock());
         assert_eq!(lock.holder.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_another_process_began_is_done_again_and_once() {
+        let once = ProcessOnce {
+            lock: ProcessLock {
+                holder: AtomicU32::new(process::id() + 1),
+            },
+            is_done: AtomicBool::new(false),
+        };
+        let times = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    once.call(|| {
+                        times.fetch_add(1, Ordering::Relaxed);
+                    });
+                });
+            }
+        });
+        assert_eq!(times.into_inner(), 1);
     }
 }

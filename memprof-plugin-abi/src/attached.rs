@@ -1,48 +1,130 @@
 //! The host that this library's log lines and panics go to.
+//!
+//! No lock: a child that is forked while a thread of the parent logs makes an instance of its own, and would wait
+//! for that thread.
+#![expect(
+    unsafe_code,
+    reason = "a logger that a fork does not interrupt, and the host behind an atomic pointer"
+)]
 
 use std::panic;
-use std::sync::RwLock;
+use std::process;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use crate::Host;
+use crate::raw::memprof_host_t;
 
-/// From `create` to `destroy`.
-static HOST: RwLock<Option<Host>> = RwLock::new(None);
+/// From `create` to `destroy`; else null.
+static HOST: AtomicPtr<memprof_host_t> = AtomicPtr::new(ptr::null_mut());
+
+/// The calls of the host's that are under way.
+static CALLS: Calls = Calls::new();
+
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Sends this library's log lines and panics to `host`.
-pub(crate) fn attach(host: Host) {
-    slot(|slot| *slot = Some(host));
+///
+/// # Safety
+/// One thread of the process at a time calls it.
+pub(crate) unsafe fn attach(host: Host) {
+    HOST.store(host.address().as_ptr(), Ordering::SeqCst);
+    // `set_logger` would wait in a forked child for a thread of the parent's that was just setting it.
+    // SAFETY: one thread at a time, as the caller promises; nobody else sets a logger of this library.
+    let set = unsafe { log::set_logger_racy(&ForwardToHost) };
     // Refused when this library has a logger already, as after a second `create`: it is ours.
-    if log::set_logger(&ForwardToHost).is_ok() {
+    if set.is_ok() {
         log::set_max_level(log::LevelFilter::Trace);
         // The default hook prints to stderr; with a broken pipe there, that kills the host.
         panic::set_hook(Box::new(|info| log::error!("{info}")));
     }
 }
 
+/// Returns when no call of the host's is under way, which may free what it needs for them.
 pub(crate) fn detach() {
-    slot(|slot| *slot = None);
-}
-
-fn slot(change: impl FnOnce(&mut Option<Host>)) {
-    change(
-        &mut HOST
-            .write()
-            .unwrap_or_else(|poisoned| poisoned.into_inner()),
-    );
+    HOST.store(ptr::null_mut(), Ordering::SeqCst);
+    while CALLS.are_under_way(process::id()) {
+        thread::sleep(LOOK_AGAIN);
+    }
 }
 
 /// The host, from `create` to `destroy`.
 pub(crate) fn host() -> Option<Host> {
-    *HOST.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    let address = NonNull::new(HOST.load(Ordering::SeqCst))?;
+    // SAFETY: `attach` stored it.
+    Some(unsafe { Host::at(address) })
+}
+
+/// How many calls are under way, of one process: a forked child has none of its parent's.
+#[derive(Debug)]
+struct Calls(AtomicU64);
+
+impl Calls {
+    const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// One more of process `own`.
+    fn begin(&self, own: u32) {
+        self.change(|known| match of_process(known, own) {
+            0 => u64::from(own) << 32 | 1,
+            _ => known + 1,
+        });
+    }
+
+    /// One fewer. It may be one that a thread began before it forked this process.
+    fn end(&self, own: u32) {
+        self.change(|known| match of_process(known, own) {
+            0 => known,
+            _ => known - 1,
+        });
+    }
+
+    fn are_under_way(&self, own: u32) -> bool {
+        of_process(self.0.load(Ordering::SeqCst), own) > 0
+    }
+
+    fn change(&self, change: impl Fn(u64) -> u64) {
+        let changed = |known| Some(change(known));
+        // It never fails.
+        let _before = self
+            .0
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
+    }
+}
+
+/// How many of `known` are of process `own`.
+fn of_process(known: u64, own: u32) -> u32 {
+    let (process, calls) = ((known >> 32) as u32, known as u32);
+    if process == own { calls } else { 0 }
+}
+
+/// One of the [`CALLS`], until it is dropped.
+struct Call(());
+
+impl Call {
+    fn begin() -> Self {
+        CALLS.begin(process::id());
+        Self(())
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        CALLS.end(process::id());
+    }
 }
 
 struct ForwardToHost;
 
 impl ForwardToHost {
     fn with(work: impl FnOnce(&Host)) {
-        let host = HOST.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(host) = host.as_ref() {
-            work(host);
+        // Before the host is looked for: `detach` looks in the other order.
+        let _call = Call::begin();
+        if let Some(host) = host() {
+            work(&host);
         }
     }
 }
@@ -67,4 +149,37 @@ impl log::Log for ForwardToHost {
     }
 
     fn flush(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_calls_of_the_process_that_forked_this_one() {
+        let calls = Calls::new();
+        let (parent, child) = (7, 8);
+        calls.begin(parent);
+        calls.begin(parent);
+        assert!(calls.are_under_way(parent));
+        assert!(!calls.are_under_way(child));
+        // The thread that forked ends what it began before.
+        calls.end(child);
+        assert!(!calls.are_under_way(child));
+        calls.begin(child);
+        assert!(calls.are_under_way(child));
+        calls.end(child);
+        assert!(!calls.are_under_way(child));
+    }
+
+    #[test]
+    fn the_host_is_let_go_when_each_call_has_ended() {
+        let calls = Calls::new();
+        calls.begin(7);
+        calls.begin(7);
+        calls.end(7);
+        assert!(calls.are_under_way(7));
+        calls.end(7);
+        assert!(!calls.are_under_way(7));
+    }
 }

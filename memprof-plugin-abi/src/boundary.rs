@@ -88,7 +88,8 @@ unsafe extern "C" fn create<P: Plugin>(
         return MEMPROF_INTERNAL;
     }
     crate::stay_loaded();
-    attached::attach(host);
+    // SAFETY: this thread alone has claimed the library for this process.
+    unsafe { attached::attach(host) };
     let made = contain(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.
         let config = unsafe { config.as_str() }

@@ -47,6 +47,19 @@ impl Host {
         Ok(Self(host))
     }
 
+    /// Where the host's struct lies.
+    pub(crate) fn address(self) -> NonNull<memprof_host_t> {
+        self.0
+    }
+
+    /// The host of that struct.
+    ///
+    /// # Safety
+    /// `address` comes from [`address`](Self::address).
+    pub(crate) unsafe fn at(address: NonNull<memprof_host_t>) -> Self {
+        Self(address)
+    }
+
     fn raw(&self) -> &memprof_host_t {
         // SAFETY: `new` was promised a struct that outlives the plugin.
         unsafe { self.0.as_ref() }

@@ -1,5 +1,6 @@
 //! A program forks while its threads allocate and talk to the plugin: what a child has of the
-//! activation is off, and whole when it is switched on there.
+//! activation is off, and whole when it is switched on there. Another one forks in the moment when the plugin
+//! begins: no child waits for a thread that it does not have.
 
 use std::fs;
 use std::process::Command;
@@ -24,6 +25,12 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
 ];
 
 pub(super) fn run(form: Form) -> Result<String> {
+    let at_work = fork_at_work(form)?;
+    let begins = fork_while_it_begins(form)?;
+    Ok(format!("{at_work}; {begins}"))
+}
+
+fn fork_at_work(form: Form) -> Result<String> {
     let children = form.pick(20, 200);
     for (name, env) in ALLOCATORS {
         let place = Place::new()?;
@@ -47,5 +54,39 @@ pub(super) fn run(form: Form) -> Result<String> {
          it was told to, and dumped",
         children * ALLOCATORS.len(),
         ALLOCATORS.len()
+    ))
+}
+
+/// Allocators that are preloaded, which a fork prepares in different ways, and whether a seccomp filter is there to be
+/// tried out.
+const BEGINNINGS: [(&str, &str); 4] = [
+    ("", "free"),
+    ("", "filtered"),
+    ("libjemalloc.so.2", "free"),
+    ("libjemalloc.so.2", "filtered"),
+];
+
+fn fork_while_it_begins(form: Form) -> Result<String> {
+    let programs = form.pick(3, 100);
+    let place = Place::new()?;
+    let mut children = 0;
+    for (preloaded, filter) in BEGINNINGS {
+        for _ in 0..programs {
+            let mut beginner = Command::new(dist().join("torture/beginner"));
+            beginner.arg(dist().join("plugins/memory_profile.so"));
+            beginner.arg(filter).env("LD_PRELOAD", preloaded);
+            beginner.env("MEMPROF_SOCKET_DIR", place.path().join("run"));
+            beginner.env("MEMPROF_DUMP_DIR", place.dumps());
+            let told = output(&mut beginner)?;
+            let is_whole = |line: &str| line.starts_with("exit 0");
+            ensure!(
+                told.lines().all(is_whole),
+                "{preloaded:?}, {filter}: {told}"
+            );
+            children += told.lines().count();
+        }
+    }
+    Ok(format!(
+        "{children} children that were forked while the plugin began: each was answered"
     ))
 }

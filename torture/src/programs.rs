@@ -15,6 +15,7 @@ pub(crate) fn build() -> Result<()> {
     let place = "torture/stress_host_static";
     compile("stress_host.c", place, &with_jemalloc(&library))?;
     compile("forker.c", "torture/forker", &dynamic(&library))?;
+    compile("beginner.c", "torture/beginner", &THREADS)?;
     compile("accuracy.c", "torture/accuracy", &dynamic(&library))?;
     for name in ["waits", "weather"] {
         let (source, place) = (format!("attach/{name}.c"), format!("torture/{name}"));

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
+use crate::allocators::objects::Reading;
 use crate::allocators::printout::Printout;
 use crate::allocators::symbols::{self, Symbols, as_function};
 use crate::error::{Error, ErrorKind, Result};
@@ -70,6 +71,9 @@ impl Glibc {
     /// In jemalloc's words. Free pages at the top of the main arena are dirty; what is free
     /// elsewhere counts as fragmentation, though some of it was never touched, or given back.
     fn figures(&self) -> Option<Figures> {
+        // Where nothing has allocated by it, it is made ready now: a child that is forked meanwhile finds half of it, and
+        // crashes in mallinfo2.
+        let _no_fork = Reading::begin();
         // SAFETY: mallinfo2(3): takes nothing.
         let info = unsafe { self.functions.mallinfo?() };
         let held = info.arena.saturating_add(info.hblkhd) as u64;

@@ -5,7 +5,6 @@
 )]
 
 mod listing;
-mod reading;
 
 use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::Write;
@@ -16,7 +15,7 @@ use std::{mem, slice};
 
 use libc::{PF_R, PF_W, PF_X, PT_LOAD, dl_phdr_info};
 use listing::{Listed, Listing};
-pub(crate) use reading::Reading;
+pub(crate) use memprof_own::Reading;
 
 const NT_GNU_BUILD_ID: u32 = 3;
 

@@ -9,11 +9,11 @@
 )]
 
 use std::io;
+use std::iter;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process;
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{c_int, c_long, pid_t};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,7 +21,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::lock;
 
 /// What a message or a dump calls, beside what every program with threads and files does, and with what. No
 /// argument is valid: each call only fails. The first two are for
@@ -66,15 +65,23 @@ const PATIENCE: Timespec = Timespec {
 /// The call after which the child makes its own end a quiet one.
 const QUIET: usize = 1;
 
-/// What was found out of this process's filters.
-#[derive(Clone, Debug)]
+/// What was found out of a process's filters, in the order in which threads of it have more of them. Leaked: there
+/// are few, and anybody may be reading it.
+#[derive(Debug)]
 struct Known {
     process: u32,
     filters: u64,
     outcome: Result<()>,
+    before: Option<&'static Self>,
 }
 
-static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+/// What was found out last, or null. No lock: a forked child would wait for the thread that was trying out a filter.
+static KNOWN: AtomicPtr<Known> = AtomicPtr::new(ptr::null_mut());
+
+fn known() -> Option<&'static Known> {
+    // SAFETY: null, or leaked.
+    unsafe { KNOWN.load(Ordering::Acquire).as_ref() }
+}
 
 /// Fails where a seccomp filter of the calling thread ends the process at a call that the profiler
 /// makes. A filter is tried out once, by a fork.
@@ -85,20 +92,21 @@ pub fn require_calls() -> Result<()> {
     let Some(filters) = filters() else {
         return Ok(());
     };
-    let mut known = lock(&KNOWN);
     let process = process::id();
-    if let Some(known) = &*known
-        && (known.process, known.filters) == (process, filters)
-    {
+    let mut all = iter::successors(known(), |known| known.before);
+    if let Some(known) = all.find(|known| (known.process, known.filters) == (process, filters)) {
         return known.outcome.clone();
     }
     let outcome = try_out().map_err(|error| Error::io("try out the seccomp filter", &error))?;
     let outcome = outcome.map_or(Ok(()), |call| Err(refusal(call)));
-    *known = Some(Known {
+    // What another thread finds out at the same time may be lost, and is tried out again.
+    let found = Box::leak(Box::new(Known {
         process,
         filters,
         outcome: outcome.clone(),
-    });
+        before: known(),
+    }));
+    KNOWN.store(found, Ordering::Release);
     outcome
 }
 

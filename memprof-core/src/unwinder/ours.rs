@@ -4,9 +4,9 @@
 use std::ffi::{CStr, c_void};
 use std::mem;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use memprof_own::ProcessOnce;
 use memprof_unwind::{FindObject, HOOKS, Hook, is_readable};
 use rustix::io::Errno;
 
@@ -83,8 +83,8 @@ extern "C" fn in_child() {
 }
 
 fn watch_forks() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
+    static WATCHED: ProcessOnce = ProcessOnce::new();
+    WATCHED.call(|| {
         // SAFETY: pthread_atfork(3): a function of this library, which is never unloaded.
         if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
             log::warn!("forked children keep memprof's stack walk: pthread_atfork refused");

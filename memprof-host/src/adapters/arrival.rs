@@ -7,17 +7,17 @@
 //!   rule. Children made by `vfork`, `_Fork` or a bare `clone` are not noticed until they execute a program.
 //! - A daemon that closes all descriptors loses the socket and opens it again at the next
 //!   connection; it never takes a descriptor of the daemon's for its own.
-#![expect(unsafe_code, reason = "handlers of fork")]
+#![expect(unsafe_code, reason = "handlers of fork, and what is kept for good")]
 
 use std::io::{self, IoSlice};
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter};
-use memprof_own::{Plan, Privileges};
+use memprof_own::{Plan, Privileges, Reading};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -68,15 +68,31 @@ struct Start {
     entry: &'static memprof_plugin_entry_t,
     adapter: Adapter,
     settings: Result<Settings, Failure>,
-    /// Device and inode of standard error: the program may open other files under its number.
-    stderr: Option<(u64, u64)>,
+    stderr: StandardError,
 }
 
-static START: OnceLock<Start> = OnceLock::new();
+/// Where log lines go: never to a file that the program has opened under standard error's number.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StandardError {
+    /// The one of the start, by device and inode, where there was one.
+    Unchanged(Option<(u64, u64)>),
+}
+
+/// Null, or leaked. No lock: a child that is forked while another thread begins would wait for that thread, which
+/// it does not have.
+static START: AtomicPtr<Start> = AtomicPtr::new(ptr::null_mut());
+
+/// The process that has made its thread, or tried to.
+static ARRIVING: AtomicU32 = AtomicU32::new(0);
+
+fn started() -> Option<&'static Start> {
+    // SAFETY: null, or leaked by `start`.
+    unsafe { START.load(Ordering::Acquire).as_ref() }
+}
 
 /// Begins to wait for the moment to open the socket, once in a process.
 pub(super) fn begin(entry: &'static memprof_plugin_entry_t) {
-    let _begun = start(entry, &ARRIVAL, environment::settings);
+    let _begun = start(entry, &ARRIVAL, unchanged(), environment::settings);
 }
 
 /// The same in a program that has settings of its own.
@@ -85,18 +101,21 @@ pub(super) fn begin_with(
     entry: &'static memprof_plugin_entry_t,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) {
-    let _begun = start(entry, &ARRIVAL, settings);
+    let _begun = start(entry, &ARRIVAL, unchanged(), settings);
 }
 
 /// Makes the plugin now, on a thread of its own, for which an exit of the program waits.
 pub(super) fn begin_at_once(entry: &'static memprof_plugin_entry_t) {
-    let _begun = start(entry, &ARRIVAL_AT_ONCE, environment::settings);
+    let _begun = start(entry, &ARRIVAL_AT_ONCE, unchanged(), environment::settings);
+    // The C library does not free the lock of its list in a forked child, which exit(3) takes.
+    let _no_fork = Reading::begin();
     // SAFETY: atexit(3): this library is never unloaded. What the plugin registers later is called before,
     // or after it where the exit has begun by then.
     unsafe { libc::atexit(wait_for_arrival) };
 }
 
 /// The program is sampled by now, or cannot be: a plugin that comes at once may.
+#[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 pub fn begun_to_sample() {
     SAMPLES.store(true, Ordering::Release);
@@ -116,7 +135,8 @@ fn wait_for(event: &AtomicBool) {
 /// Makes the plugin, in an entry point that the program called because it wants to send messages.
 pub(super) fn enter(entry: &'static memprof_plugin_entry_t) {
     contain((), || {
-        let _made = instance(start(entry, &ARRIVAL, environment::settings));
+        let start = start(entry, &ARRIVAL, unchanged(), environment::settings);
+        let _made = instance(start);
     });
 }
 
@@ -149,13 +169,13 @@ pub(super) fn send_to_all(message: &[u8], gave_up: impl Fn() -> bool) -> Result<
 /// Whether the config lets everybody send a message, also where nobody tells them apart.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn allows(message: &str) -> bool {
-    let settings = START.get().and_then(|start| start.settings.as_ref().ok());
+    let settings = started().and_then(|start| start.settings.as_ref().ok());
     settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
 }
 
 fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Result<String, String> {
     let panicked = Err("the plugin panicked".to_owned());
-    contain(panicked, || match START.get() {
+    contain(panicked, || match started() {
         Some(start) => ask(instance(start)),
         None => Err("the plugin is not loaded".to_owned()),
     })
@@ -163,7 +183,7 @@ fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Resul
 
 /// Logs why an entry point did nothing.
 pub(super) fn refuse(missing: Missing) {
-    if let Some(start) = START.get() {
+    if let Some(start) = started() {
         start.adapter.log.line(Level::Error, &missing.to_string());
     }
 }
@@ -171,47 +191,70 @@ pub(super) fn refuse(missing: Missing) {
 fn start(
     entry: &'static memprof_plugin_entry_t,
     arrival: &'static Plan,
+    stderr: StandardError,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) -> &'static Start {
-    let mut is_first = false;
-    let start = START.get_or_init(|| {
-        is_first = true;
+    let start = started().unwrap_or_else(|| {
         let level = environment::level();
         let log = Box::leak(Box::new(Lines {
             level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
             sink: write,
         }));
-        Start {
+        let adapter = Adapter {
+            log,
+            control: Control::On,
+        };
+        let settings = level.and_then(|_| settings());
+        keep(Start {
             entry,
-            adapter: Adapter {
-                log,
-                control: Control::On,
-            },
-            settings: level.and_then(|_| settings()),
-            stderr: stderr(),
-        }
+            adapter,
+            settings,
+            stderr,
+        })
     });
-    if is_first {
-        memprof_plugin_abi::stay_loaded();
-        // SAFETY: pthread_atfork(3): this library is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-        spawn(arrival);
-    }
+    spawn_once(arrival);
     start
 }
 
+/// What is kept, of all threads that begin at once, is the first one's.
+fn keep(start: Start) -> &'static Start {
+    let start = Box::into_raw(Box::new(start));
+    let (kept, refused) = (Ordering::AcqRel, Ordering::Acquire);
+    match START.compare_exchange(ptr::null_mut(), start, kept, refused) {
+        Ok(_) => {
+            memprof_plugin_abi::stay_loaded();
+            Reading::watch_forks();
+            // SAFETY: pthread_atfork(3): this library is never unloaded.
+            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+            // SAFETY: leaked.
+            unsafe { &*start }
+        }
+        Err(first) => {
+            // SAFETY: nobody else has seen it.
+            drop(unsafe { Box::from_raw(start) });
+            // SAFETY: leaked by the first one.
+            unsafe { &*first }
+        }
+    }
+}
+
 extern "C" fn forked() {
-    contain((), || spawn(&ARRIVAL));
+    contain((), || spawn_once(&ARRIVAL));
+}
+
+fn spawn_once(arrival: &'static Plan) {
+    let own = std::process::id();
+    if ARRIVING.swap(own, Ordering::AcqRel) != own {
+        spawn(arrival);
+    }
 }
 
 /// Starts the thread that opens the socket.
 fn spawn(arrival: &'static Plan) {
     if let Err(error) = memprof_own::spawn_plan(arrival) {
         // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
-        if let Some(start) = START
-            .get()
-            .filter(|start| start.adapter.log.level >= LevelFilter::Error)
-        {
+        let logs = |start: &&Start| start.adapter.log.level >= LevelFilter::Error;
+        if let Some(start) = started().filter(logs) {
             let text = match error.raw_os_error() {
                 Some(libc::ENOMEM) => "memprof cannot reach this program: no thread (ENOMEM)",
                 Some(libc::EAGAIN) => "memprof cannot reach this program: no thread (EAGAIN)",
@@ -227,20 +270,26 @@ fn arrive(privileges: &mut Privileges) {
     if let Some(instance) = instance::instance() {
         instance.enter_thread();
     }
-    let Some(start) = START.get() else {
+    let Some(start) = started() else {
         return;
     };
-    if is_host() {
-        start
-            .adapter
-            .log
-            .line(Level::Info, "this program is a memprof host itself");
+    if is_served(start) {
         return;
     }
     let instance = instance(start);
     instance.enter_thread();
     // What is wrong was logged; the program goes on without.
     let _logged = instance.open_control(&start.adapter, start.control());
+}
+
+/// Whether this process has a control socket already.
+fn is_served(start: &Start) -> bool {
+    let is_host = is_host();
+    if is_host {
+        let line = "this program is a memprof host itself";
+        start.adapter.log.line(Level::Info, line);
+    }
+    is_host
 }
 
 /// Whether the program serves this process's control socket by its own doing. In containers that
@@ -258,12 +307,12 @@ impl Start {
     }
 }
 
-fn stderr() -> Option<(u64, u64)> {
-    let stat = fstat(io::stderr()).ok()?;
-    Some((stat.st_dev, stat.st_ino))
+fn unchanged() -> StandardError {
+    let stat = fstat(io::stderr()).ok();
+    StandardError::Unchanged(stat.map(|stat| (stat.st_dev, stat.st_ino)))
 }
 
-/// Writes to standard error, as long as it is the one that the program was started with.
+/// Writes to standard error, as long as it is the one that log lines go to.
 fn write(level: Level, text: &str) {
     let level = match level {
         Level::Error => "error: ",
@@ -281,7 +330,7 @@ pub(super) fn say(reply: &str) {
 }
 
 fn print(level: &str, text: &str) {
-    if START.get().is_some_and(|start| start.stderr == stderr()) {
+    if started().is_some_and(|start| start.stderr == unchanged()) {
         let parts = ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
         // Nobody is left to be told that standard error is broken.
         let _: Result<usize, Errno> = writev(io::stderr(), &parts);

@@ -14,13 +14,12 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use log::LevelFilter;
-use memprof_own::{Plan, Privileges};
+use memprof_own::{Plan, Privileges, ProcessOnce};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNSUPPORTED,
@@ -235,8 +234,8 @@ fn name_this_thread() {
 }
 
 fn follow_forks() {
-    static FOLLOWS: Once = Once::new();
-    FOLLOWS.call_once(|| {
+    static FOLLOWS: ProcessOnce = ProcessOnce::new();
+    FOLLOWS.call(|| {
         // SAFETY: pthread_atfork(3): this library is never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     });

@@ -3,8 +3,8 @@
 
 use std::process;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
 #[cfg(feature = "adapter-attached")]
 use std::{
     thread,
@@ -12,6 +12,7 @@ use std::{
 };
 
 use log::Level;
+use memprof_own::{ProcessOnce, Reading};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_IO;
 
@@ -106,8 +107,10 @@ pub(super) fn is_open() -> bool {
 
 /// Ends the socket's files with the process.
 fn watch() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
+    static WATCHED: ProcessOnce = ProcessOnce::new();
+    WATCHED.call(|| {
+        // The C library does not free the lock of its list in a forked child, which exit(3) takes.
+        let _no_fork = Reading::begin();
         // SAFETY: atexit(3): the library that holds the handler is never unloaded.
         unsafe { libc::atexit(at_exit) };
     });

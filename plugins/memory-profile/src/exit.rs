@@ -2,18 +2,22 @@
 #![expect(unsafe_code, reason = "the C library's list of what to run at exit")]
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use memprof_core::Profiler;
+use memprof_own::{Kept, Reading};
 
-static PROFILER: OnceLock<Weak<Profiler>> = OnceLock::new();
+static PROFILER: Kept<Weak<Profiler>> = Kept::new();
 
 /// Has [`Profiler::exit`] called by exit(3) and by the end of `main`. A profiler that has ended by
 /// then does nothing.
 pub(crate) fn end_at_exit(profiler: &Arc<Profiler>) {
-    if PROFILER.set(Arc::downgrade(profiler)).is_err() {
+    let own = Arc::downgrade(profiler);
+    if !PROFILER.keep(Weak::clone(&own)).ptr_eq(&own) {
         return;
     }
+    // The C library does not free the lock of its list in a forked child, which exit(3) takes.
+    let _no_fork = Reading::begin();
     // SAFETY: atexit(3): a function of this library, which is never unloaded.
     if unsafe { libc::atexit(end) } != 0 {
         log::warn!("the C library takes no more functions for the exit: no dump then");

@@ -2,10 +2,11 @@
 //! child does not have, and locks that may be held for ever.
 
 use std::process;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use memprof_core::{Profiler, Settings};
+use memprof_own::{Kept, ProcessLock};
 
 /// The profiler of the process that made the plugin, and those of its descendants by fork(2).
 pub(crate) struct Profilers {
@@ -16,7 +17,9 @@ pub(crate) struct Profilers {
 struct Generation {
     process: u32,
     profiler: Arc<Profiler>,
-    child: OnceLock<Box<Self>>,
+    child: Kept<Self>,
+    /// Held while that one is made. A grandchild that is forked meanwhile finds it free, and makes its own.
+    making: ProcessLock,
 }
 
 impl Profilers {
@@ -30,10 +33,9 @@ impl Profilers {
 
     /// That of this process, made where it is missing.
     pub(crate) fn current(&self) -> &Arc<Profiler> {
-        let make = || Box::new(Generation::new(&self.settings));
         let mut generation = &self.first;
         while !generation.is_here() {
-            generation = generation.child.get_or_init(make);
+            generation = generation.child(&self.settings);
         }
         &generation.profiler
     }
@@ -55,8 +57,19 @@ impl Generation {
         Self {
             process: process::id(),
             profiler,
-            child: OnceLock::new(),
+            child: Kept::new(),
+            making: ProcessLock::new(),
         }
+    }
+
+    /// That of the process's child, made where it is missing.
+    fn child(&self, settings: &Settings) -> &Self {
+        if let Some(child) = self.child.get() {
+            return child;
+        }
+        let _sole = self.making.lock();
+        let made = self.child.get();
+        made.unwrap_or_else(|| self.child.keep(Self::new(settings)))
     }
 
     fn is_here(&self) -> bool {

@@ -2,13 +2,16 @@
 //!
 //! The C library does not free the lock of `dl_iterate_phdr(3)` in a forked child (glibc 2.36): a thread of
 //! ours that reads the list just then would keep the child from ever reading it. So fork(2) waits until
-//! none does, and readers wait until it is over.
+//! none does, and readers wait until it is over. A fork that was under way already when this began does not wait, nor
+//! one that has waited for long, nor the program's own dlopen(3) at any time: what such a fork left locked is given
+//! back in the child (loader).
 #![expect(unsafe_code, reason = "handlers of fork")]
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
+
+use crate::{ProcessOnce, loader};
 
 /// Looks at the other side: 100 ms in all, far longer than reading a list or a fork takes. A program may
 /// fork in a signal handler that interrupted a reader, which then never comes to an end.
@@ -18,20 +21,37 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
 static READERS: AtomicU32 = AtomicU32::new(0);
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// The process that read last.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
 /// Somebody reads the list while it lives.
 #[derive(Debug)]
-pub(crate) struct Reading(());
+pub struct Reading(());
 
 impl Reading {
-    /// Begins when no fork is under way.
-    pub(crate) fn begin() -> Self {
-        static WATCHED: Once = Once::new();
-        WATCHED.call_once(|| {
+    /// Has forks wait from now on, also before anybody reads: the sooner, the fewer are under way by then.
+    pub fn watch_forks() {
+        static WATCHED: ProcessOnce = ProcessOnce::new();
+        WATCHED.call(|| {
             // SAFETY: pthread_atfork(3): functions of this library, which is never unloaded.
             if unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } != 0 {
                 log::warn!("a fork does not wait for memprof: pthread_atfork refused");
             }
+            loader::find();
+            // A thread of the parent may have verified it at the fork.
+            loader::free_lost(false);
+            loader::verify();
         });
+    }
+
+    /// Begins when no fork is under way.
+    pub fn begin() -> Self {
+        Self::watch_forks();
+        let own = std::process::id();
+        if PROCESS.swap(own, SeqCst) != own {
+            // In a child whose fork ran no handler of ours.
+            loader::free_lost(false);
+        }
         for _ in 0..LOOKS {
             READERS.fetch_add(1, SeqCst);
             if FORKS.load(SeqCst) == 0 {
@@ -68,6 +88,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
+    loader::free_lost(true);
     FORKS.store(0, SeqCst);
     READERS.store(0, SeqCst);
 }
