@@ -8,6 +8,7 @@ use rustix::thread::futex::{self, Flags};
 
 /// Guards what a holder leaves usable at any moment, or sets anew first.
 #[derive(Debug, Default)]
+#[repr(transparent)]
 pub struct ProcessLock {
     /// The process that holds it; 0: nobody.
     holder: AtomicU32,

@@ -40,6 +40,7 @@ fn plugins_export_their_entry_and_nothing_else() {
             "_PG_init",
             "luaopen_{}",
             "memprof_adapter_instance",
+            "memprof_adapter_lock",
             "memprof_attached",
             "memprof_plugin_entry",
             "mosquitto_plugin_cleanup",

@@ -1,11 +1,11 @@
 //! Interpreters of Debian's, whose programs load the plugin as a module.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::dist::{dist, source, tool};
+use crate::dist::{dist, source, tool, tool_text};
 
 /// A place for sockets and dumps, and for copies of the plugin.
 pub(crate) struct Languages(TempDir);
@@ -204,6 +204,28 @@ fn a_process_has_one_plugin() {
             "{ran:?}"
         );
     }
+}
+
+/// Whoever sends the first message makes the plugin, in whichever copy, and it is one also where many send theirs
+/// within the same microseconds.
+#[test]
+fn copies_that_begin_at_the_same_moment_have_one_plugin() {
+    let place = tempfile::tempdir().unwrap();
+    let program = compiled("copies.c", &["-pthread"], place.path());
+    let copies = (0..4).map(|number| {
+        let copy = place.path().join(format!("memory_profile_{number}.so"));
+        std::fs::copy(dist("plugins/memory_profile.so"), &copy).unwrap();
+        copy
+    });
+    let sockets = place.path().join("run");
+    let mut run = Command::new(program);
+    run.arg(&sockets).arg("100").args(copies);
+    run.env("MEMPROF_SOCKET_DIR", &sockets)
+        .env("MEMPROF_DUMP_DIR", place.path().join("dumps"));
+    let ran = run.output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && said.is_empty(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&ran.stderr), "");
 }
 
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
@@ -421,28 +443,73 @@ puts MemoryProfile.send_message("status")
     assert!(ran.is_ok && ran.output.starts_with(INACTIVE), "{ran:?}");
 }
 
-/// Without the functions of an interpreter the entry points refuse, and the program goes on.
+/// Without the functions of a host its entry points refuse, and so they do where its layouts are not known: Python
+/// without a GIL, PostgreSQL 19, an nginx of tomorrow. The program goes on.
 #[test]
 fn entry_points_refuse_other_programs() {
-    let script = "
-import ctypes
-library = ctypes.CDLL('LIBRARY')
-library.luaopen_memory_profile(None)
-library.Init_memory_profile()
-library.napi_register_module_v1.restype = ctypes.c_void_p
-assert library.napi_register_module_v1(None, ctypes.c_void_p(7)) == 7
-library.memory_profile_send.restype = ctypes.c_char_p
-assert library.memory_profile_send(b'status').startswith(b'profiling is inactive')
-";
-    let script = script.replace(
-        "LIBRARY",
-        dist("plugins/memory_profile.so").to_str().unwrap(),
-    );
-    let ran = Languages::new().run("python3", &[PYTHON, "-c", &script], &[]);
-    assert!(ran.is_ok, "{ran:?}");
-    assert!(
-        ran.errors
-            .contains("error: this program has no luaL_checklstring"),
-        "{ran:?}"
-    );
+    let languages = Languages::new();
+    let check = |options: &[&str], missing: &[&str]| {
+        let program = compiled("no_host.c", options, languages.path());
+        let ran = languages.run("gcc", &[program.to_str().unwrap(), LIBRARY], &[]);
+        assert!(ran.is_ok && ran.output.is_empty(), "{options:?}: {ran:?}");
+        for name in missing {
+            let line = format!("error: this program has no {name}\n");
+            assert!(ran.errors.contains(&line), "{options:?}: {ran:?}");
+        }
+    };
+    let missing = ["luaL_checklstring"];
+    check(&[], &missing);
+    check(&["-DNEWER", "-rdynamic"], &missing);
+}
+
+/// A program of the fixtures, in `place`.
+fn compiled(fixture: &str, options: &[&str], place: &Path) -> PathBuf {
+    let program = place.join(fixture).with_extension("");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program)
+        .args(options)
+        .arg(source("memprof-cli/tests/fixtures").join(fixture));
+    tool_text("gcc", &mut cc);
+    program
+}
+
+/// What fails is an exception, also on many threads at once; a reply is a string.
+#[test]
+fn java_gets_exceptions_of_its_own() {
+    let languages = Languages::new();
+    let class = r#"
+public class MemoryProfile {
+    static native String send(String message);
+    static void check(String message, String text) {
+        try {
+            throw new AssertionError(send(message));
+        } catch (RuntimeException failed) {
+            if (failed.getClass() != RuntimeException.class || !failed.getMessage().startsWith(text))
+                throw new AssertionError(failed);
+        }
+    }
+    public static void main(String[] paths) throws Exception {
+        System.load(paths[0]);
+        String none = "memory_profile has no message \"";
+        for (int i = 0; i < 100; i++) check("bogus", none + "bogus\"; valid messages: activate, ");
+        check("", none);
+        check("\0", none);
+        check("\ud800", none);
+        check("x".repeat(1000000), "a message has at most 4096 bytes, this one has 1000000");
+        check(null, "the message is null");
+        Thread[] threads = new Thread[8];
+        for (int i = 0; i < threads.length; i++) {
+            threads[i] = new Thread(() -> { for (int j = 0; j < 50; j++) send("status"); });
+            threads[i].start();
+        }
+        for (Thread thread : threads) thread.join();
+        System.gc();
+        System.out.println(send("status"));
+    }
+}"#;
+    std::fs::write(languages.path().join("MemoryProfile.java"), class).unwrap();
+    let java = ["java", "{place}/MemoryProfile.java", LIBRARY];
+    let ran = languages.run("default-jdk-headless", &java, &[]);
+    assert!(ran.is_ok && ran.output.starts_with(INACTIVE), "{ran:?}");
 }

@@ -28,7 +28,7 @@ use super::config::{Control, Settings};
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::Lines;
 use super::symbol::Missing;
-use super::{contain, environment};
+use super::{contain, copies, environment};
 use crate::socket_dir::own_default_dir;
 
 /// How long a process is left alone.
@@ -278,6 +278,11 @@ fn arrive(privileges: &mut Privileges) {
     }
     let instance = instance(start);
     instance.enter_thread();
+    let _sole = copies::sole(start.entry);
+    // Another copy of this library may have opened one meanwhile.
+    if is_served(start) {
+        return;
+    }
     // What is wrong was logged; the program goes on without.
     let _logged = instance.open_control(&start.adapter, start.control());
 }

@@ -152,7 +152,8 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         _ => {
             // SAFETY: it is ours and asleep, and only one `memprof attach` is at it.
             unsafe { instance::remove() };
-            instance::make(entry, &ADAPTER, settings, has_keys)?
+            let made = instance::make(entry, &ADAPTER, settings, has_keys)?;
+            made.ok_or_else(loaded_by_the_program)?
         }
     };
     if instance.is_of_another_copy() {

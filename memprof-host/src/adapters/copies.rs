@@ -1,10 +1,12 @@
 //! Other copies of this library in the process: a file that is loaded by two paths is there twice, and one
-//! of them has the plugin.
+//! of them has the plugin. Which one is settled under a lock that all copies share: that of the copy that was loaded
+//! first. The loader's list only grows, for a copy is never unloaded, so all of them agree.
 #![expect(unsafe_code, reason = "symbols of other images")]
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 
+use memprof_own::{Held, ProcessLock, Reading};
 use memprof_plugin_abi::raw::{memprof_plugin_entry_t, memprof_plugin_t};
 
 use super::symbol::function;
@@ -12,66 +14,127 @@ use crate::instance::{Instance, check_entry};
 
 /// `memprof_adapter_instance`, which every copy exports: its instance, or null.
 type Share = unsafe extern "C" fn() -> *mut memprof_plugin_t;
+/// `memprof_adapter_lock`, which every copy exports: its lock's word.
+type Lock = unsafe extern "C" fn() -> *const u32;
+
+/// This copy's lock, for all copies where this is the first one.
+static LOCK: ProcessLock = ProcessLock::new();
+
+/// The address of this copy's lock.
+#[doc(hidden)]
+pub fn lock_word() -> *const u32 {
+    (&raw const LOCK).cast()
+}
+
+/// Waits until no other thread of the process, in whichever copy, makes an instance or opens the socket. None does
+/// while what is returned lives.
+pub(super) fn sole(own: &'static memprof_plugin_entry_t) -> Held<'static> {
+    first_lock(own).unwrap_or(&LOCK).lock()
+}
 
 /// The plugin that another copy has created, by the id of `own`.
 pub(super) fn joined(own: &'static memprof_plugin_entry_t) -> Option<Instance> {
-    // SAFETY: the entry of this library.
-    let id = unsafe { check_entry(own) }.ok()?.id;
-    // They are asked only now: dlopen(3) must not be called while the loader's list is walked.
-    loaded().iter().find_map(|path| {
-        let (entry, plugin) = instance_in(path, own)?;
+    copies(own).find_map(|copy| {
+        if ptr::eq(copy.entry, own) {
+            return None;
+        }
+        // SAFETY: any thread may call it.
+        let plugin = unsafe { (copy.share)() };
         // SAFETY: of one copy, which shares its instance, and so never destroys it.
-        let joined = unsafe { Instance::join(entry, plugin) }.ok()?;
-        (joined.info().id == id).then_some(joined)
+        (!plugin.is_null()).then(|| unsafe { Instance::join(copy.entry, plugin) }.ok())?
     })
 }
 
-/// The paths of all libraries in the process; the program's is empty.
-fn loaded() -> Vec<CString> {
-    unsafe extern "C" fn push(
-        info: *mut libc::dl_phdr_info,
-        _size: usize,
-        paths: *mut c_void,
-    ) -> c_int {
-        // SAFETY: `loaded` passes its own vector.
-        let paths = unsafe { &mut *paths.cast::<Vec<CString>>() };
-        // SAFETY: dl_iterate_phdr(3): it lives during the call.
-        let name = unsafe { (*info).dlpi_name };
-        if !name.is_null() {
-            // SAFETY: as above, NUL-terminated.
-            paths.push(unsafe { CStr::from_ptr(name) }.to_owned());
-        }
-        0
-    }
-    let mut paths: Vec<CString> = Vec::new();
-    // SAFETY: dl_iterate_phdr(3): `push` gets what it casts to.
-    unsafe { libc::dl_iterate_phdr(Some(push), (&raw mut paths).cast()) };
-    paths
+/// The lock of the copy that was loaded first.
+fn first_lock(own: &'static memprof_plugin_entry_t) -> Option<&'static ProcessLock> {
+    let lock = copies(own).find_map(|copy| copy.lock)?;
+    // SAFETY: any thread may call it.
+    let word = unsafe { lock() };
+    // SAFETY: the lock of a library that is never unloaded; one word, `repr(transparent)`.
+    Some(unsafe { &*word.cast() })
 }
 
-/// Entry and plugin of a library that is another copy and has one.
-fn instance_in(
-    path: &CStr,
-    own: *const memprof_plugin_entry_t,
-) -> Option<(*const memprof_plugin_entry_t, *mut memprof_plugin_t)> {
-    // SAFETY: dlopen(3) with a NUL-terminated path; loads nothing.
+/// A library with a plugin of the same id; this one too.
+struct Copy {
+    entry: *const memprof_plugin_entry_t,
+    share: Share,
+    lock: Option<Lock>,
+}
+
+/// All copies, in the order in which they were loaded.
+fn copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = Copy> {
+    // SAFETY: the entry of this library.
+    let id = unsafe { check_entry(own) }.ok().map(|own| own.id);
+    let id = id.into_iter();
+    // They are asked only now: dlopen(3) must not be called while the loader's list is walked.
+    id.flat_map(|id| {
+        let copies = loaded().into_iter().filter_map(|path| copy_in(&path));
+        copies.filter(move |copy| {
+            // SAFETY: the entry of a library that is never unloaded.
+            unsafe { check_entry(copy.entry) }.is_ok_and(|other| other.id == id)
+        })
+    })
+}
+
+/// The paths of all libraries in the process; the program's is empty. Nothing is allocated while the loader holds its
+/// lock: a sampled allocation unwinds, and an unwinder with a lock of its own may wait for the loader's.
+fn loaded() -> Vec<CString> {
+    let mut paths = Paths::default();
+    // The first round only measures; libraries may come until the next.
+    while paths.bytes.len() < paths.needed || paths.needed == 0 {
+        paths.bytes = Vec::with_capacity(paths.needed);
+        paths.needed = 0;
+        let _no_fork = Reading::begin();
+        // SAFETY: dl_iterate_phdr(3): `copy` gets what it casts to.
+        unsafe { libc::dl_iterate_phdr(Some(copy), (&raw mut paths).cast()) };
+    }
+    let paths = paths.bytes.split_inclusive(|byte| *byte == 0);
+    let paths = paths.filter_map(|path| CStr::from_bytes_with_nul(path).ok());
+    paths.map(CStr::to_owned).collect()
+}
+
+#[derive(Debug, Default)]
+struct Paths {
+    /// Those that had room, each with its NUL.
+    bytes: Vec<u8>,
+    /// How much room all of them take.
+    needed: usize,
+}
+
+unsafe extern "C" fn copy(info: *mut libc::dl_phdr_info, _size: usize, to: *mut c_void) -> c_int {
+    // SAFETY: `loaded` passes its own.
+    let to = unsafe { &mut *to.cast::<Paths>() };
+    // SAFETY: dl_iterate_phdr(3): it lives during the call.
+    let path = unsafe { (*info).dlpi_name };
+    if !path.is_null() {
+        // SAFETY: as above, NUL-terminated.
+        let path = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
+        to.needed += path.len();
+        if to.needed <= to.bytes.capacity() {
+            to.bytes.extend_from_slice(path);
+        }
+    }
+    0
+}
+
+/// The copy that a library is, if it is one.
+fn copy_in(path: &CStr) -> Option<Copy> {
+    // SAFETY: dlopen(3) with a NUL-terminated path; loads nothing. It waits for a library that is being loaded.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;
     }
     // SAFETY: dlsym(3) with a handle that is open.
-    let share = unsafe { libc::dlsym(library, c"memprof_adapter_instance".as_ptr()) };
-    // SAFETY: as above.
-    let entry = unsafe { libc::dlsym(library, c"memprof_plugin_entry".as_ptr()) };
+    let symbol = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
+    let entry = symbol(c"memprof_plugin_entry");
+    let share = symbol(c"memprof_adapter_instance");
+    let lock = symbol(c"memprof_adapter_lock");
     // SAFETY: opened just now. What has these symbols is never unloaded (`-z nodelete`).
     unsafe { libc::dlclose(library) };
     let entry = entry.cast_const().cast::<memprof_plugin_entry_t>();
-    if entry.is_null() || ptr::eq(entry, own) {
-        return None;
-    }
     // SAFETY: `export_adapters!` exports it so.
     let share: Share = unsafe { function(share) }?;
-    // SAFETY: any thread may call it.
-    let plugin = unsafe { share() };
-    (!plugin.is_null()).then_some((entry, plugin))
+    // SAFETY: as above.
+    let lock: Option<Lock> = unsafe { function(lock) };
+    (!entry.is_null()).then_some(Copy { entry, share, lock })
 }

@@ -130,6 +130,12 @@ macro_rules! __export_instance {
         pub extern "C" fn memprof_adapter_instance() -> *mut ::std::ffi::c_void {
             $crate::adapters::instance::shared().cast()
         }
+
+        /// The word by which all copies of this library in a process settle which one makes the plugin.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn memprof_adapter_lock() -> *const u32 {
+            $crate::adapters::instance::lock_word()
+        }
     };
 }
 

@@ -3,12 +3,9 @@
 
 use std::ffi::{CStr, c_char};
 use std::panic::{self, AssertUnwindSafe};
-use std::process;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use log::Level;
 use memprof_plugin_abi::Failure;
@@ -57,10 +54,6 @@ impl Adapter {
 /// Null, or leaked: a thread may use it for as long as it likes. Only [`remove`] frees it.
 static INSTANCE: AtomicPtr<AdapterInstance> = AtomicPtr::new(ptr::null_mut());
 
-/// The process in which a thread makes the instance. A child that was forked meanwhile does not
-/// have that thread, and makes its own instance.
-static MAKER: AtomicU32 = AtomicU32::new(0);
-
 /// Somebody whom nobody can ask uses the instance, so it stays.
 static SHARED: AtomicBool = AtomicBool::new(false);
 
@@ -76,6 +69,10 @@ fn share() -> Option<&'static AdapterInstance> {
     SHARED.store(true, Ordering::SeqCst);
     instance()
 }
+
+/// The lock that keeps all copies of this library from making an instance each.
+#[doc(hidden)]
+pub use super::copies::lock_word;
 
 /// The plugin, for another copy of this library in the process: null where this one has none, or has joined
 /// another's.
@@ -107,7 +104,7 @@ pub(super) unsafe fn remove() {
     }
 }
 
-/// Makes the instance, where there is none.
+/// Makes the instance. None, where the program has made one meanwhile.
 ///
 /// # Errors
 /// Why the plugin cannot be made; nothing is changed then.
@@ -117,7 +114,11 @@ pub(super) fn make(
     adapter: &Adapter,
     settings: Settings,
     has_keys: bool,
-) -> Result<&'static AdapterInstance, Failure> {
+) -> Result<Option<&'static AdapterInstance>, Failure> {
+    let _sole = copies::sole(entry);
+    if instance().is_some() {
+        return Ok(None);
+    }
     let mut made = Box::new(AdapterInstance::new(entry, adapter, Ok(settings)));
     made.has_keys = has_keys;
     match made.failure.take() {
@@ -125,7 +126,7 @@ pub(super) fn make(
         None => {
             let made = Box::leak(made);
             INSTANCE.store(ptr::from_mut(made), Ordering::SeqCst);
-            Ok(made)
+            Ok(Some(made))
         }
     }
 }
@@ -157,26 +158,19 @@ pub(super) fn obtain(
     adapter: &Adapter,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) -> (&'static AdapterInstance, bool) {
-    loop {
-        if let Some(instance) = share() {
-            return (instance, false);
-        }
-        if claim() {
-            // Made before it is put there: a child that is forked meanwhile must not wait for a
-            // thread that it does not have.
-            let made = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings())));
-            INSTANCE.store(ptr::from_mut(made), Ordering::SeqCst);
-            return (made, true);
-        }
-        // Another thread makes it, which takes milliseconds.
-        thread::sleep(Duration::from_millis(1));
+    if let Some(instance) = share() {
+        return (instance, false);
     }
-}
-
-/// True for the one thread of this process that is to make the instance.
-fn claim() -> bool {
-    let own = process::id();
-    MAKER.swap(own, Ordering::AcqRel) != own
+    let _sole = copies::sole(entry);
+    // Another thread may have made it meanwhile.
+    if let Some(instance) = share() {
+        return (instance, false);
+    }
+    // Made before it is put there: a child that is forked meanwhile must not wait for a
+    // thread that it does not have.
+    let made = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings())));
+    INSTANCE.store(ptr::from_mut(made), Ordering::SeqCst);
+    (made, true)
 }
 
 impl AdapterInstance {
