@@ -15,8 +15,6 @@ mod clock;
 
 mod lock;
 
-mod size;
-
 mod identity;
 
 mod system;
@@ -51,7 +49,6 @@ pub use figures::recent::RECENT;
 pub use identity::FoundBy;
 pub use profiler::{ActivateOptions, AgeWidth, LabelKeys, Profiler, SEEN_FROM_THE_START, Settings};
 pub use sampler::sample_at_once;
-pub use size::{SIZE_EXAMPLE, has_unit, parse_size};
 pub use system::seccomp::require_calls;
 pub use unwinder::UnwinderSettings;
 pub use watching::gdump::GdumpLimits;

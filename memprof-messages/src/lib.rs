@@ -12,6 +12,7 @@ mod ledger;
 mod message;
 mod names;
 mod reply;
+mod size;
 mod stats;
 mod status;
 mod table;
@@ -29,6 +30,7 @@ pub use names::{
     Whose,
 };
 pub use reply::{Answer, Help, HelpOfMessage, Nothing, Refusal, Refused, Reply, ReplyType};
+pub use size::{SIZE_EXAMPLE, has_unit, parse_size, written_size};
 pub use stats::{Background, Figures, OfAllocators, Purged, Recent, Stats, Totals};
 pub use status::{
     Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, SamplerStatus, Slots,

@@ -1,7 +1,8 @@
 //! How often an allocator samples.
 
+use memprof_messages::parse_size;
+
 use crate::error::{Error, ErrorKind, Result};
-use crate::size::parse_size;
 
 /// The log2 of an interval: 1 KiB to 16 MiB. A finer one records nearly everything, and a huge
 /// one blinds jemalloc's existing threads for good.

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::size::written;
-use memprof_messages::TriggerWord;
+use memprof_messages::{TriggerWord, written_size};
 
 /// Why a dump is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +93,7 @@ impl fmt::Display for Condition {
                 write!(f, "every = \"{}\"", humantime::format_duration(*period))
             }
             Self::RssAbove(threshold) => write!(f, "rss_above = {threshold}"),
-            Self::RssGrowth(bytes) => write!(f, "rss_growth = \"{}\"", written(*bytes)),
+            Self::RssGrowth(bytes) => write!(f, "rss_growth = \"{}\"", written_size(*bytes)),
             Self::CgroupAbove(threshold) => write!(f, "cgroup_above = {threshold}"),
             Self::AtExit => f.write_str("at_exit = true"),
         }
@@ -104,7 +103,7 @@ impl fmt::Display for Condition {
 impl fmt::Display for Threshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bytes(bytes) => write!(f, "\"{}\"", written(*bytes)),
+            Self::Bytes(bytes) => write!(f, "\"{}\"", written_size(*bytes)),
             Self::Percent(percent) => write!(f, "\"{percent}%\""),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use memprof_core::{SIZE_EXAMPLE, has_unit, parse_size};
+use memprof_messages::{SIZE_EXAMPLE, has_unit, parse_size};
 use serde::Deserialize;
 
 /// What stands in the config.
