@@ -16,13 +16,13 @@ use facts::{DumpDir, Examined, Seen};
 use own_heap::hidden_objects;
 use process::whole_process;
 
+use crate::allocators::refusal::WhyNot;
+
 pub(crate) use facts::Facts;
 pub(crate) use gather::gather;
 
 /// A dump directory with less room than this is nearly full.
 const LITTLE_ROOM: u64 = 64 << 20;
-/// What the environment has to say before a program starts.
-const CONF: &str = "prof:true,prof_active:false";
 
 /// Judges.
 pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
@@ -51,6 +51,11 @@ fn finding(
         message: message.into(),
         remedy: remedy.into(),
     }
+}
+
+/// Why profiling cannot be on, in the words of `activate`.
+fn refusal(why: &WhyNot, severity: Severity) -> Finding {
+    finding(why.word(), severity, why.message(), why.remedy())
 }
 
 fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
@@ -89,13 +94,14 @@ mod tests {
 
     use super::malloc_conf::Source;
     use super::*;
+    use crate::allocators::refusal::tests::refusals;
 
     fn healthy_jemalloc() -> Examined {
         Examined {
             version: "5.3.0".to_owned(),
             conf_variable: Some("MALLOC_CONF".to_owned()),
             hidden_conf: None,
-            config_prof: true,
+            why_not: None,
             config_stats: true,
             opt_prof: true,
             lg_sample: Some(19),
@@ -112,18 +118,9 @@ mod tests {
         Seen {
             name: format!("{kind} 1.0"),
             kind,
-            owns_malloc: true,
-            unavailable: None,
             in_place: None,
             missing: Vec::new(),
             sample_interval: None,
-        }
-    }
-
-    fn without(kind: Kind) -> Seen {
-        Seen {
-            unavailable: Some(("it has none".to_owned(), "take another".to_owned())),
-            ..seen(kind)
         }
     }
 
@@ -158,17 +155,11 @@ mod tests {
         &mut facts.jemallocs[0]
     }
 
-    /// A jemalloc that was not started with profiling.
-    fn switched_off(facts: &mut Facts) -> &mut Examined {
-        facts.allocators = vec![without(Kind::Jemalloc)];
-        jemalloc(facts).opt_prof = false;
-        jemalloc(facts)
-    }
-
-    /// A process whose malloc is `kind`, which cannot profile.
-    fn only(facts: &mut Facts, kind: Kind) {
-        facts.allocators = vec![without(kind)];
-        facts.jemallocs.clear();
+    fn not_started() -> WhyNot {
+        WhyNot::NotStarted {
+            allocator: "jemalloc 5.3.0".to_owned(),
+            variable: Some("MALLOC_CONF".to_owned()),
+        }
     }
 
     #[test]
@@ -178,61 +169,40 @@ mod tests {
 
     #[test]
     fn what_keeps_profiling_off() {
-        use Severity::Error;
-        let remedy = "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true";
-        for kind in [Kind::Glibc, Kind::Mimalloc] {
-            check(|facts| only(facts, kind), "no_jemalloc", Error, remedy);
-        }
-        let minimal = |facts: &mut Facts| only(facts, Kind::Tcmalloc);
-        check(minimal, "no_profiler", Error, "it has none; take another");
-        let changed_user = |facts: &mut Facts| {
-            only(facts, Kind::Glibc);
-            facts.secure_execution = true;
+        let of_jemalloc = |facts: &mut Facts| {
+            jemalloc(facts).opt_prof = false;
+            jemalloc(facts).why_not = Some(not_started());
+            facts.unavailable = Some(not_started());
         };
-        check(
-            changed_user,
-            "secure_execution",
-            Error,
-            "/etc/ld.so.preload",
-        );
-        let hidden = |facts: &mut Facts| {
-            only(facts, Kind::Glibc);
-            facts.undrivable_jemalloc = Some("/bin/db".into());
+        let remedy = "restart this program with MALLOC_CONF=prof:true";
+        check(of_jemalloc, "not_started", Severity::Error, remedy);
+        let of_glibc = |facts: &mut Facts| {
+            facts.allocators = vec![seen(Kind::Glibc)];
+            facts.jemallocs.clear();
+            facts.unavailable = Some(WhyNot::NoProfiler {
+                allocator: "glibc 2.36".to_owned(),
+            });
         };
-        check(
-            hidden,
-            "hidden_jemalloc",
-            Error,
-            "--export-dynamic-symbol=mallctl",
-        );
-        let without = |facts: &mut Facts| switched_off(facts).config_prof = false;
-        check(without, "not_compiled_in", Error, "--enable-prof");
-        check(
-            |facts| {
-                switched_off(facts);
-            },
-            "not_started",
-            Error,
-            "restart this program with MALLOC_CONF=prof:true",
-        );
-        let secure = |facts: &mut Facts| {
-            switched_off(facts);
-            facts.secure_execution = true;
-        };
-        check(secure, "secure_execution", Error, "setpriv");
+        let remedy = "LD_PRELOAD=libjemalloc.so.2 and MALLOC_CONF=prof:true";
+        check(of_glibc, "no_jemalloc", Severity::Error, remedy);
     }
 
     #[test]
-    fn variable_of_another_build() {
-        let rust = |facts: &mut Facts| {
-            switched_off(facts).conf_variable = Some("_RJEM_MALLOC_CONF".to_owned());
-            facts.environment = vec![(
-                "MALLOC_CONF".to_owned(),
-                "prof:true,lg_prof_sample:14".to_owned(),
-            )];
-        };
-        let remedy = "restart it with _RJEM_MALLOC_CONF=prof:true,lg_prof_sample:14";
-        check(rust, "wrong_variable", Severity::Error, remedy);
+    fn what_keeps_profiling_off_is_said_as_activate_says_it() {
+        for why in refusals() {
+            let findings = examine(&Facts {
+                unavailable: Some(why.clone()),
+                ..healthy()
+            });
+            let refused = crate::Error::from(why.clone());
+            let expected = finding(
+                why.word(),
+                Severity::Error,
+                refused.to_string(),
+                refused.remedy,
+            );
+            assert_eq!(findings, [expected]);
+        }
     }
 
     #[test]
@@ -357,7 +327,7 @@ mod tests {
     #[test]
     fn the_c_librarys_malloc_beside_another_is_no_news() {
         let mut facts = healthy();
-        facts.allocators.push(without(Kind::Glibc));
+        facts.allocators.push(seen(Kind::Glibc));
         assert_eq!(examine(&facts), []);
     }
 
@@ -366,6 +336,7 @@ mod tests {
         let mut facts = healthy();
         facts.jemallocs.push(Examined {
             opt_prof: false,
+            why_not: Some(not_started()),
             ..healthy_jemalloc()
         });
         assert!(

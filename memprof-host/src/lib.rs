@@ -56,4 +56,4 @@ pub use program::Program;
 pub use reply::Reply;
 pub use router::{Router, UnknownPlugin};
 #[cfg(feature = "client")]
-pub use running::{Reach, Running, Survey, Unreached, of_pid, running, survey};
+pub use running::{Reach, Running, SILENT, Survey, Unreached, of_pid, running, survey};

@@ -22,6 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// What all of them together may take.
 const ALL: Duration = Duration::from_secs(10);
 
+/// What is wrong with a process that has the plugin and cannot be asked, and the remedy.
+pub const SILENT: &str = "it has the plugin, but no control socket; \
+                          `control=on` in the plugin's configuration opens one";
+
 /// A host that answered.
 #[derive(Clone, Debug)]
 pub struct Running {
@@ -174,7 +178,7 @@ impl<T: Send> Survey<T> {
                 self.unreached.push(Unreached {
                     pid: Some(process.pid),
                     place: PathBuf::from(format!("/proc/{}", process.pid)),
-                    why: "it has the plugin, but no control socket".to_owned(),
+                    why: SILENT.to_owned(),
                 });
             }
             let sockets = process.sockets.into_iter();

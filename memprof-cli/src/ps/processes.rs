@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use memprof_host::SILENT;
 use memprof_ptrace::{Examined, Refusal, Surveyed};
 use memprof_report::{SampleType, amount};
 use serde::Serialize;
@@ -51,7 +52,6 @@ enum State {
 }
 
 const FILTERED: &str = "its seccomp filter is read at attach";
-const SILENT: &str = "it has the plugin, but no control socket";
 
 /// Lists the processes of /proc, the largest first.
 ///

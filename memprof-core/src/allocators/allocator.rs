@@ -8,7 +8,7 @@ use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::mimalloc::Mimalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::refusal::{no_growth_profile, no_profiler};
+use crate::allocators::refusal::{WhyNot, no_growth_profile};
 use crate::allocators::tcmalloc::Tcmalloc;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
@@ -34,16 +34,21 @@ impl Allocator {
         }
     }
 
+    /// Why it cannot be profiled in this process, where it cannot.
+    pub(crate) fn why_not(&self) -> Option<WhyNot> {
+        match self {
+            Self::Jemalloc(jemalloc) => jemalloc.why_not.clone(),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.why_not(),
+            Self::Mimalloc(_) | Self::Glibc(_) => Some(WhyNot::no_profiler(self.identity())),
+        }
+    }
+
     /// Whether it can be profiled in this process.
     ///
     /// # Errors
     /// `Unsupported` when it never can, `Unavailable` when this process was started without it.
     pub(crate) fn require_profiling(&self) -> Result<()> {
-        match self {
-            Self::Jemalloc(jemalloc) => jemalloc.require_profiling(),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.require_profiling(),
-            Self::Mimalloc(_) | Self::Glibc(_) => Err(no_profiler(self.identity())),
-        }
+        self.why_not().map_or(Ok(()), |why| Err(why.into()))
     }
 
     /// Whether it can take a profile of that kind.
@@ -83,7 +88,7 @@ impl Allocator {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.activate(interval),
             Self::Tcmalloc(tcmalloc) => tcmalloc.activate(interval),
-            Self::Mimalloc(_) | Self::Glibc(_) => Err(no_profiler(self.identity())),
+            Self::Mimalloc(_) | Self::Glibc(_) => Err(WhyNot::no_profiler(self.identity()).into()),
         }
     }
 
@@ -107,7 +112,7 @@ impl Allocator {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.reset(interval),
             Self::Tcmalloc(tcmalloc) => tcmalloc.reset(),
-            Self::Mimalloc(_) | Self::Glibc(_) => Err(no_profiler(self.identity())),
+            Self::Mimalloc(_) | Self::Glibc(_) => Err(WhyNot::no_profiler(self.identity()).into()),
         }
     }
 
@@ -129,7 +134,7 @@ impl Allocator {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.dump_into(scratch),
             Self::Tcmalloc(tcmalloc) => tcmalloc.write_profile(kind, scratch),
-            Self::Mimalloc(_) | Self::Glibc(_) => Err(no_profiler(self.identity())),
+            Self::Mimalloc(_) | Self::Glibc(_) => Err(WhyNot::no_profiler(self.identity()).into()),
         }
     }
 

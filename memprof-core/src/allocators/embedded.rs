@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use memchr::memmem::Finder;
 
@@ -15,23 +15,9 @@ use crate::allocators::symbols::real_path;
 /// Either alone may be in a program that only writes about it.
 const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 
-/// How much of the file is looked at at a time.
-const CHUNK: usize = 1 << 16;
-
-/// What makes such a jemalloc drivable.
-pub(crate) const REMEDY: &str = "keep its symbols (Cargo: strip = \"debuginfo\"; strip \
-     --strip-debug), or link it with -Wl,--export-dynamic-symbol=mallctl (Rust: -C \
-     link-arg=-Wl,--export-dynamic-symbol=_rjem_mallctl), or hand its mallctl over \
-     (memprof.jemalloc/1)";
-
-/// What to say of the program's file.
-pub(crate) fn message(path: &Path) -> String {
-    format!(
-        "{} contains a jemalloc that memprof cannot drive, because no symbol leads to its mallctl: \
-         no profile shows what it gives out",
-        path.display()
-    )
-}
+/// How much of the file is looked at at a time: a page, on the stack. What is taken from the host's malloc
+/// for a moment stays resident in it.
+const CHUNK: usize = 1 << 12;
 
 /// The program's file, where it contains a jemalloc and none of `driven`, which are addresses of
 /// the found ones, lies in it.
@@ -54,7 +40,7 @@ pub(crate) fn undrivable(driven: impl Iterator<Item = usize>) -> Option<PathBuf>
 /// count as this process's.
 fn contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = [0; CHUNK];
     for segment in program.constants() {
         let end = segment.offset + segment.range.len() as u64;
         let mut at = segment.offset;
@@ -93,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_program_whose_jemalloc_is_driven_is_not_searched() {
-        let here = message as *const () as usize;
+        let here = contains as *const () as usize;
         assert_eq!(undrivable(std::iter::once(here)), None);
     }
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::refusal::is_secure_execution;
+use crate::allocators::refusal::{WhyNot, malloc_variables};
 use crate::allocators::stats::Readers;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::FoundBy;
@@ -35,6 +35,8 @@ pub(crate) struct Jemalloc {
     pub config_stats: bool,
     /// Started with `prof:true`, without which nothing can be sampled.
     pub opt_prof: bool,
+    /// Why it cannot be profiled, which its start has settled.
+    pub why_not: Option<WhyNot>,
     /// It can run threads of its own that give free pages back.
     pub has_background_threads: bool,
     readers: Readers,
@@ -62,23 +64,36 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         return None;
     }
     let switch = |name: &CStr| mallctl.read_bool(name).unwrap_or(false);
+    let identity = Identity {
+        kind: Kind::Jemalloc,
+        version,
+        found_by,
+        owns_malloc: owns_malloc(&mallctl),
+        address: mallctl.address(),
+    };
+    let variable = prefix.as_ref();
+    let conf_variable = variable.map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase()));
+    // ENOENT where profiling is not compiled in.
+    let (config_prof, opt_prof) = (switch(c"config.prof"), switch(c"opt.prof"));
+    let why_not = match (config_prof, opt_prof) {
+        (true, true) => None,
+        (true, false) => {
+            let variable = conf_variable.clone();
+            Some(WhyNot::not_started(&identity, variable, malloc_variables()))
+        }
+        (false, _) => Some(WhyNot::NotCompiledIn {
+            allocator: identity.to_string(),
+        }),
+    };
     Some(Jemalloc {
-        config_prof: switch(c"config.prof"),
+        config_prof,
         config_stats: switch(c"config.stats"),
-        // ENOENT where profiling is not compiled in.
-        opt_prof: switch(c"opt.prof"),
+        opt_prof,
+        why_not,
         has_background_threads: mallctl.read_bool(c"background_thread").is_ok(),
-        conf_variable: prefix
-            .as_ref()
-            .map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase())),
+        conf_variable,
         prefix: prefix.unwrap_or_default(),
-        identity: Identity {
-            kind: Kind::Jemalloc,
-            version,
-            found_by,
-            owns_malloc: owns_malloc(&mallctl),
-            address: mallctl.address(),
-        },
+        identity,
         mallctl,
         readers,
     })
@@ -102,24 +117,7 @@ fn owns_malloc(mallctl: &Mallctl) -> bool {
 
 impl Jemalloc {
     pub(crate) fn require_profiling(&self) -> Result<()> {
-        if !self.config_prof {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("{} was built without profiling", self.identity),
-            )
-            .remedy(
-                "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator), \
-                 or use Debian's libjemalloc2",
-            ));
-        }
-        if !self.opt_prof {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("{} was started with opt.prof=false", self.identity),
-            )
-            .remedy(self.restart_remedy()));
-        }
-        Ok(())
+        self.why_not.clone().map_or(Ok(()), |why| Err(why.into()))
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -273,20 +271,6 @@ impl Jemalloc {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => log::debug!("{}", Error::mallctl("thread.prof.active", errno)),
         }
-    }
-
-    fn restart_remedy(&self) -> String {
-        let variable = self
-            .conf_variable
-            .as_deref()
-            .unwrap_or("MALLOC_CONF (or _RJEM_MALLOC_CONF)");
-        if is_secure_execution() {
-            return format!(
-                "this process runs in secure-execution mode (AT_SECURE), which ignores {variable}: \
-                 start it without changing uid, or use /etc/malloc.conf"
-            );
-        }
-        format!("restart this program with {variable}=prof:true,prof_active:false")
     }
 }
 

@@ -1,12 +1,205 @@
-//! Why an allocator has no profile to give, and what helps.
+//! Why profiling cannot be on, and what helps: `activate`, `status` and `doctor` say it in these words.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind};
 use crate::identity::Identity;
 
-/// Its kind has no profiler.
-pub(crate) fn no_profiler(allocator: &Identity) -> Error {
-    let message = format!("{allocator} has no profiler");
-    Error::new(ErrorKind::Unsupported, message).remedy(use_jemalloc())
+/// What a jemalloc has to be told before a program starts.
+pub(crate) const CONF: &str = "prof:true,prof_active:false";
+
+const PRELOAD_JEMALLOC: &str = "start it with `memprof run --allocator jemalloc`, or with \
+     LD_PRELOAD=libjemalloc.so.2 and MALLOC_CONF=prof:true,prof_active:false; if jemalloc is linked \
+     in, do not strip the program, or export mallctl";
+const NO_PRELOAD: &str = "this process runs in secure-execution mode (AT_SECURE), in which the loader \
+     ignores LD_PRELOAD: start it without changing uid (setpriv --reuid=USER --regid=GROUP \
+     --init-groups), or use /etc/ld.so.preload and /etc/malloc.conf";
+
+/// Why profiling cannot be on. An allocator is named as it prints: `jemalloc 5.3.0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum WhyNot {
+    /// Allocators of its kind have no profiler.
+    NoProfiler { allocator: String },
+    /// The same, and the loader ignores the environment, which could bring another one.
+    NoPreload { allocator: String },
+    /// It lacks a part that profiles.
+    Incomplete(Box<Error>),
+    /// It was built without profiling.
+    NotCompiledIn { allocator: String },
+    /// It was started with `opt.prof` off. Its variable is unknown where it has no name.
+    NotStarted {
+        allocator: String,
+        variable: Option<String>,
+    },
+    /// The same, and the variable that is set is that of another build.
+    OtherVariable {
+        allocator: String,
+        variable: String,
+        set: (String, String),
+    },
+    /// The same, and it ignores the environment.
+    Ignored {
+        allocator: String,
+        variable: Option<String>,
+    },
+    /// The program's file contains a jemalloc that no symbol leads to.
+    Undrivable(PathBuf),
+    /// This file's `malloc` serves the process.
+    UnknownMalloc(PathBuf),
+    /// No allocator was found.
+    NoAllocator,
+}
+
+impl WhyNot {
+    /// Of an allocator whose kind has none.
+    pub(crate) fn no_profiler(allocator: &Identity) -> Self {
+        let allocator = allocator.to_string();
+        match is_secure_execution() {
+            true => Self::NoPreload { allocator },
+            false => Self::NoProfiler { allocator },
+        }
+    }
+
+    /// Of a jemalloc that was started without, in a process with these variables.
+    pub(crate) fn not_started(
+        jemalloc: &Identity,
+        variable: Option<String>,
+        environment: Vec<(String, String)>,
+    ) -> Self {
+        let allocator = jemalloc.to_string();
+        if is_secure_execution() {
+            return Self::Ignored {
+                allocator,
+                variable,
+            };
+        }
+        let asks = |value: &str| value.split(',').any(|option| option == "prof:true");
+        let mut others = environment.into_iter();
+        let is_other =
+            |(name, value): &(String, String)| Some(name) != variable.as_ref() && asks(value);
+        match (others.find(is_other), variable) {
+            (Some(set), Some(variable)) => Self::OtherVariable {
+                allocator,
+                variable,
+                set,
+            },
+            (_, variable) => Self::NotStarted {
+                allocator,
+                variable,
+            },
+        }
+    }
+
+    /// The word for scripts that `doctor` has for it.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::NoProfiler { .. } | Self::NoAllocator => "no_jemalloc",
+            Self::NoPreload { .. } | Self::Ignored { .. } => "secure_execution",
+            Self::Incomplete(_) => "no_profiler",
+            Self::NotCompiledIn { .. } => "not_compiled_in",
+            Self::NotStarted { .. } => "not_started",
+            Self::OtherVariable { .. } => "wrong_variable",
+            Self::Undrivable(_) => "hidden_jemalloc",
+            Self::UnknownMalloc(_) => "unknown_malloc",
+        }
+    }
+
+    /// What happened, naming the thing.
+    pub(crate) fn message(&self) -> String {
+        let off = "was started with opt.prof=false";
+        match self {
+            Self::NoProfiler { allocator } | Self::NoPreload { allocator } => {
+                format!("{allocator} has no profiler")
+            }
+            Self::Incomplete(error) => error.to_string(),
+            Self::NotCompiledIn { allocator } => {
+                format!("{allocator} was built without profiling")
+            }
+            Self::NotStarted { allocator, .. } => format!("{allocator} {off}"),
+            Self::OtherVariable {
+                allocator,
+                variable,
+                set: (set, _),
+            } => format!("{allocator} {off}: it reads {variable}, and {set} is set"),
+            Self::Ignored {
+                allocator,
+                variable,
+            } => format!(
+                "{allocator} {off}: in secure-execution mode (AT_SECURE) it ignores {}",
+                named(variable)
+            ),
+            Self::Undrivable(path) => format!(
+                "{} contains a jemalloc that memprof cannot drive, because no symbol leads to its \
+                 mallctl: no profile shows what it gives out",
+                path.display()
+            ),
+            Self::UnknownMalloc(path) => format!(
+                "malloc is served by {}, which memprof does not know: no profile shows what it gives \
+                 out",
+                path.display()
+            ),
+            Self::NoAllocator => "this process has no allocator that memprof can find".to_owned(),
+        }
+    }
+
+    /// The sentence that activate, status and doctor give as the remedy.
+    pub(crate) fn remedy(&self) -> String {
+        match self {
+            Self::NoProfiler { .. } => PRELOAD_JEMALLOC.to_owned(),
+            Self::NoPreload { .. } => NO_PRELOAD.to_owned(),
+            Self::NoAllocator => use_jemalloc().to_owned(),
+            Self::Incomplete(error) => error.remedy.clone(),
+            Self::NotCompiledIn { .. } => "rebuild it with --enable-prof (Rust: feature \
+                 \"profiling\" of tikv-jemallocator), or use Debian's libjemalloc2"
+                .to_owned(),
+            Self::NotStarted { variable, .. } => {
+                format!("restart this program with {}={CONF}", named(variable))
+            }
+            Self::OtherVariable {
+                variable,
+                set: (_, value),
+                ..
+            } => format!("restart it with {variable}={value}"),
+            Self::Ignored { .. } => "start it without changing uid (setpriv --reuid=USER \
+                 --regid=GROUP --init-groups), or use /etc/malloc.conf"
+                .to_owned(),
+            Self::Undrivable(_) => "keep its symbols (Cargo: strip = \"debuginfo\"; strip \
+                 --strip-debug), or link it with -Wl,--export-dynamic-symbol=mallctl (Rust: -C \
+                 link-arg=-Wl,--export-dynamic-symbol=_rjem_mallctl), or hand its mallctl over \
+                 (memprof.jemalloc/1)"
+                .to_owned(),
+            Self::UnknownMalloc(_) => "start the program without it".to_owned(),
+        }
+    }
+}
+
+impl From<WhyNot> for Error {
+    fn from(why: WhyNot) -> Self {
+        let kind = match &why {
+            WhyNot::NotStarted { .. } | WhyNot::OtherVariable { .. } | WhyNot::Ignored { .. } => {
+                ErrorKind::Unavailable
+            }
+            WhyNot::NoProfiler { .. }
+            | WhyNot::NoPreload { .. }
+            | WhyNot::Incomplete(_)
+            | WhyNot::NotCompiledIn { .. }
+            | WhyNot::Undrivable(_)
+            | WhyNot::UnknownMalloc(_)
+            | WhyNot::NoAllocator => ErrorKind::Unsupported,
+        };
+        match why {
+            WhyNot::Incomplete(error) => *error,
+            why => Self::new(kind, why.message()).remedy(why.remedy()),
+        }
+    }
+}
+
+/// The variable that a jemalloc reads, or those that it may.
+fn named(variable: &Option<String>) -> &str {
+    variable
+        .as_deref()
+        .unwrap_or("MALLOC_CONF (or _RJEM_MALLOC_CONF)")
 }
 
 /// It keeps no stacks of its heap's growth.
@@ -20,14 +213,18 @@ pub(crate) fn no_growth_profile(allocator: &Identity) -> Error {
 
 /// What helps a process that has no allocator with a profiler.
 pub(crate) fn use_jemalloc() -> &'static str {
-    if is_secure_execution() {
-        return "this process runs in secure-execution mode (AT_SECURE), in which the loader \
-                ignores LD_PRELOAD: start it without changing uid, or use /etc/ld.so.preload and \
-                /etc/malloc.conf";
+    match is_secure_execution() {
+        true => NO_PRELOAD,
+        false => PRELOAD_JEMALLOC,
     }
-    "start it with `memprof run --allocator jemalloc`, or with LD_PRELOAD=libjemalloc.so.2 and \
-     MALLOC_CONF=prof:true,prof_active:false; if jemalloc is linked in, do not strip the program, \
-     or export mallctl"
+}
+
+/// The variables that some jemalloc reads, with their values.
+pub(crate) fn malloc_variables() -> Vec<(String, String)> {
+    let text = |os: OsString| os.to_string_lossy().into_owned();
+    let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+    all.filter(|(name, _)| name.ends_with("MALLOC_CONF"))
+        .collect()
 }
 
 /// Whether the loader and jemalloc ignore the environment: a setuid start, file capabilities.
@@ -35,4 +232,86 @@ pub(crate) fn use_jemalloc() -> &'static str {
 pub fn is_secure_execution() -> bool {
     // SAFETY: getauxval(3) reads a constant of this process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::identity::FoundBy;
+    use memprof_messages::Kind;
+
+    /// A refusal of each kind.
+    pub(crate) fn refusals() -> Vec<WhyNot> {
+        let allocator = || "jemalloc 5.3.0".to_owned();
+        let variable = || "_RJEM_MALLOC_CONF".to_owned();
+        let incomplete =
+            Error::new(ErrorKind::Unsupported, "it is minimal").remedy("use libtcmalloc");
+        vec![
+            WhyNot::NoProfiler {
+                allocator: allocator(),
+            },
+            WhyNot::NoPreload {
+                allocator: allocator(),
+            },
+            WhyNot::Incomplete(Box::new(incomplete)),
+            WhyNot::NotCompiledIn {
+                allocator: allocator(),
+            },
+            WhyNot::NotStarted {
+                allocator: allocator(),
+                variable: None,
+            },
+            WhyNot::OtherVariable {
+                allocator: allocator(),
+                variable: variable(),
+                set: ("MALLOC_CONF".to_owned(), "prof:true".to_owned()),
+            },
+            WhyNot::Ignored {
+                allocator: allocator(),
+                variable: Some(variable()),
+            },
+            WhyNot::Undrivable("/bin/db".into()),
+            WhyNot::UnknownMalloc("/lib/libasan.so".into()),
+            WhyNot::NoAllocator,
+        ]
+    }
+
+    #[test]
+    fn a_jemalloc_that_was_not_started_tells_what_the_environment_explains() {
+        let jemalloc = Identity {
+            kind: Kind::Jemalloc,
+            version: "5.3.0-0-g54eaed1".to_owned(),
+            found_by: FoundBy::Host,
+            owns_malloc: true,
+            address: 0,
+        };
+        let check = |variable: Option<&str>, set: &[(&str, &str)], message: &str, remedy: &str| {
+            let set = set
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let why = WhyNot::not_started(&jemalloc, variable.map(str::to_owned), set.collect());
+            assert_eq!((&*why.message(), &*why.remedy()), (message, remedy));
+        };
+        let off = "jemalloc 5.3.0 was started with opt.prof=false";
+        let rust = Some("_RJEM_MALLOC_CONF");
+        let remedy = "restart this program with _RJEM_MALLOC_CONF=prof:true,prof_active:false";
+        check(rust, &[], off, remedy);
+        check(rust, &[("MALLOC_CONF", "narenas:1")], off, remedy);
+        check(
+            rust,
+            &[("_RJEM_MALLOC_CONF", "prof:true,prof:false")],
+            off,
+            remedy,
+        );
+        let other = [("MALLOC_CONF", "prof:true,lg_prof_sample:14")];
+        check(
+            rust,
+            &other,
+            &format!("{off}: it reads _RJEM_MALLOC_CONF, and MALLOC_CONF is set"),
+            "restart it with _RJEM_MALLOC_CONF=prof:true,lg_prof_sample:14",
+        );
+        let remedy = "restart this program with MALLOC_CONF (or _RJEM_MALLOC_CONF)=\
+                      prof:true,prof_active:false";
+        check(None, &other, off, remedy);
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::printout::Printout;
+use crate::allocators::refusal::WhyNot;
 use crate::allocators::symbols::Symbols;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
@@ -124,8 +125,10 @@ impl Tcmalloc {
 }
 
 impl Tcmalloc {
-    pub(crate) fn require_profiling(&self) -> Result<()> {
-        self.profiler().map(drop)
+    /// Why it cannot be profiled, where it cannot.
+    pub(crate) fn why_not(&self) -> Option<WhyNot> {
+        let missing = self.profiler.as_ref().err();
+        missing.map(|error| WhyNot::Incomplete(Box::new(error.clone())))
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -188,7 +191,7 @@ impl Tcmalloc {
     }
 
     pub(crate) fn reset(&self) -> Result<()> {
-        self.require_profiling()?;
+        self.profiler()?;
         let message = format!(
             "{} keeps each sample until its memory is freed",
             self.identity

@@ -2,7 +2,8 @@
 
 use memprof_messages::{Finding, Kind, Severity};
 
-use super::{CONF, Examined, Facts, Seen, finding, malloc_conf};
+use super::{Examined, Facts, Seen, finding, malloc_conf, refusal};
+use crate::allocators::refusal::CONF;
 use crate::allocators::tcmalloc;
 
 /// Fewer samples than these of the live heap make a poor profile.
@@ -21,14 +22,17 @@ pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
         ));
     }
     // Of a jemalloc that was started without, its own findings tell.
-    if let Some((why, remedy)) = &allocator.in_place
+    if let Some(why) = &allocator.in_place
         && allocator.kind != Kind::Jemalloc
     {
         findings.push(finding(
             "sampled_by_memprof",
             Severity::Notice,
-            format!("{why}: memprof's own sampler serves it"),
-            format!("`activate` is all it takes; for a profile of the allocator's own, {remedy}"),
+            format!("{}: memprof's own sampler serves it", why.message()),
+            format!(
+                "`activate` is all it takes; for a profile of the allocator's own, {}",
+                why.remedy()
+            ),
         ));
     }
     let (finest, catch) = match allocator.kind {
@@ -52,20 +56,13 @@ pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
 }
 
 pub(super) fn one_jemalloc(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>) {
-    use Severity::{Error, Warning};
+    use Severity::Warning;
     let version = &jemalloc.version;
     // With several, one that profiles is enough.
-    let severity = if facts.can_profile() { Warning } else { Error };
-    if !jemalloc.config_prof {
-        findings.push(finding(
-            "not_compiled_in",
-            severity,
-            format!("jemalloc {version} was built without profiling"),
-            "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator), or \
-             use Debian's libjemalloc2",
-        ));
-    } else if !jemalloc.opt_prof {
-        findings.push(not_started(jemalloc, facts, severity));
+    if let Some(why) = jemalloc.why_not.as_ref()
+        && facts.unavailable.as_ref() != Some(why)
+    {
+        findings.push(refusal(why, Warning));
     }
     options(jemalloc, findings);
     if let Some(symbol) = &jemalloc.hidden_conf {
@@ -159,42 +156,6 @@ fn options(jemalloc: &Examined, findings: &mut Vec<Finding>) {
             format!("{path} is no symbolic link, so jemalloc {version} reads nothing of it"),
             format!("the options are the name that it links to: ln -s {CONF} {path}"),
         ));
-    }
-}
-
-/// Why `opt.prof` is false, as far as the environment tells.
-fn not_started(jemalloc: &Examined, facts: &Facts, severity: Severity) -> Finding {
-    let version = &jemalloc.version;
-    let variable = jemalloc.conf_variable.as_deref().unwrap_or("MALLOC_CONF");
-    if facts.secure_execution {
-        return finding(
-            "secure_execution",
-            severity,
-            format!(
-                "this process runs in secure-execution mode (AT_SECURE), so jemalloc {version} ignores {variable}"
-            ),
-            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
-             use /etc/malloc.conf",
-        );
-    }
-    let asks = |value: &str| value.split(',').any(|option| option == "prof:true");
-    let other = facts
-        .environment
-        .iter()
-        .find(|(name, value)| name != variable && asks(value));
-    match other {
-        Some((name, value)) if jemalloc.conf_variable.is_some() => finding(
-            "wrong_variable",
-            severity,
-            format!("{name} is set, but this program's jemalloc {version} reads {variable}"),
-            format!("restart it with {variable}={value}"),
-        ),
-        _ => finding(
-            "not_started",
-            severity,
-            format!("jemalloc {version} was started with opt.prof=false"),
-            format!("restart this program with {variable}={CONF}"),
-        ),
     }
 }
 

@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 
 use super::malloc_conf::Source;
+use crate::allocators::refusal::WhyNot;
 use memprof_messages::Kind;
 
 /// The process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
+    /// Why profiling cannot be on.
+    pub unavailable: Option<WhyNot>,
     /// All of them, jemallocs too.
     pub allocators: Vec<Seen>,
     pub jemallocs: Vec<Examined>,
@@ -15,8 +18,6 @@ pub(crate) struct Facts {
     pub unknown_malloc: Option<PathBuf>,
     /// The program's file, where it contains a jemalloc that cannot be driven.
     pub undrivable_jemalloc: Option<PathBuf>,
-    /// The environment is ignored.
-    pub secure_execution: bool,
     /// The variables for allocators that are set, with their values.
     pub environment: Vec<(String, String)>,
     /// The loader offers `_dl_find_object`, so libgcc unwinds without a lock.
@@ -51,11 +52,8 @@ pub(crate) struct Seen {
     /// `tcmalloc 2.10`.
     pub name: String,
     pub kind: Kind,
-    pub owns_malloc: bool,
-    /// Why it cannot be profiled, with the remedy.
-    pub unavailable: Option<(String, String)>,
-    /// Why memprof samples in its place, and what would let it sample itself.
-    pub in_place: Option<(String, String)>,
+    /// Why memprof samples in its place.
+    pub in_place: Option<WhyNot>,
     /// Symbols that it should have.
     pub missing: Vec<&'static str>,
     pub sample_interval: Option<u64>,
@@ -68,7 +66,8 @@ pub(crate) struct Examined {
     pub conf_variable: Option<String>,
     /// What the program sets in a variable of its own that this jemalloc cannot see.
     pub hidden_conf: Option<String>,
-    pub config_prof: bool,
+    /// Why it cannot be profiled by itself.
+    pub why_not: Option<WhyNot>,
     pub config_stats: bool,
     pub opt_prof: bool,
     pub lg_sample: Option<u64>,
@@ -95,12 +94,4 @@ pub(crate) struct DumpDir {
     pub room: Option<u64>,
     /// The file system may block for long, as NFS and FUSE do.
     pub may_block: bool,
-}
-
-impl Facts {
-    pub(super) fn can_profile(&self) -> bool {
-        self.allocators
-            .iter()
-            .any(|each| each.unavailable.is_none())
-    }
 }

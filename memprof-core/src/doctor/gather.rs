@@ -19,10 +19,9 @@ use super::own_heap::{Signs, own_heaps};
 use super::{DumpDir, Examined, Facts, Seen};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::objects::{self, EXECUTABLE, LoadedObject};
-use crate::allocators::refusal::is_secure_execution;
+use crate::allocators::refusal::malloc_variables;
 use crate::allocators::symbols::real_path;
 use crate::dumps::store::Store;
-use crate::error::Error;
 use crate::sampler::Driven;
 use crate::system::seccomp;
 
@@ -42,6 +41,7 @@ pub(crate) fn gather(
         .filter_map(|each| each.allocator.jemalloc())
         .collect();
     Facts {
+        unavailable: None,
         undrivable_jemalloc: None,
         jemallocs: jemallocs
             .into_iter()
@@ -52,7 +52,6 @@ pub(crate) fn gather(
             .collect(),
         allocators: backends.iter().map(|each| Seen::of(each)).collect(),
         unknown_malloc,
-        secure_execution: is_secure_execution(),
         environment: malloc_variables(),
         lock_free_unwinding: lookup(c"_dl_find_object") != 0,
         is_musl: objects.iter().any(|object| is_musl(&object.path)),
@@ -71,15 +70,10 @@ pub(crate) fn gather(
 impl Seen {
     pub(crate) fn of(backend: &Driven) -> Self {
         let identity = backend.identity();
-        let texts = |error: Error| (error.to_string(), error.remedy);
-        let unavailable = backend.require_profiling().err().map(texts);
-        let in_place = backend.why_in_place();
         Self {
             name: identity.to_string(),
             kind: identity.kind,
-            owns_malloc: identity.owns_malloc,
-            unavailable,
-            in_place: in_place.map(texts),
+            in_place: backend.why_in_place(),
             missing: backend.allocator.missing().to_vec(),
             sample_interval: backend.sample_interval(),
         }
@@ -105,7 +99,7 @@ impl Examined {
             version: jemalloc.identity.release().to_owned(),
             conf_variable: jemalloc.conf_variable.clone(),
             hidden_conf,
-            config_prof: jemalloc.config_prof,
+            why_not: jemalloc.why_not.clone(),
             config_stats: jemalloc.config_stats,
             opt_prof: jemalloc.opt_prof,
             lg_sample: jemalloc.lg_sample(),
@@ -117,14 +111,6 @@ impl Examined {
             dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,
         }
     }
-}
-
-/// The variables that some jemalloc reads.
-fn malloc_variables() -> Vec<(String, String)> {
-    let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
-    let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
-    all.filter(|(name, _)| name.ends_with("MALLOC_CONF"))
-        .collect()
 }
 
 fn lookup(name: &CStr) -> usize {

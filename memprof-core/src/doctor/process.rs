@@ -2,17 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{CONF, Facts, finding};
-use crate::allocators::embedded;
+use super::{Facts, finding, refusal};
 use crate::allocators::objects::EXECUTABLE;
+use crate::allocators::refusal::WhyNot;
 use memprof_messages::{Finding, Kind, Severity};
 
 pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
-    use Severity::Warning;
-    if let Some(path) = &facts.undrivable_jemalloc {
-        findings.push(undrivable(path, facts.can_profile()));
-    } else if facts.jemallocs.is_empty() && !facts.can_profile() {
-        findings.push(without_profiler(facts));
+    use Severity::{Error, Warning};
+    if let Some(why) = &facts.unavailable {
+        findings.push(refusal(why, Error));
+    } else if let Some(path) = &facts.undrivable_jemalloc {
+        // What else can profile does not show what the program allocates.
+        findings.push(refusal(&WhyNot::Undrivable(path.clone()), Warning));
     }
     unread_variables(facts, findings);
     // The C library's own is there beside each of them.
@@ -38,16 +39,10 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     let is_told =
         |path: &PathBuf| facts.undrivable_jemalloc.is_some() && path == Path::new(EXECUTABLE);
     if let Some(path) = facts.unknown_malloc.as_ref().filter(|path| !is_told(path)) {
-        findings.push(finding(
-            "unknown_malloc",
-            Warning,
-            format!(
-                "malloc is served by {}, which memprof does not know: no profile shows what it \
-                 gives out",
-                path.display()
-            ),
-            "start the program without it",
-        ));
+        let unknown = WhyNot::UnknownMalloc(path.clone());
+        if facts.unavailable.as_ref() != Some(&unknown) {
+            findings.push(refusal(&unknown, Warning));
+        }
     }
     if facts.jemallocs.iter().any(|jemalloc| jemalloc.opt_prof) {
         findings.extend(unwinder(facts));
@@ -103,21 +98,6 @@ fn unread_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// What else can profile does not show what the program allocates.
-fn undrivable(path: &Path, can_profile: bool) -> Finding {
-    let severity = if can_profile {
-        Severity::Warning
-    } else {
-        Severity::Error
-    };
-    finding(
-        "hidden_jemalloc",
-        severity,
-        embedded::message(path),
-        embedded::REMEDY,
-    )
-}
-
 /// What a sample may meet while it walks the stack.
 fn unwinder(facts: &Facts) -> Option<Finding> {
     use Severity::Warning;
@@ -149,32 +129,4 @@ fn unwinder(facts: &Facts) -> Option<Finding> {
         ),
         "it must neither allocate nor lock; activate for a while on a test instance first",
     ))
-}
-
-/// Why nothing in the process can be profiled, where it has no jemalloc.
-fn without_profiler(facts: &Facts) -> Finding {
-    use Severity::Error;
-    let owner = facts.allocators.iter().find(|each| each.owns_malloc);
-    if facts.secure_execution {
-        return finding(
-            "secure_execution",
-            Error,
-            "this process runs in secure-execution mode (AT_SECURE), so the loader ignores \
-             LD_PRELOAD",
-            "start it without changing uid (setpriv --reuid=USER --regid=GROUP --init-groups), or \
-             use /etc/ld.so.preload and /etc/malloc.conf",
-        );
-    }
-    if let Some(owner) = owner.filter(|owner| owner.kind.has_profiler())
-        && let Some((message, remedy)) = &owner.unavailable
-    {
-        return finding("no_profiler", Error, message, remedy);
-    }
-    let owner = owner.map_or("the allocator", |owner| owner.name.as_str());
-    finding(
-        "no_jemalloc",
-        Error,
-        format!("{owner} has no profiler, and this process has no jemalloc that memprof can find"),
-        format!("start it with LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={CONF}"),
-    )
 }

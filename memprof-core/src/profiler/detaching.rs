@@ -2,7 +2,6 @@
 
 use super::Profiler;
 use crate::error::Result;
-use crate::lock::lock;
 
 impl Profiler {
     /// Ends all that was begun and gives back what was taken: sampling ends, calls of malloc lead to the
@@ -13,23 +12,21 @@ impl Profiler {
     /// `Busy` while a dump runs, and where a thread stays inside of the sampler; what an allocator or
     /// the loader refused. Then it can be tried again.
     pub fn detach(&self) -> Result<()> {
-        let _running = self.begin_dump()?;
-        if let Some(watcher) = lock(&self.watcher).take() {
-            watcher.end();
-        }
-        if let Some(farewell) = self.farewell.get() {
-            farewell.give_up();
-        }
-        let stopped = match self.was_active {
+        let _running = self.dump_slot.take()?;
+        self.unasked.end();
+        match self.switch.was_on() {
             // The program's own doing, which is to be found as it was.
-            true => self.leave_active(),
-            false => self.deactivate(None).map(drop),
-        };
-        stopped?;
-        for backend in &*self.backends() {
+            true => {
+                let mut switch = self.switch.hold();
+                switch.leave();
+                switch.set_lease(None);
+            }
+            false => drop(self.deactivate(None)?),
+        }
+        for backend in &*self.allocators.all() {
             backend.give_back()?;
         }
-        self.dumper.end();
+        self.dump_slot.dumper.end();
         Ok(())
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use memprof_own::Privileges;
 
-use super::lock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 
 /// Between two looks. In this time an allocator writes about a MiB.
 const LOOK: Duration = Duration::from_millis(5);

@@ -2,7 +2,6 @@
 
 use std::process;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::rand::GetRandomFlags;
@@ -10,7 +9,7 @@ use rustix::rand::GetRandomFlags;
 use super::dump::{self, Origin, Unkept};
 use super::labels;
 use super::unsampled::leave_this_thread_out;
-use super::{Profiler, SEEN_FROM_THE_START, figures, lock, rfc3339};
+use super::{Profiler, SEEN_FROM_THE_START, figures, rfc3339};
 use crate::dumps::headroom;
 use crate::dumps::hidden;
 use crate::dumps::name::{Cause, DumpName};
@@ -22,9 +21,6 @@ use crate::sampler::Driven;
 use crate::system::seccomp;
 use crate::watching::reading::rss;
 use memprof_messages::{Dump, DumpReport, Kind, ProfileKind};
-
-/// What the first dump of an allocator is taken to need that tells nothing: some thousand stacks.
-const UNKNOWN_SIZE: u64 = 4 << 20;
 
 /// What is dumped at a time, and how it came to that.
 struct Round {
@@ -48,7 +44,7 @@ impl Profiler {
         kind: ProfileKind,
         trigger: Trigger,
     ) -> Result<DumpReport> {
-        let _running = self.begin_dump()?;
+        let _running = self.dump_slot.take()?;
         let begun = Instant::now();
         let round = self.prepare(allocator, kind, trigger)?;
         let dumps = self.dump_each(&round, dump::take)?;
@@ -58,7 +54,7 @@ impl Profiler {
             .max_by_key(|dump| dump.estimated_inuse_bytes)
             .cloned()
             .ok_or_else(none_was_dumped)?;
-        self.last_size.store(largest.bytes, Ordering::Relaxed);
+        self.dump_slot.took(largest.bytes);
         Ok(DumpReport {
             warnings: match kind {
                 ProfileKind::Heap => {
@@ -66,8 +62,8 @@ impl Profiler {
                     let was_late = active_since.is_some_and(|since| since > self.started);
                     let live = figures::live(&round.backends).filter(|_| was_late);
                     warnings.extend(live.and_then(|live| unseen(&dumps, live)));
-                    let labels = self.labels.on();
-                    let is_marked = self.ages.width().is_some() || !labels.is_empty();
+                    let labels = self.switch.labels();
+                    let is_marked = self.switch.age_width().is_some() || !labels.is_empty();
                     warnings.extend(is_marked.then(|| READ_BY_MEMPROF.to_owned()));
                     let is_full = !labels.is_empty() && labels::is_full();
                     warnings.extend(is_full.then(|| MORE_LABELS.to_owned()));
@@ -87,7 +83,7 @@ impl Profiler {
     /// # Errors
     /// As for [`dump`](Self::dump).
     pub fn dump_unkept(&self, allocator: Option<Kind>, kind: ProfileKind) -> Result<Unkept> {
-        let _running = self.begin_dump()?;
+        let _running = self.dump_slot.take()?;
         let round = self.prepare(allocator, kind, Trigger::Message)?;
         let dumps = self.dump_each(&round, dump::take_unkept)?;
         let largest = dumps
@@ -103,17 +99,17 @@ impl Profiler {
         trigger: Trigger,
     ) -> Result<Round> {
         headroom::require_memory()?;
-        self.look_again();
-        self.unwinder.tend();
-        let backends = self.driven(allocator)?;
-        self.require_profile(&backends, kind)?;
+        self.allocators.look_again(&self.settings);
+        self.switch.tend_unwinder();
+        let backends = self.allocators.driven(allocator)?;
+        self.allocators.require_profile(&backends, kind)?;
         let origin = Origin {
             program: self.settings.program.clone(),
             started: self.started,
-            active_since: *lock(&self.active_since),
+            active_since: self.switch.activation().since,
             trigger,
             rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
-            ages: self.ages.told(),
+            ages: self.switch.told_ages(),
         };
         Ok(Round {
             backends,
@@ -138,21 +134,19 @@ impl Profiler {
         let origin = round.origin.clone();
         let name = self.next_name(round.kind, &origin)?;
         let store = self.settings.store.clone();
-        let bytes = backend.profile_bytes(round.kind).unwrap_or_else(|| {
-            let last = self.last_size.load(Ordering::Relaxed);
-            last.saturating_mul(2).max(UNKNOWN_SIZE)
-        });
+        let bytes = backend.profile_bytes(round.kind);
+        let bytes = bytes.unwrap_or_else(|| self.dump_slot.expected_bytes());
         headroom::require(bytes)?;
         seccomp::require_calls()?;
         let hidden = hidden::name(&name, ".scratch");
         let scratch = Arc::new(Scratch::open(store.directory(), &hidden)?);
         let watched = Arc::clone(&scratch);
-        let all = self.backends();
+        let all = self.allocators.all();
         let take = move || {
             leave_this_thread_out(&all);
             take(&backend, &store, &name, &origin, &scratch)
         };
-        self.dumper.run_watched(take, || {
+        self.dump_slot.dumper.run_watched(take, || {
             watched.look(|written| headroom::is_short(bytes.saturating_sub(written)))
         })?
     }
@@ -164,7 +158,7 @@ impl Profiler {
         Ok(DumpName {
             taken: SystemTime::now(),
             pid: process::id(),
-            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+            sequence: self.dump_slot.next_number(),
             random: u32::from_ne_bytes(random),
             cause: origin.rss.map(|rss| Cause {
                 trigger: origin.trigger.word(),
@@ -195,8 +189,10 @@ fn unseen(dumps: &[Dump], live: u64) -> Option<String> {
     let unseen = live.saturating_sub(shown);
     (unseen >= NOTABLE_UNSEEN && unseen > shown).then(|| {
         format!(
-            "about {unseen} of {live} live bytes are not in it: they were allocated before \
-             profiling became active, {SEEN_FROM_THE_START}"
+            "about {} MiB of {} MiB live bytes are not in it: they were allocated before \
+             profiling became active, {SEEN_FROM_THE_START}",
+            unseen >> 20,
+            live >> 20
         )
     })
 }

@@ -5,15 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::heaps::Heaps;
-use super::{Profiler, lock, only_jemalloc, with_each, with_remedy};
+use super::{Profiler, only_jemalloc, with_each, with_remedy};
 use crate::allocators::background::{self};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::refusal::use_jemalloc;
+use crate::allocators::refusal::WhyNot;
 use crate::doctor::{Facts, examine, gather};
 use crate::error::{Error, ErrorKind, Result};
 use crate::figures::ledger::{self, Earlier, Resident};
 use crate::figures::smaps;
+use crate::lock::lock;
 use crate::sampler::Driven;
 use crate::system::cgroup;
 use memprof_messages::{Background, Finding, Heap, Kind, Ledger, Purged, Severity, Stats, Totals};
@@ -32,11 +33,11 @@ impl Profiler {
         allocator: Option<Kind>,
         options: Option<&PrintOptions>,
     ) -> Result<Vec<Stats>> {
-        let _running = self.begin_dump()?;
-        self.look_again();
+        let _running = self.dump_slot.take()?;
+        self.allocators.look_again(&self.settings);
         let backends = match allocator {
-            None => self.backends(),
-            named => self.driven(named)?,
+            None => self.allocators.all(),
+            named => self.allocators.driven(named)?,
         };
         let prints = |each: &&Arc<Driven>| options.is_none() || each.allocator.jemalloc().is_some();
         let printing: Vec<_> = backends.iter().filter(prints).collect();
@@ -47,7 +48,7 @@ impl Profiler {
                     format!("opts are jemalloc's; {} has none", first.identity()),
                 )
                 .remedy("leave opts and format=json out"),
-                None => no_allocator(),
+                None => WhyNot::NoAllocator.into(),
             });
         }
         let stats = printing.into_iter().map(|each| stats(each, options));
@@ -61,21 +62,29 @@ impl Profiler {
     /// `/proc/thread-self/status` cannot be read.
     pub fn ledger(&self) -> Result<Ledger> {
         let mut resident = self.resident()?;
-        if !lock(&self.last_heaps).are_fresh()
-            && let Ok(_running) = self.begin_dump()
+        if !lock(&self.figures.heaps).are_fresh()
+            && let Ok(_running) = self.dump_slot.take()
         {
-            let heaps = Heaps::read(|| self.backends().iter().map(|each| heap(each)).collect());
+            let heaps = Heaps::read(|| {
+                self.allocators
+                    .all()
+                    .iter()
+                    .map(|each| heap(each))
+                    .collect()
+            });
             let before = resident.anonymous;
             resident = self.resident()?;
             // Pages that came or went meanwhile are no untouched ones.
             let most = before.max(resident.anonymous);
             let untouched = ledger::untouched(most, &heaps.list);
-            *lock(&self.last_heaps) = heaps;
+            *lock(&self.figures.heaps) = heaps;
             // Beside other memory it does not show: so the most that was ever seen.
-            self.untouched.fetch_max(untouched, Ordering::Relaxed);
+            self.figures
+                .untouched
+                .fetch_max(untouched, Ordering::Relaxed);
         }
-        let heaps = lock(&self.last_heaps).list.clone();
-        let untouched = self.untouched.load(Ordering::Relaxed);
+        let heaps = lock(&self.figures.heaps).list.clone();
+        let untouched = self.figures.untouched.load(Ordering::Relaxed);
         let allocated = (!heaps.is_empty()).then(|| ledger::live(&heaps));
         let earlier = allocated.and_then(|allocated| self.earlier(allocated));
         let cgroup = cgroup::of_this_process();
@@ -98,14 +107,14 @@ impl Profiler {
     /// What the program holds of these allocators, where they count it and no dump runs, whose lock
     /// their statistics would wait for.
     pub(super) fn live_of(&self, backends: &[Arc<Driven>]) -> Option<u64> {
-        let _running = self.begin_dump().ok()?;
+        let _running = self.dump_slot.take().ok()?;
         live(backends)
     }
 
     /// The live heap of an earlier ledger, to which `allocated` is compared.
     fn earlier(&self, allocated: u64) -> Option<Earlier> {
         let now = Instant::now();
-        let mut first = lock(&self.first_heap);
+        let mut first = lock(&self.figures.first);
         let earlier = first.map(|(at, allocated)| Earlier {
             allocated,
             ago: now.duration_since(at),
@@ -128,9 +137,9 @@ impl Profiler {
     /// What is wrong with profiling here, worst first. At once, also while a dump runs: then
     /// without looking at how much is allocated.
     pub fn doctor(&self) -> Vec<Finding> {
-        self.look_again();
-        let backends = self.backends();
-        let running = self.begin_dump();
+        self.allocators.look_again(&self.settings);
+        let backends = self.allocators.all();
+        let running = self.dump_slot.take();
         let allocated = |jemalloc: &Jemalloc| {
             if running.is_err() {
                 return None;
@@ -142,9 +151,15 @@ impl Profiler {
             }
         };
         let facts = Facts {
-            given_up_walks: self.unwinder.given_up(),
-            undrivable_jemalloc: self.undrivable(),
-            ..gather(&backends, self.stranger(), allocated, &self.settings.store)
+            unavailable: self.allocators.why_not_any(),
+            given_up_walks: self.switch.given_up(),
+            undrivable_jemalloc: self.allocators.undrivable(),
+            ..gather(
+                &backends,
+                self.allocators.unknown_malloc(),
+                allocated,
+                &self.settings.store,
+            )
         };
         let mut findings = examine(&facts);
         findings.sort_by_key(|finding| finding.severity != Severity::Error);
@@ -157,13 +172,13 @@ impl Profiler {
     /// # Errors
     /// `Busy` while a dump runs; no allocator; it refused.
     pub fn purge(&self, allocator: Option<Kind>) -> Result<Purged> {
-        let _running = self.begin_dump()?;
-        let backends = self.driven(allocator)?;
+        let _running = self.dump_slot.take()?;
+        let backends = self.allocators.driven(allocator)?;
         let before = self.resident()?.anonymous;
         with_each(&backends, |each| {
             each.allocator.purge().map(|()| Vec::new())
         })?;
-        lock(&self.last_heaps).forget_time();
+        lock(&self.figures.heaps).forget_time();
         let after = self.resident()?.anonymous;
         Ok(Purged {
             anonymous_before_bytes: before,
@@ -182,9 +197,9 @@ impl Profiler {
         on: Option<bool>,
         max: Option<u64>,
     ) -> Result<Vec<Background>> {
-        let _running = self.begin_dump()?;
-        self.look_again();
-        let backends = self.backends();
+        let _running = self.dump_slot.take()?;
+        self.allocators.look_again(&self.settings);
+        let backends = self.allocators.all();
         let jemallocs = jemallocs(&backends);
         let able = |jemalloc: &&Jemalloc| background::require(jemalloc).is_ok();
         let with_threads: Vec<_> = jemallocs.iter().copied().filter(able).collect();
@@ -245,14 +260,6 @@ fn heap(backend: &Driven) -> Heap {
         error: totals.as_ref().err().map(with_remedy),
         totals: totals.unwrap_or_default(),
     }
-}
-
-fn no_allocator() -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        "this process has no allocator that memprof can find",
-    )
-    .remedy(use_jemalloc())
 }
 
 pub(super) fn jemallocs(backends: &[Arc<Driven>]) -> Vec<&Jemalloc> {

@@ -1,5 +1,7 @@
 //! What the allocators said of themselves, and how soon they are asked again.
 
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use memprof_messages::Heap;
@@ -10,6 +12,17 @@ const REST: u32 = 9;
 
 /// What takes less is asked for each time. More than fifty arenas take more.
 const CHEAP: Duration = Duration::from_micros(500);
+
+/// What ledgers remember of those before.
+#[derive(Debug, Default)]
+pub(super) struct KnownFigures {
+    /// The figures that were read last.
+    pub(super) heaps: Mutex<Heaps>,
+    /// The live bytes of an earlier ledger, and when.
+    pub(super) first: Mutex<Option<(Instant, u64)>>,
+    /// The most bytes that the allocators were seen to count without having touched them.
+    pub(super) untouched: AtomicU64,
+}
 
 /// The figures that were read last.
 #[derive(Debug, Default)]

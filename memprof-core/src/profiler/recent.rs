@@ -15,9 +15,9 @@ impl Profiler {
     /// `Busy` while a dump runs; `Unsupported` where jemalloc is too old; none are kept yet; `max`
     /// is out of range.
     pub fn recent(&self, max: Option<u64>) -> Result<Vec<Recent>> {
-        let _running = self.begin_dump()?;
-        self.look_again();
-        let backends = self.backends();
+        let _running = self.dump_slot.take()?;
+        self.allocators.look_again(&self.settings);
+        let backends = self.allocators.all();
         let jemallocs = jemallocs(&backends);
         let none = || only_jemalloc("keeps its latest allocations");
         let first = jemallocs.first().ok_or_else(none)?;
@@ -29,7 +29,7 @@ impl Profiler {
         // Where signals are blocked, and what is allocated is left out of the profile.
         let take = |jemalloc: &Jemalloc| {
             let jemalloc = jemalloc.clone();
-            self.dumper.run(move || {
+            self.dump_slot.dumper.run(move || {
                 jemalloc.leave_this_thread_out();
                 recent::take(&jemalloc, max)
             })?

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Backends, Profiler};
+use super::Profiler;
+use super::allocators::Backends;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::Driven;
 use crate::sampler::Samples;
@@ -48,14 +49,14 @@ impl Profiler {
 
     /// As before any activation.
     pub(super) fn choose_by_default(&self) {
-        if let Err(error) = self.choose_sampler(&self.backends(), self.settings.sampler) {
+        if let Err(error) = self.choose_sampler(&self.allocators.all(), self.settings.sampler) {
             log::debug!("{error}");
         }
     }
 
     /// There is one sampler in a process.
     fn take_from_others(&self, ours: &Arc<Driven>) -> Result<()> {
-        let all = self.backends();
+        let all = self.allocators.all();
         let mut others = all.iter().filter(|each| !is_it(each, ours));
         others.try_for_each(|other| other.choose(Samples::Not))
     }
@@ -70,12 +71,12 @@ impl Profiler {
         !ours.is_hooked()
             && !backends.iter().any(can)
             && !backends.iter().any(is_unseen)
-            && self.undrivable().is_none()
+            && self.allocators.undrivable().is_none()
     }
 
     /// Looks after memprof's sampler while it samples. False where it does not.
     pub(super) fn tend_sampler(&self) -> bool {
-        let backends = self.backends();
+        let backends = self.allocators.all();
         let ours = backends.iter().filter(|each| each.can_have_ours());
         ours.filter(|each| each.tend()).count() > 0
     }

@@ -1,18 +1,18 @@
 //! Sampling switched on and off.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::ages::AgeWidth;
+use super::allocators::Backends;
 use super::figures::jemallocs;
 use super::labels::LabelKeys;
 use super::lease::Lease;
-use super::{Backends, Profiler, lock, with_each, with_remedy};
-use crate::allocators::embedded;
+use super::{Profiler, with_each, with_remedy};
 use crate::allocators::interval::SampleInterval;
+use crate::allocators::refusal::WhyNot;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sampler;
-use crate::unwinder::{Tick, set_leased};
+use crate::unwinder::Tick;
 use memprof_messages::{Activation, Kind, ProfileKind, SamplerChoice, UnwinderChoice};
 
 /// How long an activation lasts that costs too much to be left on, where nothing else is asked for.
@@ -52,45 +52,44 @@ impl Profiler {
             ages,
             labels,
         } = options;
-        self.look_again();
-        let backends = self.driven(allocator)?;
+        self.allocators.look_again(&self.settings);
+        let backends = self.allocators.driven(allocator)?;
         let sampler = sampler.unwrap_or(self.settings.sampler);
         let backends = self.choose_sampler(&backends, sampler)?;
-        self.require_profile(&backends, ProfileKind::Heap)
+        self.allocators
+            .require_profile(&backends, ProfileKind::Heap)
             .inspect_err(|_| self.choose_by_default())?;
-        let begun = lock(&self.active_since).is_none();
+        let begun = self.switch.activation().since.is_none();
         let unseen_bytes = if begun { self.live_of(&backends) } else { None };
-        let _running = interval.map(|_| self.begin_dump()).transpose()?;
+        let _running = interval.map(|_| self.dump_slot.take()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
-        let mut since = lock(&self.active_since);
-        let mut warnings = self.unwinder.install(&jemallocs(&backends), unwinder);
+        let mut switch = self.switch.hold();
+        let mut warnings = switch.install(&jemallocs(&backends), unwinder);
         let marked = match (ages, &labels) {
             (None, None) => Ok(()),
             (Some(_), _) => self.require_our_stacks(&backends, "ages"),
             (None, Some(_)) => self.require_our_stacks(&backends, "labels"),
         };
-        let marked = marked.and_then(|()| self.labels.set(labels.as_ref()));
+        let marked = marked.and_then(|()| switch.set_labels(labels.as_ref()));
         marked.inspect_err(|_| {
             if begun {
-                self.unwinder.remove();
+                switch.leave();
             }
         })?;
-        self.ages.set(ages);
+        switch.set_ages(ages);
         warnings.extend(with_each(&backends, |each| each.activate(interval))?);
-        self.set_tick()?;
-        warnings.extend(self.undrivable().map(|path| {
-            let message = embedded::message(&path);
-            format!("{message}; {}", embedded::REMEDY)
-        }));
-        since.get_or_insert_with(SystemTime::now);
-        drop(since);
+        switch.set_tick(self.tick()?);
+        let undrivable = self.allocators.undrivable().map(WhyNot::Undrivable);
+        warnings.extend(undrivable.map(|why| with_remedy(&why.into())));
+        switch.begin();
         warnings.dedup();
         let needs_an_end = backends.iter().any(|each| each.needs_an_end());
         let lease = duration
             .or(needs_an_end.then_some(LEASE))
             .map(|duration| self.lease_for(duration))
             .transpose()?;
-        self.set_lease(lease);
+        switch.set_lease(lease);
+        drop(switch);
         Ok(Activation {
             status: self.status(),
             begun,
@@ -106,42 +105,30 @@ impl Profiler {
     /// An allocator refused; there is none of that name.
     pub fn deactivate(&self, allocator: Option<Kind>) -> Result<Activation> {
         let backends = match allocator {
-            None => self.backends(),
-            named => self.driven(named)?,
+            None => self.allocators.all(),
+            named => self.allocators.driven(named)?,
         };
-        let mut since = lock(&self.active_since);
+        let mut switch = self.switch.hold();
         // All of them, also where the first refuses.
         let refusals: Vec<_> = backends
             .iter()
             .filter_map(|each| each.deactivate().err())
             .collect();
-        if !self.is_active() {
-            self.unwinder.remove();
-            self.ages.set(None);
-            self.labels.set(None)?;
-            *lock(&self.tick) = None;
-            *since = None;
+        if !self.allocators.is_active() {
+            switch.end()?;
         }
-        drop(since);
         if let Some(refusal) = refusals.into_iter().next() {
             return Err(refusal);
         }
-        self.set_lease(None);
-        let unavailable = self.unavailable();
+        switch.set_lease(None);
+        drop(switch);
+        let unavailable = self.allocators.why_not_any().map(Error::from);
         Ok(Activation {
             warnings: unavailable.iter().map(with_remedy).collect(),
             begun: false,
             unseen_bytes: None,
             status: self.status(),
         })
-    }
-
-    /// Takes away what is ours from allocators that go on sampling.
-    pub(super) fn leave_active(&self) -> Result<()> {
-        self.unwinder.remove();
-        *lock(&self.tick) = None;
-        self.set_lease(None);
-        Ok(())
     }
 
     /// Drops all samples in every allocator that profiles and can, and sets the sample interval
@@ -154,8 +141,8 @@ impl Profiler {
         allocator: Option<Kind>,
         interval: Option<SampleInterval>,
     ) -> Result<Activation> {
-        let running = self.begin_dump()?;
-        let backends = self.driven(allocator)?;
+        let running = self.dump_slot.take()?;
+        let backends = self.allocators.driven(allocator)?;
         let mut warnings = with_each(&backends, |each| each.reset(interval).map(|()| Vec::new()))?;
         drop(running);
         warnings.push("all samples so far were dropped".to_owned());
@@ -170,15 +157,15 @@ impl Profiler {
     /// Ages and labels are told by the stacks that memprof walks.
     fn require_our_stacks(&self, backends: &Backends, what: &str) -> Result<()> {
         let samples = backends.iter().any(|each| each.sampler_status().is_some());
-        if samples || self.unwinder.is_ours() {
+        if samples || self.switch.walks() {
             return Ok(());
         }
         let message = format!(
             "{what} are told by memprof's stack walk or its sampler, and neither is at work here"
         );
         let mut reasons = self
-            .unwinder
-            .status()
+            .switch
+            .unwinder_status()
             .walkers
             .into_iter()
             .filter_map(|each| each.reason);
@@ -207,43 +194,30 @@ impl Profiler {
 
     /// Looks after what samples already.
     pub fn tend_what_samples(self: &Arc<Self>) {
-        if self.tend_sampler()
-            && let Err(error) = self.set_tick()
-        {
-            log::warn!("libraries that are loaded later are not sampled: {error}");
+        if !self.tend_sampler() {
+            return;
+        }
+        match self.tick() {
+            Ok(tick) => self.switch.hold().set_tick(tick),
+            Err(error) => log::warn!("libraries that are loaded later are not sampled: {error}"),
         }
     }
 
-    /// Looks after our walk while it is installed.
-    fn set_tick(self: &Arc<Self>) -> Result<()> {
+    /// What looks after our walk and our sampler, where one of them is at work.
+    fn tick(self: &Arc<Self>) -> Result<Option<Tick>> {
         let of_the_sampler = self.tend_sampler();
-        let is_needed = of_the_sampler || self.unwinder.is_ours();
+        let is_needed = of_the_sampler || self.switch.walks();
         // Weak: a thread must not keep the profiler of a host that ends.
         let profiler = Arc::downgrade(self);
         let work = move || {
             profiler.upgrade().is_some_and(|profiler| {
                 profiler.leave_this_thread_out();
-                profiler.unwinder.tend();
-                profiler.ages.tend();
-                profiler.tend_sampler() || profiler.unwinder.is_ours()
+                let walks = profiler.switch.tend();
+                profiler.tend_sampler() || walks
             })
         };
-        *lock(&self.tick) = is_needed
+        is_needed
             .then(|| Tick::start(of_the_sampler, work))
-            .transpose()?;
-        Ok(())
-    }
-
-    fn set_lease(&self, lease: Option<Lease>) {
-        set_leased(lease.is_some());
-        if lease.is_some() {
-            sampler::end_in_children();
-        }
-        *lock(&self.lease) = lease;
-    }
-
-    pub(super) fn active_until(&self) -> Option<SystemTime> {
-        let lease = lock(&self.lease);
-        lease.as_ref().map(|lease| lease.until)
+            .transpose()
     }
 }

@@ -1,6 +1,7 @@
 //! Which allocators leave memprof's own work out.
 
-use super::{Backends, Profiler};
+use super::Profiler;
+use super::allocators::Backends;
 use crate::allocators::unsampled::Unsampled;
 use crate::sampler;
 
@@ -9,12 +10,12 @@ impl Profiler {
     /// leave threads out. Allocates nothing. To be called again before each piece of work: an
     /// allocator may have been found since.
     pub fn leave_this_thread_out(&self) {
-        leave_this_thread_out(&self.backends());
+        leave_this_thread_out(&self.allocators.all());
     }
 
     /// The same for a thread of the program's, for as long as the result lives.
     pub fn unsampled(&self) -> Unsampled {
-        let backends = self.backends();
+        let backends = self.allocators.all();
         let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
         let sampling = jemallocs.filter(|jemalloc| jemalloc.opt_prof);
         Unsampled::by(sampling.map(|jemalloc| jemalloc.mallctl))

@@ -1,20 +1,21 @@
 //! Dumps that nobody asked for just then: watch rules, high water, the exit.
 
 use std::process;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::Profiler;
 use super::farewell::Farewell;
 use super::figures::jemallocs;
 use super::switching::ActivateOptions;
-use super::{Profiler, lock, require_profile};
 use crate::dumps::trigger::Condition;
 use crate::dumps::trigger::Trigger;
 use crate::error::{ErrorKind, Result};
+use crate::lock::lock;
 use crate::system::cgroup;
 use crate::watching::gdump::GdumpLimits;
 use crate::watching::reading::rss;
@@ -28,6 +29,38 @@ use memprof_messages::{
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 const EXIT_TICK: Duration = Duration::from_millis(10);
 
+/// Who takes dumps that nobody asks for.
+#[derive(Debug, Default)]
+pub(super) struct Unasked {
+    watcher: Mutex<Option<Arc<Watcher>>>,
+    /// Not behind a lock: the exiting thread may hold any.
+    farewell: OnceLock<Farewell>,
+    /// The last dump of a rule was refused for want of memory, which was logged.
+    was_refused: AtomicBool,
+}
+
+impl Unasked {
+    fn watch(&self, watcher: &Arc<Watcher>) {
+        *lock(&self.watcher) = Some(Arc::clone(watcher));
+    }
+
+    /// This process's own: a forked child inherits the rules, but not the thread.
+    fn watcher(&self) -> Option<Arc<Watcher>> {
+        let watcher = lock(&self.watcher).clone();
+        watcher.filter(|watcher| watcher.owner == process::id())
+    }
+
+    /// Nobody does any more.
+    pub(super) fn end(&self) {
+        if let Some(watcher) = lock(&self.watcher).take() {
+            watcher.end();
+        }
+        if let Some(farewell) = self.farewell.get() {
+            farewell.give_up();
+        }
+    }
+}
+
 impl Profiler {
     /// Watches by these rules, in place of those before.
     ///
@@ -39,7 +72,7 @@ impl Profiler {
             log::warn!("cgroup_above never fires: no memory cgroup of this process can be read");
         }
         let watcher = Watcher::new(rules);
-        *lock(&self.watcher) = Some(Arc::clone(&watcher));
+        self.unasked.watch(&watcher);
         if rules.iter().any(|rule| rule.condition == Condition::AtExit) {
             self.prepare_exit()?;
         }
@@ -51,11 +84,13 @@ impl Profiler {
     /// # Errors
     /// Why profiling is not on; the thread that watches cannot be started.
     pub fn gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<Gdumping> {
-        self.look_again();
-        require_profile(&self.driven(None)?, ProfileKind::Heap)?;
-        let watcher = self.watcher().unwrap_or_else(|| {
+        self.allocators.look_again(&self.settings);
+        if let Some(why) = self.allocators.why_not_any() {
+            return Err(why.into());
+        }
+        let watcher = self.unasked.watcher().unwrap_or_else(|| {
             let fresh = Watcher::new(&[]);
-            *lock(&self.watcher) = Some(Arc::clone(&fresh));
+            self.unasked.watch(&fresh);
             fresh
         });
         watcher.set_gdump(limits);
@@ -79,9 +114,12 @@ impl Profiler {
     /// # Errors
     /// jemalloc refused.
     pub fn end_gdump(&self) -> Result<Gdumping> {
-        let ended = self.watcher().and_then(|watcher| watcher.end_gdump());
+        let ended = self
+            .unasked
+            .watcher()
+            .and_then(|watcher| watcher.end_gdump());
         let mut warnings = Vec::new();
-        for jemalloc in jemallocs(&self.backends()) {
+        for jemalloc in jemallocs(&self.allocators.all()) {
             if jemalloc.end_own_gdump()? {
                 warnings.push(format!(
                     "{}'s own prof.gdump was on, and is off now",
@@ -99,7 +137,7 @@ impl Profiler {
     /// The plugin ends: stops watching, and takes the dump that a rule `at_exit` asks for, unless
     /// [`exit`](Self::exit) did.
     pub fn end(&self) {
-        if let Some(watcher) = self.watcher() {
+        if let Some(watcher) = self.unasked.watcher() {
             watcher.end();
         }
         self.exit();
@@ -109,7 +147,7 @@ impl Profiler {
     /// takes longer than five seconds. Allocates nothing on the calling thread and takes no lock
     /// there, because that thread may have been interrupted by a signal anywhere.
     pub fn exit(&self) {
-        if let Some(farewell) = self.farewell.get() {
+        if let Some(farewell) = self.unasked.farewell.get() {
             farewell.take(EXIT_PATIENCE);
         }
     }
@@ -124,7 +162,7 @@ impl Profiler {
             }
         })?;
         // The first one stays: its thread does what another one would do.
-        drop(self.farewell.set(farewell));
+        drop(self.unasked.farewell.set(farewell));
         Ok(())
     }
 
@@ -143,18 +181,13 @@ impl Profiler {
     }
 
     pub(super) fn watch_status(&self) -> Vec<WatchStatus> {
-        self.watcher()
+        self.unasked
+            .watcher()
             .map_or(Vec::new(), |watcher| watcher.status())
     }
 
     pub(super) fn gdump_status(&self) -> Option<GdumpStatus> {
-        self.watcher()?.gdump_status()
-    }
-
-    /// This process's own: a forked child inherits the rules, but not the thread.
-    fn watcher(&self) -> Option<Arc<Watcher>> {
-        let watcher = lock(&self.watcher).clone();
-        watcher.filter(|watcher| watcher.owner == process::id())
+        self.unasked.watcher()?.gdump_status()
     }
 
     fn start_watching(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
@@ -183,13 +216,13 @@ impl Profiler {
         }
         match self.dump(None, ProfileKind::Heap, due.trigger) {
             Ok(report) => {
-                self.was_refused.store(false, Ordering::Relaxed);
+                self.unasked.was_refused.store(false, Ordering::Relaxed);
                 log_dump(&report, &due.trigger);
             }
             Err(error) if error.kind == ErrorKind::Busy => return Outcome::Busy,
             Err(error) if error.os_error() == Some(Errno::NOMEM) => {
                 // A rule such as cgroup_above meets it again and again until there is memory.
-                if !self.was_refused.swap(true, Ordering::Relaxed) {
+                if !self.unasked.was_refused.swap(true, Ordering::Relaxed) {
                     log::error!("{}: {error}; tried again from time to time", due.trigger);
                 }
                 return Outcome::Refused;

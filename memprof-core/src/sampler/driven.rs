@@ -6,9 +6,10 @@ use super::Samples;
 use super::ours::{Chosen, Ours};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
+use crate::allocators::refusal::WhyNot;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::identity::Identity;
 
 /// An allocator, and who samples for it.
@@ -80,9 +81,17 @@ impl Driven {
     }
 
     /// Why memprof samples in the allocator's place, where it does.
-    pub(crate) fn why_in_place(&self) -> Option<Error> {
+    pub(crate) fn why_in_place(&self) -> Option<WhyNot> {
         self.ours()?;
-        self.allocator.require_profiling().err()
+        self.allocator.why_not()
+    }
+
+    /// Why it cannot be profiled in this process, where it cannot.
+    pub(crate) fn why_not(&self) -> Option<WhyNot> {
+        match self.ours() {
+            Some(_) => None,
+            None => self.allocator.why_not(),
+        }
     }
 
     /// Whether an activation that nobody ends would cost too much.
@@ -101,10 +110,7 @@ impl Driven {
     /// # Errors
     /// As of [`Allocator::require_profiling`].
     pub(crate) fn require_profiling(&self) -> Result<()> {
-        match self.ours() {
-            Some(_) => Ok(()),
-            None => self.allocator.require_profiling(),
-        }
+        self.why_not().map_or(Ok(()), |why| Err(why.into()))
     }
 
     /// Whether it can take a profile of that kind.
