@@ -21,6 +21,7 @@ pub const TEST: &[&str] = &[
     "chromium-driver",
     "curl",
     "default-jdk-headless",
+    "erlang-base",
     "golang-go",
     "google-perftools",
     "graphviz",

@@ -116,6 +116,9 @@ fn everybody_may_read_and_the_config_allows_more() {
         );
         assert!(answer.parse::<u32>().is_ok(), "{message}: {answer}");
     }
+    let doctor = server.sql("guest", "SELECT memory_profile('doctor')");
+    let first_line = doctor.lines().next().unwrap();
+    assert!(first_line.contains("InnoDB's buffer pool"), "{doctor}");
     let refused = server.refused("guest", "SELECT memory_profile('dump')");
     let expected = "ERROR 1105 (HY000) at line 1: \"dump\" is not a message for everybody, who may call this \
                     function: it takes help, stats, status, ledger, doctor, list; allow = [\"dump\"] in the file";

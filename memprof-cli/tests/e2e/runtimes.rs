@@ -52,6 +52,26 @@ fn doctor_names_the_memory_that_a_runtime_hides() {
     ];
     let jvm = ["the JVM's own heap", "GC.class_histogram"];
     check("default-jdk-headless", &java, &[], Some(jvm));
+    let ruby = [
+        "ruby",
+        "-I",
+        "{plugins}",
+        "{examples}/ruby/memory.rb",
+        "doctor",
+    ];
+    let slots = [
+        "Ruby keeps its objects in pages",
+        "ObjectSpace.count_objects",
+    ];
+    check("ruby", &ruby, &[], Some(slots));
+    let luajit = ["luajit", "{examples}/lua/memory.lua", "doctor"];
+    let objects = ["LuaJIT keeps the objects", "collectgarbage(\"count\")"];
+    check(
+        "luajit",
+        &luajit,
+        &[("LUA_CPATH", "{plugins}/?.so")],
+        Some(objects),
+    );
     let lua = ["lua5.4", "{examples}/lua/memory.lua", "doctor"];
     check("lua5.4", &lua, &[("LUA_CPATH", "{plugins}/?.so")], None);
 }

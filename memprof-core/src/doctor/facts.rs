@@ -35,7 +35,7 @@ pub(crate) struct Facts {
     pub dump_dir: DumpDir,
 }
 
-/// A language runtime whose objects do not come from malloc.
+/// A language runtime, or library, whose objects do not come from malloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnHeap {
     /// pymalloc.
@@ -44,6 +44,13 @@ pub(crate) enum OwnHeap {
     Php,
     V8,
     Jvm,
+    Ruby,
+    Erlang,
+    LuaJit,
+    /// The Apache Portable Runtime, of httpd and Subversion.
+    Apr,
+    /// Of MariaDB and MySQL.
+    InnoDb,
 }
 
 /// Any allocator.

@@ -62,6 +62,7 @@ pub(crate) fn gather(
             is_exported: &|name| lookup(name) != 0,
             files: &file_names(&objects),
             variable: &|name| std::env::var(name).ok(),
+            arguments: &arguments(),
         }),
         dump_dir: look_at(store),
     }
@@ -111,6 +112,16 @@ impl Examined {
             dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,
         }
     }
+}
+
+/// The arguments that the program was started with, which it may have written over.
+fn arguments() -> Vec<String> {
+    // Of what cannot be read nothing is known.
+    let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let arguments = line.split(|byte| *byte == 0);
+    arguments
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
 }
 
 fn lookup(name: &CStr) -> usize {

@@ -12,7 +12,21 @@ pub(super) struct Signs<'a> {
     pub(super) files: &'a [String],
     /// A variable of the environment.
     pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
+    /// The arguments of the program.
+    pub(super) arguments: &'a [String],
 }
+
+const ALL: [OwnHeap; 9] = [
+    OwnHeap::Python,
+    OwnHeap::Php,
+    OwnHeap::V8,
+    OwnHeap::Jvm,
+    OwnHeap::Ruby,
+    OwnHeap::Erlang,
+    OwnHeap::LuaJit,
+    OwnHeap::Apr,
+    OwnHeap::InnoDb,
+];
 
 /// The runtimes that are there, and were not told to use malloc.
 pub(super) fn own_heaps(signs: &Signs<'_>) -> Vec<OwnHeap> {
@@ -30,38 +44,80 @@ pub(super) fn own_heaps(signs: &Signs<'_>) -> Vec<OwnHeap> {
         }
         OwnHeap::V8 => (signs.is_exported)(c"node_module_register"),
         OwnHeap::Jvm => has_file("libjvm.so"),
+        OwnHeap::Ruby => (signs.is_exported)(c"ruby_init") || has_file("libruby"),
+        OwnHeap::Erlang => {
+            // erl(1) hands `+Mea` on as `-Mea`, also out of ERL_FLAGS.
+            let mut pairs = signs.arguments.windows(2);
+            (signs.is_exported)(c"enif_alloc") && !pairs.any(|pair| pair == ["-Mea", "min"])
+        }
+        OwnHeap::LuaJit => (signs.is_exported)(c"luaJIT_setmode") || has_file("libluajit-5.1.so"),
+        OwnHeap::Apr => has_file("libapr-1.so"),
+        OwnHeap::InnoDb => (signs.is_exported)(c"my_large_malloc"),
     };
-    let all = [OwnHeap::Python, OwnHeap::Php, OwnHeap::V8, OwnHeap::Jvm];
-    all.into_iter().filter(is_there).collect()
+    ALL.into_iter().filter(is_there).collect()
 }
 
 /// What is hidden, and what shows it.
 pub(super) fn hidden_objects(facts: &Facts, findings: &mut Vec<Finding>) {
     for heap in &facts.own_heaps {
-        let (message, remedy) = match heap {
-            OwnHeap::Python => (
+        let (message, remedy) = heap.explained();
+        findings.push(finding("own_heap", Severity::Warning, message, remedy));
+    }
+}
+
+impl OwnHeap {
+    /// What no heap profile shows, and what puts it there, or shows it.
+    const fn explained(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Python => (
                 "Python keeps objects of up to 512 bytes in arenas of its own (pymalloc), which no \
                  heap profile shows",
                 "start the program with PYTHONMALLOC=malloc, which makes it slower",
             ),
-            OwnHeap::Php => (
+            Self::Php => (
                 "PHP keeps what scripts allocate in chunks of its own (the Zend memory manager), \
                  which no heap profile shows",
                 "start the program with USE_ZEND_ALLOC=0, which makes it slower",
             ),
-            OwnHeap::V8 => (
+            Self::V8 => (
                 "JavaScript's objects lie in V8's own heap, which no heap profile shows; buffers and \
                  addons are shown",
                 "a heap snapshot shows them: v8.writeHeapSnapshot(), or node \
                  --heapsnapshot-signal=SIGUSR2",
             ),
-            OwnHeap::Jvm => (
+            Self::Jvm => (
                 "Java's objects lie in the JVM's own heap, which no heap profile shows; native \
                  libraries, direct buffers and the JVM itself are shown",
                 "`jcmd PID GC.class_histogram` shows them",
             ),
-        };
-        findings.push(finding("own_heap", Severity::Warning, message, remedy));
+            Self::Ruby => (
+                "Ruby keeps its objects in pages of its own, which no heap profile shows; what does \
+                 not fit into an object, as long strings and arrays, is shown",
+                "ObjectSpace.count_objects shows them, and ObjectSpace.dump_all of \"objspace\" each",
+            ),
+            Self::Erlang => (
+                "Erlang's processes and terms lie in carriers of its own allocators, which no heap \
+                 profile shows",
+                "start the program with ERL_FLAGS=\"+Mea min\", which makes it slower; \
+                 erlang:memory() shows their sums",
+            ),
+            Self::LuaJit => (
+                "LuaJIT keeps the objects of scripts in memory of its own, which no heap profile \
+                 shows, unless the program gives it an allocator",
+                "collectgarbage(\"count\") shows how many KiB they take",
+            ),
+            Self::Apr => (
+                "APR's pools, of httpd and Subversion, are mapped by mmap(2) as Debian builds it, and \
+                 in no heap profile",
+                "`memprof ledger` shows how much is mapped; an APR that was built without \
+                 --enable-allocator-uses-mmap takes them from malloc",
+            ),
+            Self::InnoDb => (
+                "InnoDB's buffer pool is mapped by mmap(2), and in no heap profile; what connections and \
+                 statements allocate is",
+                "innodb_buffer_pool_size says how large it may grow, SHOW ENGINE INNODB STATUS how full it is",
+            ),
+        }
     }
 }
 
@@ -71,14 +127,20 @@ mod tests {
 
     #[test]
     fn runtimes_are_told_by_what_they_export_and_how_they_were_started() {
+        let started =
+            |symbol: &str, file: &str, variable: &str, arguments: &str, expected: &[OwnHeap]| {
+                let (name, value) = variable.split_once('=').unwrap_or_default();
+                let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+                let found = own_heaps(&Signs {
+                    is_exported: &|asked| asked.to_str() == Ok(symbol),
+                    files: &[file.to_owned(), "libc.so.6".to_owned()],
+                    variable: &|asked| (asked == name).then(|| value.to_owned()),
+                    arguments: &arguments,
+                });
+                assert_eq!(found, expected, "{symbol} {file} {variable} {arguments:?}");
+            };
         let check = |symbol: &str, file: &str, variable: &str, expected: &[OwnHeap]| {
-            let (name, value) = variable.split_once('=').unwrap_or_default();
-            let found = own_heaps(&Signs {
-                is_exported: &|asked| asked.to_str() == Ok(symbol),
-                files: &[file.to_owned(), "libc.so.6".to_owned()],
-                variable: &|asked| (asked == name).then(|| value.to_owned()),
-            });
-            assert_eq!(found, expected, "{symbol} {file} {variable}");
+            started(symbol, file, variable, "", expected);
         };
         let (python, php) = ([OwnHeap::Python], [OwnHeap::Php]);
         check("Py_GetVersion", "", "", &python);
@@ -91,5 +153,18 @@ mod tests {
         check("node_module_register", "", "", &[OwnHeap::V8]);
         check("", "libjvm.so", "", &[OwnHeap::Jvm]);
         check("main", "libjvmti.so", "", &[]);
+        check("ruby_init", "", "", &[OwnHeap::Ruby]);
+        check("", "libruby-3.1.so.3.1", "", &[OwnHeap::Ruby]);
+        check("luaJIT_setmode", "", "", &[OwnHeap::LuaJit]);
+        check("", "libluajit-5.1.so.2", "", &[OwnHeap::LuaJit]);
+        check("", "liblua5.4.so.0", "", &[]);
+        check("", "libapr-1.so.0", "", &[OwnHeap::Apr]);
+        check("my_large_malloc", "", "", &[OwnHeap::InnoDb]);
+        let erlang = |arguments: &str, expected: &[OwnHeap]| {
+            started("enif_alloc", "", "", arguments, expected);
+        };
+        erlang("beam.smp -- -root /usr/lib/erlang", &[OwnHeap::Erlang]);
+        erlang("beam.smp -Mea max --", &[OwnHeap::Erlang]);
+        erlang("beam.smp -A 4 -Mea min -- -root /", &[]);
     }
 }
