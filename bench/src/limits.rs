@@ -51,6 +51,8 @@ const LIMITS: &[Limit] = &[
     ("sampled pair / bare, mixed bytes, 16KiB", AtMost(1.38), "", 3),
     ("sampled pair / bare, mixed bytes, deactivated", AtMost(1.23), "", 3),
     ("sampled pair / bare, mixed bytes, after", AtMost(1.13), "", 3),
+    ("age and label of a sample, memprof's sampler", AtMost(50.0), "ns", 0),
+    ("age and label of a sample, jemalloc's", AtMost(50.0), "ns", 0),
     ("our walk / jemalloc's, micro, lg 19", AtMost(0.40), "", 3),
     ("our walk / jemalloc's, micro, lg 17", AtMost(0.30), "", 3),
     ("our walk / jemalloc's, micro, lg 14", AtMost(0.30), "", 3),

@@ -81,6 +81,16 @@ int main(int argc, char **argv) {
             send("activate", args);
             measure(intervals[at]);
         }
+        /* The same sampling without and with what tells whose a sample is, and how old. */
+        char fine[80];
+        snprintf(fine, sizeof fine, "sampler=%s sample_interval=1KiB", argv[2]);
+        uint16_t before = memprof_label_push("route", "/search");
+        send("activate", fine);
+        measure("plain");
+        strcat(fine, " ages=1m labels=route");
+        send("activate", fine);
+        measure("marked");
+        memprof_label_pop(before);
         /* Sampled for certain, and alive: free is watched until it is gone. */
         void *sampled = malloc(64 << 20);
         send("deactivate", "");

@@ -46,6 +46,12 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
             ),
         )?;
     }
+    for (whose, costs) in [("memprof's sampler", &ours), ("jemalloc's", &jemalloc)] {
+        let costs = &costs[&("marked".to_owned(), "64".to_owned())];
+        let costs = Ratios::of(costs);
+        let figure = format!("age and label of a sample, {whose}");
+        figures.tell(&figure, costs.median(), format_args!("{costs}"))?;
+    }
     Ok(())
 }
 

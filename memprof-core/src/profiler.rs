@@ -162,6 +162,7 @@ impl Profiler {
             unwinder: self.switch.unwinder_status(),
             ages_s: self.switch.age_width(),
             labels: self.switch.labels(),
+            label_sets: labels::sets(),
         }
     }
 

@@ -6,6 +6,7 @@ mod contexts;
 #[cfg_attr(target_arch = "x86_64", path = "unwinder/ours.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "unwinder/elsewhere.rs")]
 mod ours;
+mod process_context;
 mod tick;
 
 use std::sync::Mutex;
@@ -16,15 +17,35 @@ use crate::{clock::rfc3339, lock::lock};
 use memprof_messages::{UnwinderChoice, UnwinderStatus, Walker, Whose};
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use contexts::thread_contexts;
+pub(crate) use contexts::{KeyNumbers, thread_contexts};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use ours::prepare_walks;
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) use ours::thread_contexts;
 pub(crate) use ours::{
-    Context, MOST_KEYS, MOST_SETS, each_label_set, set_birth, set_labels, set_leased,
+    Context, LabelSetCounts, MOST_KEYS, MOST_SETS, each_label_set, label_set_counts, set_birth,
+    set_labels, set_leased,
 };
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use ours::{KeyNumbers, thread_contexts};
+pub(crate) use process_context::attribute_keys;
 pub(crate) use tick::Tick;
+
+/// Where each thread has a pointer to its labels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadContext {
+    /// The number of the library among those with thread-local variables, from 1.
+    pub(crate) module: usize,
+    /// Where in its variables the pointer lies.
+    pub(crate) offset: usize,
+    pub(crate) keys: LabelKeyNames,
+}
+
+/// Who knows the names of the keys that records tell by number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LabelKeyNames {
+    Program(KeyNumbers),
+    /// The process context, where there is one: [`attribute_keys`].
+    OpenTelemetry,
+}
 
 /// How the walks are made, as the plugin's configuration says.
 #[derive(Clone, Copy, Debug)]

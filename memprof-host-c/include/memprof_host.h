@@ -1,6 +1,7 @@
 /* memprof_host.h: makes a program in C or C++ a host: it loads the plugins that its config names
  * and opens the control socket. Link with libmemprof_host.a -lpthread -ldl -lm.
  *
+ * A program that is no host may call memprof_label_push and memprof_label_pop alone.
  * To load a plugin without config and control socket, memprof.h alone is enough.
  * Generated from memprof-host-c/src/lib.rs; do not edit. */
 
@@ -64,6 +65,22 @@ memprof_status_t memprof_host_message(const memprof_running_host_t *host,
 // # Safety
 // `host` is running, or NULL; it must not be used again.
 void memprof_host_stop(memprof_running_host_t *host);
+
+// [thread-safe] Labels what the calling thread allocates from here on: `memprof activate labels=KEY`
+// lets profiles tell whose memory it is, be this program a host or not. Returns what
+// `memprof_label_pop` takes to end it. Costs some nanoseconds, allocates nothing but for a new
+// key. Both texts are NUL-terminated and copied; of the same key the last one counts. What is
+// more than 64 keys, 255 bytes of a value or 612 bytes of a thread's labels is left out.
+//
+// # Safety
+// Both are NUL-terminated; with NULL there is no label.
+uint16_t memprof_label_push(const char *key,
+                            const char *value);
+
+// [thread-safe] Ends the labels that the calling thread was given since the
+// `memprof_label_push` that returned `before`: in the reverse order. A coroutine pops its labels before
+// it leaves the thread, and pushes them where it goes on.
+void memprof_label_pop(uint16_t before);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use memprof_host::{Config, Host, Program};
+use memprof_labels::Mark;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_LOG_DEBUG, MEMPROF_LOG_ERROR,
     MEMPROF_LOG_INFO, MEMPROF_LOG_TRACE, MEMPROF_LOG_WARN, MEMPROF_OK, MEMPROF_PANIC,
@@ -145,6 +146,39 @@ pub unsafe extern "C" fn memprof_host_stop(host: *mut memprof_running_host_t) {
         drop(host);
         MEMPROF_OK
     });
+}
+
+/// [thread-safe] Labels what the calling thread allocates from here on: `memprof activate labels=KEY`
+/// lets profiles tell whose memory it is, be this program a host or not. Returns what
+/// `memprof_label_pop` takes to end it. Costs some nanoseconds, allocates nothing but for a new
+/// key. Both texts are NUL-terminated and copied; of the same key the last one counts. What is
+/// more than 64 keys, 255 bytes of a value or 612 bytes of a thread's labels is left out.
+///
+/// # Safety
+/// Both are NUL-terminated; with NULL there is no label.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memprof_label_push(key: *const c_char, value: *const c_char) -> u16 {
+    // No label ends there.
+    let mut before = Mark(u16::MAX);
+    if key.is_null() || value.is_null() {
+        return before.0;
+    }
+    // SAFETY: promised by the caller.
+    let texts = [key, value].map(|text| unsafe { CStr::from_ptr(text) });
+    contain(|| {
+        let [key, value] = texts.map(CStr::to_string_lossy);
+        before = memprof_labels::push(&key, &value);
+        MEMPROF_OK
+    });
+    before.0
+}
+
+/// [thread-safe] Ends the labels that the calling thread was given since the
+/// `memprof_label_push` that returned `before`: in the reverse order. A coroutine pops its labels before
+/// it leaves the thread, and pushes them where it goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn memprof_label_pop(before: u16) {
+    memprof_labels::pop(Mark(before));
 }
 
 /// Reads the config and starts; what goes wrong is logged.

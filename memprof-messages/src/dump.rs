@@ -25,6 +25,9 @@ pub struct Dump {
     pub estimated_inuse_bytes: u64,
     /// The allocator it is of: `jemalloc 5.3.0`.
     pub allocator: String,
+    /// What the samples take in the process, in bytes: the tables of memprof's sampler, or what jemalloc's arenas have
+    /// of internal memory, where its samples are. Absent where the allocator does not tell.
+    pub metadata_bytes: Option<u64>,
 }
 
 /// What `dump` took: one dump for each allocator that can profile.

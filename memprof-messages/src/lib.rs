@@ -33,8 +33,8 @@ pub use reply::{Answer, Help, HelpOfMessage, Nothing, Refusal, Refused, Reply, R
 pub use size::{SIZE_EXAMPLE, has_unit, parse_size, written_size};
 pub use stats::{Background, Figures, OfAllocators, Purged, Recent, Stats, Totals};
 pub use status::{
-    Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, SamplerStatus, Slots,
-    Status, UnwinderStatus, Walker, WatchStatus, release,
+    Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, LabelSets, SamplerStatus,
+    Slots, Status, UnwinderStatus, Walker, WatchStatus, release,
 };
 pub use table::{MESSAGES, PLUGIN, message};
 pub use usage::USAGES;

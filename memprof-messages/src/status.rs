@@ -45,6 +45,21 @@ pub struct Status {
     /// The keys of labels by which samples are counted, while they are.
     #[serde(default)]
     pub labels: Vec<String>,
+    /// What came of these labels, from the first activation with some on.
+    pub label_sets: Option<LabelSets>,
+}
+
+/// The different sets of labels that samples had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LabelSets {
+    /// How many there were.
+    pub seen: u64,
+    /// How many are told apart, at the most.
+    pub most: u64,
+    /// Samples of all others, which are told as `[other]`.
+    pub others: u64,
+    /// What the sets take in the process at the most, in bytes.
+    pub bytes: u64,
 }
 
 /// One allocator, as `status` shows it.

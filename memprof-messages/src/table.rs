@@ -68,9 +68,9 @@ pub const MESSAGES: &[Message] = &[
             .default("off"),
             Argument::new(
                 "labels",
-                Like(&["thread", "thread,http.route:0", "off"]),
-                "let dumps tell whose memory it is, by the threads' names and the attributes of OpenTelemetry's thread \
-                 context, KEY:INDEX: memprof report --by KEY",
+                Like(&["thread", "thread,http.route", "off"]),
+                "let dumps tell whose memory it is, by the threads' names and the labels KEY that the program sets for \
+                 its threads, with memprof's calls or OpenTelemetry's: memprof report --by KEY",
             )
             .default("off"),
         ],

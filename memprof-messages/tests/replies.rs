@@ -102,6 +102,7 @@ fn status() -> Value {
             }],
         },
         "ages_s": 60, "labels": ["l"],
+        "label_sets": { "seen": 7, "most": 1000, "others": 0, "bytes": 409_600 },
     })
 }
 
@@ -118,6 +119,7 @@ fn dump_report() -> Value {
     let dump = json!({
         "id": "i", "kind": "heap", "path": "/d/i.heap", "bytes": 1, "stacks": 2,
         "sample_interval": 3, "estimated_inuse_bytes": 4, "allocator": "jemalloc 5.3.0",
+        "metadata_bytes": 5,
     });
     let mut report = dump.clone();
     merge(

@@ -35,15 +35,23 @@
 #define MEMPROF_EXPORT
 #endif
 
+/* At file scope, once in a program or library: it has labels (`memprof_labels_t`, with these two functions). An
+ * ELF note tells it, with the owner `memprof` and the type 1, which holds the distance to the struct. */
+#define MEMPROF_LABELS(place, key) \
+    __attribute__((used)) static const memprof_labels_t memprof_labels __asm__("memprof_labels") = { \
+        sizeof(memprof_labels_t), (place), (key)}; \
+    __asm__(".pushsection .note.memprof, \"a\", %note\n\t.balign 4\n\t.long 8, 8, 1\n\t.asciz \"memprof\"\n\t" \
+            ".quad memprof_labels - .\n\t.popsection")
+
 
 // The ABI's major version. Another major is refused by both sides.
 #define MEMPROF_ABI_MAJOR 1
 
 // The ABI's minor version: raised when a promise or an extension is added.
-#define MEMPROF_ABI_MINOR 1
+#define MEMPROF_ABI_MINOR 2
 
 // `major << 16 | minor`: what `abi_version` fields hold.
-#define MEMPROF_ABI_VERSION 65537
+#define MEMPROF_ABI_VERSION 65538
 
 // The outcome of a call: 0 is success, a negative number an error. The set is open: treat an
 // unknown negative number as `MEMPROF_INTERNAL`. Numbers are never reused.
@@ -202,6 +210,26 @@ typedef struct {
   // before each message. Allocates nothing.
   void (*enter)(memprof_plugin_t *plugin);
 } memprof_threads_t;
+
+// The labels of a program's threads (since ABI 1.2): whose work a thread does, which a profiler tells of
+// each sample. Not asked for by an id, because programs that host nothing have labels too: a program or
+// library tells of its constant of this type in an ELF note, as `MEMPROF_LABELS` does. `struct_size` must be
+// set; the functions must live as long as the process. The static library of `memprof_host.h` has
+// one, for `memprof_label_push`.
+typedef struct {
+  // `sizeof(memprof_labels_t)`.
+  size_t struct_size;
+  // [thread-safe] Where the calling thread has a pointer to its record: a thread-local variable
+  // of the library that has the note, at the same offset in each thread. It is read in the
+  // midst of `malloc`. NULL: no labels. The record is that of OpenTelemetry's thread context
+  // (OTEP 4947), and can be read for as long as the pointer leads to it: 16 and 8 bytes that
+  // are not read · valid, 1 byte, 1 · flags, 1 byte · length of what follows, 2 bytes · for each
+  // label the number of its key, 1 byte, the length of its value, 1 byte, and the value.
+  const void *const *(*place)(void);
+  // [thread-safe] The number of a key, 0 to 254, for as long as the process lives; made where
+  // the key is new. A negative status where there is no number left.
+  int32_t (*key)(memprof_str_t key);
+} memprof_labels_t;
 
 // Success.
 #define MEMPROF_OK 0

@@ -10,9 +10,9 @@ use std::ffi::{c_char, c_int, c_void};
 /// The ABI's major version. Another major is refused by both sides.
 pub const MEMPROF_ABI_MAJOR: u32 = 1;
 /// The ABI's minor version: raised when a promise or an extension is added.
-pub const MEMPROF_ABI_MINOR: u32 = 1;
+pub const MEMPROF_ABI_MINOR: u32 = 2;
 /// `major << 16 | minor`: what `abi_version` fields hold.
-pub const MEMPROF_ABI_VERSION: u32 = 65537;
+pub const MEMPROF_ABI_VERSION: u32 = 65538;
 
 /// The outcome of a call: 0 is success, a negative number an error. The set is open: treat an
 /// unknown negative number as `MEMPROF_INTERNAL`. Numbers are never reused.
@@ -290,6 +290,28 @@ pub struct memprof_threads_t {
     pub enter: Option<unsafe extern "C" fn(plugin: *mut memprof_plugin_t)>,
 }
 
+/// The labels of a program's threads (since ABI 1.2): whose work a thread does, which a profiler tells of
+/// each sample. Not asked for by an id, because programs that host nothing have labels too: a program or
+/// library tells of its constant of this type in an ELF note, as `MEMPROF_LABELS` does. `struct_size` must be
+/// set; the functions must live as long as the process. The static library of `memprof_host.h` has
+/// one, for `memprof_label_push`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct memprof_labels_t {
+    /// `sizeof(memprof_labels_t)`.
+    pub struct_size: usize,
+    /// [thread-safe] Where the calling thread has a pointer to its record: a thread-local variable
+    /// of the library that has the note, at the same offset in each thread. It is read in the
+    /// midst of `malloc`. NULL: no labels. The record is that of OpenTelemetry's thread context
+    /// (OTEP 4947), and can be read for as long as the pointer leads to it: 16 and 8 bytes that
+    /// are not read · valid, 1 byte, 1 · flags, 1 byte · length of what follows, 2 bytes · for each
+    /// label the number of its key, 1 byte, the length of its value, 1 byte, and the value.
+    pub place: Option<unsafe extern "C" fn() -> *const *const c_void>,
+    /// [thread-safe] The number of a key, 0 to 254, for as long as the process lives; made where
+    /// the key is new. A negative status where there is no number left.
+    pub key: Option<unsafe extern "C" fn(key: memprof_str_t) -> i32>,
+}
+
 // What another build of this contract must agree with, on every 64-bit target.
 const _: () = {
     use std::mem::{offset_of, size_of};
@@ -301,6 +323,7 @@ const _: () = {
     assert!(size_of::<memprof_jemalloc_t>() == 40);
     assert!(size_of::<memprof_threads_t>() == 16);
     assert!(size_of::<memprof_reply_fd_t>() == 16);
+    assert!(size_of::<memprof_labels_t>() == 24);
     assert!(offset_of!(memprof_host_t, ctx) == 16);
     assert!(offset_of!(memprof_host_t, get_extension) == 72);
     assert!(offset_of!(memprof_plugin_entry_t, abi_version) == 8);

@@ -34,7 +34,10 @@ pub use counts::Counts;
 pub use hook::{
     HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read, walk_this_thread,
 };
-pub use label::{Context, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER, each_label_set, set_labels};
+pub use label::{
+    Context, LabelSetCounts, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER, each_label_set,
+    label_set_counts, set_labels,
+};
 pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
 pub use rule::{Cfa, Packed, Rule, SavedBp};

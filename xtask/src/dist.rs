@@ -50,6 +50,7 @@ const CARGO: &[Made] = &[
     RUST_HOST,
     ("rust-host", "plain_rust", "examples/plain_rust"),
     ("rust-http", "rust_http", "examples/rust_http"),
+    ("tokio-labels", "tokio_labels", "examples/tokio_labels"),
 ];
 
 /// Builds everything, `memprof-fleet` too, whose libraries take minutes.

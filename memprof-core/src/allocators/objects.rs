@@ -17,7 +17,10 @@ use libc::{PF_R, PF_W, PF_X, PT_LOAD, dl_phdr_info};
 use listing::{Listed, Listing};
 pub(crate) use memprof_own::Reading;
 
-const NT_GNU_BUILD_ID: u32 = 3;
+/// The owners of notes, and their types.
+const BUILD_ID: (&[u8], u32) = (b"GNU\0", 3);
+/// memprof.h, `memprof_labels_t`.
+const LABELS: (&[u8], u32) = (b"memprof\0", 1);
 
 /// One mapped ELF object.
 #[derive(Clone, Debug)]
@@ -33,6 +36,8 @@ pub(crate) struct LoadedObject {
     pub segments: Vec<Segment>,
     /// The GNU build id, where it has one.
     pub build_id: Option<Vec<u8>>,
+    /// Where a `memprof_labels_t` lies, if it tells of one.
+    pub labels: Option<usize>,
 }
 
 /// One loaded segment.
@@ -155,21 +160,22 @@ fn describe(path: &Path, object: &Listed<'_>) -> LoadedObject {
         headers: bytes.to_vec(),
         segments: segments.collect(),
         build_id: object.build_id.map(<[u8]>::to_vec),
+        labels: object.labels,
     }
 }
 
-/// The GNU build id in a note segment (gABI, "Note Section"; padded to 4 bytes).
-fn build_id(mut notes: &[u8]) -> Option<&[u8]> {
+/// The content of a note in a note segment (gABI, "Note Section"; padded to 4 bytes).
+fn note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a [u8]> {
     let word = |bytes: &[u8], at: usize| -> Option<u32> {
         Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
     };
     let padded = |size: u32| (size as usize).next_multiple_of(4);
     loop {
-        let (name_size, size, kind) = (word(notes, 0)?, word(notes, 4)?, word(notes, 8)?);
+        let (name_size, size, found) = (word(notes, 0)?, word(notes, 4)?, word(notes, 8)?);
         let rest = notes.get(12..)?;
         let name = rest.get(..name_size as usize)?;
         let rest = rest.get(padded(name_size)..)?;
-        if kind == NT_GNU_BUILD_ID && name == b"GNU\0" {
+        if found == kind && name == owner {
             return rest.get(..size as usize);
         }
         notes = rest.get(padded(size)..)?;
@@ -232,14 +238,15 @@ mod tests {
 
     #[test]
     fn truncated_notes_have_no_build_id() {
-        let mut note = Vec::new();
-        for word in [4u32, 4, NT_GNU_BUILD_ID] {
-            note.extend(word.to_ne_bytes());
+        let mut notes = Vec::new();
+        for word in [4u32, 4, BUILD_ID.1] {
+            notes.extend(word.to_ne_bytes());
         }
-        note.extend(b"GNU\0\xaa\xbb\xcc\xdd");
-        assert_eq!(build_id(&note).unwrap(), [0xaa, 0xbb, 0xcc, 0xdd]);
-        for length in 0..note.len() {
-            assert_eq!(build_id(&note[..length]), None, "{length} bytes");
+        notes.extend(b"GNU\0\xaa\xbb\xcc\xdd");
+        assert_eq!(note(&notes, BUILD_ID).unwrap(), [0xaa, 0xbb, 0xcc, 0xdd]);
+        assert_eq!(note(&notes, LABELS), None);
+        for length in 0..notes.len() {
+            assert_eq!(note(&notes[..length], BUILD_ID), None, "{length} bytes");
         }
     }
 

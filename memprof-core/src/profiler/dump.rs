@@ -82,6 +82,7 @@ pub(crate) fn take(
         sample_interval: summary.sample_interval,
         estimated_inuse_bytes: summary.estimated_inuse_bytes,
         allocator: backend.identity().to_string(),
+        metadata_bytes: backend.metadata_bytes(),
     })
 }
 

@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::Driven;
 use crate::system::seccomp;
 use crate::watching::reading::rss;
-use memprof_messages::{Dump, DumpReport, Kind, ProfileKind};
+use memprof_messages::{Dump, DumpReport, Kind, LabelSets, ProfileKind};
 
 /// What is dumped at a time, and how it came to that.
 struct Round {
@@ -65,8 +65,8 @@ impl Profiler {
                     let labels = self.switch.labels();
                     let is_marked = self.switch.age_width().is_some() || !labels.is_empty();
                     warnings.extend(is_marked.then(|| READ_BY_MEMPROF.to_owned()));
-                    let is_full = !labels.is_empty() && labels::is_full();
-                    warnings.extend(is_full.then(|| MORE_LABELS.to_owned()));
+                    let sets = labels::sets().filter(|_| !labels.is_empty());
+                    warnings.extend(sets.and_then(more_labels));
                     warnings
                 }
                 ProfileKind::Growth => Vec::new(),
@@ -173,8 +173,15 @@ fn none_was_dumped() -> Error {
     Error::new(ErrorKind::Internal, "no allocator was dumped")
 }
 
-const MORE_LABELS: &str = "1,000 different sets of labels were seen, and all others are told as [other]: \
-     choose labels with fewer values, and none that is another in each request";
+fn more_labels(sets: LabelSets) -> Option<String> {
+    let LabelSets { most, others, .. } = sets;
+    (others > 0).then(|| {
+        format!(
+            "{others} samples had other labels than the first {most} sets, and are told as [other]: choose labels \
+             with fewer values, and none that is another in each request"
+        )
+    })
+}
 
 const READ_BY_MEMPROF: &str = "its stacks tell ages or labels, which other tools take for addresses: \
      `memprof report --format jeprof` writes it for them";

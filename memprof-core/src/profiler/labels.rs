@@ -2,12 +2,18 @@
 
 use std::fmt::Write;
 use std::str::FromStr;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
+
+use memprof_messages::LabelSets;
+use memprof_own::Kept;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::system::seccomp;
-use crate::unwinder::{self, Context, MOST_KEYS, MOST_SETS, thread_contexts};
+use crate::unwinder::{
+    self, Context, LabelKeyNames, LabelSetCounts, MOST_KEYS, MOST_SETS, ThreadContext,
+    attribute_keys, thread_contexts,
+};
 
 /// The key of the thread's name, as the kernel knows it.
 const THREAD: &str = "thread";
@@ -19,14 +25,24 @@ pub struct LabelKeys(Vec<LabelKey>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LabelKey {
     name: String,
-    /// Of an attribute in OpenTelemetry's thread context; none for the thread's name.
-    index: Option<u8>,
+    told: Told,
+}
+
+/// Where the value of a label is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// By the kernel: the thread's name.
+    Thread,
+    /// By whoever knows a key of that name: the program, or OpenTelemetry's process context.
+    ByName,
+    /// As the attribute of that index in OpenTelemetry's thread context.
+    At(u8),
 }
 
 impl FromStr for LabelKeys {
     type Err = Error;
 
-    /// `thread,http.route:0`
+    /// `thread,http.route,tenant:0`
     fn from_str(words: &str) -> Result<Self> {
         let keys: Option<Vec<_>> = words.split(',').map(LabelKey::of).collect();
         keys.map(Self).ok_or_else(|| {
@@ -35,8 +51,8 @@ impl FromStr for LabelKeys {
                 format!("labels={words:?} are no keys of labels"),
             )
             .remedy(
-                "valid: off, or up to 8 of `thread` and KEY:INDEX, as in thread,http.route:0, where INDEX is \
-                 the attribute's in OpenTelemetry's thread context",
+                "valid: off, or up to 8 of `thread`, KEY and KEY:INDEX, as in thread,http.route,tenant:0, where \
+                 INDEX is the attribute's in OpenTelemetry's thread context",
             )
         })
     }
@@ -44,26 +60,27 @@ impl FromStr for LabelKeys {
 
 impl LabelKey {
     fn of(word: &str) -> Option<Self> {
-        let (name, index) = match word.rsplit_once(':') {
-            Some((name, index)) => (
-                name,
-                Some(index.parse().ok().filter(|index| *index < u8::MAX)?),
-            ),
-            None => (word, None),
+        let (name, told) = match word.rsplit_once(':') {
+            Some((name, index)) => {
+                let index = index.parse().ok().filter(|index| *index < u8::MAX)?;
+                (name, Told::At(index))
+            }
+            None if word == THREAD => (word, Told::Thread),
+            None => (word, Told::ByName),
         };
         let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'=' | b',' | b'%');
         let is_key = (1..=64).contains(&name.len()) && name.bytes().all(is_plain);
-        let is_told = (name == THREAD) == index.is_none();
+        let is_told = name != THREAD || told == Told::Thread;
         (is_key && is_told).then(|| Self {
             name: name.to_owned(),
-            index,
+            told,
         })
     }
 }
 
 /// All keys that ever counted, by number: samples of those may live. A forked child has the samples, and so the
 /// numbers of its parent.
-static KNOWN: [OnceLock<String>; MOST_KEYS] = [const { OnceLock::new() }; MOST_KEYS];
+static KNOWN: [Kept<String>; MOST_KEYS] = [const { Kept::new() }; MOST_KEYS];
 
 /// The label keys that samples record, as `activate labels=` named them.
 #[derive(Debug, Default)]
@@ -77,26 +94,37 @@ impl Labels {
     pub(super) fn set(&self, asked: Option<&LabelKeys>) -> Result<()> {
         let mut on = lock(&self.0);
         let asked = asked.map_or(&[][..], |LabelKeys(asked)| asked);
-        let mut in_record = [None; MOST_KEYS];
-        let mut thread_name = None;
-        for key in asked {
-            let number = number_of(&key.name, &KNOWN)?;
-            in_record[number] = key.index;
-            if key.index.is_none() {
-                thread_name = u8::try_from(number).ok();
-            }
-        }
-        if thread_name.is_some() && seccomp::filters().is_some() {
+        let told_by_kernel = asked.iter().any(|key| key.told == Told::Thread);
+        if told_by_kernel && seccomp::filters().is_some() {
             let message = "the name of a thread is asked for by prctl(2), at which a seccomp filter of this process \
                            might end it";
             return Err(
                 Error::new(ErrorKind::Unsupported, message).remedy("leave thread out of labels")
             );
         }
-        let contexts = match in_record.iter().any(Option::is_some) {
-            true => contexts(in_record)?,
+        let indexes = match asked.iter().any(|key| key.told != Told::Thread) {
+            true => indexes(asked)?,
             false => Vec::new(),
         };
+        let numbers = asked.iter().map(|key| number_of(&key.name, &KNOWN));
+        let numbers = numbers.collect::<Result<Vec<_>>>()?;
+        let contexts: Vec<_> = indexes
+            .into_iter()
+            .map(|(place, indexes)| {
+                let mut keys = [None; MOST_KEYS];
+                for (number, index) in numbers.iter().zip(indexes) {
+                    keys[*number] = index;
+                }
+                Context {
+                    module: place.module,
+                    offset: place.offset,
+                    keys,
+                }
+            })
+            .collect();
+        let thread_name = asked.iter().zip(&numbers);
+        let thread_name = thread_name.filter(|(key, _)| key.told == Told::Thread);
+        let thread_name = thread_name.map(|(_, number)| *number as u8).next();
         unwinder::set_labels(&contexts, thread_name);
         *on = asked.iter().map(|key| key.name.clone()).collect();
         Ok(())
@@ -109,16 +137,15 @@ impl Labels {
 }
 
 /// The keys that dumps may tell of, by number.
-fn names(known: &[OnceLock<String>]) -> Vec<&str> {
-    let known = known.iter().map_while(OnceLock::get);
+fn names(known: &[Kept<String>]) -> Vec<&str> {
+    let known = known.iter().map_while(Kept::get);
     known.map(String::as_str).collect()
 }
 
 /// The number of a key, which it keeps.
-fn number_of(key: &str, known: &[OnceLock<String>]) -> Result<usize> {
-    let is_it = |place: &OnceLock<String>| {
-        place.get().is_none_or(|known| known == key)
-            && (place.set(key.to_owned()).is_ok() || place.get().is_some_and(|known| known == key))
+fn number_of(key: &str, known: &[Kept<String>]) -> Result<usize> {
+    let is_it = |place: &Kept<String>| {
+        place.get().is_none_or(|known| known == key) && place.keep(key.to_owned()) == key
     };
     known.iter().position(is_it).ok_or_else(|| {
         let known = names(known).join(", ");
@@ -128,23 +155,73 @@ fn number_of(key: &str, known: &[OnceLock<String>]) -> Result<usize> {
     })
 }
 
-fn contexts(keys: [Option<u8>; MOST_KEYS]) -> Result<Vec<Context>> {
-    let found = thread_contexts().into_iter();
-    let contexts: Vec<_> = found
-        .map(|(module, offset)| Context {
-            module,
-            offset,
-            keys,
-        })
-        .collect();
-    if contexts.is_empty() {
-        let message = "no library of the process has a thread context of OpenTelemetry (a thread-local variable \
-                       otel_thread_ctx_v1 in its dynamic symbols)";
+/// Where threads have records, and by asked key its index in them.
+type Indexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
+
+/// # Errors
+/// A key that nobody tells.
+fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
+    let found = thread_contexts();
+    if found.is_empty() {
+        let message = "nothing in this process tells labels: neither memprof's label calls nor a thread context of \
+                       OpenTelemetry (a thread-local variable otel_thread_ctx_v1 in its dynamic symbols)";
         return Err(Error::new(ErrorKind::Unsupported, message).remedy(
-            "labels=thread tells the threads' names; a program exports its own by -rdynamic",
+            "labels=thread tells the threads' names; programs tell theirs by memprof_label_push of \
+             memprof_host.h, in Rust by the crate memprof-labels, and export OpenTelemetry's by -rdynamic",
         ));
     }
-    Ok(contexts)
+    let named = attribute_keys();
+    let index = |context: &ThreadContext, key: &LabelKey| match (key.told, context.keys) {
+        (Told::ByName, LabelKeyNames::Program(numbers)) => numbers.of(&key.name),
+        (Told::ByName, LabelKeyNames::OpenTelemetry) => {
+            let mut names = named.iter().flatten();
+            let index = names.position(|name| *name == key.name)?;
+            u8::try_from(index).ok()
+        }
+        (Told::At(index), LabelKeyNames::OpenTelemetry) => Some(index),
+        (Told::At(_), LabelKeyNames::Program(_)) | (Told::Thread, _) => None,
+    };
+    let indexes: Indexes = found
+        .into_iter()
+        .map(|context| {
+            let indexes = asked.iter().map(|key| index(&context, key));
+            (context, indexes.collect())
+        })
+        .collect();
+    for (at, key) in asked.iter().enumerate() {
+        let is_told = key.told == Told::Thread || indexes.iter().any(|(_, of)| of[at].is_some());
+        if !is_told {
+            return Err(untold(key, named.as_deref()));
+        }
+    }
+    Ok(indexes)
+}
+
+/// `named` are the keys of OpenTelemetry's process context.
+fn untold(LabelKey { name, told }: &LabelKey, named: Option<&[String]>) -> Error {
+    let (why, remedy) = match (told, named) {
+        (Told::At(_), _) => (
+            "an INDEX is that of OpenTelemetry's thread context, and no library has one".to_owned(),
+            format!("name the key alone: labels={name}"),
+        ),
+        (_, Some(named)) => (
+            format!(
+                "the keys of OpenTelemetry's process context are: {}",
+                named.join(", ")
+            ),
+            "name one of them; a process may name more of them later".to_owned(),
+        ),
+        (_, None) => (
+            "OpenTelemetry's thread context is there, and no process context that names its keys"
+                .to_owned(),
+            format!("give the key's index in the thread context: labels={name}:0"),
+        ),
+    };
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("nobody tells labels of the key {name:?}: {why}"),
+    )
+    .remedy(remedy)
 }
 
 /// What a dump says of the labels that its stacks end in: the keys, and each set by its number.
@@ -171,11 +248,19 @@ pub(super) fn lines() -> Vec<String> {
     lines
 }
 
-/// Whether some sets found no place.
-pub(super) fn is_full() -> bool {
-    let mut sets = 0;
-    unwinder::each_label_set(|_, _| sets += 1);
-    sets >= MOST_SETS
+/// What came of the sets of labels so far; none before any label was asked for.
+pub(super) fn sets() -> Option<LabelSets> {
+    let LabelSetCounts {
+        seen,
+        others,
+        bytes,
+    } = unwinder::label_set_counts();
+    KNOWN[0].get().map(|_| LabelSets {
+        seen: seen as u64,
+        most: MOST_SETS as u64,
+        others,
+        bytes: bytes as u64,
+    })
 }
 
 /// One word of a line of text, whatever the bytes are.
@@ -197,21 +282,24 @@ mod tests {
 
     #[test]
     fn keys_name_what_they_are() {
-        let check = |words: &str, expected: Option<&[(&str, Option<u8>)]>| {
+        let check = |words: &str, expected: Option<&[(&str, Told)]>| {
             let keys = words.parse::<LabelKeys>().ok();
             let told = keys.as_ref().map(|LabelKeys(keys)| {
-                let keys = keys.iter().map(|key| (key.name.as_str(), key.index));
+                let keys = keys.iter().map(|key| (key.name.as_str(), key.told));
                 keys.collect::<Vec<_>>()
             });
             assert_eq!(told.as_deref(), expected, "{words}");
         };
-        check("thread", Some(&[("thread", None)]));
+        check("thread", Some(&[("thread", Told::Thread)]));
         check(
-            "thread,http.route:0",
-            Some(&[("thread", None), ("http.route", Some(0))]),
+            "thread,http.route,tenant:0",
+            Some(&[
+                ("thread", Told::Thread),
+                ("http.route", Told::ByName),
+                ("tenant", Told::At(0)),
+            ]),
         );
-        check("a:b:254", Some(&[("a:b", Some(254))]));
-        check("http.route", None);
+        check("a:b:254", Some(&[("a:b", Told::At(254))]));
         check("thread:1", None);
         check("route:255", None);
         check("route:-1", None);
@@ -225,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_key_keeps_its_number() {
-        let known: [OnceLock<String>; MOST_KEYS] = Default::default();
+        let known = [const { Kept::new() }; MOST_KEYS];
         let numbers = ["a", "b", "a", "c", "b"].map(|key| number_of(key, &known).unwrap());
         assert_eq!(numbers, [0, 1, 0, 2, 1]);
         for key in ["d", "e", "f", "g", "h"] {

@@ -182,6 +182,14 @@ impl Driven {
         }
     }
 
+    /// What its samples take in the process, where that is known.
+    pub(crate) fn metadata_bytes(&self) -> Option<u64> {
+        match self.ours() {
+            Some(ours) => Some(ours.status().table_bytes),
+            None => self.allocator.jemalloc()?.profile_bytes(),
+        }
+    }
+
     /// Writes a profile into `scratch` and checks it. Runs on the dumper's thread.
     ///
     /// # Errors

@@ -55,11 +55,37 @@ pub(crate) struct Context {
     pub(crate) keys: [Option<u8>; MOST_KEYS],
 }
 
-pub(crate) fn thread_contexts() -> Vec<(usize, usize)> {
+/// Never asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeyNumbers {}
+
+impl KeyNumbers {
+    pub(crate) fn of(self, _: &str) -> Option<u8> {
+        match self {}
+    }
+}
+
+pub(crate) fn thread_contexts() -> Vec<super::ThreadContext> {
     Vec::new()
 }
 
 pub(crate) fn set_labels(_: &[Context], _: Option<u8>) {}
+
+/// All 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LabelSetCounts {
+    pub(crate) seen: usize,
+    pub(crate) others: u64,
+    pub(crate) bytes: usize,
+}
+
+pub(crate) fn label_set_counts() -> LabelSetCounts {
+    LabelSetCounts {
+        seen: 0,
+        others: 0,
+        bytes: 0,
+    }
+}
 
 pub(crate) fn each_label_set(_: impl FnMut(u32, &[u8])) {}
 

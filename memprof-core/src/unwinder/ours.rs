@@ -15,7 +15,8 @@ use crate::allocators::objects;
 use crate::error::{Error, Result};
 
 pub(crate) use memprof_unwind::{
-    Context, MOST_KEYS, MOST_SETS, each_label_set, set_birth, set_labels,
+    Context, LabelSetCounts, MOST_KEYS, MOST_SETS, each_label_set, label_set_counts, set_birth,
+    set_labels,
 };
 pub(super) use memprof_unwind::{Counts, forget_rules, forget_stacks, rules_read};
 

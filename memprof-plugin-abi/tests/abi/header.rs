@@ -47,6 +47,7 @@ CHECK(sizeof(memprof_plugin_entry_t) == 112);
 CHECK(sizeof(memprof_jemalloc_t) == 40);
 CHECK(sizeof(memprof_reply_fd_t) == 16);
 CHECK(sizeof(memprof_threads_t) == 16);
+CHECK(sizeof(memprof_labels_t) == 24);
 CHECK(offsetof(memprof_host_t, ctx) == 16);
 CHECK(offsetof(memprof_host_t, get_extension) == 72);
 CHECK(offsetof(memprof_plugin_entry_t, abi_version) == 8);
@@ -54,6 +55,9 @@ CHECK(offsetof(memprof_plugin_entry_t, id) == 16);
 CHECK(offsetof(memprof_plugin_entry_t, messages) == 64);
 CHECK(offsetof(memprof_plugin_entry_t, create) == 80);
 CHECK(offsetof(memprof_plugin_entry_t, get_extension) == 104);
+static const void *const *place(void) { return 0; }
+static int32_t key(memprof_str_t name) { return name.len ? 0 : MEMPROF_INVALID_ARGUMENT; }
+MEMPROF_LABELS(place, key);
 static const memprof_message_t hello = {
     sizeof(memprof_message_t), 0, MEMPROF_STR_INIT("hello"), MEMPROF_STR_INIT(""), MEMPROF_STR_INIT("")};
 static const memprof_message_t *const messages[] = {&hello};

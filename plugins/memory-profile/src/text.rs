@@ -3,7 +3,7 @@
 use memprof_core::SEEN_FROM_THE_START;
 use memprof_messages::{
     Activation, AllocatorStatus, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping,
-    Heap, Kept, Ledger, ProfileKind, Purged, Stats, Status, Switch, Totals, Whose,
+    Heap, Kept, LabelSets, Ledger, ProfileKind, Purged, Stats, Status, Switch, Totals, Whose,
 };
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
@@ -76,8 +76,28 @@ fn profiling_text(status: &Status) -> String {
     }
     if !status.labels.is_empty() {
         text += &format!(", labels {}", status.labels.join(", "));
+        text += &status.label_sets.map_or_else(String::new, sets_text);
     }
     joined(text, status.reason.iter().chain(&status.remedy))
+}
+
+/// ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
+fn sets_text(sets: LabelSets) -> String {
+    let LabelSets {
+        seen,
+        most,
+        others,
+        bytes: taken,
+    } = sets;
+    let others = match others {
+        0 => String::new(),
+        1 => "; 1 sample of others".to_owned(),
+        count => format!("; {count} samples of others"),
+    };
+    format!(
+        " ({seen} of at most {most} sets, in {}{others})",
+        bytes(taken)
+    )
 }
 
 /// Which messages each allocator takes.

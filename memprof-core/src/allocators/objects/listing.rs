@@ -8,9 +8,13 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::slice;
 
+use memprof_plugin_abi::raw::memprof_labels_t;
+
 use libc::{Elf64_Phdr, PF_R, PT_LOAD, PT_NOTE, dl_phdr_info};
 
-use super::{Reading, build_id};
+use super::{BUILD_ID, LABELS, Reading, note};
+
+const LABELS_SIZE: usize = size_of::<memprof_labels_t>();
 
 /// What the loader says of its objects, the program first.
 #[derive(Debug, Default)]
@@ -36,6 +40,7 @@ struct Entry {
     path: Range<usize>,
     headers: Range<usize>,
     build_id: Option<Range<usize>>,
+    labels: Option<usize>,
 }
 
 /// One object of the list.
@@ -46,6 +51,8 @@ pub(super) struct Listed<'a> {
     pub path: &'a [u8],
     pub headers: &'a [Elf64_Phdr],
     pub build_id: Option<&'a [u8]>,
+    /// Where a `memprof_labels_t` lies.
+    pub labels: Option<usize>,
 }
 
 impl Listing {
@@ -68,6 +75,7 @@ impl Listing {
             path: &self.bytes[entry.path.clone()],
             headers: &self.headers[entry.headers.clone()],
             build_id: entry.build_id.clone().map(|range| &self.bytes[range]),
+            labels: entry.labels,
         })
     }
 
@@ -86,23 +94,25 @@ impl Listing {
     }
 
     /// Adds an object where there is room for it, and counts it.
-    fn add(&mut self, bias: usize, path: &[u8], headers: &[Elf64_Phdr], build_id: &[u8]) {
+    fn add(&mut self, object: Listed<'_>) {
+        let build_id = object.build_id.unwrap_or_default();
         self.needed.entries += 1;
-        self.needed.headers += headers.len();
-        self.needed.bytes += path.len() + build_id.len();
+        self.needed.headers += object.headers.len();
+        self.needed.bytes += object.path.len() + build_id.len();
         let has_room = self.needed.entries <= self.entries.capacity()
             && self.needed.headers <= self.headers.capacity()
             && self.needed.bytes <= self.bytes.capacity();
         if !has_room {
             return;
         }
-        let path = append(&mut self.bytes, path);
+        let path = append(&mut self.bytes, object.path);
         let build_id = append(&mut self.bytes, build_id);
         self.entries.push(Entry {
-            bias,
+            bias: object.bias,
             path,
-            headers: append(&mut self.headers, headers),
+            headers: append(&mut self.headers, object.headers),
             build_id: Some(build_id).filter(|range| !range.is_empty()),
+            labels: object.labels,
         });
     }
 }
@@ -130,16 +140,36 @@ unsafe extern "C" fn copy(info: *mut dl_phdr_info, _: usize, listing: *mut c_voi
         name => unsafe { CStr::from_ptr(name) }.to_bytes(),
     };
     let bias = info.dlpi_addr as usize;
-    let notes = headers.iter().filter(|header| header.p_type == PT_NOTE);
-    let build_id = notes
-        .filter_map(|header| range(header, bias))
-        .filter(|notes| is_readable(notes, headers, bias))
-        .find_map(|notes| {
-            // SAFETY: inside a readable segment that the loader keeps mapped during the callback.
-            build_id(unsafe { slice::from_raw_parts(notes.start as *const u8, notes.len()) })
-        });
-    listing.add(bias, path, headers, build_id.unwrap_or_default());
+    let find = |wanted| {
+        let notes = headers.iter().filter(|header| header.p_type == PT_NOTE);
+        notes
+            .filter_map(|header| range(header, bias))
+            .filter(|notes| is_readable(notes, headers, bias))
+            .find_map(|notes| {
+                // SAFETY: inside a readable segment that the loader keeps mapped during the callback.
+                let notes = unsafe { slice::from_raw_parts(notes.start as *const u8, notes.len()) };
+                note(notes, wanted)
+            })
+    };
+    listing.add(Listed {
+        bias,
+        path,
+        headers,
+        build_id: find(BUILD_ID),
+        labels: find(LABELS).and_then(led_to).filter(|start| {
+            is_readable(&(*start..start.saturating_add(LABELS_SIZE)), headers, bias)
+        }),
+    });
     0
+}
+
+/// What a note holds the distance to.
+fn led_to(note: &[u8]) -> Option<usize> {
+    let distance = isize::from_ne_bytes(note.try_into().ok()?);
+    let labels = note.as_ptr().addr().checked_add_signed(distance)?;
+    labels
+        .is_multiple_of(align_of::<memprof_labels_t>())
+        .then_some(labels)
 }
 
 /// Where it lies in memory.
@@ -162,18 +192,27 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_counted_and_not_added() {
+        fn object<'a>(bias: usize, path: &'a [u8], build_id: Option<&'a [u8]>) -> Listed<'a> {
+            Listed {
+                bias,
+                path,
+                headers: &[],
+                build_id,
+                labels: None,
+            }
+        }
         let mut listing = Listing::default();
-        listing.add(1, b"/a", &[], b"id");
+        listing.add(object(1, b"/a", Some(b"id")));
         assert!(!listing.is_whole());
         assert_eq!(listing.objects().count(), 0);
         listing.make_room();
-        listing.add(1, b"/a", &[], b"id");
+        listing.add(object(1, b"/a", Some(b"id")));
         assert!(listing.is_whole());
-        let object = listing.objects().next().unwrap();
-        assert_eq!((object.bias, object.path), (1, b"/a".as_slice()));
-        assert_eq!(object.build_id, Some(b"id".as_slice()));
+        let first = listing.objects().next().unwrap();
+        assert_eq!((first.bias, first.path), (1, b"/a".as_slice()));
+        assert_eq!(first.build_id, Some(b"id".as_slice()));
         // A path longer than all the room there is.
-        listing.add(2, &[b'x'; 4096], &[], b"");
+        listing.add(object(2, &[b'x'; 4096], None));
         assert!(!listing.is_whole());
         assert_eq!(listing.objects().count(), 1);
     }

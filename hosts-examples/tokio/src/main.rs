@@ -1,0 +1,96 @@
+//! An asynchronous program that says whose work its tasks do: each request has the label `route`, wherever it is
+//! polled, and a part of it the label `tenant`. It knows no plugin. For each line that it reads it serves 3,000
+//! requests, and keeps what they left.
+//!
+//! ```sh
+//! memprof run -- target/dist/examples/tokio_labels &
+//! memprof activate -t tokio_labels labels=route,tenant sample_interval=64KiB
+//! # type a line
+//! memprof dump -t tokio_labels
+//! memprof report --by route
+//! ```
+
+use std::hint::black_box;
+use std::sync::{Arc, Mutex};
+
+use memprof_labels::{Label, Labels, label};
+use tokio::task::{JoinHandle, yield_now};
+
+const REQUESTS: usize = 3000;
+/// A request is polled once more than that, mostly on another thread.
+const STEPS: usize = 7;
+
+type Left = Arc<Mutex<Vec<Vec<u8>>>>;
+
+#[derive(Clone, Copy)]
+enum Route {
+    Search,
+    Cart,
+    Export,
+}
+
+impl Route {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Search => "/search",
+            Self::Cart => "/cart",
+            Self::Export => "/export",
+        }
+    }
+
+    fn step(self) -> Vec<u8> {
+        match self {
+            Self::Search => read_index(),
+            Self::Cart => fill_cart(),
+            Self::Export => {
+                let _tenant = label("tenant", "acme");
+                render_page()
+            }
+        }
+    }
+}
+
+#[inline(never)]
+fn read_index() -> Vec<u8> {
+    black_box(vec![0; 1000])
+}
+
+#[inline(never)]
+fn fill_cart() -> Vec<u8> {
+    black_box(vec![0; 3000])
+}
+
+#[inline(never)]
+fn render_page() -> Vec<u8> {
+    black_box(vec![0; 9000])
+}
+
+async fn handle(route: Route, left: Left) {
+    for _ in 0..STEPS {
+        let step = route.step();
+        left.lock().expect("nobody panics").push(step);
+        yield_now().await;
+    }
+}
+
+fn accept(number: usize, left: &Left) -> JoinHandle<()> {
+    let route = [Route::Search, Route::Cart, Route::Export][number % 3];
+    let labels = Labels::new().with("route", route.path());
+    tokio::spawn(handle(route, Arc::clone(left)).labelled(labels))
+}
+
+fn main() -> std::io::Result<()> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(4).build()?;
+    let left = Left::default();
+    for line in std::io::stdin().lines() {
+        runtime.block_on(async {
+            let requests: Vec<_> = (0..REQUESTS).map(|number| accept(number, &left)).collect();
+            for request in requests {
+                request.await.expect("no request panics");
+            }
+        });
+        eprintln!("served {}", line?);
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! The different sets of labels, each with a number.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use super::set::SET_BYTES;
+use super::{LabelSetCounts, MOST_SETS, OTHER};
+
+/// The sets of labels that were found, each once. Never forgotten: samples may live that point to them.
+pub(super) struct Sets {
+    places: [SetPlace; PLACES],
+    used: AtomicUsize,
+    /// Samples whose set found no place.
+    others: AtomicU64,
+}
+
+/// At most half of them are taken.
+const PLACES: usize = (2 * MOST_SETS).next_power_of_two();
+/// Words of a set.
+const WORDS: usize = SET_BYTES / size_of::<u64>();
+
+/// The start of a short set lies in one line of the cache.
+#[repr(C, align(64))]
+struct SetPlace {
+    /// Of its bytes; 0: free.
+    hash: AtomicU64,
+    /// How many bytes; 0 while they are written.
+    length: AtomicU32,
+    words: [AtomicU64; WORDS],
+}
+
+impl Sets {
+    pub(super) const fn new() -> Self {
+        Self {
+            places: [const {
+                SetPlace {
+                    hash: AtomicU64::new(0),
+                    length: AtomicU32::new(0),
+                    words: [const { AtomicU64::new(0) }; WORDS],
+                }
+            }; PLACES],
+            used: AtomicUsize::new(0),
+            others: AtomicU64::new(0),
+        }
+    }
+
+    /// The id of a set, or [`OTHER`].
+    #[inline(always)]
+    pub(super) fn intern(&self, bytes: &[u8]) -> u32 {
+        self.find(bytes).unwrap_or_else(|| {
+            self.others.fetch_add(1, Relaxed);
+            OTHER
+        })
+    }
+
+    pub(super) fn counts(&self) -> LabelSetCounts {
+        LabelSetCounts {
+            seen: self.used.load(Relaxed),
+            others: self.others.load(Relaxed),
+            bytes: size_of::<Self>(),
+        }
+    }
+
+    /// The id of a set, new or known, where it has a place.
+    #[inline(always)]
+    fn find(&self, bytes: &[u8]) -> Option<u32> {
+        let hash = hash(bytes);
+        for probe in 0..PLACES {
+            let index = (hash as usize).wrapping_add(probe) % PLACES;
+            let place = self.places.get(index)?;
+            let mut known = place.hash.load(Acquire);
+            if known == 0 {
+                if self.used.load(Relaxed) >= MOST_SETS {
+                    return None;
+                }
+                if self.used.fetch_add(1, Relaxed) >= MOST_SETS {
+                    self.used.fetch_sub(1, Relaxed);
+                    return None;
+                }
+                match place.hash.compare_exchange(0, hash, Release, Acquire) {
+                    Ok(_) => {
+                        place.write(bytes);
+                        return Some(index as u32 + 1);
+                    }
+                    Err(other) => {
+                        self.used.fetch_sub(1, Relaxed);
+                        known = other;
+                    }
+                }
+            }
+            if known == hash && place.may_hold(bytes) {
+                return Some(index as u32 + 1);
+            }
+        }
+        None
+    }
+
+    pub(super) fn each(&self, mut visit: impl FnMut(u32, &[u8])) {
+        for (index, place) in self.places.iter().enumerate() {
+            let length = place.length.load(Acquire) as usize;
+            if length > 0 {
+                let bytes = place.read();
+                visit(index as u32 + 1, bytes.get(..length).unwrap_or_default());
+            }
+        }
+    }
+}
+
+impl SetPlace {
+    fn write(&self, bytes: &[u8]) {
+        for (place, word) in self.words.iter().zip(words(bytes)) {
+            place.store(word, Relaxed);
+        }
+        self.length.store(bytes.len() as u32, Release);
+    }
+
+    fn read(&self) -> [u8; SET_BYTES] {
+        let mut bytes = [0; SET_BYTES];
+        for (chunk, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(&self.words) {
+            chunk.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Nobody waits for one that is being written, maybe by the very thread that a signal interrupted: of the same
+    /// hash, it is taken for the same.
+    fn may_hold(&self, bytes: &[u8]) -> bool {
+        match self.length.load(Acquire) as usize {
+            0 => true,
+            length => {
+                let mut both = self.words.iter().zip(words(bytes));
+                length == bytes.len() && both.all(|(place, word)| place.load(Relaxed) == word)
+            }
+        }
+    }
+}
+
+/// Never 0.
+fn hash(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, word: u64| {
+        let hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^ (hash >> 29)
+    };
+    words(bytes).fold(!(bytes.len() as u64), step) | 1
+}
+
+/// The bytes by eights, the last ones filled up with zeros.
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (whole, rest) = bytes.as_chunks();
+    let mut last = [0; size_of::<u64>()];
+    for (to, from) in last.iter_mut().zip(rest) {
+        *to = *from;
+    }
+    let last = (!rest.is_empty()).then(|| u64::from_ne_bytes(last));
+    let whole = whole.iter().map(|word| u64::from_ne_bytes(*word));
+    whole.chain(last)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn words_tell_every_byte() {
+        let all: Vec<u8> = (1..=SET_BYTES as u8).collect();
+        for length in 1..all.len() {
+            let hashed = hash(&all[..length]);
+            assert_ne!(hashed, hash(&all[..length - 1]), "{length}");
+            let padded = [&all[..length], &[0]].concat();
+            assert_ne!(hashed, hash(&padded), "{length} and a zero");
+        }
+    }
+
+    #[test]
+    fn ten_thousand_labels_stay_bounded() {
+        static SETS: Sets = Sets::new();
+        let set = |number: u32| [&[0, 4][..], &number.to_ne_bytes()].concat();
+        let ids: Vec<u32> = (0..10_000)
+            .map(|number| SETS.intern(&set(number)))
+            .collect();
+        assert_eq!(ids.iter().filter(|id| **id != OTHER).count(), MOST_SETS);
+        for (number, id) in (0..10_000).zip(&ids) {
+            assert_eq!(SETS.intern(&set(number)), *id);
+        }
+        let mut seen = 0;
+        SETS.each(|id, bytes| {
+            let number = u32::from_ne_bytes(bytes[2..].try_into().unwrap());
+            assert_eq!(ids[number as usize], id);
+            seen += 1;
+        });
+        assert_eq!(seen, MOST_SETS);
+        let counts = SETS.counts();
+        assert_eq!((counts.seen, counts.others), (MOST_SETS, 2 * 9000));
+        assert!(counts.bytes < 1 << 20, "{}", counts.bytes);
+    }
+}
