@@ -16,8 +16,8 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
     ),
     (
         &["node", "libnode"],
-        "JavaScript's own functions are not in this profile; `node --heapsnapshot-signal` or the inspector's heap \
-         profiler name them",
+        "JavaScript's own functions have names where node runs with `--perf-prof \
+         --interpreted-frames-native-stack`; for its objects use `--heapsnapshot-signal` or the inspector",
     ),
     (
         &["ruby", "libruby"],

@@ -4,6 +4,8 @@ mod address;
 mod dwarf;
 mod elf;
 mod frames;
+mod jitdump;
+mod made_code;
 mod minidebug;
 mod narrowest;
 mod perf_map;
@@ -143,34 +145,9 @@ pub fn symbolize(
         }
     }
     profile.warnings.extend(notes);
-    if let Some(pid) = sources.pid {
-        name_made_code(profile, pid, &mut names);
-    }
+    made_code::name(profile, sources, &mut names);
     number_the_rest(profile, &mut names);
     Ok(names)
-}
-
-/// Names code that lies in no file.
-fn name_made_code(profile: &Profile, pid: u32, names: &mut Names) {
-    let mut addresses: Vec<(u64, AddressId)> = (0..profile.stacks.addresses().len())
-        .map(|index| AddressId(index as u32))
-        .filter(|&id| {
-            let mapping = profile.mapping_of_frame(id);
-            let in_file = mapping.is_some_and(|index| profile.mappings[index].is_file());
-            !in_file && names.frames(id).is_empty()
-        })
-        .map(|id| (profile.stacks.address(id).0.wrapping_sub(1), id))
-        .collect();
-    addresses.sort_unstable();
-    for (id, name) in perf_map::names(pid, &addresses) {
-        let frame = Frame {
-            function: names.strings.intern(&name),
-            file: None,
-            line: 0,
-            named: true,
-        };
-        names.set(id, &[frame]);
-    }
 }
 
 /// Gives every address without frames its mapping and offset for a name. One in no mapping is its own name;

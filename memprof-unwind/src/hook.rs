@@ -239,7 +239,7 @@ impl Hook {
             Some(_) | None => (0, room),
         };
         // SAFETY: the registers of the hook's caller; whoever armed it has prepared.
-        let (frames, end) = unsafe { walk_this_thread(start, room) };
+        let (frames, end) = unsafe { walk_by(&mut Loaded, start, room) };
         match end {
             End::Outermost | End::Full => {}
             End::Unreadable => {
@@ -309,10 +309,20 @@ impl Hook {
 /// called.
 #[inline(always)]
 pub unsafe fn walk_this_thread(start: Registers, room: &mut [Frame]) -> (usize, End) {
+    // SAFETY: promised by the caller.
+    unsafe { walk_by(&mut LoadedOrMade, start, room) }
+}
+
+/// The same by other rules.
+///
+/// # Safety
+/// As [`walk_this_thread`].
+#[inline(always)]
+unsafe fn walk_by(rules: &mut impl Rules, start: Registers, room: &mut [Frame]) -> (usize, End) {
     let own = OwnStack::around(start.sp);
     // SAFETY: a stack pointer of this thread; and what `OwnStack` tells.
     let mut stack = unsafe { Stack::from(start.sp, &own.known) };
-    let walked = walk(start, room, &mut Loaded, &mut stack);
+    let walked = walk(start, room, rules, &mut stack);
     if !own.known.contains(&start.sp) {
         own.remember(start.sp, stack.end());
     }
@@ -326,6 +336,22 @@ impl Rules for Loaded {
     #[inline(always)]
     fn rule_at(&mut self, address: usize) -> Packed {
         RULES.get_or_find(address, read_rule)
+    }
+}
+
+/// The same for walks that nothing is compared with: libgcc's, and so jemalloc's, ends at code that was made while
+/// the program ran.
+struct LoadedOrMade;
+
+impl Rules for LoadedOrMade {
+    #[inline(always)]
+    fn rule_at(&mut self, address: usize) -> Packed {
+        let rule = Loaded.rule_at(address);
+        if rule == Packed::UNKNOWN {
+            Packed::FRAME_POINTER
+        } else {
+            rule
+        }
     }
 }
 

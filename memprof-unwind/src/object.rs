@@ -30,23 +30,26 @@ pub struct FoundObject {
 
 /// The rule at an address of this process, where `find` is its loader's.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
-    let mut found = MaybeUninit::<FoundObject>::zeroed();
-    // SAFETY: dlfcn.h: any address may be asked for; fills in the object on success.
-    if unsafe { find(address as *mut c_void, found.as_mut_ptr()) } != 0 {
-        // Code that no loader knows, as a just-in-time compiler's: libgcc's walk ends here too.
-        return Rule::Outermost;
-    }
-    // SAFETY: zeros are a valid value, and so is what the loader wrote.
-    let object = unsafe { found.assume_init() };
+    let Some(object) = FoundObject::around(find, address) else {
+        return Rule::Unknown;
+    };
     if object.eh_frame.is_null() {
         return Rule::Outermost;
     }
-    let Some(hdr) = object.from(object.eh_frame as usize) else {
+    let hdr = object.eh_frame as usize;
+    // Of an object with holes between its segments, each is an answer of its own.
+    let segment = if object.holds(hdr) {
+        None
+    } else {
+        FoundObject::around(find, hdr).filter(|segment| segment.link_map == object.link_map)
+    };
+    let information = segment.as_ref().unwrap_or(&object);
+    let Some(hdr) = information.from(hdr) else {
         return Rule::Unsupported;
     };
     let rule = rule_at(
         hdr,
-        |eh_frame| object.from(eh_frame as usize),
+        |eh_frame| information.from(eh_frame as usize),
         address as u64,
     );
     if rule == Rule::Signal && !object.returns_from_signal(address + 1) {
@@ -56,6 +59,21 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
 }
 
 impl FoundObject {
+    /// The object, or the segment of an object with holes, that has an address.
+    fn around(find: FindObject, address: usize) -> Option<Self> {
+        let mut found = MaybeUninit::<Self>::zeroed();
+        // SAFETY: dlfcn.h: any address may be asked for; fills in the object on success.
+        if unsafe { find(address as *mut c_void, found.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        // SAFETY: zeros are a valid value, and so is what the loader wrote.
+        Some(unsafe { found.assume_init() })
+    }
+
+    fn holds(&self, address: usize) -> bool {
+        (self.map_start..self.map_end).contains(&address)
+    }
+
     /// What is mapped from `address` to the end of its readable segment.
     fn from(&self, address: usize) -> Option<Section<'static>> {
         let end = self.segment_end(address)?;
@@ -71,11 +89,15 @@ impl FoundObject {
 
     /// Where the readable segment with `address` ends in memory.
     fn segment_end(&self, address: usize) -> Option<usize> {
-        if !is_readable(self.map_start) {
+        if !self.holds(address) || !is_readable(self.map_start) {
             return None;
         }
         // SAFETY: a whole page, which can be read.
         let page = unsafe { &*(self.map_start as *const [u8; PAGE]) };
+        if !page.starts_with(ELF64) {
+            // A segment that the loader told apart.
+            return is_readable(self.map_end - 1).then_some(self.map_end);
+        }
         // SAFETY: link.h: `l_addr`, what is added to the file's addresses, is the first field.
         let bias = unsafe { self.link_map.cast::<usize>().read() };
         let end = readable_segment_end(page, address.checked_sub(bias)? as u64)?;
@@ -93,14 +115,15 @@ impl FoundObject {
     }
 }
 
+const ELF64: &[u8] = b"\x7fELF\x02";
+
 /// The end of the readable `PT_LOAD` with `address`, in the addresses of the file whose first page
 /// this is (gABI, "ELF Header" and "Program Header").
 fn readable_segment_end(page: &[u8; PAGE], address: u64) -> Option<u64> {
     const HEADER_SIZE: u16 = 56;
     const PT_LOAD: u32 = 1;
     const PF_R: u32 = 4;
-    let is_elf64 = page.starts_with(b"\x7fELF\x02");
-    if !is_elf64 || u16_at(page, 54)? != HEADER_SIZE {
+    if !page.starts_with(ELF64) || u16_at(page, 54)? != HEADER_SIZE {
         return None;
     }
     let headers = page.get(usize::try_from(u64_at(page, 32)?).ok()?..)?;

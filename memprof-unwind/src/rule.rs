@@ -14,6 +14,10 @@ pub enum Rule {
     Signal,
     /// There is no caller.
     Outermost,
+    /// Code that no loader knows, as a just-in-time compiler's: it ends a walk.
+    Unknown,
+    /// The same for a walk that goes on: such code keeps a frame pointer, if it lets itself be profiled at all.
+    FramePointer,
     /// It takes more than these shapes tell.
     Unsupported,
 }
@@ -70,6 +74,10 @@ const SIGNAL: u32 = 0b110;
 const OUTERMOST: u32 = 0b111;
 const UNSUPPORTED: u32 = 0b001;
 
+/// Instead of a distance, why a frame is the outermost one.
+const UNKNOWN: u32 = 1;
+const FRAME_POINTER: u32 = 2;
+
 /// A frame of the usual kind: its CFA is a register and a distance, and the caller's frame pointer
 /// is in its register or below the CFA.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +90,10 @@ pub(crate) struct Usual {
 
 impl Packed {
     pub(crate) const BITS: u32 = KIND_BITS + CFA_BITS + BP_BITS;
+
+    /// [`Rule::Unknown`] and [`Rule::FramePointer`].
+    pub(crate) const UNKNOWN: Self = Self(OUTERMOST | UNKNOWN << KIND_BITS);
+    pub(crate) const FRAME_POINTER: Self = Self(OUTERMOST | FRAME_POINTER << KIND_BITS);
 
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self(bits)
@@ -119,6 +131,8 @@ impl From<Rule> for Packed {
             Rule::Frame { cfa, bp } => (cfa, bp),
             Rule::Signal => return Self(SIGNAL),
             Rule::Outermost => return Self(OUTERMOST),
+            Rule::Unknown => return Self::UNKNOWN,
+            Rule::FramePointer => return Self::FRAME_POINTER,
             Rule::Unsupported => return Self(UNSUPPORTED),
         };
         let (kind, distance) = match cfa {
@@ -145,7 +159,13 @@ impl From<Packed> for Rule {
             BELOW_BP => Cfa::BelowBp(distance),
             PLT => Cfa::Plt(distance),
             SIGNAL => return Self::Signal,
-            OUTERMOST => return Self::Outermost,
+            OUTERMOST => {
+                return match u32::from(distance) {
+                    UNKNOWN => Self::Unknown,
+                    FRAME_POINTER => Self::FramePointer,
+                    _ => Self::Outermost,
+                };
+            }
             _ => return Self::Unsupported,
         };
         let bp = match packed.bp_field() {
@@ -181,7 +201,14 @@ mod tests {
             .iter()
             .flatten()
             .flat_map(|&cfa| bps.iter().map(move |&bp| Rule::Frame { cfa, bp }));
-        for rule in frames.chain([Rule::Signal, Rule::Outermost, Rule::Unsupported]) {
+        let others = [
+            Rule::Signal,
+            Rule::Outermost,
+            Rule::Unknown,
+            Rule::FramePointer,
+            Rule::Unsupported,
+        ];
+        for rule in frames.chain(others) {
             let packed = Packed::from(rule);
             assert_eq!(Rule::from(packed), rule);
             assert_ne!(packed.bits(), 0, "{rule:?}");

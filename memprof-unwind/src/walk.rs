@@ -53,6 +53,9 @@ pub trait Memory {
 
 const WORD: usize = size_of::<usize>();
 
+/// What lies farther above the stack pointer is no frame pointer but a number of the program's.
+const LARGEST_FRAME: usize = 1 << 20;
+
 /// Writes the program counters from `start` outwards into `room`, and returns how many, and why
 /// no more.
 #[inline(always)]
@@ -115,7 +118,10 @@ fn unusual_caller(
     let caller = match rule {
         Rule::Frame { cfa, bp } => frame_caller(at, cfa, bp, memory),
         Rule::Signal => interrupted(at, memory),
-        Rule::Outermost => return Err(End::Outermost),
+        Rule::FramePointer if (at.sp..at.sp.saturating_add(LARGEST_FRAME)).contains(&at.bp) => {
+            frame_caller(at, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
+        }
+        Rule::Outermost | Rule::Unknown | Rule::FramePointer => return Err(End::Outermost),
         Rule::Unsupported => return Err(End::Unsupported),
     };
     let caller = caller.ok_or(End::Unreadable)?;
@@ -159,4 +165,60 @@ fn interrupted(at: Registers, memory: &mut impl Memory) -> Option<Registers> {
     let sp = word(SIGNAL_SP)?;
     let pc = word(SIGNAL_PC)?;
     Some(Registers { pc, sp, bp })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Code that no loader knows below 0x1000, and a function that pushed nothing above it.
+    struct Code;
+
+    impl Rules for Code {
+        fn rule_at(&mut self, address: usize) -> Packed {
+            let made = address < 0x1000;
+            let frame = Rule::Frame {
+                cfa: Cfa::Sp(1),
+                bp: SavedBp::Unchanged,
+            };
+            if made { Rule::FramePointer } else { frame }.into()
+        }
+    }
+
+    /// Words from 0x8000 on.
+    struct Words<'a>(&'a [usize]);
+
+    impl Memory for Words<'_> {
+        fn word(&mut self, address: usize) -> Option<usize> {
+            let offset = address.checked_sub(0x8000)?;
+            self.0.get(offset / WORD).copied()
+        }
+    }
+
+    #[test]
+    fn code_that_was_made_is_left_by_a_frame_pointer_above_the_stack_pointer() {
+        let check = |bp: usize, expected: &[usize], end: End| {
+            let start = Registers {
+                pc: 0x2000,
+                sp: 0x8000,
+                bp,
+            };
+            // Below its frame, of made code: a word of its own, the frame pointer before, where it returns to.
+            let words = [0x500, 7, 0x8030, 0x3000, 0x4000, 0];
+            let mut room = [MaybeUninit::uninit(); 8];
+            let (count, ended) = walk(start, &mut room, &mut Code, &mut Words(&words));
+            // SAFETY: the walk wrote so many.
+            let frames = room[..count]
+                .iter()
+                .map(|frame| unsafe { frame.assume_init() });
+            assert!(frames.eq(expected.iter().copied()), "{bp:#x}");
+            assert_eq!(ended, end, "{bp:#x}");
+        };
+        let whole = [0x2000, 0x500, 0x3000, 0x4000];
+        check(0x8010, &whole, End::Outermost);
+        // What the program keeps in that register instead is no way out.
+        for number in [0, 1, 0x8000, usize::MAX, 0x8008 + LARGEST_FRAME] {
+            check(number, &whole[..2], End::Outermost);
+        }
+    }
 }

@@ -76,6 +76,74 @@ fn doctor_names_the_memory_that_a_runtime_hides() {
     check("lua5.4", &lua, &[("LUA_CPATH", "{plugins}/?.so")], None);
 }
 
+/// Erlang loads no plugin, and is attached to.
+#[test]
+fn doctor_names_the_memory_that_erlang_hides() {
+    let first_line = |flags: &str| {
+        let mut erl = Command::new("erl");
+        erl.args([
+            "-noinput",
+            "-eval",
+            "io:format(standard_error, \"idle~n\", [])",
+        ]);
+        erl.env("ERL_FLAGS", flags);
+        let host = Host::spawn(erl, tempfile::tempdir().unwrap());
+        host.wait_for_log("idle");
+        let pid = host.pid().to_string();
+        memprof(&host.socket_dir(), &["attach", &pid]).exits(0);
+        host.memprof("doctor", &[]).stdout
+    };
+    let hidden = first_line("");
+    let mut lines = hidden.lines();
+    let mut has = |part: &str| lines.next().is_some_and(|line| line.contains(part));
+    assert!(
+        has("carriers of its own allocators") && has("+Mea min"),
+        "{hidden}"
+    );
+    let told = first_line("+Mea min");
+    assert!(!told.contains("carriers"), "{told}");
+}
+
+/// What V8 writes for `perf inject`, and its mapping, name functions of a script.
+#[test]
+fn a_function_of_a_script_is_named_by_a_jitdump() {
+    let languages = Languages::new();
+    let script = "
+const memprof = { exports: {} }; process.dlopen(memprof, process.env.LIBRARY);
+const held = [];
+function keepForEver(size) { held.push(Buffer.alloc(size, 1)); }
+function handleRequest() { for (let i = 0; i < 2000; i++) keepForEver(20000 + i % 10); }
+memprof.exports.call('activate lg_sample=12');
+for (let i = 0; i < 5; i++) handleRequest();
+console.log(memprof.exports.call('dump').path);";
+    std::fs::write(languages.path().join("leak.js"), script).unwrap();
+    // A function that is compiled into its caller has no code of its own.
+    let node = "cd \"$PLACE\" && exec node --perf-prof --interpreted-frames-native-stack --no-turbo-inlining \
+                leak.js";
+    let env = [("LIBRARY", LIBRARY), ("PLACE", "{place}")];
+    let ran = languages.run("nodejs", &["sh", "-c", node], &env);
+    let dump = ran.output.trim();
+    assert!(ran.is_ok && dump.ends_with(".heap"), "{ran:?}");
+    let report = memprof(languages.path(), &["report", dump]).exits(0).stdout;
+    let rows = report
+        .lines()
+        .skip_while(|line| !line.trim_start().starts_with("flat"));
+    let first = rows.clone().nth(1).unwrap_or_default();
+    assert!(
+        first.contains("JS:") && first.contains("keepForEver"),
+        "{report}"
+    );
+    let chain = memprof(languages.path(), &["report", "--format=collapsed", dump]).exits(0);
+    assert!(
+        chain.stdout.lines().any(|line| {
+            let at = |name| line.find(name);
+            at("handleRequest").is_some() && at("handleRequest") < at("keepForEver")
+        }),
+        "{}",
+        chain.stdout
+    );
+}
+
 /// A library that leaks in a program of each language, sampled by memprof in glibc's place.
 #[test]
 fn a_native_leak_is_named() {

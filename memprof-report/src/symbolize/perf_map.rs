@@ -2,13 +2,9 @@
 //! `perf` (`tools/perf/Documentation/jit-interface.txt` of Linux): lines of `START SIZE name` in hexadecimal.
 
 use std::cmp::Reverse;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 
 use super::narrowest::Narrowest;
-use super::search::{Place, open};
 use crate::stacks::AddressId;
 
 /// The most that is read of a map.
@@ -20,36 +16,10 @@ const MOST: usize = 1 << 18;
 /// Longer names are cut off.
 const LONGEST: usize = 4 << 10;
 
-/// The names of some addresses of a living process, which are sorted.
-pub(super) fn names(pid: u32, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
-    match find(pid) {
-        Some(map) if !addresses.is_empty() => named(BufReader::new(map.take(LARGEST)), addresses),
-        _ => Vec::new(),
-    }
-}
-
-/// The map of a process, if it is a file of its user's: anybody may write to `/tmp`.
-fn find(pid: u32) -> Option<File> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let numbers = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-        let numbers = line.split_ascii_whitespace();
-        numbers
-            .map(|number| number.parse::<u32>().ok())
-            .collect::<Option<Vec<_>>>()
-    };
-    // The last one is what the process itself takes for its number; the second user is the effective one.
-    let own_pid = *numbers("NSpid:")?.last()?;
-    let uid = *numbers("Uid:")?.get(1)?;
-    let map = open(&Place {
-        root: PathBuf::from(format!("/proc/{pid}/root")),
-        path: PathBuf::from(format!("/tmp/perf-{own_pid}.map")),
-    })?;
-    (map.metadata().ok()?.uid() == uid).then_some(map)
-}
-
-/// Of two entries for one address the later one is right: code is moved, and its place used again.
-fn named(mut map: impl BufRead, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
+/// The names of some addresses, which are sorted. Of two entries for one address the later one is right: code is
+/// moved, and its place used again.
+pub(super) fn names(map: impl Read, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
+    let mut map = BufReader::new(map.take(LARGEST));
     let mut latest = Narrowest::new(addresses.len());
     let mut names: Vec<String> = Vec::new();
     let mut line = Vec::new();
@@ -83,7 +53,7 @@ fn entry(line: &[u8]) -> Option<(u64, u64, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::named;
+    use super::names;
     use crate::stacks::AddressId;
 
     #[test]
@@ -98,6 +68,6 @@ mod tests {
             (AddressId(2), "py::leak:/srv/app.py".to_owned()),
             (AddressId(4), "JS:~go /srv/a.js:1:1".to_owned()),
         ];
-        assert_eq!(named(map.as_bytes(), &addresses), expected);
+        assert_eq!(names(map.as_bytes(), &addresses), expected);
     }
 }
