@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
-use self::rules::{FILES, FUNCTIONS, NAMESPACES};
+use self::rules::{FILES, FUNCTIONS, LANGUAGES, NAMESPACES};
 use crate::names::Frame;
 use crate::profile::{Mapping, Profile};
 
@@ -40,7 +40,7 @@ impl Whose {
     }
 }
 
-/// How functions are told apart. The default is the table in `blame/rules.rs` alone.
+/// How functions are told apart. The default is the table in `blame/rules` alone.
 #[derive(Clone, Debug, Default)]
 pub struct Blame {
     /// Every function is a row, none is folded into its caller.
@@ -115,6 +115,7 @@ fn by_rules(function: &str) -> Option<Whose> {
         None => None,
     }
     .or_else(|| find(FUNCTIONS, function))
+    .or_else(|| find(LANGUAGES, function))
 }
 
 fn find(rules: &[(Whose, &[&str])], name: &str) -> Option<Whose> {
@@ -189,9 +190,12 @@ fn namespace(function: &str) -> Option<Cow<'_, str>> {
         return Some(Cow::Borrowed(&kind[..end]));
     }
     match inside.split_once(" as ") {
-        Some((_, named)) => Some(Cow::Borrowed(named.split("::").next().unwrap_or(named))),
-        // `<[T]>::to_vec`: only the language's own libraries may add to built-in types.
-        None => Some(Cow::Borrowed("core")),
+        Some((_, named)) if !named.starts_with('<') => {
+            Some(Cow::Borrowed(named.split("::").next().unwrap_or(named)))
+        }
+        // `<[T]>::to_vec`, `<u8 as <[_]>::to_vec_in::ConvertVec>::to_vec`: only the language's own libraries may add to
+        // built-in types.
+        Some(_) | None => Some(Cow::Borrowed("core")),
     }
 }
 
@@ -231,6 +235,7 @@ mod tests {
             "<alloc::boxed::Box<dyn core::ops::function::FnOnce<()>> as core::ops::function::FnOnce<()>>::call_once",
             "<T as alloc::vec::spec_from_elem::SpecFromElem>::from_elem",
             "<[T]>::to_vec",
+            "<u8 as <[_]>::to_vec_in::ConvertVec>::to_vec::<alloc::alloc::Global>",
             "<&'a mut [T] as core::iter::Iterator>::next",
             "std::vector<shop::Cart, std::allocator<shop::Cart> >::_M_realloc_insert",
             "hashbrown::raw::RawTable<T,A>::reserve_rehash",

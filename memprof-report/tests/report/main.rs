@@ -1,6 +1,7 @@
 //! Reports on real, made up and hostile profiles, as their readers see them.
 
 mod ages;
+mod blame;
 mod bombs;
 mod corpus;
 mod diff;
