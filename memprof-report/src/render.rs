@@ -17,6 +17,7 @@ pub use flamegraph::FLAMEGRAPH_POLICY;
 pub use html::{POLICY, VIEWER};
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::io::Write;
 
 use crate::error::Result;
@@ -24,7 +25,7 @@ use crate::fold::{Folded, Named};
 use crate::limits::Room;
 use crate::names::StringId;
 use crate::options::{Format, Options};
-use crate::profile::{SampleType, Values};
+use crate::profile::{Sample, SampleType, Values};
 use crate::short::shortened;
 
 /// What is reported on.
@@ -111,11 +112,13 @@ impl Subject<'_> {
 
     /// `71 samples in 1 stack`, or the stacks alone where the profile does not tell how many samples they are.
     fn samples(&self, sample_type: SampleType) -> String {
-        let samples = &self.profile.profile.samples;
-        let stacks = counted(samples.len() as u64, "stack");
         let of = usize::from(!sample_type.is_alloc());
-        let counts = samples.iter().map(|sample| u64::from(sample.counts[of]));
-        match counts.sum() {
+        let held = |sample: &&Sample| sample.values[sample_type] != 0;
+        // Text has a line for each size of the objects of a stack, and lines of stacks that hold nothing any more.
+        let samples = || self.profile.profile.samples.iter().filter(held);
+        let stacks: HashSet<_> = samples().map(|sample| sample.stack).collect();
+        let stacks = counted(stacks.len() as u64, "stack");
+        match samples().map(|sample| u64::from(sample.counts[of])).sum() {
             0 => stacks,
             count => format!("{} in {stacks}", counted(count, "sample")),
         }

@@ -2,6 +2,8 @@
 
 use memprof_report::{Blame, Folded, Granularity, Input, Options, SampleType, read, table};
 
+use crate::support::report_on;
+
 const INTERVAL: u32 = 4096;
 
 /// What a program holds: objects, their size, the address that allocated them.
@@ -99,4 +101,26 @@ fn the_truth_lies_within_two_errors_in_19_of_20_profiles() {
             );
         }
     }
+}
+
+#[test]
+fn stacks_that_hold_nothing_any_more_are_not_counted() {
+    let dump = "heap_v2/1\n  t*: 3: 4096 [5: 8192]\n\
+                @ 0x1200\n  t*: 1: 1024 [1: 1024]\n  t1: 1: 1024 [1: 1024]\n\
+                @ 0x1300\n  t*: 0: 0 [2: 4096]\n  t1: 0: 0 [2: 4096]\n\
+                @ 0x1400\n  t*: 2: 3072 [2: 3072]\n  t1: 2: 3072 [2: 3072]\n\n\
+                MAPPED_LIBRARIES:\n00001000-00002000 r-xp 00000000 fe:00 1 /usr/bin/server\n";
+    let check = |sample_type, expected: &str| {
+        let options = Options {
+            sample_type,
+            ..Options::default()
+        };
+        let (text, _) =
+            report_on(dump.as_bytes(), None, None, &options).expect("it is a good dump");
+        let text = String::from_utf8_lossy(&text);
+        let heading = text.lines().next().unwrap_or_default();
+        assert!(heading.ends_with(expected), "{heading}");
+    };
+    check(SampleType::InuseSpace, "3 samples in 2 stacks");
+    check(SampleType::AllocSpace, "5 samples in 3 stacks");
 }
