@@ -16,6 +16,7 @@ use memprof_report::{
 use serde::Serialize;
 
 use crate::exit::{NO_DATA, Outcome, coded};
+use crate::frames::frames;
 use crate::output;
 use crate::prove::{self, ProveArgs};
 use crate::report::progress;
@@ -25,8 +26,6 @@ use crate::target::{self, To};
 const FEWEST: usize = 3;
 /// Dumps that are compared where nobody says how many.
 const USUAL: usize = 5;
-/// The frames of a stack that the text shows, from the leaf.
-const FRAMES: usize = 8;
 
 /// Show the stacks that keep growing, by the ages of one dump or by a process's last dumps; or what nothing
 /// points to
@@ -43,7 +42,7 @@ pub(crate) struct LeaksArgs {
     #[arg(long, value_name = "N")]
     last: Option<usize>,
 
-    /// Show this many stacks, or sizes
+    /// Show this many stacks, or rows of what is leaked
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 }
@@ -276,16 +275,8 @@ fn text(leaks: &Leaks, top: usize) -> String {
             "\n{hourly}/h  +{growth}, now {}",
             size(leak.inuse_space)
         ));
-        lines.extend(
-            leak.stack
-                .iter()
-                .rev()
-                .take(FRAMES)
-                .map(|frame| format!("    {frame}")),
-        );
-        if leak.stack.len() > FRAMES {
-            lines.push(format!("    ... {} callers", leak.stack.len() - FRAMES));
-        }
+        let stack = leak.stack.iter().rev();
+        lines.extend(frames(&stack.collect::<Vec<_>>()));
     }
     if count > top {
         lines.push(format!("\n({} more stacks, --top shows them)", count - top));

@@ -1,14 +1,14 @@
 //! `memprof leaks --prove`: the objects of a running process that nothing points to.
 
-use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use memprof_leaks::{Error, Group, Options, Proof, Step};
-use memprof_report::{SampleType, amount};
+use memprof_leaks::{Group, Options, Proof, prove};
 use serde::Serialize;
 
-use crate::exit::{FAILED, Outcome, coded};
+use crate::exit::{FAILED, Outcome};
+use crate::frames::frames;
+use crate::looked::{Looked, look, name_of, parse_amount, size};
 use crate::output;
 
 /// How to look at a process.
@@ -21,6 +21,7 @@ pub(crate) struct ProveArgs {
     /// registers, stacks, variables and other memory nor from the kernel (epoll, timers), nor from an object that
     /// has one. Nothing is loaded into the process, and what it allocated before counts too. Walked are the
     /// heaps of glibc's malloc and jemalloc 5.3; of a pool that a program makes within it, all or nothing is reported.
+    /// Where a profiler runs in the process, jemalloc's or memprof's, what it sampled is shown with its stack.
     #[arg(long, requires = "pid", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 
@@ -32,6 +33,10 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration, requires = "prove")]
     max_pause: Duration,
 
+    /// How much memory --prove may take; default: 12 % of what the process has, and at least 128 MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
+    max_memory: Option<u64>,
+
     /// Exit with 1 where --prove finds leaks
     #[arg(long, requires = "prove")]
     fail: bool,
@@ -42,32 +47,25 @@ pub(crate) struct ProveArgs {
 struct Reply<'a> {
     status: &'static str,
     text: String,
-    pid: u32,
-    allocators: &'a [&'static str],
-    /// In bytes.
-    rss: u64,
-    stopped_ms: Vec<f64>,
-    estimated_ms: f64,
-    snapshots: usize,
-    /// Objects that live, leaked or not.
-    objects: u64,
-    searched_bytes: u64,
-    /// What this program took for it, in bytes.
-    memory_bytes: u64,
-    leaked: Leaked,
-    unread: &'a [String],
-    warnings: &'a [String],
+    #[serde(flatten)]
+    looked: Looked<'a>,
+    leaked: Leaked<'a>,
 }
 
 #[derive(Serialize)]
-struct Leaked {
+struct Leaked<'a> {
     objects: u64,
     bytes: u64,
-    by: Vec<By>,
+    by: Vec<By<'a>>,
 }
 
 #[derive(Serialize)]
-struct By {
+struct By<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<&'a str>,
+    /// The functions by which they were allocated, root first, where they are samples of a profiler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<Vec<&'a str>>,
     size: u64,
     objects: u64,
     bytes: u64,
@@ -75,13 +73,14 @@ struct By {
 }
 
 pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
-    let pid = args.pid.unwrap_or_default();
     let options = Options {
         max_pause: args.max_pause,
+        max_memory: args.max_memory,
     };
-    let proof = memprof_leaks::prove(pid, options, &|step| output::progress(&said(pid, step)));
-    output::clear();
-    let proof = proof.map_err(|error| refused(pid, &error))?;
+    let pid = args.pid.unwrap_or_default();
+    let proof = look(pid, options, |options, progress| {
+        prove(pid, options, progress)
+    })?;
     let reply = reply(pid, &proof, top);
     match json {
         true => output::print(&serde_json::to_string(&reply)?)?,
@@ -91,130 +90,73 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
     Ok(ExitCode::from(if found && args.fail { FAILED } else { 0 }))
 }
 
-fn said(pid: u32, step: Step) -> String {
-    match step {
-        Step::Snapshot => format!("{pid}: taking a snapshot"),
-        Step::Walk => format!("{pid}: walking the heap"),
-        Step::Search(objects) => format!("{pid}: searching for pointers to {objects} objects"),
-        Step::Wait => format!("{pid}: waiting for the second snapshot"),
-    }
-}
-
-fn name_of(pid: u32) -> String {
-    match fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(name) => format!("{pid} ({})", name.trim_end()),
-        Err(_) => pid.to_string(),
-    }
-}
-
-fn refused(pid: u32, error: &Error) -> anyhow::Error {
-    let remedy = error.remedy().map(|remedy| format!("; {remedy}"));
-    let remedy = remedy.unwrap_or_default();
-    coded(
-        error.exit_code(),
-        format!("{}: {error}{remedy}", name_of(pid)),
-    )
-}
-
 fn reply(pid: u32, proof: &Proof, top: usize) -> Reply<'_> {
     let sum = |of: fn(&Group) -> u64| proof.leaked.iter().map(of).sum();
     let by = proof.leaked.iter().map(|group| By {
+        class: group.class.as_deref(),
+        stack: group
+            .stack
+            .as_ref()
+            .map(|stack| stack.iter().rev().map(String::as_str).collect()),
         size: group.size,
         objects: group.objects,
         bytes: group.bytes,
         example: format!("{:#x}", group.example),
     });
-    let milliseconds = |pause: &Duration| pause.as_micros() as f64 / 1000.0;
     let mut reply = Reply {
         status: "ok",
         text: String::new(),
-        pid,
-        allocators: &proof.allocators,
-        rss: proof.rss,
-        stopped_ms: proof.stopped.iter().map(milliseconds).collect(),
-        estimated_ms: milliseconds(&proof.estimate),
-        snapshots: proof.stopped.len(),
-        objects: proof.objects,
-        searched_bytes: proof.searched,
-        memory_bytes: most_resident(),
+        looked: Looked::new(pid, &proof.looks),
         leaked: Leaked {
             objects: sum(|group| group.objects),
             bytes: sum(|group| group.bytes),
             by: by.collect(),
         },
-        unread: &proof.unread,
-        warnings: &proof.warnings,
     };
     reply.text = text(&reply, top);
     reply
 }
 
-/// The most memory that this program had at a time, in bytes.
-fn most_resident() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kibibytes = value.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kibibytes.unwrap_or(0) << 10
-}
-
 fn text(reply: &Reply<'_>, top: usize) -> String {
-    let size = |bytes: u64| amount(bytes.cast_signed(), SampleType::InuseSpace);
-    let name = name_of(reply.pid);
+    let name = name_of(reply.looked.pid);
     let leaked = &reply.leaked;
     let mut lines = vec![match leaked.objects {
         0 => format!(
             "{name}: nothing is leaked: all {} objects are held",
-            reply.objects
+            reply.looked.objects
         ),
         objects => format!(
-            "{name}: {objects} objects are leaked, {}: nothing pointed to them in two snapshots",
-            size(leaked.bytes)
+            "{name}: {objects} objects are leaked, {}: nothing pointed to them{}",
+            size(leaked.bytes),
+            if reply.looked.snapshots > 1 {
+                " in two snapshots"
+            } else {
+                ""
+            }
         ),
     }];
     if leaked.objects > 0 {
         lines.push(format!(
-            "\n{:>12} {:>9} {:>10}  one of them",
-            "leaked", "objects", "of each"
+            "\n{:>12} {:>9} {:>10}  {:<14}  class",
+            "leaked", "objects", "of each", "one of them"
         ));
     }
     for by in leaked.by.iter().take(top) {
         let (bytes, each) = (size(by.bytes), format!("{} B", by.size));
+        let class = by.class.unwrap_or("-");
         lines.push(format!(
-            "{bytes:>12} {:>9} {each:>10}  {}",
+            "{bytes:>12} {:>9} {each:>10}  {:<14}  {class}",
             by.objects, by.example
         ));
+        let stack = by.stack.iter().flatten().rev();
+        lines.extend(frames(&stack.collect::<Vec<_>>()));
     }
     if leaked.by.len() > top {
         lines.push(format!(
-            "({} more sizes, --top shows them)",
+            "({} more rows, --top shows them)",
             leaked.by.len() - top
         ));
     }
-    let stopped: Vec<_> = reply
-        .stopped_ms
-        .iter()
-        .map(|pause| format!("{pause:.1} ms"))
-        .collect();
-    lines.push(format!(
-        "\nof {} objects of {}; stood still for {} (estimated {:.1} ms); {} searched; this took {} of memory",
-        reply.objects,
-        reply.allocators.join(" and "),
-        stopped.join(", "),
-        reply.estimated_ms,
-        size(reply.searched_bytes),
-        size(reply.memory_bytes)
-    ));
-    lines.extend(
-        reply
-            .unread
-            .iter()
-            .map(|part| format!("not searched: {part}")),
-    );
-    lines.extend(
-        reply
-            .warnings
-            .iter()
-            .map(|warning| format!("note: {warning}")),
-    );
+    lines.extend(reply.looked.lines());
     lines.join("\n")
 }

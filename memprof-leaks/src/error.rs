@@ -67,6 +67,17 @@ pub enum Error {
         /// In bytes.
         needed: u64,
     },
+    /// What is to be kept of it takes too much memory of this program.
+    #[error(
+        "takes about {} MiB to look at, more than the {} MiB that memprof may take (--max-memory)",
+        .needed >> 20, .limit >> 20
+    )]
+    Memory {
+        /// In bytes, as far as it was counted.
+        needed: u64,
+        /// In bytes.
+        limit: u64,
+    },
     /// clone(2) made no child.
     #[error(
         "could not be copied: clone(2) failed in it; has it a limit of processes (RLIMIT_NPROC)?"
@@ -108,6 +119,9 @@ impl Error {
             Self::PidsLimit { .. } => "raise pids.max of its cgroup by one".to_owned(),
             Self::Headroom { .. } => {
                 "raise the limit, or look at a process that has less memory".to_owned()
+            }
+            Self::Memory { needed, .. } => {
+                format!("allow it by --max-memory {}MiB", (needed >> 20) * 3 / 2 + 1)
             }
             Self::NoHeap(_) => {
                 "memprof walks heaps of glibc's malloc, 2.27 and newer, and of jemalloc 5.3"

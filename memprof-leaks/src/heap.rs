@@ -1,11 +1,16 @@
 //! The heaps of a process, without symbols: what is there proves itself by its own figures, or is no heap.
 
-pub(crate) mod glibc;
-pub(crate) mod jemalloc;
+mod glibc;
+mod jemalloc;
+mod unknown;
 
 use std::ops::Range;
 
+use crate::budget::Budget;
+use crate::error::Error;
 use crate::objects::Span;
+use crate::snapshot::Registers;
+use crate::view::View;
 
 /// What was found of an allocator.
 #[derive(Debug, Default)]
@@ -16,11 +21,56 @@ pub(crate) struct Heap {
     pub(crate) cached: Vec<u64>,
     /// Objects of the allocator's own, whose words hold nothing.
     pub(crate) silent: Vec<u64>,
+    /// Objects of which the allocator's profiler may know the stack, by address, and its context of each.
+    pub(crate) contexts: Vec<(u64, u64)>,
     /// Memory whose words hold nothing: the heap, whose objects count when they are reached, and the
     /// allocator's own.
     pub(crate) own: Vec<Range<u64>>,
     /// What did not prove itself. It is searched for pointers, and nothing of it is told to be leaked.
     pub(crate) unproven: Vec<String>,
+    /// Heaps that are there, and of which nothing is told.
+    pub(crate) unknown: Vec<String>,
+}
+
+/// The heaps of all allocators in a process, and whose they are.
+///
+/// # Errors
+/// `NoHeap`, `Memory`.
+pub(crate) fn heaps(
+    view: &View,
+    threads: &[Registers],
+    budget: &mut Budget,
+) -> Result<(Vec<&'static str>, Heap), Error> {
+    if let Some(name) = unknown::library(view) {
+        let message = format!("its malloc is {name}'s, whose heap memprof cannot walk");
+        return Err(Error::NoHeap(message));
+    }
+    let found = [
+        ("glibc", glibc::heap(view, threads, budget)?),
+        ("jemalloc", jemalloc::heap(view, threads, budget)?),
+    ];
+    let (mut names, mut all) = (Vec::new(), Heap::default());
+    for (name, heap) in found {
+        names.extend(heap.as_ref().map(|_| name));
+        all.extend(heap.unwrap_or_default());
+    }
+    let other = match names.contains(&"jemalloc") {
+        true => None,
+        false => unknown::jemalloc(view).map(|file| {
+            format!("a jemalloc is in {file}, whose extents are not of the form of 5.3")
+        }),
+    };
+    match (names.is_empty(), other) {
+        (true, other) => Err(Error::NoHeap(other.unwrap_or_else(|| {
+            "neither arenas of glibc's malloc nor extents of jemalloc's proved themselves"
+                .to_owned()
+        }))),
+        (false, other) => {
+            let other = other.map(|other| format!("{other}: nothing that it gave out is told"));
+            all.unknown.extend(other);
+            Ok((names, all))
+        }
+    }
 }
 
 impl Heap {
@@ -29,7 +79,9 @@ impl Heap {
         self.spans.extend(other.spans);
         self.cached.extend(other.cached);
         self.silent.extend(other.silent);
+        self.contexts.extend(other.contexts);
         self.own.extend(other.own);
         self.unproven.extend(other.unproven);
+        self.unknown.extend(other.unknown);
     }
 }

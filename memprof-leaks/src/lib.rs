@@ -2,15 +2,24 @@
 //!
 //! memprof-ptrace knows threads and registers; memprof-report reads profiles.
 
+mod budget;
 mod error;
+mod groups;
 mod heap;
+mod look;
+mod names;
 mod objects;
 mod pages;
 mod prove;
 mod reach;
+mod regions;
 mod roots;
 pub mod snapshot;
+mod stacks;
+mod units;
 mod view;
 
 pub use error::Error;
-pub use prove::{Group, Options, Proof, Step, prove};
+pub use groups::Group;
+pub use look::{Looks, Options, Progress, Step};
+pub use prove::{Proof, prove};

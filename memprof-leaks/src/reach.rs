@@ -19,9 +19,11 @@ const BATCH: usize = 1024;
 /// An object that is not read with those before it lies farther away.
 const GAP: u64 = PAGE;
 /// Objects that wait to be searched, at the most; others are found again by their marks.
-const WAITING: usize = 1 << 20;
+const WAITING: usize = 1 << 18;
 /// Of an object that is larger, only pages that exist are read.
 const LARGE: u64 = 1 << 20;
+/// What is read at once where each object lies near the one before: a list is mostly allocated in a row.
+const AHEAD: u64 = 16 << 10;
 /// Bytes between two looks at the memory that the machine has left.
 const LOOK: usize = 64 << 20;
 
@@ -58,7 +60,10 @@ pub(crate) fn reach(
         is_short_of_memory: AtomicBool::new(false),
     };
     let mut found = Vec::new();
-    flood.take(&roots.words, &mut found);
+    flood.take(&roots.kernel, &mut found);
+    for thread in &snapshot.threads {
+        flood.take(&thread.words, &mut found);
+    }
     found.extend(flood.roots(&roots.ranges));
     // A list is reached one object at a time: that is not worth threads.
     let mut alone = Search::new(&flood);
@@ -191,6 +196,8 @@ fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 struct Search<'a> {
     flood: &'a Flood<'a>,
     block: Vec<u8>,
+    /// What lies in it.
+    held: Range<u64>,
     found: Vec<u64>,
     unchecked: usize,
 }
@@ -200,13 +207,14 @@ impl<'a> Search<'a> {
         Self {
             flood,
             block: vec![0; BLOCK],
+            held: 0..0,
             found: Vec::new(),
             unchecked: 0,
         }
     }
 
-    /// Reads a range of a block's length at the most.
-    fn read(&mut self, range: &Range<u64>) -> usize {
+    /// Reads a range of a block's length at the most; where in the block it lies then, as far as it can be read.
+    fn read(&mut self, range: &Range<u64>) -> Range<usize> {
         let length = (range.end - range.start) as usize;
         self.flood.bytes.fetch_add(length, Ordering::Relaxed);
         self.unchecked += length;
@@ -217,7 +225,32 @@ impl<'a> Search<'a> {
                 .is_short_of_memory
                 .fetch_or(is_short, Ordering::Relaxed);
         }
-        self.flood.view.read(range.start, &mut self.block[..length])
+        let is_held = self.held.start <= range.start && range.end <= self.held.end;
+        if !is_held {
+            let wanted = self.wanted(range);
+            let length = (wanted.end - wanted.start) as usize;
+            let read = self
+                .flood
+                .view
+                .read(wanted.start, &mut self.block[..length]);
+            self.held = wanted.start..wanted.start + read as u64;
+        }
+        let place = |address: u64| {
+            (address.clamp(self.held.start, self.held.end) - self.held.start) as usize
+        };
+        place(range.start)..place(range.end)
+    }
+
+    /// What to read for a range: with what lies around it where it is near to what was read before.
+    fn wanted(&self, range: &Range<u64>) -> Range<u64> {
+        let is_near = range.start.abs_diff(self.held.start) <= 2 * AHEAD;
+        let region = self.flood.view.region(range.start).filter(|_| is_near);
+        let around = region.map(|region| {
+            let start = range.start & !(AHEAD - 1);
+            start.max(region.range.start)..region.range.end.min(start + AHEAD)
+        });
+        let around = around.filter(|around| range.end <= around.end);
+        around.unwrap_or_else(|| range.clone())
     }
 
     fn range(&mut self, range: Range<u64>) {
@@ -225,8 +258,8 @@ impl<'a> Search<'a> {
         if start >= range.end {
             return;
         }
-        let length = self.read(&(start..range.end));
-        self.words(0..length);
+        let place = self.read(&(start..range.end));
+        self.words(place);
     }
 
     fn words(&mut self, bytes: Range<usize>) {
@@ -253,10 +286,17 @@ impl<'a> Search<'a> {
             blocks(base..last.end).for_each(|block| self.range(block));
             return;
         }
-        let length = self.read(&(base..last.end));
+        let place = self.read(&(base..last.end));
+        if (place.len() as u64) < last.end - base && objects.len() > 1 {
+            // Not beyond a hole, where others begin again.
+            for object in objects {
+                blocks(object.clone()).for_each(|block| self.range(block));
+            }
+            return;
+        }
         for object in objects {
-            let start = (object.start - base) as usize;
-            let end = ((object.end - base) as usize).min(length);
+            let start = place.start + (object.start - base) as usize;
+            let end = (place.start + (object.end - base) as usize).min(place.end);
             self.words(start.min(end)..end);
         }
     }

@@ -3,8 +3,9 @@
 use std::fs;
 use std::ops::Range;
 
+use crate::regions::Region;
 use crate::snapshot::{Registers, Snapshot};
-use crate::view::{Region, View};
+use crate::view::View;
 
 /// What an ABI lets a function use below the stack pointer.
 const RED_ZONE: u64 = 128;
@@ -14,8 +15,8 @@ const RED_ZONE: u64 = 128;
 pub(crate) struct Roots {
     /// Memory, by address.
     pub(crate) ranges: Vec<Range<u64>>,
-    /// Registers, and what the kernel holds for the process.
-    pub(crate) words: Vec<u64>,
+    /// What the kernel holds for the process.
+    pub(crate) kernel: Vec<u64>,
     /// What might hold pointers and could not be searched.
     pub(crate) unread: Vec<String>,
 }
@@ -24,6 +25,15 @@ pub(crate) struct Roots {
 pub(crate) fn roots(snapshot: &Snapshot, view: &View, own: &[Range<u64>]) -> Roots {
     let mut roots = Roots::default();
     for region in &view.regions {
+        if region.is_writable && snapshot.devices.contains(&region.range) {
+            let Region { range, name, .. } = region;
+            let size = (range.end - range.start) >> 10;
+            roots.unread.push(format!(
+                "{size} KiB of a device at {:#x} ({name})",
+                range.start
+            ));
+            continue;
+        }
         let unused = unused_stack(region, &snapshot.threads);
         for pages in &region.pages {
             let start = if unused.contains(&pages.start) {
@@ -34,9 +44,7 @@ pub(crate) fn roots(snapshot: &Snapshot, view: &View, own: &[Range<u64>]) -> Roo
             subtract(start..pages.end, own, &mut roots.ranges);
         }
     }
-    for thread in &snapshot.threads {
-        roots.words.extend(&thread.words);
-    }
+    roots.unread.extend(snapshot.lacking.unread());
     kernel(snapshot.pid, &mut roots);
     roots
 }
@@ -90,7 +98,7 @@ fn kernel(pid: u32, roots: &mut Roots) {
             unknown += 1;
             continue;
         };
-        roots.words.extend(text.lines().filter_map(epoll_data));
+        roots.kernel.extend(text.lines().filter_map(epoll_data));
         rings += u32::from(text.contains("SqMask:"));
     }
     if rings > 0 {
@@ -105,7 +113,7 @@ fn kernel(pid: u32, roots: &mut Roots) {
     }
     // A kernel without checkpoint and restore has no such file.
     let timers = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
-    roots.words.extend(timers.lines().filter_map(timer_value));
+    roots.kernel.extend(timers.lines().filter_map(timer_value));
 }
 
 /// `tfd:        5 events:       19 data:     55d0c0a012a0  pos:0 ino:3e sdev:8`

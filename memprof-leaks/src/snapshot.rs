@@ -3,11 +3,14 @@
 //! All threads stand still while one of them makes the copy (clone(2) without its own memory, which shares the
 //! pages until somebody writes). Each thread then goes on by itself: this program may be killed at any moment.
 
+mod lacking;
 mod limits;
 mod smaps;
 mod threads;
 
 use std::fs;
+use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +23,8 @@ use memprof_ptrace::twin::Twin;
 use memprof_ptrace::{Purpose, Refusal, examine_for};
 
 use crate::error::Error;
-pub(crate) use smaps::Figures;
+pub(crate) use lacking::Lacking;
+use lacking::Plan;
 pub use threads::Registers;
 
 /// How long the copy may take after the threads stopped, beyond what was estimated: a machine may be busy.
@@ -54,7 +58,9 @@ pub struct Snapshot {
     pub estimate: Duration,
     /// What each thread had in its registers.
     pub threads: Vec<Registers>,
-    pub(crate) not_copied: Vec<Figures>,
+    pub(crate) lacking: Arc<Lacking>,
+    /// Memory of devices, which cannot be read from outside.
+    pub(crate) devices: Vec<Range<u64>>,
 }
 
 impl Subject {
@@ -88,17 +94,20 @@ impl Subject {
         })
     }
 
-    /// Copies it. `limit` is the longest that its threads may stand still.
+    /// Copies it. `limit` is the longest that its threads may stand still, `room` what may be taken of memory for
+    /// what a copy lacks, in bytes.
     ///
     /// # Errors
     /// Why not; it goes on as before.
-    pub fn snapshot(&self, limit: Duration) -> Result<Snapshot, Error> {
+    pub fn snapshot(&self, limit: Duration, room: u64) -> Result<Snapshot, Error> {
         let figures = smaps::parse(&read(self.pid, "smaps")?);
         limits::require_room(self.pid, &figures)?;
         let estimate = smaps::estimate(&figures, self.status.threads);
         if estimate > limit {
             return Err(Error::LongPause { estimate, limit });
         }
+        let plan = Plan::of(&figures, limit - estimate, room);
+        let estimate = estimate + plan.estimate;
         let begun = Instant::now();
         let mut threads = threads::stop_all(self.pid, limit)?;
         if !self.is_same() {
@@ -117,24 +126,44 @@ impl Subject {
             let written = self.memory.write(*address, bytes);
             written.map_err(Error::io("failed to write to a stack"))?;
         }
-        let twin = stopped.clone_by(
+        let cloned = stopped.clone_by(
             &errand.registers,
             Instant::now() + estimate + CLONE_PATIENCE,
         );
-        let registers = threads.go_on();
+        let lacking = cloned.as_ref().map(|(twin, _)| {
+            let copy_maps = read(twin.pid(), "maps")?;
+            Lacking::read_from(self.pid, &copy_maps, &figures, plan, begun + limit)
+        });
+        let lacking = lacking.unwrap_or_else(|_| Ok(Lacking::default()));
+        let twin = cloned.map(|(twin, stopped)| {
+            drop(stopped);
+            twin
+        });
+        let registers = threads.go_on(&maps);
         let stopped = begun.elapsed();
         let twin = twin.map_err(|_| Error::NotCloned)?;
-        Ok(Snapshot {
+        let mut snapshot = Snapshot {
             twin: Some(twin),
             pid: self.pid,
             stopped,
             estimate,
             threads: registers,
-            not_copied: figures
-                .into_iter()
-                .filter(|each| each.is_not_copied)
+            devices: figures
+                .iter()
+                .filter(|each| each.is_device)
+                .map(|each| each.range.clone())
                 .collect(),
-        })
+            lacking: Arc::default(),
+        };
+        match lacking {
+            Ok(lacking) => snapshot.lacking = Arc::new(lacking),
+            Err(error) => {
+                // What matters more is why.
+                snapshot.release(self);
+                return Err(error);
+            }
+        }
+        Ok(snapshot)
     }
 
     fn can_clone(&self, maps: &[u8], thread: &threads::Thread) -> bool {
@@ -196,7 +225,7 @@ impl Subject {
                 }
                 return Ok(());
             }
-            threads.go_on();
+            drop(threads);
             thread::sleep(LOOK_AGAIN);
         }
         Ok(())

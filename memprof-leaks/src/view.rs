@@ -1,17 +1,11 @@
 //! The memory of a snapshot, read in blocks.
 
-use std::fs::{self, File};
-use std::io::IoSliceMut;
-use std::ops::Range;
-
-use memprof_ptrace::maps::{Mapping, mappings};
-use memprof_ptrace::memory::Memory;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
+use std::sync::Arc;
 
 use crate::error::Error;
-use crate::pages::{PAGE, resident};
-use crate::snapshot::{Figures, Snapshot};
+use crate::pages::PAGE;
+use crate::regions::{Process, Region, regions};
+use crate::snapshot::{Lacking, Snapshot};
 
 /// Bytes that are read at once.
 pub(crate) const BLOCK: usize = 256 << 10;
@@ -23,28 +17,7 @@ pub(crate) struct View {
     pub(crate) regions: Vec<Region>,
     copy: Process,
     live: Process,
-}
-
-#[derive(Debug)]
-struct Process {
-    pid: Pid,
-    memory: Memory,
-}
-
-/// A mapping, and what of it is to be read.
-#[derive(Clone, Debug)]
-pub(crate) struct Region {
-    pub(crate) range: Range<u64>,
-    /// The file as the kernel names it, `[heap]` and the like, or nothing.
-    pub(crate) name: String,
-    pub(crate) is_writable: bool,
-    pub(crate) is_shared: bool,
-    pub(crate) is_file: bool,
-    pub(crate) has_no_access: bool,
-    /// The copy does not have it, or has zeros there.
-    pub(crate) is_live: bool,
-    /// Pages that may hold pointers: private ones of no file, or shared ones that can be written.
-    pub(crate) pages: Vec<Range<u64>>,
+    lacking: Arc<Lacking>,
 }
 
 impl View {
@@ -55,19 +28,21 @@ impl View {
     pub(crate) fn of(snapshot: &Snapshot) -> Result<Self, Error> {
         let copy = Process::open(snapshot.copy())?;
         let live = Process::open(snapshot.pid)?;
-        let mut regions = regions(snapshot.copy(), |range| {
-            is_within(range, &snapshot.not_copied)
-        })?;
-        let of_live = |range: &Range<u64>| is_within(range, &snapshot.not_copied);
-        let not_copied = self::regions(snapshot.pid, of_live)?;
-        regions.retain(|region| !region.is_live);
-        regions.extend(not_copied.into_iter().filter(|region| region.is_live));
+        let lacking = Arc::clone(&snapshot.lacking);
+        let mut regions = regions(snapshot.copy(), |range| !lacking.has(range))?;
+        regions.extend(lacking.regions.iter().cloned());
         regions.sort_by_key(|region| region.range.start);
         Ok(Self {
             regions,
             copy,
             live,
+            lacking,
         })
+    }
+
+    /// The pid of the process that was copied, whose files are open.
+    pub(crate) fn live_pid(&self) -> i32 {
+        self.live.pid()
     }
 
     /// The mapping in which an address lies.
@@ -80,18 +55,59 @@ impl View {
             .filter(|region| region.range.contains(&address))
     }
 
-    /// Reads what begins at an address, as much as can be read; the length in bytes.
+    /// Reads what begins at an address, as much as can be read, across mappings; the length in bytes.
     pub(crate) fn read(&self, address: u64, buffer: &mut [u8]) -> usize {
-        let Some(region) = self.region(address) else {
-            return 0;
-        };
-        let length = buffer.len().min((region.range.end - address) as usize);
-        let process = if region.is_live {
-            &self.live
-        } else {
-            &self.copy
-        };
-        process.read(address, &mut buffer[..length], region.has_no_access)
+        let mut done = 0;
+        while done < buffer.len()
+            && let Some(at) = address.checked_add(done as u64)
+            && let Some(region) = self.region(at)
+        {
+            let length = (buffer.len() - done).min((region.range.end - at) as usize);
+            let read = self.read_of(region, at, &mut buffer[done..done + length]);
+            done += read;
+            if read < length {
+                break;
+            }
+        }
+        done
+    }
+
+    /// The same within a mapping.
+    fn read_of(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
+        if !region.is_lacking {
+            return self.copy.read(address, buffer, region.has_no_access);
+        }
+        // Pages of a file that nobody wrote to are as they were.
+        let mut read = 0;
+        if region.is_file || !self.lacking.is_kept() {
+            read = self.live.read(address, buffer, region.has_no_access);
+        }
+        if !self.lacking.is_kept() {
+            return read;
+        }
+        buffer[read..].fill(0);
+        self.lacking.read(address, buffer);
+        buffer.len()
+    }
+
+    /// The mapping of a file that an address belongs to: variables without a value lie in memory of no file
+    /// behind it.
+    pub(crate) fn file_of(&self, address: u64) -> Option<&Region> {
+        let region = self.region(address)?;
+        if region.is_file || !region.name.is_empty() {
+            return Some(region).filter(|region| region.is_file);
+        }
+        let before = self.region(region.range.start.checked_sub(1)?)?;
+        (before.is_file && before.is_writable).then_some(before)
+    }
+
+    /// The text at an address that ends with a zero, of so many bytes at the most.
+    pub(crate) fn text(&self, address: u64, limit: usize) -> Option<String> {
+        let mut bytes = vec![0; limit];
+        let read = self.read(address, &mut bytes);
+        let end = bytes[..read].iter().position(|byte| *byte == 0)?;
+        bytes.truncate(end);
+        String::from_utf8(bytes).ok()
     }
 
     /// One number; `None` where it is not mapped.
@@ -99,100 +115,6 @@ impl View {
         let mut bytes = [0; 8];
         (self.read(address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     }
-}
-
-#[cfg(test)]
-impl Region {
-    /// Private memory of no file, without any page.
-    pub(crate) fn of(range: Range<u64>) -> Self {
-        Self {
-            range,
-            name: String::new(),
-            is_writable: true,
-            is_shared: false,
-            is_file: false,
-            has_no_access: false,
-            is_live: false,
-            pages: Vec::new(),
-        }
-    }
-}
-
-impl Process {
-    fn open(pid: u32) -> Result<Self, Error> {
-        let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
-        let pid = Pid::from_raw(pid.cast_signed());
-        Ok(Self { pid, memory })
-    }
-
-    fn read(&self, address: u64, buffer: &mut [u8], has_no_access: bool) -> usize {
-        if !has_no_access {
-            let length = buffer.len();
-            let base = address as usize;
-            let local = &mut [IoSliceMut::new(buffer)];
-            let remote = [RemoteIoVec { base, len: length }];
-            if let Ok(read) = process_vm_readv(self.pid, local, &remote)
-                && read == length
-            {
-                return length;
-            }
-        }
-        // Slower, but also where the process itself may not read; and page by page across holes.
-        if self.memory.read(address, buffer).is_ok() {
-            return buffer.len();
-        }
-        let mut done = 0;
-        while done < buffer.len() {
-            let end = (PAGE - (address + done as u64) % PAGE) as usize;
-            let end = buffer.len().min(done + end);
-            if self
-                .memory
-                .read(address + done as u64, &mut buffer[done..end])
-                .is_err()
-            {
-                break;
-            }
-            done = end;
-        }
-        done
-    }
-}
-
-fn is_within(range: &Range<u64>, figures: &[Figures]) -> bool {
-    figures
-        .iter()
-        .any(|each| each.range.start < range.end && range.start < each.range.end)
-}
-
-fn regions(pid: u32, is_live: impl Fn(&Range<u64>) -> bool) -> Result<Vec<Region>, Error> {
-    let path = |name: &str| format!("/proc/{pid}/{name}");
-    let maps = fs::read(path("maps")).map_err(Error::io(path("maps")))?;
-    let pages = File::open(path("pagemap")).map_err(Error::io(path("pagemap")))?;
-    let region = |mapping: Mapping<'_>| {
-        let is_shared = mapping.access[3] == b's';
-        let is_writable = mapping.access[1] == b'w';
-        let kernel_s = [
-            b"[vvar]".as_slice(),
-            b"[vdso]",
-            b"[vsyscall]",
-            b"[vvar_vclock]",
-        ];
-        let found = match kernel_s.contains(&mapping.path) || (is_shared && !is_writable) {
-            true => Vec::new(),
-            false => resident(&pages, &mapping.range, is_shared),
-        };
-        Region {
-            name: String::from_utf8_lossy(mapping.path).into_owned(),
-            is_writable,
-            is_shared,
-            is_file: mapping.inode != 0,
-            has_no_access: mapping.access[0] != b'r',
-            is_live: is_live(&mapping.range),
-            pages: found,
-            range: mapping.range,
-        }
-    };
-    Ok(mappings(&maps).map(region).collect())
 }
 
 /// Reads numbers that lie close to each other: a block is kept.

@@ -160,12 +160,16 @@ impl Stopped {
         request(libc::PTRACE_DETACH, self.tid, 0, 0)
     }
 
-    /// Sends it on an errand in which it clones its process ([`crate::errand::clone_errand`]). It is let go as
-    /// soon as there is a child, which stands still from its first instruction on.
+    /// Sends it on an errand in which it clones its process ([`crate::errand::clone_errand`]). Both stand still
+    /// then: it behind the call until it is dropped, and its child from the first instruction on.
     ///
     /// # Errors
     /// `TimedOut`: there is none until then; the thread goes home. Or it was killed meanwhile.
-    pub fn clone_by(mut self, registers: &user_regs_struct, until: Instant) -> io::Result<Twin> {
+    pub fn clone_by(
+        mut self,
+        registers: &user_regs_struct,
+        until: Instant,
+    ) -> io::Result<(Twin, Self)> {
         let place = ptr::from_ref(registers) as usize;
         let options = libc::PTRACE_O_TRACECLONE as usize;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
@@ -195,8 +199,7 @@ impl Stopped {
         let mut child: libc::c_ulong = 0;
         let place = &raw mut child;
         request(libc::PTRACE_GETEVENTMSG, self.tid, 0, place as usize)?;
-        drop(self);
-        Twin::hold(child as pid_t)
+        Ok((Twin::hold(child as pid_t)?, self))
     }
 
     /// Lets it go with these registers, and with the signal that it was about to take.

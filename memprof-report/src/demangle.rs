@@ -18,7 +18,11 @@ pub fn demangle(name: &str) -> Cow<'_, str> {
     };
     let demangled = match plain.as_bytes() {
         [b'_', b'R', ..] => rust(plain),
-        [b'_', b'Z', ..] | [b'_', b'_', b'Z', ..] => rust(plain).or_else(|| cpp(plain)),
+        // Rust's end with a hash; without one, variables of C++ have the same form.
+        [b'_', b'Z', ..] | [b'_', b'_', b'Z', ..] if plain.contains("17h") => {
+            rust(plain).or_else(|| cpp(plain))
+        }
+        [b'_', b'Z', ..] | [b'_', b'_', b'Z', ..] => cpp(plain),
         _ => None,
     };
     demangled.map_or(Cow::Borrowed(plain), Cow::Owned)
@@ -70,6 +74,10 @@ mod tests {
         check(
             "_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE",
             "core::fmt::Write::write_fmt",
+        );
+        check(
+            "_ZN12_GLOBAL__N_18sessionsE",
+            "(anonymous namespace)::sessions",
         );
         check("_RNvCs1234_7mycrate4main", "mycrate::main");
         check("_ZN", "_ZN");

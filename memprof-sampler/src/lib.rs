@@ -27,6 +27,7 @@ mod pointer;
 mod probes;
 mod process;
 mod records;
+mod remote;
 mod sampler;
 mod slots;
 mod tally;
@@ -34,7 +35,8 @@ mod tally;
 pub use hooks::Role;
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use muted::{Muted, mute_this_thread};
-pub use records::Record;
+pub use records::{MOST_FRAMES, Record};
+pub use remote::{MARK, Remote};
 pub use sampler::{
     Counts, Refused, clear, counts, each_record, enter_child, interval, start, stop,
 };

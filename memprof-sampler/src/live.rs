@@ -1,6 +1,8 @@
 //! The samples that were not freed yet, by address. Lock-free: signals and re-entry do no harm.
 #![expect(unsafe_code, reason = "tables outside of every allocator")]
 
+use core::mem::offset_of;
+use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{
     AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
@@ -13,7 +15,7 @@ const WAYS: usize = 8;
 
 /// The tables' sizes in buckets. A further one is made when the ones before are full; together they
 /// hold 1.4 million samples in 34 MB at the most.
-const BUCKETS: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
+pub(crate) const BUCKETS: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
 
 /// No allocator gives an odd address: with this bit, a place is being filled or emptied.
 const CLAIMED: usize = 1;
@@ -37,6 +39,7 @@ pub(crate) struct Sample {
 }
 
 /// The live samples.
+#[repr(C)]
 pub(crate) struct Live {
     tables: [AtomicPtr<Bucket>; BUCKETS.len()],
 }
@@ -121,13 +124,50 @@ fn existing(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
 
 /// The two buckets that may hold an address.
 fn places(table: &[Bucket], hash: u64) -> impl Iterator<Item = &Bucket> {
-    let mask = table.len() - 1;
+    let indices = indices(table.len(), hash).into_iter();
+    indices.filter_map(|index| table.get(index))
+}
+
+/// Where these are, in a table of so many.
+fn indices(count: usize, hash: u64) -> [usize; 2] {
+    let mask = count - 1;
     let first = hash as usize & mask;
     let second = (hash >> 24) as usize & mask;
-    let second = if second == first { first ^ 1 } else { second };
-    [first, second]
-        .into_iter()
-        .filter_map(|index| table.get(index))
+    [first, if second == first { first ^ 1 } else { second }]
+}
+
+/// Where the tables lie that begin there.
+pub(crate) fn ranges(tables: [u64; BUCKETS.len()]) -> impl Iterator<Item = Range<u64>> {
+    let tables = tables.into_iter().zip(BUCKETS);
+    let made = tables.filter(|(table, _)| *table != 0);
+    made.map(|(table, count)| {
+        let end = table.wrapping_add((count * size_of::<Bucket>()) as u64);
+        table..end
+    })
+}
+
+/// The record of the sample at an address in another process, whose tables begin at `tables`.
+pub(crate) fn record_of(
+    tables: [u64; BUCKETS.len()],
+    hash: u64,
+    address: u64,
+    mut word: impl FnMut(u64) -> Option<u64>,
+) -> Option<u32> {
+    let tables = tables.into_iter().zip(BUCKETS);
+    let mut buckets = tables
+        .filter(|(table, _)| *table != 0)
+        .flat_map(|(table, count)| {
+            let offsets = indices(count, hash).map(|index| index * size_of::<Bucket>());
+            offsets.map(|offset| table.wrapping_add(offset as u64))
+        });
+    buckets.find_map(|bucket| {
+        let mut word = |offset: usize| word(bucket.wrapping_add(offset as u64));
+        let addresses = offset_of!(Bucket, addresses);
+        let way = (0..WAYS).find(|way| word(addresses + 8 * way) == Some(address))?;
+        // Two lie in a word.
+        let records = word(offset_of!(Bucket, records) + 8 * (way / 2))?;
+        Some((records >> (32 * (way % 2))) as u32)
+    })
 }
 
 fn insert(table: &[Bucket], hash: u64, address: usize, sample: Sample) -> bool {

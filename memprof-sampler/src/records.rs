@@ -14,7 +14,7 @@ use core::sync::atomic::{
 use crate::{mapping, tally};
 
 /// Frames of a stack that are kept, from the leaf on.
-pub(crate) const MOST_FRAMES: usize = 128;
+pub const MOST_FRAMES: usize = 128;
 
 /// Room for so many records, at the most.
 const PLACES: usize = 1 << 17;
@@ -38,10 +38,11 @@ const PEAK_BYTES: usize = 8;
 const FRAMES: usize = 9;
 
 /// All records of the process.
+#[repr(C)]
 pub(crate) struct Records {
+    words: AtomicPtr<AtomicU64>,
     /// Where the record of a hash begins; 0: none.
     places: AtomicPtr<AtomicU32>,
-    words: AtomicPtr<AtomicU64>,
     /// Words that are taken; the first stays free, because 0 means none.
     used: AtomicUsize,
 }
@@ -66,8 +67,8 @@ pub struct Record<'a> {
 impl Records {
     pub(crate) const fn new() -> Self {
         Self {
-            places: AtomicPtr::new(ptr::null_mut()),
             words: AtomicPtr::new(ptr::null_mut()),
+            places: AtomicPtr::new(ptr::null_mut()),
             used: AtomicUsize::new(1),
         }
     }
@@ -81,7 +82,7 @@ impl Records {
     pub(crate) fn intern(&self, frames: &[usize], size: u64) -> Option<u32> {
         let (places, words) = (self.places()?, self.words()?);
         let shape = (u64::from(size_class(size)) << 32) | frames.len() as u64;
-        let hash = hash_of(frames, shape);
+        let hash = hash_of(frames.iter().map(|frame| *frame as u64), shape);
         let mut fresh = None;
         for probe in 0..PROBES {
             let place = (hash as usize).wrapping_add(probe) & (PLACES - 1);
@@ -265,6 +266,24 @@ fn read(words: &[AtomicU64], start: usize) -> Option<Record<'_>> {
     })
 }
 
+/// The frames of a record in the memory of another process, whose records begin at `words`. It proves itself by
+/// its hash.
+pub(crate) fn frames_of(
+    words: u64,
+    record: u32,
+    mut word: impl FnMut(u64) -> Option<u64>,
+    room: &mut [u64; MOST_FRAMES],
+) -> Option<&[u64]> {
+    let start = words.wrapping_add(8 * u64::from(record));
+    let mut word = |at: usize| word(start.wrapping_add(8 * at as u64));
+    let (hash, shape) = (word(HASH)?, word(SHAPE)?);
+    let frames = room.get_mut(..shape as u32 as usize)?;
+    for (at, frame) in frames.iter_mut().enumerate() {
+        *frame = word(FRAMES + at)?;
+    }
+    (hash_of(frames.iter().copied(), shape) == hash).then_some(frames)
+}
+
 fn is(words: &[AtomicU64], start: u32, frames: &[usize], shape: u64, hash: u64) -> bool {
     let Some(record) = words.get(start as usize..) else {
         return false;
@@ -278,10 +297,10 @@ fn is(words: &[AtomicU64], start: u32, frames: &[usize], shape: u64, hash: u64) 
             .all(|(at, frame)| has(FRAMES + at, *frame as u64))
 }
 
-fn hash_of(frames: &[usize], shape: u64) -> u64 {
+fn hash_of(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     let mut hash = shape;
     for frame in frames {
-        hash = (hash ^ *frame as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash = (hash ^ frame).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         hash ^= hash >> 32;
     }
     hash

@@ -14,11 +14,17 @@ use crate::own_code::own_code;
 use crate::probes;
 use crate::process::Process;
 use crate::records::{MOST_FRAMES, Record, Records};
+use crate::remote::MARK;
 use crate::tally;
 
 static FILTER: Filter = Filter::new();
-static LIVE: Live = Live::new();
-static RECORDS: Records = Records::new();
+/// Its mark is read from outside: it stays, whatever an optimizer thinks of it.
+#[used]
+static TABLES: Tables = Tables {
+    mark: MARK,
+    live: Live::new(),
+    records: Records::new(),
+};
 static GATE: Gate = Gate(AtomicUsize::new(0));
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 static LOST: AtomicU64 = AtomicU64::new(0);
@@ -28,6 +34,14 @@ static PROCESS: Process = Process::new();
 
 /// Frames of hooks that a walk meets before the program's own.
 const OWN_FRAMES: usize = 8;
+
+/// What is known of samples, as [`Remote`](crate::Remote) finds it.
+#[repr(C)]
+struct Tables {
+    mark: [u8; MARK.len()],
+    live: Live,
+    records: Records,
+}
 
 /// Why it cannot be done now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +71,7 @@ pub struct Counts {
 /// `NoMemory`.
 pub fn start(interval: u64) -> Result<(), Refused> {
     PROCESS.enter();
-    if LIVE.prepare() && RECORDS.prepare() {
+    if TABLES.live.prepare() && TABLES.records.prepare() {
         countdown::set_interval(interval);
         Ok(())
     } else {
@@ -89,9 +103,9 @@ pub fn clear() -> Result<(), Refused> {
     }
     FILTER.clear();
     // SAFETY: the gate is closed: no hook is in the tables, and none enters.
-    unsafe { LIVE.clear() };
+    unsafe { TABLES.live.clear() };
     // SAFETY: as above; `each_record` is the caller's, who clears.
-    unsafe { RECORDS.clear() };
+    unsafe { TABLES.records.clear() };
     for count in [&SAMPLES, &LOST, &FREED] {
         count.store(0, Relaxed);
     }
@@ -117,7 +131,7 @@ pub fn enter_child() {
 /// [`clear`] is not called meanwhile.
 pub unsafe fn each_record(visit: impl FnMut(Record<'_>)) {
     // SAFETY: promised by the caller.
-    unsafe { RECORDS.each(visit) };
+    unsafe { TABLES.records.each(visit) };
 }
 
 /// What it did so far.
@@ -127,7 +141,7 @@ pub fn counts() -> Counts {
         samples,
         live_samples: samples.saturating_sub(lost + FREED.load(Relaxed)),
         lost,
-        table_bytes: (LIVE.bytes() + RECORDS.bytes()) as u64,
+        table_bytes: (TABLES.live.bytes() + TABLES.records.bytes()) as u64,
     }
 }
 
@@ -147,9 +161,9 @@ pub(crate) fn forget(block: usize) -> Option<Sample> {
     }
     let _inside = GATE.enter()?;
     let hash = hash(block);
-    let sample = LIVE.remove(hash, block)?;
+    let sample = TABLES.live.remove(hash, block)?;
     FILTER.subtract(hash);
-    RECORDS.discount(sample.record, sample.size);
+    TABLES.records.discount(sample.record, sample.size);
     FREED.fetch_add(1, Relaxed);
     probes::free(block);
     Some(sample)
@@ -193,7 +207,7 @@ pub(crate) fn sample(block: usize, size: usize) {
     // SAFETY: the walk wrote these, and the tail the last ones.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
-    match RECORDS.intern(frames, size) {
+    match TABLES.records.intern(frames, size) {
         Some(record) => remember(block, Sample { size, record }),
         None => drop(LOST.fetch_add(1, Relaxed)),
     }
@@ -202,20 +216,20 @@ pub(crate) fn sample(block: usize, size: usize) {
 fn remember(block: usize, sample: Sample) {
     let hash = hash(block);
     if FILTER.may_hold(hash)
-        && let Some(stale) = LIVE.remove(hash, block)
+        && let Some(stale) = TABLES.live.remove(hash, block)
     {
         // Freed where no slot of ours is.
         FILTER.subtract(hash);
-        RECORDS.discount(stale.record, stale.size);
+        TABLES.records.discount(stale.record, stale.size);
         FREED.fetch_add(1, Relaxed);
         probes::free(block);
     }
-    RECORDS.count(sample.record, sample.size);
-    if LIVE.insert(hash, block, sample) {
+    TABLES.records.count(sample.record, sample.size);
+    if TABLES.live.insert(hash, block, sample) {
         FILTER.add(hash);
         probes::alloc(block, sample.size, countdown::interval());
     } else {
-        RECORDS.discount(sample.record, sample.size);
+        TABLES.records.discount(sample.record, sample.size);
         LOST.fetch_add(1, Relaxed);
     }
 }
@@ -290,6 +304,13 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::Remote;
+
+    /// A word of this process, where the tables lie.
+    fn word_of_own(address: u64) -> Option<u64> {
+        // SAFETY: only places of the tables are asked for, which stay until they are cleared.
+        Some(unsafe { (address as *const u64).read_volatile() })
+    }
 
     /// Sums of all records: objects, bytes, in all objects, bytes.
     fn sums() -> [u64; 4] {
@@ -339,6 +360,13 @@ mod tests {
                 live.insert(block, size);
             }
         }
+        let remote = Remote::behind(&raw const TABLES as u64, word_of_own).unwrap();
+        let mut room = [0; MOST_FRAMES];
+        for block in live.keys() {
+            let stack = remote.stack(*block as u64, word_of_own, &mut room);
+            assert!(stack.is_some_and(|stack| stack.len() > 1), "{block:x}");
+        }
+        assert_eq!(remote.stack(0x5500_0000_0008, word_of_own, &mut room), None);
         let sums = sums();
         assert_eq!(sums[0], live.len() as u64);
         assert_eq!(sums[1], live.values().sum::<u64>());

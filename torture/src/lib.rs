@@ -17,6 +17,7 @@ mod hostile;
 mod hosts;
 mod inject;
 mod kill;
+mod leaks;
 pub mod many_stacks;
 mod memory;
 mod paths;
@@ -87,6 +88,7 @@ const SUITES: &[Suite] = &[
     ("closefrom", closefrom::run),
     ("fork", fork::run),
     ("attach", attach::run),
+    ("leaks", leaks::run),
     ("sampler", sampler::run),
     ("accuracy", accuracy::run),
     ("gate", gate::run),

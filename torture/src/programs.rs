@@ -22,6 +22,8 @@ pub(crate) fn build() -> Result<()> {
         compile(&source, &place, &THREADS)?;
     }
     compile("guest.c", "torture/guest", &[])?;
+    let planted = "../../memprof-leaks/tests/processes/planted.c";
+    compile(planted, "torture/planted", &THREADS)?;
     for kib in TLS_SIZES {
         let define = format!("-DTLS_KIB={kib}");
         let place = |name: String| format!("torture/{name}");

@@ -31,7 +31,7 @@ fn what_a_process_leaked_is_told_to_people_and_scripts() {
     let text = prove(leaking.pid, &["--top", "2"]).exits(0).stdout;
     let first = text.lines().next().unwrap();
     assert!(first.contains("objects are leaked"), "{text}");
-    assert!(text.contains("more sizes, --top shows them"), "{text}");
+    assert!(text.contains("more rows, --top shows them"), "{text}");
     assert!(text.contains("of glibc; stood still for"), "{text}");
     let json = prove(leaking.pid, &["--json", "--fail"]).exits(1).stdout;
     let reply: Value = serde_json::from_str(&json).unwrap();

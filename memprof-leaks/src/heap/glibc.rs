@@ -10,7 +10,10 @@ mod mapped;
 use std::ops::Range;
 
 use super::Heap;
+use crate::budget::Budget;
+use crate::error::Error;
 use crate::objects::Span;
+use crate::snapshot::Registers;
 use crate::view::{View, Window};
 
 /// Of a chunk's header: the size of the one before, which that one may use while it is used, and its own.
@@ -21,17 +24,29 @@ const ALIGNMENT: u64 = 16;
 const LEAST: u64 = 32;
 const FLAGS: u64 = 7;
 const PREVIOUS_IS_USED: u64 = 1;
-/// A heap that is larger has no bitmap.
-const LARGEST: u64 = 256 << 30;
 
 /// The heap; `None` where there is no glibc, or nothing was allocated from it.
-pub(crate) fn heap(view: &View) -> Option<Heap> {
+///
+/// # Errors
+/// `Memory`.
+pub(crate) fn heap(
+    view: &View,
+    threads: &[Registers],
+    budget: &mut Budget,
+) -> Result<Option<Heap>, Error> {
     let arenas = arena::arenas(view);
     let mut heap = Heap::default();
     let mut caches = Vec::new();
     for arena in &arenas {
         heap.own.push(arena.own());
         for segment in arena.segments(view) {
+            let length = segment.chunks.end - segment.chunks.start;
+            // Of a thread that has ended: all is free again, and one with the top.
+            if length == 0 {
+                heap.own.push(segment.mapped);
+                continue;
+            }
+            budget.take(Span::memory(length, ALIGNMENT))?;
             match walk(view, &segment) {
                 Some(walked) => {
                     heap.own.push(segment.mapped);
@@ -40,7 +55,7 @@ pub(crate) fn heap(view: &View) -> Option<Heap> {
                 }
                 None => heap.unproven.push(format!(
                     "{} KiB of glibc's heap at {:#x}: its chunks do not lead to its end",
-                    (segment.chunks.end - segment.chunks.start) >> 10,
+                    length >> 10,
                     segment.chunks.start
                 )),
             }
@@ -48,10 +63,11 @@ pub(crate) fn heap(view: &View) -> Option<Heap> {
     }
     mapped::add(view, &mut heap);
     if heap.spans.is_empty() && heap.unproven.is_empty() {
-        return None;
+        return Ok(None);
     }
     caches::free(view, &arenas, &caches, &mut heap);
-    Some(heap)
+    caches::free_detached(view, threads, &mut heap);
+    Ok(Some(heap))
 }
 
 /// Chunks without a gap.
@@ -72,9 +88,6 @@ struct Walked {
 /// Follows the chunks of a segment. `None` where they do not lead to its end.
 fn walk(view: &View, segment: &Segment) -> Option<Walked> {
     let Range { start, end } = segment.chunks;
-    if end - start > LARGEST {
-        return None;
-    }
     let mut memory = Window::new(view);
     let mut walked = Walked {
         span: Span::new(
@@ -94,7 +107,7 @@ fn walk(view: &View, segment: &Segment) -> Option<Walked> {
             return Some(walked);
         }
         // The top was taken from, and the header of what was taken is not written yet.
-        let is_being_cut = chunk + length > end && chunk + length <= segment.mapped.end;
+        let is_being_cut = length > end - chunk && length <= segment.mapped.end - chunk;
         if !is_being_cut
             && (length < LEAST || !length.is_multiple_of(ALIGNMENT) || length > end - chunk)
         {

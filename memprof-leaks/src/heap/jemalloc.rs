@@ -12,9 +12,12 @@ use std::ops::Range;
 
 use self::record::{Extent, Kind, LENGTH, State};
 use super::Heap;
+use crate::budget::Budget;
+use crate::error::Error;
 use crate::objects::Span;
+use crate::regions::Region;
 use crate::snapshot::Registers;
-use crate::view::{BLOCK, Region, View};
+use crate::view::{BLOCK, View};
 
 /// Blocks of the allocator's own memory begin at multiples of this and are as long, at least.
 const OWN_BLOCK: u64 = 2 << 20;
@@ -23,13 +26,22 @@ const SLABS: usize = 4;
 /// An object that is as large has a span of its own.
 const LARGE: u64 = 64 << 10;
 
+/// What is kept of an extent while the heap is walked: of a slab, its bitmap too.
+const EXTENT: usize = size_of::<Extent>() + 64;
+
 /// The heap; `None` where there is none of this form.
-pub(crate) fn heap(view: &View, threads: &[Registers]) -> Option<Heap> {
-    let mut found: Vec<Extent> = view
-        .regions
-        .iter()
-        .flat_map(|region| extents(view, region))
-        .collect();
+///
+/// # Errors
+/// `Memory`.
+pub(crate) fn heap(
+    view: &View,
+    threads: &[Registers],
+    budget: &mut Budget,
+) -> Result<Option<Heap>, Error> {
+    let mut found = Vec::new();
+    for region in &view.regions {
+        add_extents(view, region, budget, &mut found)?;
+    }
     let mut blocks: BTreeMap<u64, usize> = BTreeMap::new();
     for extent in found
         .iter()
@@ -38,7 +50,7 @@ pub(crate) fn heap(view: &View, threads: &[Registers]) -> Option<Heap> {
         *blocks.entry(extent.record / OWN_BLOCK).or_default() += 1;
     }
     if blocks.values().sum::<usize>() < SLABS {
-        return None;
+        return Ok(None);
     }
     found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK)));
     found.sort_by_key(|extent| (extent.range.start, extent.state != State::Active));
@@ -59,22 +71,30 @@ pub(crate) fn heap(view: &View, threads: &[Registers]) -> Option<Heap> {
     heap.own
         .extend(found.iter().map(|extent| extent.range.clone()));
     found.retain(|extent| extent.state == State::Active);
+    heap.contexts
+        .extend(found.iter().filter_map(Extent::context));
+    let mut meanwhile = *budget;
+    meanwhile.take((found.len() * EXTENT) as u64)?;
+    let mut take = |bytes| meanwhile.take(bytes).and_then(|()| budget.take(bytes));
     let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(is_large);
     for extent in large {
+        take(Span::memory(0, 1))?;
         heap.spans.push(Span::whole(extent.object()));
     }
     let is_run = |one: &Extent, next: &Extent| {
         one.range.end == next.range.start && granule(one) == granule(next)
     };
     for run in small.chunk_by(is_run) {
+        let Range { start, end } = whole(run);
+        take(Span::memory(end - start, granule(&run[0])))?;
         heap.spans.push(span(run));
     }
     caches::find(view, threads, &mut heap);
-    Some(heap)
+    Ok(Some(heap))
 }
 
 fn is_large(extent: &Extent) -> bool {
-    matches!(extent.kind, Kind::Large) && extent.range.end - extent.range.start >= LARGE
+    matches!(extent.kind, Kind::Large { .. }) && extent.range.end - extent.range.start >= LARGE
 }
 
 /// Of which the size of each object is a multiple: only one class is smaller.
@@ -82,9 +102,13 @@ fn granule(extent: &Extent) -> u64 {
     extent.size.min(16)
 }
 
+/// The memory of adjacent extents.
+fn whole(run: &[Extent]) -> Range<u64> {
+    run[0].range.start..run[run.len() - 1].range.end
+}
+
 fn span(run: &[Extent]) -> Span {
-    let whole = run[0].range.start..run[run.len() - 1].range.end;
-    let mut span = Span::new(whole, granule(&run[0]), 0);
+    let mut span = Span::new(whole(run), granule(&run[0]), 0);
     for extent in run {
         match &extent.kind {
             Kind::Slab { free } => {
@@ -93,7 +117,7 @@ fn span(run: &[Extent]) -> Span {
                     span.begin(start, free[region / 64] >> (region % 64) & 1 == 0);
                 }
             }
-            Kind::Large => {
+            Kind::Large { .. } => {
                 let Range { start, end } = extent.object();
                 span.begin(extent.range.start, false);
                 span.begin(start, true);
@@ -106,11 +130,15 @@ fn span(run: &[Extent]) -> Span {
     span
 }
 
-/// What looks like a record in a mapping.
-fn extents(view: &View, region: &Region) -> Vec<Extent> {
-    let mut found = Vec::new();
+/// Adds what looks like a record in a mapping.
+fn add_extents(
+    view: &View,
+    region: &Region,
+    budget: &Budget,
+    found: &mut Vec<Extent>,
+) -> Result<(), Error> {
     if !region.is_writable || region.is_file || region.is_shared {
-        return found;
+        return Ok(());
     }
     let mut block = vec![0; BLOCK];
     for pages in &region.pages {
@@ -126,7 +154,8 @@ fn extents(view: &View, region: &Region) -> Vec<Extent> {
                 };
                 (is_mapped(extent.range.start) && is_mapped(extent.range.end - 1)).then_some(extent)
             }));
+            budget.require((found.len() * EXTENT) as u64)?;
         }
     }
-    found
+    Ok(())
 }

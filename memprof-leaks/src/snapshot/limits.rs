@@ -43,7 +43,8 @@ pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
     });
     let cgroup = cgroup
         .map(|(path, limit, used)| (format!("its cgroup {path}"), limit.saturating_sub(used)));
-    let machine = meminfo("MemAvailable").map(|left| ("the machine".to_owned(), left));
+    let machine = figure(&read_meminfo(), "MemAvailable");
+    let machine = machine.map(|left| ("the machine".to_owned(), left));
     let tightest = cgroup
         .into_iter()
         .chain(machine)
@@ -59,21 +60,27 @@ pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
 }
 
 fn require_promises(needed: u64) -> Result<(), Error> {
-    let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory");
-    if !mode.is_ok_and(|mode| mode.trim() == "2") {
-        return Ok(());
-    }
-    let limit = meminfo("CommitLimit").unwrap_or(0);
-    let left = limit.saturating_sub(meminfo("Committed_AS").unwrap_or(0));
-    match left < needed {
-        true => Err(Error::Overcommit { needed, left }),
-        false => Ok(()),
+    let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
+    match promises(&mode, &read_meminfo()) {
+        Some(left) if left < needed => Err(Error::Overcommit { needed, left }),
+        _ => Ok(()),
     }
 }
 
-fn meminfo(name: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let value = text
+/// How much memory the machine may still promise, where it counts that.
+fn promises(mode: &str, meminfo: &str) -> Option<u64> {
+    let figure = |name| self::figure(meminfo, name).unwrap_or(0);
+    let left = || figure("CommitLimit").saturating_sub(figure("Committed_AS"));
+    (mode.trim() == "2").then(left)
+}
+
+fn read_meminfo() -> String {
+    fs::read_to_string("/proc/meminfo").unwrap_or_default()
+}
+
+/// A figure of /proc/meminfo, in bytes.
+fn figure(meminfo: &str, name: &str) -> Option<u64> {
+    let value = meminfo
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kibibytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
@@ -166,6 +173,21 @@ mod tests {
         );
         check("3:cpu:/a", "pids", "pids.max", None);
         check("nonsense", "pids", "pids.max", None);
+    }
+
+    /// The mode is the machine's: a test leaves it as it is.
+    #[test]
+    fn a_machine_that_counts_its_promises_may_have_none_left() {
+        let meminfo = "MemTotal: 9 kB\nCommitLimit:     1000 kB\nCommitted_AS:     400 kB\n";
+        let check = |mode, meminfo, expected| assert_eq!(promises(mode, meminfo), expected);
+        check("2\n", meminfo, Some(600 << 10));
+        check("2\n", "CommitLimit: 4 kB\nCommitted_AS: 9 kB\n", Some(0));
+        check("2\n", "", Some(0));
+        check("0\n", meminfo, None);
+        check("1\n", meminfo, None);
+        check("", meminfo, None);
+        let own = figure(&read_meminfo(), "CommitLimit").unwrap();
+        assert!(own > 0);
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub(crate) struct Figures {
     pub(crate) huge: u64,
     /// A forked child does not have it, or has zeros there (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
     pub(crate) is_not_copied: bool,
+    /// The latter.
+    pub(crate) is_emptied: bool,
     /// Of a device: not to be read from outside.
     pub(crate) is_device: bool,
 }
@@ -52,7 +54,8 @@ pub(crate) fn parse(smaps: &[u8]) -> Vec<Figures> {
             "AnonHugePages" => last.huge = kibibytes(value),
             "VmFlags" => {
                 let has = |flag: &str| value.split_ascii_whitespace().any(|each| each == flag);
-                last.is_not_copied = has("dc") || has("wf");
+                last.is_emptied = has("wf");
+                last.is_not_copied = last.is_emptied || has("dc");
                 last.is_device = has("io") || has("pf");
             }
             _ => {}
@@ -116,6 +119,7 @@ VmFlags: rd wr io pf
             anonymous: 1 << 30,
             huge: 1 << 29,
             is_not_copied: true,
+            is_emptied: false,
             is_device: false,
         };
         assert_eq!(found[0], heap);

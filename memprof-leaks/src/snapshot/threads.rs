@@ -1,10 +1,13 @@
 //! All threads of a process, stopped.
 
 use std::fs;
+use std::io;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
 use memprof_ptrace::errand::Home;
+use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::restart::{self, CALL_LENGTH, would_see_eintr};
 use memprof_ptrace::seccomp::require_snapshot_calls;
@@ -15,8 +18,21 @@ use crate::error::Error;
 
 /// Code of 64 bits.
 const USER_CODE: u64 = 0x33;
+/// The number of the system call of a thread that is in none.
+const NO_CALL: i64 = -1;
 /// Of all ptrace(2) calls together, on top of the limit, on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The code of glibc, in which functions make system calls for others.
+fn c_library(maps: &[u8]) -> Vec<Range<u64>> {
+    let is_of_it = |mapping: &Mapping<'_>| {
+        let name = mapping.file_name();
+        let starts = [&b"libc.so.6"[..], b"libc-2.", b"libpthread-2."];
+        mapping.is_executable() && starts.iter().any(|start| name.starts_with(start))
+    };
+    let code = mappings(maps).filter(is_of_it);
+    code.map(|mapping| mapping.range).collect()
+}
 
 /// What a thread had in its registers.
 #[derive(Clone, Debug)]
@@ -27,7 +43,7 @@ pub struct Registers {
     pub stack: u64,
     /// The thread's control block (`fs_base`).
     pub control_block: u64,
-    /// All registers, those of vectors too.
+    /// All registers, those of vectors too unless it waits in a call of the C library's.
     pub words: Vec<u64>,
 }
 
@@ -96,7 +112,7 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<Threads, Error> {
             }
         }
         if let Some((tid, why)) = failed {
-            look(&memory, stopped).go_on();
+            drop(look(&memory, stopped));
             return Err(refused(tid, why, limit));
         }
     }
@@ -124,7 +140,7 @@ fn refused(tid: u32, why: NotStopped, limit: Duration) -> Error {
     match why {
         NotStopped::Refused(code) => Error::Io {
             what: format!("failed to trace thread {tid}"),
-            cause: std::io::Error::from_raw_os_error(code),
+            cause: io::Error::from_raw_os_error(code),
         },
         NotStopped::Ended | NotStopped::Uninterruptible => {
             Error::StopTooLong { thread: tid, limit }
@@ -167,7 +183,7 @@ impl Threads {
     ) -> Result<(&Thread, Stopped), Error> {
         let mut why =
             Error::NoThread("its threads take signals, or run on stacks of the program's own");
-        let runs = |thread: &Thread| thread.registers.orig_rax as i64 == -1;
+        let runs = |thread: &Thread| thread.registers.orig_rax.cast_signed() == NO_CALL;
         for may_run in [false, true] {
             for at in 0..self.held.len() {
                 let (thread, stopped) = &mut self.held[at];
@@ -195,11 +211,14 @@ impl Threads {
     }
 
     /// Lets all go, and tells what they had.
-    pub(super) fn go_on(mut self) -> Vec<Registers> {
+    pub(super) fn go_on(mut self, maps: &[u8]) -> Vec<Registers> {
         self.let_go();
+        let library = c_library(maps);
         self.held
             .iter()
-            .map(|(thread, _)| Registers::of(thread))
+            .map(|(thread, _)| {
+                Registers::of(thread.tid, &thread.registers, &thread.state, &library)
+            })
             .collect()
     }
 
@@ -221,16 +240,22 @@ impl Drop for Threads {
 }
 
 impl Registers {
-    fn of(thread: &Thread) -> Self {
-        let r = &thread.registers;
+    fn of(tid: u32, r: &user_regs_struct, state: &State, library: &[Range<u64>]) -> Self {
         let mut words = vec![
             r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
             r.r12, r.r13, r.r14, r.r15, r.rip, r.fs_base, r.gs_base,
         ];
-        let vectors = thread.state.bytes().chunks_exact(8);
-        words.extend(vectors.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))));
+        // Whoever called a function expects nothing in these registers any more (System V ABI for AMD64, 3.2.1): there
+        // may lie whole arrays of pointers that were copied long before.
+        let call = r.rip.wrapping_sub(CALL_LENGTH as u64);
+        let waits = r.orig_rax.cast_signed() != NO_CALL;
+        if !(waits && library.iter().any(|code| code.contains(&call))) {
+            let vectors = state.bytes().chunks_exact(8);
+            let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            words.extend(vectors.map(word));
+        }
         Self {
-            tid: thread.tid,
+            tid,
             stack: r.rsp,
             control_block: r.fs_base,
             words,

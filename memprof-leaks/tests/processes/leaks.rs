@@ -1,86 +1,198 @@
 //! What is told to be leaked.
 
-use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use memprof_leaks::{Options, Proof, prove};
 
-use crate::compiled;
-use crate::target::Target;
+use crate::target::{Target, built};
+use crate::{compiled, start};
 
 /// A loaded machine stops threads late.
 pub(crate) const PATIENT: Options = Options {
     max_pause: Duration::from_secs(5),
+    max_memory: None,
 };
 
 /// Preloaded, by the name of its package's library.
-const JEMALLOC: &str = "libjemalloc.so.2";
+pub(crate) const JEMALLOC: &str = "libjemalloc.so.2";
 
-fn of(mode: &str, preload: &str) -> Proof {
-    let mut command = Command::new(compiled("planted"));
-    let mut target = Target::of(command.arg(mode).env("LD_PRELOAD", preload));
+/// Whose malloc planted.c uses.
+#[derive(Clone, Copy, Debug)]
+enum Allocator {
+    /// glibc 2.36's in Debian 12.
+    Glibc,
+    /// jemalloc 5.3.0 in Debian 12, stripped.
+    Preloaded,
+    /// jemalloc 5.3.1, linked statically under names of its own, as in programs in Rust.
+    Static,
+}
+
+const ALLOCATORS: [Allocator; 3] = [Allocator::Glibc, Allocator::Preloaded, Allocator::Static];
+
+impl Allocator {
+    fn command(self) -> Command {
+        let mut command = Command::new(match self {
+            Self::Glibc | Self::Preloaded => compiled("planted"),
+            Self::Static => with_static_jemalloc(),
+        });
+        if let Self::Preloaded = self {
+            command.env("LD_PRELOAD", JEMALLOC);
+        }
+        command
+    }
+}
+
+fn with_static_jemalloc() -> PathBuf {
+    // The tests lie in `deps`, and what the crate's build made of jemalloc's source beside that.
+    let tests = std::env::current_exe().unwrap();
+    let builds = tests.ancestors().nth(2).unwrap().join("build");
+    let mut builds = fs::read_dir(builds).unwrap();
+    let archive = builds.find_map(|build| {
+        let archive = build.unwrap().path().join("out/lib/libjemalloc_pic.a");
+        archive.exists().then_some(archive)
+    });
+    let archive = archive.expect("tikv-jemalloc-sys is a dependency of the tests");
+    built("planted_static", |path| {
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-pthread", "-Dmalloc=_rjem_malloc"]);
+        command.args(["-Dfree=_rjem_free", "planted.c", "-o"]);
+        command.arg(path).arg(archive).args(["-lm", "-ldl"]);
+        command
+    })
+}
+
+fn of(mode: &str, allocator: Allocator) -> Proof {
+    let mut target = Target::of(allocator.command().arg(mode));
     let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
     target.is_unharmed();
-    let expected = if preload == JEMALLOC {
-        "jemalloc"
-    } else {
-        "glibc"
+    let expected = match allocator {
+        Allocator::Glibc => &["glibc"][..],
+        Allocator::Preloaded => &["jemalloc"],
+        // The C library has its own.
+        Allocator::Static => &["glibc", "jemalloc"],
     };
-    assert_eq!(proof.allocators, [expected]);
-    assert_eq!(proof.warnings, [""; 0]);
-    assert_eq!(proof.unread, [""; 0]);
-    assert!(proof.objects > 200_000, "{proof:?}");
+    assert_eq!(proof.looks.allocators, expected);
+    assert_eq!(proof.looks.warnings, [""; 0]);
+    assert_eq!(proof.looks.unread, [""; 0]);
+    assert!(proof.looks.objects > 200_000, "{proof:?}");
     proof
 }
 
-/// What was planted, by size as the allocator gives it out, and nothing else.
-fn check(preload: &str, planted: &[(u64, u64)]) {
-    let proof = of("leaks", preload);
-    let found = proof.leaked.iter().map(|group| (group.size, group.objects));
-    let found: BTreeMap<u64, u64> = found.collect();
-    let mut missed = 0;
-    for (size, count) in planted {
-        // A stale pointer to one, in a register or a stack that is in use, holds its tree.
-        missed += count
-            .checked_sub(found.get(size).copied().unwrap_or(0))
-            .unwrap();
+/// What was planted, by size as the allocator gives it out, and nothing else. glibc's objects may be 16 bytes larger:
+/// it leaves nothing over that is too small for an object.
+fn check(allocator: Allocator, planted: &[(u64, u64)]) {
+    let proof = of("leaks", allocator);
+    let mut found: Vec<_> = planted.iter().map(|(size, _)| (*size, 0)).collect();
+    for group in &proof.leaked {
+        let expected = found
+            .iter_mut()
+            .find(|(size, _)| [*size, *size + 16].contains(&group.size));
+        expected.unwrap_or_else(|| panic!("{group:?}")).1 += group.objects;
     }
-    assert!(missed <= 15, "{found:?}");
-    assert_eq!(found.len(), planted.len(), "{found:?}");
+    let missed = planted.iter().zip(&found).map(|(planted, found)| {
+        // A stale word in a register, or on a stack that is in use, may hold one.
+        planted.1.checked_sub(found.1).unwrap()
+    });
+    assert!(missed.sum::<u64>() <= 3, "{found:?}");
 }
 
 #[test]
 fn what_nothing_points_to_in_glibc_is_found_and_nothing_else() {
-    let large = (1_052_656, 1);
     let small = [
         (120, 500),
-        (136, 500),
         (152, 500),
-        (168, 510),
         (184, 500),
-        (200, 500),
+        (216, 510),
+        (248, 500),
+        (280, 500),
     ];
-    check("", &[&small[..], &[large]].concat());
+    let large = (1_052_656, 1);
+    check(Allocator::Glibc, &[&small[..], &[large]].concat());
 }
+
+const IN_JEMALLOC: [(u64, u64); 7] = [
+    (128, 500),
+    (160, 500),
+    (192, 500),
+    (224, 510),
+    (256, 500),
+    (320, 500),
+    (1 << 20, 1),
+];
 
 #[test]
 fn what_nothing_points_to_in_jemalloc_is_found_and_nothing_else() {
-    let large = (1 << 20, 1);
-    check(
-        JEMALLOC,
-        &[(128, 500), (160, 1000), (192, 1010), (224, 500), large],
-    );
+    check(Allocator::Preloaded, &IN_JEMALLOC);
+}
+
+#[test]
+fn what_nothing_points_to_in_a_static_jemalloc_is_found_and_nothing_else() {
+    check(Allocator::Static, &IN_JEMALLOC);
+}
+
+/// Of the objects that are leaked, one in some 20 is a sample; all others are shown without a stack.
+#[test]
+fn what_jemalloc_s_profiler_sampled_is_shown_with_its_stack() {
+    let options = "prof:true,prof_active:true,lg_prof_sample:12";
+    for (allocator, variable) in [
+        (Allocator::Preloaded, "MALLOC_CONF"),
+        (Allocator::Static, "_RJEM_MALLOC_CONF"),
+    ] {
+        let mut command = allocator.command();
+        let mut target = Target::of(command.arg("leaks").env(variable, options));
+        let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+        target.is_unharmed();
+        has_stacks(&proof);
+    }
+}
+
+fn has_stacks(proof: &Proof) {
+    let mut sampled = 0;
+    for group in &proof.leaked {
+        let Some(stack) = &group.stack else { continue };
+        sampled += group.objects;
+        let from = match group.size {
+            224 => "tree",
+            256 => "in_second_arena",
+            320 => "gives",
+            _ => "leak",
+        };
+        assert_eq!(stack[..2], ["make", from], "{group:?}");
+    }
+    assert!((30..1000).contains(&sampled), "{proof:?}");
+    let objects = proof.leaked.iter().map(|group| group.objects);
+    assert!(objects.sum::<u64>() > 3000, "{proof:?}");
 }
 
 #[test]
 fn what_is_held_in_whatever_way_is_not() {
-    assert_eq!(of("clean", "").leaked, []);
-    assert_eq!(of("clean", JEMALLOC).leaked, []);
+    for allocator in ALLOCATORS {
+        assert_eq!(of("clean", allocator).leaked, [], "{allocator:?}");
+    }
+}
+
+/// Nothing but a register leads to it, and its words are mixed.
+#[test]
+fn what_an_allocator_is_about_to_merge_is_not() {
+    assert_eq!(of("merges", Allocator::Glibc).leaked, []);
 }
 
 #[test]
 fn what_is_on_its_way_is_not() {
-    assert_eq!(of("churn", "").leaked, []);
-    assert_eq!(of("churn", JEMALLOC).leaked, []);
+    for allocator in ALLOCATORS {
+        assert_eq!(of("churn", allocator).leaked, [], "{allocator:?}");
+    }
+}
+
+/// Objects lie across the ends of mappings, and are read together.
+#[test]
+fn what_lies_in_a_heap_of_many_mappings_is_held() {
+    let mut target = start("split", &[]);
+    let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+    target.is_unharmed();
+    assert_eq!(proof.leaked, []);
+    assert!(proof.looks.objects >= 40_000, "{proof:?}");
 }

@@ -2,6 +2,8 @@
 
 mod hostile;
 mod leaks;
+mod moves;
+mod refusals;
 mod snapshots;
 #[expect(dead_code, reason = "what memprof-ptrace's tests need besides")]
 #[path = "../../../memprof-ptrace/tests/processes/target.rs"]

@@ -1,8 +1,10 @@
 /* planted MODE: a program with objects that nothing points to any more, each kind of a size of its own, among
    objects that are held in every way there is. Prints "ready PID" and echoes what it reads.
-   MODE: clean | leaks | churn (clean, and four threads that allocate and free all the time) | filtered (clean, and
-   a filter of seccomp(2) ends it where it calls clone(2)). */
+   MODE: clean | leaks | churn (clean, and four threads that allocate and free all the time) | merges (clean, and a
+   thread has a list of freed chunks of glibc's in a register, as malloc_consolidate does) | kills or refuses
+   (clean, and a filter of seccomp(2) does that where it calls clone(2)). */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -19,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LIVE = 200000, EACH = 500, SINGLE = 120, LIST = 136, CYCLE = 152, TREE = 168, ARENA = 184, CROSS = 200 };
+enum { LIVE = 200000, EACH = 500, SINGLE = 120, LIST = 152, CYCLE = 184, TREE = 216, ARENA = 248, CROSS = 280 };
 enum { LARGE = 1 << 20, TEN = 10 };
 
 struct node { struct node *next, *other; };
@@ -30,14 +32,25 @@ static void *volatile interior[100], *volatile tagged[100], *volatile large;
 static void **volatile dontfork;
 static __thread void *volatile in_tls;
 static void *volatile handed[EACH];
-static volatile int handed_over, ready;
+static volatile int handed_over, ready, vector_ready;
 
 static void *make(size_t size) { return memset(malloc(size), 0, size); }
 
-/* Overwrites what calls before left below this frame. */
+/* Overwrites what calls before left below this frame, and in registers that the next call need not use. */
 __attribute__((noinline)) static void wipe(void) {
     volatile char rest[64 << 10];
     for (size_t i = 0; i < sizeof rest; i++) rest[i] = 0;
+    __asm__ volatile("xor %%edx, %%edx\n xor %%esi, %%esi\n xor %%edi, %%edi\n xor %%r8d, %%r8d\n"
+                     "xor %%r9d, %%r9d\n xor %%r10d, %%r10d\n xor %%r11d, %%r11d"
+                     : : : "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11");
+}
+
+/* Sets the registers of vectors to 0: jemalloc copies arrays of pointers by them, and a thread that runs keeps them. */
+static void wipe_vectors(void) {
+    /* An area that says nothing of them does it; at 24 lies MXCSR. */
+    static _Alignas(64) struct { char legacy[24]; unsigned mxcsr; char rest[4068]; } none = {.mxcsr = 0x1f80};
+    __asm__ volatile("xrstor64 %0" : : "m"(none), "a"(0xe6), "d"(0) : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5",
+                     "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
 }
 
 __attribute__((noinline)) static void hold(void) {
@@ -119,17 +132,58 @@ static void *takes(void *unused) {
     return unused;
 }
 
+/* Leaves an arena in which nothing is allocated any more. */
+static void *ends(void *unused) {
+    free(make(3000));
+    return unused;
+}
+
 /* Only a register has it: the loop uses no memory. */
 static void *in_register(void *unused) {
     void *held = make(300);
+    wipe_vectors();
     __asm__ volatile("mov %0, %%r12\n xor %0, %0\n movl $1, %1\n 1: pause\n pause\n jmp 1b"
                      : "+r"(held), "=m"(ready) : : "r12", "memory");
     return unused;
 }
 
+/* Only a register of vectors has it. */
+static void *in_vector(void *unused) {
+    void *held = make(300);
+    wipe_vectors();
+    __asm__ volatile("movq %0, %%xmm9\n xor %0, %0\n movl $1, %1\n 1: pause\n pause\n jmp 1b"
+                     : "+r"(held), "=m"(vector_ready) : : "xmm9", "memory");
+    return unused;
+}
+
+/* Takes a list of small free chunks from the first arena: where libc's variables have the last one that was freed. */
+__attribute__((noinline)) static void *taken(void) {
+    enum { FREED = 100 };
+    void *freed[FREED], **start = 0, **end = 0;
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, maps)) {
+        if (strstr(line, "libc.so.6") && strstr(line, " rw-p ")) sscanf(line, "%p-%p", (void **)&start, (void **)&end);
+    }
+    fclose(maps);
+    for (int i = 0; i < FREED; i++) freed[i] = make(24);
+    void *last = (char *)freed[FREED - 1] - 16;
+    for (int i = 0; i < FREED; i++) free(freed[i]);
+    memset(freed, 0, sizeof freed);
+    for (void **at = start; at < end; at++) if (*at == last) *at = 0;
+    return last;
+}
+
+static void *merges(void *chunk) {
+    __asm__ volatile("mov %0, %%r12\n xor %0, %0\n movl $1, %1\n 1: pause\n pause\n jmp 1b"
+                     : "+r"(chunk), "=m"(ready) : : "r12", "memory");
+    return chunk;
+}
+
 static void *in_stack(void *unused) {
     void *volatile held = make(300);
     in_tls = make(300);
+    wipe();
     for (;;) pause();
     return held ? unused : 0;
 }
@@ -151,11 +205,11 @@ static void start(void *(*run)(void *), void *argument) {
     pthread_create(&thread, 0, run, argument);
 }
 
-static void filter(void) {
+static void filter(unsigned answer) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, answer),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof code / sizeof *code, code};
@@ -164,10 +218,15 @@ static void filter(void) {
 }
 
 int main(int count, char **words) {
+    /* What libc allocates for them has words of what was freed, and ends where another object begins. */
+    static char input[BUFSIZ], output[BUFSIZ];
+    setvbuf(stdin, input, _IOFBF, sizeof input);
+    setvbuf(stdout, output, _IOFBF, sizeof output);
     int leaks = count > 1 && !strcmp(words[1], "leaks");
     hold();
     start(in_stack, 0);
     start(in_register, 0);
+    start(in_vector, 0);
     start(in_second_arena, leaks ? words : 0);
     if (leaks) {
         leak();
@@ -176,9 +235,18 @@ int main(int count, char **words) {
         while (handed_over != 2) usleep(1000);
     }
     if (count > 1 && !strcmp(words[1], "churn")) for (int i = 0; i < 4; i++) start(churns, 0);
-    if (count > 1 && !strcmp(words[1], "filtered")) filter();
+    if (count > 1 && !strcmp(words[1], "merges")) {
+        while (!ready) usleep(1000);
+        ready = 0;
+        start(merges, taken());
+    }
+    if (count > 1 && !strcmp(words[1], "kills")) filter(SECCOMP_RET_KILL_PROCESS);
+    if (count > 1 && !strcmp(words[1], "refuses")) filter(SECCOMP_RET_ERRNO | EPERM);
+    pthread_t ended;
+    pthread_create(&ended, 0, ends, 0);
+    pthread_join(ended, 0);
     wipe();
-    while (!ready) usleep(1000);
+    while (!ready || !vector_ready) usleep(1000);
     usleep(20000);
     printf("ready %d\n", getpid());
     fflush(stdout);

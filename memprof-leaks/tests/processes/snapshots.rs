@@ -1,19 +1,18 @@
-//! What a snapshot does to the process, and which are refused.
+//! What a snapshot does to the process.
 
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
 use memprof_leaks::snapshot::Subject;
-use memprof_leaks::{Error, Options, prove};
 
-use crate::leaks::PATIENT;
 use crate::start;
 use crate::target::Target;
 
 const LONG: Duration = Duration::from_secs(5);
+const ROOM: u64 = 1 << 20;
 
-fn children(pid: u32) -> String {
+pub(crate) fn children(pid: u32) -> String {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks
         .map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap())
@@ -33,7 +32,7 @@ fn no_call_fails_no_signal_comes_and_no_zombie_stays() {
     let mut target = start("waits", &[]);
     let subject = Subject::look_up(target.pid).unwrap();
     for round in 0..20 {
-        let snapshot = subject.snapshot(LONG).unwrap();
+        let snapshot = subject.snapshot(LONG, ROOM).unwrap();
         assert_eq!(snapshot.threads.len(), 10, "{round}");
         assert!(snapshot.stopped < LONG, "{snapshot:?}");
         assert!(snapshot.release(&subject), "{round}");
@@ -56,37 +55,6 @@ fn a_snapshot_is_not_taken_twice_at_a_time() {
     );
 }
 
-fn refused(target: &Target, options: Options) -> Error {
-    prove(target.pid, options, &|_| {}).unwrap_err()
-}
-
-#[test]
-fn a_pause_that_is_too_long_is_refused_before_it_begins() {
-    let mut target = start("planted", &["clean"]);
-    let options = Options {
-        max_pause: Duration::from_micros(10),
-    };
-    let error = refused(&target, options);
-    assert!(matches!(error, Error::LongPause { .. }), "{error}");
-    assert!(
-        error
-            .remedy()
-            .unwrap()
-            .starts_with("allow it by --max-pause ")
-    );
-    assert_eq!(error.exit_code(), 4);
-    target.is_unharmed();
-}
-
-#[test]
-fn a_filter_that_forbids_clone_is_told_and_nothing_is_made() {
-    let mut target = start("planted", &["filtered"]);
-    let error = refused(&target, PATIENT);
-    assert_eq!(error.to_string(), "its seccomp filter forbids clone");
-    target.is_unharmed();
-    assert_eq!(children(target.pid), "");
-}
-
 #[test]
 fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
     let mut target =
@@ -95,12 +63,12 @@ fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
     target.write(b"\n");
     assert_eq!(target.line(), "ready\n");
     target.is_unharmed();
-    let error = subject.snapshot(LONG).unwrap_err();
+    let error = subject.snapshot(LONG, ROOM).unwrap_err();
     assert_eq!(error.to_string(), "has executed another program meanwhile");
     drop(subject);
     let subject = Subject::look_up(target.pid).unwrap();
     target.signal(nix::sys::signal::Signal::SIGKILL);
     while fs::read_link(format!("/proc/{}/exe", target.pid)).is_ok() {}
-    let error = subject.snapshot(LONG).unwrap_err();
+    let error = subject.snapshot(LONG, ROOM).unwrap_err();
     assert_eq!(error.to_string(), "has ended meanwhile");
 }

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::Segment;
 use super::mapped::parameters;
-use crate::view::{Region, View, Window};
+use crate::regions::Region;
+use crate::view::{View, Window};
 
 const FAST_BINS: u64 = 0x10;
 const TOP: u64 = 0x60;

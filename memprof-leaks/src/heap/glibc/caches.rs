@@ -4,6 +4,7 @@
 use super::arena::Arena;
 use super::{ALIGNMENT, FLAGS, HEADER, Heap, LEAST, unmix};
 use crate::objects::{Object, Span};
+use crate::snapshot::Registers;
 use crate::view::{View, Window};
 
 /// Of the chunk that a cache lies in: glibc 2.30 and newer, 2.26 to 2.29.
@@ -50,6 +51,29 @@ pub(super) fn free(view: &View, arenas: &[Arena], places: &[u64], heap: &mut Hea
     for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
         let entry = chunk.wrapping_add(HEADER);
         follow(view, entry, HEADER, ENTRY_LIMIT, &mut heap.cached);
+    }
+}
+
+/// Tells which objects lie in a list of small free chunks that a thread is about to merge (`malloc_consolidate`):
+/// only its registers lead there, to the next chunk. Such a list proves itself by chunks of one size to its end.
+pub(super) fn free_detached(view: &View, threads: &[Registers], heap: &mut Heap) {
+    let size_of = |entry: u64| {
+        let size = view.word(entry.checked_sub(8)?)? & !FLAGS;
+        (entry.is_multiple_of(ALIGNMENT) && (LEAST..=LARGEST).contains(&size)).then_some(size)
+    };
+    let is_of_heap = |entry: u64| heap.own.iter().any(|own| own.contains(&entry));
+    let words = threads.iter().flat_map(|thread| &thread.words);
+    for first in words.filter_map(|word| word.checked_add(HEADER)) {
+        let Some(size) = size_of(first).filter(|_| is_of_heap(first)) else {
+            continue;
+        };
+        let mut list = Vec::new();
+        follow(view, first, HEADER, ENTRY_LIMIT, &mut list);
+        let is_whole = list.iter().all(|entry| size_of(*entry) == Some(size));
+        let last = list.last().copied().unwrap_or(first);
+        if is_whole && view.word(last) == Some(last >> 12) {
+            heap.cached.extend(list);
+        }
     }
 }
 

@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::{FLAGS, HEADER, Heap};
 use crate::objects::Span;
 use crate::pages::PAGE;
-use crate::view::{Region, View, Window};
+use crate::regions::Region;
+use crate::view::{View, Window};
 
 const IS_MAPPED: u64 = 2;
 /// Where the structure has, before `sbrk_base`: the number of mapped chunks and its limit, two numbers of four

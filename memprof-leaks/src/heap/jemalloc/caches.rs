@@ -74,10 +74,10 @@ fn bins(view: &View, variables: Range<u64>) -> Vec<Bin> {
 }
 
 /// A bin of its first word, the address of its lowest entry, and its third: the lowest 16 bits of the addresses
-/// of the fewest entries there were lately, of the full array, and of its end.
+/// of the fewest entries there were lately, of the full array, and of its end; in 5.3.1 also the most entries.
 fn bin(head: u64, bounds: u64) -> Option<Bin> {
     let part = |shift: u32| (bounds >> shift) as u16;
-    let (fewest, full, empty) = (part(0), part(16), part(32));
+    let (fewest, full, empty, most) = (part(0), part(16), part(32), part(48));
     let length = empty.wrapping_sub(full);
     let used = empty.wrapping_sub(head as u16);
     let is_sound = length > 0
@@ -85,7 +85,7 @@ fn bin(head: u64, bounds: u64) -> Option<Bin> {
         && used.is_multiple_of(8)
         && used <= length
         && empty.wrapping_sub(fewest) <= length
-        && bounds >> 48 == 0
+        && (most == 0 || u32::from(length) == 8 * u32::from(most))
         && head > 1 << 16
         && head < 1 << 47;
     let end = head.checked_add(used.into())?;
@@ -101,13 +101,13 @@ mod tests {
 
     #[test]
     fn a_bin_is_an_array_of_which_a_part_is_used() {
-        let check = |head, words: [u64; 3], expected: Option<(Range<u64>, Range<u64>)>| {
-            let [fewest, full, empty] = words;
-            let found = bin(head, fewest | full << 16 | empty << 32);
+        let check = |head, words: [u64; 4], expected: Option<(Range<u64>, Range<u64>)>| {
+            let [fewest, full, empty, most] = words;
+            let found = bin(head, fewest | full << 16 | empty << 32 | most << 48);
             assert_eq!(found.map(|bin| (bin.array, bin.used)), expected);
         };
         let base = 0x7f00_0000_0000;
-        let words = [0x1040, 0x1000, 0x1040];
+        let words = [0x1040, 0x1000, 0x1040, 0];
         check(
             base + 0x1020,
             words,
@@ -123,10 +123,14 @@ mod tests {
             base + 0xfff0..base + 0x1_0010,
             base + 0xfff8..base + 0x1_0010,
         );
-        check(base + 0xfff8, [0x10, 0xfff0, 0x10], Some((array, used)));
+        check(base + 0xfff8, [0x10, 0xfff0, 0x10, 0], Some((array, used)));
+        // Of 5.3.1.
+        let expected = Some((base + 0x1000..base + 0x1040, base + 0x1020..base + 0x1040));
+        check(base + 0x1020, [0x1040, 0x1000, 0x1040, 8], expected);
+        check(base + 0x1020, [0x1040, 0x1000, 0x1040, 9], None);
         check(base + 0x1021, words, None);
         check(base + 0x0ff8, words, None);
-        check(base + 0x1020, [0x1040, 0x1000, 0x1000], None);
+        check(base + 0x1020, [0x1040, 0x1000, 0x1000, 0], None);
         check(0x1020, words, None);
     }
 }

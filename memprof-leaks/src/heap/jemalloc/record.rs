@@ -17,6 +17,8 @@ const FREE: (u32, u64) = (28, 0x3ff);
 const UNUSED: u32 = 45;
 /// Where a slab has its bitmap, in words; a one is a free region.
 const BITMAP: usize = 8;
+/// Where the extent of a sampled object has its context, in words (`e_prof_tctx`).
+const CONTEXT: usize = 10;
 /// Size classes of which a slab has several.
 const SMALL_CLASSES: usize = 39;
 /// The largest extent of a small object that is sampled, and therefore lies alone: 5.3.0 gives it 20 KiB.
@@ -45,8 +47,8 @@ pub(super) enum State {
 pub(super) enum Kind {
     /// Regions of one size, with a bit for each one that is free.
     Slab { free: Box<[u64; 8]> },
-    /// One object, or none.
-    Large,
+    /// One object, or none; where the profiler's context of it may lie.
+    Large { context: u64 },
 }
 
 /// A run of pages.
@@ -64,6 +66,17 @@ pub(super) struct Extent {
 }
 
 impl Extent {
+    /// The address of its object, and the context of the profiler where it may have one. Of an object that is
+    /// no sample it is 1; without a profiler, whatever the record held before.
+    pub(super) fn context(&self) -> Option<(u64, u64)> {
+        match self.kind {
+            Kind::Large { context } if context > PAGE && context.is_multiple_of(8) => {
+                Some((self.first, context))
+            }
+            _ => None,
+        }
+    }
+
     /// The object of a large extent.
     pub(super) fn object(&self) -> Range<u64> {
         self.first..(self.first + self.size).min(self.range.end)
@@ -93,7 +106,8 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
         kind,
     };
     if field(STATE) != 0 {
-        return Some(extent(length, State::Idle, Kind::Large));
+        let none = Kind::Large { context: 0 };
+        return Some(extent(length, State::Idle, none));
     }
     let size = *SIZES.get(class)?;
     if bits & SLAB == 0 {
@@ -101,7 +115,9 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
             true => length <= SAMPLED,
             false => length > SIZES[class - 1] && length <= size + PAD,
         };
-        return fits.then(|| extent(size.min(length), State::Active, Kind::Large));
+        let context = word(CONTEXT);
+        let kind = Kind::Large { context };
+        return fits.then(|| extent(size.min(length), State::Active, kind));
     }
     let regions = length / size;
     let is_whole =

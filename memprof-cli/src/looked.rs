@@ -1,0 +1,146 @@
+//! What `memprof leaks --prove` says of how it looked at a process.
+
+use std::fs;
+use std::time::Duration;
+
+use memprof_leaks::{Error, Looks, Options, Step};
+use memprof_messages::{SIZE_EXAMPLE, parse_size};
+use memprof_report::{SampleType, amount};
+use serde::Serialize;
+
+use crate::exit::coded;
+use crate::output;
+
+/// The part of a reply that says how it was found.
+#[derive(Serialize)]
+pub(crate) struct Looked<'a> {
+    pub(crate) pid: u32,
+    allocators: &'a [&'static str],
+    /// In bytes.
+    rss: u64,
+    stopped_ms: Vec<f64>,
+    estimated_ms: f64,
+    pub(crate) snapshots: usize,
+    /// Objects that live, leaked or not.
+    pub(crate) objects: u64,
+    searched_bytes: u64,
+    /// The most that this program had of memory, in bytes.
+    memory_bytes: u64,
+    /// What it may take for looking at the process, in bytes.
+    memory_limit_bytes: u64,
+    unread: &'a [String],
+    warnings: &'a [String],
+}
+
+/// Looks at a process, and shows on a terminal what is being done.
+pub(crate) fn look<T>(
+    pid: u32,
+    options: Options,
+    look: impl FnOnce(Options, &dyn Fn(Step)) -> Result<T, Error>,
+) -> anyhow::Result<T> {
+    looked(pid, look(options, &|step| progress(pid, step)))
+}
+
+/// What was found, or why not.
+pub(crate) fn looked<T>(pid: u32, found: Result<T, Error>) -> anyhow::Result<T> {
+    output::clear();
+    found.map_err(|error| refused(pid, &error))
+}
+
+/// Shows on a terminal what is being done.
+pub(crate) fn progress(pid: u32, step: Step) {
+    output::progress(&said(pid, step));
+}
+
+fn said(pid: u32, step: Step) -> String {
+    match step {
+        Step::Snapshot => format!("{pid}: taking a snapshot"),
+        Step::Walk => format!("{pid}: walking the heap"),
+        Step::Search(objects) => format!("{pid}: searching for pointers to {objects} objects"),
+        Step::Wait => format!("{pid}: waiting for the second snapshot"),
+        Step::Name => format!("{pid}: naming stacks"),
+    }
+}
+
+pub(crate) fn name_of(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{pid} ({})", name.trim_end()),
+        Err(_) => pid.to_string(),
+    }
+}
+
+fn refused(pid: u32, error: &Error) -> anyhow::Error {
+    let remedy = error.remedy().map(|remedy| format!("; {remedy}"));
+    let remedy = remedy.unwrap_or_default();
+    coded(
+        error.exit_code(),
+        format!("{}: {error}{remedy}", name_of(pid)),
+    )
+}
+
+impl<'a> Looked<'a> {
+    pub(crate) fn new(pid: u32, looks: &'a Looks) -> Self {
+        let milliseconds = |pause: &Duration| pause.as_micros() as f64 / 1000.0;
+        Self {
+            pid,
+            allocators: &looks.allocators,
+            rss: looks.rss,
+            stopped_ms: looks.stopped.iter().map(milliseconds).collect(),
+            estimated_ms: milliseconds(&looks.estimate),
+            snapshots: looks.stopped.len(),
+            objects: looks.objects,
+            searched_bytes: looks.searched,
+            memory_bytes: most_resident(),
+            memory_limit_bytes: looks.memory_limit(),
+            unread: &looks.unread,
+            warnings: &looks.warnings,
+        }
+    }
+
+    /// The last lines of a text.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let stopped: Vec<_> = self
+            .stopped_ms
+            .iter()
+            .map(|pause| format!("{pause:.1} ms"))
+            .collect();
+        let stood_still = match stopped.is_empty() {
+            true => String::new(),
+            false => format!(
+                " stood still for {} (estimated {:.1} ms);",
+                stopped.join(", "),
+                self.estimated_ms
+            ),
+        };
+        let mut lines = vec![format!(
+            "\nof {} objects of {};{stood_still} {} searched; this took {} of memory (limit {})",
+            self.objects,
+            self.allocators.join(" and "),
+            size(self.searched_bytes),
+            size(self.memory_bytes),
+            size(self.memory_limit_bytes)
+        )];
+        let unread = self.unread.iter();
+        lines.extend(unread.map(|part| format!("not searched: {part}")));
+        let warnings = self.warnings.iter();
+        lines.extend(warnings.map(|warning| format!("note: {warning}")));
+        lines
+    }
+}
+
+/// An amount of memory as an argument: `512MiB`.
+pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| format!("a size is {SIZE_EXAMPLE}"))
+}
+
+pub(crate) fn size(bytes: u64) -> String {
+    amount(bytes.cast_signed(), SampleType::InuseSpace)
+}
+
+/// The most memory that this program had at a time, in bytes.
+fn most_resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kibibytes = value.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) << 10
+}

@@ -1,0 +1,209 @@
+//! One look at a process: a snapshot, its heap and its roots.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use memprof_ptrace::process::Status;
+
+use crate::budget::Budget;
+use crate::error::Error;
+use crate::heap;
+use crate::objects::Objects;
+use crate::roots::{Roots, roots};
+use crate::snapshot::{Snapshot, Subject};
+use crate::stacks::Sampled;
+use crate::view::View;
+
+/// How often a snapshot is taken again whose heap was in the midst of a change.
+const TRIES: usize = 3;
+
+/// How to look.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long the process may stand still, for each snapshot.
+    pub max_pause: Duration,
+    /// What this may take of memory, in bytes; else 12 % of what the process has, and at least 128 MiB.
+    pub max_memory: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_pause: Duration::from_millis(100),
+            max_memory: None,
+        }
+    }
+}
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The process is copied.
+    Snapshot,
+    /// The heap of the copy is walked.
+    Walk,
+    /// So many objects live; they are searched for.
+    Search(u64),
+    /// The next snapshot is awaited.
+    Wait,
+    /// The stacks of what is leaked get their names.
+    Name,
+}
+
+/// Who is told what is being done.
+pub type Progress<'a> = &'a dyn Fn(Step);
+
+/// What is said of a process besides the result.
+#[derive(Clone, Debug, Default)]
+pub struct Looks {
+    /// The allocators whose heaps were walked.
+    pub allocators: Vec<&'static str>,
+    /// Resident memory of the process, in bytes.
+    pub rss: u64,
+    /// How long it stood still, for each snapshot.
+    pub stopped: Vec<Duration>,
+    /// How long that had been estimated.
+    pub estimate: Duration,
+    /// Objects that live, leaked or not.
+    pub objects: u64,
+    /// Bytes that were searched for pointers.
+    pub searched: u64,
+    /// What might hold pointers and could not be searched.
+    pub unread: Vec<String>,
+    /// What limits the result.
+    pub warnings: Vec<String>,
+    pub(crate) budget: Budget,
+}
+
+/// What is seen of a process at one moment.
+pub(crate) struct Seen<'a> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) view: View,
+    pub(crate) objects: Objects,
+    /// Objects and their contexts, of the heap's layout.
+    pub(crate) contexts: Vec<(u64, u64)>,
+    pub(crate) sampled: Sampled,
+    /// Parts of the heap that did not prove themselves.
+    pub(crate) unproven: Vec<String>,
+    pub(crate) roots: Roots,
+    /// With all of this taken.
+    pub(crate) budget: Budget,
+}
+
+impl Looks {
+    pub(crate) fn of(status: &Status, options: Options) -> Self {
+        Self {
+            rss: status.resident,
+            budget: Budget::new(status.resident, options.max_memory),
+            ..Self::default()
+        }
+    }
+
+    /// What this may take of memory, in bytes.
+    pub fn memory_limit(&self) -> u64 {
+        self.budget.limit()
+    }
+
+    /// Takes a snapshot, has `work` done with what is seen, and lets the snapshot go.
+    pub(crate) fn look<T>(
+        &mut self,
+        subject: &Subject,
+        options: Options,
+        progress: Progress<'_>,
+        mut work: impl FnMut(&mut Self, Seen<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        for attempt in 1.. {
+            progress(Step::Snapshot);
+            // The rest is for what is known of the objects.
+            let room = self.budget.left() / 2;
+            let snapshot = subject.snapshot(options.max_pause, room)?;
+            self.stopped.push(snapshot.stopped);
+            self.estimate = snapshot.estimate;
+            progress(Step::Walk);
+            let done = self.see(&snapshot).and_then(|seen| {
+                // Another moment may mend it.
+                match seen.unproven.is_empty() || attempt == TRIES {
+                    true => {
+                        self.warn_of(&seen);
+                        work(self, seen).map(Some)
+                    }
+                    false => Ok(None),
+                }
+            });
+            let is_reaped = snapshot.release(subject);
+            if !is_reaped {
+                let message =
+                    "a zombie is left in it until it ends: it was not to be had for wait4(2)";
+                self.warn(message.to_owned());
+            }
+            if let Some(done) = done? {
+                return Ok(done);
+            }
+        }
+        unreachable!("the last attempt returns");
+    }
+
+    /// Adds a warning, once.
+    pub(crate) fn warn(&mut self, message: String) {
+        warn(&mut self.warnings, message);
+    }
+
+    /// Warns of what is not told of a snapshot.
+    pub(crate) fn warn_of(&mut self, seen: &Seen<'_>) {
+        for part in &seen.unproven {
+            let message = "nothing of this is told, because it did not prove itself";
+            self.warn(format!("{message}: {part}"));
+        }
+    }
+
+    /// What there is in a snapshot.
+    pub(crate) fn see<'a>(&mut self, snapshot: &'a Snapshot) -> Result<Seen<'a>, Error> {
+        let view = View::of(snapshot)?;
+        let mut budget = self.budget;
+        budget.take(snapshot.lacking.memory())?;
+        let (allocators, heap) = heap::heaps(&view, &snapshot.threads, &mut budget)?;
+        let sampled = Sampled::find(&view);
+        let own = apart(heap.own.into_iter().chain(sampled.own()).collect());
+        let mut objects = Objects::new(heap.spans);
+        objects.free(&heap.cached);
+        objects.silence(&heap.silent);
+        let roots = roots(snapshot, &view, &own);
+        self.allocators = allocators;
+        self.objects = objects.count();
+        for part in heap.unknown {
+            self.warn(part);
+        }
+        for part in &roots.unread {
+            warn(&mut self.unread, part.clone());
+        }
+        Ok(Seen {
+            snapshot,
+            view,
+            objects,
+            contexts: heap.contexts,
+            sampled,
+            unproven: heap.unproven,
+            roots,
+            budget,
+        })
+    }
+}
+
+/// The same memory as ranges that do not overlap, by address.
+fn apart(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut apart: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match apart.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => apart.push(range),
+        }
+    }
+    apart
+}
+
+fn warn(warnings: &mut Vec<String>, message: String) {
+    if !warnings.contains(&message) {
+        warnings.push(message);
+    }
+}

@@ -1,0 +1,63 @@
+//! What an object is, and what a variable is called: of classes of C++ and types of Python as the process itself
+//! holds them, of variables as their file's symbols say.
+
+mod classes;
+mod python;
+mod symbols;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use self::python::Python;
+use self::symbols::Symbols;
+use crate::objects::Object;
+use crate::view::{View, Window};
+
+/// Of pointers whose target is known or known to be nothing: a process has some thousands.
+const KNOWN_LIMIT: usize = 1 << 18;
+
+/// The names of a snapshot.
+pub(crate) struct Names<'a> {
+    view: &'a View,
+    memory: Window<'a>,
+    symbols: Symbols<'a>,
+    classes: HashMap<u64, Option<Rc<str>>>,
+    python: Option<Python<'a>>,
+}
+
+impl<'a> Names<'a> {
+    pub(crate) fn new(view: &'a View) -> Self {
+        Self {
+            view,
+            memory: Window::new(view),
+            symbols: Symbols::new(view),
+            classes: HashMap::new(),
+            python: Python::find(view),
+        }
+    }
+
+    /// The class of an object, where its first words tell one. Quick for objects by address.
+    pub(crate) fn class(&mut self, object: &Object) -> Option<Rc<str>> {
+        let start = object.range.start;
+        let first = self.memory.word(start)?;
+        if self.classes.len() > KNOWN_LIMIT {
+            self.classes.clear();
+        }
+        let (view, symbols) = (self.view, &mut self.symbols);
+        let is_table = first % 8 == 0 && first > 0;
+        let named = is_table.then(|| {
+            let class = self.classes.entry(first);
+            class
+                .or_insert_with(|| classes::of_table(view, symbols, first).map(Rc::from))
+                .clone()
+        });
+        named
+            .flatten()
+            .or_else(|| self.python_type(object).map(|(_, name)| name))
+    }
+
+    /// Where in its memory an object of Python's begins, and its type.
+    fn python_type(&mut self, object: &Object) -> Option<(u64, Rc<str>)> {
+        self.python.as_mut()?.type_of(&mut self.memory, object)
+    }
+}

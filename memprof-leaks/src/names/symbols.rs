@@ -1,0 +1,190 @@
+//! The variables of a process's files: from the symbols that the files have.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use memprof_report::demangle;
+use object::read::elf::{ElfFile64, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol, ReadCache, SymbolKind};
+
+use crate::pages::PAGE;
+use crate::regions::Region;
+use crate::view::View;
+
+/// A variable, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Variable {
+    /// As the linker knows it; empty where the file has no symbol there.
+    pub(crate) name: String,
+    /// The last part of the file's path.
+    pub(crate) file: String,
+    /// How far behind its beginning the address lies; in the file as the linker laid it out, without a symbol.
+    pub(crate) offset: u64,
+}
+
+impl Variable {
+    /// As the programmer wrote it.
+    pub(crate) fn shown(&self) -> String {
+        match self.name.as_str() {
+            "" => format!("{}+{:#x}", self.file, self.offset),
+            name => demangle(name).into_owned(),
+        }
+    }
+}
+
+pub(super) struct Symbols<'a> {
+    view: &'a View,
+    files: HashMap<&'a str, Option<Table>>,
+}
+
+/// Of a file: where its first segment lies in it, and its variables by address.
+#[derive(Debug, Default)]
+struct Table {
+    first_offset: u64,
+    first_address: u64,
+    variables: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    start: u64,
+    end: u64,
+    name: Box<str>,
+}
+
+impl<'a> Symbols<'a> {
+    pub(super) fn new(view: &'a View) -> Self {
+        Self {
+            view,
+            files: HashMap::new(),
+        }
+    }
+
+    /// The variable in which an address lies; `None` outside of files.
+    pub(super) fn variable(&mut self, address: u64) -> Option<Variable> {
+        let region = self.view.file_of(address)?;
+        let pid = self.view.live_pid();
+        let table = self.files.entry(&region.name);
+        let table = table.or_insert_with(|| table_of(pid, region));
+        let path = region.name.strip_suffix(" (deleted)");
+        let path = path.unwrap_or(&region.name);
+        let mut variable = Variable {
+            name: String::new(),
+            file: path.rsplit('/').next().unwrap_or(path).to_owned(),
+            offset: address - region.range.start + region.offset,
+        };
+        let of_file = table
+            .as_ref()
+            .and_then(|table| Some((table, bias(self.view, region, table)?)));
+        if let Some((table, bias)) = of_file {
+            variable.offset = address.wrapping_sub(bias);
+            if let Some(entry) = table.entry(variable.offset) {
+                variable.name = entry.name.to_string();
+                variable.offset -= entry.start;
+            }
+        }
+        Some(variable)
+    }
+}
+
+/// What lies between addresses and those in the file.
+fn bias(view: &View, region: &Region, table: &Table) -> Option<u64> {
+    let regions = view.regions.iter().rev();
+    let first = regions
+        .skip_while(|other| other.range.start > region.range.start)
+        .find(|other| other.name == region.name && other.offset == table.first_offset)?;
+    Some(first.range.start.wrapping_sub(table.first_address))
+}
+
+impl Table {
+    fn entry(&self, address: u64) -> Option<&Entry> {
+        let behind = self
+            .variables
+            .partition_point(|entry| entry.start <= address);
+        let entry = self.variables.get(behind.checked_sub(1)?)?;
+        (address < entry.end).then_some(entry)
+    }
+}
+
+/// What a file says; `None` where it cannot be read, or is not the one that is mapped.
+fn table_of(pid: i32, region: &Region) -> Option<Table> {
+    let of_root = File::open(format!("/proc/{pid}/root{}", region.name));
+    let is_same = |file: &File| {
+        file.metadata()
+            .is_ok_and(|metadata| metadata.ino() == region.inode)
+    };
+    let file = of_root.ok().filter(is_same).or_else(|| {
+        let range = &region.range;
+        let path = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
+        File::open(path).ok()
+    });
+    let cache = ReadCache::new(file?);
+    let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
+    let endian = file.endian();
+    let mut loaded = file.elf_program_headers().iter();
+    let first = loaded.find(|header| header.p_type(endian) == object::elf::PT_LOAD)?;
+    let symbols = file.symbols().chain(file.dynamic_symbols());
+    let mut variables: Vec<_> = symbols
+        .filter(|symbol| symbol.kind() == SymbolKind::Data && symbol.size() > 0)
+        .filter_map(|symbol| {
+            Some(Entry {
+                start: symbol.address(),
+                end: symbol.address().checked_add(symbol.size())?,
+                name: symbol.name().ok()?.into(),
+            })
+        })
+        .collect();
+    variables.sort_by(|one, other| (one.start, &one.name).cmp(&(other.start, &other.name)));
+    variables.dedup_by_key(|entry| entry.start);
+    Some(Table {
+        first_offset: first.p_offset(endian) & !(PAGE - 1),
+        first_address: first.p_vaddr(endian) & !(PAGE - 1),
+        variables,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_is_found_by_each_of_its_bytes() {
+        let entry = |start, end, name: &str| Entry {
+            start,
+            end,
+            name: name.into(),
+        };
+        let table = Table {
+            variables: vec![entry(0x10, 0x18, "one"), entry(0x20, 0x40, "two")],
+            ..Table::default()
+        };
+        let check = |address, expected: Option<&str>| {
+            let found = table.entry(address).map(|entry| &*entry.name);
+            assert_eq!(found, expected, "{address:#x}");
+        };
+        check(0x0f, None);
+        check(0x10, Some("one"));
+        check(0x18, None);
+        check(0x3f, Some("two"));
+        check(0x40, None);
+    }
+
+    #[test]
+    fn a_variable_is_shown_as_it_is_written() {
+        let check = |name: &str, expected| {
+            let variable = Variable {
+                name: name.to_owned(),
+                file: "a.out".to_owned(),
+                offset: 0x4010,
+            };
+            assert_eq!(variable.shown(), expected);
+        };
+        check(
+            "_ZN12_GLOBAL__N_18sessionsE",
+            "(anonymous namespace)::sessions",
+        );
+        check("server", "server");
+        check("", "a.out+0x4010");
+    }
+}

@@ -1,0 +1,75 @@
+//! Where objects were allocated: the stacks that a profiler keeps of its live samples, jemalloc's own or memprof's.
+//! They are read in the snapshot; the profiler is asked nothing.
+
+mod jemalloc;
+mod sampled;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use memprof_report::{Address, Mapping};
+
+pub(crate) use self::sampled::Sampled;
+use crate::objects::Object;
+use crate::view::View;
+
+/// Return addresses, leaf first, and frames that are no code.
+pub(crate) type Stack = Rc<[u64]>;
+
+/// The stacks of a snapshot.
+pub(crate) struct Stacks<'a> {
+    view: &'a View,
+    /// Of jemalloc's profiler: objects by address, and the context of each.
+    contexts: &'a [(u64, u64)],
+    known: HashMap<u64, Option<Stack>>,
+    sampled: &'a Sampled,
+}
+
+impl<'a> Stacks<'a> {
+    pub(crate) fn new(view: &'a View, contexts: &'a [(u64, u64)], sampled: &'a Sampled) -> Self {
+        Self {
+            view,
+            contexts,
+            known: HashMap::new(),
+            sampled,
+        }
+    }
+
+    /// The stack by which an object was allocated, where it is a sample.
+    pub(crate) fn of(&mut self, object: &Object) -> Option<Stack> {
+        let start = object.range.start;
+        self.of_jemalloc(start)
+            .or_else(|| self.sampled.stack(self.view, start))
+    }
+
+    fn of_jemalloc(&mut self, start: u64) -> Option<Stack> {
+        let at = self
+            .contexts
+            .binary_search_by_key(&start, |(object, _)| *object);
+        let (_, context) = self.contexts[at.ok()?];
+        let known = self.known.entry(context);
+        known
+            .or_insert_with(|| jemalloc::stack(self.view, context))
+            .clone()
+    }
+}
+
+/// The files and other memory in which functions of a snapshot may lie, by address.
+pub(crate) fn mappings(view: &View) -> Vec<Mapping> {
+    let regions = view.regions.iter().filter(|region| region.is_executable);
+    let mappings = regions.map(|region| Mapping {
+        start: Address(region.range.start),
+        end: Address(region.range.end),
+        offset: region.offset,
+        executable: true,
+        path: region.name.clone(),
+        build_id: None,
+    });
+    mappings.collect()
+}
+
+/// Whether a function may lie there, to which a call returns.
+fn is_code(view: &View, address: u64) -> bool {
+    let region = address.checked_sub(1).and_then(|call| view.region(call));
+    region.is_some_and(|region| region.is_executable)
+}

@@ -1,0 +1,220 @@
+//! `memprof leaks --prove`, over and over: on a program whose leaks are known, on servers under load, which have
+//! none, and killed at any moment.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use testkit::{SERVERS, Server};
+
+use super::Form;
+use super::servers::install;
+use xtask::dist::dist;
+
+/// What planted.c plants of each size, as glibc gives it out and as jemalloc does.
+const IN_GLIBC: &[(u64, u64)] = &[
+    (120, 500),
+    (152, 500),
+    (184, 500),
+    (216, 510),
+    (248, 500),
+    (280, 500),
+    (1_052_656, 1),
+];
+const IN_JEMALLOC: &[(u64, u64)] = &[
+    (128, 500),
+    (160, 500),
+    (192, 500),
+    (224, 510),
+    (256, 500),
+    (320, 500),
+    (1 << 20, 1),
+];
+/// Preloaded, by the name of its package's library.
+const JEMALLOC: &str = "libjemalloc.so.2";
+/// Of a thousand planted objects, so many are found at least.
+const FOUND: u64 = 999;
+/// Servers without a pool of their own in which objects would not be seen. Of node's heap a copy has nothing:
+/// V8 has it in memory that no child gets.
+const CLEAN: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let (rounds, times, kills) = (form.pick(2, 50), form.pick(1, 10), form.pick(10, 100));
+    let mut stops = Vec::new();
+    let (mut found, mut planted) = (0, 0);
+    for (preload, expected) in [("", IN_GLIBC), (JEMALLOC, IN_JEMALLOC)] {
+        for _ in 0..rounds {
+            let mut target = Target::start(preload)?;
+            found += recalled(&prove(target.child.id(), &mut stops)?, expected)?;
+            planted += expected.iter().map(|(_, count)| count).sum::<u64>();
+            target.answers()?;
+        }
+    }
+    ensure!(
+        found * 1000 >= planted * FOUND,
+        "{found} of {planted} planted objects were found"
+    );
+    let servers = CLEAN.map(|name| SERVERS.iter().find(|server| server.name == name));
+    let servers: Vec<&Server> = servers.into_iter().flatten().collect();
+    ensure!(
+        servers.len() == CLEAN.len(),
+        "one of {CLEAN:?} is no server"
+    );
+    install(&servers)?;
+    for server in servers {
+        clean(server, times, &mut stops)?;
+    }
+    let late = killed(kills)?;
+    stops.sort_by(f64::total_cmp);
+    let (median, longest) = (stops[stops.len() / 2], stops[stops.len() - 1]);
+    Ok(format!(
+        "{found} of {planted} planted objects in {} runs, 0 others; 0 leaked in {} {times} times each; \
+         killed {} of {kills} times at work: alive each time; stopped {median:.1} ms (median), {longest:.1} ms (longest)",
+        2 * rounds,
+        CLEAN.join(", "),
+        kills - late,
+    ))
+}
+
+/// planted.c with leaks.
+struct Target {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Target {
+    fn start(preload: &str) -> Result<Self> {
+        let mut command = Command::new(dist().join("torture/planted"));
+        command.arg("leaks").env("LD_PRELOAD", preload);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut target = Self {
+            input: child.stdin.take().context("no input")?,
+            output: BufReader::new(child.stdout.take().context("no output")?),
+            child,
+        };
+        let line = target.line()?;
+        ensure!(line.starts_with("ready "), "it said {line:?}");
+        Ok(target)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line)
+    }
+
+    fn answers(&mut self) -> Result<()> {
+        self.input.write_all(b"ping\n").context("it is dead")?;
+        let line = self.line()?;
+        ensure!(line == "ping\n", "it answered {line:?}");
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn memprof(pid: u32) -> Command {
+    let mut command = Command::new(dist().join("bin/memprof"));
+    // A loaded machine stops threads late.
+    command.args([
+        "leaks",
+        "--prove",
+        &pid.to_string(),
+        "--json",
+        "--max-pause",
+        "10s",
+    ]);
+    command
+}
+
+fn prove(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
+    let output = memprof(pid).output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{errors}");
+    let reply: Value = serde_json::from_slice(&output.stdout)?;
+    let stopped = reply["stopped_ms"].as_array().context("no stopped_ms")?;
+    stops.extend(stopped.iter().filter_map(Value::as_f64));
+    Ok(reply)
+}
+
+/// How many of the planted objects are in a reply, which must have no others.
+fn recalled(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
+    let mut found: BTreeMap<u64, u64> = BTreeMap::new();
+    for group in reply["leaked"]["by"].as_array().context("no groups")? {
+        let number = |name: &str| group[name].as_u64().context("no number");
+        let size = number("size")?;
+        // glibc leaves nothing over that is too small for an object.
+        let mut sizes = planted.iter().map(|(size, _)| *size);
+        let planted = sizes.find(|planted| [*planted, *planted + 16].contains(&size));
+        *found.entry(planted.unwrap_or(size)).or_default() += number("objects")?;
+    }
+    let planted: BTreeMap<_, _> = planted.iter().copied().collect();
+    for (size, objects) in &found {
+        let expected = planted.get(size).copied().unwrap_or(0);
+        ensure!(
+            *objects <= expected,
+            "{objects} objects of {size} bytes, {expected} planted"
+        );
+    }
+    Ok(found.into_values().sum())
+}
+
+/// Looks at a server so many times while it has work.
+fn clean(server: &Server, times: usize, stops: &mut Vec<f64>) -> Result<()> {
+    let mut running = server.start()?;
+    let pid = running.pid()?;
+    running.load()?;
+    for _ in 0..times {
+        let reply = thread::scope(|scope| {
+            let proof = scope.spawn(|| prove(pid, stops));
+            while !proof.is_finished() {
+                running.answer()?;
+            }
+            proof.join().expect("no proof panics")
+        })?;
+        let leaked = &reply["leaked"];
+        ensure!(leaked["objects"] == 0, "{}: {leaked}", server.name);
+    }
+    Ok(())
+}
+
+/// Kills the tool so often. Returns how often it was done before.
+fn killed(kills: usize) -> Result<usize> {
+    let mut target = Target::start("")?;
+    let begun = Instant::now();
+    prove(target.child.id(), &mut Vec::new())?;
+    let whole = begun.elapsed();
+    let mut late = 0;
+    for _ in 0..kills {
+        let mut tool = memprof(target.child.id());
+        let mut tool = tool.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let life = whole.mul_f64(RandomState::new().hash_one(0) as f64 / u64::MAX as f64);
+        let begun = Instant::now();
+        while begun.elapsed() < life && tool.try_wait()?.is_none() {
+            thread::sleep(Duration::from_micros(100));
+        }
+        late += usize::from(tool.try_wait()?.is_some());
+        // It may have ended.
+        let _ = tool.kill();
+        tool.wait()?;
+        target.answers()?;
+    }
+    let reply = prove(target.child.id(), &mut Vec::new())?;
+    recalled(&reply, IN_GLIBC).context("after the last kill")?;
+    Ok(late)
+}
