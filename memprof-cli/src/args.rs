@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use crate::attach::AttachArgs;
 use crate::detach::DetachArgs;
 use crate::gate::TestArgs;
+use crate::holders::HoldersArgs;
 use crate::leaks::LeaksArgs;
 use crate::message::{Send, Short};
 use crate::record::RecordArgs;
@@ -79,6 +80,7 @@ pub(crate) enum Command {
     List(Short),
     Record(RecordArgs),
     Leaks(LeaksArgs),
+    Holders(HoldersArgs),
     Report(ReportArgs),
     Serve(ServeArgs),
     /// Take heap profiles of this machine's hosts by a policy, for `memprof fleet`.

@@ -136,6 +136,13 @@ const COMMANDS: &[Help] = &[
         ],
     },
     Help {
+        command: "holders",
+        examples: &[
+            "memprof holders 4711",
+            "memprof holders 4711 --class Session",
+        ],
+    },
+    Help {
         command: "report",
         examples: &[
             "memprof report leak.heap",

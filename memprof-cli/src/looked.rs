@@ -1,4 +1,4 @@
-//! What `memprof leaks --prove` says of how it looked at a process.
+//! What `memprof leaks --prove` and `memprof holders` say of how they looked at a process.
 
 use std::fs;
 use std::time::Duration;

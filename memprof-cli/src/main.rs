@@ -16,6 +16,7 @@ mod frames;
 mod gate;
 mod heap;
 mod help;
+mod holders;
 mod leaks;
 mod looked;
 mod malloc_conf;
@@ -89,6 +90,7 @@ fn run(command: Command) -> Outcome {
         Command::Fleet { args } => fleet::run("fleet", &args),
         Command::Record(args) => record::run(&args),
         Command::Leaks(args) => leaks::run(&args),
+        Command::Holders(args) => holders::run(&args),
         Command::Report(args) => {
             report::run(&args)?;
             Ok(ExitCode::SUCCESS)

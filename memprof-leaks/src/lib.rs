@@ -1,4 +1,5 @@
-//! What nothing points to in a running process, seen from outside: nothing is loaded into it.
+//! What nothing points to in a running process, and what holds the rest, seen from outside: nothing is loaded
+//! into it.
 //!
 //! memprof-ptrace knows threads and registers; memprof-report reads profiles.
 
@@ -6,6 +7,7 @@ mod budget;
 mod error;
 mod groups;
 mod heap;
+mod holders;
 mod look;
 mod names;
 mod objects;
@@ -21,5 +23,6 @@ mod view;
 
 pub use error::Error;
 pub use groups::Group;
+pub use holders::{Chain, Holder, Holding, Kind, Level, Link, Method, holders};
 pub use look::{Looks, Options, Progress, Step};
 pub use prove::{Proof, prove};

@@ -80,6 +80,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) view: View,
     pub(crate) objects: Objects,
+    /// Objects of the allocator's own, whose words hold nothing.
+    pub(crate) silent: Vec<u64>,
     /// Objects and their contexts, of the heap's layout.
     pub(crate) contexts: Vec<(u64, u64)>,
     pub(crate) sampled: Sampled,
@@ -180,6 +182,7 @@ impl Looks {
             snapshot,
             view,
             objects,
+            silent: heap.silent,
             contexts: heap.contexts,
             sampled,
             unproven: heap.unproven,

@@ -6,10 +6,12 @@ mod python;
 mod symbols;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use self::python::Python;
 use self::symbols::Symbols;
+pub(crate) use self::symbols::Variable;
 use crate::objects::Object;
 use crate::view::{View, Window};
 
@@ -59,5 +61,17 @@ impl<'a> Names<'a> {
     /// Where in its memory an object of Python's begins, and its type.
     fn python_type(&mut self, object: &Object) -> Option<(u64, Rc<str>)> {
         self.python.as_mut()?.type_of(&mut self.memory, object)
+    }
+
+    /// The part of a Python object that leads to all others, not to what it holds: the collector's list.
+    pub(crate) fn collector_links(&mut self, object: &Object) -> Option<Range<u64>> {
+        let (offset, _) = self.python_type(object)?;
+        let head = object.range.start + offset.checked_sub(python::COLLECTOR_HEAD)?;
+        Some(head..head + python::COLLECTOR_HEAD)
+    }
+
+    /// The variable in which an address lies.
+    pub(crate) fn variable(&mut self, address: u64) -> Option<Variable> {
+        self.symbols.variable(address)
     }
 }

@@ -2,11 +2,13 @@
 //! is known of it. So a heap takes a fixed share of its size, however small its objects are.
 
 mod marks;
+mod numbers;
 mod span;
 
 use std::ops::Range;
 
 use marks::Marks;
+pub(crate) use numbers::Numbers;
 pub(crate) use span::Span;
 use span::{is_set, ones};
 

@@ -1,0 +1,159 @@
+//! Through whom what lives is held: the dominators of the heap's objects where memory allows, else one shortest
+//! path to each.
+//!
+//! Variables come first, then stacks, other memory, registers and the kernel: of what a variable leads to, nobody
+//! else is said to be the holder. Else a stale word on a stack would hide the owner of all that it leads to.
+
+mod dominators;
+mod edges;
+mod graph;
+mod holder;
+mod kinds;
+mod levels;
+mod paths;
+
+use self::edges::Edges;
+use self::graph::Graph;
+pub use self::holder::Holder;
+use self::holder::Holders;
+pub use self::kinds::Kind;
+use self::kinds::Kinds;
+pub use self::levels::{Level, Link};
+use self::levels::{Levels, levels};
+use crate::error::Error;
+use crate::look::{Looks, Options, Progress, Seen, Step};
+use crate::names::Names;
+use crate::objects::Numbers;
+use crate::snapshot::Subject;
+
+/// No object, and no place in a tree.
+const NONE: u32 = u32::MAX;
+/// What finding holders takes at least, in bytes for each object: its kind, its place in the tree, its level, and
+/// those that wait to be looked at.
+const OF_OBJECT: u64 = 28;
+
+/// Who holds the memory of a process.
+#[derive(Clone, Debug)]
+pub struct Holding {
+    /// Pauses, memory read and warnings of the look.
+    pub looks: Looks,
+    /// How holders were found.
+    pub method: Method,
+    /// Objects of one kind with the same holders, each behind the one that holds it. The first one is the
+    /// whole process.
+    pub levels: Vec<Level>,
+    /// The object that was asked for, where it lives and is held.
+    pub object: Option<Chain>,
+}
+
+/// How holders were found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// All that is reached only through a holder would be gone with it.
+    Dominators,
+    /// One shortest path leads to each object: others may lead there too.
+    ShortestPath,
+}
+
+/// One object, and what holds it.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    /// The object itself first, its outermost holder last.
+    pub links: Vec<(Link, Option<u64>)>,
+    /// What is held through it, with itself.
+    pub objects: u64,
+    /// In bytes.
+    pub bytes: u64,
+}
+
+/// Objects and holders, each behind the one that holds it; the first one holds all.
+struct Tree {
+    /// Numbers of objects, or behind them of holders.
+    nodes: Vec<u32>,
+    /// The place of the one that holds it. An object's is before its own, a holder's anywhere.
+    parents: Vec<u32>,
+    /// The places of objects that other holders lead to as well, in order.
+    shared: Vec<u32>,
+}
+
+/// Looks at a process once, and at one of its objects where an address is given.
+///
+/// # Errors
+/// Why not; the process goes on as before.
+pub fn holders(
+    pid: u32,
+    address: Option<u64>,
+    options: Options,
+    progress: Progress<'_>,
+) -> Result<Holding, Error> {
+    let subject = Subject::look_up(pid)?;
+    let mut looks = Looks::of(&subject.status, options);
+    let found = looks.look(&subject, options, progress, |looks, seen| {
+        progress(Step::Search(looks.objects));
+        find(&seen, looks, address)
+    })?;
+    let (method, levels, object) = found;
+    Ok(Holding {
+        looks,
+        method,
+        levels,
+        object,
+    })
+}
+
+fn find(
+    seen: &Seen<'_>,
+    looks: &mut Looks,
+    address: Option<u64>,
+) -> Result<(Method, Vec<Level>, Option<Chain>), Error> {
+    let numbers = Numbers::new(&seen.objects);
+    let numbers = numbers.ok_or_else(|| Error::NoHeap("it has too many objects".to_owned()))?;
+    seen.budget.require(looks.objects * OF_OBJECT)?;
+    let mut names = Names::new(&seen.view);
+    let kinds = Kinds::of(&numbers, &mut names);
+    let edges = Edges::new(seen, &numbers, &kinds);
+    let holders = Holders::find(seen, &edges, &mut names);
+    let (method, tree) = match Graph::of(&edges, seen.budget.left()) {
+        Some(graph) => (Method::Dominators, dominators::tree(graph, &holders.roots)),
+        None => (Method::ShortestPath, paths::tree(&edges, &holders.roots)),
+    };
+    looks.searched = edges.searched();
+    seen.snapshot.require_room()?;
+    let Levels { levels, levels_of } = levels(&tree, &numbers, &kinds, &holders);
+    let object = address.and_then(|address| {
+        let number = numbers.number(address)?;
+        let place = tree.nodes.iter().position(|node| *node == number)?;
+        Some(chain(&tree, place as u32, &numbers, &levels, &levels_of))
+    });
+    Ok((method, levels, object))
+}
+
+fn chain(
+    tree: &Tree,
+    place: u32,
+    numbers: &Numbers<'_>,
+    levels: &[Level],
+    levels_of: &[u32],
+) -> Chain {
+    let mut chain = Chain {
+        links: Vec::new(),
+        objects: 0,
+        bytes: 0,
+    };
+    let address = |node: u32| (node < numbers.count()).then(|| numbers.object(node).range.start);
+    let mut at = place;
+    while at != 0 {
+        let link = levels[levels_of[at as usize] as usize].link.clone();
+        chain.links.push((link, address(tree.nodes[at as usize])));
+        at = tree.parents[at as usize];
+    }
+    let mut is_inside = vec![false; tree.nodes.len()];
+    for at in place as usize..tree.nodes.len() {
+        is_inside[at] = at == place as usize || is_inside[tree.parents[at] as usize];
+        if is_inside[at] {
+            chain.objects += 1;
+            chain.bytes += numbers.object(tree.nodes[at]).size();
+        }
+    }
+    chain
+}

@@ -1,0 +1,98 @@
+//! Who points to whom.
+
+use std::ops::Range;
+
+use super::kinds::Kinds;
+use crate::look::Seen;
+use crate::objects::{Numbers, Object};
+use crate::view::Window;
+
+/// Of an object that is larger, only pages that exist are read.
+const LARGE: u64 = 1 << 20;
+/// What the collector of Python's has in an object: two pointers.
+const LINKS: u64 = 16;
+
+/// The objects of a process, and what they hold.
+pub(super) struct Edges<'a> {
+    pub(super) seen: &'a Seen<'a>,
+    pub(super) numbers: &'a Numbers<'a>,
+    kinds: &'a Kinds,
+    /// Numbers of objects whose words hold nothing.
+    silent: Vec<u32>,
+}
+
+impl<'a> Edges<'a> {
+    pub(super) fn new(seen: &'a Seen<'a>, numbers: &'a Numbers<'a>, kinds: &'a Kinds) -> Self {
+        let silent = seen.silent.iter();
+        let mut silent: Vec<_> = silent.filter_map(|start| numbers.number(*start)).collect();
+        silent.sort_unstable();
+        Self {
+            seen,
+            numbers,
+            kinds,
+            silent,
+        }
+    }
+
+    /// How many bytes objects and roots have.
+    pub(super) fn searched(&self) -> u64 {
+        let objects = self.numbers.all().map(|object| object.size());
+        let roots = self.seen.roots.ranges.iter();
+        objects.sum::<u64>() + roots.map(|range| range.end - range.start).sum::<u64>()
+    }
+
+    pub(super) fn window(&self) -> Window<'a> {
+        Window::new(&self.seen.view)
+    }
+
+    /// The object to which a word points, unless it is a link of Python's collector: those lead from each
+    /// object to all others.
+    #[inline]
+    pub(super) fn target(&self, word: u64) -> Option<u32> {
+        let (number, start) = self.numbers.find(word)?;
+        let links = self.kinds.links(number);
+        let is_link = links.is_some_and(|links| (links..links + LINKS).contains(&(word - start)));
+        (!is_link).then_some(number)
+    }
+
+    /// Calls `found` with each object to which one points.
+    pub(super) fn of(
+        &self,
+        number: u32,
+        object: &Object,
+        memory: &mut Window<'_>,
+        found: &mut Vec<u32>,
+    ) {
+        if self.silent.binary_search(&number).is_ok() {
+            return;
+        }
+        let first = found.len();
+        let mut words = |range: Range<u64>| {
+            for address in range.step_by(8) {
+                let target = memory.word(address).and_then(|word| self.target(word));
+                if let Some(target) = target
+                    && target != number
+                    && found[first..].last() != Some(&target)
+                {
+                    found.push(target);
+                }
+            }
+        };
+        let Range { start, end } = object.range;
+        let end = end & !7;
+        match self.kinds.links(number) {
+            Some(links) => {
+                words(start..start + links);
+                words(start + links + LINKS..end);
+            }
+            None if end - start > LARGE => {
+                let region = self.seen.view.region(start);
+                let pages = region.map_or(&[][..], |region| &region.pages);
+                let first = pages.partition_point(|pages| pages.end <= start);
+                let within = pages[first..].iter().take_while(|pages| pages.start < end);
+                within.for_each(|pages| words(pages.start.max(start)..pages.end.min(end)));
+            }
+            None => words(start..end),
+        }
+    }
+}

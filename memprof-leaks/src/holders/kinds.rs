@@ -1,0 +1,74 @@
+//! What each object is.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use crate::names::Names;
+use crate::objects::Numbers;
+
+/// Objects that are larger are of one kind with those of more than half the size.
+const EXACT: u64 = 1024;
+
+/// What an object is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Of a class in C++, or a type in Python.
+    Class(Rc<str>),
+    /// Nothing is known but its size in bytes; above 1 KiB rounded up to a power of two.
+    Size(u64),
+}
+
+/// The kinds of all objects.
+pub(super) struct Kinds {
+    pub(super) all: Vec<Kind>,
+    /// By an object's number: its kind; above `PLACE`, where the collector of Python's has its links in it, in
+    /// units of 16 bytes, counted from 1.
+    of: Vec<u32>,
+}
+
+const PLACE: u32 = 30;
+
+impl Kinds {
+    pub(super) fn of(numbers: &Numbers<'_>, names: &mut Names<'_>) -> Self {
+        let mut numbers_of: HashMap<Kind, u32> = HashMap::new();
+        let mut all = Vec::new();
+        let of = numbers.all().map(|object| {
+            let kind = match names.class(&object) {
+                Some(class) => Kind::Class(class),
+                None => Kind::of_size(object.size()),
+            };
+            let next = all.len() as u32;
+            let number = *numbers_of.entry(kind).or_insert_with_key(|kind| {
+                all.push(kind.clone());
+                next
+            });
+            let links = names.collector_links(&object);
+            let place = links.map_or(0, |links| (links.start - object.range.start) / 16 + 1);
+            number | (place as u32) << PLACE
+        });
+        Self {
+            of: of.collect(),
+            all,
+        }
+    }
+
+    /// The number of an object's kind.
+    pub(super) fn kind(&self, number: u32) -> u32 {
+        self.of[number as usize] & ((1 << PLACE) - 1)
+    }
+
+    /// Where an object has the links of Python's collector, in bytes from its beginning.
+    pub(super) fn links(&self, number: u32) -> Option<u64> {
+        let place = self.of[number as usize] >> PLACE;
+        Some((u64::from(place).checked_sub(1)?) * 16)
+    }
+}
+
+impl Kind {
+    fn of_size(size: u64) -> Self {
+        Self::Size(match size {
+            size if size <= EXACT => size,
+            size => size.next_power_of_two(),
+        })
+    }
+}

@@ -1,0 +1,54 @@
+//! One shortest path to each object.
+
+use super::edges::Edges;
+use super::holder::Root;
+use super::{NONE, Tree};
+
+/// Finds the objects that roots lead to, the nearest first; roots of the first rank come before others.
+pub(super) fn tree(edges: &Edges<'_>, roots: &[Root]) -> Tree {
+    let count = edges.numbers.count();
+    let mut tree = Tree {
+        nodes: vec![NONE],
+        parents: vec![0],
+        shared: Vec::new(),
+    };
+    let mut is_found = vec![0_u64; (count as usize).div_ceil(64)];
+    let mut is_new = |object: u32| {
+        let (word, bit) = (&mut is_found[object as usize / 64], 1 << (object % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    };
+    let mut memory = edges.window();
+    let mut found = Vec::new();
+    for same in roots.chunk_by(|one, next| one.rank == next.rank) {
+        let mut level = Vec::new();
+        for root in same {
+            let place = tree.visit(count + root.holder, 0);
+            let new = root.targets.iter().filter(|target| is_new(**target));
+            level.extend(new.map(|target| (*target, place)));
+        }
+        while !level.is_empty() {
+            // By address: what is near is read at once.
+            level.sort_unstable();
+            let mut next = Vec::new();
+            for (object, parent) in level {
+                let place = tree.visit(object, parent);
+                let range = edges.numbers.object(object);
+                edges.of(object, &range, &mut memory, &mut found);
+                let new = found.drain(..).filter(|target| is_new(*target));
+                next.extend(new.map(|target| (target, place)));
+            }
+            level = next;
+        }
+    }
+    tree
+}
+
+impl Tree {
+    fn visit(&mut self, node: u32, parent: u32) -> u32 {
+        self.nodes.push(node);
+        self.parents.push(parent);
+        self.nodes.len() as u32 - 1
+    }
+}

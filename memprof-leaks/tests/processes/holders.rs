@@ -1,0 +1,205 @@
+//! Who holds what, in programs as people run them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use memprof_leaks::{Error, Holder, Holding, Kind, Level, Link, Method, Options, holders, prove};
+use tempfile::TempDir;
+
+use crate::leaks::PATIENT;
+use crate::target::{Target, built};
+
+const COUNT: u64 = 20_000;
+
+fn sessions() -> Target {
+    let program = built("sessions", |path| {
+        let mut command = Command::new("g++");
+        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "sessions.cc", "-o"]);
+        command.arg(path);
+        command
+    });
+    Target::of(Command::new(program).arg(COUNT.to_string()))
+}
+
+fn class(name: &str) -> Link {
+    Link::Objects(Kind::Class(name.into()))
+}
+
+/// What a level and those that hold it are, the outermost one last.
+fn path(holding: &Holding, level: &Level) -> Vec<Link> {
+    let mut path = vec![level.link.clone()];
+    let mut at = level.parent;
+    while at != 0 {
+        path.push(holding.levels[at].link.clone());
+        at = holding.levels[at].parent;
+    }
+    path
+}
+
+/// The level of a link that holds most.
+fn largest(holding: &Holding, is_meant: impl Fn(&Link) -> bool) -> &Level {
+    let levels = holding.levels.iter().filter(|level| is_meant(&level.link));
+    let largest = levels.max_by_key(|level| level.held_bytes);
+    largest.unwrap_or_else(|| panic!("{:?}", holding.levels))
+}
+
+fn is_variable(link: &Link, expected: &str) -> bool {
+    matches!(link, Link::Holder(Holder::Variable { name, .. }) if name == expected)
+}
+
+#[test]
+fn a_map_s_global_and_the_classes_in_it_are_named() {
+    let mut target = sessions();
+    let holding = holders(target.pid, None, PATIENT, &|_| {}).unwrap();
+    assert_eq!(holding.method, Method::Dominators);
+    let global = largest(&holding, |link| is_variable(link, "sessions"));
+    // A session has a node of the map, and of each order a node of its list, the order and its text.
+    assert_eq!(global.held_objects, COUNT * (2 + 3 * 3));
+    let orders = largest(&holding, |link| *link == class("shop::Order"));
+    assert_eq!(
+        (orders.objects, orders.held_objects),
+        (3 * COUNT, 6 * COUNT)
+    );
+    let path = path(&holding, orders);
+    assert_eq!(path.len(), 5, "{path:?}");
+    assert_eq!(path[2], class("shop::Session"));
+    assert!(is_variable(&path[4], "sessions"), "{path:?}");
+    target.is_unharmed();
+}
+
+#[test]
+fn one_shortest_path_is_told_where_there_is_no_memory_for_dominators() {
+    let mut target = sessions();
+    // For each of its 220,000 objects 28 bytes or 52, and what the bits of 30 MiB take.
+    let options = Options {
+        max_memory: Some(10 << 20),
+        ..PATIENT
+    };
+    let holding = holders(target.pid, None, options, &|_| {}).unwrap();
+    assert_eq!(holding.method, Method::ShortestPath);
+    let global = largest(&holding, |link| is_variable(link, "sessions"));
+    assert_eq!(global.held_objects, COUNT * (2 + 3 * 3));
+    let orders = largest(&holding, |link| *link == class("shop::Order"));
+    assert_eq!(
+        (orders.objects, orders.held_objects),
+        (3 * COUNT, 6 * COUNT)
+    );
+    let path = path(&holding, orders);
+    assert_eq!(path[2], class("shop::Session"));
+    assert!(is_variable(path.last().unwrap(), "sessions"), "{path:?}");
+    target.is_unharmed();
+}
+
+#[test]
+fn a_process_whose_objects_take_more_memory_than_is_allowed_is_refused() {
+    let mut target = sessions();
+    let options = Options {
+        max_memory: Some(5 << 20),
+        ..PATIENT
+    };
+    let error = holders(target.pid, None, options, &|_| {}).unwrap_err();
+    assert!(matches!(error, Error::Memory { .. }), "{error}");
+    target.is_unharmed();
+}
+
+#[test]
+fn an_object_s_holders_are_told_by_address() {
+    let mut target = sessions();
+    let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+    let of = |name: &str| {
+        let mut groups = proof.leaked.iter();
+        groups
+            .find(|group| group.class.as_deref() == Some(name))
+            .unwrap()
+    };
+    let leaked = of("shop::Session");
+    assert!(
+        (COUNT / 100 - 1..=COUNT / 100).contains(&leaked.objects),
+        "{proof:?}"
+    );
+    assert!(of("shop::Order").objects >= 3 * leaked.objects, "{proof:?}");
+    let none = holders(target.pid, Some(leaked.example), PATIENT, &|_| {}).unwrap();
+    assert!(none.object.is_none(), "{:?}", none.object);
+    target.is_unharmed();
+}
+
+#[test]
+fn objects_of_python_are_named_by_their_types() {
+    let mut command = Command::new("python3");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/sessions.py");
+    command.args([script, &COUNT.to_string()]);
+    let mut target = Target::of(command.env("PYTHONMALLOC", "malloc"));
+    let holding = holders(target.pid, None, PATIENT, &|_| {}).unwrap();
+    let count = |name: &str| {
+        let levels = holding.levels.iter();
+        let of_type = levels.filter(|level| level.link == class(name));
+        of_type.map(|level| level.objects).sum::<u64>()
+    };
+    assert_eq!((count("Session"), count("Order")), (COUNT, 3 * COUNT));
+    let sessions = largest(&holding, |link| *link == class("Session"));
+    // Some are held by what is left on a free list of the interpreter's, too.
+    assert!(sessions.objects > COUNT / 100 * 99, "{sessions:?}");
+    assert!(sessions.held_bytes > COUNT * 3 * 200, "{sessions:?}");
+    let path = path(&holding, sessions);
+    let outermost = path.last().unwrap();
+    assert!(
+        matches!(outermost, Link::Holder(Holder::Variable { .. })),
+        "{path:?}"
+    );
+    target.is_unharmed();
+}
+
+/// redis-server with so many keys, ended when dropped.
+struct Redis {
+    server: Child,
+    _place: TempDir,
+}
+
+impl Redis {
+    fn start(keys: u64) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("redis.sock");
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--save", "", "--dir"]);
+        command.arg(place.path()).arg("--unixsocket").arg(&socket);
+        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(server.stdout.take().unwrap()).lines();
+        log.find(|line| line.as_ref().unwrap().contains("accept connections at"));
+        let mut client = UnixStream::connect(&socket).unwrap();
+        let fill = "redis.call('SET','key:'..i,string.rep('v',40))";
+        let script = format!("EVAL \"for i=1,{keys} do {fill} end\" 0\r\n");
+        client.write_all(script.as_bytes()).unwrap();
+        let mut reply = String::new();
+        BufReader::new(client).read_line(&mut reply).unwrap();
+        assert_eq!(reply, "$-1\r\n");
+        Self {
+            server,
+            _place: place,
+        }
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+    }
+}
+
+#[test]
+fn the_keys_of_redis_are_held_by_its_server() {
+    const KEYS: u64 = 200_000;
+    let redis = Redis::start(KEYS);
+    let holding = holders(redis.server.id(), None, PATIENT, &|_| {}).unwrap();
+    assert_eq!(holding.looks.allocators, ["jemalloc"]);
+    let server = largest(&holding, |link| is_variable(link, "server"));
+    // Of a key: its entry in the table, its name, its value.
+    assert!(server.held_objects > 3 * KEYS, "{server:?}");
+    // dictExpand's.
+    let table = Link::Objects(Kind::Size((KEYS * 8).next_power_of_two()));
+    let table = largest(&holding, |link| *link == table);
+    // What a stale word leads to as well is not held by the table alone.
+    assert!(table.held_objects > 2 * KEYS / 100 * 99, "{table:?}");
+    assert!(is_variable(path(&holding, table).last().unwrap(), "server"));
+}
