@@ -133,6 +133,7 @@ const COMMANDS: &[Help] = &[
         examples: &[
             "memprof leaks -t web --last 8",
             "memprof leaks --prove 4711",
+            "memprof leaks --prove --at-exit -- ./tests",
         ],
     },
     Help {

@@ -1,18 +1,23 @@
 //! `memprof leaks --prove`: the objects of a running process that nothing points to.
 
-use std::process::ExitCode;
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
-use memprof_leaks::{Group, Options, Proof, prove};
+use anyhow::Context;
+use memprof_leaks::ending::{self, Run};
+use memprof_leaks::{Group, Options, Proof, prove, prove_ending};
 use serde::Serialize;
 
-use crate::exit::{FAILED, Outcome};
+use crate::exit::{FAILED, Outcome, USAGE, coded};
 use crate::frames::frames;
-use crate::looked::{Looked, look, name_of, parse_amount, size};
+use crate::looked::{Looked, look, looked, name_of, parse_amount, progress, size};
 use crate::output;
 
 /// How to look at a process.
 #[derive(clap::Args, Debug)]
+#[command(group = clap::ArgGroup::new("subject").args(["pid", "at_exit"]))]
 pub(crate) struct ProveArgs {
     /// List the objects of a process that nothing points to any more, whatever program it is
     ///
@@ -22,12 +27,24 @@ pub(crate) struct ProveArgs {
     /// has one. Nothing is loaded into the process, and what it allocated before counts too. Walked are the
     /// heaps of glibc's malloc and jemalloc 5.3; of a pool that a program makes within it, all or nothing is reported.
     /// Where a profiler runs in the process, jemalloc's or memprof's, what it sampled is shown with its stack.
-    #[arg(long, requires = "pid", conflicts_with_all = ["target", "timeout", "last"])]
+    #[arg(long, requires = "subject", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 
     /// The process that --prove looks at
     #[arg(requires = "prove")]
     pid: Option<u32>,
+
+    /// With --prove: run a command, and look at it once, when it exits
+    ///
+    /// Prints to stderr what the command left behind, with --json to stdout; exits as the command does, or with 1 where
+    /// it exits with 0 and leaks. Looked at is the process itself, without its children. A command that a signal ends
+    /// is not looked at.
+    #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause", "fail"])]
+    at_exit: bool,
+
+    /// The command that --at-exit runs
+    #[arg(last = true, requires = "at_exit", value_name = "COMMAND")]
+    command: Vec<OsString>,
 
     /// How long --prove may let the process stand still each time; it is estimated before
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration, requires = "prove")]
@@ -77,7 +94,9 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
-    let pid = args.pid.unwrap_or_default();
+    let Some(pid) = args.pid else {
+        return at_exit(&args.command, options, top, json);
+    };
     let proof = look(pid, options, |options, progress| {
         prove(pid, options, progress)
     })?;
@@ -88,6 +107,41 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
     }
     let found = reply.leaked.objects > 0;
     Ok(ExitCode::from(if found && args.fail { FAILED } else { 0 }))
+}
+
+/// Runs a command, and says what it leaves behind.
+fn at_exit(command: &[OsString], options: Options, top: usize, json: bool) -> Outcome {
+    let [program, args @ ..] = command else {
+        return Err(coded(USAGE, "--at-exit needs a command"));
+    };
+    let run = ending::run(Command::new(program).args(args));
+    let run = run.with_context(|| format!("failed to run {}", program.display()))?;
+    let ending = match run {
+        Run::Ending(ending) => ending,
+        Run::Ended(status) => {
+            let message = "nothing is known of leaks: a signal ended the command, or its first thread ended before others";
+            output::note(&format!("{message} ({status})"));
+            return Ok(code_of(status, 0));
+        }
+    };
+    let pid = ending.pid();
+    let proof = prove_ending(&ending, options, &|step| progress(pid, step));
+    let proof = looked(pid, proof)?;
+    let reply = reply(pid, &proof, top);
+    match json {
+        true => output::print(&serde_json::to_string(&reply)?)?,
+        false => output::tell(&reply.text),
+    }
+    Ok(code_of(ending.end()?, reply.leaked.objects))
+}
+
+/// A shell's code of a command; 1 where it is 0, and so many objects are leaked.
+fn code_of(status: ExitStatus, leaked: u64) -> ExitCode {
+    let code = status.code().or_else(|| Some(128 + status.signal()?));
+    match code.unwrap_or(FAILED.into()) {
+        0 if leaked > 0 => FAILED.into(),
+        code => ExitCode::from(code as u8),
+    }
 }
 
 fn reply(pid: u32, proof: &Proof, top: usize) -> Reply<'_> {

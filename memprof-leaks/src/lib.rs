@@ -25,4 +25,5 @@ pub use error::Error;
 pub use groups::Group;
 pub use holders::{Chain, Holder, Holding, Kind, Level, Link, Method, holders};
 pub use look::{Looks, Options, Progress, Step};
-pub use prove::{Proof, prove};
+pub use memprof_ptrace::ending;
+pub use prove::{Proof, prove, prove_ending};

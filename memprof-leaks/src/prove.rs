@@ -3,12 +3,15 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use memprof_ptrace::ending::Ending;
+use memprof_ptrace::process::Status;
+
 use crate::error::Error;
 use crate::groups::{Group, Groups};
 use crate::look::{Looks, Options, Progress, Seen, Step};
 use crate::objects::{Object, Objects};
 use crate::reach::reach;
-use crate::snapshot::Subject;
+use crate::snapshot::{Snapshot, Subject};
 use crate::view::Window;
 
 /// Between two snapshots: what is on its way from one place to another has arrived then.
@@ -51,6 +54,28 @@ pub fn prove(pid: u32, options: Options, progress: Progress<'_>) -> Result<Proof
     // By then the copy is gone, of which every page counts that the process writes to.
     progress(Step::Name);
     let leaked = leaked.named(pid, &mut looks);
+    Ok(Proof { looks, leaked })
+}
+
+/// Looks once at a program that is about to end: nothing moves any more.
+///
+/// # Errors
+/// Why not; it can still end.
+pub fn prove_ending(
+    ending: &Ending,
+    options: Options,
+    progress: Progress<'_>,
+) -> Result<Proof, Error> {
+    let status = Status::read_thread(ending.pid())?;
+    let mut looks = Looks::of(&status, options);
+    let snapshot = Snapshot::of_ending(ending)?;
+    progress(Step::Walk);
+    let seen = looks.see(&snapshot)?;
+    looks.warn_of(&seen);
+    search(&seen, &mut looks, progress)?;
+    let leaked = Groups::of(&seen, seen.objects.leaked());
+    progress(Step::Name);
+    let leaked = leaked.named(ending.pid(), &mut looks);
     Ok(Proof { looks, leaked })
 }
 

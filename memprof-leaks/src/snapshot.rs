@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use memprof_ptrace::ending::Ending;
 use memprof_ptrace::errand::{self, Gadgets, Home, clone_errand, clone_length};
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
@@ -233,6 +234,21 @@ impl Subject {
 }
 
 impl Snapshot {
+    /// Of a program that is about to end: it stands still itself.
+    pub(crate) fn of_ending(ending: &Ending) -> Result<Self, Error> {
+        let pid = ending.pid();
+        let registers = Registers::read(pid, ending.thread(), &read(pid, "maps")?);
+        Ok(Self {
+            twin: None,
+            pid,
+            stopped: Duration::ZERO,
+            estimate: Duration::ZERO,
+            threads: vec![registers.map_err(Error::io("failed to read its registers"))?],
+            lacking: Arc::default(),
+            devices: Vec::new(),
+        })
+    }
+
     /// The pid of the copy, whose memory can be read.
     pub fn copy(&self) -> u32 {
         self.twin.as_ref().map_or(self.pid, Twin::pid)

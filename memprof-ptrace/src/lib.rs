@@ -5,6 +5,7 @@
 
 mod caller;
 mod directory;
+pub mod ending;
 pub mod errand;
 mod examine;
 mod freezer;

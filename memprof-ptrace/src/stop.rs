@@ -77,6 +77,16 @@ impl Stopping {
 }
 
 impl Stopped {
+    /// A thread that this thread of ours traces, and which stands still at an event.
+    pub(crate) fn at_event(tid: pid_t) -> Self {
+        Self {
+            tid,
+            since: Instant::now(),
+            signal: 0,
+            is_held: true,
+        }
+    }
+
     /// Stops a thread, wherever it is.
     ///
     /// # Errors

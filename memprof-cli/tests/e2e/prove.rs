@@ -1,22 +1,30 @@
-//! `memprof leaks --prove`: what nothing points to in a process that nobody prepared.
+//! `memprof leaks --prove` and `memprof holders`: what nothing points to in a process that nobody prepared, and who
+//! holds the rest.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
+use crate::dist::dist;
 use crate::memprof::{Run, memprof};
 use crate::processes::{Process, compiled};
 
 /// A loaded machine stops threads late.
 const PATIENT: [&str; 2] = ["--max-pause", "5s"];
 
-fn prove(pid: u32, args: &[&str]) -> Run {
+fn ask(command: &[&str], pid: u32, args: &[&str]) -> Run {
     let nowhere = tempfile::tempdir().unwrap();
     let pid = pid.to_string();
-    let asked = ["leaks", "--prove", &pid].into_iter();
+    let asked = command.iter().copied().chain([pid.as_str()]);
     let args: Vec<_> = asked.chain(PATIENT).chain(args.iter().copied()).collect();
     memprof(nowhere.path(), &args)
+}
+
+fn prove(pid: u32, args: &[&str]) -> Run {
+    ask(&["leaks", "--prove"], pid, args)
 }
 
 fn start(program: &Path, mode: &str) -> Process {
@@ -47,6 +55,92 @@ fn what_a_process_leaked_is_told_to_people_and_scripts() {
 }
 
 #[test]
+fn what_memprof_sampled_is_shown_with_its_stack() {
+    let source = "../../../memprof-leaks/tests/processes/planted.c";
+    let (_place, program) = compiled("cc", source, &["-O1", "-pthread"]);
+    let sockets = tempfile::tempdir().unwrap();
+    fs::set_permissions(sockets.path(), Permissions::from_mode(0o700)).unwrap();
+    let mut command = Command::new(dist("bin/memprof"));
+    command.args(["run", "--active", "--lg-sample", "12", "--"]);
+    command
+        .arg(&program)
+        .env("MEMPROF_SOCKET_DIR", sockets.path());
+    let mut leaking = Process::start(command, &["leaks"]);
+    let reply = prove(leaking.pid, &["--json"]).exits(0).json();
+    leaking.is_unharmed();
+    let rows = reply["leaked"]["by"].as_array().unwrap();
+    let sampled = rows.iter().filter(|row| row["stack"].is_array());
+    let mut objects = 0;
+    for row in sampled {
+        // Root first.
+        let stack = row["stack"].as_array().unwrap();
+        assert_eq!(stack.last().unwrap(), "make", "{row}");
+        objects += row["objects"].as_u64().unwrap();
+    }
+    assert!((30..1000).contains(&objects), "{reply}");
+    let text = prove(leaking.pid, &[]).exits(0).stdout;
+    assert!(text.contains("\n    make\n    leak\n"), "{text}");
+}
+
+#[test]
+fn classes_and_holders_are_told_to_people_and_scripts() {
+    let source = "../../../memprof-leaks/tests/processes/sessions.cc";
+    let (_place, program) = compiled("g++", source, &["-O1"]);
+    let mut target = start(&program, "10000");
+    let text = prove(target.pid, &[]).exits(0).stdout;
+    assert!(text.contains("  shop::Session\n"), "{text}");
+
+    let holders = |args: &[&str]| ask(&["holders"], target.pid, args);
+    let text = holders(&[]).exits(0).stdout;
+    assert!(
+        text.contains(" objects are held; reached only through the holder"),
+        "{text}"
+    );
+    assert!(text.contains("  variable sessions in target\n"), "{text}");
+    assert!(text.contains("      shop::Session\n"), "{text}");
+    let json = holders(&["--class", "Order$", "--json"]).exits(0).json();
+    assert_eq!(json["method"], "dominators");
+    let largest = &json["holders"][0];
+    assert_eq!(largest["path"][0]["name"], "shop::Order");
+    assert_eq!(largest["path"][4]["kind"], "symbol");
+    assert!(largest["objects"].as_u64().unwrap() >= 59_000, "{largest}");
+    let nothing = holders(&["--class", "^Nothing$"]).exits(5).stderr;
+    assert!(nothing.contains("no such objects are held"), "{nothing}");
+    let nothing = holders(&["--address", "0x10"]).exits(5).stderr;
+    assert!(
+        nothing.contains("no object that is held lies at 0x10"),
+        "{nothing}"
+    );
+    target.is_unharmed();
+}
+
+#[test]
+fn a_command_that_leaks_fails_when_it_exits() {
+    let source = "../../../memprof-leaks/tests/processes/exits.c";
+    let (place, program) = compiled("cc", source, &["-O1"]);
+    let at_exit = |args: &[&str]| {
+        let asked = ["leaks", "--prove", "--at-exit"];
+        memprof(place.path(), &[&asked[..], args].concat())
+    };
+    let program = program.to_str().unwrap();
+    let said = at_exit(&["--", program]).exits(3).stderr;
+    assert!(said.contains("165 objects are leaked, "), "{said}");
+    assert!(said.contains("nothing pointed to them\n"), "{said}");
+    let script = format!("{program}; true");
+    // The shell, not its child.
+    let said = at_exit(&["--", "sh", "-c", &script]).exits(0).stderr;
+    assert!(said.contains("nothing is leaked"), "{said}");
+    let said = at_exit(&["--json", "--", program, "clean"]).exits(3).json();
+    assert_eq!(said["leaked"]["objects"], 0);
+    let said = at_exit(&["--", "sh", "-c", "kill -TERM $$"])
+        .exits(143)
+        .stderr;
+    assert!(said.contains("nothing is known of leaks"), "{said}");
+    at_exit(&["--", "/no/such/program"]).exits(1);
+    at_exit(&[]).exits(2);
+}
+
+#[test]
 fn what_cannot_be_looked_at_is_refused_by_name() {
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
@@ -55,5 +149,5 @@ fn what_cannot_be_looked_at_is_refused_by_name() {
     let said = memprof(Path::new("/"), &["leaks", "--prove"])
         .exits(2)
         .stderr;
-    assert!(said.contains("<PID>"), "{said}");
+    assert!(said.contains("<PID|--at-exit>"), "{said}");
 }

@@ -240,6 +240,12 @@ impl Drop for Threads {
 }
 
 impl Registers {
+    /// Those of a thread that stands still.
+    pub(super) fn read(tid: u32, stopped: &Stopped, maps: &[u8]) -> io::Result<Self> {
+        let (registers, state) = (stopped.registers()?, stopped.state()?);
+        Ok(Self::of(tid, &registers, &state, &c_library(maps)))
+    }
+
     fn of(tid: u32, r: &user_regs_struct, state: &State, library: &[Range<u64>]) -> Self {
         let mut words = vec![
             r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,

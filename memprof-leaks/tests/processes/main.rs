@@ -1,5 +1,6 @@
 //! Real processes: what is planted in them is found, and they go on as before.
 
+mod exits;
 mod holders;
 mod hostile;
 mod leaks;

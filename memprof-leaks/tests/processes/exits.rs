@@ -1,0 +1,51 @@
+//! What a program leaves behind when it exits, as `LeakSanitizer` counts it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use memprof_leaks::ending::{Run, run};
+use memprof_leaks::{Options, Proof, prove_ending};
+
+use crate::compiled;
+use crate::target::built;
+
+fn proof(command: &mut Command) -> Proof {
+    let Run::Ending(ending) = run(command).unwrap() else {
+        panic!("{command:?} has ended");
+    };
+    let proof = prove_ending(&ending, Options::default(), &|_| {}).unwrap();
+    assert_eq!(ending.end().unwrap().code(), Some(3));
+    proof
+}
+
+fn with_sanitizer() -> PathBuf {
+    built("sanitized", |path| {
+        let mut command = Command::new("gcc");
+        command.args(["-O1", "-fsanitize=leak", "exits.c", "-o"]);
+        command.arg(path);
+        command
+    })
+}
+
+#[test]
+fn what_is_leaked_at_the_exit_is_what_leak_sanitizer_says() {
+    let proof = proof(&mut Command::new(compiled("exits")));
+    let found = proof.leaked.iter().map(|group| (group.size, group.objects));
+    let mut found: Vec<_> = found.collect();
+    found.sort_unstable();
+    assert_eq!(found, [(120, 50), (136, 60), (152, 40), (168, 15)]);
+    let bytes: u64 = proof.leaked.iter().map(|group| group.bytes).sum();
+    let objects: u64 = proof.leaked.iter().map(|group| group.objects).sum();
+    let sanitized = Command::new(with_sanitizer()).output().unwrap();
+    let said = String::from_utf8(sanitized.stderr).unwrap();
+    let expected =
+        format!("SUMMARY: LeakSanitizer: {bytes} byte(s) leaked in {objects} allocation(s).");
+    assert!(said.contains(&expected), "{said}");
+}
+
+#[test]
+fn a_program_that_leaks_nothing_is_said_to() {
+    let proof = proof(Command::new(compiled("exits")).arg("clean"));
+    assert_eq!(proof.leaked, []);
+    assert!(proof.looks.objects >= 1000, "{proof:?}");
+}
