@@ -11,6 +11,7 @@ use crate::detach::DetachArgs;
 use crate::gate::TestArgs;
 use crate::holders::HoldersArgs;
 use crate::leaks::LeaksArgs;
+use crate::ledger::LedgerArgs;
 use crate::message::{Send, Short};
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
@@ -70,7 +71,7 @@ pub(crate) enum Command {
     Stats(Short),
     Status(Short),
     Doctor(Short),
-    Ledger(Short),
+    Ledger(LedgerArgs),
     Purge(Short),
     #[command(name = "background_thread")]
     BackgroundThread(Short),

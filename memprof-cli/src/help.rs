@@ -94,7 +94,11 @@ const COMMANDS: &[Help] = &[
     },
     Help {
         command: "ledger",
-        examples: &["memprof ledger -t web"],
+        examples: &[
+            "memprof ledger -t web",
+            "memprof ledger -t web --pinned",
+            "memprof ledger -t web --pinned --format flamegraph -o pinned.svg",
+        ],
     },
     Help {
         command: "purge",

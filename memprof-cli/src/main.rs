@@ -18,6 +18,7 @@ mod heap;
 mod help;
 mod holders;
 mod leaks;
+mod ledger;
 mod looked;
 mod malloc_conf;
 mod manual;
@@ -73,7 +74,7 @@ fn run(command: Command) -> Outcome {
         Command::Stats(short) => message::short("stats", &short),
         Command::Status(short) => message::short("status", &short),
         Command::Doctor(short) => message::short("doctor", &short),
-        Command::Ledger(short) => message::short("ledger", &short),
+        Command::Ledger(args) => ledger::run(&args),
         Command::Purge(short) => message::short("purge", &short),
         Command::BackgroundThread(short) => message::short("background_thread", &short),
         Command::Reset(short) => message::short("reset", &short),

@@ -32,10 +32,10 @@ pub(crate) struct Send {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Short {
     #[command(flatten)]
-    to: To,
+    pub(crate) to: To,
     /// The message's arguments, below where it has any.
     #[arg(value_name = "KEY=VALUE")]
-    args: Vec<String>,
+    pub(crate) args: Vec<String>,
 }
 
 /// `memprof msg PLUGIN MESSAGE …`
@@ -109,14 +109,15 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
 }
 
 /// The result of `dump`.
-enum Dumped {
+pub(crate) enum Dumped {
     /// What the plugin told: of a dump that is kept, or why there is none.
     Told(Reply),
     /// With `keep=off`: the dump itself.
     HandedOver(Box<dyn Read>),
 }
 
-fn take(client: &mut Client, args: &[String]) -> anyhow::Result<Dumped> {
+/// Sends `dump` with these arguments.
+pub(crate) fn take(client: &mut Client, args: &[String]) -> anyhow::Result<Dumped> {
     let reply = client.message(PLUGIN, "dump", &words(args), None)?;
     if reply.result.status_code != 0 || reply.result.content_type == JSON {
         return Ok(Dumped::Told(Reply::of(reply)?));
@@ -148,7 +149,8 @@ pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Resul
     output::save(&mut client.fetch(id)?, file)
 }
 
-fn show(reply: &Reply, json: bool) -> Outcome {
+/// Prints a reply.
+pub(crate) fn show(reply: &Reply, json: bool) -> Outcome {
     match &reply.body {
         Body::Bytes(bytes) => drop(output::save(&mut bytes.as_slice(), Path::new("-"))?),
         Body::Object(object) if json => output::print(&object.to_string())?,

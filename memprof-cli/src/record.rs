@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use memprof_host::client::Client;
 use memprof_messages::{DumpReport, Profiling};
+use memprof_report::Options;
 
 use crate::attach::{self, AttachArgs};
 use crate::detach;
@@ -78,7 +79,11 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     show(&Show {
         file,
         pid,
-        top: ROWS,
+        options: Options {
+            top: Some(ROWS),
+            ..Options::default()
+        },
+        output: None,
     })?;
     if args.open {
         browser::open(&report::page(file, pid)?)?;

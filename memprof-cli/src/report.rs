@@ -113,7 +113,7 @@ pub(crate) struct ReportArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum FormatArg {
+pub(crate) enum FormatArg {
     /// Table of functions: flat and cumulative
     Text,
     /// Call tree
@@ -221,36 +221,31 @@ pub(crate) fn page(file: &Path, pid: u32) -> anyhow::Result<PathBuf> {
     Ok(page)
 }
 
-/// A table of a dump of a living process.
+/// A report of a dump of a living process.
 #[derive(Debug)]
 pub(crate) struct Show<'a> {
     pub(crate) file: &'a Path,
     pub(crate) pid: u32,
-    /// Rows.
-    pub(crate) top: usize,
+    pub(crate) options: Options,
+    /// Where to, if not to standard output.
+    pub(crate) output: Option<&'a Path>,
 }
 
-/// Writes the table to standard output, and notes to standard error.
+/// Writes the report, and notes to standard error.
 pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
     let name = what.file.display().to_string();
     let input = Input {
         name: &name,
         bytes: &mut open_input(what.file)?,
     };
-    let options = Options {
-        top: Some(what.top),
-        ..Options::default()
-    };
     let sources = Sources::of_process(Some(what.pid));
-    let written = memprof_report::report(
-        input,
-        None,
-        Some(&sources),
-        &options,
-        &progress,
-        &mut output::stdout(),
-    );
-    tell(written.map_err(Into::into))
+    let write = |out: &mut dyn Write| {
+        memprof_report::report(input, None, Some(&sources), &what.options, &progress, out)
+    };
+    tell(match what.output.filter(|path| *path != Path::new("-")) {
+        Some(path) => output::publish(path, |out| Ok(write(out)?)),
+        None => write(&mut output::stdout()).map_err(Into::into),
+    })
 }
 
 fn tell(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {

@@ -21,7 +21,7 @@ pub struct Dump {
     pub stacks: u64,
     /// Mean bytes between samples; 0 where it is not sampled.
     pub sample_interval: u64,
-    /// Live bytes, corrected for sampling; of growth, all of it.
+    /// Live bytes, corrected for sampling; of growth, all of it; of what is pinned, the free bytes beside live ones.
     pub estimated_inuse_bytes: u64,
     /// The allocator it is of: `jemalloc 5.3.0`.
     pub allocator: String,

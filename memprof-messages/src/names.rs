@@ -23,6 +23,8 @@ words! {
         Heap = "heap",
         /// Which stacks made the heap grow, since the start.
         Growth = "growth",
+        /// Which stacks hold slabs of jemalloc's that are nearly empty, by samples; the sum is jemalloc's own.
+        Pinned = "pinned",
     }
 
     /// Whose part of the work it is.

@@ -93,7 +93,8 @@ pub const MESSAGES: &[Message] = &[
             Argument::new(
                 "kind",
                 Words(ProfileKind::WORDS),
-                "what lives, or which stacks made the heap grow (tcmalloc)",
+                "what lives, which stacks made the heap grow (tcmalloc), or who keeps free memory from being given back \
+                 (jemalloc under sampler=ours): memprof ledger --pinned",
             )
             .default("heap"),
             ALLOCATOR,

@@ -24,8 +24,16 @@ impl Evidence {
     /// objects much smaller than P, nothing for larger ones, which it all takes.
     pub(crate) fn of(profile: &Profile, sample: &Sample, sample_type: SampleType) -> Self {
         let samples = sample.counts[usize::from(!sample_type.is_alloc())];
-        let (Some(interval), 1..) = (profile.interval, samples) else {
+        let value = sample.values[sample_type] as f64;
+        let (interval, 1..) = (profile.interval, samples) else {
             return Self::default();
+        };
+        let Some(interval) = interval else {
+            // A share of something known, as far as samples tell it.
+            return Self {
+                samples: u64::from(samples),
+                variance: value * value / f64::from(samples),
+            };
         };
         let (objects, space) = match sample_type.is_alloc() {
             true => (SampleType::AllocObjects, SampleType::AllocSpace),
@@ -33,7 +41,6 @@ impl Evidence {
         };
         let size = sample.values[space] as f64 / (sample.values[objects] as f64).max(1.0);
         let missed = (-size / interval as f64).exp();
-        let value = sample.values[sample_type] as f64;
         Self {
             samples: u64::from(samples),
             variance: value * value * missed / f64::from(samples),

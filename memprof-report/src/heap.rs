@@ -6,6 +6,7 @@ mod frames;
 mod legacy;
 mod maps;
 mod numbers;
+mod pinned;
 mod symbols;
 mod tcmalloc;
 mod v2;
@@ -211,6 +212,7 @@ impl<'a> Dump<'a> {
                 "the values before line {line} are not those of their only thread: the dump is damaged"
             ));
         }
+        self.share();
         self.profile.mappings =
             maps::arrange(self.mappings, self.build_ids, &mut self.profile.warnings);
         self.profile.room = self.budget.room(self.read);

@@ -159,6 +159,8 @@ impl Mapping {
 pub enum Sampling {
     /// Every allocation counted, or values unsampled already.
     None,
+    /// Bytes are shares of what is known; objects are the samples that tell them.
+    Shared,
     /// A Poisson process over bytes (`heap_v2`): the mean distance in bytes.
     Poisson(u64),
     /// tcmalloc's first version (`heap/N`): the mean distance in bytes, N/2.
@@ -216,6 +218,9 @@ pub struct Claims {
     pub inuse_space: Option<i64>,
 }
 
+/// The frame of what nobody is known to hold, in a profile that [is pinned](Profile::is_pinned).
+pub(crate) const NOBODY: Address = Address(0x100);
+
 /// A heap profile. The parsers give raw values; [`unsample`](crate::unsample()) makes estimates of them.
 #[derive(Debug)]
 pub struct Profile {
@@ -239,6 +244,9 @@ pub struct Profile {
     pub labels: Labels,
     /// Whether `alloc_*` was counted.
     pub has_alloc: bool,
+    /// Its bytes are free ones that lie among live objects and cannot be given back because of these: who holds how
+    /// many.
+    pub is_pinned: bool,
     /// Where and when it was taken.
     pub origin: Origin,
     /// Names that came with it: a pprof profile or a symbolized jeprof file.
@@ -262,6 +270,7 @@ impl Default for Profile {
             ages: None,
             labels: Labels::default(),
             has_alloc: false,
+            is_pinned: false,
             origin: Origin::default(),
             names: None,
             warnings: Vec::new(),

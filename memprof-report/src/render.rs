@@ -132,9 +132,17 @@ impl Subject<'_> {
             "bytes" => format!("{total} bytes ({})", amount(total, sample_type)),
             _ => format!("{total} objects"),
         };
-        let sampling = match self.profile.profile.interval {
-            Some(interval) => format!("estimated, 1 sample per {interval} bytes"),
-            None => "not sampled".into(),
+        let is_pinned = self.profile.profile.is_pinned;
+        let (what, sampling) = match self.profile.profile.interval {
+            _ if is_pinned => (
+                "pinned",
+                "free beside live objects as the allocator counts it, shared out by samples".into(),
+            ),
+            Some(interval) => (
+                sample_type.name(),
+                format!("estimated, 1 sample per {interval} bytes"),
+            ),
+            None => (sample_type.name(), "not sampled".into()),
         };
         let samples = self.samples(sample_type);
         let since = match &self.profile.profile.origin.sampling_since {
@@ -142,13 +150,9 @@ impl Subject<'_> {
             None => String::new(),
         };
         match &self.base_name {
-            None => format!(
-                "{}: {amount}, {sampling}, {samples}{since}",
-                sample_type.name()
-            ),
+            None => format!("{what}: {amount}, {sampling}, {samples}{since}"),
             Some(base) => format!(
-                "{}: changed by {amount} from base {base}, {sampling}, {samples}{since}",
-                sample_type.name()
+                "{what}: changed by {amount} from base {base}, {sampling}, {samples}{since}"
             ),
         }
     }

@@ -10,7 +10,7 @@ use crate::input::parse;
 use crate::interpreter::advice;
 use crate::names::printable;
 use crate::options::{Format, Options};
-use crate::profile::{Profile, SampleType};
+use crate::profile::{NOBODY, Profile, Sample, SampleType};
 use crate::render::{self, amount};
 use crate::shares::keep_label;
 use crate::symbolize::{Progress, Sources, number_the_rest, symbolize};
@@ -70,6 +70,8 @@ pub fn report(
         normalize(&mut base.profile, &profile.profile, options.sample_type)?;
     }
     profile.profile.warnings.extend(lost(&profile.profile));
+    let unattributed = unattributed(&profile.profile);
+    profile.profile.warnings.extend(unattributed);
     if !options.format.is_raw() && !options.blame.flat {
         for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
             leave_out(named, options.sample_type);
@@ -107,6 +109,26 @@ fn lost(profile: &Profile) -> Option<String> {
         format!(
             "{lost} of {samples} samples were lost, because memprof's tables were full: sample more \
              coarsely (sample_interval=4MiB)"
+        )
+    })
+}
+
+/// What nobody is known to hold is in a row of its own.
+fn unattributed(profile: &Profile) -> Option<String> {
+    let space = SampleType::InuseSpace;
+    let is_nobodys = |sample: &&Sample| {
+        let frames = profile.stacks.frames(sample.stack);
+        frames
+            .iter()
+            .any(|id| profile.stacks.address(*id) == NOBODY)
+    };
+    let of_nobody = profile.samples.iter().filter(is_nobodys);
+    let unknown = of_nobody.map(|sample| sample.values[space]).sum();
+    (profile.is_pinned && unknown > 0).then(|| {
+        format!(
+            "{} are not attributable: in their size classes too few samples tell who holds what; sample more finely, \
+             before the program allocates it: activate sampler=ours sample_interval=16KiB",
+            amount(unknown, space)
         )
     })
 }

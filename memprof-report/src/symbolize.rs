@@ -23,7 +23,7 @@ use std::thread;
 use self::frames::Collected;
 use crate::error::Result;
 use crate::names::{Frame, Names};
-use crate::profile::{Address, FileOffset, Origin, Profile};
+use crate::profile::{Address, FileOffset, NOBODY, Origin, Profile};
 use crate::stacks::AddressId;
 
 /// Where binaries are looked for. The default is nowhere: every name is a number.
@@ -160,10 +160,12 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
             continue;
         }
         let call = Address(address.0.wrapping_sub(1));
+        let is_nobody = profile.is_pinned && address == NOBODY;
         let name = match profile
             .mapping_of(call)
             .map(|index| &profile.mappings[index])
         {
+            _ if is_nobody => "[not attributable]".to_owned(),
             None => {
                 unmapped += 1;
                 format!("{call}")
@@ -187,7 +189,7 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
                 function,
                 file: None,
                 line: 0,
-                named: false,
+                named: is_nobody,
             }],
         );
     }

@@ -67,7 +67,7 @@ fn scale(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     }
     let size = bytes as f64 / objects as f64;
     match sampling {
-        Sampling::None => 1.0,
+        Sampling::None | Sampling::Shared => 1.0,
         Sampling::Poisson(interval) => -1.0 / (-size / interval as f64).exp_m1(),
         Sampling::Uniform(interval) => (interval as f64 / size).max(1.0),
     }

@@ -35,10 +35,11 @@ mod tally;
 pub use hooks::Role;
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use muted::{Muted, mute_this_thread};
-pub use records::{MOST_FRAMES, Record};
+pub use records::{MOST_FRAMES, Record, RecordId};
 pub use remote::{MARK, Remote};
 pub use sampler::{
-    Counts, Refused, clear, counts, each_record, enter_child, interval, start, stop,
+    Counts, LiveSample, Refused, clear, counts, each_live, each_record, enter_child, interval,
+    start, stop,
 };
 pub use slots::{Owner, Patched, Slots, malloc};
 pub use tally::{Tally, tally, tally_all};

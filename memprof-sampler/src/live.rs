@@ -7,6 +7,7 @@ use core::ptr;
 use core::sync::atomic::{
     AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
+    fence,
 };
 
 use crate::mapping;
@@ -71,6 +72,37 @@ impl Live {
         tables
             .flat_map(|table| places(table, hash))
             .find_map(|bucket| take(bucket, address))
+    }
+
+    /// Visits each sample with its address, but those that come or go meanwhile.
+    ///
+    /// # Safety
+    /// Nobody clears meanwhile.
+    pub(crate) unsafe fn each(&self, mut visit: impl FnMut(usize, Sample)) {
+        let tables = self.tables.iter().zip(BUCKETS);
+        let tables = tables.filter_map(|(table, count)| existing(table, count));
+        for bucket in tables.flatten() {
+            for ((place, size), record) in bucket
+                .addresses
+                .iter()
+                .zip(&bucket.sizes)
+                .zip(&bucket.records)
+            {
+                let address = place.load(Acquire);
+                if address == 0 || address & CLAIMED != 0 {
+                    continue;
+                }
+                let sample = Sample {
+                    size: size.load(Relaxed),
+                    record: record.load(Relaxed),
+                };
+                // Whoever took the place meanwhile claimed it first.
+                fence(Acquire);
+                if place.load(Relaxed) == address {
+                    visit(address, sample);
+                }
+            }
+        }
     }
 
     /// Forgets all, and gives the memory back.
@@ -248,6 +280,31 @@ mod tests {
         // SAFETY: no other thread knows of it.
         unsafe { live.clear() };
         assert_eq!(live.bytes(), 0);
+    }
+
+    #[test]
+    fn those_that_are_left_are_visited_once() {
+        let live = Live::new();
+        let sample = |at: usize| Sample {
+            size: at as u64,
+            record: 3,
+        };
+        for at in 1..=10_000 {
+            assert!(live.insert(hash(at * 64), at * 64, sample(at)));
+        }
+        for at in (1..=10_000).filter(|at| at % 3 != 0) {
+            assert_eq!(live.remove(hash(at * 64), at * 64), Some(sample(at)));
+        }
+        let mut seen = Vec::new();
+        // SAFETY: no other thread knows of it.
+        unsafe {
+            live.each(|address, found| {
+                assert_eq!(found, sample(address / 64));
+                seen.push(address / 64);
+            });
+        }
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq((3..=10_000).step_by(3)));
     }
 
     #[test]

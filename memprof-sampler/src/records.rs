@@ -47,9 +47,15 @@ pub(crate) struct Records {
     used: AtomicUsize,
 }
 
+/// Which record a sample belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordId(pub(crate) u32);
+
 /// What was sampled with one stack, of about one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
+    /// Until the next [`clear`](crate::clear).
+    pub id: RecordId,
     /// Program counters, leaf first. All but interrupted ones lie behind a call.
     pub frames: &'a [u64],
     /// Samples that were not freed.
@@ -253,6 +259,7 @@ fn read(words: &[AtomicU64], start: usize) -> Option<Record<'_>> {
     let word = |at: usize| record.get(at).map(|word| word.load(Relaxed));
     let frames = record.get(FRAMES..FRAMES + (word(SHAPE)? as u32) as usize)?;
     Some(Record {
+        id: RecordId(u32::try_from(start).ok()?),
         // SAFETY: of the same layout; written before the record was published, and not again.
         frames: unsafe { slice::from_raw_parts(frames.as_ptr().cast(), frames.len()) },
         objects: word(OBJECTS)?,

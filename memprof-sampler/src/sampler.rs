@@ -13,7 +13,7 @@ use crate::live::{Live, Sample};
 use crate::own_code::own_code;
 use crate::probes;
 use crate::process::Process;
-use crate::records::{MOST_FRAMES, Record, Records};
+use crate::records::{MOST_FRAMES, Record, RecordId, Records};
 use crate::remote::MARK;
 use crate::tally;
 
@@ -132,6 +132,34 @@ pub fn enter_child() {
 pub unsafe fn each_record(visit: impl FnMut(Record<'_>)) {
     // SAFETY: promised by the caller.
     unsafe { TABLES.records.each(visit) };
+}
+
+/// A sample that was not freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveSample {
+    /// Where its block lies, which the program may free at any moment.
+    pub address: usize,
+    /// As the program asked for it.
+    pub size: u64,
+    /// The record that counts it.
+    pub record: RecordId,
+}
+
+/// Visits each sample that was not freed, in no order, but those that come or go meanwhile.
+///
+/// # Safety
+/// [`clear`] is not called meanwhile.
+pub unsafe fn each_live(mut visit: impl FnMut(LiveSample)) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        TABLES.live.each(|address, sample| {
+            visit(LiveSample {
+                address,
+                size: sample.size,
+                record: RecordId(sample.record),
+            });
+        });
+    }
 }
 
 /// What it did so far.

@@ -93,7 +93,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "path=/etc/passwd",
         "unknown argument \"path\"; valid arguments: ",
     ),
-    ("dump", "kind=cpu", "valid: heap, growth"),
+    ("dump", "kind=cpu", "valid: heap, growth, pinned"),
     (
         "purge",
         "allocator=x",

@@ -39,6 +39,7 @@ mod ledger;
 mod operate;
 mod outputs;
 mod page;
+mod pinned;
 mod plain_rust;
 mod plugins;
 mod processes;

@@ -8,7 +8,7 @@ use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::mimalloc::Mimalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::refusal::{WhyNot, no_growth_profile};
+use crate::allocators::refusal::{WhyNot, no_growth_profile, no_pinned_profile, samples_moved};
 use crate::allocators::tcmalloc::Tcmalloc;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
@@ -57,8 +57,12 @@ impl Allocator {
     /// As [`require_profiling`](Self::require_profiling).
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self) {
-            (ProfileKind::Heap, _) | (_, Self::Tcmalloc(_)) => self.require_profiling(),
+            (ProfileKind::Heap, _) | (ProfileKind::Growth, Self::Tcmalloc(_)) => {
+                self.require_profiling()
+            }
             (ProfileKind::Growth, _) => Err(no_growth_profile(self.identity())),
+            (ProfileKind::Pinned, Self::Jemalloc(_)) => Err(samples_moved(self.identity())),
+            (ProfileKind::Pinned, _) => Err(no_pinned_profile(self.identity())),
         }
     }
 

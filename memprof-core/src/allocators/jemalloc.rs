@@ -1,5 +1,6 @@
 //! One jemalloc in the process.
 
+mod bins;
 mod profile;
 mod sampled;
 
@@ -17,6 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::FoundBy;
 use crate::identity::Identity;
 use memprof_messages::{Kind, Totals};
+
+pub(crate) use bins::Bin;
 
 /// A jemalloc that serves this process.
 #[derive(Clone, Debug)]

@@ -170,6 +170,37 @@ impl Mallctl {
         Ok(answer)
     }
 
+    /// Asks about each of these addresses; the control writes a `T` for each.
+    ///
+    /// # Safety
+    /// The control takes addresses as these are, and writes valid values of this type.
+    ///
+    /// # Errors
+    /// What `mallctl` returned; EINVAL where there is not as much room as is asked for.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) unsafe fn ask_each<T: Copy>(
+        &self,
+        name: &CStr,
+        asked: &[usize],
+        answers: &mut [T],
+    ) -> Result<(), Errno> {
+        let mut size = size_of_val(answers);
+        if asked.len() != answers.len() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: jemalloc.3: reads `newlen` bytes at `newp`, and writes at most `size` to `oldp`; what it makes
+        // of them the caller answers for.
+        check(unsafe {
+            (self.mallctl)(
+                name.as_ptr(),
+                answers.as_mut_ptr().cast(),
+                &raw mut size,
+                asked.as_ptr().cast_mut().cast(),
+                size_of_val(asked),
+            )
+        })
+    }
+
     /// Does what a control without a value does, such as `arena.<i>.purge`.
     ///
     /// # Errors

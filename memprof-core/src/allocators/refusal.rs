@@ -211,6 +211,27 @@ pub(crate) fn no_growth_profile(allocator: &Identity) -> Error {
     )
 }
 
+/// It does not tell how full the pages are that its objects lie in.
+pub(crate) fn no_pinned_profile(allocator: &Identity) -> Error {
+    let message = format!(
+        "{allocator} does not tell how full its pages are, so who holds those that are nearly empty is not known"
+    );
+    Error::new(ErrorKind::Unsupported, message).remedy(
+        "jemalloc since 5.2 does, built with statistics, under memprof's sampler: start the program with `memprof run \
+         --allocator jemalloc`, then `activate sampler=ours sample_interval=64KiB`",
+    )
+}
+
+/// What it samples itself lies on pages of its own, which tell nothing of those that others share.
+pub(crate) fn samples_moved(jemalloc: &Identity) -> Error {
+    let message = format!(
+        "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not tell who holds \
+         those that are nearly empty"
+    );
+    Error::new(ErrorKind::Unsupported, message)
+        .remedy("sample with memprof: `activate sampler=ours sample_interval=64KiB`, and let the program work")
+}
+
 /// What helps a process that has no allocator with a profiler.
 pub(crate) fn use_jemalloc() -> &'static str {
     match is_secure_execution() {

@@ -4,10 +4,14 @@ use std::time::{Duration, SystemTime};
 
 use memprof_messages::{ProfileKind, TriggerWord};
 
-const GROWTH: &str = ".growth";
+/// What the names of all but heap profiles end in.
+const KINDS: [(&str, ProfileKind); 2] = [
+    (".growth", ProfileKind::Growth),
+    (".pinned", ProfileKind::Pinned),
+];
 
-/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, and `.growth`
-/// for a profile of growth. Names of earlier versions end with the random number.
+/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, and the kind of what is no heap
+/// profile. Names of earlier versions end with the random number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DumpName {
     /// When it was taken, to the second.
@@ -35,10 +39,9 @@ pub(crate) struct Cause {
 
 impl DumpName {
     pub(crate) fn parse(id: &str) -> Option<Self> {
-        let (rest, kind) = match id.strip_suffix(GROWTH) {
-            Some(rest) => (rest, ProfileKind::Growth),
-            None => (id, ProfileKind::Heap),
-        };
+        let mut kinds = KINDS.into_iter();
+        let of_a_kind = kinds.find_map(|(end, kind)| Some((id.strip_suffix(end)?, kind)));
+        let (rest, kind) = of_a_kind.unwrap_or((id, ProfileKind::Heap));
         let mut parts = rest.split('.');
         let mut part = || parts.next();
         let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
@@ -79,10 +82,8 @@ impl std::fmt::Display for DumpName {
         if let Some(Cause { trigger, rss_kib }) = cause {
             write!(f, ".{trigger}.{rss_kib}kib")?;
         }
-        match kind {
-            ProfileKind::Heap => Ok(()),
-            ProfileKind::Growth => f.write_str(GROWTH),
-        }
+        let end = KINDS.iter().find(|(_, known)| known == kind);
+        end.map_or(Ok(()), |(end, _)| f.write_str(end))
     }
 }
 
@@ -123,12 +124,14 @@ mod tests {
         let text = "20261121T111244Z.42.7.0000beef.rss-above.3355443kib";
         assert_eq!(name.to_string(), text);
         assert_eq!(DumpName::parse(text), Some(name.clone()));
-        let name = DumpName {
-            kind: ProfileKind::Growth,
-            ..name
-        };
-        assert_eq!(name.to_string(), format!("{text}.growth"));
-        assert_eq!(DumpName::parse(&name.to_string()), Some(name));
+        for (end, kind) in KINDS {
+            let name = DumpName {
+                kind,
+                ..name.clone()
+            };
+            assert_eq!(name.to_string(), format!("{text}{end}"));
+            assert_eq!(DumpName::parse(&name.to_string()), Some(name));
+        }
     }
 
     #[test]

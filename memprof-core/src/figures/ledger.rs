@@ -210,7 +210,7 @@ fn fragmented(heap: &Figures, lost: u64) -> Option<Verdict> {
         kind: VerdictKind::Fragmentation.into(),
         why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED}: {lost} bytes are lost in partly filled pages"),
         remedy: "purging will not help: these pages hold live objects beside the free ones; \
-                 look for long-lived objects allocated among short-lived ones"
+                 look for long-lived objects allocated among short-lived ones (`memprof ledger --pinned`)"
             .to_owned(),
     })
 }

@@ -169,7 +169,7 @@ impl Allocators {
     ) -> Result<()> {
         match kind {
             ProfileKind::Heap => self.why_not(backends).map_or(Ok(()), |why| Err(why.into())),
-            ProfileKind::Growth => {
+            ProfileKind::Growth | ProfileKind::Pinned => {
                 let mut able = backends.iter().map(|each| each.require_profile(kind));
                 let Some(Err(first)) = able.next() else {
                     return Ok(());

@@ -69,7 +69,7 @@ impl Profiler {
                     warnings.extend(sets.and_then(more_labels));
                     warnings
                 }
-                ProfileKind::Growth => Vec::new(),
+                ProfileKind::Growth | ProfileKind::Pinned => Vec::new(),
             },
             largest,
             active_since: active_since.map(rfc3339),

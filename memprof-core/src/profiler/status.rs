@@ -42,12 +42,13 @@ fn abilities(backend: &Driven) -> Vec<String> {
     let can_profile = backend.require_profiling().is_ok();
     let jemalloc = backend.allocator.jemalloc();
     let is_ours = backend.sampler_status().is_some();
-    let has_growth = backend.require_profile(ProfileKind::Growth).is_ok();
+    let has = |kind| backend.require_profile(kind).is_ok();
     let has_threads = jemalloc.is_some_and(|jemalloc| jemalloc.has_background_threads);
     [
         ("activate", can_profile),
         ("dump", can_profile),
-        ("dump kind=growth", has_growth),
+        ("dump kind=growth", has(ProfileKind::Growth)),
+        ("dump kind=pinned", has(ProfileKind::Pinned)),
         ("reset", can_profile && (jemalloc.is_some() || is_ours)),
         ("stats", true),
         ("purge", true),

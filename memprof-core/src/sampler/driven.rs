@@ -120,7 +120,8 @@ impl Driven {
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self.ours()) {
             (ProfileKind::Heap, Some(_)) => Ok(()),
-            (ProfileKind::Heap | ProfileKind::Growth, _) => self.allocator.require_profile(kind),
+            (ProfileKind::Pinned, Some(ours)) => ours.require_slabs(&self.allocator).map(drop),
+            (_, _) => self.allocator.require_profile(kind),
         }
     }
 
@@ -177,8 +178,8 @@ impl Driven {
     /// About the memory that a profile takes while it is written, where its figures tell.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
         match (kind, self.ours()) {
-            (ProfileKind::Heap, Some(_)) => None,
-            (ProfileKind::Heap | ProfileKind::Growth, _) => self.allocator.profile_bytes(kind),
+            (ProfileKind::Heap | ProfileKind::Pinned, Some(_)) => None,
+            (_, _) => self.allocator.profile_bytes(kind),
         }
     }
 
@@ -197,9 +198,8 @@ impl Driven {
     pub(crate) fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
         match (kind, self.ours()) {
             (ProfileKind::Heap, Some(ours)) => ours.write_profile(scratch),
-            (ProfileKind::Heap | ProfileKind::Growth, _) => {
-                self.allocator.write_profile(kind, scratch)
-            }
+            (ProfileKind::Pinned, Some(ours)) => ours.write_pinned(&self.allocator, scratch),
+            (_, _) => self.allocator.write_profile(kind, scratch),
         }
     }
 }

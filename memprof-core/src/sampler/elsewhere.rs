@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use super::Samples;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
+use crate::allocators::jemalloc::Jemalloc;
 use crate::dumps::heap::Summary;
 use crate::dumps::scratch::Scratch;
 use crate::error::Result;
@@ -81,6 +82,14 @@ impl Chosen<'_> {
     }
 
     pub(crate) fn reset(self, _: Option<SampleInterval>) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn require_slabs<'a>(&self, _: &'a Allocator) -> Result<&'a Jemalloc> {
+        match self.0 {}
+    }
+
+    pub(crate) fn write_pinned(&self, _: &Allocator, _: &Scratch) -> Result<Summary> {
         match self.0 {}
     }
 

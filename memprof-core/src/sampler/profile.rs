@@ -13,8 +13,9 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
-use memprof_sampler::Record;
+use memprof_sampler::{Record, RecordId};
 
+use super::pinned::{Pinned, Share};
 use crate::dumps::heap::{Summary, unsampled};
 
 /// What a header's numbers take, so that it can be written before they are known.
@@ -33,7 +34,7 @@ pub(super) fn write(interval: u64, file: &File) -> io::Result<Summary> {
         outcome: Ok(()),
     };
     lines.header()?;
-    // SAFETY: what clears the samples, and a dump, exclude each other (`Profiler::begin_dump`).
+    // SAFETY: what clears the samples, and a dump, exclude each other (`DumpSlot::take`).
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
         memprof_sampler::each_record(|record| lines.add(&record));
@@ -87,18 +88,65 @@ impl<W: Write> Lines<W> {
         for (total, count) in self.totals.iter_mut().zip(counts) {
             *total += count;
         }
-        let [objects, bytes, total_objects, total_bytes] = counts;
-        write!(
-            self.text,
-            "{objects:6}: {bytes:8} [{total_objects:6}: {total_bytes:8}] @"
-        )?;
-        for frame in record.frames {
-            write!(self.text, " {frame:#x}")?;
-        }
-        writeln!(self.text)?;
+        write_stack(&mut self.text, counts, record.frames)?;
         let summary = &mut self.summary;
         summary.stacks += 1;
         summary.estimated_inuse_bytes += unsampled(objects, bytes, summary.sample_interval);
         Ok(())
     }
+}
+
+/// The stack of what nobody is known to hold: an address at which there is nothing.
+const NOBODY: u64 = 0x100;
+
+/// Writes what the stacks of the sampler's records hold of `pinned`, as a profile of growth is written: readers take
+/// its values as they are. The objects of a line are the samples that tell its bytes.
+pub(super) fn write_pinned(pinned: &Pinned<RecordId>, file: &File) -> io::Result<Summary> {
+    let mut text = BufWriter::new(file);
+    let (total, samples) = (pinned.total, pinned.shares.values());
+    let samples: u64 = samples.map(|share| share.samples).sum();
+    writeln!(
+        text,
+        "heap profile: {samples:6}: {total:8} [{samples:6}: {total:8}] @ growth"
+    )?;
+    let (mut outcome, mut stacks) = (Ok(()), 0);
+    // SAFETY: as in `write`.
+    #[expect(unsafe_code, reason = "the sampler's tables")]
+    unsafe {
+        memprof_sampler::each_record(|record| {
+            if outcome.is_ok()
+                && let Some(Share { samples, bytes }) = pinned.shares.get(&record.id)
+            {
+                let counts = [*samples, *bytes, *samples, *bytes];
+                outcome = write_stack(&mut text, counts, record.frames);
+                stacks += 1;
+            }
+        });
+    }
+    outcome?;
+    let unknown = pinned.unknown();
+    if unknown > 0 {
+        // Other readers refuse bytes of no object, and leave out what has no stack.
+        write_stack(&mut text, [1, unknown, 1, unknown], &[NOBODY])?;
+        stacks += 1;
+    }
+    text.flush()?;
+    Ok(Summary {
+        stacks,
+        estimated_inuse_bytes: total,
+        profile_len: text.stream_position()?,
+        ..Summary::default()
+    })
+}
+
+fn write_stack(text: &mut impl Write, counts: [u64; 4], frames: &[u64]) -> io::Result<()> {
+    let [objects, bytes, total_objects, total_bytes] = counts;
+    write!(
+        text,
+        "{objects:6}: {bytes:8} [{total_objects:6}: {total_bytes:8}] @"
+    )?;
+    for frame in frames {
+        write!(text, " {frame:#x}")?;
+    }
+    writeln!(text)
 }

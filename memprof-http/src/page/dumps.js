@@ -64,7 +64,7 @@ function draw() {
   $('dump-rows').replaceChildren(...dumps.map(dump => {
     const { id, taken, kind, trigger, rss_bytes: rss, pid } = dump;
     const time = clock(taken);
-    const why = (TRIGGERS[trigger] ?? trigger ?? '') + (kind === 'growth' ? ' (growth)' : '');
+    const why = (TRIGGERS[trigger] ?? trigger ?? '') + (kind === 'heap' ? '' : ` (${kind})`);
     const links = [element('a', { href: hash({ view: id }), textContent: 'View', ariaLabel: `View the dump of ${time}` })];
     const base = older(dump).find(one => chosen === BEFORE || one.id === chosen);
     if (base) links.push(element('a', {

@@ -16,7 +16,7 @@ let shown = null;
 // Shows what the newest of `dumps` that `pid` has taken says. What is shown already stays.
 export async function showHolders(dumps, pid, status) {
   offer(status, dumps.some(dump => dump.pid === pid));
-  const newest = dumps.find(dump => dump.pid === pid && dump.kind !== 'growth');
+  const newest = dumps.find(dump => dump.pid === pid && dump.kind === 'heap');
   const wanted = newest?.id ?? '';
   if (wanted === shown) return;
   shown = wanted;

@@ -21,6 +21,7 @@ impl Dump<'_> {
             "started" => origin.started = Some(value.into()),
             "taken" => origin.taken = Some(value.into()),
             "trigger" => origin.trigger = Some(value.into()),
+            "kind" => self.profile.is_pinned = value == "pinned",
             "allocator" => origin.allocator = Some(value.into()),
             "stacks" => self.profile.claims.stacks = value.parse().ok(),
             "estimated-inuse-bytes" => self.profile.claims.inuse_space = value.parse().ok(),

@@ -42,7 +42,7 @@ impl Dump<'_> {
             _ => Sampling::None,
         };
         self.profile.interval = match self.profile.sampling {
-            Sampling::None => None,
+            Sampling::None | Sampling::Shared => None,
             Sampling::Poisson(interval) | Sampling::Uniform(interval) => Some(interval),
         };
         self.profile.has_alloc = !same && counts.accum_objects > 0;

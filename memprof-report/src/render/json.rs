@@ -25,6 +25,9 @@ struct Report<'a> {
     base: Option<&'a str>,
     sample_interval: Option<u64>,
     estimated: bool,
+    /// Its bytes are free ones that live objects keep from being given back.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pinned: bool,
     stacks: usize,
     sample_type: &'static str,
     totals: Totals,
@@ -184,7 +187,8 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         profile: &subject.name,
         base: subject.base_name.as_deref(),
         sample_interval: profile.interval,
-        estimated: profile.interval.is_some(),
+        estimated: profile.interval.is_some() || profile.is_pinned,
+        pinned: profile.is_pinned,
         stacks: profile.samples.len(),
         sample_type: options.sample_type.name(),
         totals: totals(subject.totals(), profile.has_alloc),

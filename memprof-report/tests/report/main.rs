@@ -11,5 +11,6 @@ mod goldens;
 mod hostile;
 mod labels;
 mod own;
+mod pinned;
 mod support;
 mod tools;

@@ -21,10 +21,10 @@ pub(crate) fn activation_text(activation: &Activation) -> String {
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = bytes(dump.estimated_inuse_bytes);
-    let amount = if dump.kind == ProfileKind::Growth {
-        format!("{amount} of growth")
-    } else {
-        format!("about {amount} in use")
+    let amount = match dump.kind.known() {
+        Some(ProfileKind::Growth) => format!("{amount} of growth"),
+        Some(ProfileKind::Pinned) => format!("{amount} that are free beside live objects"),
+        Some(ProfileKind::Heap) | None => format!("about {amount} in use"),
     };
     let path = dump.path.display();
     let stacks = match dump.stacks {

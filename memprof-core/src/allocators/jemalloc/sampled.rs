@@ -1,22 +1,13 @@
 //! What sampling itself costs: jemalloc lays each sampled small object out on pages of its own, so
 //! that `free` can tell it from others. Its figures call that fragmentation, or the program's.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 
 use rustix::io::Errno;
 
 use super::Jemalloc;
-use crate::allocators::mallctl::Value;
+use super::bins::Bin;
 use memprof_messages::{Figures, Sampled};
-
-/// One size class of small objects.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bin {
-    size: u64,
-    regions: u64,
-    slabs: u64,
-    slab_size: u64,
-}
 
 /// What jemalloc counts, merged over all arenas.
 #[derive(Clone, Debug, Default)]
@@ -47,16 +38,7 @@ impl Jemalloc {
     fn counts(&self) -> Result<Counts, Errno> {
         // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
         let size = |name: &str| Ok(self.numbered::<usize>(name)? as u64);
-        let count = self.numbered::<u32>("arenas.nbins")?;
-        let bin = |at: u32| {
-            Ok(Bin {
-                size: size(&format!("arenas.bin.{at}.size"))?,
-                regions: size(&format!("stats.arenas.4096.bins.{at}.curregs"))?,
-                slabs: size(&format!("stats.arenas.4096.bins.{at}.curslabs"))?,
-                slab_size: size(&format!("arenas.bin.{at}.slab_size"))?,
-            })
-        };
-        let bins: Result<_, Errno> = (0..count).map(bin).collect();
+        let bins = self.bins();
         let page = size("arenas.page")?;
         let is_on = |name: &CStr| self.mallctl.read_bool(name);
         // Since 5.3 it can be chosen at the start.
@@ -75,11 +57,6 @@ impl Jemalloc {
             smallest_large: size("arenas.lextent.0.size")?,
             smallest_large_objects: size("stats.arenas.4096.lextents.0.curlextents")?,
         })
-    }
-
-    fn numbered<T: Value>(&self, name: &str) -> Result<T, Errno> {
-        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        self.mallctl.read(&name)
     }
 }
 
@@ -100,10 +77,7 @@ fn estimate(counts: &Counts, active: u64) -> Sampled {
     if objects < 1.0 {
         return Sampled::default();
     }
-    let slabs = counts
-        .bins
-        .iter()
-        .map(|bin| bin.slabs.saturating_mul(bin.slab_size));
+    let slabs = counts.bins.iter().map(Bin::slab_bytes);
     let slabs = slabs.fold(0, u64::saturating_add);
     let large = counts
         .large_bytes

@@ -120,7 +120,7 @@ impl Profiles {
             return Err(Error::allocator(format!("{allocator} has no instance")));
         }
         let fill = match kind {
-            ProfileKind::Heap => self.heap_sample,
+            ProfileKind::Heap | ProfileKind::Pinned => self.heap_sample,
             ProfileKind::Growth => self.growth_stacks,
         };
         let mut text = CxxString::new(self.delete);
@@ -134,7 +134,7 @@ impl Profiles {
 /// What the string of a profile takes at the most, while it grows.
 pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
     let step = match kind {
-        ProfileKind::Heap => interval,
+        ProfileKind::Heap | ProfileKind::Pinned => interval,
         ProfileKind::Growth => GROWTH_STEP,
     };
     (heap / step).saturating_mul(BYTES_PER_LINE)

@@ -1,0 +1,69 @@
+//! `memprof ledger`: where the resident memory is; with `--pinned`, who keeps free memory from being given back.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use memprof_report::{Format, Options};
+
+use crate::exit::Outcome;
+use crate::message::{self, Dumped, Short};
+use crate::report::{FormatArg, Show, show};
+use crate::{output, target};
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct LedgerArgs {
+    #[command(flatten)]
+    short: Short,
+
+    /// Show who keeps free memory from being given back: whose objects live in slabs that are nearly empty. For
+    /// jemalloc, after `activate sampler=ours`
+    #[arg(long)]
+    pinned: bool,
+
+    /// What to write of it [default: text]
+    #[arg(long, value_enum, requires = "pinned", conflicts_with = "json")]
+    format: Option<FormatArg>,
+
+    /// Write it to this file, whole or not at all [default: standard output]
+    #[arg(short, long, value_name = "FILE", requires = "pinned")]
+    output: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &LedgerArgs) -> Outcome {
+    match args.pinned {
+        false => message::short("ledger", &args.short),
+        true => pinned(args),
+    }
+}
+
+fn pinned(args: &LedgerArgs) -> Outcome {
+    let LedgerArgs {
+        short,
+        format,
+        output,
+        ..
+    } = args;
+    let kind = ["kind=pinned", "keep=off"].map(str::to_owned);
+    let mut client = target::connect_to(&short.to)?;
+    let mut bytes = match message::take(&mut client, &[&kind, &short.args[..]].concat())? {
+        Dumped::HandedOver(bytes) => bytes,
+        Dumped::Told(reply) => return message::show(&reply, short.to.json),
+    };
+    let place = tempfile::tempdir().context("failed to make a directory for the profile")?;
+    let file = &place.path().join("pinned.heap");
+    output::save(&mut bytes, file)?;
+    let format = match short.to.json {
+        true => Format::Json,
+        false => format.map_or(Format::Text, Into::into),
+    };
+    show(&Show {
+        file,
+        pid: target::pid_of(&mut client)?,
+        options: Options {
+            format,
+            ..Options::default()
+        },
+        output: output.as_deref(),
+    })?;
+    Ok(0.into())
+}

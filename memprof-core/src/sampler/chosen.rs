@@ -1,0 +1,263 @@
+//! memprof's sampler at work for one allocator.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use memprof_messages::{SamplerStatus, Slots, Through};
+use rustix::io::Errno;
+
+use super::forked::stop_in_children;
+use super::installed::{Sampler, Way, is_sampled, refused};
+use super::pinned::Pinned;
+use super::profile;
+use super::slabs::tells_slabs;
+use crate::allocators::allocator::Allocator;
+use crate::allocators::interval::SampleInterval;
+use crate::allocators::jemalloc::Jemalloc;
+use crate::allocators::refusal::no_pinned_profile;
+use crate::dumps::heap::{Summary, Taken, Tally};
+use crate::dumps::scratch::Scratch;
+use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Identity;
+
+/// The sampler, where it samples or would.
+pub(crate) struct Chosen<'a> {
+    pub(super) sampler: MutexGuard<'a, Sampler>,
+    pub(super) interval: &'a AtomicU64,
+}
+
+impl Chosen<'_> {
+    /// Its counts since the process began.
+    pub(crate) fn status(self) -> SamplerStatus {
+        let counts = memprof_sampler::counts();
+        SamplerStatus {
+            through: match self.sampler.way {
+                Way::Slots(_) => Through::Slots,
+                Way::Hooks(_) => Through::JemallocHooks,
+            }
+            .into(),
+            slots: self.sampler.seen,
+            samples: counts.samples,
+            live_samples: counts.live_samples,
+            lost: counts.lost,
+            table_bytes: counts.table_bytes,
+        }
+    }
+
+    /// Sees libraries that were loaded since. False where it does not sample.
+    pub(crate) fn tend(mut self) -> bool {
+        let is_active = self.is_active();
+        if is_active && let Err(error) = self.sampler.look_again() {
+            log::warn!("libraries that were loaded since are not sampled: {error}");
+        }
+        is_active
+    }
+
+    /// It costs too much to be left on by mistake.
+    pub(crate) fn needs_an_end(&self) -> bool {
+        self.sampler.is_hooked()
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        memprof_sampler::interval() > 0
+    }
+
+    /// Mean bytes between samples.
+    pub(crate) fn interval(&self) -> u64 {
+        self.interval.load(Ordering::Relaxed)
+    }
+
+    /// Starts sampling for `allocator`. Returns what the operator should know.
+    ///
+    /// # Errors
+    /// There is no memory for the tables, or the loader does not let the slots be taken.
+    pub(crate) fn activate(
+        mut self,
+        interval: Option<SampleInterval>,
+        allocator: &Allocator,
+    ) -> Result<Vec<String>> {
+        let before = self.interval();
+        let interval = interval.map_or(before, SampleInterval::bytes);
+        let mut warnings = Vec::new();
+        self.sampler.begin_with(allocator.identity())?;
+        if interval != before {
+            if memprof_sampler::counts().samples > 0 {
+                warnings.push(format!(
+                    "the samples of one per {before} bytes were dropped: a profile has one interval"
+                ));
+            }
+            self.sampler.drop_samples()?;
+        } else if self.needs_an_end() && !self.is_active() {
+            // What was freed meanwhile is not known.
+            self.sampler.drop_samples()?;
+        }
+        stop_in_children();
+        memprof_sampler::start(interval).map_err(refused)?;
+        self.interval.store(interval, Ordering::Relaxed);
+        if let Err(error) = self.sampler.begin() {
+            memprof_sampler::stop();
+            return Err(error);
+        }
+        self.sampler.since.get_or_insert_with(SystemTime::now);
+        if let Err(why) = allocator.require_profiling() {
+            warnings.push(format!("memprof samples in the allocator's place: {why}"));
+        }
+        if self.needs_an_end() {
+            warnings.push(format!(
+                "{} is linked into the program, so it is sampled through jemalloc's own hooks: a malloc \
+                 and its free take about 45 ns longer while it is on; what is freed after `deactivate` \
+                 stays in the profile; jemalloc may hang later where a thread ends that allocated nothing since: \
+                 not for production",
+                allocator.identity()
+            ));
+        }
+        warnings.extend(self.unseen(allocator.identity()));
+        Ok(warnings)
+    }
+
+    /// What of the program's allocations leads past the sampler.
+    fn unseen(&self, allocator: &Identity) -> Vec<String> {
+        let Slots {
+            foreign,
+            unseen_objects,
+            other_mallocs,
+            refused,
+            ..
+        } = self.sampler.seen;
+        let of_others = match other_mallocs {
+            0 => String::new(),
+            1 => " (1 library has a malloc of its own)".to_owned(),
+            count => format!(" ({count} libraries have a malloc of their own)"),
+        };
+        let told = [
+            (
+                foreign,
+                format!(
+                    "{foreign} calls lead to another allocator than {allocator}{of_others}, and are \
+                     not seen"
+                ),
+            ),
+            (
+                unseen_objects,
+                format!(
+                    "{unseen_objects} libraries keep the address of malloc or its kin in their data; \
+                     what they allocate through that is not seen"
+                ),
+            ),
+            (
+                refused,
+                format!(
+                    "{refused} calls could not be patched, and are not seen: mprotect(2) was refused"
+                ),
+            ),
+        ];
+        let told = told.into_iter().filter(|(count, _)| *count > 0);
+        told.map(|(_, text)| text).collect()
+    }
+
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.sampler.stop()
+    }
+
+    /// Drops all samples, and sets the interval where one is given.
+    ///
+    /// # Errors
+    /// A thread stays inside of the sampler.
+    pub(crate) fn reset(mut self, interval: Option<SampleInterval>) -> Result<()> {
+        let was_active = self.is_active();
+        self.sampler.drop_samples()?;
+        self.sampler.since = was_active.then(SystemTime::now);
+        if let Some(interval) = interval {
+            self.interval.store(interval.bytes(), Ordering::Relaxed);
+        }
+        if was_active {
+            return memprof_sampler::start(self.interval()).map_err(refused);
+        }
+        self.sampler.end()
+    }
+
+    /// Writes a heap profile into `scratch`.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<Summary> {
+        let written = scratch
+            .rewound()
+            .and_then(|file| profile::write(self.interval(), file));
+        let summary = written.map_err(|error| Error::io("write the dump", &error))?;
+        Ok(Summary {
+            ours: self.taken(),
+            ..summary
+        })
+    }
+
+    /// The allocator, if it tells how full its slabs are.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(crate) fn require_slabs<'a>(&self, allocator: &'a Allocator) -> Result<&'a Jemalloc> {
+        let identity = allocator.identity();
+        let Some(jemalloc) = allocator.jemalloc().filter(|each| tells_slabs(each)) else {
+            return Err(no_pinned_profile(identity));
+        };
+        let unavailable = |message: String| Error::new(ErrorKind::Unavailable, message);
+        if !is_sampled(identity) {
+            let message = format!(
+                "another allocator than {identity} was sampled in this process, so which block is whose is not certain"
+            );
+            return Err(unavailable(message).remedy("start the program anew"));
+        }
+        if self.sampler.is_hooked() && !self.is_active() {
+            let message = format!("what was freed of {identity} since `deactivate` is not known");
+            return Err(
+                unavailable(message).remedy("activate sampler=ours, and ask before it ends")
+            );
+        }
+        Ok(jemalloc)
+    }
+
+    /// Writes into `scratch` who holds the slabs of `allocator`.
+    ///
+    /// # Errors
+    /// As [`Self::require_slabs`]; nothing was sampled; jemalloc refused; the kernel did.
+    pub(crate) fn write_pinned(&self, allocator: &Allocator, scratch: &Scratch) -> Result<Summary> {
+        let jemalloc = self.require_slabs(allocator)?;
+        if memprof_sampler::counts().live_samples == 0 {
+            let message = "memprof's sampler has no sample of what lives";
+            return Err(Error::new(ErrorKind::Unavailable, message).remedy(
+                "`activate sampler=ours sample_interval=64KiB` before the program allocates what is to be told",
+            ));
+        }
+        // SAFETY: all samples are of this jemalloc (`is_sampled`); what clears them, and a dump, exclude each other
+        // (`DumpSlot::take`).
+        #[expect(unsafe_code, reason = "the sampler's tables")]
+        let pinned = unsafe { Pinned::now(jemalloc, self.interval()) };
+        let pinned = pinned.map_err(|errno| match errno {
+            Errno::NOMEM => Error::io("weigh the samples", &errno.into()),
+            errno => Error::mallctl("experimental.utilization.batch_query", errno),
+        })?;
+        let written = scratch
+            .rewound()
+            .and_then(|file| profile::write_pinned(&pinned, file));
+        let summary = written.map_err(|error| Error::io("write the dump", &error))?;
+        Ok(Summary {
+            ours: self.taken(),
+            ..summary
+        })
+    }
+
+    fn taken(&self) -> Option<Taken> {
+        let counts = memprof_sampler::counts();
+        self.sampler.since.map(|since| Taken {
+            samples: counts.samples,
+            lost: counts.lost,
+            since,
+            tally: memprof_sampler::tally().map(|tally| Tally {
+                objects: tally.objects,
+                bytes: tally.bytes,
+                peak: tally.peak,
+            }),
+        })
+    }
+}

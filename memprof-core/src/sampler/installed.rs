@@ -1,0 +1,249 @@
+//! What leads the program's calls of `malloc` to memprof's sampler: slots of the dynamic linker, or
+//! hooks of a jemalloc that no slot leads to.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::SystemTime;
+
+use memprof_messages::Slots;
+use memprof_sampler::{Refused, Role};
+use rustix::io::Errno;
+
+use super::Samples;
+use super::hooked::Hooked;
+use crate::allocators::objects::{self, Reading};
+use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Identity;
+use crate::unwinder::prepare_walks;
+
+/// The allocator that gave out what is sampled: [`Identity::address`]. 0: that of `malloc`, before it was looked for.
+static SAMPLED: AtomicUsize = AtomicUsize::new(0);
+/// Another one was sampled before. A thread may still be about to remember a block of that one.
+static WAS_ANOTHER: AtomicBool = AtomicBool::new(false);
+
+/// Whether all samples are certainly of that allocator.
+pub(super) fn is_sampled(allocator: &Identity) -> bool {
+    let is_it = match SAMPLED.load(Ordering::Acquire) {
+        0 => allocator.owns_malloc,
+        sampled => sampled == allocator.address,
+    };
+    is_it && !WAS_ANOTHER.load(Ordering::Acquire)
+}
+
+fn has_sampled() -> bool {
+    memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
+}
+
+/// How allocations are seen.
+#[derive(Debug)]
+pub(super) enum Way {
+    Slots(Box<memprof_sampler::Slots>),
+    Hooks(Hooked),
+}
+
+/// What leads the program's calls to the sampler, and what is done with it.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    pub(super) way: Way,
+    pub(super) samples: Samples,
+    pub(super) seen: Slots,
+    /// Libraries loaded and unloaded when slots were taken last.
+    loaded: (u64, u64),
+    /// Since when samples were taken, those that were dropped left aside.
+    pub(super) since: Option<SystemTime>,
+}
+
+impl Sampler {
+    /// By the slots of the process, or by the hooks of a jemalloc that no slot leads to.
+    ///
+    /// # Errors
+    /// `Unsupported`: why it cannot serve this process.
+    pub(super) fn find(
+        allocator: &Identity,
+        hooked: impl FnOnce() -> Option<Hooked>,
+    ) -> Result<Self> {
+        let cannot = |error: Error| {
+            let message = format!("memprof cannot sample {allocator}: {}", error.message);
+            Error { message, ..error }
+        };
+        let slots = Self::find_slots().map_err(cannot)?;
+        if slots.owner().is_program {
+            return hooked().map_or_else(|| Err(cannot(linked_in())), Self::in_hooks);
+        }
+        Ok(Self::by(Way::Slots(Box::new(slots))))
+    }
+
+    /// # Errors
+    /// `Unsupported`: why it cannot serve this process.
+    pub(super) fn in_hooks(hooked: Hooked) -> Result<Self> {
+        // Which tells where memprof's own code lies, too.
+        Self::find_slots().map(|_| Self::by(Way::Hooks(hooked)))
+    }
+
+    fn by(way: Way) -> Self {
+        Self {
+            seen: Slots {
+                // What the parent of a forked child took.
+                patched: match &way {
+                    Way::Slots(slots) => slots.count(),
+                    Way::Hooks(_) => 0,
+                },
+                ..Slots::default()
+            },
+            way,
+            samples: Samples::Not,
+            loaded: (0, 0),
+            // It began with the program, or the parent of a forked child began it.
+            since: (memprof_sampler::interval() > 0).then(SystemTime::now),
+        }
+    }
+
+    /// # Errors
+    /// `Unsupported`: why nothing can be sampled in this process.
+    pub(super) fn find_slots() -> Result<memprof_sampler::Slots> {
+        let unsupported = |message: &str| Error::new(ErrorKind::Unsupported, message);
+        prepare_walks().map_err(|why| unsupported(&why))?;
+        let _reading = Reading::begin();
+        let slots = memprof_sampler::Slots::find()
+            .ok_or_else(|| unsupported("no object defines malloc"))?;
+        if !slots.can_be_taken() {
+            return Err(unsupported("memprof's library was loaded twice"));
+        }
+        Ok(slots)
+    }
+
+    /// Drops what was sampled of another allocator: a profile is of one.
+    pub(super) fn begin_with(&mut self, allocator: &Identity) -> Result<()> {
+        let is_another = match SAMPLED.load(Ordering::Acquire) {
+            0 => has_sampled() && !allocator.owns_malloc,
+            sampled => sampled != allocator.address,
+        };
+        if is_another {
+            WAS_ANOTHER.store(true, Ordering::Release);
+            self.drop_samples()?;
+        }
+        SAMPLED.store(allocator.address, Ordering::Release);
+        Ok(())
+    }
+
+    /// Leads the calls of all objects that are loaded now to the sampler.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        match &mut self.way {
+            Way::Slots(_) => self.take_slots(),
+            Way::Hooks(hooked) => hooked.install(),
+        }
+    }
+
+    /// What was loaded since is seen too, and its stacks are walked by its own rules.
+    pub(super) fn look_again(&mut self) -> Result<()> {
+        if self.loaded == objects::load_and_unload_count() {
+            return Ok(());
+        }
+        match self.way {
+            Way::Slots(_) => self.take_slots(),
+            Way::Hooks(_) => {
+                self.loaded = objects::load_and_unload_count();
+                memprof_unwind::forget_rules();
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the slots of all objects that are loaded now.
+    fn take_slots(&mut self) -> Result<()> {
+        self.loaded = objects::load_and_unload_count();
+        memprof_unwind::forget_rules();
+        let Way::Slots(slots) = &mut self.way else {
+            return Ok(());
+        };
+        let _reading = Reading::begin();
+        let patched = slots.take().ok_or_else(loader_refused)?;
+        if patched.patched == 0 && patched.refused > 0 {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the calls of malloc cannot be patched: mprotect(2) was refused",
+            )
+            .remedy("let a seccomp filter or SELinux (execmod) permit it, or start the program with `memprof run --allocator jemalloc`"));
+        }
+        self.seen = Slots {
+            patched: patched.patched,
+            foreign: patched.foreign,
+            unseen_objects: patched.unseen_objects,
+            other_mallocs: patched.other_mallocs,
+            refused: patched.refused,
+        };
+        Ok(())
+    }
+
+    /// Gives back what only allocations need; while nothing that was sampled lives, all. Hooks are
+    /// removed: they cost as much for a free as for an allocation.
+    pub(super) fn end(&mut self) -> Result<()> {
+        let slots = match &mut self.way {
+            Way::Slots(slots) => slots,
+            Way::Hooks(hooked) => return hooked.remove(),
+        };
+        let role = (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates);
+        let _reading = Reading::begin();
+        slots.give_back(role).ok_or_else(loader_refused)?;
+        self.seen.patched = slots.count();
+        Ok(())
+    }
+
+    pub(super) fn stop(&mut self) -> Result<()> {
+        memprof_sampler::stop();
+        self.end()
+    }
+
+    pub(super) fn drop_samples(&mut self) -> Result<()> {
+        memprof_sampler::stop();
+        self.since = None;
+        memprof_sampler::clear().map_err(refused)
+    }
+
+    /// `sample_at_once` took slots for it, or the parent of a forked child did.
+    pub(super) fn holds_slots(&self) -> bool {
+        matches!(&self.way, Way::Slots(slots) if slots.count() > 0)
+    }
+
+    pub(super) fn is_hooked(&self) -> bool {
+        matches!(self.way, Way::Hooks(_))
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        let _reading = Reading::begin();
+        let ended = match &mut self.way {
+            Way::Slots(slots) if slots.count() == 0 => Ok(()),
+            Way::Slots(slots) => {
+                memprof_sampler::stop();
+                slots.give_back(None).ok_or_else(loader_refused).map(drop)
+            }
+            Way::Hooks(hooked) => hooked.remove(),
+        };
+        if let Err(error) = ended {
+            log::warn!("calls of malloc go on through memprof's sampler, which is off: {error}");
+        }
+    }
+}
+
+pub(super) fn linked_in() -> Error {
+    let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
+                   experimental.hooks.install, as jemalloc 5.2 and newer have it";
+    Error::new(ErrorKind::Unsupported, message)
+}
+
+pub(super) fn loader_refused() -> Error {
+    let message = "the calls of malloc cannot be patched: the loader does not let memprof";
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+pub(super) fn refused(refused: Refused) -> Error {
+    match refused {
+        Refused::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),
+        Refused::InUse => Error::new(
+            ErrorKind::Busy,
+            "a thread has been inside of memprof's sampler for a second",
+        )
+        .remedy("try again; a debugger may hold the thread"),
+    }
+}

@@ -1,0 +1,79 @@
+//! A profile of who keeps free memory from being given back (`# kind: pinned`): the free bytes of slabs, as the
+//! allocator counts them, shared out by samples. The objects of a line are its samples; one line has what nobody is
+//! known to hold.
+
+use super::Dump;
+use crate::profile::{NOBODY, SampleType, Sampling};
+
+impl Dump<'_> {
+    /// Reads what was read so far as such a profile, which is written like one of growth.
+    pub(super) fn share(&mut self) {
+        let profile = &mut self.profile;
+        if !profile.is_pinned || profile.sampling != Sampling::None {
+            profile.is_pinned = false;
+            return;
+        }
+        profile.sampling = Sampling::Shared;
+        let stacks = &profile.stacks;
+        for sample in &mut profile.samples {
+            let frames = stacks.frames(sample.stack).iter();
+            if frames.map(|id| stacks.address(*id)).eq([NOBODY]) {
+                // No sample tells of it: it is written as one because some readers want one.
+                sample.values[SampleType::InuseObjects] = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::limits::Limits;
+    use crate::profile::{NOBODY, Profile, SampleType};
+
+    fn read(text: &str) -> Profile {
+        let mut profile =
+            super::super::parse(&mut text.as_bytes(), &Limits::default(), false).unwrap();
+        crate::unsample(&mut profile).unwrap();
+        profile
+    }
+
+    const STACKS: &str = "    30:     4000 [    30:     4000] @ 0x10 0x20\n\
+                          \x20    1:      500 [     1:      500] @ 0x100\n\nMAPPED_LIBRARIES:\n";
+
+    #[test]
+    fn values_are_shares_that_samples_tell() {
+        let text = format!(
+            "heap profile:     31:     4500 [    31:     4500] @ growth\n{STACKS}# kind: pinned\n# stacks: 2\n\
+             # estimated-inuse-bytes: 4500\n"
+        );
+        let profile = read(&text);
+        assert!(profile.is_pinned);
+        assert_eq!(profile.warnings, Vec::<String>::new());
+        let told: Vec<_> = profile
+            .samples
+            .iter()
+            .map(|sample| {
+                let leaf = profile.stacks.frames(sample.stack)[0];
+                let address = profile.stacks.address(leaf).0;
+                (
+                    address,
+                    sample.counts[1],
+                    sample.values[SampleType::InuseSpace],
+                )
+            })
+            .collect();
+        assert_eq!(told, [(0x10, 30, 4000), (NOBODY.0, 0, 500)]);
+    }
+
+    #[test]
+    fn what_is_sampled_is_nothing_else() {
+        for (header, comment) in [("growth", "heap"), ("heap_v2/512", "pinned")] {
+            let text = format!(
+                "heap profile: 30: 4500 [30: 4500] @ {header}\n{STACKS}# kind: {comment}\n"
+            );
+            let profile = read(&text);
+            assert!(!profile.is_pinned, "{text}");
+            assert_ne!(profile.samples[1].values[SampleType::InuseObjects], 0);
+        }
+    }
+}
