@@ -11,15 +11,15 @@ use crate::profile::{Profile, SampleType, Values};
 
 /// What is alive of a span of ages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cohort {
+pub(crate) struct Cohort {
     /// The least age, in seconds.
-    pub from: u32,
+    pub(crate) from: u32,
     /// The least age that is older.
-    pub to: u32,
+    pub(crate) to: u32,
     /// Bytes alive.
-    pub bytes: i64,
+    pub(crate) bytes: i64,
     /// Objects alive.
-    pub objects: i64,
+    pub(crate) objects: i64,
 }
 
 /// How many spans of ages a table shows.

@@ -5,7 +5,7 @@ const BIRTH: u64 = 0x4d_5002;
 
 /// When a block was allocated: the start of its bucket, in seconds since 1970 (UTC).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Birth(pub u32);
+pub(crate) struct Birth(pub(crate) u32);
 
 impl Birth {
     /// What a frame tells, if it tells of a birth. Tools show a caller as the byte before the return address: the
@@ -17,11 +17,11 @@ impl Birth {
 
 /// How the births of a profile are to be read: what its line `# ages: WIDTH TAKEN` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ages {
+pub(crate) struct Ages {
     /// The length of a bucket, in seconds.
-    pub width: u32,
+    pub(crate) width: u32,
     /// When the profile was taken, by the clock of the births: in seconds since 1970 (UTC).
-    pub taken: u32,
+    pub(crate) taken: u32,
 }
 
 impl Ages {

@@ -40,7 +40,7 @@ pub struct FoldedStack {
     /// In the profile and in its base.
     pub values: Pair,
     /// The bytes and objects in use in the profile, by when they were allocated, where it tells; in any order.
-    pub births: Vec<(Birth, [i64; 2])>,
+    pub(crate) births: Vec<(Birth, [i64; 2])>,
 }
 
 /// Collapsed stacks of a profile, and of its base in a diff.

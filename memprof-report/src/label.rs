@@ -20,7 +20,7 @@ const NONE: &str = "[none]";
 /// A set of labels, by its number in the dump: kept as the complement, so that an `Option` of it takes no room of
 /// its own in the samples, of which a profile may have millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LabelId(NonZeroU32);
+pub(crate) struct LabelId(NonZeroU32);
 
 impl LabelId {
     /// All sets that found no place in the process's table.
@@ -42,7 +42,7 @@ impl LabelId {
 
 /// The labels of a profile: what its lines `# labels: KEY,…` and `# label: ID KEY=VALUE …` say.
 #[derive(Clone, Debug, Default)]
-pub struct Labels {
+pub(crate) struct Labels {
     /// The keys that counted when it was taken.
     keys: Vec<String>,
     sets: HashMap<LabelId, Vec<(String, String)>>,

@@ -4,6 +4,22 @@
 //!
 //! Bytes, the places of binaries and a writer come in, a report goes out; nothing is read of the
 //! process that was profiled. Every dump is hostile: see [`Limits`] and [`Error`].
+//!
+//! ```
+//! use memprof_report::{Input, Options, report};
+//!
+//! let dump = "heap_v2/524288\n  t*: 1: 4096 [0: 0]\n@ 0x401136 0x401152\n  t*: 1: 4096 [0: 0]\n\n\
+//!             MAPPED_LIBRARIES:\n00401000-00402000 r-xp 00001000 00:00 0 /usr/bin/shop\n";
+//! let mut bytes = dump.as_bytes();
+//! let input = Input { name: "shop.heap", bytes: &mut bytes };
+//! let mut table = Vec::new();
+//! // Without sources of symbols, functions are numbers.
+//! let notes = report(input, None, None, &Options::default(), &|_, _| {}, &mut table)?;
+//! notes.iter().for_each(|note| eprintln!("{note}"));
+//! // The call lies before the address that it returns to.
+//! assert!(String::from_utf8_lossy(&table).contains("shop+0x1135"));
+//! # Ok::<(), memprof_report::Error>(())
+//! ```
 
 mod options;
 mod report;
@@ -46,8 +62,6 @@ mod render;
 mod error;
 mod limits;
 
-pub use ages::Cohort;
-pub use birth::{Ages, Birth};
 pub use blame::{Blame, Whose};
 pub use callers::callers;
 pub use demangle::demangle;
@@ -57,15 +71,14 @@ pub use filter::{Filter, leave_out_memprof, pattern};
 pub use fold::{Folded, FoldedStack, Granularity, Named};
 pub use heap::write_tcmalloc;
 pub use input::parse;
-pub use label::{Label, LabelId, Labels};
+pub use label::Label;
 pub use levels::{Level, Levels, levels};
 pub use limits::Limits;
-pub use names::{Detail, Frame, Names, StringId, Strings};
+pub use names::{Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
-pub use pair::{Change, Pair};
+pub use pair::Pair;
 pub use profile::{
-    Address, Claims, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Sampling, Tally,
-    Values,
+    Address, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Tally, Values,
 };
 pub use render::{FLAMEGRAPH_POLICY, POLICY, Subject, VIEWER, amount, render};
 pub use report::{Input, read, report};

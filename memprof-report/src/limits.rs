@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 pub struct Limits {
     /// Bytes of text or protobuf, after decompression.
     pub bytes: u64,
-    /// Decompressed bytes per compressed byte, looked at beyond [`Limits::RATIO_FLOOR`]. Dumps have about 20.
+    /// Decompressed bytes per compressed byte, looked at beyond 8 MiB of them. Dumps have about 20.
     pub ratio: u64,
-    /// Bytes of memory per byte of text or protobuf, looked at beyond [`Limits::MEMORY_FLOOR`]: what each part
+    /// Bytes of memory per byte of text or protobuf, looked at beyond 48 MiB in all: what each part
     /// of a profile takes is counted as it is read.
     pub memory: u64,
     /// Bytes of one line.
@@ -24,10 +24,10 @@ pub struct Limits {
 
 impl Limits {
     /// Small inputs may have any ratio: they cannot hurt.
-    pub const RATIO_FLOOR: u64 = 8 << 20;
+    pub(crate) const RATIO_FLOOR: u64 = 8 << 20;
 
     /// What any input may take in memory.
-    pub const MEMORY_FLOOR: u64 = 48 << 20;
+    pub(crate) const MEMORY_FLOOR: u64 = 48 << 20;
 }
 
 impl Default for Limits {

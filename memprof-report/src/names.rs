@@ -110,7 +110,7 @@ impl Names {
     }
 
     /// Whether any frame is a name; any has a file; any has a line; any address has several frames.
-    pub fn detail(&self) -> Detail {
+    pub(crate) fn detail(&self) -> Detail {
         Detail {
             functions: self.frames.iter().any(|f| f.named),
             files: self.frames.iter().any(|f| f.file.is_some()),
@@ -122,13 +122,13 @@ impl Names {
 
 /// What [`Names`] hold; pprof mappings say it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Detail {
+pub(crate) struct Detail {
     /// Function names.
-    pub functions: bool,
+    pub(crate) functions: bool,
     /// Source files.
-    pub files: bool,
+    pub(crate) files: bool,
     /// Line numbers.
-    pub lines: bool,
+    pub(crate) lines: bool,
     /// Inlined functions.
-    pub inlines: bool,
+    pub(crate) inlines: bool,
 }

@@ -22,7 +22,7 @@ impl Pair {
     }
 
     /// Whether the change is no larger than sampling alone may make it: two standard errors.
-    pub fn is_noise(self) -> bool {
+    pub(crate) fn is_noise(self) -> bool {
         self.value() != 0 && (self.value().unsigned_abs() as f64) < 2.0 * self.evidence.error()
     }
 
@@ -31,7 +31,7 @@ impl Pair {
     }
 
     /// How it changed.
-    pub fn change(self) -> Change {
+    pub(crate) fn change(self) -> Change {
         match (self.base, self.new) {
             (base, new) if base == new => Change::Same,
             (0, _) => Change::New,
@@ -52,7 +52,7 @@ impl AddAssign for Pair {
 
 /// What became of a function since the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// More than before.
     Grew,
     /// Less than before.
@@ -67,10 +67,10 @@ pub enum Change {
 
 impl Change {
     /// Those a diff shows, in its order.
-    pub const SHOWN: [Self; 4] = [Self::Grew, Self::Shrank, Self::New, Self::Gone];
+    pub(crate) const SHOWN: [Self; 4] = [Self::Grew, Self::Shrank, Self::New, Self::Gone];
 
     /// The word for it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Grew => "grew",
             Self::Shrank => "shrank",

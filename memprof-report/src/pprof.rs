@@ -316,13 +316,7 @@ impl<'a> Reader<'a> {
             if profile.stacks.len() > known {
                 self.spend(Part::Stack(depth))?;
             }
-            profile.samples.push(Sample {
-                stack,
-                counts: [0; 2],
-                birth: None,
-                label: None,
-                values,
-            });
+            profile.samples.push(Sample::new(stack, values));
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ impl SampleType {
     }
 
     /// Whether only a profile with `opt.prof_accum` has it.
-    pub fn is_alloc(self) -> bool {
+    pub(crate) fn is_alloc(self) -> bool {
         matches!(self, Self::AllocObjects | Self::AllocSpace)
     }
 }
@@ -105,13 +105,26 @@ pub struct Sample {
     pub stack: StackId,
     /// How many objects were sampled here, of those allocated and of those in use; 0 where the profile does not
     /// tell.
-    pub counts: [u32; 2],
+    pub(crate) counts: [u32; 2],
     /// When they were allocated, where the profile tells.
-    pub birth: Option<Birth>,
+    pub(crate) birth: Option<Birth>,
     /// The labels of who allocated them, where the profile tells.
-    pub label: Option<LabelId>,
+    pub(crate) label: Option<LabelId>,
     /// How much.
     pub values: Values,
+}
+
+impl Sample {
+    /// Of a stack, with these values, of which no more is known.
+    pub fn new(stack: StackId, values: Values) -> Self {
+        Self {
+            stack,
+            counts: [0; 2],
+            birth: None,
+            label: None,
+            values,
+        }
+    }
 }
 
 // A profile may have a sample for every four of its bytes: the reader's memory is bounded by a multiple of them.
@@ -156,7 +169,7 @@ impl Mapping {
 
 /// How the allocator drew its samples; decides how they are unsampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sampling {
+pub(crate) enum Sampling {
     /// Every allocation counted, or values unsampled already.
     None,
     /// Bytes are shares of what is known; objects are the samples that tell them.
@@ -211,11 +224,11 @@ pub struct Origin {
 
 /// What a dump of ours says that it holds, in comment lines: what a reader finds else is damage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Claims {
+pub(crate) struct Claims {
     /// The number of stacks.
-    pub stacks: Option<u64>,
+    pub(crate) stacks: Option<u64>,
     /// Bytes in use, unsampled.
-    pub inuse_space: Option<i64>,
+    pub(crate) inuse_space: Option<i64>,
 }
 
 /// The frame of what nobody is known to hold, in a profile that [is pinned](Profile::is_pinned).
@@ -225,13 +238,13 @@ pub(crate) const NOBODY: Address = Address(0x100);
 #[derive(Debug)]
 pub struct Profile {
     /// How its samples were drawn.
-    pub sampling: Sampling,
+    pub(crate) sampling: Sampling,
     /// Mean bytes between samples.
     pub interval: Option<u64>,
     /// The totals its header claims; raw.
-    pub header: Option<Values>,
+    pub(crate) header: Option<Values>,
     /// What its tail claims.
-    pub claims: Claims,
+    pub(crate) claims: Claims,
     /// The stacks and addresses, interned.
     pub stacks: Stacks,
     /// In the file's order. Several may have the same stack.
@@ -239,9 +252,9 @@ pub struct Profile {
     /// Ascending and disjoint.
     pub mappings: Vec<Mapping>,
     /// How the births of its samples are to be read, where they have some.
-    pub ages: Option<Ages>,
+    pub(crate) ages: Option<Ages>,
     /// What the labels of its samples say.
-    pub labels: Labels,
+    pub(crate) labels: Labels,
     /// Whether `alloc_*` was counted.
     pub has_alloc: bool,
     /// Its bytes are free ones that lie among live objects and cannot be given back because of these: who holds how
@@ -250,7 +263,7 @@ pub struct Profile {
     /// Where and when it was taken.
     pub origin: Origin,
     /// Names that came with it: a pprof profile or a symbolized jeprof file.
-    pub names: Option<Names>,
+    pub(crate) names: Option<Names>,
     /// What a reader should know before believing it.
     pub warnings: Vec<String>,
     /// What a report may still take in memory.

@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use hashbrown::HashTable;
+
 use crate::address::Address;
 
 /// Names a distinct address of one [`Stacks`].
@@ -21,17 +23,16 @@ pub struct Stacks {
     address_ids: HashMap<Address, AddressId>,
     frames: Vec<AddressId>,
     ends: Vec<usize>,
-    /// By hash; open addressing, a power of two, at most half full. Empty as long as they come in jemalloc's order,
-    /// in which one that is behind the last is a new one.
-    slots: Vec<Slot>,
+    /// Empty as long as they come in jemalloc's order, in which one that is behind the last is a new one.
+    known: HashTable<Known>,
     seed: Mix,
 }
 
-/// A place for a stack: its id plus 1, or 0 where it is free, and its hash.
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    hash: u32,
-    id: u32,
+/// A stack in the table, with its hash: to find it again would mean to read all its frames.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    hash: u64,
+    id: StackId,
 }
 
 impl Stacks {
@@ -61,7 +62,7 @@ impl Stacks {
 
     /// The id of the stack of the frames pushed since the last one, new or not.
     pub fn finish(&mut self) -> StackId {
-        if self.slots.is_empty() {
+        if self.known.is_empty() {
             match self.order() {
                 Ordering::Greater => return self.append(),
                 Ordering::Equal => {
@@ -71,22 +72,19 @@ impl Stacks {
                 Ordering::Less => {}
             }
         }
-        if self.slots.len() < 2 * (self.ends.len() + 1) {
-            self.grow();
+        if self.known.is_empty() {
+            self.know_those_before();
         }
         let frames = &self.frames[self.start()..];
         let hash = self.hash(frames);
-        let mut at = hash as usize & (self.slots.len() - 1);
-        while self.slots[at].id != 0 {
-            let id = StackId(self.slots[at].id - 1);
-            if self.slots[at].hash == hash && self.frames(id) == frames {
-                self.clear();
-                return id;
-            }
-            at = (at + 1) & (self.slots.len() - 1);
+        let is_it = |known: &Known| known.hash == hash && self.frames(known.id) == frames;
+        if let Some(&Known { id, .. }) = self.known.find(hash, is_it) {
+            self.clear();
+            return id;
         }
         let id = self.append();
-        self.slots[at] = Slot { hash, id: id.0 + 1 };
+        self.known
+            .insert_unique(hash, Known { hash, id }, |known| known.hash);
         id
     }
 
@@ -145,7 +143,7 @@ impl Stacks {
         self.ends.is_empty()
     }
 
-    fn hash(&self, frames: &[AddressId]) -> u32 {
+    fn hash(&self, frames: &[AddressId]) -> u64 {
         let mut chunks = frames.chunks_exact(4);
         let word = |low: AddressId, high: AddressId| u64::from(high.0) << 32 | u64::from(low.0);
         let mut hash = self.seed;
@@ -155,22 +153,16 @@ impl Stacks {
         for id in chunks.remainder() {
             hash = hash.with(u64::from(id.0), 0);
         }
-        hash.with(frames.len() as u64, 0).0 as u32
+        hash.with(frames.len() as u64, 0).0
     }
 
-    /// Makes room for as many stacks again, or for those that came in order.
-    fn grow(&mut self) {
-        let size = (4 * (self.ends.len() + 1)).next_power_of_two().max(1024);
-        let mut slots = vec![Slot::default(); size];
-        for id in 0..self.ends.len() as u32 {
-            let hash = self.hash(self.frames(StackId(id)));
-            let mut at = hash as usize & (size - 1);
-            while slots[at].id != 0 {
-                at = (at + 1) & (size - 1);
-            }
-            slots[at] = Slot { hash, id: id + 1 };
+    /// Those that came in order.
+    fn know_those_before(&mut self) {
+        for id in (0..self.ends.len() as u32).map(StackId) {
+            let hash = self.hash(self.frames(id));
+            self.known
+                .insert_unique(hash, Known { hash, id }, |known| known.hash);
         }
-        self.slots = slots;
     }
 }
 

@@ -73,13 +73,8 @@ impl Building {
         let mut values = Values::default();
         values[SampleType::InuseSpace] = bytes.round() as i64;
         values[SampleType::InuseObjects] = objects.round() as i64;
-        self.profile.samples.push(Sample {
-            stack: self.profile.stacks.finish(),
-            counts: [0; 2],
-            birth: None,
-            label: None,
-            values,
-        });
+        let stack = self.profile.stacks.finish();
+        self.profile.samples.push(Sample::new(stack, values));
     }
 
     fn function(&mut self, function: &str, module: &str) -> AddressId {
