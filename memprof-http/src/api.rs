@@ -4,14 +4,15 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Router, extract::DefaultBodyLimit};
 use memprof_messages::{Effect, KeptDumps, MESSAGES, Message, Profiling, Word};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::extractor::{Shared, To, look};
 use crate::gateway::Gateway;
@@ -73,15 +74,21 @@ async fn ask(host: &Gateway, message: &'static str, args: &[(String, String)]) -
     reply(host.ask(message, &args).await?)
 }
 
+/// What is looked at of a reply that is passed on as it is.
+#[derive(Deserialize)]
+struct Looked {
+    findings: Option<IgnoredAny>,
+}
+
 /// The plugin's object as it is. What a doctor finds is an answer, whatever its status.
 fn reply(answer: Answer) -> Result<Response> {
-    let body: Option<Value> = serde_json::from_slice(&answer.body).ok();
-    let is_finding = |body: &Value| body.get("findings").is_some();
-    if answer.status != 0 && !body.as_ref().is_some_and(is_finding) {
+    let looked: Option<Looked> = serde_json::from_slice(&answer.body).ok();
+    let is_finding = looked.as_ref().is_some_and(|of| of.findings.is_some());
+    if answer.status != 0 && !is_finding {
         return Err(Problem::of_answer(&answer));
     }
     // `stats format=text` is no JSON.
-    let content_type = match body {
+    let content_type = match looked {
         Some(_) => "application/json",
         None => "text/plain; charset=utf-8",
     };
@@ -150,21 +157,46 @@ async fn kept(
 /// The hosts that run, as `memprof ps` lists them.
 pub(crate) async fn hosts(State(hosts): State<Shared>) -> Result<Response> {
     let seen = look(move || hosts.look()).await?;
-    let rows: Vec<Value> = seen.iter().map(row).collect();
-    Ok((StatusCode::OK, Json(json!({ "hosts": rows }))).into_response())
+    let hosts = seen.into_iter().map(HostRow::of).collect();
+    Ok(Json(HostRows { hosts }).into_response())
 }
 
-fn row(host: &Seen) -> Value {
-    let Seen { pid, info, status } = host;
-    let allocators = status.iter().flat_map(|status| &status.allocators);
-    let allocators: Vec<_> = allocators.map(ToString::to_string).collect();
-    let profiling = status.as_ref().map(|status| &status.profiling);
-    json!({
-        "pid": pid,
-        "name": info.name,
-        "command": info.command,
-        "started": info.started,
-        "profiling": profiling.map_or(Profiling::Unavailable.word(), Word::as_str),
-        "allocators": allocators,
-    })
+/// The hosts that answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct HostRows {
+    hosts: Vec<HostRow>,
+}
+
+/// One host, as `memprof ps` lists it.
+#[derive(Debug, Serialize, JsonSchema)]
+struct HostRow {
+    /// Its process, as it is called here.
+    pid: u32,
+    /// `[control] name`, else its program's.
+    name: String,
+    /// Its command line.
+    command: String,
+    /// When its control socket was opened: seconds since 1970, UTC.
+    started: u64,
+    /// Whether allocations are sampled.
+    profiling: Word<Profiling>,
+    /// `jemalloc 5.3.0`, for each.
+    allocators: Vec<String>,
+}
+
+impl HostRow {
+    fn of(host: Seen) -> Self {
+        let Seen { pid, info, status } = host;
+        let allocators = status.iter().flat_map(|status| &status.allocators);
+        let allocators = allocators.map(ToString::to_string).collect();
+        let profiling = status.map(|status| status.profiling);
+        Self {
+            pid,
+            name: info.name,
+            command: info.command,
+            started: info.started,
+            profiling: profiling.unwrap_or(Profiling::Unavailable.into()),
+            allocators,
+        }
+    }
 }

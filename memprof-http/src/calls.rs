@@ -102,7 +102,7 @@ mod tests {
                 loop {
                     match stuck.turn(kind).await {
                         Ok(turn) => turns.push(turn),
-                        Err(problem) => break assert_eq!(problem.kind, "overloaded"),
+                        Err(problem) => break assert_eq!(problem.kind(), "overloaded"),
                     }
                 }
                 other.turn(kind).await.unwrap();

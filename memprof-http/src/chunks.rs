@@ -96,7 +96,7 @@ impl HttpBody for Chunks {
         }
         self.chunks.poll_recv(context).map(|chunk| {
             let frame = chunk?.map(Frame::data);
-            Some(frame.map_err(|problem| io::Error::other(problem.message)))
+            Some(frame.map_err(|problem| io::Error::other(problem.error.message)))
         })
     }
 }
@@ -138,7 +138,7 @@ mod tests {
                     Err(Problem::invalid("it is cut"))
                 })
             };
-            assert_eq!(fails(0).await.unwrap_err().message, "it is cut");
+            assert_eq!(fails(0).await.unwrap_err().error.message, "it is cut");
             let body = fails(3).await.unwrap();
             assert!(to_bytes(body, usize::MAX).await.is_err());
         });

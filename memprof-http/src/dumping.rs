@@ -129,8 +129,8 @@ mod tests {
             let dumping = Dumping::<Value>::default();
             let fail = || async { Err(Problem::gone("it ended")) };
             let (a, b) = tokio::join!(dumping.join(fail), dumping.join(fail));
-            assert_eq!(a.unwrap_err().kind, "host_gone");
-            assert_eq!(b.unwrap_err().kind, "host_gone");
+            assert_eq!(a.unwrap_err().kind(), "host_gone");
+            assert_eq!(b.unwrap_err().kind(), "host_gone");
         });
     }
 }

@@ -44,6 +44,7 @@ pub use compat::Compat;
 pub use hosts::Hosts;
 pub use in_process::InProcess;
 pub use listener::{Listener, serve};
+pub use problem::Problem;
 pub use remote::{Remote, Wanted};
 pub use router::{Settings, router};
 pub use target::{Answer, Fetched, Gone, Target};

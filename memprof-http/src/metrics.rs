@@ -59,7 +59,7 @@ async fn figures(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     // Without the long report, of which nothing is shown.
     match host.stats(Some("gmdablxeh")).await {
         Ok(stats) => Ok(Some(stats)),
-        Err(problem) if matches!(&*problem.kind, "busy" | "unavailable" | "unsupported") => {
+        Err(problem) if matches!(problem.kind(), "busy" | "unavailable" | "unsupported") => {
             Ok(None)
         }
         Err(problem) => Err(problem),

@@ -1,10 +1,14 @@
 //! The API's description for programs: `/api/v1/openapi.json`.
 
 use axum::Json;
-use memprof_messages::{Argument, Effect, Message, Values, message};
+use memprof_messages::{
+    Argument, Effect, KeptDumps, Message, Nothing, Refused, ReplyType, Values, message,
+};
+use schemars::generate::SchemaSettings;
+use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use crate::api::simple_messages;
+use crate::api::{HostRows, simple_messages};
 
 /// A route of the API.
 struct Route {
@@ -13,14 +17,25 @@ struct Route {
     summary: &'static str,
     /// Of the query, or of the body's object.
     parameters: Vec<Parameter>,
-    /// The content type of the reply.
-    reply: &'static str,
+    reply: Content,
+}
+
+/// The kind of body that a route replies with.
+#[derive(Clone, Copy)]
+enum Content {
+    /// What the plugin replies to a message.
+    Message(ReplyType),
+    /// JSON of the server's own.
+    Json(fn(&mut SchemaGenerator) -> Schema),
+    /// Anything else, of this content type.
+    Other(&'static str),
 }
 
 /// A parameter: its name and its schema with a description.
 type Parameter = (&'static str, Value);
 
 const JSON: &str = "application/json";
+const TEXT: &str = "text/plain";
 const ID: &str = "A kept dump's id, from the list";
 
 /// What a kept dump can be shown as, and how.
@@ -66,9 +81,14 @@ const VIEW: [(&str, &str); 10] = [
 
 /// Routes that are about no single host.
 fn of_no_host() -> [Route; 2] {
+    let hosts = Content::Json(SchemaGenerator::subschema_for::<HostRows>);
     [
-        Route::get("/api/v1/hosts", "The hosts that run"),
-        Route::get("/api/v1/openapi.json", "This document"),
+        Route::get("/api/v1/hosts", "The hosts that run", hosts),
+        Route::get(
+            "/api/v1/openapi.json",
+            "This document",
+            Content::Other(JSON),
+        ),
     ]
 }
 
@@ -79,28 +99,33 @@ fn of_a_host() -> Vec<Route> {
     routes.push(Route::get(
         "/api/v1/dumps",
         "The kept heap profiles, newest first",
+        Content::Json(SchemaGenerator::subschema_for::<KeptDumps>),
     ));
     let text = |help| json!({ "type": "string", "description": help });
     routes.push(Route {
         parameters: VIEW.map(|(name, help)| (name, text(help))).to_vec(),
-        reply: "*/*",
-        ..Route::get("/api/v1/dumps/{id}", "A kept heap profile in any format")
+        ..Route::get(
+            "/api/v1/dumps/{id}",
+            "A kept heap profile in any format",
+            Content::Other("*/*"),
+        )
     });
-    routes.push(Route {
-        reply: "application/openmetrics-text",
-        ..Route::get("/metrics", "Figures for Prometheus")
-    });
+    routes.push(Route::get(
+        "/metrics",
+        "Figures for Prometheus",
+        Content::Other("application/openmetrics-text"),
+    ));
     routes
 }
 
 impl Route {
-    fn get(path: &str, summary: &'static str) -> Self {
+    fn get(path: &str, summary: &'static str, reply: Content) -> Self {
         Self {
             method: "get",
             path: path.to_owned(),
             summary,
             parameters: Vec::new(),
-            reply: JSON,
+            reply,
         }
     }
 
@@ -113,7 +138,33 @@ impl Route {
                 Effect::Changes => "post",
             },
             parameters: message.arguments.iter().map(parameter).collect(),
-            ..Self::get(&format!("/api/v1/{}", message.name), message.help)
+            ..Self::get(
+                &format!("/api/v1/{}", message.name),
+                message.help,
+                Content::Message(message.reply),
+            )
+        }
+    }
+}
+
+impl Content {
+    /// By content type, the schema where there is one. `types` are those of the document.
+    fn described(self, types: &mut SchemaGenerator) -> Value {
+        let json = |schema: Schema| json!({ JSON: { "schema": schema } });
+        match self {
+            Self::Json(schema) => json(schema(types)),
+            Self::Other(content_type) => json!({ content_type: {} }),
+            Self::Message(reply) => {
+                let mut content = reply.schema(types).map_or_else(|| json!({}), json);
+                // With keep=off or format=text.
+                if matches!(
+                    reply,
+                    ReplyType::DumpReport | ReplyType::Stats | ReplyType::Profile
+                ) {
+                    content[TEXT] = json!({});
+                }
+                content
+            }
         }
     }
 }
@@ -156,14 +207,19 @@ fn parameter(effect: Effect, argument: &Argument) -> Parameter {
 
 /// `GET /api/v1/openapi.json`
 pub(crate) async fn document() -> Json<Value> {
+    let mut types = SchemaSettings::draft2020_12()
+        .for_serialize()
+        .with(|settings| settings.definitions_path = "/components/schemas".into())
+        .into_generator();
+    let error = types.subschema_for::<Refused<Nothing>>();
     let mut paths = Map::new();
     let of_a_host = of_a_host();
     for route in of_no_host().iter().chain(&of_a_host) {
-        let operation = json!({ route.method: operation(route, false) });
+        let operation = json!({ route.method: operation(route, false, &error, &mut types) });
         paths.insert(route.path.clone(), operation);
     }
     for route in &of_a_host {
-        let operation = json!({ route.method: operation(route, true) });
+        let operation = json!({ route.method: operation(route, true, &error, &mut types) });
         paths.insert(format!("/host/{{pid}}{}", route.path), operation);
     }
     Json(json!({
@@ -172,18 +228,24 @@ pub(crate) async fn document() -> Json<Value> {
             "title": "memprof",
             "version": env!("CARGO_PKG_VERSION"),
             "description": "Heap profiles of running processes. The replies to messages are those \
-                            of the plugin memory_profile, as they are.",
+                            of the plugin memory_profile, as they are: the schemas are those of \
+                            this version, and a later one may reply more fields and words.",
         },
         "paths": paths,
         "components": {
-            "schemas": { "Error": error_schema() },
+            "schemas": types.take_definitions(true),
             "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
         },
         "security": [{}, { "token": [] }],
     }))
 }
 
-fn operation(route: &Route, below_host: bool) -> Value {
+fn operation(
+    route: &Route,
+    below_host: bool,
+    error: &Schema,
+    types: &mut SchemaGenerator,
+) -> Value {
     let in_path = |name: &str, help: &str| {
         json!({
             "name": name, "in": "path", "required": true, "description": help,
@@ -200,13 +262,13 @@ fn operation(route: &Route, below_host: bool) -> Value {
     let mut operation = json!({
         "summary": route.summary,
         "responses": {
-            "200": { "description": "Success", "content": { route.reply: {} } },
+            "200": { "description": "Success", "content": route.reply.described(types) },
             "default": {
                 "description": "Error: `error.kind`, `error.message`, `error.remedy`. 400: invalid \
                                 arguments; 401: the token is missing; 404: unknown id; 409: profiling \
                                 is off; 429: a dump is running; 503: the host is gone, or the server \
                                 is overloaded. With 429 and 503, Retry-After tells when to try again",
-                "content": { JSON: { "schema": { "$ref": "#/components/schemas/Error" } } },
+                "content": { JSON: { "schema": error } },
             },
         },
     });
@@ -229,20 +291,4 @@ fn body(route: &Route) -> Value {
         .map(|(name, schema)| (name.to_owned(), schema))
         .collect();
     json!({ "type": "object", "properties": properties, "additionalProperties": false })
-}
-
-fn error_schema() -> Value {
-    let text = json!({ "type": "string" });
-    json!({
-        "type": "object",
-        "required": ["error"],
-        "properties": { "error": {
-            "type": "object",
-            "required": ["kind", "message", "remedy"],
-            "properties": {
-                "kind": text, "message": text, "remedy": text,
-                "errno": { "type": "integer", "description": "Why the system refused, as errno(3)" },
-            },
-        } },
-    })
 }

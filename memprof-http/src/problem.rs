@@ -1,95 +1,104 @@
 //! What went wrong, as a status code and in words.
 
-use std::borrow::Cow;
-
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use memprof_messages::{ErrorKind as Kind, Refusal, Word};
+use memprof_messages::{ErrorKind as Kind, Nothing, Refusal, Refused, Word};
 use memprof_report::{Error, ErrorKind};
-use serde_json::json;
 
 use crate::target::{Answer, Gone};
 
 pub(crate) type Result<T, E = Problem> = std::result::Result<T, E>;
 
-/// How long a client should wait for a host that went away, in seconds.
-const HOST_RETRY: u64 = 2;
-/// How long one should wait that came while too many others were served, in seconds.
-const OVERLOAD_RETRY: u64 = 1;
+/// How long a client should wait for a host that went away, in milliseconds.
+const HOST_RETRY: u64 = 2000;
+/// How long one should wait that came while too many others were served, in milliseconds.
+const OVERLOAD_RETRY: u64 = 1000;
 
-/// An error reply: `{"error":{kind, message, remedy}}`.
+/// An error reply, like those of the plugin: `{"error":{kind, message, remedy}}`.
 #[derive(Clone, Debug)]
-pub(crate) struct Problem {
+pub struct Problem {
     pub(crate) status: StatusCode,
-    pub(crate) kind: Cow<'static, str>,
-    pub(crate) message: String,
-    pub(crate) remedy: String,
-    /// Why the system refused the plugin, where it did.
-    pub(crate) errno: Option<i32>,
-    /// Seconds.
-    retry_after: Option<u64>,
+    /// Its kind may be a word of the server's own.
+    pub(crate) error: Box<Refusal>,
 }
 
 impl Problem {
-    pub(crate) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            kind: kind.into(),
+    /// An error of this status; `kind` is a word for programs.
+    pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let kind = Kind::of_word(kind).map_or_else(|| Word::Other(kind.to_owned()), Word::Known);
+        let error = Refusal {
+            kind,
             message: message.into(),
             remedy: String::new(),
+            act: None,
+            source: None,
             errno: None,
-            retry_after: None,
+            retry_after_ms: None,
+        };
+        Self {
+            status,
+            error: Box::new(error),
         }
     }
 
-    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+    /// What it is called in `error.kind`.
+    pub(crate) fn kind(&self) -> &str {
+        self.error.kind.as_str()
+    }
+
+    /// The request is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
     }
 
-    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+    /// There is nothing of that name.
+    pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    pub(crate) fn internal(message: impl Into<String>) -> Self {
+    /// It is nobody's fault who asks.
+    pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
     /// Too much is asked for at the same time.
     pub(crate) fn overloaded(message: impl Into<String>) -> Self {
-        Self {
-            retry_after: Some(OVERLOAD_RETRY),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
-                .remedy("try again in a moment")
-        }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+            .remedy("try again in a moment")
+            .retry_after_ms(OVERLOAD_RETRY)
     }
 
     /// The host does not answer.
     pub(crate) fn gone(message: impl Into<String>) -> Self {
-        Self {
-            retry_after: Some(HOST_RETRY),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_gone", message)
-                .remedy("start it again; this page finds it by itself")
-        }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_gone", message)
+            .remedy("start it again; this page finds it by itself")
+            .retry_after_ms(HOST_RETRY)
     }
 
+    /// With what helps.
     #[must_use]
-    pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
-        self.remedy = remedy.into();
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.error.remedy = remedy.into();
+        self
+    }
+
+    fn retry_after_ms(mut self, ms: u64) -> Self {
+        self.error.retry_after_ms = Some(ms);
         self
     }
 
     /// Whether the plugin could not do it, rather than that nobody answered.
     pub(crate) fn is_the_hosts(&self) -> bool {
         !matches!(
-            &*self.kind,
+            self.kind(),
             "host_gone" | "overloaded" | "not_found" | "empty"
         )
     }
 
     /// Whether another request would have been answered.
     pub(crate) fn is_the_clients(&self) -> bool {
-        self.kind == "invalid_argument"
+        self.error.kind == Kind::InvalidArgument
     }
 
     /// The error that the plugin replied.
@@ -98,20 +107,10 @@ impl Problem {
             let message = String::from_utf8_lossy(&answer.body);
             return Self::internal(format!("the plugin refused, and gave no reason: {message}"));
         };
-        let kind = match &refusal.kind {
-            Word::Known(known) => known.word().into(),
-            Word::Other(word) => word.clone().into(),
-        };
+        let status = refusal.kind.known().map(status_of);
         Self {
-            status: refusal
-                .kind
-                .known()
-                .map_or(StatusCode::INTERNAL_SERVER_ERROR, status_of),
-            kind,
-            message: refusal.message,
-            remedy: refusal.remedy,
-            errno: refusal.errno,
-            retry_after: refusal.retry_after_ms.map(|ms| ms.div_ceil(1000)),
+            status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            error: Box::new(refusal),
         }
     }
 }
@@ -157,14 +156,13 @@ impl From<Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut error =
-            json!({ "kind": self.kind, "message": self.message, "remedy": self.remedy });
-        if let Some(errno) = self.errno {
-            error["errno"] = errno.into();
-        }
-        let body = json!({ "error": error });
+        let retry_after = self.error.retry_after_ms.map(|ms| ms.div_ceil(1000));
+        let body = Refused {
+            error: *self.error,
+            fields: Nothing {},
+        };
         let mut response = (self.status, Json(body)).into_response();
-        if let Some(seconds) = self.retry_after {
+        if let Some(seconds) = retry_after {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -62,7 +62,7 @@ impl View {
         let dump = host.dump().await?;
         let id = &dump.fields.largest.id;
         match self.of_kept(host, id).await {
-            Err(problem) if problem.kind == "missing_program" => {
+            Err(problem) if problem.kind() == "missing_program" => {
                 let format = Some("flamegraph".to_owned());
                 let flamegraph = Self {
                     format,
@@ -185,8 +185,8 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
     };
     let rendered = in_turn(move || render(&dump, None, pid, options)).await;
     // What cannot be read is the fault of whoever sent it.
-    let svg = rendered.map_err(|problem| match &*problem.kind {
-        "internal" => Problem::invalid(problem.message),
+    let svg = rendered.map_err(|problem| match problem.kind() {
+        "internal" => Problem::invalid(problem.error.message),
         _ => problem,
     })?;
     Ok(FileFormat::of("flamegraph")?.reply("upload", svg))

@@ -8,6 +8,7 @@ use crate::words::{Word, words};
 
 /// What `doctor` tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Findings {
     /// Nothing is wrong.
     pub healthy: bool,
@@ -17,6 +18,7 @@ pub struct Findings {
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// A word for scripts.
     pub kind: Cow<'static, str>,

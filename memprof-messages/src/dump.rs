@@ -8,6 +8,7 @@ use crate::{ProfileKind, TriggerWord, Word};
 
 /// One dump, taken and kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Dump {
     /// What `fetch` takes.
     pub id: String,
@@ -32,6 +33,7 @@ pub struct Dump {
 
 /// What `dump` took: one dump for each allocator that can profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DumpReport {
     /// The one with most bytes in use.
     #[serde(flatten)]
@@ -48,6 +50,7 @@ pub struct DumpReport {
 
 /// One kept dump.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Kept {
     /// What `fetch` takes.
     pub id: String,
@@ -69,6 +72,7 @@ pub struct Kept {
 
 /// What `list` tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeptDumps {
     /// Newest first.
     pub dumps: Vec<Kept>,

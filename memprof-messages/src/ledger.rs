@@ -7,6 +7,7 @@ use crate::{Kind, Totals};
 
 /// RSS, accounted for: the rows sum to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Ledger {
     /// Resident memory as the kernel counts it.
     pub rss_bytes: u64,
@@ -25,6 +26,7 @@ pub struct Ledger {
 
 /// One part of the resident memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
     /// Which part.
     pub name: Word<Part>,
@@ -34,6 +36,7 @@ pub struct Row {
 
 /// One allocator's part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Heap {
     /// Which one.
     pub kind: Word<Kind>,
@@ -54,6 +57,7 @@ pub struct Heap {
 
 /// Sampled small objects that live, as estimated from the sizes that live unsampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Sampled {
     /// How many.
     pub objects: u64,
@@ -69,6 +73,7 @@ pub struct Sampled {
 
 /// What the process's memory cgroup says, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cgroup {
     /// What all its processes and their page cache use.
     pub usage_bytes: u64,
@@ -78,6 +83,7 @@ pub struct Cgroup {
 
 /// Something in the ledger that is worth a word.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// What it is about.
     pub kind: Word<VerdictKind>,
@@ -90,6 +96,7 @@ pub struct Verdict {
 /// The sums over all mappings (`proc_pid_smaps(5)`), in bytes. The kernel walks every page for
 /// them: 12 to 22 ms for 150 MB, seconds for 200 GB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Smaps {
     /// Resident, each shared page divided by its sharers.
     pub pss_bytes: u64,

@@ -12,6 +12,8 @@ mod ledger;
 mod message;
 mod names;
 mod reply;
+#[cfg(feature = "schema")]
+mod schema;
 mod size;
 mod stats;
 mod status;

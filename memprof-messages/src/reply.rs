@@ -9,6 +9,11 @@ use crate::words::{Word, words};
 
 /// A reply: what a person reads, and the fields that a program reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(rename = "ReplyOf{T}")
+)]
 pub struct Reply<T> {
     /// Whether it did what was asked.
     pub status: Word<Answer>,
@@ -54,10 +59,12 @@ pub enum ReplyType {
 
 /// What `detach` is answered with: no field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Nothing {}
 
 /// What `help` tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Help {
     /// In the order of the table.
     pub messages: Vec<HelpOfMessage>,
@@ -65,6 +72,7 @@ pub struct Help {
 
 /// A message, as `help` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelpOfMessage {
     /// What it is sent as.
     pub name: String,
@@ -76,6 +84,7 @@ pub struct HelpOfMessage {
 
 /// What a refused message is answered with, as `error`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Refusal {
     /// For a program to branch on.
     pub kind: Word<ErrorKind>,
@@ -100,6 +109,11 @@ pub struct Refusal {
 
 /// The fields of a refused message's reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(rename = "Refused{T}")
+)]
 pub struct Refused<T> {
     /// Why.
     pub error: Refusal,

@@ -6,6 +6,7 @@ use crate::{Kind, Word};
 
 /// An allocator's totals in bytes, in jemalloc's words (jemalloc(3), `stats.*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Figures {
     /// What the program holds.
     pub allocated: u64,
@@ -23,6 +24,7 @@ pub struct Figures {
 
 /// What an allocator says that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Totals {
     /// It tells live memory from free.
@@ -36,6 +38,7 @@ pub enum Totals {
 
 /// One allocator's figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Stats {
     /// Which one.
     pub kind: Word<Kind>,
@@ -53,6 +56,7 @@ pub struct Stats {
 
 /// What `purge` did, in resident anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Purged {
     /// Before it.
     pub anonymous_before_bytes: u64,
@@ -64,6 +68,7 @@ pub struct Purged {
 
 /// The background threads of one jemalloc.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Background {
     /// Which one.
     pub kind: Word<Kind>,
@@ -77,6 +82,7 @@ pub struct Background {
 
 /// What one jemalloc has kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Recent {
     /// Which one.
     pub kind: Word<Kind>,
@@ -90,6 +96,11 @@ pub struct Recent {
 
 /// What `stats`, `background_thread` and `recent` tell of each allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(rename = "Allocators{T}")
+)]
 pub struct OfAllocators<T> {
     /// One for each.
     pub allocators: Vec<T>,

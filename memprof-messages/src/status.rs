@@ -8,6 +8,7 @@ use crate::{Kind, Profiling, Switch, Through, UnwinderChoice, Whose, Word};
 
 /// The state of the profiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Status {
     /// Whether it samples.
     pub profiling: Word<Profiling>,
@@ -51,6 +52,7 @@ pub struct Status {
 
 /// The different sets of labels that samples had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LabelSets {
     /// How many there were.
     pub seen: u64,
@@ -64,6 +66,7 @@ pub struct LabelSets {
 
 /// One allocator, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AllocatorStatus {
     /// Which one.
     pub kind: Word<Kind>,
@@ -95,6 +98,7 @@ pub struct AllocatorStatus {
 
 /// How a jemalloc was built and started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JemallocOptions {
     /// Compiled with profiling.
     pub config_prof: bool,
@@ -108,6 +112,7 @@ pub struct JemallocOptions {
 
 /// What memprof's own sampler did, where it serves an allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SamplerStatus {
     /// How the program's calls lead to the sampler.
     pub through: Word<Through>,
@@ -125,6 +130,7 @@ pub struct SamplerStatus {
 
 /// Slots of the dynamic linker that lead to `malloc` and its kin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Slots {
     /// They lead to the sampler.
     pub patched: usize,
@@ -142,6 +148,7 @@ pub struct Slots {
 
 /// The walkers of all allocators, as `status` shows them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UnwinderStatus {
     /// What was asked for.
     pub setting: Word<UnwinderChoice>,
@@ -153,6 +160,7 @@ pub struct UnwinderStatus {
 
 /// The walker of one allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Walker {
     /// `jemalloc 5.3.0-…`.
     pub allocator: String,
@@ -176,6 +184,7 @@ pub struct Walker {
 
 /// One rule, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchStatus {
     /// As the config has it: `rss_above = "80%"`.
     pub rule: String,
@@ -189,6 +198,7 @@ pub struct WatchStatus {
 
 /// What `gdump` is doing, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GdumpStatus {
     /// Dumps taken so far.
     pub taken: u32,
@@ -202,6 +212,7 @@ pub struct GdumpStatus {
 
 /// What `activate` and `deactivate` did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Activation {
     /// The state after it.
     #[serde(flatten)]
@@ -216,6 +227,7 @@ pub struct Activation {
 
 /// What `gdump` did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gdumping {
     /// Whether it is on now.
     pub state: Word<Switch>,

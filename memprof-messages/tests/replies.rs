@@ -1,4 +1,6 @@
-//! Replies of every type, as this version writes them and as a later one may.
+//! Replies of every type, as this version writes them and describes them, and as a later one may.
+
+mod schema;
 
 use std::fmt::Debug;
 
@@ -6,6 +8,8 @@ use memprof_messages::{
     Activation, Background, DumpReport, Findings, Gdumping, Help, KeptDumps, Ledger, MESSAGES,
     Nothing, OfAllocators, Purged, Recent, Refused, Reply, ReplyType, Stats, Status,
 };
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -14,9 +18,10 @@ use serde_json::{Map, Value, json};
 const UNKNOWN: &str = "word of a later version";
 
 /// Reads `fields` as `T`, and again with what a later version may have in it.
-fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(fields: Value) {
+fn check<T: Serialize + DeserializeOwned + JsonSchema + PartialEq + Debug>(fields: Value) {
     let mut reply = json!({ "status": "ok", "text": "t" });
     merge(&mut reply, fields);
+    check_schema::<T>(&reply);
     let read: Reply<T> = serde_json::from_value(reply.clone()).unwrap();
     assert_eq!(
         serde_json::to_value(&read).unwrap(),
@@ -38,6 +43,25 @@ fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(fields: Value) {
         later,
         "a word is lost"
     );
+}
+
+/// Checks that `reply` is what the schema describes, and that it requires each field.
+fn check_schema<T: JsonSchema>(reply: &Value) {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let schema = settings.into_generator().into_root_schema_for::<Reply<T>>();
+    let check =
+        |reply: &Value| schema::check(reply, schema.as_value(), &schema.as_value()["$defs"]);
+    assert_eq!(check(reply), Ok(()), "{reply}");
+    for field in ["status", "text"] {
+        let mut other = reply.clone();
+        other[field] = 7.into();
+        assert!(check(&other).is_err(), "{field}");
+        other.as_object_mut().unwrap().remove(field);
+        assert!(check(&other).is_err(), "{field}");
+    }
+    let mut later = reply.clone();
+    later["a_later_field"] = 7.into();
+    assert_eq!(check(&later).unwrap_err(), "a_later_field is not described");
 }
 
 fn merge(object: &mut Value, fields: Value) {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::curl::curl;
 use crate::host::{PATIENCE, Setup};
 use crate::memprof::memprof;
+use crate::schema;
 use crate::server::Server;
 
 #[test]
@@ -319,6 +320,7 @@ fn the_api_is_described_as_it_is() {
     let id = dumps["dumps"][0]["id"].as_str().unwrap();
     let paths = document["paths"].as_object().unwrap();
     assert!(paths.len() > 28, "{}", paths.len());
+    let mut validated = 0;
     for (path, operations) in paths {
         let address = path
             .replace("{pid}", &host.pid().to_string())
@@ -334,20 +336,27 @@ fn the_api_is_described_as_it_is() {
                 "get" => format!("H{address}"),
                 _ => format!("-X POST -d {body} H{address}"),
             };
-            if path.ends_with("/detach") {
-                // The host loaded the plugin itself.
-                curl(&server.address, &line).is(501);
-                continue;
-            }
-            let got = curl(&server.address, &line).is(200);
-            let reply = operation["responses"]["200"]["content"]
+            // The host loaded the plugin itself.
+            let (status, described) = match path.ends_with("/detach") {
+                true => (501, "default"),
+                false => (200, "200"),
+            };
+            let got = curl(&server.address, &line).is(status);
+            let reply = operation["responses"][described]["content"]
                 .as_object()
                 .unwrap();
-            let kind = reply.keys().next().unwrap();
+            let (kind, content) = reply.iter().next().unwrap();
             assert!(
                 kind == "*/*" || got.header("content-type").starts_with(kind.as_str()),
                 "{line}"
             );
+            if let Some(schema) = content.get("schema") {
+                let replied = got.json();
+                let types = &document["components"]["schemas"];
+                let described = schema::check(&replied, schema, types);
+                assert_eq!(described, Ok(()), "{line}: {replied}");
+                validated += 1;
+            }
         }
         let other = if operations.get("get").is_some() {
             "-X DELETE"
@@ -356,6 +365,7 @@ fn the_api_is_described_as_it_is() {
         };
         curl(&server.address, &format!("{other} H{address}")).is(405);
     }
+    assert!(validated > 28, "{validated}");
 }
 
 /// The keys of `[for=10m] [sample_interval=512KiB | lg_sample=10..24]`.

@@ -6,6 +6,8 @@ mod dist;
 mod host;
 mod memprof;
 mod place;
+#[path = "../../../memprof-messages/tests/schema/mod.rs"]
+mod schema;
 mod server;
 
 mod abi;

@@ -136,7 +136,7 @@ async fn stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts.filter(|opts| !opts.is_empty()).unwrap_or(STATS);
     let text = match host.stats_text(Some(opts)).await {
         // The letters are jemalloc's.
-        Err(problem) if problem.kind == "unsupported" => host.stats_text(None).await,
+        Err(problem) if problem.kind() == "unsupported" => host.stats_text(None).await,
         text => text,
     };
     match text {

@@ -13,8 +13,8 @@ pub(super) const REASON: HeaderName = HeaderName::from_static("x-memprof-reason"
 impl Problem {
     /// The words of strerror(3) that `mallctl` would have led to.
     pub(super) fn strerror(&self) -> String {
-        let errno = self.errno.map(Errno::from_raw_os_error);
-        let errno = errno.unwrap_or(match &*self.kind {
+        let errno = self.error.errno.map(Errno::from_raw_os_error);
+        let errno = errno.unwrap_or(match self.kind() {
             // The controls of profiling do not exist where it is off.
             "unavailable" | "unsupported" => Errno::NOENT,
             "busy" => Errno::AGAIN,
@@ -28,10 +28,7 @@ impl Problem {
 
     /// What happened and what would help, on one line.
     pub(super) fn reason(&self) -> String {
-        match self.remedy.as_str() {
-            "" => self.message.clone(),
-            remedy => format!("{}; {remedy}", self.message),
-        }
+        self.error.to_string()
     }
 
     /// The same for a header.
@@ -44,7 +41,7 @@ impl Problem {
 
     /// Whether profiling cannot be on in that process.
     pub(super) fn is_profiling_off(&self) -> bool {
-        matches!(&*self.kind, "unavailable" | "unsupported")
+        matches!(self.kind(), "unavailable" | "unsupported")
     }
 }
 
@@ -58,7 +55,7 @@ mod tests {
     fn words_of_strerror() {
         let check = |kind, errno, expected: &str| {
             let mut problem = Problem::new(StatusCode::OK, kind, "");
-            problem.errno = errno;
+            problem.error.errno = errno;
             assert_eq!(problem.strerror(), expected);
         };
         check("io", Some(28), "No space left on device");
