@@ -204,6 +204,8 @@ fn inline_file(content_type: &str, file: File, size: u64) -> Result<Value, Body>
 }
 
 fn inline(content_type: &str, bytes: Vec<u8>) -> Result<Value, Body> {
+    // Read and written anew, not passed as it is (`serde_json::value::RawValue`): a line of the protocol holds no
+    // newline, which a plugin's JSON may. It costs little, because a larger body goes beside the line, untouched.
     // A plugin may call its body JSON and be wrong; then it is text.
     let json = (content_type == JSON).then(|| serde_json::from_slice(&bytes));
     match json {
@@ -226,7 +228,22 @@ pub fn error_line(id: &Value, error: &RpcError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::split_message;
+    use super::{JSON, message_result, result_line, split_message};
+    use crate::body::Body;
+    use crate::reply::Reply;
+
+    #[test]
+    fn a_body_of_several_lines_is_sent_in_one() {
+        let reply = Reply {
+            status_code: 0,
+            content_type: JSON.into(),
+            body: Body::Bytes(b"{\n  \"a\": 1\n}\n".to_vec()),
+        };
+        let (result, _) = message_result(reply, None);
+        let line = result_line(&1.into(), &result);
+        assert!(line.ends_with("{\"a\":1}}}\n"), "{line}");
+        assert_eq!(line.matches('\n').count(), 1, "{line}");
+    }
 
     #[test]
     fn messages_in_one_text() {

@@ -108,13 +108,6 @@ impl Gateway {
         Ok(kept.dumps)
     }
 
-    /// The kept dump of that id, which is looked up and never a path.
-    pub(crate) async fn kept_as(&self, id: &str) -> Result<Kept> {
-        let mut kept = self.kept().await?.into_iter();
-        kept.find(|dump| dump.id == id)
-            .ok_or_else(|| no_such_dump(id))
-    }
-
     /// What every allocator prints of itself; `opts` are those of `malloc_stats_print`.
     pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
         let stats = self.stats(opts).await?;
@@ -191,7 +184,7 @@ impl Opened {
     }
 }
 
-fn no_such_dump(id: &str) -> Problem {
+pub(crate) fn no_such_dump(id: &str) -> Problem {
     Problem::not_found(format!("no kept dump has the id {id:?}"))
         .remedy("GET /api/v1/dumps lists them")
 }

@@ -1,14 +1,19 @@
 //! A host in another process, over its control socket.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use memprof_host::client::{Client, ClientError, Delivered};
 use memprof_host::protocol::{Deliver, HostInfo};
 use memprof_host::running;
-use memprof_messages::PLUGIN;
+use memprof_messages::{Effect, PLUGIN, message};
 
 use crate::target::{Answer, Fetched, Gone, Target};
+
+/// How long a connection is kept for the next message. The host closes it after a second of silence.
+const KEPT: Duration = Duration::from_millis(500);
 
 /// Which host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,12 +24,14 @@ pub enum Wanted {
     Called(String),
 }
 
-/// A host that is connected to for each message, so that it may end and come back.
+/// A host that is connected to for each request, so that it may end and come back.
 #[derive(Debug)]
 pub struct Remote {
     wanted: Wanted,
     /// Where it was found last.
     last: Mutex<Option<PathBuf>>,
+    /// What the message before came over: most requests have several.
+    idle: Mutex<Option<(Client, Instant)>>,
 }
 
 impl Remote {
@@ -33,7 +40,45 @@ impl Remote {
         Self {
             wanted,
             last: Mutex::default(),
+            idle: Mutex::default(),
         }
+    }
+
+    /// Asks over the connection before, where that is certain to do no harm: it may have ended with the
+    /// question on its way.
+    fn ask<T>(
+        &self,
+        effect: Effect,
+        ask: impl Fn(&mut Client) -> Result<T, ClientError>,
+    ) -> Result<T, Gone> {
+        if effect == Effect::Reads
+            && let Some(mut client) = self.take_idle()
+        {
+            match ask(&mut client) {
+                Ok(answer) => return Ok(self.keep(client, answer)),
+                Err(ClientError::Unreachable(error)) if error.kind() != io::ErrorKind::TimedOut => {
+                }
+                Err(error) => return Err(gone(error)),
+            }
+        }
+        let mut client = self.connect()?;
+        let answer = ask(&mut client).map_err(gone)?;
+        Ok(self.keep(client, answer))
+    }
+
+    fn keep<T>(&self, client: Client, answer: T) -> T {
+        *self.idle() = Some((client, Instant::now()));
+        answer
+    }
+
+    fn take_idle(&self) -> Option<Client> {
+        let kept = self.idle().take();
+        kept.filter(|(_, since)| since.elapsed() < KEPT)
+            .map(|(client, _)| client)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Option<(Client, Instant)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn connect(&self) -> Result<Client, Gone> {
@@ -62,15 +107,16 @@ impl Remote {
     }
 
     fn send(&self, name: &str, args: &str) -> Result<Delivered, Gone> {
-        let mut client = self.connect()?;
-        let reply = client.message(PLUGIN, name, args, Some(Deliver::Fd));
-        reply.map_err(gone)
+        let effect = message(name).map_or(Effect::Changes, |message| message.effect);
+        self.ask(effect, |client| {
+            client.message(PLUGIN, name, args, Some(Deliver::Fd))
+        })
     }
 }
 
 impl Target for Remote {
     fn host(&self) -> Result<HostInfo, Gone> {
-        self.connect()?.host().map_err(gone)
+        self.ask(Effect::Reads, Client::host)
     }
 
     fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {
@@ -104,4 +150,42 @@ fn answer(reply: Delivered) -> Result<Answer, Gone> {
 
 fn gone(error: ClientError) -> Gone {
     Gone(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn questions_share_a_connection_and_outlive_its_end() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("h.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        // How many questions come over each connection.
+        let host = std::thread::spawn(move || {
+            [2, 1].map(|questions| {
+                let (stream, _) = listener.accept().unwrap();
+                let mut lines = BufReader::new(&stream).lines();
+                for number in 1..=questions {
+                    let asked: Value =
+                        serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+                    assert_eq!(asked["id"], number);
+                    let info = json!({
+                        "pid": number, "name": "n", "command": "c", "version": "", "started": 0,
+                    });
+                    let answer = json!({ "jsonrpc": "2.0", "id": number, "result": info });
+                    writeln!(&stream, "{answer}").unwrap();
+                }
+            })
+        });
+        let remote = Remote::new(Wanted::Socket(path));
+        let pids = [(); 3].map(|()| remote.host().unwrap().pid);
+        assert_eq!(pids, [1, 2, 1]);
+        host.join().unwrap();
+    }
 }

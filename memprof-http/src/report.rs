@@ -5,7 +5,7 @@ use std::time::UNIX_EPOCH;
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
-use memprof_messages::Kept;
+use memprof_messages::DumpId;
 use memprof_report::{
     Blame, Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
 };
@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::chunks;
 use crate::file_format::{FileFormat, Made};
-use crate::gateway::{Gateway, Opened, blocking};
+use crate::gateway::{Gateway, Opened, blocking, no_such_dump};
 use crate::problem::{Problem, Result};
 
 /// What of a dump is wanted: the parameters of a query.
@@ -233,8 +233,9 @@ struct Unread {
 
 impl Unread {
     async fn of(host: &Gateway, id: &str) -> Result<Self> {
-        let Kept { id, taken, pid, .. } = host.kept_as(id).await?;
-        let dump = host.open(&id).await?;
+        let dump = host.open(id).await?;
+        let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| no_such_dump(id))?;
+        let id = id.to_owned();
         let kept = Origin { id, taken, pid };
         Ok(Self { kept, dump })
     }

@@ -8,6 +8,7 @@
 mod argument;
 mod doctor;
 mod dump;
+mod dump_id;
 mod ledger;
 mod message;
 mod names;
@@ -24,6 +25,7 @@ mod words;
 pub use argument::{Argument, Values};
 pub use doctor::{Finding, Findings, Severity};
 pub use dump::{Dump, DumpReport, Kept, KeptDumps};
+pub use dump_id::DumpId;
 pub use ledger::{Cgroup, Heap, Ledger, Part, Row, Sampled, Smaps, Verdict, VerdictKind};
 pub use memprof_plugin_abi::ErrorKind;
 pub use message::{Effect, Message, Pace};

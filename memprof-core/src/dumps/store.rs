@@ -336,7 +336,7 @@ fn file_name(name: &DumpName) -> String {
 
 #[cfg(test)]
 mod tests {
-    use memprof_messages::{ProfileKind, TriggerWord};
+    use memprof_messages::{DumpId, ProfileKind, TriggerWord};
 
     use super::*;
     use crate::dumps::name::Cause;
@@ -388,6 +388,8 @@ mod tests {
         let first = add(&store, &name(0, 1), b"one");
         let second = add(&store, &name(0, 2), b"three");
         assert_eq!(store.list().unwrap(), [second.clone(), first]);
+        let told = DumpId::parse(&second.id).map(|id| (id.taken, id.pid));
+        assert_eq!(told, Some((second.taken.clone(), second.pid)));
         assert_eq!(std::fs::read(&second.path).unwrap(), b"three");
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&second.path), 0o600);

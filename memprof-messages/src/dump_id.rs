@@ -1,0 +1,51 @@
+//! What the id of a kept dump tells of it.
+
+/// When a dump was taken, and by which process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DumpId {
+    /// RFC 3339, UTC, to the second.
+    pub taken: String,
+    /// The process that wrote it.
+    pub pid: u32,
+}
+
+impl DumpId {
+    /// Reads an id as `dump` and `list` give it: `20261121T111244Z.42.7.0000beef.message.9kib`.
+    pub fn parse(id: &str) -> Option<Self> {
+        let mut parts = id.split('.');
+        let (stamp, pid) = (parts.next()?, parts.next()?);
+        let (date, time) = stamp.strip_suffix('Z')?.split_once('T')?;
+        let digits = |text: &str, length| {
+            text.len() == length && text.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        if !digits(date, 8) || !digits(time, 6) {
+            return None;
+        }
+        let (year, month, day) = (&date[..4], &date[4..6], &date[6..]);
+        let (hour, minute, second) = (&time[..2], &time[2..4], &time[4..]);
+        Some(Self {
+            taken: format!("{year}-{month}-{day}T{hour}:{minute}:{second}Z"),
+            pid: pid.parse().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_tells_time_and_process() {
+        let id = DumpId::parse("20261121T111244Z.42.7.0000beef.message.9kib").unwrap();
+        assert_eq!((&*id.taken, id.pid), ("2026-11-21T11:12:44Z", 42));
+        for other in [
+            "",
+            "x",
+            "20261121T111244Z",
+            "2026112T1112445Z.42",
+            "20261121T111244Z.x",
+        ] {
+            assert_eq!(DumpId::parse(other), None, "{other}");
+        }
+    }
+}
