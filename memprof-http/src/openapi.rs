@@ -39,7 +39,7 @@ const TEXT: &str = "text/plain";
 const ID: &str = "A kept dump's id, from the list";
 
 /// What a kept dump can be shown as, and how.
-const VIEW: [(&str, &str); 10] = [
+const VIEW: [(&str, &str); 12] = [
     (
         "format",
         "heap, pprof, collapsed, flamegraph, html, view, text, tree, jeprof, json, svg or dot",
@@ -76,6 +76,14 @@ const VIEW: [(&str, &str); 10] = [
     (
         "plumbing",
         "Functions that match this regular expression are folded into their callers",
+    ),
+    (
+        "label",
+        "Only what was allocated under this label, KEY=VALUE; not with base",
+    ),
+    (
+        "by",
+        "Who holds how much, by the values of this label, in the formats text and json; not with base",
     ),
 ];
 

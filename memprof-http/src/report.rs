@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use memprof_messages::DumpId;
 use memprof_report::{
-    Blame, Filter, Format, Granularity, Input, Limits, Options, SampleType, Sources, pattern,
+    Blame, Filter, Format, Granularity, Input, Label, Limits, Options, SampleType, Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -37,6 +37,10 @@ pub(crate) struct View {
     pub(crate) own: Option<String>,
     /// Which are not.
     pub(crate) plumbing: Option<String>,
+    /// Only what was allocated under this label: KEY=VALUE.
+    pub(crate) label: Option<String>,
+    /// The rows of text and JSON are the values of this label.
+    pub(crate) by: Option<String>,
 }
 
 /// The most that an upload is after decompression.
@@ -122,7 +126,16 @@ impl View {
                 ignore: compile(&self.ignore)?,
             },
             blame: self.blame()?,
+            label: self.label()?,
+            by: self.by.clone(),
             ..Options::default()
+        })
+    }
+
+    fn label(&self) -> Result<Option<Label>> {
+        let label = self.label.as_deref().map(str::parse).transpose();
+        label.map_err(|problem: String| {
+            Problem::invalid(problem).remedy("an example: label=route=/search")
         })
     }
 

@@ -1,7 +1,7 @@
 //! Whose memory it is. A stack may end, above its thread's start, in a frame that is no code: which labels the
 //! thread had that allocated. Its number stands for a set of labels, which a line of the dump tells.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 
 use percent_encoding::percent_decode_str;
@@ -82,6 +82,18 @@ impl Labels {
         }
     }
 
+    /// By key, the values that samples may have: at most so many, by name.
+    pub(crate) fn values(&self, most: usize) -> Vec<(&str, Vec<&str>)> {
+        let of_key = |key: &'_ String| -> Vec<&str> {
+            let labels = self.sets.values().flatten();
+            let values = labels.filter(|(found, _)| found == key);
+            let values: BTreeSet<_> = values.map(|(_, value)| value.as_str()).collect();
+            values.into_iter().take(most).collect()
+        };
+        let keys = self.keys.iter();
+        keys.map(|key| (key.as_str(), of_key(key))).collect()
+    }
+
     pub(crate) fn require(&self, key: &str) -> Result<()> {
         if self.keys.iter().any(|known| known == key) {
             return Ok(());
@@ -156,9 +168,13 @@ mod tests {
         check(Some(7), "route", "/x");
         check(Some(7), "a b", "1");
         check(Some(8), "route", NONE);
-        check(Some(9), "route", NONE);
+        check(Some(10), "route", NONE);
         check(Some(0), "route", OTHER);
         check(None, "route", NONE);
+        labels.read_set("9 route=/a");
+        let values = [("route", vec!["/a", "/x"]), ("a b", vec!["1"])];
+        assert_eq!(labels.values(100), values);
+        assert_eq!(labels.values(1)[0].1, ["/a"]);
         let error = labels.require("tenant").unwrap_err().to_string();
         assert_eq!(
             error,

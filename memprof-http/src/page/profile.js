@@ -16,9 +16,11 @@ let shown = '', viewer = null;
 
 export function prepareProfile() {
   $('type').append(...TYPES.map(([value, text]) => new Option(text, value)));
-  const go = () => { location.hash = hash({ ...stateOf(), base: $('since').value, type: $('type').value, zoom: '' }); };
-  $('since').addEventListener('change', go);
-  $('type').addEventListener('change', go);
+  const go = more => { location.hash = hash({ ...stateOf(), type: $('type').value, zoom: '', ...more }); };
+  // A label is of one dump: what changed since another one is of all.
+  $('since').addEventListener('change', () => go({ base: $('since').value, label: '' }));
+  $('type').addEventListener('change', () => go({}));
+  $('label').addEventListener('change', () => go({ label: $('label').value, base: '' }));
   document.addEventListener('keydown', event => viewer?.key(event));
 }
 
@@ -26,7 +28,7 @@ const stateOf = () => Object.fromEntries(new URLSearchParams(location.hash.slice
 
 // Shows what the address says: {view, base, type, …}. What is shown already is left as it is.
 export async function showProfile() {
-  const { view: id, base = '', type = 'inuse_space', ...state } = stateOf();
+  const { view: id, base = '', type = 'inuse_space', label = '', ...state } = stateOf();
   $('since').replaceChildren(new Option('nothing', ''), ...others(id));
   // An address may name any other.
   if (base && ![...$('since').options].some(known => known.value === base)) $('since').append(new Option(base, base));
@@ -34,15 +36,15 @@ export async function showProfile() {
   $('type').value = type;
   const dump = dumpOf(id);
   $('taken').textContent = dump ? `Dump of ${clock(dump.taken)}` : `Dump ${id}`;
-  const wanted = [id, base, type].join();
+  const wanted = [id, base, type, label].join();
   if (wanted === shown) return;
   shown = wanted;
   viewer = null;
-  offer(id, { base, type });
+  offer(id, { base, type, label });
   $('viewer').replaceChildren();
   $('loading').textContent = 'Looking for the names of the functions …';
   let data = null, failure = null;
-  try { data = await view(id, { base, type }); } catch (error) { failure = error; }
+  try { data = await view(id, { base, type, label }); } catch (error) { failure = error; }
   if (wanted !== shown) return;
   $('loading').textContent = '';
   if (failure) {
@@ -50,9 +52,23 @@ export async function showProfile() {
     $('loading').textContent = failure instanceof Failure ? `${failure.message}. ${failure.remedy}` : String(failure);
     return;
   }
+  offerLabels(data.labels ?? [], label);
   viewer = draw($('viewer'), data, state, now => {
-    history.replaceState(null, '', hash({ view: id, base, type: type === 'inuse_space' ? '' : type, ...now }));
+    history.replaceState(null, '', hash({ view: id, base, type: type === 'inuse_space' ? '' : type, label, ...now }));
   });
+}
+
+// The labels by which samples of this dump are told apart: each a group of its values.
+function offerLabels(labels, chosen) {
+  const groups = labels.map(([key, values]) => {
+    const option = value => new Option(`${key} ${value}`, `${key}=${value}`);
+    return element('optgroup', { label: key }, ...values.map(option), option('[other]'), option('[none]'));
+  });
+  $('label').replaceChildren(new Option('all', ''), ...groups);
+  // An address may name any other.
+  if (chosen && ![...$('label').options].some(known => known.value === chosen)) $('label').append(new Option(chosen, chosen));
+  $('label').value = chosen;
+  $('whose').hidden = labels.length === 0;
 }
 
 export function leaveProfile() {

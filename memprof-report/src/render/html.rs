@@ -58,7 +58,7 @@ pub static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// `base` is null without one, `ages` without births, and `own_base` empty then.
+/// `base` is null without one, `ages` without births, `labels` missing without any, and `own_base` empty then.
 #[derive(Serialize)]
 struct View<'a> {
     schema_version: u32,
@@ -73,8 +73,14 @@ struct View<'a> {
     /// By function: whose it is, by `Whose`'s order; empty where none is folded.
     whose: Vec<u8>,
     ages: Option<Ages>,
+    /// By key, the values that memory may be asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    labels: Vec<(&'a str, Vec<&'a str>)>,
     tree: Tree,
 }
+
+/// Values of a key that are offered.
+const MOST_VALUES: usize = 200;
 
 /// What of which age is alive, in spans of `length` seconds from the youngest on: all, and by function, where
 /// only the functions of a stack's highest kind count. Of a function's bytes half are younger than `half`, in
@@ -162,6 +168,7 @@ pub(super) fn write_view(
             false => folded.whose.iter().map(|whose| *whose as u8).collect(),
         },
         ages,
+        labels: subject.profile.profile.labels.values(MOST_VALUES),
         tree: nodes,
     };
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
