@@ -1,14 +1,11 @@
 //! `memprof serve`: HTTP beside the hosts.
 
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use memprof_http::{Access, Admits, Compat, Hosts, Listener, Remote, Settings, Token, Wanted};
-use tokio::net::TcpListener;
+use memprof_http::{Compat, Hosts, Place, PlaceError, Remote, Settings, Wanted};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Outcome, USAGE, coded};
@@ -28,27 +25,8 @@ pub(crate) struct ServeArgs {
     #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     target: Option<String>,
 
-    /// Where to listen; an address that other machines reach needs --allow-remote and --token-file
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
-    listen: SocketAddr,
-
-    /// Listen on this Unix socket instead, for this user alone
-    #[arg(long, value_name = "PATH", conflicts_with = "listen")]
-    socket: Option<PathBuf>,
-
-    /// Listen where other machines reach it
-    #[arg(long, requires = "token_file")]
-    allow_remote: bool,
-
-    /// Answer only who brings the token in this file: as `Authorization: Bearer TOKEN`, or below
-    /// /t/TOKEN/ [default: you and root need none, others a new one, which is in the address that
-    /// this prints]
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
-
-    /// A name by which clients call this server, besides localhost; may be given again
-    #[arg(long, value_name = "NAME")]
-    allow_host: Vec<String>,
+    #[command(flatten)]
+    place: Place,
 
     /// Which other systems' endpoints to serve [default: all; none with --allow-remote]
     #[arg(long, value_name = "SYSTEMS", value_enum, value_delimiter = ',')]
@@ -66,7 +44,7 @@ enum System {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
-    let (access, token) = access(args)?;
+    let (access, token) = args.place.access_with_token().map_err(refused)?;
     let settings = Settings {
         access,
         compat: compat(args),
@@ -93,7 +71,7 @@ async fn serve_until_signal(
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (listener, place) = listen(args, token).await?;
+    let (listener, place) = args.place.listen(token).await?;
     output::tell(&format!("memprof: serving {place}"));
     let end = async {
         tokio::select! {
@@ -106,43 +84,16 @@ async fn serve_until_signal(
     Ok(())
 }
 
-/// The rules of access, and the text of a token that was made here.
-fn access(args: &ServeArgs) -> anyhow::Result<(Access, Option<String>)> {
-    let is_local = args.socket.is_some() || args.listen.ip().is_loopback();
-    if !is_local && !args.allow_remote {
-        let message = format!(
-            "{} can be reached by other machines: add --allow-remote --token-file FILE, or listen \
-             on 127.0.0.1",
-            args.listen
-        );
-        return Err(coded(USAGE, message));
-    }
-    let mut names = args.allow_host.clone();
-    if !args.listen.ip().is_unspecified() {
-        names.push(without_port(args.listen));
-    }
-    let (admits, text) = match &args.token_file {
-        Some(file) => (Admits::Bearer(Token::read(file)?), None),
-        // Others cannot reach it.
-        None if args.socket.is_some() => (Admits::User(None), None),
-        None => {
-            let (token, text) = Token::generate().context("failed to make a token")?;
-            (Admits::User(Some(token)), Some(text))
-        }
-    };
-    Ok((Access { names, admits }, text))
-}
-
-fn without_port(address: SocketAddr) -> String {
-    match address {
-        SocketAddr::V4(address) => address.ip().to_string(),
-        SocketAddr::V6(address) => format!("[{}]", address.ip()),
+fn refused(error: PlaceError) -> anyhow::Error {
+    match error {
+        PlaceError::Exposed(_) => coded(USAGE, error.to_string()),
+        error => error.into(),
     }
 }
 
 fn compat(args: &ServeArgs) -> Compat {
     let Some(systems) = &args.compat else {
-        return if args.allow_remote {
+        return if args.place.allow_remote {
             Compat::NONE
         } else {
             Compat::default()
@@ -166,25 +117,4 @@ fn hosts(args: &ServeArgs) -> Hosts {
         },
     };
     Hosts::one(Arc::new(Remote::new(wanted)))
-}
-
-async fn listen(args: &ServeArgs, token: Option<&str>) -> anyhow::Result<(Listener, String)> {
-    if let Some(path) = &args.socket {
-        let failed = || format!("failed to listen at {}", path.display());
-        let listener = Listener::unix(path).with_context(failed)?;
-        return Ok((listener, describe(path)));
-    }
-    let failed = || format!("failed to listen at {}", args.listen);
-    let listener = TcpListener::bind(args.listen).await.with_context(failed)?;
-    let address = listener.local_addr().with_context(failed)?;
-    let prefix = token.map(|token| format!("t/{token}/")).unwrap_or_default();
-    let place = format!("http://{address}/{prefix}");
-    Ok((Listener::tcp(listener), place))
-}
-
-fn describe(path: &Path) -> String {
-    format!(
-        "at {}: curl --unix-socket {0} http://localhost/",
-        path.display()
-    )
 }

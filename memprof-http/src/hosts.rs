@@ -31,6 +31,15 @@ struct Known {
     gateway: Arc<Gateway>,
 }
 
+/// A host, and the way to it.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Its process, as it is called here.
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) gateway: Arc<Gateway>,
+}
+
 /// A host that answered.
 #[derive(Debug)]
 pub(crate) struct Seen {
@@ -81,10 +90,20 @@ impl Hosts {
         })
     }
 
-    /// All of them that answer, by pid. Blocks.
-    fn all(&self) -> Vec<(u32, Arc<Gateway>)> {
-        let Kind::Running(known) = &self.0 else {
-            return Vec::new();
+    /// All of them that answer. Blocks.
+    pub(crate) fn all(&self) -> Vec<Found> {
+        let known = match &self.0 {
+            Kind::Running(known) => known,
+            Kind::One(gateway) => {
+                // One that just went away is not running.
+                let info = gateway.target().host().ok();
+                let found = info.map(|info| Found {
+                    pid: info.pid,
+                    name: info.name,
+                    gateway: Arc::clone(gateway),
+                });
+                return found.into_iter().collect();
+            }
         };
         let found = survey(Reach::Processes, |_| ()).hosts;
         remember(known, found.iter().map(|(host, ())| host))
@@ -105,7 +124,7 @@ impl Hosts {
         }
         let mut all = self.all();
         match (all.pop(), all.len()) {
-            (Some((_, only)), 0) => Ok(only),
+            (Some(only), 0) => Ok(only.gateway),
             (None, _) => Err(Problem::gone(
                 "no host is running that this user may talk to",
             )),
@@ -134,8 +153,8 @@ impl Hosts {
         found
             .or_else(|| {
                 let mut all = self.all().into_iter();
-                all.find(|(known, _)| *known == pid)
-                    .map(|(_, gateway)| gateway)
+                all.find(|known| known.pid == pid)
+                    .map(|known| known.gateway)
             })
             .ok_or_else(missing)
     }
@@ -163,10 +182,15 @@ fn status(client: &mut Client) -> Option<Status> {
 fn remember<'a>(
     known: &Mutex<HashMap<u32, Known>>,
     found: impl Iterator<Item = &'a Running>,
-) -> Vec<(u32, Arc<Gateway>)> {
-    let found: Vec<_> = found.map(|host| (host.pid, keep(known, host))).collect();
+) -> Vec<Found> {
+    let found = found.map(|host| Found {
+        pid: host.pid,
+        name: host.info.name.clone(),
+        gateway: keep(known, host),
+    });
+    let found: Vec<_> = found.collect();
     let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-    known.retain(|pid, _| found.iter().any(|(other, _)| other == pid));
+    known.retain(|pid, _| found.iter().any(|other| other.pid == *pid));
     found
 }
 

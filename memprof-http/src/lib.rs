@@ -27,6 +27,7 @@ mod report;
 
 mod api;
 mod compat;
+mod discovery;
 mod metrics;
 mod openapi;
 mod page;
@@ -37,6 +38,7 @@ mod clients;
 mod connection;
 mod listener;
 mod peer;
+mod place;
 mod unix_socket;
 
 pub use access::{Access, Admits};
@@ -44,8 +46,9 @@ pub use compat::Compat;
 pub use hosts::Hosts;
 pub use in_process::InProcess;
 pub use listener::{Listener, serve};
+pub use place::{Place, PlaceError};
 pub use problem::Problem;
 pub use remote::{Remote, Wanted};
-pub use router::{Settings, router};
+pub use router::{Settings, guarded, router, scraped};
 pub use target::{Answer, Fetched, Gone, Target};
 pub use token::{Token, TokenError};

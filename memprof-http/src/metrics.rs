@@ -1,18 +1,28 @@
-//! `/metrics`, for Prometheus.
+//! `/metrics`, for Prometheus: of one host, or of all of them with labels that tell them apart.
 
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, UNIX_EPOCH};
 
+use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use memprof_messages::{Cgroup, Figures, Kind, Ledger, Profiling, Stats, Status, Totals};
+use memprof_messages::{Figures, Kind, Ledger, ProfileKind, Profiling, Stats, Status, Totals};
+use memprof_report::Holding;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-use crate::extractor::To;
+use crate::extractor::{Shared, To, look};
 use crate::gateway::Gateway;
+use crate::hosts::Found;
 use crate::problem::{Problem, Result};
+use crate::report;
+
+/// How long a host may take that is asked among others: a scraper gives up after ten seconds.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -40,21 +50,73 @@ const FIGURES: [Figure; 6] = [
 type Number = Gauge<u64, AtomicU64>;
 type Labels = Vec<(&'static str, String)>;
 
-pub(crate) async fn of_host(To(host): To) -> Result<Response> {
-    let status = host.status().await?;
-    let ledger: Ledger = host.tell("ledger", &[]).await?;
-    let mut registry = Registry::default();
-    add_profiler(&mut registry, &status);
-    add_ledger(&mut registry, &ledger);
-    if let Some(stats) = figures(&host).await? {
-        add_figures(&mut registry, &stats);
-    }
-    let mut text = String::new();
-    encode(&mut text, &registry).map_err(|error| Problem::internal(error.to_string()))?;
-    Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+/// The replies of one host, of which its metrics are made.
+struct Told {
+    /// Which host; none where there is one only.
+    labels: Labels,
+    status: Status,
+    ledger: Ledger,
+    /// None where there is no allocator, or a dump holds the lock that its figures need.
+    stats: Option<Vec<Stats>>,
+    /// None where nothing is labelled, or no dump tells of it.
+    held: Option<Held>,
 }
 
-/// None where there is no allocator, or a dump holds the lock that its figures need.
+/// Who held how much when the newest dump of the process was taken, and when that was, in seconds since 1970.
+struct Held {
+    by_labels: Vec<Holding>,
+    taken: Option<u64>,
+}
+
+/// Of one host, without labels for it.
+pub(crate) async fn of_host(To(host): To) -> Result<Response> {
+    reply(&written(&[ask(&host, Vec::new()).await?]))
+}
+
+/// Of every host, asked at the same time; of the only one as [`of_host`].
+pub(crate) async fn of_all(State(hosts): State<Shared>) -> Result<Response> {
+    if let Some(only) = hosts.single() {
+        return of_host(To(only)).await;
+    }
+    let found = look(move || hosts.all()).await?;
+    let mut asking = JoinSet::new();
+    for Found { pid, name, gateway } in found {
+        let labels = vec![("service", name), ("pid", pid.to_string())];
+        asking.spawn(async move {
+            let told = timeout(PATIENCE, ask(&gateway, labels.clone())).await;
+            (pid, labels, told.ok().and_then(Result::ok))
+        });
+    }
+    let mut asked = asking.join_all().await;
+    asked.sort_by_key(|(pid, ..)| *pid);
+    let up = asked.iter();
+    let up = up.map(|(_, labels, told)| (labels.clone(), u64::from(told.is_some())));
+    let up = up.collect();
+    let told: Vec<_> = asked.into_iter().filter_map(|(.., told)| told).collect();
+    let mut registry = written(&told);
+    let help = "Whether the process answered in time";
+    add(&mut registry, "memprof_up", help, None, up);
+    reply(&registry)
+}
+
+async fn ask(host: &Gateway, labels: Labels) -> Result<Told> {
+    let status = host.status().await?;
+    let ledger = host.tell("ledger", &[]).await?;
+    let stats = figures(host).await?;
+    let held = match status.labels.is_empty() {
+        true => None,
+        // Dumps come and go: without one that can be read, the rest is true all the same.
+        false => held(host).await.unwrap_or(None),
+    };
+    Ok(Told {
+        labels,
+        status,
+        ledger,
+        stats,
+        held,
+    })
+}
+
 async fn figures(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     // Without the long report, of which nothing is shown.
     match host.stats(Some("gmdablxeh")).await {
@@ -66,79 +128,134 @@ async fn figures(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     }
 }
 
-fn add_profiler(registry: &mut Registry, status: &Status) {
-    let mut add = |name: &str, help: &str, value: u64| {
-        registry.register(format!("memprof_{name}"), help, number(value));
-    };
-    let is = |known: Profiling| u64::from(status.profiling == known);
-    add(
-        "profiling_active",
-        "Whether allocations are sampled",
-        is(Profiling::Active),
-    );
-    let available = 1 - is(Profiling::Unavailable);
-    add(
-        "profiling_available",
-        "Whether profiling can be on in this process",
-        available,
-    );
-    add(
-        "dumps_kept",
-        "Heap profiles that are kept",
-        status.kept as u64,
-    );
-    let busy = u64::from(status.busy);
-    add(
-        "dump_running",
-        "Whether a heap profile is being taken",
-        busy,
-    );
-    if let Some(interval) = status.sample_interval {
-        let help = "Mean allocated bytes between samples";
-        registry.register_with_unit(
-            "memprof_sample_interval",
-            help,
-            Unit::Bytes,
-            number(interval),
-        );
+fn written(hosts: &[Told]) -> Registry {
+    let mut registry = Registry::default();
+    add_profiler(&mut registry, hosts);
+    add_ledger(&mut registry, hosts);
+    add_figures(&mut registry, hosts);
+    add_labels(&mut registry, hosts);
+    registry
+}
+
+fn reply(registry: &Registry) -> Result<Response> {
+    let mut text = String::new();
+    encode(&mut text, registry).map_err(|error| Problem::internal(error.to_string()))?;
+    Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+}
+
+/// Adds a metric of those hosts that have it.
+fn add(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    unit: Option<Unit>,
+    values: Vec<(Labels, u64)>,
+) {
+    let family = Family::<Labels, Number>::default();
+    for (labels, value) in &values {
+        family.get_or_create(labels).set(*value);
+    }
+    match (&*values, unit) {
+        ([], _) => {}
+        // A family without labels is written with braces around nothing.
+        ([(none, value)], Some(unit)) if none.is_empty() => {
+            registry.register_with_unit(name, help, unit, number(*value));
+        }
+        ([(none, value)], None) if none.is_empty() => {
+            registry.register(name, help, number(*value));
+        }
+        (_, Some(unit)) => registry.register_with_unit(name, help, unit, family),
+        (_, None) => registry.register(name, help, family),
     }
 }
 
-fn add_ledger(registry: &mut Registry, ledger: &Ledger) {
-    let bytes = |name: &str, help: &str, value: u64, registry: &mut Registry| {
-        registry.register_with_unit(format!("memprof_{name}"), help, Unit::Bytes, number(value));
+fn add_profiler(registry: &mut Registry, hosts: &[Told]) {
+    let mut every = |name: &str, help: &str, of: fn(&Status) -> u64| {
+        let values = hosts.iter();
+        let values = values.map(|host| (host.labels.clone(), of(&host.status)));
+        let name = format!("memprof_{name}");
+        add(registry, &name, help, None, values.collect());
     };
-    bytes(
+    every(
+        "profiling_active",
+        "Whether allocations are sampled",
+        |status| u64::from(status.profiling == Profiling::Active),
+    );
+    every(
+        "profiling_available",
+        "Whether profiling can be on in this process",
+        |status| u64::from(status.profiling != Profiling::Unavailable),
+    );
+    every("dumps_kept", "Heap profiles that are kept", |status| {
+        status.kept as u64
+    });
+    every(
+        "dump_running",
+        "Whether a heap profile is being taken",
+        |status| u64::from(status.busy),
+    );
+    let intervals = hosts.iter().filter_map(|host| {
+        let interval = host.status.sample_interval?;
+        Some((host.labels.clone(), interval))
+    });
+    let help = "Mean allocated bytes between samples";
+    bytes(registry, "sample_interval", help, intervals.collect());
+}
+
+fn add_ledger(registry: &mut Registry, hosts: &[Told]) {
+    let mut some = |name: &str, help: &str, of: fn(&Ledger) -> Option<u64>| {
+        let values = hosts.iter();
+        let values = values.filter_map(|host| Some((host.labels.clone(), of(&host.ledger)?)));
+        bytes(registry, name, help, values.collect());
+    };
+    some(
         "resident",
         "Resident memory as the kernel counts it",
-        ledger.rss_bytes,
-        registry,
+        |ledger| Some(ledger.rss_bytes),
     );
-    if let Some(Cgroup { usage_bytes, .. }) = ledger.cgroup {
-        bytes(
-            "cgroup_usage",
-            "What the memory cgroup uses",
-            usage_bytes,
-            registry,
-        );
+    some("cgroup_usage", "What the memory cgroup uses", |ledger| {
+        Some(ledger.cgroup?.usage_bytes)
+    });
+    some("cgroup_limit", "The memory cgroup's limit", |ledger| {
+        ledger.cgroup?.limit_bytes
+    });
+    let mut parts = Vec::new();
+    for host in hosts {
+        for row in &host.ledger.rows {
+            let part = [("part", row.name.to_string())];
+            parts.push(([&host.labels[..], &part].concat(), row.bytes));
+        }
     }
-    if let Some(limit) = ledger.cgroup.and_then(|cgroup| cgroup.limit_bytes) {
-        bytes("cgroup_limit", "The memory cgroup's limit", limit, registry);
+    bytes(
+        registry,
+        "ledger",
+        "The parts of the resident memory",
+        parts,
+    );
+}
+
+/// Adds one of memprof's own metrics, in bytes.
+fn bytes(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u64)>) {
+    let name = format!("memprof_{name}");
+    add(registry, &name, help, Some(Unit::Bytes), values);
+}
+
+fn add_figures(registry: &mut Registry, hosts: &[Told]) {
+    let allocators: Vec<_> = hosts.iter().flat_map(allocators).collect();
+    for (name, help, of) in FIGURES {
+        let values = allocators.iter();
+        let values = values.map(|(labels, figures)| (labels.clone(), of(figures)));
+        let name = format!("jemalloc_{name}");
+        add(registry, &name, help, Some(Unit::Bytes), values.collect());
     }
-    let parts = Family::<Labels, Number>::default();
-    for row in &ledger.rows {
-        let name = row.name.to_string();
-        parts.get_or_create(&vec![("part", name)]).set(row.bytes);
-    }
-    let help = "The parts of the resident memory";
-    registry.register_with_unit("memprof_ledger", help, Unit::Bytes, parts);
 }
 
 /// An allocator's labels are its name and its version. A second one of a kind has a number behind its
 /// name: `jemalloc 2`.
-fn add_figures(registry: &mut Registry, stats: &[Stats]) {
-    let allocators = stats.iter().filter(|each| each.kind == Kind::Jemalloc);
-    let allocators = allocators.enumerate().filter_map(|(at, each)| {
+fn allocators(host: &Told) -> impl Iterator<Item = (Labels, Figures)> {
+    let stats = host.stats.iter().flatten();
+    let allocators = stats.filter(|each| each.kind == Kind::Jemalloc);
+    allocators.enumerate().filter_map(|(at, each)| {
         let name = match at {
             0 => "jemalloc".to_owned(),
             at => format!("jemalloc {}", at + 1),
@@ -147,17 +264,49 @@ fn add_figures(registry: &mut Registry, stats: &[Stats]) {
         let Some(Totals::Divided(figures)) = each.totals else {
             return None;
         };
-        let labels = vec![("allocator", name), ("version", each.version.clone())];
-        Some((labels, figures))
-    });
-    let allocators: Vec<(Labels, Figures)> = allocators.collect();
-    for (name, help, of) in FIGURES {
-        let figures = Family::<Labels, Number>::default();
-        for (labels, allocator) in &allocators {
-            figures.get_or_create(labels).set(of(allocator));
+        let labels = [("allocator", name), ("version", each.version.clone())];
+        Some(([&host.labels[..], &labels].concat(), figures))
+    })
+}
+
+/// Of each label so many values are told apart: each is a time series of its own.
+const VALUES: usize = 20;
+
+/// What the newest dump of this process's heap says: a scrape takes none.
+async fn held(host: &Gateway) -> Result<Option<Held>> {
+    let pid = host.host().await?.pid;
+    let mut kept = host.kept().await?.into_iter();
+    let Some(dump) = kept.find(|dump| dump.pid == pid && dump.kind == ProfileKind::Heap) else {
+        return Ok(None);
+    };
+    let by_labels = report::held_by_labels(host, &dump.id, VALUES).await?;
+    let taken = humantime::parse_rfc3339(&dump.taken).ok();
+    let taken = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
+    Ok(Some(Held {
+        by_labels,
+        taken: taken.map(|taken| taken.as_secs()),
+    }))
+}
+
+fn add_labels(registry: &mut Registry, hosts: &[Told]) {
+    let (mut held, mut times) = (Vec::new(), Vec::new());
+    for host in hosts {
+        let Some(of) = &host.held else {
+            continue;
+        };
+        for Holding { key, value, bytes } in &of.by_labels {
+            let name = [("key", key.clone()), ("value", value.clone())];
+            let bytes = u64::try_from(*bytes).unwrap_or(0);
+            held.push(([&host.labels[..], &name].concat(), bytes));
         }
-        registry.register_with_unit(format!("jemalloc_{name}"), help, Unit::Bytes, figures);
+        times.extend(of.taken.map(|taken| (host.labels.clone(), taken)));
     }
+    let help =
+        "Sampled bytes in use when the newest dump was taken, by the labels of who allocated them";
+    bytes(registry, "label_inuse", help, held);
+    let help = "When that dump was taken, in seconds since 1970";
+    let unit = Some(Unit::Seconds);
+    add(registry, "memprof_label_dump_time", help, unit, times);
 }
 
 fn number(value: u64) -> Number {

@@ -88,10 +88,15 @@ const VIEW: [(&str, &str); 12] = [
 ];
 
 /// Routes that are about no single host.
-fn of_no_host() -> [Route; 2] {
+fn of_no_host() -> [Route; 3] {
     let hosts = Content::Json(SchemaGenerator::subschema_for::<HostRows>);
     [
         Route::get("/api/v1/hosts", "The hosts that run", hosts),
+        Route::get(
+            "/targets",
+            "The hosts as scrapers discover them",
+            Content::Other(JSON),
+        ),
         Route::get(
             "/api/v1/openapi.json",
             "This document",

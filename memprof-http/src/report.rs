@@ -7,7 +7,8 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use memprof_messages::DumpId;
 use memprof_report::{
-    Blame, Filter, Format, Granularity, Input, Label, Limits, Options, SampleType, Sources, pattern,
+    Blame, Filter, Format, Granularity, Holding, Input, Label, Limits, Options, SampleType,
+    Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -154,6 +155,23 @@ impl View {
             plumbing: compile(&self.plumbing)?,
         })
     }
+}
+
+/// Who holds how much in a kept dump: of each label the `most` values with most bytes.
+pub(crate) async fn held_by_labels(host: &Gateway, id: &str, most: usize) -> Result<Vec<Holding>> {
+    let render = || async {
+        let dump = host.open(id).await?.body;
+        in_turn(move || {
+            let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
+            let held = memprof_report::held_by_labels(&mut dump, &Limits::default(), most)?;
+            let json = serde_json::to_vec(&held);
+            json.map(Bytes::from)
+                .map_err(|error| Problem::internal(error.to_string()))
+        })
+        .await
+    };
+    let held = host.renders.get_or(&format!("labels {id}"), render).await?;
+    serde_json::from_slice(&held).map_err(|error| Problem::internal(error.to_string()))
 }
 
 /// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read. It

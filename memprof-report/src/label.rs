@@ -13,7 +13,7 @@ use crate::names::printable;
 const KIND: u64 = 0x4d_5001;
 
 /// What stands for the value of samples whose label found no place in the process's table.
-const OTHER: &str = "[other]";
+pub(crate) const OTHER: &str = "[other]";
 /// What stands for the value of samples without such a label.
 const NONE: &str = "[none]";
 
@@ -80,6 +80,11 @@ impl Labels {
                 found.map_or(NONE, |(_, value)| value)
             }
         }
+    }
+
+    /// The keys that counted.
+    pub(crate) fn keys(&self) -> &[String] {
+        &self.keys
     }
 
     /// By key, the values that samples may have: at most so many, by name.

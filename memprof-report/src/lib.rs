@@ -82,6 +82,7 @@ pub use profile::{
 };
 pub use render::{FLAMEGRAPH_POLICY, POLICY, Subject, VIEWER, amount, render};
 pub use report::{Input, read, report};
+pub use shares::{Holding, held_by_labels};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use symbolize::{Progress, Sources, symbolize};
 pub use table::{Row, table};

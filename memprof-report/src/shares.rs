@@ -1,11 +1,17 @@
 //! Who holds how much, by the labels of who allocated it.
 
 use std::collections::BTreeMap;
+use std::io::BufRead;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::evidence::Evidence;
-use crate::label::Label;
+use crate::input::parse;
+use crate::label::{Label, OTHER};
+use crate::limits::Limits;
 use crate::profile::{Profile, SampleType};
+use crate::unsample::unsample;
 
 /// Keeps the samples with a label.
 pub(crate) fn keep_label(profile: &mut Profile, label: &Label) -> Result<()> {
@@ -44,4 +50,48 @@ pub(crate) fn shares(profile: &Profile, key: &str, sample_type: SampleType) -> R
     let mut shares: Vec<_> = shares.filter(|share| share.held != 0).collect();
     shares.sort_by_key(|share| std::cmp::Reverse(share.held));
     Ok(shares)
+}
+
+/// Bytes in use under a label.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// The label's key.
+    pub key: String,
+    /// Its value, `[none]`, or `[other]` for all that are not told apart.
+    pub value: String,
+    /// An estimate.
+    pub bytes: i64,
+}
+
+/// What a profile holds by its labels, of each key the `most` values with most bytes; all others are one. None
+/// where its samples have no labels.
+pub fn held_by_labels(
+    input: &mut dyn BufRead,
+    limits: &Limits,
+    most: usize,
+) -> Result<Vec<Holding>> {
+    let mut profile = parse(input, limits, false)?;
+    unsample(&mut profile)?;
+    let mut holdings = Vec::new();
+    for key in profile.labels.keys() {
+        let shares = shares(&profile, key, SampleType::InuseSpace)?;
+        let (other, told): (Vec<_>, Vec<_>) = shares
+            .into_iter()
+            .enumerate()
+            .partition(|(at, share)| *at >= most || share.value == OTHER);
+        let holding = |value: &str, bytes| Holding {
+            key: key.clone(),
+            value: value.to_owned(),
+            bytes,
+        };
+        holdings.extend(
+            told.iter()
+                .map(|(_, share)| holding(&share.value, share.held)),
+        );
+        if !other.is_empty() {
+            let bytes = other.iter().map(|(_, share)| share.held).sum();
+            holdings.push(holding(OTHER, bytes));
+        }
+    }
+    Ok(holdings)
 }

@@ -6,9 +6,11 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::curl::curl;
 use crate::dist::{dist, source, tool_text};
 use crate::host::Host;
 use crate::memprof::memprof;
+use crate::server::Server;
 
 /// A program that sets labels in OpenTelemetry's thread context, with its own allocator or another.
 fn pool(allocator: &[&str]) -> Host {
@@ -140,6 +142,29 @@ fn a_program_in_c_says_whose_work_its_threads_do() {
             &[("work_nested".into(), "route=nested".into())],
         );
     }
+}
+
+#[test]
+fn metrics_tell_by_label_what_the_newest_dump_of_the_heap_holds() {
+    let mut host = pushes(&["--allocator", "jemalloc"]);
+    let fine = ["labels=route", "sampler=ours", "sample_interval=4KiB"];
+    host.memprof("activate", &fine).exits(0);
+    host.type_line("requests");
+    host.wait_for_log("served requests");
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    // A newer one of another kind says nothing of who holds how much.
+    host.memprof("dump", &["kind=pinned"]).exits(0);
+    let server = Server::of(&host, &[]);
+    let of_label = "memprof_label_inuse_bytes{key=\"route\",value=\"/0\"}";
+    let text = curl(&server.address, "H/metrics").is(200).text();
+    assert!(text.contains(of_label), "{text}");
+    assert!(text.contains("memprof_label_dump_time_seconds "), "{text}");
+    drop(server);
+    std::fs::write(dump["path"].as_str().unwrap(), "damaged").unwrap();
+    let server = Server::of(&host, &[]);
+    let text = curl(&server.address, "H/metrics").is(200).text();
+    assert!(text.contains("memprof_profiling_active 1\n"), "{text}");
+    assert!(!text.contains("memprof_label_"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Whose memory it is, from a dump whose stacks end in labels.
 
-use memprof_report::{Format, Label, Limits, Options, write_tcmalloc};
+use memprof_report::{Format, Label, Limits, Options, held_by_labels, write_tcmalloc};
 
 use crate::goldens;
 use crate::support::report_on;
@@ -59,6 +59,99 @@ fn each_label_has_its_share() {
         None,
         &by_route(Format::Json),
     );
+}
+
+#[test]
+fn few_values_are_told_apart_where_many_are_too_many() {
+    let held = |most| -> Vec<(String, String, i64)> {
+        let held = held_by_labels(&mut dump().as_bytes(), &Limits::default(), most);
+        let held = held.expect("it is read").into_iter();
+        held.map(|holding| (holding.key, holding.value, holding.bytes >> 10))
+            .collect()
+    };
+    let row = |key: &str, value: &str, kib| (key.to_owned(), value.to_owned(), kib);
+    let hostile = "\u{fffd}[31m\u{fffd}@ 0x1";
+    assert_eq!(
+        held(20),
+        [
+            row("route", "/search", 42),
+            row("route", "/buy", 4),
+            row("route", hostile, 3),
+            row("route", "[none]", 1),
+            row("route", "[other]", 2),
+            row("thread", "web 1", 42),
+            row("thread", "[none]", 8),
+            row("thread", "[other]", 2),
+        ]
+    );
+    let few = [
+        row("route", "/search", 42),
+        row("route", "[other]", 10),
+        row("thread", "web 1", 42),
+        row("thread", "[other]", 10),
+    ];
+    assert_eq!(held(1), few);
+}
+
+#[test]
+fn a_view_offers_the_values_of_labels() {
+    let view = |dump: &str| -> serde_json::Value {
+        let options = Options {
+            format: Format::View,
+            ..Options::default()
+        };
+        let (view, _) = report_on(dump.as_bytes(), None, None, &options).expect("it is read");
+        serde_json::from_slice(&view).expect("it is JSON")
+    };
+    let hostile = "\u{fffd}[31m\u{fffd}@ 0x1";
+    let offered = serde_json::json!([
+        ["route", [hostile, "/buy", "/search"]],
+        ["thread", ["web 1"]]
+    ]);
+    let mut offered = offered;
+    offered[0][1]
+        .as_array_mut()
+        .expect("values")
+        .sort_by_key(ToString::to_string);
+    let mut labels = view(&dump())["labels"].clone();
+    labels[0][1]
+        .as_array_mut()
+        .expect("values")
+        .sort_by_key(ToString::to_string);
+    assert_eq!(labels, offered);
+    let plain = dump().replace("# label", "# other");
+    assert!(view(&plain).get("labels").is_none());
+}
+
+/// The bytes in use of tcmalloc's text: `OBJECTS: BYTES [OBJECTS: BYTES] @ STACK`.
+fn bytes_in_use(text: &str) -> i64 {
+    let stacks = text.lines().filter(|line| line.contains("] @ 0x"));
+    let bytes = stacks.map(|line| line.split([':', '[']).nth(1).expect("bytes"));
+    bytes
+        .map(|bytes| bytes.trim().parse::<i64>().expect("a number"))
+        .sum()
+}
+
+#[test]
+fn labels_and_ages_change_no_total_for_other_tools() {
+    let written = |format| {
+        let options = Options {
+            format,
+            ..Options::default()
+        };
+        let (out, _) = report_on(dump().as_bytes(), None, None, &options).expect("it is read");
+        String::from_utf8(out).expect("it is text")
+    };
+    let collapsed = written(Format::Collapsed);
+    let values = collapsed
+        .lines()
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<i64>().ok());
+    assert_eq!(values.sum::<i64>(), 52 << 10);
+    assert_eq!(bytes_in_use(&written(Format::Jeprof)), 52 << 10);
+    let mut text = Vec::new();
+    write_tcmalloc(&mut dump().as_bytes(), &Limits::default(), &mut text).expect("it is whole");
+    let text = String::from_utf8(text).expect("it is text");
+    assert_eq!(bytes_in_use(&text), 52 << 10);
 }
 
 #[test]
