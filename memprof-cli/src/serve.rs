@@ -1,5 +1,6 @@
 //! `memprof serve`: HTTP beside the hosts.
 
+use std::env;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Outcome, USAGE, coded};
 use crate::heap;
-use crate::{completion, output, target};
+use crate::{completion, fleet, output, target};
 
 /// Requests that wait for hosts or make reports, at a time.
 const BLOCKING: usize = 64;
@@ -24,6 +25,11 @@ pub(crate) struct ServeArgs {
     /// The host: a pid, a name or a socket's path [default: all that run, below /host/PID/]
     #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     target: Option<String>,
+
+    /// Serve the profiles of many machines in this store, as `memprof agent` wrote them, in place of
+    /// the hosts: `file:///DIRECTORY` or `s3://BUCKET/PREFIX`
+    #[arg(long, value_name = "URL", conflicts_with_all = ["target", "compat"])]
+    store: Option<String>,
 
     #[command(flatten)]
     place: Place,
@@ -44,6 +50,11 @@ enum System {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
+    if args.store.is_some() {
+        // What stands behind `serve` means the same there.
+        let words: Vec<_> = env::args_os().skip(2).collect();
+        return fleet::run("serve", &words);
+    }
     let (access, token) = args.place.access_with_token().map_err(refused)?;
     let settings = Settings {
         access,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use memprof_http::Place;
 
 use crate::policy::parse_share;
 use crate::target::Target;
@@ -21,6 +22,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Agent(AgentArgs),
+    Serve(ServeArgs),
     /// Ask the profiles of many machines
     #[command(subcommand)]
     Fleet(Fleet),
@@ -43,7 +45,17 @@ pub(crate) struct AgentArgs {
     pub(crate) once: bool,
 }
 
-/// Where the profiles are.
+/// Serve a page and an API of the profiles in a store, over HTTP
+#[derive(clap::Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    #[command(flatten)]
+    pub(crate) place: Place,
+}
+
+/// The store and the configuration of a command.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct At {
     /// The configuration [default: /etc/memprof/fleet.toml, where there is one]
@@ -78,15 +90,7 @@ pub(crate) enum Fleet {
     /// List processes: those that agents see now, or without a bus, those of which there are profiles
     Ps {
         #[command(flatten)]
-        at: At,
-        #[command(flatten)]
-        bus: BusAt,
-        /// Only those of @SERVICE, HOST, or HOST/PID
-        #[arg(short, long, value_name = "TARGET", default_value = "")]
-        target: Target,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        asked: Processes,
     },
     Dump(DumpArgs),
     Top(Question),
@@ -121,6 +125,24 @@ pub(crate) enum Fleet {
     },
 }
 
+/// Which processes are asked for, and how.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Processes {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    #[command(flatten)]
+    pub(crate) bus: BusAt,
+
+    /// Only those of @SERVICE, HOST, or HOST/PID
+    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    pub(crate) target: Target,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Have agents take profiles now, and write them to the store
 ///
 /// Each machine takes one at a time. Who asks while it does gets the same ones. Exits with 1 where an agent
@@ -128,14 +150,7 @@ pub(crate) enum Fleet {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DumpArgs {
     #[command(flatten)]
-    pub(crate) at: At,
-
-    #[command(flatten)]
-    pub(crate) bus: BusAt,
-
-    /// Only processes of @SERVICE, HOST, or HOST/PID
-    #[arg(short, long, value_name = "TARGET", default_value = "")]
-    pub(crate) target: Target,
+    pub(crate) asked: Processes,
 
     /// Only this part of the processes: the same ones each time
     #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = parse_share)]
@@ -148,10 +163,6 @@ pub(crate) struct DumpArgs {
     /// Only list the processes
     #[arg(long)]
     pub(crate) dry_run: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Show the functions that hold the memory, summed over processes
@@ -160,24 +171,31 @@ pub(crate) struct DumpArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct Question {
     #[command(flatten)]
-    pub(crate) at: At,
-
-    /// Only processes of @SERVICE, HOST, or HOST/PID
-    #[arg(short, long, value_name = "TARGET", default_value = "")]
-    pub(crate) target: Target,
+    pub(crate) which: Which,
 
     /// Only processes whose build id begins so
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
 
     #[command(flatten)]
-    pub(crate) window: Window,
-
-    #[command(flatten)]
     pub(crate) shown: Shown,
 }
 
-/// Which time.
+/// The profiles of one service, build or process.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Which {
+    #[command(flatten)]
+    pub(crate) at: At,
+
+    /// Only processes of @SERVICE, HOST, or HOST/PID
+    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    pub(crate) target: Target,
+
+    #[command(flatten)]
+    pub(crate) window: Window,
+}
+
+/// From when to when profiles count.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Window {
     /// The end of the time: 14:30 today, 2026-11-21T14:30:00Z, or 2h ago; UTC [default: now]
@@ -205,14 +223,7 @@ pub(crate) struct Shown {
 #[derive(clap::Args, Debug)]
 pub(crate) struct GrowthArgs {
     #[command(flatten)]
-    pub(crate) at: At,
-
-    /// Only processes of @SERVICE, HOST, or HOST/PID
-    #[arg(short, long, value_name = "TARGET", default_value = "")]
-    pub(crate) target: Target,
-
-    #[command(flatten)]
-    pub(crate) window: Window,
+    pub(crate) which: Which,
 
     #[command(flatten)]
     pub(crate) shown: Shown,
@@ -224,11 +235,7 @@ pub(crate) struct GrowthArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DiffArgs {
     #[command(flatten)]
-    pub(crate) at: At,
-
-    /// Only processes of @SERVICE, HOST, or HOST/PID
-    #[arg(short, long, value_name = "TARGET", default_value = "")]
-    pub(crate) target: Target,
+    pub(crate) which: Which,
 
     /// The build: how its id begins
     #[arg(long, value_name = "ID")]
@@ -239,9 +246,6 @@ pub(crate) struct DiffArgs {
     pub(crate) base: String,
 
     #[command(flatten)]
-    pub(crate) window: Window,
-
-    #[command(flatten)]
     pub(crate) shown: Shown,
 }
 
@@ -249,18 +253,11 @@ pub(crate) struct DiffArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct FlameArgs {
     #[command(flatten)]
-    pub(crate) at: At,
-
-    /// Only processes of @SERVICE, HOST, or HOST/PID
-    #[arg(short, long, value_name = "TARGET", default_value = "")]
-    pub(crate) target: Target,
+    pub(crate) which: Which,
 
     /// Only processes whose build id begins so
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
-
-    #[command(flatten)]
-    pub(crate) window: Window,
 
     /// What to write
     #[arg(long, value_enum, default_value_t = Drawn::Svg)]

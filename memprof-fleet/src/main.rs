@@ -34,11 +34,13 @@ mod doctor;
 mod prune;
 mod views;
 
+mod web;
+
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, Command, Fleet};
+use args::{Args, Command, Fleet, Processes};
 use config::Config;
 
 fn main() -> ExitCode {
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::tell(&format!("memprof: {error:#}"));
-            output::code_of(&error)
+            output::code_of(&error).into()
         }
     }
 }
@@ -56,12 +58,14 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),
         Command::Fleet(Fleet::Views { engine, at }) => views::run(*engine, &Config::read(at)?),
-        Command::Fleet(Fleet::Ps {
-            at,
-            bus,
-            target,
-            json,
-        }) => {
+        Command::Serve(serve) => web::run(serve),
+        Command::Fleet(Fleet::Ps { asked }) => {
+            let Processes {
+                at,
+                bus,
+                target,
+                json,
+            } = asked;
             let config = Config::read(at)?.with(bus);
             match config.nats.url {
                 Some(_) => ask::live::ps(&config, target, *json),

@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
@@ -32,11 +31,12 @@ pub(crate) fn coded(code: u8, message: impl Into<String>) -> anyhow::Error {
     Coded { code, message }.into()
 }
 
-pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
+/// The exit code of an error: 1 where it has none of its own.
+pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let coded = error
         .chain()
         .find_map(|cause| cause.downcast_ref::<Coded>());
-    coded.map_or(1, |coded| coded.code).into()
+    coded.map_or(1, |coded| coded.code)
 }
 
 /// Writes lines to stdout.

@@ -9,18 +9,21 @@ use crate::headers;
 use crate::problem::{Problem, Result};
 
 /// A format, as a query names it.
-pub(crate) struct FileFormat {
-    pub(crate) made: Made,
+#[derive(Clone, Copy, Debug)]
+pub struct FileFormat {
+    /// How it is made.
+    pub made: Made,
     content_type: &'static str,
     /// Of a file that it is saved to.
     extension: &'static str,
 }
 
-/// How it is made.
-#[derive(Clone, Copy)]
-pub(crate) enum Made {
+/// How a file of a format is made.
+#[derive(Clone, Copy, Debug)]
+pub enum Made {
     /// Not at all: as the allocator wrote it.
     Kept,
+    /// By memprof-report.
     As(Format),
 }
 
@@ -28,7 +31,11 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 impl FileFormat {
-    pub(crate) fn of(name: &str) -> Result<Self> {
+    /// The format of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn of(name: &str) -> Result<Self> {
         use Made::{As, Kept};
         let (made, content_type, extension) = match name {
             "heap" => (Kept, "application/x-jemalloc-heap-profile", "heap"),
@@ -58,7 +65,7 @@ impl FileFormat {
     }
 
     /// The reply with the file of that name, without its extension.
-    pub(crate) fn reply(&self, name: &str, bytes: Bytes) -> Response {
+    pub fn reply(&self, name: &str, bytes: Bytes) -> Response {
         self.reply_as(self.content_type.to_owned(), name, bytes.into())
     }
 

@@ -43,9 +43,11 @@ mod unix_socket;
 
 pub use access::{Access, Admits};
 pub use compat::Compat;
+pub use file_format::{FileFormat, Made};
 pub use hosts::Hosts;
 pub use in_process::InProcess;
 pub use listener::{Listener, serve};
+pub use page::shared_files;
 pub use place::{Place, PlaceError};
 pub use problem::Problem;
 pub use remote::{Remote, Wanted};

@@ -14,22 +14,31 @@ const INDEX: &str = include_str!("page/index.html");
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
-/// What the page loads beside the viewer, by paths relative to its own.
-const FILES: [(&str, &str, &str); 11] = [
-    ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
-    ("/page.css", STYLE, include_str!("page/page.css")),
+/// A file's path relative to the page's, its type and its text.
+type File = (&'static str, &'static str, &'static str);
+
+/// What the page of a host loads beside what [`shared_files`] has.
+const FILES: [File; 7] = [
     ("/page.js", SCRIPT, include_str!("page/page.js")),
-    ("/api.js", SCRIPT, include_str!("page/api.js")),
     ("/dumps.js", SCRIPT, include_str!("page/dumps.js")),
     ("/holders.js", SCRIPT, include_str!("page/holders.js")),
     ("/hosts.js", SCRIPT, include_str!("page/hosts.js")),
     ("/memory.js", SCRIPT, include_str!("page/memory.js")),
     ("/profile.js", SCRIPT, include_str!("page/profile.js")),
     ("/sampling.js", SCRIPT, include_str!("page/sampling.js")),
+];
+
+const SHARED: [File; 4] = [
+    ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
+    ("/page.css", STYLE, include_str!("page/page.css")),
+    ("/api.js", SCRIPT, include_str!("page/api.js")),
     ("/words.js", SCRIPT, include_str!("page/words.js")),
 ];
 
-fn serve(content_type: &'static str, text: &'static str) -> MethodRouter<Shared> {
+fn serve<S: Clone + Send + Sync + 'static>(
+    content_type: &'static str,
+    text: &'static str,
+) -> MethodRouter<S> {
     get(async move || ([(CONTENT_TYPE, content_type)], text))
 }
 
@@ -45,17 +54,30 @@ pub(crate) async fn with_slash(Path(pid): Path<u32>) -> Redirect {
 
 /// Its other files.
 pub(crate) fn routes() -> Router<Shared> {
-    let router = FILES
-        .iter()
-        .fold(Router::new(), |router, (path, kind, text)| {
-            router.route(path, serve(kind, text))
-        });
-    VIEWER.iter().fold(router, |router, (name, text)| {
+    with(shared_files(), &FILES)
+}
+
+/// What any page of memprof's loads: `icon.svg`, `page.css`, `api.js`, `words.js`, and the viewer below
+/// `viewer/`.
+pub fn shared_files<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    let viewer = VIEWER.map(|(name, text)| {
         let kind = if name.ends_with(".css") {
             STYLE
         } else {
             SCRIPT
         };
-        router.route(&format!("/viewer/{name}"), serve(kind, text))
+        (format!("/viewer/{name}"), kind, text)
+    });
+    let router = viewer
+        .into_iter()
+        .fold(Router::new(), |router, (path, kind, text)| {
+            router.route(&path, serve(kind, text))
+        });
+    with(router, &SHARED)
+}
+
+fn with<S: Clone + Send + Sync + 'static>(router: Router<S>, files: &[File]) -> Router<S> {
+    files.iter().fold(router, |router, (path, kind, text)| {
+        router.route(path, serve(kind, text))
     })
 }

@@ -2,12 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::dist::{dist, tool_text};
 use crate::host::{Host, PATIENCE};
 use crate::memprof::{Run, memprof};
+
+/// The fleets of this run of the tests.
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A program that holds 4 MiB, and in its second build adds to a list that nobody clears.
 const CART: &str = r"
@@ -35,16 +40,23 @@ int main(void) {
 }
 ";
 
-struct Fleet {
+pub(crate) struct Fleet {
     place: TempDir,
-    processes: Vec<Host>,
+    /// What this fleet's program is called, and no other test's.
+    pub(crate) service: String,
+    pub(crate) processes: Vec<Host>,
 }
 
 impl Fleet {
     /// Two processes of the first build and one of the second.
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let mut fleet = Self {
             place: tempfile::tempdir().unwrap(),
+            service: format!(
+                "cart-{}-{}",
+                std::process::id(),
+                COUNT.fetch_add(1, Ordering::Relaxed)
+            ),
             processes: Vec::new(),
         };
         let builds = [
@@ -67,7 +79,7 @@ impl Fleet {
         fleet
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }
 
@@ -75,7 +87,7 @@ impl Fleet {
         let (directory, source) = (self.path(name), self.path("cart.c"));
         std::fs::create_dir(&directory).unwrap();
         std::fs::write(&source, CART).unwrap();
-        let program = directory.join("cart");
+        let program = directory.join(&self.service);
         let mut cc = Command::new("cc");
         cc.args(["-g", "-O1", "-Wl,--build-id", "-o"])
             .arg(&program)
@@ -85,43 +97,57 @@ impl Fleet {
         program
     }
 
-    fn memprof(&self, args: &[&str]) -> Run {
+    pub(crate) fn store(&self) -> String {
+        format!("file://{}", self.path("store").display())
+    }
+
+    /// The configuration's file, with `more` behind what all tests have.
+    pub(crate) fn config(&self, more: &str) -> PathBuf {
         let config = self.path("fleet.toml");
         // Other tests' hosts are left alone.
         let text = format!(
-            "store = \"file://{}\"\nspool = {:?}\n[[service]]\nname = \"cart\"\n",
-            self.path("store").display(),
-            self.path("spool")
+            "store = {:?}\nspool = {:?}\n{more}\n[[service]]\nname = {:?}\n",
+            self.store(),
+            self.path("spool"),
+            self.service
         );
         std::fs::write(&config, text).unwrap();
+        config
+    }
+
+    pub(crate) fn memprof(&self, args: &[&str]) -> Run {
+        let config = self.config("");
         let config = config.to_str().unwrap();
         memprof(&self.path("run"), &[args, &["--config", config]].concat())
+    }
+
+    /// Takes profiles until the leak is seen. Returns what grew most.
+    pub(crate) fn until_grown(&self) -> Value {
+        let begun = std::time::Instant::now();
+        self.memprof(&["agent", "--once"]).exits(0);
+        loop {
+            self.memprof(&["agent", "--once"]).exits(0);
+            let growth = self.memprof(&["fleet", "growth", "--json"]);
+            let growth = growth.exits(0).json();
+            if growth[0]["growth_bytes"].as_i64() > Some(1 << 20) {
+                return growth[0].clone();
+            }
+            assert!(begun.elapsed() < PATIENCE, "{growth}");
+        }
     }
 }
 
 #[test]
 fn the_diff_of_two_builds_names_the_function_that_leaks() {
     let fleet = Fleet::start();
-    fleet.memprof(&["agent", "--once"]).exits(0);
-    // The leak grows on until a second profile shows it.
-    let begun = std::time::Instant::now();
-    let grown = loop {
-        fleet.memprof(&["agent", "--once"]).exits(0);
-        let growth = fleet
-            .memprof(&["fleet", "growth", "--json"])
-            .exits(0)
-            .json();
-        if growth[0]["growth_bytes"].as_i64() > Some(1 << 20) {
-            break growth[0].clone();
-        }
-        assert!(begun.elapsed() < PATIENCE, "{growth}");
-    };
+    let of_service = format!("@{}", fleet.service);
+    let grown = fleet.until_grown();
     let leaking = fleet.processes[2].pid();
     let instance = grown["instance"].as_str().unwrap();
     assert!(instance.contains(&format!("/{leaking}.")), "{grown}");
 
     let processes = fleet
-        .memprof(&["fleet", "ps", "-t", "@cart", "--json"])
+        .memprof(&["fleet", "ps", "-t", &of_service, "--json"])
         .exits(0)
         .json();
     let processes = processes.as_array().unwrap();
@@ -137,7 +163,14 @@ fn the_diff_of_two_builds_names_the_function_that_leaks() {
     assert_ne!(base, build);
 
     let diff = [
-        "fleet", "diff", "-t", "@cart", "--build", &build, "--base", &base,
+        "fleet",
+        "diff",
+        "-t",
+        &of_service,
+        "--build",
+        &build,
+        "--base",
+        &base,
     ];
     let diff = fleet.memprof(&diff).exits(0).stdout;
     // The first build does not have the function.
@@ -150,7 +183,7 @@ fn the_diff_of_two_builds_names_the_function_that_leaks() {
     let top = fleet.memprof(&["fleet", "top"]).exits(0).stdout;
     assert!(top.contains("load_prices"), "{top}");
     let flame = fleet
-        .memprof(&["fleet", "flame", "-t", "@cart"])
+        .memprof(&["fleet", "flame", "-t", &of_service])
         .exits(0)
         .stdout;
     assert!(flame.contains("remember_visitor"));

@@ -28,6 +28,7 @@ mod compat;
 mod control;
 mod dumps;
 mod fleet;
+mod fleet_page;
 mod gate;
 mod help;
 mod hosts;

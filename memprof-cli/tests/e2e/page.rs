@@ -37,7 +37,7 @@ fn server(host: &Host) -> Server {
 }
 
 /// Keeps what is seen as `target/screenshots/NAME.png`.
-fn screenshot(browser: &Browser, name: &str) {
+pub(crate) fn screenshot(browser: &Browser, name: &str) {
     let directory = source("target/screenshots");
     fs::create_dir_all(&directory).unwrap();
     browser.screenshot(&directory.join(format!("{name}.png")));
@@ -77,7 +77,7 @@ fn dump_of_names(names: &[String]) -> String {
 
 /// What is wrong with a page that was looked at: complaints in the console, requests elsewhere.
 #[track_caller]
-fn is_quiet(browser: &Browser, address: &str) {
+pub(crate) fn is_quiet(browser: &Browser, address: &str) {
     // A browser names each reply that is no success: that a profile is empty is one.
     let complaints = browser.console().into_iter();
     let complaints: Vec<_> = complaints

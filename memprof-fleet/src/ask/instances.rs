@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use memprof_report::{SampleType, amount};
 use serde::Serialize;
 
 use crate::args::{GrowthArgs, Window};
+use crate::ask::table::{bytes, signed, table};
 use crate::ask::{Asked, Profile};
 use crate::config::Config;
 use crate::output::print;
@@ -17,8 +17,9 @@ use crate::time::Instant;
 /// How far back `fleet ps` looks.
 const LOOK: Duration = Duration::from_secs(24 * 3600);
 
+/// A process, as its newest profile shows it.
 #[derive(Serialize)]
-struct Process {
+pub(crate) struct Process {
     service: String,
     instance: String,
     host: String,
@@ -31,8 +32,9 @@ struct Process {
     rss_bytes: Option<i64>,
 }
 
+/// What a process holds more than at the start.
 #[derive(Serialize)]
-struct Growth {
+pub(crate) struct Growth {
     service: String,
     instance: String,
     build_id: String,
@@ -43,32 +45,14 @@ struct Growth {
     growth_bytes_per_hour: i64,
 }
 
-/// `memprof fleet ps`
+/// `memprof fleet ps`, without a bus.
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let window = Window {
         until: None,
         length: LOOK,
     };
-    let asked = Asked::new(config, &window, target)?;
-    let profiles = asked.profiles(None)?;
-    let mut rows: Vec<_> = by_process(&profiles)
-        .into_iter()
-        .map(|(first, newest, profiles)| {
-            debug_assert_eq!(first.instance, newest.instance);
-            Process {
-                service: newest.service.clone(),
-                instance: newest.instance.clone(),
-                host: newest.host.clone(),
-                pid: newest.pid,
-                build_id: newest.build().to_owned(),
-                time: newest.time.text(),
-                profiles,
-                inuse_bytes: newest.inuse_bytes,
-                rss_bytes: newest.rss_bytes,
-            }
-        })
-        .collect();
-    rows.sort_by(|a, b| b.time.cmp(&a.time));
+    let profiles = Asked::new(config, &window, target)?.profiles(None)?;
+    let rows = processes(&profiles);
     if json {
         print(&serde_json::to_string(&rows)?)?;
         return Ok(ExitCode::SUCCESS);
@@ -93,13 +77,8 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
 
 /// `memprof fleet growth`
 pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
-    let asked = Asked::new(&Config::read(&args.at)?, &args.window, &args.target)?;
-    let profiles = asked.profiles(None)?;
-    let rows = by_process(&profiles).into_iter();
-    let mut rows: Vec<_> = rows
-        .filter_map(|(first, last, _)| grown(first, last))
-        .collect();
-    rows.sort_by_key(|row| std::cmp::Reverse(row.growth_bytes));
+    let profiles = Asked::of(&args.which)?.profiles(None)?;
+    let rows = grown(&profiles);
     if args.shown.json {
         print(&serde_json::to_string(&rows)?)?;
         return Ok(ExitCode::SUCCESS);
@@ -122,8 +101,38 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The processes, those that were seen last first.
+pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
+    let rows = by_process(profiles).into_iter();
+    let mut rows: Vec<_> = rows
+        .map(|(_, newest, profiles)| Process {
+            service: newest.service.clone(),
+            instance: newest.instance.clone(),
+            host: newest.host.clone(),
+            pid: newest.pid,
+            build_id: newest.build().to_owned(),
+            time: newest.time.text(),
+            profiles,
+            inuse_bytes: newest.inuse_bytes,
+            rss_bytes: newest.rss_bytes,
+        })
+        .collect();
+    rows.sort_by(|a, b| b.time.cmp(&a.time));
+    rows
+}
+
+/// The processes that have two profiles at least, those that grew most first.
+pub(crate) fn grown(profiles: &[Profile]) -> Vec<Growth> {
+    let rows = by_process(profiles).into_iter();
+    let mut rows: Vec<_> = rows
+        .filter_map(|(first, last, _)| between(first, last))
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.growth_bytes));
+    rows
+}
+
 /// A process's first and last profile of the time, where these are two.
-fn grown(first: &Profile, last: &Profile) -> Option<Growth> {
+fn between(first: &Profile, last: &Profile) -> Option<Growth> {
     let Instant(length) = Instant(last.time.0 - first.time.0);
     let growth = last.inuse_bytes - first.inuse_bytes;
     (length > 0).then(|| Growth {
@@ -139,7 +148,7 @@ fn grown(first: &Profile, last: &Profile) -> Option<Growth> {
 }
 
 /// The first and the last profile of each process, and how many there are.
-fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
+pub(super) fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
     let mut processes: BTreeMap<&str, (&Profile, &Profile, usize)> = BTreeMap::new();
     for one in profiles {
         let entry = processes.entry(&one.instance).or_insert((one, one, 0));
@@ -147,43 +156,4 @@ fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
         entry.2 += 1;
     }
     processes.into_values().collect()
-}
-
-pub(super) fn bytes(bytes: i64) -> String {
-    amount(bytes, SampleType::InuseSpace)
-}
-
-fn signed(value: i64) -> String {
-    let sign = if value < 0 { "" } else { "+" };
-    format!("{sign}{}", bytes(value))
-}
-
-/// Columns as wide as their longest cell.
-pub(super) fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([heads[column].len()]).max().unwrap_or_default()
-    };
-    let widths: [usize; N] = std::array::from_fn(width);
-    let heads = heads.map(str::to_owned);
-    let lines = std::iter::once(&heads).chain(&rows).map(|row| {
-        let cells = row.iter().zip(widths);
-        let cells = cells.map(|(cell, width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    });
-    lines.collect::<Vec<_>>().join("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_line_up() {
-        let rows = vec![
-            ["a".to_owned(), "long".to_owned()],
-            ["bcd".to_owned(), String::new()],
-        ];
-        assert_eq!(table(["X", "Y"], rows), "X    Y\na    long\nbcd");
-    }
 }

@@ -9,8 +9,8 @@ use futures::StreamExt;
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
-use super::instances::{bytes, table};
-use crate::args::{DumpArgs, Window};
+use super::table::{bytes, table};
+use crate::args::{DumpArgs, Processes, Window};
 use crate::ask::{Asked, profiles};
 use crate::bus::{Process, Reply, Request, Verb, connect, subject};
 use crate::config::Config;
@@ -47,23 +47,22 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
 
 /// `memprof fleet dump`
 pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
-    let config = Config::read(&args.at)?.with(&args.bus);
+    let Processes {
+        at,
+        bus,
+        target,
+        json,
+    } = &args.asked;
+    let config = Config::read(at)?.with(bus);
     let spread = u64::try_from(args.spread.as_millis()).unwrap_or(u64::MAX);
     let request = Request {
-        target: args.target.clone(),
+        target: target.clone(),
         share: args.sample,
         spread_ms: spread,
         dry_run: args.dry_run,
     };
     let patience = args.spread.saturating_add(DUMPING);
-    show(
-        &config,
-        Verb::Dump,
-        &args.target,
-        &request,
-        patience,
-        args.json,
-    )
+    show(&config, Verb::Dump, target, &request, patience, *json)
 }
 
 fn show(

@@ -1,40 +1,46 @@
 //! The questions, answered from the tables.
 
+pub(crate) mod answer;
 pub(crate) mod instances;
 pub(crate) mod live;
 mod named;
+mod notes;
 mod profiles;
+pub(crate) mod services;
+mod table;
 mod weigh;
 
 use std::io::{self, Write};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use memprof_report::{Format, Options, Subject, render};
+use memprof_report::{Format, Options};
 
+pub(crate) use notes::Notes;
 pub(crate) use profiles::{Profile, profiles};
+pub(crate) use weigh::Each;
 
-use crate::args::{DiffArgs, Drawn, FlameArgs, Question, Shown, Window};
+use crate::args::{DiffArgs, Drawn, FlameArgs, Question, Shown, Which, Window};
 use crate::config::Config;
-use crate::output::{NO_DATA, coded, note};
+use crate::output::{NO_DATA, coded};
 use crate::store::Store;
 use crate::target::Target;
 use crate::time::Instant;
-use named::named;
-use weigh::{Weights, sums};
-
-use std::process::ExitCode;
+use answer::{Answer, compared, summed};
 
 /// Which profiles a question is about.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) store: Arc<Store>,
     pub(crate) from: Instant,
     pub(crate) to: Instant,
     pub(crate) target: Target,
+    pub(crate) notes: Notes,
 }
 
 impl Asked {
+    /// What the command line asks; notes are printed.
     pub(crate) fn new(config: &Config, window: &Window, target: &Target) -> anyhow::Result<Self> {
         let to = window.until.unwrap_or_else(Instant::now);
         Ok(Self {
@@ -42,11 +48,16 @@ impl Asked {
             from: to.before(window.length),
             to,
             target: target.clone(),
+            notes: Notes::Printed,
         })
     }
 
+    fn of(which: &Which) -> anyhow::Result<Self> {
+        Self::new(&Config::read(&which.at)?, &which.window, &which.target)
+    }
+
     /// Its profiles, of which there must be one.
-    fn profiles(&self, build: Option<&str>) -> anyhow::Result<Vec<Profile>> {
+    pub(crate) fn profiles(&self, build: Option<&str>) -> anyhow::Result<Vec<Profile>> {
         let mut profiles = profiles(self)?;
         let all = profiles.len();
         profiles.retain(|one| build.is_none_or(|build| one.build_id.starts_with(build)));
@@ -81,64 +92,23 @@ impl std::fmt::Display for Asked {
 
 /// `memprof fleet top`
 pub(crate) fn top(args: &Question) -> anyhow::Result<ExitCode> {
-    let asked = Asked::new(&Config::read(&args.at)?, &args.window, &args.target)?;
-    let profiles = asked.profiles(args.build.as_deref())?;
-    let weights = Weights::newest(&profiles);
-    let named = named(&asked, &sums(&asked, &profiles, &weights)?)?;
-    let subject = Subject {
-        name: asked.to_string(),
-        profile: &named,
-        base_name: None,
-        base: None,
-    };
-    note_counts(&profiles, &weights);
-    table(&subject, &args.shown)
+    let asked = Asked::of(&args.which)?;
+    let answer = summed(&asked, args.build.as_deref(), Each::Newest)?;
+    table(&asked, &answer, &args.shown)
 }
 
 /// `memprof fleet diff`
 pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
-    let asked = Asked::new(&Config::read(&args.at)?, &args.window, &args.target)?;
-    let build = |build: &str| {
-        let profiles = asked.profiles(Some(build))?;
-        let weights = Weights::mean_process(&profiles);
-        note_counts(&profiles, &weights);
-        named(&asked, &sums(&asked, &profiles, &weights)?)
-    };
-    let (profile, base) = (build(&args.build)?, build(&args.base)?);
-    let subject = Subject {
-        name: format!("a process of build {}", args.build),
-        profile: &profile,
-        base_name: Some(format!("{}, each the mean of its processes", args.base)),
-        base: Some(&base),
-    };
-    table(&subject, &args.shown)
+    let asked = Asked::of(&args.which)?;
+    let answer = compared(&asked, &args.build, &args.base)?;
+    table(&asked, &answer, &args.shown)
 }
 
 /// `memprof fleet flame`
 pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
-    let asked = Asked::new(&Config::read(&args.at)?, &args.window, &args.target)?;
-    let profiles = asked.profiles(args.build.as_deref())?;
-    let weights = Weights::mean(&profiles);
-    let named = named(&asked, &sums(&asked, &profiles, &weights)?)?;
-    note_counts(&profiles, &weights);
-    let subject = Subject {
-        name: asked.to_string(),
-        profile: &named,
-        base_name: None,
-        base: None,
-    };
-    let options = Options {
-        format: match args.format {
-            Drawn::Svg => Format::Flamegraph,
-            Drawn::Html => Format::Html,
-            Drawn::Collapsed => Format::Collapsed,
-            Drawn::Pprof => Format::Pprof,
-        },
-        time_nanos: asked.to.0.saturating_mul(1_000_000),
-        ..Options::default()
-    };
-    let mut bytes = Vec::new();
-    render(&subject, &options, &mut bytes)?;
+    let asked = Asked::of(&args.which)?;
+    let answer = summed(&asked, args.build.as_deref(), Each::Mean)?;
+    let bytes = drawn(&asked, &answer, args.format)?;
     match &args.output {
         Some(path) => {
             std::fs::write(path, &bytes)
@@ -149,29 +119,30 @@ pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(subject: &Subject<'_>, shown: &Shown) -> anyhow::Result<ExitCode> {
+fn drawn(asked: &Asked, answer: &Answer, format: Drawn) -> anyhow::Result<Vec<u8>> {
+    let format = match format {
+        Drawn::Svg => Format::Flamegraph,
+        Drawn::Html => Format::Html,
+        Drawn::Collapsed => Format::Collapsed,
+        Drawn::Pprof => Format::Pprof,
+    };
     let options = Options {
-        format: if shown.json {
-            Format::Json
-        } else {
-            Format::Text
+        format,
+        ..Options::default()
+    };
+    answer.render(asked, options)
+}
+
+fn table(asked: &Asked, answer: &Answer, shown: &Shown) -> anyhow::Result<ExitCode> {
+    let options = Options {
+        format: match shown.json {
+            true => Format::Json,
+            false => Format::Text,
         },
         top: (!shown.json).then_some(shown.top),
         ..Options::default()
     };
-    let mut bytes = Vec::new();
-    render(subject, &options, &mut bytes)?;
+    let bytes = answer.render(asked, options)?;
     io::stdout().lock().write_all(&bytes)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn note_counts(profiles: &[Profile], weights: &Weights) {
-    let (processes, dumps) = (weights.processes(), weights.profiles());
-    let mut builds: Vec<_> = profiles.iter().map(|one| one.build()).collect();
-    builds.sort_unstable();
-    builds.dedup();
-    note(&format!(
-        "{dumps} profiles of {processes} processes, builds {}",
-        builds.join(", ")
-    ));
 }

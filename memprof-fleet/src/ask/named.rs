@@ -8,7 +8,6 @@ use memprof_report::{
 
 use crate::ask::Asked;
 use crate::ask::weigh::Sums;
-use crate::output::note;
 use crate::scan::{Columns, files, scan};
 use crate::schema::Table;
 
@@ -39,12 +38,14 @@ pub(crate) fn named(asked: &Asked, sums: &Sums) -> anyhow::Result<Named> {
             Ok(())
         });
         if let Err(error) = read {
-            note(&format!("{} is not counted: {error:#}", object.name));
+            asked
+                .notes
+                .add(format!("{} is not counted: {error:#}", object.name));
         }
     }
     let unnamed: f64 = missing.values().map(|[bytes, _]| bytes).sum();
     if unnamed > 0.0 {
-        note(&format!(
+        asked.notes.add(format!(
             "{unnamed:.0} bytes are of stacks whose names are missing"
         ));
     }

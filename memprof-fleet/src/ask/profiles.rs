@@ -1,7 +1,6 @@
 //! The rows of PROFILES that a question is about.
 
 use crate::ask::Asked;
-use crate::output::note;
 use crate::scan::{Columns, files, scan};
 use crate::schema::Table;
 use crate::time::Instant;
@@ -52,10 +51,12 @@ impl Profile {
 pub(crate) fn profiles(asked: &Asked) -> anyhow::Result<Vec<Profile>> {
     let found = files(&asked.store, Table::Profiles, (asked.from, asked.to))?;
     for name in &found.foreign {
-        note(&format!("{name} is no file of memprof's, and not counted"));
+        asked
+            .notes
+            .add(format!("{name} is no file of memprof's, and not counted"));
     }
     for (name, why) in &found.damaged {
-        note(&format!("{name} is not counted: {why}"));
+        asked.notes.add(format!("{name} is not counted: {why}"));
     }
     let mut profiles = Vec::new();
     let mut clocks = Vec::new();
@@ -73,13 +74,15 @@ pub(crate) fn profiles(asked: &Asked) -> anyhow::Result<Vec<Profile>> {
         );
         match read {
             Ok(_) => profiles.extend(of_file),
-            Err(error) => note(&format!("{} is not counted: {error:#}", object.name)),
+            Err(error) => asked
+                .notes
+                .add(format!("{} is not counted: {error:#}", object.name)),
         }
     }
     clocks.sort();
     clocks.dedup_by(|(host, _), (next, _)| host == next);
     for (host, offset) in clocks {
-        note(&format!(
+        asked.notes.add(format!(
             "the clock of {host} was {:.1} s off the store's: its times are as it said",
             offset as f64 / 1000.0
         ));

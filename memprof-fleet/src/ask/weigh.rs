@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use crate::ask::{Asked, Profile};
-use crate::output::note;
 use crate::scan::{Columns, files, scan};
 use crate::schema::Table;
 
@@ -15,6 +14,17 @@ const COLUMNS: [&str; 6] = [
     "inuse_bytes",
     "inuse_objects",
 ];
+
+/// How much each profile counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Each {
+    /// The newest of each process counts once, the others do not.
+    Newest,
+    /// Each process is the mean of its profiles.
+    Mean,
+    /// So it is, and the answer is the mean process.
+    MeanProcess,
+}
 
 /// By process and time: what a profile is multiplied with.
 #[derive(Debug, Default)]
@@ -29,8 +39,16 @@ pub(crate) struct Sums {
 }
 
 impl Weights {
+    pub(crate) fn new(profiles: &[Profile], each: Each) -> Self {
+        match each {
+            Each::Newest => Self::newest(profiles),
+            Each::Mean => Self::mean(profiles),
+            Each::MeanProcess => Self::mean_process(profiles),
+        }
+    }
+
     /// The newest profile of each process, once.
-    pub(crate) fn newest(profiles: &[Profile]) -> Self {
+    fn newest(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         // They come by process and time.
         for one in profiles {
@@ -42,7 +60,7 @@ impl Weights {
     }
 
     /// Each process as the mean of its profiles.
-    pub(crate) fn mean(profiles: &[Profile]) -> Self {
+    fn mean(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         for one in profiles {
             weights
@@ -59,7 +77,7 @@ impl Weights {
     }
 
     /// The mean of all processes, each as the mean of its profiles.
-    pub(crate) fn mean_process(profiles: &[Profile]) -> Self {
+    fn mean_process(profiles: &[Profile]) -> Self {
         let mut weights = Self::mean(profiles);
         let count = weights.processes() as f64;
         let each = weights.0.values_mut().flat_map(HashMap::values_mut);
@@ -89,7 +107,7 @@ pub(crate) fn sums(asked: &Asked, profiles: &[Profile], weights: &Weights) -> an
     let mut sums = Sums::default();
     let found = files(&asked.store, Table::Samples, (asked.from, asked.to))?;
     for (name, why) in &found.damaged {
-        note(&format!("{name} is not counted: {why}"));
+        asked.notes.add(format!("{name} is not counted: {why}"));
     }
     for (_, object) in &found.counted {
         let mut of_file = HashMap::new();
@@ -101,7 +119,9 @@ pub(crate) fn sums(asked: &Asked, profiles: &[Profile], weights: &Weights) -> an
             |batch| add(&Columns(batch), weights, &mut of_file),
         );
         match read {
-            Err(error) => note(&format!("{} is not counted: {error:#}", object.name)),
+            Err(error) => asked
+                .notes
+                .add(format!("{} is not counted: {error:#}", object.name)),
             Ok(_) => {
                 for (stack, [bytes, objects]) in of_file {
                     let sum: &mut [f64; 2] = sums.by_stack.entry(stack).or_default();
@@ -117,7 +137,7 @@ pub(crate) fn sums(asked: &Asked, profiles: &[Profile], weights: &Weights) -> an
     let expected: f64 = weighted.sum();
     // Half a byte for each profile is the fractions'.
     if (found - expected).abs() > 0.5 + profiles.len() as f64 / 2.0 {
-        note(&format!(
+        asked.notes.add(format!(
             "the profiles hold {expected:.0} bytes, of which the samples that are there tell {found:.0}: a file \
              is missing or damaged; `memprof fleet doctor` reads all of them"
         ));

@@ -13,7 +13,7 @@ use crate::place::{CART, Place};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that ends with the test.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -35,7 +35,7 @@ fn wait_for_line(child: &mut Child, text: &str) {
     std::thread::spawn(move || lines.for_each(drop));
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -43,7 +43,7 @@ fn free_port() -> u16 {
         .port()
 }
 
-fn server(place: &Path, port: u16, config: &str) -> Running {
+pub(crate) fn server(place: &Path, port: u16, config: &str) -> Running {
     let file = place.join("nats.conf");
     fs::write(&file, format!("listen: \"127.0.0.1:{port}\"\n{config}")).unwrap();
     let mut command = Command::new("/usr/sbin/nats-server");

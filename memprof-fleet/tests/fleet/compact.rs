@@ -9,6 +9,7 @@ fn merged_hours_give_the_same_answers() {
         service: "shop",
         pid: 8,
         build: "3f2a00",
+        ..CART
     };
     for at in 0..6 {
         place.spool(
@@ -78,11 +79,7 @@ fn what_is_older_than_the_retention_goes() {
 #[test]
 fn a_diff_is_of_the_mean_process_of_each_build() {
     let place = Place::new();
-    let process = |pid, build| Process {
-        service: "cart",
-        pid,
-        build,
-    };
+    let process = |pid, build| Process { pid, build, ..CART };
     for at in 0..3 {
         let time = START + at * 60_000;
         place.spool(process(1, "91cc00"), time, &[("load", 100)]);

@@ -5,3 +5,4 @@ mod bus;
 mod compact;
 mod kill;
 mod place;
+mod web;

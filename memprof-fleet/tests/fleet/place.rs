@@ -79,7 +79,7 @@ impl Place {
 
     /// Puts a dump into the spool: what each function holds.
     pub(crate) fn spool(&self, process: Process, time: i64, held: &[(&str, i64)]) {
-        let name = format!("{time:015}.{}.json", process.pid);
+        let name = format!("{time:015}.{}.{}.json", process.host, process.pid);
         let dumped = dumped(process, time, held).to_string();
         std::fs::write(self.path("spool/dumps").join(name), dumped).unwrap();
     }
@@ -144,12 +144,14 @@ impl Place {
 /// Of which process a dump is.
 #[derive(Clone, Copy)]
 pub(crate) struct Process {
+    pub(crate) host: &'static str,
     pub(crate) service: &'static str,
     pub(crate) pid: u32,
     pub(crate) build: &'static str,
 }
 
 pub(crate) const CART: Process = Process {
+    host: "node",
     service: "cart",
     pid: 7,
     build: "91cc00",
@@ -176,8 +178,8 @@ fn dumped(process: Process, time: i64, held: &[(&str, i64)]) -> Value {
             "time": time,
             "start_time": START,
             "service": process.service,
-            "instance": format!("node/{}.1", process.pid),
-            "host": "node",
+            "instance": format!("{}/{}.1", process.host, process.pid),
+            "host": process.host,
             "pid": process.pid,
             "build_id": process.build,
             "trigger": "agent",

@@ -41,7 +41,7 @@ export const report = (id, { top }) => request(`${dumpAddress(id, 'json', { type
 
 export const view = (id, options) => request(dumpAddress(id, 'view', options));
 
-async function request(address, options = {}) {
+export async function request(address, options = {}) {
   let response, body;
   try {
     response = await fetch(address, options);

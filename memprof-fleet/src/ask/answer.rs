@@ -1,0 +1,86 @@
+//! Answers that memprof-report shows: the sum of many profiles, or the difference of two such sums.
+
+use memprof_report::{Named, Options, Subject, render};
+
+use crate::ask::named::named;
+use crate::ask::weigh::{Each, Weights, sums};
+use crate::ask::{Asked, Profile};
+
+/// A sum, or what it is more than another one.
+pub(crate) struct Answer {
+    name: String,
+    pub(crate) profile: Named,
+    base: Option<(String, Named)>,
+}
+
+/// The sum of the profiles that are asked for.
+pub(crate) fn summed(asked: &Asked, build: Option<&str>, each: Each) -> anyhow::Result<Answer> {
+    Ok(Answer {
+        name: asked.to_string(),
+        profile: sum(asked, build, each)?,
+        base: None,
+    })
+}
+
+/// What the mean process of a build holds more than that of another one.
+pub(crate) fn compared(asked: &Asked, build: &str, base: &str) -> anyhow::Result<Answer> {
+    let base_name = format!("{base}, each the mean of its processes");
+    Ok(Answer {
+        name: format!("a process of build {build}"),
+        profile: sum(asked, Some(build), Each::MeanProcess)?,
+        base: Some((base_name, sum(asked, Some(base), Each::MeanProcess)?)),
+    })
+}
+
+/// What a process of the one time holds more than one of the other time.
+pub(crate) fn since(asked: &Asked, before: &Asked, build: Option<&str>) -> anyhow::Result<Answer> {
+    Ok(Answer {
+        name: format!("a process of {asked}"),
+        profile: sum(asked, build, Each::MeanProcess)?,
+        base: Some((
+            format!("{} to {}", before.from.text(), before.to.text()),
+            sum(before, build, Each::MeanProcess)?,
+        )),
+    })
+}
+
+fn sum(asked: &Asked, build: Option<&str>, each: Each) -> anyhow::Result<Named> {
+    let profiles = asked.profiles(build)?;
+    let weights = Weights::new(&profiles, each);
+    note_counts(asked, &profiles, &weights);
+    named(asked, &sums(asked, &profiles, &weights)?)
+}
+
+impl Answer {
+    /// The answer in the format of `options`, with the notes that were kept.
+    pub(crate) fn render(&self, asked: &Asked, mut options: Options) -> anyhow::Result<Vec<u8>> {
+        options.time_nanos = asked.to.0.saturating_mul(1_000_000);
+        let (base_name, base) = self.base.as_ref().map(|(name, base)| (name, base)).unzip();
+        let subject = Subject {
+            name: self.name.clone(),
+            profile: &self.profile,
+            base_name: base_name.cloned(),
+            base,
+        };
+        let mut bytes = Vec::new();
+        render(&subject, &options, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Puts notes into what is rendered.
+    pub(crate) fn with_notes(mut self, notes: Vec<String>) -> Self {
+        self.profile.profile.warnings.extend(notes);
+        self
+    }
+}
+
+fn note_counts(asked: &Asked, profiles: &[Profile], weights: &Weights) {
+    let (processes, dumps) = (weights.processes(), weights.profiles());
+    let mut builds: Vec<_> = profiles.iter().map(|one| one.build()).collect();
+    builds.sort_unstable();
+    builds.dedup();
+    asked.notes.add(format!(
+        "{dumps} profiles of {processes} processes, builds {}",
+        builds.join(", ")
+    ));
+}

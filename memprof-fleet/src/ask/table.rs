@@ -1,0 +1,44 @@
+//! Answers as columns of text.
+
+use memprof_report::{SampleType, amount};
+
+/// `1.50MiB`
+pub(super) fn bytes(bytes: i64) -> String {
+    amount(bytes, SampleType::InuseSpace)
+}
+
+/// The same with its sign.
+pub(super) fn signed(value: i64) -> String {
+    let sign = if value < 0 { "" } else { "+" };
+    format!("{sign}{}", bytes(value))
+}
+
+/// Columns as wide as their longest cell.
+pub(super) fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([heads[column].len()]).max().unwrap_or_default()
+    };
+    let widths: [usize; N] = std::array::from_fn(width);
+    let heads = heads.map(str::to_owned);
+    let lines = std::iter::once(&heads).chain(&rows).map(|row| {
+        let cells = row.iter().zip(widths);
+        let cells = cells.map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = vec![
+            ["a".to_owned(), "long".to_owned()],
+            ["bcd".to_owned(), String::new()],
+        ];
+        assert_eq!(table(["X", "Y"], rows), "X    Y\na    long\nbcd");
+    }
+}

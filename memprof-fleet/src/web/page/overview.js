@@ -1,0 +1,44 @@
+// The services, and the processes that grow.
+
+import { hash, rows, stateOf } from './asked.js';
+import { amount, change, element } from './viewer/format.js';
+
+const $ = id => document.getElementById(id);
+
+const link = (t, more = {}) => {
+  const { for: length, at } = stateOf();
+  return element('a', { href: hash({ t, for: length, at, ...more }), textContent: more.build ?? t });
+};
+
+const cell = (...content) => element('td', {}, ...content);
+
+// Returns what is to be known of the answers.
+export async function showOverview(state) {
+  const [services, growth] = await Promise.all([rows('services', state), rows('growth', state)]);
+  $('command').textContent = services.store;
+  $('service-rows').replaceChildren(...services.rows.map(one => element('tr', {},
+    cell(link(`@${one.service}`)), cell(one.processes), cell(...builds(one)), cell(amount(one.inuse_bytes)),
+    cell(change(one.growth_bytes, 'bytes')))));
+  $('growth').hidden = !growth.rows.length;
+  $('no-growth').hidden = growth.rows.length > 0;
+  $('growth-rows').replaceChildren(...growth.rows.map(one => {
+    // HOST/PID.START
+    const process = one.instance.slice(0, one.instance.lastIndexOf('.'));
+    return element('tr', {}, cell(link(process)), cell(one.service), cell(one.build_id),
+      cell(change(one.growth_bytes, 'bytes')), cell(change(one.growth_bytes_per_hour, 'bytes')),
+      cell(amount(one.inuse_bytes[1])));
+  }));
+  return services.notes;
+}
+
+// Each build, with how many processes run it; where there are two, what one holds more than the other.
+function builds({ service, builds: all }) {
+  const names = Object.keys(all);
+  const words = names.flatMap((build, index) => [
+    index ? ', ' : '', link(`@${service}`, { build }), ` (${all[build]})`]);
+  if (names.length !== 2) return words;
+  const [build, base] = names;
+  const { for: length, at } = stateOf();
+  const diff = element('a', { href: hash({ t: `@${service}`, for: length, at, build, base }), textContent: 'diff' });
+  return [...words, ' · ', diff];
+}
