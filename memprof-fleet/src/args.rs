@@ -279,6 +279,9 @@ pub(crate) enum Drawn {
     Collapsed,
     /// Gzipped profile.proto, for `go tool pprof`
     Pprof,
+    /// OpenTelemetry's profiles, as a collector takes them at /v1development/profiles
+    #[cfg(feature = "otlp")]
+    Otlp,
 }
 
 /// What reads the views.

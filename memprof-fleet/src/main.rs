@@ -27,6 +27,9 @@ mod agent;
 
 mod scan;
 
+#[cfg(feature = "otlp")]
+mod otlp;
+
 mod ask;
 
 mod compact;

@@ -23,6 +23,8 @@ pub(crate) use weigh::Each;
 
 use crate::args::{DiffArgs, Drawn, FlameArgs, Question, Shown, Which, Window};
 use crate::config::Config;
+#[cfg(feature = "otlp")]
+use crate::otlp;
 use crate::output::{NO_DATA, coded};
 use crate::store::Store;
 use crate::target::Target;
@@ -125,6 +127,11 @@ fn drawn(asked: &Asked, answer: &Answer, format: Drawn) -> anyhow::Result<Vec<u8
         Drawn::Html => Format::Html,
         Drawn::Collapsed => Format::Collapsed,
         Drawn::Pprof => Format::Pprof,
+        #[cfg(feature = "otlp")]
+        Drawn::Otlp => {
+            let service = asked.target.service().unwrap_or("fleet");
+            return Ok(otlp::encode(&answer.profile, service, asked.from, asked.to));
+        }
     };
     let options = Options {
         format,
