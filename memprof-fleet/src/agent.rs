@@ -1,10 +1,12 @@
 //! `memprof agent`: dumps by the policy, to the spool, to the store.
 
+mod asked;
+
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -14,12 +16,13 @@ use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
-use crate::bus::{Asked, Event, Reply, answer, process};
+use crate::ask::writing_since;
+use crate::bus::{Event, answer};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
 use crate::output::{NO_DATA, coded, note, tell};
-use crate::policy::{Rule, is_part, rule};
+use crate::policy::{Rule, chosen, rule};
 use crate::prune::prune;
 use crate::schema::files;
 use crate::spool::Spool;
@@ -33,7 +36,7 @@ const TURN: Duration = Duration::from_secs(5);
 const BATCH_BYTES: u64 = 4 << 20;
 /// How long a store that failed is left alone.
 const LEAVE: Duration = Duration::from_secs(10);
-/// How often a directory that is the store is merged and pruned.
+/// How often the store is merged and pruned.
 const HOUSEKEEPING: Duration = Duration::from_secs(1800);
 
 /// How the name of a host begins that was not reached.
@@ -132,7 +135,7 @@ impl Agent {
                 }
                 self.tell_change("the store".to_owned(), drained.map(drop));
             }
-            if self.store.is_local() && kept_house <= now.before(HOUSEKEEPING) {
+            if kept_house <= now.before(HOUSEKEEPING) {
                 let kept = self.keep_house(now);
                 self.tell_change("merging".to_owned(), kept);
                 kept_house = now;
@@ -216,62 +219,6 @@ impl Agent {
         Ok(bytes)
     }
 
-    /// Takes the dumps that are asked for, each process once for all who ask. Returns whether the agent is to
-    /// end.
-    fn dump_asked(&mut self, first: Asked, events: &Receiver<Event>) -> bool {
-        let mut asked = vec![first];
-        let mut is_end = false;
-        for event in events.try_iter() {
-            match event {
-                Event::Asked(more) => asked.push(more),
-                Event::End => is_end = true,
-            }
-        }
-        let mut told = vec![0; asked.len()];
-        for (host, ()) in survey(Reach::Processes, |_| ()).hosts {
-            let instance = self.machine.instance(&host);
-            let (name, pid) = (self.machine.name.clone(), host.pid.cast_signed());
-            let wants = |asked: &Asked| {
-                let of = &asked.request;
-                of.target.takes(&host.info.name, &name, pid) && is_part(&instance, of.share)
-            };
-            let wanted: Vec<_> = (0..asked.len()).filter(|at| wants(&asked[*at])).collect();
-            let mut answer = process(&name, &host, String::new());
-            if wanted.iter().any(|at| !asked[*at].request.dry_run) {
-                let rule = rule(&self.config.service, &host.info.name).cloned();
-                match self.dump(&host, &rule.unwrap_or_default()) {
-                    Ok(bytes) => answer.inuse_bytes = Some(bytes),
-                    Err(error) => answer.failed = Some(format!("{error:#}")),
-                }
-            }
-            for at in wanted {
-                let mut answer = answer.clone();
-                if asked[at].request.dry_run {
-                    (answer.inuse_bytes, answer.failed) = (None, None);
-                }
-                told[at] += 1;
-                // Who does not wait any more gets none.
-                asked[at]
-                    .replies
-                    .send(Reply::Process(answer))
-                    .unwrap_or_default();
-            }
-        }
-        let stored = self
-            .batch()
-            .and_then(|()| drain(&self.spool, &self.store))
-            .map(drop);
-        self.tell_change("the store".to_owned(), stored);
-        for (asked, processes) in asked.into_iter().zip(told) {
-            let host = self.machine.name.clone();
-            asked
-                .replies
-                .send(Reply::Done { host, processes })
-                .unwrap_or_default();
-        }
-        is_end
-    }
-
     fn describe(&self, host: &Running) -> String {
         format!("{} {}/{}", host.info.name, self.machine.name, host.pid)
     }
@@ -298,7 +245,15 @@ impl Agent {
         Ok(())
     }
 
+    /// Merges and prunes. Of the machines that write to a store that all share, one does in each hour.
     fn keep_house(&self, now: Instant) -> anyhow::Result<()> {
+        if !self.store.is_local() {
+            let writing = writing_since(&self.store, now.before(Duration::from_secs(3600)))?;
+            let turn = now.hour().directory();
+            if chosen(writing.iter().map(String::as_str), &turn) != Some(&self.machine.name) {
+                return Ok(());
+            }
+        }
         compact(&self.store, now.before(crate::compact::GRACE))?;
         prune(&self.store, now.before(self.config.keep))?;
         Ok(())

@@ -74,6 +74,12 @@ pub(crate) fn part(text: &str) -> f64 {
     number(text) as f64 / u64::MAX as f64
 }
 
+/// Which of `machines` has a turn: all of them choose the same one, and another one where it is gone
+/// (rendezvous hashing).
+pub(crate) fn chosen<'m>(machines: impl Iterator<Item = &'m str>, turn: &str) -> Option<&'m str> {
+    machines.max_by_key(|machine| number(&format!("{machine} {turn}")))
+}
+
 /// A number that is the same for a text everywhere and always.
 fn number(text: &str) -> u64 {
     let digest = Sha256::digest(text);
@@ -152,6 +158,24 @@ mod tests {
             by_minute.iter().all(|count| (400..800).contains(count)),
             "{by_minute:?}"
         );
+    }
+
+    #[test]
+    fn machines_take_turns() {
+        let machines = ["a", "b", "c"];
+        let mut turns = [0; 3];
+        for hour in 0..300 {
+            let turn = format!("hour={hour}");
+            let first = chosen(machines.into_iter(), &turn).unwrap();
+            assert_eq!(chosen(machines.into_iter().rev(), &turn), Some(first));
+            turns[machines.iter().position(|one| *one == first).unwrap()] += 1;
+            // That another one is gone changes nothing.
+            let gone = machines.into_iter().find(|one| *one != first);
+            let left = machines.into_iter().filter(|one| Some(*one) != gone);
+            assert_eq!(chosen(left, &turn), Some(first));
+        }
+        assert!(turns.iter().all(|turns| *turns > 70), "{turns:?}");
+        assert_eq!(chosen([].into_iter(), "x"), None);
     }
 
     #[test]

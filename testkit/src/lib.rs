@@ -11,6 +11,7 @@ mod held;
 mod names;
 mod place;
 mod processes;
+pub mod s3;
 mod server;
 mod session;
 mod talk;

@@ -8,6 +8,7 @@ mod clients;
 mod closefrom;
 mod disk;
 mod exit;
+mod fleet;
 mod fork;
 mod gate;
 mod group;
@@ -92,6 +93,7 @@ const SUITES: &[Suite] = &[
     ("sampler", sampler::run),
     ("accuracy", accuracy::run),
     ("gate", gate::run),
+    ("fleet", fleet::run),
     ("servers", servers::run),
     ("unwind", unwind::run),
 ];

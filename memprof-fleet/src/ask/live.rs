@@ -19,6 +19,8 @@ use crate::target::Target;
 
 /// How long agents may take to say that they are there.
 const HERE: Duration = Duration::from_secs(2);
+/// How long nobody else may have answered until then: a crowd of agents, or of those who ask, is slower.
+const QUIET: Duration = Duration::from_millis(500);
 /// How long a list may take.
 const LISTING: Duration = Duration::from_secs(15);
 /// How long dumps may take, behind the time over which they are spread.
@@ -188,6 +190,7 @@ async fn gather(
     client.flush().await?;
     let begun = Instant::now();
     let (here, end) = (begun + HERE, begun + patience);
+    let mut heard = begun;
     let mut gathered = Gathered::default();
     loop {
         // A refusal is only an event, and nobody would ever answer.
@@ -204,18 +207,17 @@ async fn gather(
             return Err(coded(UNREACHABLE, message));
         }
         let now = Instant::now();
-        let is_done = now >= here && unfinished(&gathered.agents) == 0;
+        let is_quiet = now >= here && now >= heard + QUIET;
+        let is_done = is_quiet && unfinished(&gathered.agents) == 0;
         if is_done || now >= end {
             return Ok(gathered);
         }
-        let until = if now < here {
-            here.min(now + HERE / 10)
-        } else {
-            end
-        };
+        // Refusals are looked for meanwhile.
+        let until = end.min(now + HERE / 10);
         let Ok(Some(message)) = timeout_at(until, replies.next()).await else {
             continue;
         };
+        heard = Instant::now();
         match serde_json::from_slice(&message.payload) {
             Ok(Reply::Here { host }) => {
                 gathered.agents.entry(host).or_default();

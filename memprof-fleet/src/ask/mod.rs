@@ -10,9 +10,10 @@ pub(crate) mod services;
 mod table;
 mod weigh;
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use memprof_report::{Format, Options};
@@ -78,6 +79,19 @@ impl Asked {
             )),
         }
     }
+}
+
+/// The machines that wrote a profile since then.
+pub(crate) fn writing_since(store: &Arc<Store>, from: Instant) -> anyhow::Result<BTreeSet<String>> {
+    let asked = Asked {
+        store: Arc::clone(store),
+        from,
+        to: Instant::now(),
+        target: Target::All,
+        notes: Notes::Kept(Mutex::default()),
+    };
+    let profiles = profiles(&asked)?.into_iter();
+    Ok(profiles.map(|one| one.host).collect())
 }
 
 impl std::fmt::Display for Asked {

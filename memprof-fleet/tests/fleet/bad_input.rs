@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::place::{CART, Place, START};
+use crate::place::{CART, Place, Process, START};
 
 fn with_two_profiles() -> Place {
     let place = Place::new();
@@ -187,4 +187,33 @@ fn a_disk_without_room_for_the_spool_is_told_of_and_loses_nothing() {
     let agent = agent.output().unwrap();
     assert_eq!(agent.status.code(), Some(5));
     assert_eq!(place.total(), 1000);
+}
+
+#[test]
+fn clocks_that_are_an_hour_apart_are_told_of_and_change_no_time() {
+    let place = with_two_profiles();
+    let ahead = Process {
+        host: "ahead",
+        ..CART
+    };
+    place.spool(ahead, START, &[("leak", 500)]);
+    let dump = place.path("spool/dumps").read_dir().unwrap().next();
+    let dump = dump.unwrap().unwrap().path();
+    let text = fs::read_to_string(&dump).unwrap();
+    let late = text.replace("\"clock_offset_ms\":null", "\"clock_offset_ms\":3600000");
+    assert_ne!(late, text);
+    fs::write(&dump, late).unwrap();
+    place.drain();
+    let ps = [
+        "fleet",
+        "flame",
+        "--format",
+        "collapsed",
+        "--at",
+        "2026-11-21T11:00:00Z",
+    ];
+    let run = place.run(&ps).exits(0);
+    let told = "the clock of ahead was 3600.0 s off the store's: its times are as it said";
+    assert!(run.stderr.contains(told), "{run:?}");
+    assert_eq!(run.stdout, "main;leak 1500\n");
 }

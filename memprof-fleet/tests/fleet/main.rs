@@ -4,5 +4,7 @@ mod bad_input;
 mod bus;
 mod compact;
 mod kill;
+mod many_agents;
 mod place;
+mod s3;
 mod web;

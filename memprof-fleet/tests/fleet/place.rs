@@ -84,6 +84,13 @@ impl Place {
         std::fs::write(self.path("spool/dumps").join(name), dumped).unwrap();
     }
 
+    /// Whether nothing waits in the spool.
+    pub(crate) fn is_drained(&self) -> bool {
+        let parts = ["dumps", "batch", "outbox"].map(|part| self.path("spool").join(part));
+        let mut entries = parts.iter().flat_map(std::fs::read_dir).flatten();
+        entries.next().is_none()
+    }
+
     /// Moves the spool to the store. There is no host to take a profile of.
     pub(crate) fn drain(&self) -> Run {
         self.run(&["agent", "--once"]).exits(5)
