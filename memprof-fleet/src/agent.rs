@@ -25,6 +25,7 @@ use crate::output::{NO_DATA, coded, note, tell};
 use crate::policy::{Rule, chosen, rule};
 use crate::prune::prune;
 use crate::schema::files;
+use crate::scraped;
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::take::{Machine, take};
@@ -103,6 +104,7 @@ impl Agent {
         if self.config.nats.url.is_some() {
             answer(self.config.nats.clone(), self.machine.name.clone(), send)?;
         }
+        scraped::start(&self.config.http)?;
         tell(&format!("memprof: profiles go to {}", self.store.url()));
         let mut rest_until = Instant(0);
         let mut batched = Instant::now();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub(crate) struct Config {
     pub(crate) batch: Duration,
     /// How agents are reached.
     pub(crate) nats: Nats,
+    /// Where scrapers reach this machine's hosts.
+    pub(crate) http: Http,
     /// What each profile of this machine is marked with.
     pub(crate) labels: BTreeMap<String, String>,
     /// Which hosts; the first rule that fits a service counts.
@@ -51,6 +54,7 @@ impl Default for Config {
             keep: Duration::from_secs(14 * 24 * 3600),
             batch: Duration::from_secs(600),
             nats: Nats::default(),
+            http: Http::default(),
             labels: BTreeMap::new(),
             service: vec![Rule::default()],
         }
@@ -125,6 +129,18 @@ impl Nats {
     }
 }
 
+/// `[http]`: where an agent serves metrics and profiles.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Http {
+    /// The address. Without one nothing is served.
+    pub(crate) listen: Option<SocketAddr>,
+    /// Whoever asks must bring this token; without it, only this user and root may ask.
+    pub(crate) token_file: Option<PathBuf>,
+    /// Names by which clients call the server, besides localhost.
+    pub(crate) allow_host: Vec<String>,
+}
+
 /// Where this user's programs keep what has to last.
 fn state() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
@@ -180,6 +196,8 @@ mod tests {
         assert_eq!(keys(&written), known("nonsense = 1"));
         let nats = written["nats"].as_table().unwrap();
         assert_eq!(keys(nats), known("[nats]\nnonsense = 1"));
+        let http = written["http"].as_table().unwrap();
+        assert_eq!(keys(http), known("[http]\nnonsense = 1"));
         let service = written["service"][0].as_table().unwrap();
         assert_eq!(keys(service), known("[[service]]\nnonsense = 1"));
     }

@@ -22,6 +22,7 @@ mod store;
 mod drain;
 
 mod bus;
+mod scraped;
 
 mod agent;
 

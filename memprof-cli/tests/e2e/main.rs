@@ -29,6 +29,7 @@ mod control;
 mod dumps;
 mod fleet;
 mod fleet_page;
+mod fleet_scraped;
 mod gate;
 mod help;
 mod hosts;

@@ -52,6 +52,13 @@ impl Server {
         Self::wait_for(command.env("MEMPROF_SOCKET_DIR", sockets))
     }
 
+    /// An agent that serves scrapers as its configuration says.
+    pub(crate) fn agent(sockets: &Path, config: &Path) -> Self {
+        let mut command = Command::new(dist("bin/memprof"));
+        command.args(["agent", "--config"]).arg(config);
+        Self::wait_for(command.env("MEMPROF_SOCKET_DIR", sockets))
+    }
+
     fn spawn(sockets: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
         let mut command = Command::new(dist("bin/memprof"));
         command
