@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
 use crate::ask::writing_since;
+use crate::attached::Attached;
 use crate::bus::{Event, answer};
 use crate::compact::compact;
 use crate::config::Config;
@@ -50,6 +51,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         store: Arc::new(Store::open(&config.store)?),
         machine: Machine::new(config.labels.clone()),
         config,
+        attached: Attached::default(),
         known: HashSet::new(),
         seen: HashMap::new(),
         told: HashMap::new(),
@@ -65,6 +67,7 @@ struct Agent {
     spool: Spool,
     store: Arc<Store>,
     machine: Machine,
+    attached: Attached,
     /// The stacks that this agent put into the store, by hour.
     known: HashSet<(Hour, i64)>,
     /// By process: when it was dumped last, or first seen.
@@ -112,6 +115,7 @@ impl Agent {
         let mut kept_house = Instant(0);
         loop {
             let now = Instant::now();
+            self.attach();
             for (host, rule) in self.hosts() {
                 if Instant::now() >= rest_until && self.is_due(&host, &rule) {
                     let begun = std::time::Instant::now();
@@ -153,12 +157,45 @@ impl Agent {
                 Ok(Event::End) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
+        for (name, detached) in self.attached.detach(&self.machine) {
+            match detached {
+                Ok(()) => tell(&format!("memprof: {name}: detached")),
+                Err(error) => note(&format!("{name}: {error:#}")),
+            }
+        }
         // What does not reach the store now does so the next time.
         self.batch()?;
         if let Err(error) = drain(&self.spool, &self.store) {
             note(&format!("{error:#}: what is in the spool stays there"));
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Attaches to what the policy names.
+    fn attach(&mut self) {
+        if self
+            .config
+            .service
+            .iter()
+            .all(|rule| rule.attach.is_empty())
+        {
+            return;
+        }
+        let hosts = survey(Reach::Processes, |_| ()).hosts;
+        let hosts = hosts.into_iter().map(|(host, ())| host.pid).collect();
+        let attempts = self
+            .attached
+            .attach(&self.config.service, &hosts, &self.machine);
+        let attempts = match attempts {
+            Ok(attempts) => attempts,
+            Err(error) => return self.tell_change("attaching".to_owned(), Err(error)),
+        };
+        for (name, attempt) in attempts {
+            if attempt.is_ok() {
+                tell(&format!("memprof: {name}: attached"));
+            }
+            self.tell_change(name, attempt);
+        }
     }
 
     /// The hosts that the policy names and that belong to its share.

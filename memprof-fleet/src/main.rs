@@ -10,6 +10,7 @@ mod target;
 mod time;
 mod units;
 
+mod attached;
 mod policy;
 mod take;
 

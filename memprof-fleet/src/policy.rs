@@ -24,6 +24,9 @@ pub(crate) struct Rule {
     pub(crate) pause: u32,
     /// Whether sampling is switched on where it is off.
     pub(crate) activate: bool,
+    /// Programs that are attached to where they run without the plugin, by the names of their files; `*` is
+    /// any text. Their sampling is switched on.
+    pub(crate) attach: Vec<String>,
 }
 
 impl Default for Rule {
@@ -34,6 +37,7 @@ impl Default for Rule {
             share: 1.0,
             pause: 100,
             activate: false,
+            attach: Vec::new(),
         }
     }
 }
@@ -47,6 +51,16 @@ impl Rule {
     /// Whether a process belongs to the share.
     pub(crate) fn takes(&self, instance: &str) -> bool {
         is_part(instance, self.share)
+    }
+
+    /// Whether a process of this program is attached to.
+    pub(crate) fn attaches(&self, program: &str) -> bool {
+        self.attach.iter().any(|named| is_like(named, program))
+    }
+
+    /// Whether sampling is switched on where it is off.
+    pub(crate) fn activates(&self) -> bool {
+        self.activate || !self.attach.is_empty()
     }
 
     /// Whether a process is due that was dumped, or first seen, at `last`. Each has a phase of its own in

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::BufReader;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
 use memprof_host::Running;
@@ -19,6 +19,8 @@ use crate::time::Instant;
 
 /// How many periods an activation of ours outlives the agent.
 const LEASE: u32 = 3;
+/// The shortest one: the agent looks for hosts less often than some periods are long.
+const LEAST_LEASE: Duration = Duration::from_secs(60);
 
 /// What all dumps of an agent have in common.
 #[derive(Clone, Debug)]
@@ -45,7 +47,12 @@ impl Machine {
     /// attachment changes it.
     pub(crate) fn instance(&self, host: &Running) -> String {
         let start = start_ticks(host.pid).unwrap_or(host.info.started);
-        format!("{}/{}.{start}", self.name, host.pid)
+        self.instance_of(host.pid, start)
+    }
+
+    /// The same of any process, by its start in ticks since the machine's.
+    pub(crate) fn instance_of(&self, pid: u32, start: u64) -> String {
+        format!("{}/{pid}.{start}", self.name)
     }
 }
 
@@ -104,11 +111,13 @@ pub(crate) fn take(
     })
 }
 
-/// Switches sampling on, where the rule says so.
+/// Switches sampling on, or keeps it on, where the rule says so.
 fn sample(client: &mut Client, rule: &Rule) -> anyhow::Result<()> {
     let status = client.status()?;
+    let lease = (rule.period * LEASE).max(LEAST_LEASE);
+    let is_ending = ends_within(status.active_until.as_deref(), lease);
     match status.profiling.known() {
-        Some(Profiling::Active) => Ok(()),
+        Some(Profiling::Active) if !(is_ending && rule.activates()) => Ok(()),
         Some(Profiling::Unavailable) => {
             let reason = status.reason.unwrap_or_default();
             bail!(
@@ -116,8 +125,7 @@ fn sample(client: &mut Client, rule: &Rule) -> anyhow::Result<()> {
                 status.remedy.unwrap_or_default()
             )
         }
-        _ if rule.activate => {
-            let lease = Duration::from_secs((rule.period * LEASE).as_secs());
+        _ if rule.activates() => {
             client.activate(&format!("for={}s", lease.as_secs()))?;
             Ok(())
         }
@@ -125,8 +133,14 @@ fn sample(client: &mut Client, rule: &Rule) -> anyhow::Result<()> {
     }
 }
 
+/// Whether an activation ends, and so soon.
+fn ends_within(until: Option<&str>, time: Duration) -> bool {
+    let until = until.and_then(|until| humantime::parse_rfc3339(until).ok());
+    until.is_some_and(|until| until < SystemTime::now() + time)
+}
+
 /// When the process started, in ticks since the machine did (`starttime` of proc(5), stat).
-fn start_ticks(pid: u32) -> Option<u64> {
+pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program's name may hold anything; behind it comes the third field.
     let (_, fields) = stat.rsplit_once(')')?;

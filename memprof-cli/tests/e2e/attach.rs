@@ -64,7 +64,12 @@ fn is_listed(host: &Host) -> bool {
 }
 
 fn our_threads(host: &Host) -> Vec<String> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap();
+    our_threads_of(host.pid())
+}
+
+/// The plugin's threads in a process.
+pub(crate) fn our_threads_of(pid: u32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let names = tasks.flatten().filter_map(|task| {
         let name = fs::read_to_string(task.path().join("comm")).ok()?;
         Some(name.trim_end().to_owned())

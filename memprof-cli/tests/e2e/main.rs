@@ -28,6 +28,7 @@ mod compat;
 mod control;
 mod dumps;
 mod fleet;
+mod fleet_attached;
 mod fleet_page;
 mod fleet_scraped;
 mod gate;
