@@ -125,6 +125,43 @@ fn lua_gets_errors_of_its_own() {
     }
 }
 
+/// What others have as an object is a table, and every number, text and list in it is Lua's.
+#[test]
+fn lua_gets_tables() {
+    let script = r#"
+local memory_profile = require "memory_profile"
+local function is_refused(message, text)
+    local reply, why = memory_profile.call(message)
+    assert(reply == nil and why:find(text, 1, true) == 1, tostring(why))
+end
+for _ = 1, 200 do
+    is_refused("bogus", 'memory_profile has no message "bogus"; valid messages: activate, ')
+    local status = memory_profile.call("status format=json")
+    assert(status.status == "ok" and status.profiling == "inactive", status.text)
+    assert(#status.allocators == 1 and status.allocators[1].kind == "glibc")
+    assert(status.allocators[1].owns_malloc == true)
+    assert(status.active_since == nil and status.busy == false)
+end
+is_refused("", "memory_profile has no message")
+is_refused(("x"):rep(1000000), "a message has at most 4096 bytes, this one has 1000000")
+assert(not pcall(memory_profile.call, {}))
+local active = memory_profile.call("activate lg_sample=12")
+assert(active.sample_interval == 4096 and (not math.type or math.type(active.sample_interval) == "integer"))
+local kept = {}
+for i = 1, 10000 do kept[i] = ("x"):rep(100 + i % 10) .. i end
+local dump = memory_profile.call("dump")
+assert(io.open(dump.path):read("*a"):find("heap", 1, true) and dump.bytes > 1000, dump.text)
+collectgarbage()
+assert(#memory_profile.call("list").dumps == 1)
+assert(require("hello_rust").call("hello name=Lua") == "hello, Lua")
+print(memory_profile.call("doctor").status)
+"#;
+    for lua in LUAS {
+        let ran = Languages::new().run(lua, &[lua, "-e", script], &[LUA_PATH]);
+        assert!(ran.is_ok && ran.output == "ok\n", "{lua}: {ran:?}");
+    }
+}
+
 /// Plugins are named after their files, and do not mix.
 #[test]
 fn lua_loads_two_plugins() {
@@ -416,11 +453,12 @@ fn ruby_gets_exceptions_of_its_own() {
     let script = r##"
 require "memory_profile"
 def check(message, kind, text)
-  reply = MemoryProfile.send_message(message)
-rescue Exception => error
-  raise unless error.instance_of?(kind) && error.message.start_with?(text)
-else
-  abort "#{message}: #{reply}"
+  %i[send_message call].each do |name|
+    reply = MemoryProfile.public_send(name, message)
+    abort "#{name} #{message}: #{reply}"
+  rescue StandardError => error
+    raise unless error.instance_of?(kind) && error.message.start_with?(text)
+  end
 end
 none = 'memory_profile has no message "'
 100.times { check("bogus", RuntimeError, none + 'bogus"; valid messages: activate, ') }
@@ -436,6 +474,14 @@ killed.each(&:kill).each(&:join)
 child = fork { exit!(MemoryProfile.send_message("status").start_with?("profiling") ? 7 : 1) }
 Process.wait(child)
 abort $?.inspect unless $?.exitstatus == 7
+100.times do
+  status = MemoryProfile.call("status")
+  abort status.inspect unless status["profiling"] == "inactive" && status["allocators"][0]["kind"] == "glibc"
+end
+abort unless MemoryProfile.call("activate lg_sample=12")["sample_interval"] == 4096
+MemoryProfile.call("deactivate")
+require "hello_rust"
+abort unless HelloRust.call("hello name=Ruby") == "hello, Ruby"
 GC.start
 puts MemoryProfile.send_message("status")
 "##;

@@ -1,7 +1,7 @@
 //! Lua 5.1 to 5.4 and `LuaJIT`: `require "memory_profile"`, found by `package.cpath`.
 //!
-//! `send(message)` returns a string, or where the message fails nil and the reason, as Lua's own `io` does.
-//! The thread waits for the answer, as for any function in C.
+//! `send(message)` returns a string, `call(message)` what the reply is as JSON, mostly a table. Where the message fails
+//! both return nil and the reason, as Lua's own `io` does. The thread waits for the answer, as for any function in C.
 //!
 //! Errors of Lua leave by longjmp(3), or unwind: where one may be raised, no frame of ours holds anything that
 //! has to be dropped.
@@ -12,9 +12,14 @@ use std::ffi::{c_char, c_int, c_void};
 use std::{ptr, slice};
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
+use serde_json::Value;
 
 use super::symbol::{Caller, Missing};
 use super::{arrival, contain};
+
+mod values;
+
+use values::Values;
 
 type State = *mut c_void;
 type Function = unsafe extern "C-unwind" fn(State) -> c_int;
@@ -23,13 +28,11 @@ type Function = unsafe extern "C-unwind" fn(State) -> c_int;
 #[derive(Clone, Copy)]
 struct Lua {
     check_string: unsafe extern "C-unwind" fn(State, c_int, *mut usize) -> *const c_char,
-    create_table: unsafe extern "C-unwind" fn(State, c_int, c_int),
     set_field: unsafe extern "C-unwind" fn(State, c_int, *const c_char),
     push_function: unsafe extern "C-unwind" fn(State, Function, c_int),
     push_pointer: unsafe extern "C-unwind" fn(State, *const c_void),
     to_pointer: unsafe extern "C-unwind" fn(State, c_int) -> *const c_void,
-    push_string: unsafe extern "C-unwind" fn(State, *const c_char, usize),
-    push_nil: unsafe extern "C-unwind" fn(State),
+    values: Values,
     /// Does not return.
     error: unsafe extern "C-unwind" fn(State) -> c_int,
     protected_call: ProtectedCall,
@@ -49,18 +52,15 @@ impl Lua {
     fn of(caller: Caller) -> Result<Self, Missing> {
         let host = caller.functions();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4. What lua_pushlstring returns, nothing
-        // in 5.1 and a pointer elsewhere, is ignored.
+        // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4.
         unsafe {
             Ok(Self {
                 check_string: host.find(c"luaL_checklstring")?,
-                create_table: host.find(c"lua_createtable")?,
                 set_field: host.find(c"lua_setfield")?,
                 push_function: host.find(c"lua_pushcclosure")?,
                 push_pointer: host.find(c"lua_pushlightuserdata")?,
                 to_pointer: host.find(c"lua_touserdata")?,
-                push_string: host.find(c"lua_pushlstring")?,
-                push_nil: host.find(c"lua_pushnil")?,
+                values: Values::of(&host)?,
                 error: host.find(c"lua_error")?,
                 protected_call: match host.find(c"lua_pcallk") {
                     Ok(call) => ProtectedCall::Continued(call),
@@ -71,7 +71,7 @@ impl Lua {
     }
 }
 
-/// Opens the module: a table with its function.
+/// Opens the module: a table with its functions.
 ///
 /// # Safety
 /// Lua calls `luaopen_*` with this state.
@@ -82,11 +82,13 @@ pub unsafe fn open(entry: &'static memprof_plugin_entry_t, state: State, caller:
         return 0;
     };
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-    // SAFETY: lua.h: there is room for 20 values; the function's library is never unloaded.
+    // SAFETY: lua.h: there is room for 20 values; the functions' library is never unloaded.
     unsafe {
-        (lua.create_table)(state, 0, 1);
+        (lua.values.create_table)(state, 0, 2);
         (lua.push_function)(state, send, 0);
         (lua.set_field)(state, -2, c"send".as_ptr());
+        (lua.push_function)(state, call, 0);
+        (lua.set_field)(state, -2, c"call".as_ptr());
     }
     1
 }
@@ -97,10 +99,15 @@ fn lua(caller: Caller) -> Option<Lua> {
 
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn send(state: State) -> c_int {
-    naked_asm!("mov rsi, [rsp]", "jmp {}", sym send_from)
+    naked_asm!("mov rsi, [rsp]", "xor edx, edx", "jmp {}", sym answer)
 }
 
-unsafe extern "C-unwind" fn send_from(state: State, caller: Caller) -> c_int {
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn call(state: State) -> c_int {
+    naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym answer)
+}
+
+unsafe extern "C-unwind" fn answer(state: State, caller: Caller, is_json: bool) -> c_int {
     let Some(lua) = lua(caller) else {
         return 0;
     };
@@ -111,7 +118,7 @@ unsafe extern "C-unwind" fn send_from(state: State, caller: Caller) -> c_int {
     unsafe { (lua.push_function)(state, push_answer, 0) };
     // SAFETY: lua.h: `length` bytes, which stay while the argument is on the stack.
     let message = unsafe { slice::from_raw_parts(message.cast::<u8>(), length) };
-    let answer = arrival::send(message);
+    let answer = ask(message, is_json);
     let count = if answer.is_ok() { 1 } else { 2 };
     let answer = Box::into_raw(Box::new(answer));
     // SAFETY: lua.h: raises no error.
@@ -132,6 +139,15 @@ unsafe extern "C-unwind" fn send_from(state: State, caller: Caller) -> c_int {
     count
 }
 
+fn ask(message: &[u8], is_json: bool) -> Result<Value, String> {
+    if is_json {
+        let json = arrival::call(message)?;
+        serde_json::from_str(&json).map_err(|error| error.to_string())
+    } else {
+        arrival::send(message).map(Value::String)
+    }
+}
+
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn push_answer(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_answer_from)
@@ -141,18 +157,23 @@ unsafe extern "C-unwind" fn push_answer_from(state: State, caller: Caller) -> c_
     let Some(lua) = lua(caller) else {
         return 0;
     };
-    // SAFETY: lua.h: the one argument is the pointer that `send_from` pushed.
+    // SAFETY: lua.h: the one argument is the pointer that `answer` pushed.
     let answer = unsafe { (lua.to_pointer)(state, 1) };
-    // SAFETY: `send_from` drops it after this call.
-    let answer = unsafe { &*answer.cast::<Result<String, String>>() };
-    let (Ok(text) | Err(text)) = answer;
-    if answer.is_err() {
-        // SAFETY: lua.h: there is room for 20 values.
-        unsafe { (lua.push_nil)(state) };
+    // SAFETY: `answer` drops it after this call.
+    match unsafe { &*answer.cast::<Result<Value, String>>() } {
+        Ok(value) => {
+            // SAFETY: in a protected call.
+            unsafe { lua.values.push(state, value) };
+            1
+        }
+        Err(why) => {
+            // SAFETY: lua.h: there is room for 20 values.
+            unsafe { (lua.values.push_nil)(state) };
+            // SAFETY: as above.
+            unsafe { lua.values.push_text(state, why) };
+            2
+        }
     }
-    // SAFETY: as above; the text is copied.
-    unsafe { (lua.push_string)(state, text.as_ptr().cast(), text.len()) };
-    if answer.is_ok() { 1 } else { 2 }
 }
 
 #[doc(hidden)]

@@ -1,7 +1,7 @@
 //! Ruby: `require "memory_profile"`, found by `$LOAD_PATH`; its module is named after the library, `MemoryProfile`.
 //!
-//! `send_message(message)` returns a string; a message that fails raises `RuntimeError`. Other threads of Ruby run
-//! while one waits for its answer.
+//! `send_message(message)` returns a string, `call(message)` what the reply is as JSON, mostly a Hash; a message that
+//! fails raises `RuntimeError`. Other threads of Ruby run while one waits for its answer.
 //!
 //! Exceptions leave by longjmp(3): where one may be raised, no frame of ours holds anything that has to be dropped.
 #![expect(unsafe_code, reason = "the API of Ruby")]
@@ -16,6 +16,8 @@ use super::{arrival, camel_case, contain};
 
 /// An object of Ruby's.
 type Value = usize;
+/// ruby.h, `ID`.
+type Name = usize;
 type Raise = unsafe extern "C-unwind" fn(Value, *const c_char, ...);
 
 /// What is used of ruby.h and ruby/thread.h.
@@ -25,6 +27,10 @@ struct Ruby {
     define: unsafe extern "C-unwind" fn(Value, *const c_char, Method, c_int),
     c_string: unsafe extern "C-unwind" fn(*mut Value) -> *const c_char,
     string: unsafe extern "C-unwind" fn(*const c_char, c_long) -> Value,
+    require: unsafe extern "C-unwind" fn(*const c_char) -> Value,
+    class: unsafe extern "C-unwind" fn(*const c_char) -> Value,
+    name: unsafe extern "C-unwind" fn(*const c_char) -> Name,
+    call: unsafe extern "C-unwind" fn(Value, Name, c_int, *const Value) -> Value,
     exception: unsafe extern "C-unwind" fn(Value, *const c_char, c_long) -> Value,
     runtime_error: *const Value,
     raise: unsafe extern "C-unwind" fn(Value) -> Value,
@@ -51,6 +57,7 @@ static RUBY: OnceLock<Ruby> = OnceLock::new();
 /// A message and its answer.
 struct Ask {
     message: Vec<u8>,
+    is_json: bool,
     answer: Option<Result<String, String>>,
 }
 
@@ -65,6 +72,10 @@ impl Ruby {
                 define: host.find(c"rb_define_module_function")?,
                 c_string: host.find(c"rb_string_value_cstr")?,
                 string: host.find(c"rb_utf8_str_new")?,
+                require: host.find(c"rb_require")?,
+                class: host.find(c"rb_path2class")?,
+                name: host.find(c"rb_intern")?,
+                call: host.find(c"rb_funcallv")?,
                 exception: host.find(c"rb_exc_new")?,
                 runtime_error: host.find(c"rb_eRuntimeError")?,
                 raise: host.find(c"rb_exc_raise")?,
@@ -73,6 +84,23 @@ impl Ruby {
                 without_lock: host.find(c"rb_thread_call_without_gvl2")?,
             })
         }
+    }
+}
+
+impl Ruby {
+    /// What a string is as JSON.
+    ///
+    /// # Safety
+    /// `string` is one, and `rb_protect` takes an exception.
+    unsafe fn parsed(&self, string: Value) -> Value {
+        // SAFETY: ruby.h.
+        unsafe { (self.require)(c"json".as_ptr()) };
+        // SAFETY: ruby.h.
+        let json = unsafe { (self.class)(c"JSON".as_ptr()) };
+        // SAFETY: ruby.h.
+        let parse = unsafe { (self.name)(c"parse".as_ptr()) };
+        // SAFETY: ruby.h: one argument, which its collector finds on this stack.
+        unsafe { (self.call)(json, parse, 1, &raw const string) }
     }
 }
 
@@ -93,6 +121,8 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
     let module = unsafe { (ruby.module)(name.as_ptr()) };
     // SAFETY: ruby.h: a function with one argument, whose library is never unloaded.
     unsafe { (ruby.define)(module, c"send_message".as_ptr(), send_message, 1) };
+    // SAFETY: as above.
+    unsafe { (ruby.define)(module, c"call".as_ptr(), call, 1) };
 }
 
 fn refuse(caller: Caller, missing: Missing) {
@@ -112,7 +142,19 @@ fn refuse(caller: Caller, missing: Missing) {
     }
 }
 
-unsafe extern "C-unwind" fn send_message(_module: Value, mut message: Value) -> Value {
+unsafe extern "C-unwind" fn send_message(_module: Value, message: Value) -> Value {
+    // SAFETY: called by Ruby.
+    unsafe { reply(message, false) }
+}
+
+unsafe extern "C-unwind" fn call(_module: Value, message: Value) -> Value {
+    // SAFETY: called by Ruby.
+    unsafe { reply(message, true) }
+}
+
+/// # Safety
+/// Ruby calls, with an object; nothing on the stack up to its own frames needs to be dropped.
+unsafe fn reply(mut message: Value, is_json: bool) -> Value {
     let Some(ruby) = RUBY.get() else {
         return message;
     };
@@ -120,8 +162,11 @@ unsafe extern "C-unwind" fn send_message(_module: Value, mut message: Value) -> 
     let text = unsafe { (ruby.c_string)(&raw mut message) };
     // SAFETY: as above; copied, because other threads may change it.
     let message = unsafe { CStr::from_ptr(text) }.to_bytes().to_vec();
-    let answer = None;
-    let ask = Box::into_raw(Box::new(Ask { message, answer }));
+    let ask = Box::into_raw(Box::new(Ask {
+        message,
+        is_json,
+        answer: None,
+    }));
     // SAFETY: ruby/thread.h: does not call where an exception waits, and raises none.
     unsafe { (ruby.without_lock)(answer_ask, ask, std::ptr::null(), std::ptr::null()) };
     // SAFETY: made above; does nothing where there is an answer.
@@ -146,15 +191,22 @@ unsafe extern "C-unwind" fn send_message(_module: Value, mut message: Value) -> 
 }
 
 unsafe extern "C" fn answer_ask(ask: *mut Ask) -> *mut c_void {
-    // SAFETY: `send_message` passes its own.
-    let Ask { message, answer } = unsafe { &mut *ask };
-    answer.get_or_insert_with(|| arrival::send(message));
+    // SAFETY: `reply` passes its own.
+    let ask = unsafe { &mut *ask };
+    let message = &ask.message;
+    ask.answer.get_or_insert_with(|| {
+        if ask.is_json {
+            arrival::call(message)
+        } else {
+            arrival::send(message)
+        }
+    });
     std::ptr::null_mut()
 }
 
-/// The string, or the exception.
+/// The string, or what it is as JSON, or the exception.
 unsafe extern "C-unwind" fn object_of(ask: *mut Ask) -> Value {
-    // SAFETY: `send_message` passes its own.
+    // SAFETY: `reply` passes its own.
     let ask = unsafe { &*ask };
     let (Some(ruby), Some(answer)) = (RUBY.get(), &ask.answer) else {
         return 0;
@@ -163,7 +215,12 @@ unsafe extern "C-unwind" fn object_of(ask: *mut Ask) -> Value {
     let (bytes, length) = (text.as_ptr().cast(), text.len() as c_long);
     if answer.is_ok() {
         // SAFETY: ruby.h: the bytes are copied.
-        return unsafe { (ruby.string)(bytes, length) };
+        let string = unsafe { (ruby.string)(bytes, length) };
+        if !ask.is_json {
+            return string;
+        }
+        // SAFETY: called by `rb_protect`.
+        return unsafe { ruby.parsed(string) };
     }
     // SAFETY: ruby.h: the variable that holds the class.
     let class = unsafe { *ruby.runtime_error };

@@ -1,0 +1,90 @@
+//! JSON as values of Lua: objects and arrays become tables. What is null is nil, so a table does not have it.
+#![expect(unsafe_code, reason = "the API of Lua")]
+
+use std::ffi::{c_char, c_int};
+
+use serde_json::Value;
+
+use super::State;
+use crate::adapters::symbol::{HostFunctions, Missing};
+
+/// What is used of lua.h and lauxlib.h. `lua_Integer` has 64 bits in all versions; the index of `lua_rawseti` had 32
+/// up to 5.2, in the same register.
+#[derive(Clone, Copy)]
+pub(super) struct Values {
+    pub(super) create_table: unsafe extern "C-unwind" fn(State, c_int, c_int),
+    pub(super) push_nil: unsafe extern "C-unwind" fn(State),
+    push_string: unsafe extern "C-unwind" fn(State, *const c_char, usize),
+    push_boolean: unsafe extern "C-unwind" fn(State, c_int),
+    push_integer: unsafe extern "C-unwind" fn(State, i64),
+    push_number: unsafe extern "C-unwind" fn(State, f64),
+    set: unsafe extern "C-unwind" fn(State, c_int),
+    set_at: unsafe extern "C-unwind" fn(State, c_int, i64),
+    make_room: unsafe extern "C-unwind" fn(State, c_int, *const c_char),
+}
+
+impl Values {
+    pub(super) fn of(host: &HostFunctions) -> Result<Self, Missing> {
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+        // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4. What lua_pushlstring returns, nothing
+        // in 5.1 and a pointer elsewhere, is ignored.
+        unsafe {
+            Ok(Self {
+                create_table: host.find(c"lua_createtable")?,
+                push_nil: host.find(c"lua_pushnil")?,
+                push_string: host.find(c"lua_pushlstring")?,
+                push_boolean: host.find(c"lua_pushboolean")?,
+                push_integer: host.find(c"lua_pushinteger")?,
+                push_number: host.find(c"lua_pushnumber")?,
+                set: host.find(c"lua_rawset")?,
+                set_at: host.find(c"lua_rawseti")?,
+                make_room: host.find(c"luaL_checkstack")?,
+            })
+        }
+    }
+
+    /// Pushes a value.
+    ///
+    /// # Safety
+    /// `state` is a Lua of these functions, in a protected call: errors of Lua leave through these frames, which
+    /// hold nothing that has to be dropped.
+    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
+    pub(super) unsafe fn push(&self, state: State, value: &Value) {
+        // SAFETY: lua.h: each takes and leaves what it says there; texts are copied. There is room for a table, a
+        // key and a value.
+        unsafe {
+            (self.make_room)(state, 3, c"the reply is too deep".as_ptr());
+            match value {
+                Value::Null => (self.push_nil)(state),
+                Value::Bool(is) => (self.push_boolean)(state, (*is).into()),
+                Value::Number(number) => match number.as_i64() {
+                    Some(integer) => (self.push_integer)(state, integer),
+                    None => (self.push_number)(state, number.as_f64().unwrap_or(f64::NAN)),
+                },
+                Value::String(text) => self.push_text(state, text),
+                Value::Array(items) => {
+                    (self.create_table)(state, 0, 0);
+                    for (item, at) in items.iter().zip(1..) {
+                        self.push(state, item);
+                        (self.set_at)(state, -2, at);
+                    }
+                }
+                Value::Object(members) => {
+                    (self.create_table)(state, 0, 0);
+                    for (name, member) in members {
+                        self.push_text(state, name);
+                        self.push(state, member);
+                        (self.set)(state, -3);
+                    }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Values::push`].
+    pub(super) unsafe fn push_text(&self, state: State, text: &str) {
+        // SAFETY: promised by the caller; the text is copied.
+        unsafe { (self.push_string)(state, text.as_ptr().cast(), text.len()) };
+    }
+}
