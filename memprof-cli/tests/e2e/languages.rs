@@ -53,7 +53,7 @@ const MEGABYTE: usize = 1_000_000;
 pub(crate) const INACTIVE: &str = "profiling is inactive";
 pub(crate) const UNKNOWN: &str =
     "memory_profile has no message \"bogus\"; valid messages: activate, ";
-const TOO_LONG: &str = "a message has at most 4096 bytes, this one has 1000000";
+pub(crate) const TOO_LONG: &str = "a message has at most 4096 bytes, this one has 1000000";
 
 const LUAS: [&str; 4] = ["lua5.1", "lua5.3", "lua5.4", "luajit"];
 const LUA_PATH: (&str, &str) = ("LUA_CPATH", "{plugins}/?.so;;");

@@ -17,6 +17,7 @@ mod artifact;
 mod attach;
 mod book;
 mod bus;
+mod bus_lua;
 mod bus_mariadb;
 mod bus_mosquitto;
 mod bus_postgres;

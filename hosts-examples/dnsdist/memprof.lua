@@ -1,0 +1,2 @@
+package.cpath = "/usr/lib/memprof/?.so;" .. package.cpath
+require("memory_profile").send("status")
