@@ -20,6 +20,7 @@ use crate::attachment::Attachment;
 use crate::code::code;
 use crate::error::Error;
 use crate::hole::hole;
+use crate::jvm;
 use crate::page::{self, Answer, Page, Stage, There};
 use crate::plugin::{ENTRY_NAME, Plugin, Source};
 use crate::root::{Placed, Root};
@@ -55,13 +56,18 @@ const SETUID: i32 = 33;
 
 const WRITING: &str = "failed to write to its memory";
 
-/// A finished attachment.
+/// How the plugin came into the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
-    /// How long a thread stood still, for each time.
-    pub stops: Vec<Duration>,
-    /// The thread that was borrowed last.
-    pub thread: u32,
+pub enum Attached {
+    /// Threads were borrowed.
+    ByThread {
+        /// How long a thread stood still, for each time.
+        stops: Vec<Duration>,
+        /// The thread that was borrowed last.
+        thread: u32,
+    },
+    /// The JVM in the process loaded it, and nothing stood still.
+    ByJvm,
 }
 
 /// Loads the plugin into a process and starts it there, or only starts it where it sleeps there since an
@@ -70,6 +76,13 @@ pub struct Attached {
 /// # Errors
 /// Why not; the process goes on as before.
 pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
+    if jvm::attach(pid, plugin, attachment)? {
+        return Ok(Attached::ByJvm);
+    }
+    borrow_threads(pid, plugin, attachment)
+}
+
+fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
     let mut target = Target::look_up(pid)?;
     let toml = attachment.in_root(&target)?.to_toml();
     let source = plugin.source(&target)?;
@@ -110,7 +123,7 @@ pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Atta
         address: layout.page,
     };
     match follow(&target, there, plugin)? {
-        said if said.is_empty() => Ok(Attached {
+        said if said.is_empty() => Ok(Attached::ByThread {
             stops: vec![first.stop, second.stop],
             thread: second.tid,
         }),

@@ -2,7 +2,8 @@
 //!
 //! A thread that waits in a system call is borrowed twice for less than a millisecond, to map two pages
 //! and to make a thread; that one loads the plugin, while nobody is stopped. This program may be
-//! killed at any moment: see [`memprof_ptrace::errand`]. To talk to a process that holds the plugin
+//! killed at any moment: see [`memprof_ptrace::errand`]. A Java virtual machine is asked to load it
+//! instead, without a stop. To talk to a process that holds the plugin
 //! already, use memprof-host's client.
 
 mod attachment;
@@ -10,6 +11,7 @@ mod code;
 mod error;
 mod hole;
 mod inject;
+mod jvm;
 mod page;
 mod plugin;
 mod root;

@@ -1,11 +1,13 @@
 //! The plugin's file, as the target can open it.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use memprof_ptrace::Refusal;
 use memprof_ptrace::image::Image;
-use memprof_ptrace::maps::mappings;
+use memprof_ptrace::maps::{Mapping, mappings};
 
 use crate::error::Error;
 use crate::root::{Placed, Root};
@@ -39,7 +41,7 @@ impl Plugin {
         if let Some(entry) = self.loaded(target) {
             return Ok(Source::Loaded(entry));
         }
-        if same_file(&self.path, target.pid) {
+        if self.has_same_path(target.pid) {
             return Ok(Source::Path(self.path.clone()));
         }
         let root = Root::of(target.pid).map_err(|_| target.gone())?;
@@ -53,33 +55,46 @@ impl Plugin {
         Ok(Source::Placed(placed))
     }
 
+    /// Whether its path leads to the same file in the root directory and the mount namespace of a process.
+    pub(crate) fn has_same_path(&self, pid: u32) -> bool {
+        let path = &self.path;
+        let there = Path::new("/proc")
+            .join(pid.to_string())
+            .join("root")
+            .join(path.strip_prefix("/").unwrap_or(path));
+        let identity = |path: &Path| {
+            let metadata = path.metadata().ok()?;
+            Some((metadata.dev(), metadata.ino(), metadata.size()))
+        };
+        let here = identity(path);
+        here.is_some() && here == identity(&there)
+    }
+
     /// Where its file is mapped already, under whatever path: an attachment before this one.
     fn loaded(&self, target: &Target) -> Option<u64> {
-        let name = self.path.file_name()?.as_encoded_bytes();
-        let bases = mappings(&target.maps).filter(|mapping| {
-            let found = mapping.file_name();
-            let found = found.strip_prefix(b"memfd:").unwrap_or(found);
-            mapping.offset == 0 && found == name
-        });
+        let bases = self.mappings(&target.maps);
+        let bases = bases.filter(|mapping| mapping.offset == 0);
         let entry = |base| {
             let image = Image::read(&target.memory, base).ok()?;
             image.symbol(ENTRY_NAME)
         };
         bases.map(|mapping| mapping.range.start).find_map(entry)
     }
-}
 
-/// Whether a path leads to the same file in the root directory and the mount namespace of a process.
-fn same_file(path: &Path, pid: u32) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let there = Path::new("/proc")
-        .join(pid.to_string())
-        .join("root")
-        .join(path.strip_prefix("/").unwrap_or(path));
-    let identity = |path: &Path| {
-        let metadata = path.metadata().ok()?;
-        Some((metadata.dev(), metadata.ino(), metadata.size()))
-    };
-    let here = identity(path);
-    here.is_some() && here == identity(&there)
+    /// Whether a library of its name is mapped that its path does not lead to: a file in memory, one that was
+    /// replaced. Loaded by its path, there would be two.
+    pub(crate) fn is_mapped_from_elsewhere(&self, maps: &[u8]) -> bool {
+        let path = self.path.as_os_str().as_encoded_bytes();
+        self.mappings(maps).any(|mapping| mapping.path != path)
+    }
+
+    /// Those of a file of its name, in memory or on a disk.
+    fn mappings<'a>(&'a self, maps: &'a [u8]) -> impl Iterator<Item = Mapping<'a>> {
+        let name = self.path.file_name().map(OsStr::as_encoded_bytes);
+        mappings(maps).filter(move |mapping| {
+            let found = mapping.file_name();
+            let found = found.strip_prefix(b"memfd:").unwrap_or(found);
+            Some(found) == name
+        })
+    }
 }

@@ -116,7 +116,7 @@ impl Root {
         Ok(Some(PathBuf::from(format!("/{name}/{}.sock", self.pid))))
     }
 
-    fn directory(&self, path: &str) -> io::Result<OwnedFd> {
+    pub(crate) fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         Ok(openat2(&self.root, path, flags, Mode::empty(), resolve)?)

@@ -58,7 +58,7 @@ struct Reply {
     name: String,
     /// How long a thread stood still, in all.
     stopped_ms: f64,
-    /// The thread that was borrowed last.
+    /// The thread that was borrowed last, if any was.
     thread: Option<u32>,
     allocators: Value,
 }
@@ -140,13 +140,21 @@ fn reply(
     let pid = args.pid;
     let name = client.host()?.name;
     let status = ask(client, "status", "")?.ok()?;
-    let stops = attached.map(|attached| attached.stops.iter().sum::<Duration>());
-    let stopped_ms = stops.unwrap_or_default().as_micros() as f64 / 1000.0;
+    let (stopped, thread) = match attached {
+        Some(Attached::ByThread { stops, thread }) => (stops.iter().sum(), Some(*thread)),
+        Some(Attached::ByJvm) | None => (Duration::ZERO, None),
+    };
+    let stopped_ms = stopped.as_micros() as f64 / 1000.0;
+    let how = match attached {
+        Some(Attached::ByThread { .. }) => format!(", which stood still for {stopped_ms:.1} ms"),
+        Some(Attached::ByJvm) => " by its JVM's attach protocol".to_owned(),
+        None => String::new(),
+    };
     let text = match attached {
         None => format!("{pid} ({name}) has the plugin already"),
         Some(_) => format!(
-            "attached to {pid} ({name}), which stood still for {stopped_ms:.1} ms; the plugin leaves \
-             by itself in {}\nnext: memprof activate -t {pid}",
+            "attached to {pid} ({name}){how}; the plugin leaves by itself in {}\n\
+             next: memprof activate -t {pid}",
             humantime::format_duration(args.lease)
         ),
     };
@@ -156,7 +164,7 @@ fn reply(
         pid,
         name,
         stopped_ms,
-        thread: attached.map(|attached| attached.thread),
+        thread,
         allocators: status.field("allocators").clone(),
     })
 }

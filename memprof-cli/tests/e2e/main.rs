@@ -15,6 +15,7 @@ mod ages;
 mod allocators;
 mod artifact;
 mod attach;
+mod attach_jvm;
 mod book;
 mod bus;
 mod bus_lua;

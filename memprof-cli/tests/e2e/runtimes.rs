@@ -206,18 +206,44 @@ class Leak { static native void leak(); }";
     check("default-jdk-headless", &java, &[]);
 }
 
-/// A JVM that runs gets the agent by jcmd, and by the protocol that jcmd speaks.
-#[test]
-fn a_running_jvm_loads_the_plugin() {
+/// A JVM with these options that waits for lines.
+fn idle_jvm(options: &[&str]) -> Host {
     let place = tempfile::tempdir().unwrap();
     let class = "public class Idle { public static void main(String[] a) throws Exception {
         System.err.println(\"idle\"); while (System.in.read() > 0) System.err.println(\"alive\"); } }";
     let file = place.path().join("Idle.java");
     std::fs::write(&file, class).unwrap();
     let mut java = Command::new("java");
-    java.arg(&file).stdin(Stdio::piped());
-    let mut host = Host::spawn(java, place);
+    java.args(options).arg(&file).stdin(Stdio::piped());
+    let host = Host::spawn(java, place);
     host.wait_for_log("idle");
+    host
+}
+
+/// The agent of `-agentpath` has a message, or none; the JVM starts also where it fails.
+#[test]
+fn a_jvm_starts_with_the_plugin() {
+    let check = |options: &str, expected: Option<&str>| {
+        let library = dist("plugins/memory_profile.so");
+        let mut host = idle_jvm(&[&format!("-agentpath:{}{options}", library.display())]);
+        if let Some(expected) = expected {
+            host.wait_for_log(expected);
+        }
+        host.wait_for_thread("memprof-control");
+        host.memprof("activate", &["lg_sample=12"]).exits(0);
+        host.memprof("dump", &[]).exits(0);
+        host.type_line("still");
+        host.wait_for_log("alive");
+    };
+    check("", None);
+    check("=activate lg_sample=12", Some("profiling is active"));
+    check("=bogus", Some(UNKNOWN));
+}
+
+/// A JVM that runs gets the agent by jcmd, and by the protocol that jcmd speaks.
+#[test]
+fn a_running_jvm_loads_the_plugin() {
+    let mut host = idle_jvm(&[]);
     let pid = host.pid().to_string();
     let library = dist("plugins/memory_profile.so");
     let jcmd = |message: &str| {

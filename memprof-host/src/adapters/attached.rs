@@ -104,6 +104,7 @@ pub unsafe fn attached(
     // SAFETY: promised by the caller.
     let toml = unsafe { CStr::from_ptr(toml) };
     contain(c"attaching panicked".as_ptr(), || {
+        name_this_thread();
         match attach(entry, &toml.to_string_lossy()) {
             Ok(()) => ptr::null(),
             // Leaked: the caller reads it when we have returned.
@@ -112,6 +113,26 @@ pub unsafe fn attached(
                 .into_raw(),
         }
     })
+}
+
+/// The same for an attachment that comes on a thread of the program's, which is not to count as ours: whether
+/// it succeeded.
+#[cfg(feature = "adapter-java")]
+pub(super) fn attach_from(entry: &'static memprof_plugin_entry_t, toml: &[u8]) -> bool {
+    let toml = String::from_utf8_lossy(toml).into_owned();
+    let (says, said) = std::sync::mpsc::channel();
+    let thread = memprof_own::spawn(c"memprof-attach", move |privileges| {
+        privileges.follow();
+        // The receiver waits.
+        let _sent = says.send(attach(entry, &toml).is_ok());
+    });
+    match thread {
+        Ok(thread) => {
+            thread.join();
+            said.recv().unwrap_or(false)
+        }
+        Err(_) => false,
+    }
 }
 
 /// Whether the process was attached to, and still is.
@@ -143,7 +164,6 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     if is_used || control::is_open() {
         return Err(loaded_by_the_program());
     }
-    name_this_thread();
     let control = settings.control.clone();
     let has_keys = !settings.config_text().is_empty();
     let instance = match instance::instance() {

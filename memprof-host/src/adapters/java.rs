@@ -12,7 +12,7 @@ use std::ptr;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::log::c_text;
-use super::{arrival, camel_case, contain};
+use super::{arrival, attached, camel_case, contain};
 
 type Object = *mut c_void;
 #[doc(hidden)]
@@ -22,6 +22,9 @@ type Env = *const *const Functions;
 /// `JNI_VERSION_1_8`.
 const VERSION: c_int = 0x0001_0008;
 const OK: c_int = 0;
+
+/// What `memprof attach` writes before the attachment.
+const ATTACHED: &[u8] = b"memprof_attached ";
 
 /// `JNIInvokeInterface`, whose functions are specified by their numbers: "The Invocation API".
 #[doc(hidden)]
@@ -110,13 +113,19 @@ pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
 /// The JVM calls `Agent_OnLoad` or `Agent_OnAttach`: `options` is null or NUL-terminated.
 #[doc(hidden)]
 pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_char) -> c_int {
+    let options = if options.is_null() {
+        c""
+    } else {
+        // SAFETY: promised by the caller.
+        unsafe { CStr::from_ptr(options) }
+    };
+    if let Some(attachment) = options.to_bytes().strip_prefix(ATTACHED) {
+        // Without a word: `memprof attach` asks another way why not.
+        return contain(1, || c_int::from(!attached::attach_from(entry, attachment)));
+    }
     arrival::enter(entry);
     contain(1, || {
-        if options.is_null() {
-            return OK;
-        }
-        // SAFETY: promised by the caller.
-        let message = unsafe { CStr::from_ptr(options) }.to_bytes();
+        let message = options.to_bytes();
         if message.is_empty() {
             return OK;
         }

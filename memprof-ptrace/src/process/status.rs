@@ -31,6 +31,8 @@ pub struct Status {
     pub threads: u32,
     /// Its permitted and its effective capabilities, bits of capabilities(7).
     pub capabilities: [u64; 2],
+    /// The signals for which it has handlers, signal(7): bit 0 for signal 1.
+    pub caught: u64,
     /// Whether its system calls are filtered.
     pub seccomp: Seccomp,
     /// Whether the processor compares each return with a second stack (CET, Linux 6.6).
@@ -95,6 +97,7 @@ impl Status {
             size: [fields.kibibytes("VmSize"), fields.kibibytes("VmPeak")],
             threads: fields.number("Threads")?,
             capabilities: [fields.bits("CapPrm")?, fields.bits("CapEff")?],
+            caught: fields.bits("SigCgt")?,
             // A kernel without seccomp has no such line.
             seccomp: match fields.text("Seccomp") {
                 Ok("1") => Seccomp::Strict,

@@ -1,0 +1,67 @@
+//! `memprof attach` to a Java virtual machine: by its own door where it is open, else by a borrowed thread.
+
+use std::process::{Command, Stdio};
+
+use crate::host::Host;
+use crate::memprof::memprof;
+
+const PROGRAM: &str = "public class Idle { public static void main(String[] a) throws Exception {
+    System.err.println(\"ready\"); while (System.in.read() > 0) System.err.println(\"alive\"); } }";
+
+const BY_ITS_DOOR: &str = "by its JVM's attach protocol";
+const BY_A_THREAD: &str = "which stood still for";
+
+fn jvm(options: &[&str]) -> Host {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("Idle.java");
+    std::fs::write(&file, PROGRAM).unwrap();
+    let mut java = Command::new("java");
+    java.args(options).arg(&file).stdin(Stdio::piped());
+    let host = Host::spawn(java, place);
+    host.wait_for_log("ready");
+    host
+}
+
+fn attaches(host: &mut Host, way: &str) {
+    let pid = host.pid().to_string();
+    let dump_dir = format!("dump_dir={}", host.dump_dir().display());
+    let attached = memprof(&host.socket_dir(), &["attach", &pid, &dump_dir]).exits(0);
+    assert!(attached.stdout.contains(way), "{}", attached.stdout);
+    host.memprof("activate", &["lg_sample=12"]).exits(0);
+    host.memprof("dump", &[]).exits(0);
+    memprof(&host.socket_dir(), &["detach", &pid]).exits(0);
+    host.type_line("still");
+    host.wait_for_log("alive");
+}
+
+#[test]
+fn a_jvm_is_attached_to_by_its_door_again_and_again() {
+    let mut host = jvm(&[]);
+    for _ in 0..3 {
+        attaches(&mut host, BY_ITS_DOOR);
+    }
+    let left = format!("/tmp/.attach_pid{}", host.pid());
+    assert!(!std::path::Path::new(&left).exists(), "{left} is left");
+}
+
+/// Why the plugin did not start is said by the way that can say it.
+#[test]
+fn a_jvm_whose_plugin_refuses_its_keys_says_why() {
+    let host = jvm(&[]);
+    let pid = host.pid().to_string();
+    let attached = memprof(&host.socket_dir(), &["attach", &pid, "dump_dirr=/tmp"]);
+    let refused = attached.exits(4).stderr;
+    assert!(refused.contains("dump_dirr"), "{refused}");
+}
+
+/// It has no handler of SIGQUIT, which would end it, and its socket is open from the start.
+#[test]
+fn a_jvm_that_leaves_signals_alone_is_attached_to_by_its_door() {
+    attaches(&mut jvm(&["-Xrs"]), BY_ITS_DOOR);
+}
+
+/// SIGQUIT would have it print its threads.
+#[test]
+fn a_jvm_without_a_door_is_attached_to_by_a_thread() {
+    attaches(&mut jvm(&["-XX:+DisableAttachMechanism"]), BY_A_THREAD);
+}
