@@ -1,7 +1,9 @@
 //! A thread that can be borrowed: it waits in a call that it can make again, and holds no lock that the
 //! making of a thread needs.
 
+use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -189,7 +191,10 @@ fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Lo
             "a thread waits elsewhere than at a syscall instruction",
         ));
     }
-    check_stack(target, r.rsp, wait).map_err(Not::Now)?;
+    // No allocator waits for descriptors or children, nor reads what other programs write.
+    let reads_others = wait == Wait::Reads && is_stream(target.pid, r.rdi);
+    let is_allocator_likely = wait != Wait::Same && !reads_others;
+    check_stack(target, r.rsp, is_allocator_likely).map_err(Not::Now)?;
     // Each thread has filters of its own, and the new thread has those of this one.
     require_calls(tid).map_err(Not::Ever)?;
     let again = restart::again(&registers, code);
@@ -214,8 +219,23 @@ fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Lo
     Ok((again, state, blocked, end))
 }
 
+/// Whether a descriptor is a pipe, a socket or a terminal. The loader and allocators read files.
+fn is_stream(pid: u32, descriptor: u64) -> bool {
+    let link = fs::read_link(format!("/proc/{pid}/fd/{descriptor}"));
+    let streams = ["pipe:", "socket:", "/dev/pts/", "/dev/tty"];
+    link.is_ok_and(|link| {
+        streams
+            .iter()
+            .any(|kind| link.as_os_str().as_bytes().starts_with(kind.as_bytes()))
+    })
+}
+
 /// Whether a thread holds what it interrupted, or what called it.
-fn check_stack(target: &Target, pointer: u64, wait: Wait) -> Result<(), &'static str> {
+fn check_stack(
+    target: &Target,
+    pointer: u64,
+    is_allocator_likely: bool,
+) -> Result<(), &'static str> {
     let stack = target.mapping(pointer).ok_or("a thread has no stack")?;
     let length = (stack.range.end - pointer).min(SEARCHED) & !7;
     let mut bytes = vec![0; length as usize];
@@ -229,9 +249,8 @@ fn check_stack(target: &Target, pointer: u64, wait: Wait) -> Result<(), &'static
     if (0..words.len()).any(|at| is_handler(&words[at..], restorer)) {
         return Err("its threads are in signal handlers");
     }
-    // No allocator waits for descriptors or children.
     let is_allocator = |word: &u64| target.allocators.iter().any(|code| code.contains(word));
-    if wait != Wait::Same && words.iter().take(RECENT).any(is_allocator) {
+    if is_allocator_likely && words.iter().take(RECENT).any(is_allocator) {
         return Err("its threads are in an allocator");
     }
     Ok(())
