@@ -234,7 +234,7 @@ fn an_allocator_without_a_profiler_is_sampled_in_its_place_and_does_the_rest() {
         "glibc",
         "has no profiler",
         "start it with `memprof run --allocator jemalloc`",
-        "<malloc version=\"1\">",
+        "\narena 0 ",
     );
 }
 

@@ -174,6 +174,8 @@ fn stats_are_printed_to_the_log_and_returned() {
     );
     host.wait_for_log(&format!("allocated {allocated:>17}"));
     host.wait_for_log("End jemalloc statistics");
+    let json = host.memprof("stats", &["format=json"]).exits(0).json();
+    assert!(json["jemalloc"]["stats"].is_object(), "{json}");
 }
 
 #[test]

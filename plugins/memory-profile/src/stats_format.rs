@@ -38,6 +38,11 @@ impl StatsFormat {
             is_plain: format == Some("text"),
         })
     }
+
+    /// Whether the allocator prints JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.options.as_ref().is_some_and(PrintOptions::is_json)
+    }
 }
 
 fn invalid(message: &str) -> Failure {

@@ -1,10 +1,14 @@
 //! What a person reads of a reply.
 
+mod arenas;
+
 use memprof_core::SEEN_FROM_THE_START;
 use memprof_messages::{
     Activation, AllocatorStatus, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping,
     Heap, Kept, LabelSets, Ledger, ProfileKind, Purged, Stats, Status, Switch, Totals, Whose,
 };
+
+use arenas::arenas_text;
 
 pub(crate) fn activation_text(activation: &Activation) -> String {
     let text = joined(profiling_text(&activation.status), &activation.warnings);
@@ -269,7 +273,10 @@ pub(crate) fn stats_text(stats: &Stats) -> String {
             stats.kind
         ),
     };
-    head + &figures + &stats.report
+    match arenas_text(&stats.report) {
+        Some(arenas) => head + &figures + &arenas,
+        None => head + &figures + &stats.report,
+    }
 }
 
 fn figures_text(figures: &Figures) -> String {

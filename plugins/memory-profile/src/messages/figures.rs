@@ -22,7 +22,11 @@ pub(super) fn stats(
     let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
     let stats = profiler.stats(allocator, format.options.as_ref());
     let stats = stats.map_err(failure)?;
-    let text: String = stats.iter().map(stats_text).collect();
+    let text: String = match format.is_json() {
+        // What a program reads has no lines of ours before it.
+        true => stats.iter().map(|each| each.report.as_str()).collect(),
+        false => stats.iter().map(stats_text).collect(),
+    };
     if is_logged {
         text.lines().for_each(|line| log::info!("{line}"));
     }

@@ -1,0 +1,146 @@
+//! What a person reads of `malloc_info(3)`: a line for each of glibc's arenas instead of its XML.
+
+use super::bytes;
+
+/// The largest arenas, each with a line; a program with many threads has eight for each processor.
+const SHOWN: usize = 16;
+
+/// Bytes of an arena, or of all together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arena {
+    number: u64,
+    /// From the system.
+    held: u64,
+    /// Of these, what no object has.
+    free: u64,
+}
+
+/// None where it is not what `malloc_info(3)` prints.
+pub(super) fn arenas_text(info: &str) -> Option<String> {
+    let mut arenas: Vec<Arena> = Vec::new();
+    let mut total = Arena::default();
+    let mut mapped = (0, 0);
+    let mut is_inside = false;
+    for line in info.lines().map(str::trim_start) {
+        if line.starts_with("<heap ") {
+            is_inside = true;
+            let number = attribute(line, "nr")?;
+            arenas.push(Arena {
+                number,
+                ..Arena::default()
+            });
+        } else if line.starts_with("</heap>") {
+            is_inside = false;
+        } else if line.starts_with("<total type=\"mmap\"") {
+            mapped = (attribute(line, "count")?, attribute(line, "size")?);
+        } else {
+            let arena = if is_inside {
+                arenas.last_mut()?
+            } else {
+                &mut total
+            };
+            if line.starts_with("<total ") {
+                arena.free += attribute(line, "size")?;
+            } else if line.starts_with("<system type=\"current\"") {
+                arena.held = attribute(line, "size")?;
+            }
+        }
+    }
+    if arenas.is_empty() {
+        return None;
+    }
+    arenas.sort_by_key(|arena| std::cmp::Reverse(arena.held));
+    let of = |arena: &Arena| format!("{}, {} of it free", bytes(arena.held), bytes(arena.free));
+    let shown = arenas.iter().take(SHOWN);
+    let mut text: String = shown
+        .map(|arena| format!("arena {:<4} {}\n", arena.number, of(arena)))
+        .collect();
+    if let Some(more @ 1..) = arenas.len().checked_sub(SHOWN) {
+        text += &format!("{more} smaller arenas\n");
+    }
+    let count = arenas.len();
+    // The printout has a limit, which a hundred arenas of many sizes reach.
+    let is_whole = info.contains("\n</malloc>");
+    text += &match is_whole {
+        true => format!(
+            "{count} arenas: {}; {} larger blocks mapped, {}\n",
+            of(&total),
+            mapped.0,
+            bytes(mapped.1)
+        ),
+        false => format!("{count} arenas and more, which the printout left out\n"),
+    };
+    Some(text)
+}
+
+/// `size` of `<total type="fast" count="0" size="0"/>`.
+fn attribute(line: &str, name: &str) -> Option<u64> {
+    let (_, rest) = line.split_once(&format!(" {name}=\""))?;
+    rest.split('"').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::arenas_text;
+
+    /// As glibc 2.36 prints it.
+    const INFO: &str = r#"<malloc version="1">
+<heap nr="0">
+<sizes>
+  <size from="33" to="48" total="96" count="2"/>
+</sizes>
+<total type="fast" count="2" size="96"/>
+<total type="rest" count="1" size="83920"/>
+<system type="current" size="262144"/>
+<system type="max" size="270336"/>
+<aspace type="total" size="262144"/>
+<aspace type="mprotect" size="262144"/>
+</heap>
+<heap nr="1">
+<sizes>
+  <unsorted from="209" to="1009" total="5447" count="7"/>
+</sizes>
+<total type="fast" count="1" size="112"/>
+<total type="rest" count="11" size="7338"/>
+<system type="current" size="516096"/>
+<system type="max" size="516096"/>
+<aspace type="subheaps" size="1"/>
+</heap>
+<total type="fast" count="3" size="208"/>
+<total type="rest" count="12" size="91258"/>
+<total type="mmap" count="2" size="2097152"/>
+<system type="current" size="778240"/>
+<system type="max" size="786432"/>
+</malloc>
+"#;
+
+    #[test]
+    fn the_largest_arena_comes_first() {
+        assert_eq!(
+            arenas_text(INFO).as_deref(),
+            Some(
+                "arena 1    504.0 KiB, 7.3 KiB of it free\n\
+                 arena 0    256.0 KiB, 82.0 KiB of it free\n\
+                 2 arenas: 760.0 KiB, 89.3 KiB of it free; 2 larger blocks mapped, 2.0 MiB\n"
+            )
+        );
+    }
+
+    #[test]
+    fn a_hundred_arenas_take_few_lines_also_where_they_were_cut() {
+        let heap = |number| format!("<heap nr=\"{number}\">\n</heap>\n");
+        let text = arenas_text(&(0..100).map(heap).collect::<String>()).unwrap();
+        assert_eq!(text.lines().count(), 18, "{text}");
+        assert!(text.contains("\n84 smaller arenas\n"), "{text}");
+        assert!(text.contains("\n100 arenas and more"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_malloc_info_is_left_as_it_is() {
+        let check = |text| assert_eq!(arenas_text(text), None, "{text}");
+        check("");
+        check("glibc 2.36 lacks malloc_info");
+        check("<heap nr=\"x\">");
+        check("<heap nr=\"0\">\n<total type=\"fast\" count=\"0\"/>");
+    }
+}
