@@ -73,6 +73,13 @@ fn install(place: &Path) -> PathBuf {
 impl Postgres {
     /// With these lines in its config, where `PLACE` is the directory in which it lives.
     fn start(config: &str) -> Self {
+        let server = Self::spawn(config);
+        server.0.wait_for_log("ready to accept connections");
+        server
+    }
+
+    /// The same, which may not be ready yet.
+    fn spawn(config: &str) -> Self {
         let place = open_place();
         let programs = install(place.path());
         let data = place.path().join("data");
@@ -95,9 +102,8 @@ impl Postgres {
         let mut command = Command::new(programs.join("postgres"));
         not_as_root(command.arg("-D").arg(&data));
         command.env("MEMPROF_DUMP_DIR", place.path().join("dumps"));
-        let server = Self(Host::spawn(command, place));
-        server.0.wait_for_log("ready to accept connections");
-        server
+        command.env("MEMPROF_LOG", "info");
+        Self(Host::spawn(command, place))
     }
 
     fn psql(&self, user: &str) -> Command {
@@ -491,4 +497,92 @@ fn a_server_that_was_started_with_it_survives_a_crash() {
         .collect();
     assert!(clients.into_iter().all(|client| client.join().unwrap()));
     wait_for_hosts(&server.0.socket_dir(), |pids| pids.contains(&postmaster));
+}
+
+/// The collector takes the place of the standard error that the server was started with, after it loaded the library.
+#[test]
+fn lines_reach_the_log_that_the_server_collects() {
+    let server = Postgres::spawn(
+        "logging_collector = on\nlog_directory = 'PLACE/log'\nlog_filename = 'server.log'\n\
+         shared_preload_libraries = 'PLACE/memory_profile.so'\n",
+    );
+    let file = server.0.place().join("log/server.log");
+    let socket = |pid: u32| {
+        format!(
+            "memprof: info: control socket {}/{pid}.sock",
+            server.0.socket_dir().display()
+        )
+    };
+    let wait_for = |line: &str| {
+        let begun = Instant::now();
+        loop {
+            let log = fs::read_to_string(&file).unwrap_or_default();
+            if log.contains(line) {
+                return log;
+            }
+            assert!(begun.elapsed() < PATIENCE, "no {line}: {log}");
+            thread::yield_now();
+        }
+    };
+    wait_for(&socket(server.0.pid()));
+    wait_for("ready to accept connections");
+    let session = Session::open(&server);
+    let log = wait_for(&socket(session.backend.as_raw().cast_unsigned()));
+    let mut own = log.lines().filter(|line| line.contains("memprof: "));
+    assert!(own.all(|line| line.starts_with("memprof: ")), "{log}");
+}
+
+/// While backends work, all of them are switched on and off and dumped, again and again.
+#[test]
+fn queries_are_answered_the_same_while_all_backends_are_profiled() {
+    const CLIENTS: u64 = 4;
+    const TRANSACTIONS: u64 = 2000;
+    let server = Postgres::start("session_preload_libraries = 'PLACE/memory_profile.so'\n");
+    server.install_extension();
+    let pgbench = |args: &[&str]| {
+        let mut pgbench = Command::new(
+            Path::new("/usr/lib/postgresql")
+                .join(major())
+                .join("bin/pgbench"),
+        );
+        pgbench
+            .args(["-U", "postgres", "-n", "-h"])
+            .arg(server.0.place());
+        pgbench.args(args).arg("postgres");
+        pgbench
+    };
+    tool_text(PACKAGE, &mut pgbench(&["-i", "-q"]));
+    let (clients, transactions) = (CLIENTS.to_string(), TRANSACTIONS.to_string());
+    let mut storm = pgbench(&["-c", &clients, "-j", "2", "-t", &transactions]);
+    let mut storm = storm
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut dumped = 0;
+    while storm.try_wait().unwrap().is_none() {
+        for message in ["activate lg_sample=12", "dump", "stats", "deactivate"] {
+            let rows = server.cluster(message, |_| true);
+            let replies = rows.iter().filter_map(|row| row.reply.as_deref());
+            dumped += replies.filter(|reply| reply.starts_with("dumped ")).count();
+        }
+    }
+    let output = storm.wait_with_output().unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    let all = CLIENTS * TRANSACTIONS;
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains(&format!("processed: {all}/{all}\n")),
+        "{said}"
+    );
+    assert!(said.contains("failed transactions: 0 "), "{said}");
+    let sums = "SELECT count(*), sum(delta) = (SELECT sum(abalance) FROM pgbench_accounts), \
+                sum(delta) = (SELECT sum(bbalance) FROM pgbench_branches) FROM pgbench_history";
+    assert_eq!(server.sql(sums), format!("{all}|t|t"));
+    assert!(dumped as u64 > 2 * CLIENTS, "{dumped} dumps");
+    let log = server.0.log();
+    assert!(
+        !log.iter().any(|line| line.contains("terminated by signal")),
+        "{log:#?}"
+    );
 }

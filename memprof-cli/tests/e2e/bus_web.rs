@@ -1,7 +1,8 @@
 //! nginx and Apache httpd of Debian's: modules by which each worker gets a control socket.
 
-use std::path::Path;
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -24,8 +25,10 @@ struct Web {
     config: fn(&Path, &str) -> String,
     /// The file of hosts-examples that loads the plugin.
     load: &'static str,
-    /// Has the workers replaced after the config was changed.
-    reload: Signal,
+    /// Have the workers replaced after the config was changed.
+    reloads: &'static [Signal],
+    /// What `doctor` says first, where it has something to say.
+    hidden: &'static str,
     /// Ends it once all requests are answered.
     quit: Signal,
 }
@@ -46,7 +49,8 @@ const NGINX: Web = Web {
         )
     },
     load: "nginx/50-memory-profile.conf",
-    reload: Signal::SIGHUP,
+    reloads: &[Signal::SIGHUP],
+    hidden: "",
     quit: Signal::SIGQUIT,
 };
 
@@ -57,7 +61,7 @@ const HTTPD: Web = Web {
     check: &["-t", "-f"],
     config: |place, port| {
         let modules = "/usr/lib/apache2/modules";
-        std::fs::write(place.join("index.html"), "hello\n").unwrap();
+        fs::write(place.join("index.html"), "hello\n").unwrap();
         format!(
             "ServerRoot {0}\nPidFile {0}/apache.pid\nListen 127.0.0.1:{port}\nServerName localhost\n\
              LoadModule mpm_event_module {modules}/mod_mpm_event.so\n\
@@ -70,7 +74,8 @@ const HTTPD: Web = Web {
         )
     },
     load: "httpd/memory_profile.load",
-    reload: Signal::SIGUSR1,
+    reloads: &[Signal::SIGUSR1, Signal::SIGHUP],
+    hidden: "APR's pools",
     quit: Signal::SIGTERM,
 };
 
@@ -84,7 +89,7 @@ impl Web {
         let place = open_place();
         let port = free_port().to_string();
         let config = place.path().join("config");
-        std::fs::write(&config, (self.config)(place.path(), &port)).unwrap();
+        fs::write(&config, (self.config)(place.path(), &port)).unwrap();
         let mut command = Command::new(self.program);
         command.args(self.arguments).arg(&config);
         command.env("MEMPROF_DUMP_DIR", place.path().join("dumps"));
@@ -99,14 +104,14 @@ impl Web {
     /// Adds the lines that load the plugin, which are to be the first.
     fn load(&self, running: &Running) {
         let place = running.host.place();
-        let lines = std::fs::read_to_string(source("hosts-examples").join(self.load)).unwrap();
+        let lines = fs::read_to_string(source("hosts-examples").join(self.load)).unwrap();
         let lines = in_place(place, &lines);
         let dumps = place.join("dumps");
         let keys = place.join("nginx.toml");
-        std::fs::write(keys, format!("dump_dir = {dumps:?}\n")).unwrap();
+        fs::write(keys, format!("dump_dir = {dumps:?}\n")).unwrap();
         let file = place.join("config");
-        let config = std::fs::read_to_string(&file).unwrap();
-        std::fs::write(&file, lines + &config).unwrap();
+        let config = fs::read_to_string(&file).unwrap();
+        fs::write(&file, lines + &config).unwrap();
     }
 
     /// What it prints when it checks the config alone.
@@ -134,16 +139,11 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// It is asked until it listens.
     fn says_hello(&self) {
-        let got = curl(
-            "",
-            &format!("-s --retry 100 --retry-connrefused {}", self.address),
-        );
-        assert_eq!(got.is(200).text(), "hello\n");
+        says_hello(&self.address);
     }
 
-    fn sockets(&self) -> std::path::PathBuf {
+    fn sockets(&self) -> PathBuf {
         self.host.socket_dir()
     }
 
@@ -153,6 +153,12 @@ impl Running {
             .exits(0)
             .json()
     }
+}
+
+/// It is asked until it listens.
+fn says_hello(address: &str) {
+    let got = curl("", &format!("-s --retry 100 --retry-connrefused {address}"));
+    assert_eq!(got.is(200).text(), "hello\n");
 }
 
 fn workers_answer_by_their_sockets(web: &Web) {
@@ -165,7 +171,7 @@ fn workers_answer_by_their_sockets(web: &Web) {
     assert_eq!(web.check(&running, ""), before);
     assert_eq!(web.check(&running, &library), before);
     assert!(!running.sockets().exists());
-    running.host.signal(web.reload);
+    running.host.signal(web.reloads[0]);
     let first = wait_for_hosts(&running.sockets(), |pids| pids.len() == 2);
     for pid in &first {
         assert_ne!(*pid, running.host.pid(), "the master has none");
@@ -188,15 +194,22 @@ fn workers_answer_by_their_sockets(web: &Web) {
         pids.len() == 2 && !pids.contains(&first[0])
     });
     running.says_hello();
+    let pid = second[0].to_string();
+    let doctor = memprof(&running.sockets(), &["doctor", "-t", &pid]).stdout;
+    let first_line = doctor.lines().next().unwrap();
+    assert!(first_line.contains(web.hidden), "{doctor}");
     // And all of them at the next reload.
-    running.host.signal(web.reload);
-    wait_for_hosts(&running.sockets(), |pids| {
-        pids.len() == 2 && !pids.iter().any(|pid| second.contains(pid))
-    });
-    running.says_hello();
+    let mut old = second;
+    for reload in web.reloads {
+        running.host.signal(*reload);
+        old = wait_for_hosts(&running.sockets(), |pids| {
+            pids.len() == 2 && !pids.iter().any(|pid| old.contains(pid))
+        });
+        running.says_hello();
+    }
     running.host.signal(web.quit);
     assert!(running.host.wait().success());
-    let left = std::fs::read_dir(running.sockets()).unwrap();
+    let left = fs::read_dir(running.sockets()).unwrap();
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
     // Of the one that was killed: whoever looks for hosts removes them.
     let killed = first[0].to_string();
@@ -214,4 +227,94 @@ fn workers_of_nginx_answer_by_their_sockets() {
 #[test]
 fn children_of_httpd_answer_by_their_sockets() {
     workers_answer_by_their_sockets(&HTTPD);
+}
+
+/// An nginx that made itself a daemon, and the one that takes over from it.
+struct Daemon {
+    place: tempfile::TempDir,
+    address: String,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let place = open_place();
+        let port = free_port().to_string();
+        let config = (NGINX.config)(place.path(), &port).replace("daemon off;", "");
+        let lines = fs::read_to_string(source("hosts-examples").join(NGINX.load)).unwrap();
+        let config = in_place(place.path(), &lines) + &config;
+        let file = place.path().join("config");
+        fs::write(&file, config).unwrap();
+        let dumps = place.path().join("dumps");
+        fs::write(
+            place.path().join("nginx.toml"),
+            format!("dump_dir = {dumps:?}\n"),
+        )
+        .unwrap();
+        // A daemon keeps what it was given open.
+        let log = fs::File::create(place.path().join("log")).unwrap();
+        let mut command = Command::new(NGINX.program);
+        command.args(NGINX.arguments).arg(&file);
+        command.env("MEMPROF_SOCKET_DIR", place.path().join("run"));
+        let started = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .status();
+        assert!(started.unwrap().success());
+        let daemon = Self {
+            place,
+            address: format!("http://127.0.0.1:{port}/"),
+        };
+        says_hello(&daemon.address);
+        daemon
+    }
+
+    fn signal(&self, file: &str, signal: Signal) {
+        let pid = self.pid(file).unwrap();
+        kill(Pid::from_raw(pid), signal).unwrap();
+    }
+
+    /// What a file with a pid says.
+    fn pid(&self, file: &str) -> Option<i32> {
+        let text = fs::read_to_string(self.place.path().join(file)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    fn sockets(&self) -> PathBuf {
+        self.place.path().join("run")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        for file in ["nginx.pid", "nginx.pid.oldbin"] {
+            if let Some(pid) = self.pid(file) {
+                // It may have ended.
+                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
+            }
+        }
+    }
+}
+
+/// A new program takes the listening sockets over while the old one serves, as on an upgrade of the package.
+#[test]
+fn an_upgraded_nginx_has_it_beside_the_old_one() {
+    let daemon = Daemon::start();
+    let sockets = daemon.sockets();
+    let old = wait_for_hosts(&sockets, |pids| pids.len() == 2);
+    daemon.signal("nginx.pid", Signal::SIGUSR2);
+    let both = wait_for_hosts(&sockets, |pids| pids.len() == 4);
+    assert!(old.iter().all(|pid| both.contains(pid)), "{old:?} {both:?}");
+    says_hello(&daemon.address);
+    daemon.signal("nginx.pid.oldbin", Signal::SIGQUIT);
+    let new = wait_for_hosts(&sockets, |pids| pids.len() == 2 && !pids.contains(&old[0]));
+    assert!(new.iter().all(|pid| both.contains(pid)), "{new:?} {both:?}");
+    for pid in &new {
+        let pid = pid.to_string();
+        memprof(&sockets, &["activate", "-t", &pid]).exits(0);
+        memprof(&sockets, &["dump", "-t", &pid]).exits(0);
+    }
+    says_hello(&daemon.address);
+    daemon.signal("nginx.pid", Signal::SIGQUIT);
+    wait_for_hosts(&sockets, <[u32]>::is_empty);
 }

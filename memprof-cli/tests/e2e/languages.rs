@@ -448,6 +448,17 @@ assert.equal(m.call("status").profiling, "inactive");
     assert!(ran.is_ok && ran.output.starts_with(INACTIVE), "{ran:?}");
 }
 
+/// `require` takes the file by a name of its own, as Node's page says to make it.
+#[test]
+fn node_requires_a_hard_link() {
+    let commands = "cd \"$PLACE\" && cp \"$LIBRARY\" . && ln memory_profile.so memory_profile.node &&
+        node -p 'const m = require(\"./memory_profile.node\"); m.call(\"status\").status + m.send(\"status\")'";
+    let env = [("LIBRARY", LIBRARY), ("PLACE", "{place}")];
+    let ran = Languages::new().run("nodejs", &["sh", "-c", commands], &env);
+    let expected = format!("ok{INACTIVE}");
+    assert!(ran.is_ok && ran.output.starts_with(&expected), "{ran:?}");
+}
+
 #[test]
 fn ruby_gets_exceptions_of_its_own() {
     let script = r##"

@@ -76,6 +76,9 @@ struct Start {
 enum StandardError {
     /// The one of the start, by device and inode, where there was one.
     Unchanged(Option<(u64, u64)>),
+    /// Whichever it is: the program puts nothing there but another log.
+    #[cfg(feature = "adapter-postgres")]
+    Redirected,
 }
 
 /// Null, or leaked. No lock: a child that is forked while another thread begins would wait for that thread, which
@@ -95,13 +98,13 @@ pub(super) fn begin(entry: &'static memprof_plugin_entry_t) {
     let _begun = start(entry, &ARRIVAL, unchanged(), environment::settings);
 }
 
-/// The same in a program that has settings of its own.
+/// The same in a program that has settings of its own, and replaces its standard error by its log.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn begin_with(
     entry: &'static memprof_plugin_entry_t,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) {
-    let _begun = start(entry, &ARRIVAL, unchanged(), settings);
+    let _begun = start(entry, &ARRIVAL, StandardError::Redirected, settings);
 }
 
 /// Makes the plugin now, on a thread of its own, for which an exit of the program waits.
@@ -335,7 +338,12 @@ pub(super) fn say(reply: &str) {
 }
 
 fn print(level: &str, text: &str) {
-    if started().is_some_and(|start| start.stderr == unchanged()) {
+    let is_log = |stderr| match stderr {
+        StandardError::Unchanged(_) => stderr == unchanged(),
+        #[cfg(feature = "adapter-postgres")]
+        StandardError::Redirected => true,
+    };
+    if started().is_some_and(|start| is_log(start.stderr)) {
         let parts = ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
         // Nobody is left to be told that standard error is broken.
         let _: Result<usize, Errno> = writev(io::stderr(), &parts);
