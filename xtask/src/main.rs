@@ -22,6 +22,8 @@ usage: cargo xtask COMMAND
                       fails where a limit is broken; an unknown PART names those there are
   torture [SUITE] [--short]
                       hosts under every fault; an unknown SUITE names those there are
+  package [--check]   the Debian and RPM packages, in target/package; then the same again, compared, and
+                      their use in fresh systems
   arrows              modules that use each other in a circle; in memprof-core, also a folder that
                       uses one above it
   features            each feature of each crate alone, under clippy
@@ -45,6 +47,9 @@ fn main() -> ExitCode {
             run(cargo(&["run", "--release", "--quiet", "--package=bench", "--"]).args(args))
         }
         ["torture", args @ ..] => torture(args),
+        ["package", args @ ..] => {
+            run(cargo(&["run", "--quiet", "--package=package", "--"]).args(args))
+        }
         ["arrows"] => arrows::check(),
         ["features"] => features::check(),
         ["fuzz"] => fuzz::replay(),

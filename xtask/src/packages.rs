@@ -60,6 +60,9 @@ pub const TEST: &[&str] = &[
     "xz-utils",
 ];
 
+/// For the packages, and for the systems in which they are tried.
+pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];
+
 /// Installs what is missing of `packages`, as root; else says how.
 pub fn require(packages: &[&str]) -> Result<()> {
     let missing: Vec<&str> = packages

@@ -1,0 +1,235 @@
+//! What is in which package.
+
+/// A package, of Debian's and of RPM's kind.
+#[derive(Debug)]
+pub(crate) struct Package {
+    pub(crate) name: &'static str,
+    pub(crate) summary: &'static str,
+    pub(crate) description: &'static str,
+    pub(crate) needs: Needs,
+    /// Cargo's package, whose libraries are in it; none where nothing of it is loaded.
+    pub(crate) built_from: Option<&'static str>,
+    pub(crate) files: &'static [File],
+}
+
+/// What a package does little without.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Needs {
+    Nothing,
+    /// Installed with it, where nobody objects.
+    Recommended(&'static str),
+    /// The same version of it.
+    Same(&'static str),
+}
+
+/// A file of a package, or several.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) from: Source,
+    /// Where it is installed, without the first `/`; a directory ends in `/`.
+    pub(crate) to: &'static str,
+}
+
+/// Where a file comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    /// A program that cargo built; its debug information is split from it.
+    Program(&'static str),
+    /// A shared library that cargo built, likewise.
+    Library(&'static str),
+    /// A static library that cargo built.
+    Archive(&'static str),
+    /// A file of the source tree, or a directory with all that is in it.
+    Tree(&'static str),
+    /// The TOML below this heading of CONFIGURATION.md, each line a comment.
+    Commented(&'static str),
+    /// The pages that `memprof man` writes.
+    Manual,
+    /// What `memprof completions` prints for a shell.
+    Completion(&'static str),
+}
+
+const fn file(from: Source, to: &'static str) -> File {
+    File { from, to }
+}
+
+/// The packages, but for that of the debug information, which is what the others have left behind.
+pub(crate) const PACKAGES: &[Package] = &[
+    Package {
+        name: "memprof",
+        summary: "heap profiler for live processes",
+        description: "memprof attaches to a running process, samples what it allocates, names who holds the \
+                      memory, and leaves the process as it was. It talks to hosts that loaded its plugin, \
+                      reports as text, flamegraph, page or pprof, proves leaks, and guards budgets in CI.",
+        needs: Needs::Recommended("memprof-plugin"),
+        built_from: Some("memprof-cli"),
+        files: &[
+            file(Source::Program("memprof"), "usr/bin/memprof"),
+            file(Source::Manual, "usr/share/man/man1/"),
+            file(
+                Source::Completion("bash"),
+                "usr/share/bash-completion/completions/memprof",
+            ),
+            // Debian's zsh looks here,
+            file(
+                Source::Completion("zsh"),
+                "usr/share/zsh/vendor-completions/_memprof",
+            ),
+            // and Fedora's here.
+            file(
+                Source::Completion("zsh"),
+                "usr/share/zsh/site-functions/_memprof",
+            ),
+            file(
+                Source::Completion("fish"),
+                "usr/share/fish/vendor_completions.d/memprof.fish",
+            ),
+            file(Source::Tree("README.md"), "usr/share/doc/memprof/README.md"),
+            file(
+                Source::Tree("CHANGELOG.md"),
+                "usr/share/doc/memprof/CHANGELOG.md",
+            ),
+            file(
+                Source::Tree("CONFIGURATION.md"),
+                "usr/share/doc/memprof/CONFIGURATION.md",
+            ),
+        ],
+    },
+    Package {
+        name: "memprof-plugin",
+        summary: "heap profiling for any process that loads it",
+        description: "memory_profile.so is the file that a process loads to be profiled: by memprof attach and \
+                      memprof run, by the configuration of a server that loads plugins, or as a module of a \
+                      language. With the headers and the library for hosts and plugins in C, and the \
+                      configuration of servers.",
+        needs: Needs::Nothing,
+        built_from: Some("memory-profile"),
+        files: &[
+            file(
+                Source::Library("libmemory_profile.so"),
+                "usr/lib/memprof/memory_profile.so",
+            ),
+            file(
+                Source::Archive("libmemprof_host.a"),
+                "usr/lib/memprof/libmemprof_host.a",
+            ),
+            file(
+                Source::Tree("memprof-plugin-abi/include/memprof.h"),
+                "usr/include/memprof.h",
+            ),
+            file(
+                Source::Tree("memprof-host-c/include/memprof_host.h"),
+                "usr/include/memprof_host.h",
+            ),
+            file(
+                Source::Commented("The plugin's keys"),
+                "etc/memprof/memory_profile.toml",
+            ),
+            file(
+                Source::Tree("hosts-examples/unprepared/unprepared.service.d.conf"),
+                "usr/share/memprof/systemd/unprepared.service.d/memprof.conf",
+            ),
+            file(
+                Source::Tree("hosts-examples/redis/redis-server.service.d.conf"),
+                "usr/share/memprof/systemd/redis-server.service.d/memprof.conf",
+            ),
+            file(
+                Source::Tree("hosts-examples/mosquitto/mosquitto.service.d.conf"),
+                "usr/share/memprof/systemd/mosquitto.service.d/memprof.conf",
+            ),
+            file(
+                Source::Tree("hosts-examples/traffic-server/trafficserver.service.d.conf"),
+                "usr/share/memprof/systemd/trafficserver.service.d/memprof.conf",
+            ),
+            file(
+                Source::Tree("hosts-examples/redis"),
+                "usr/share/doc/memprof-plugin/redis/",
+            ),
+            file(
+                Source::Tree("hosts-examples/mosquitto"),
+                "usr/share/doc/memprof-plugin/mosquitto/",
+            ),
+            file(
+                Source::Tree("hosts-examples/traffic-server"),
+                "usr/share/doc/memprof-plugin/traffic-server/",
+            ),
+            file(
+                Source::Tree("hosts-examples/postgresql"),
+                "usr/share/doc/memprof-plugin/postgresql/",
+            ),
+            file(
+                Source::Tree("hosts-examples/mariadb"),
+                "usr/share/doc/memprof-plugin/mariadb/",
+            ),
+            file(
+                Source::Tree("hosts-examples/nginx"),
+                "usr/share/doc/memprof-plugin/nginx/",
+            ),
+            file(
+                Source::Tree("hosts-examples/httpd"),
+                "usr/share/doc/memprof-plugin/httpd/",
+            ),
+            file(
+                Source::Tree("hosts-examples/java"),
+                "usr/share/doc/memprof-plugin/java/",
+            ),
+            file(
+                Source::Tree("hosts-examples/python"),
+                "usr/share/doc/memprof-plugin/python/",
+            ),
+            file(
+                Source::Tree("hosts-examples/node"),
+                "usr/share/doc/memprof-plugin/node/",
+            ),
+            file(
+                Source::Tree("hosts-examples/ruby"),
+                "usr/share/doc/memprof-plugin/ruby/",
+            ),
+            file(
+                Source::Tree("hosts-examples/lua"),
+                "usr/share/doc/memprof-plugin/lua/",
+            ),
+            file(
+                Source::Tree("hosts-examples/ffi"),
+                "usr/share/doc/memprof-plugin/ffi/",
+            ),
+            file(
+                Source::Tree("SECURITY.md"),
+                "usr/share/doc/memprof-plugin/SECURITY.md",
+            ),
+        ],
+    },
+    Package {
+        name: "memprof-fleet",
+        summary: "heap profiles of many machines",
+        description: "The agent takes profiles of a machine's hosts by a policy, and writes them to a directory or \
+                      to S3 as Parquet files; memprof fleet asks them who holds the memory, and what grew. \
+                      The service is not started: systemctl enable --now memprof-agent.",
+        needs: Needs::Same("memprof"),
+        built_from: Some("memprof-fleet"),
+        files: &[
+            file(Source::Program("memprof-fleet"), "usr/bin/memprof-fleet"),
+            file(
+                Source::Tree("memprof-fleet/memprof-agent.service"),
+                "usr/lib/systemd/system/memprof-agent.service",
+            ),
+            file(
+                Source::Commented("The fleet's file"),
+                "etc/memprof/fleet.toml",
+            ),
+        ],
+    },
+];
+
+/// What is in every package, below `usr/share/doc/NAME/`.
+pub(crate) const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+
+/// The package of the debug information.
+pub(crate) const DEBUG: Package = Package {
+    name: "memprof-debug",
+    summary: "debug information of memprof",
+    description: "Lines and functions of memprof, memprof-fleet and memory_profile.so, for gdb and perf.",
+    needs: Needs::Nothing,
+    built_from: None,
+    files: &[],
+};

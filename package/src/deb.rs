@@ -1,0 +1,119 @@
+//! A Debian package of a tree.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::contents::{Needs, Package};
+use crate::toolchain::FLOOR;
+use crate::tree::files;
+use xtask::run::{output, run};
+
+const MAINTAINER: &str = "memprof developers <memprof@localhost>";
+
+/// Makes the package of a tree, and returns its file.
+pub(crate) fn build(
+    package: &Package,
+    version: &str,
+    tree: &Path,
+    to: &Path,
+    epoch: u64,
+) -> Result<PathBuf> {
+    let control = tree.join("DEBIAN");
+    if control.exists() {
+        fs::remove_dir_all(&control)?;
+    }
+    let installed = files(tree)?;
+    let mut kib = 0;
+    for file in &installed {
+        kib += fs::metadata(tree.join(file))?.len().div_ceil(1024);
+    }
+    fs::create_dir(&control)?;
+    fs::write(
+        control.join("control"),
+        control_file(package, version, kib.max(1)),
+    )?;
+    let mut sums = Command::new("md5sum");
+    let sums = output(sums.args(&installed).current_dir(tree))?;
+    fs::write(control.join("md5sums"), sums)?;
+    let configuration = installed.iter().filter(|file| file.starts_with("etc"));
+    let configuration: String = configuration
+        .map(|file| format!("/{}\n", file.display()))
+        .collect();
+    if !configuration.is_empty() {
+        fs::write(control.join("conffiles"), configuration)?;
+    }
+    if let Some(unit) = unit(&installed) {
+        for (name, script) in scripts(&unit) {
+            let file = control.join(name);
+            fs::write(&file, script)?;
+            fs::set_permissions(&file, PermissionsExt::from_mode(0o755))?;
+        }
+    }
+    let file = to.join(format!("{}_{version}_amd64.deb", package.name));
+    run(Command::new("dpkg-deb")
+        .args(["--build", "--root-owner-group", "-Zgzip"])
+        .args([tree, &file])
+        .env("SOURCE_DATE_EPOCH", epoch.to_string())
+        .stdout(std::process::Stdio::null()))?;
+    fs::remove_dir_all(&control).with_context(|| control.display().to_string())?;
+    Ok(file)
+}
+
+fn control_file(package: &Package, version: &str, kib: u64) -> String {
+    let mut fields = vec![
+        ("Package", package.name.to_owned()),
+        ("Version", version.to_owned()),
+        ("Architecture", "amd64".to_owned()),
+        ("Maintainer", MAINTAINER.to_owned()),
+        ("Installed-Size", kib.to_string()),
+        ("Section", "devel".to_owned()),
+        ("Priority", "optional".to_owned()),
+    ];
+    let library = format!("libc6 (>= {FLOOR})");
+    match package.needs {
+        Needs::Nothing if package.built_from.is_none() => {}
+        Needs::Nothing => fields.push(("Depends", library)),
+        Needs::Recommended(other) => fields.extend([
+            ("Depends", library),
+            ("Recommends", format!("{other} (= {version})")),
+        ]),
+        Needs::Same(other) => {
+            fields.push(("Depends", format!("{library}, {other} (= {version})")));
+        }
+    }
+    let lines = fields
+        .into_iter()
+        .map(|(name, value)| format!("{name}: {value}\n"));
+    let described = format!(
+        "Description: {}\n {}\n",
+        package.summary, package.description
+    );
+    lines.chain([described]).collect()
+}
+
+/// The package's service.
+pub(crate) fn unit(installed: &[PathBuf]) -> Option<String> {
+    let is_unit = |file: &&PathBuf| file.extension().is_some_and(|end| end == "service");
+    let unit = installed.iter().find(is_unit)?;
+    Some(unit.file_name()?.to_str()?.to_owned())
+}
+
+/// A service is not started by its installation; its removal ends it.
+fn scripts(unit: &str) -> [(&'static str, String); 3] {
+    let reload =
+        "#!/bin/sh\nset -e\nif [ -d /run/systemd/system ]; then systemctl daemon-reload; fi\n";
+    let end = format!(
+        "#!/bin/sh\nset -e\n[ \"$1\" = remove ] || exit 0\n\
+         if [ -d /run/systemd/system ]; then systemctl disable --now {unit}; \
+         else rm -f /etc/systemd/system/*.wants/{unit}; fi\n"
+    );
+    [
+        ("postinst", reload.to_owned()),
+        ("prerm", end),
+        ("postrm", reload.to_owned()),
+    ]
+}

@@ -1,0 +1,164 @@
+//! Systems that never saw memprof, in which the packages are installed, used, upgraded and removed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::contents::PACKAGES;
+use crate::tree::entries;
+use crate::{deb, toolchain};
+use xtask::run::{output, root, run};
+
+/// Debian's releases whose packages are still served, the oldest first: glibc 2.31, 2.36 and 2.41.
+const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
+
+/// What the scripts use.
+const INCLUDED: &str = "--include=bash-completion,fish,libjemalloc2,man-db,procps,systemd,zsh";
+
+/// What is done in each system; each script ends at its first failure.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("install", include_str!("fresh_root/install.sh")),
+    ("use", include_str!("fresh_root/use.sh")),
+    ("upgrade", include_str!("fresh_root/upgrade.sh")),
+];
+/// An older systemd, as that of bullseye, verifies only where it runs the system.
+const UNITS: (&str, &str) = ("trixie", include_str!("fresh_root/units.sh"));
+const REMOVE: &str = include_str!("fresh_root/remove.sh");
+
+/// Tries the packages of a directory.
+pub(crate) fn check(packages: &Path) -> Result<()> {
+    for suite in SUITES {
+        in_debian(suite, packages)?;
+        println!("{suite}: installed, used, upgraded and removed");
+    }
+    by_rpm(packages)?;
+    println!("rpm: installed, verified and removed");
+    Ok(())
+}
+
+fn in_debian(suite: &str, packages: &Path) -> Result<()> {
+    let place = tempfile::tempdir()?;
+    let system = place.path().join(suite);
+    eprintln!("making {suite}");
+    run(Command::new("mmdebstrap")
+        .args(["--quiet", "--variant=apt", INCLUDED, suite])
+        .arg(&system))?;
+    bring(packages, &system)?;
+    let before = listed(&system)?;
+    for (name, script) in SCRIPTS {
+        let told = within(&system, script).with_context(|| format!("{suite}: {name}"))?;
+        println!("{told}");
+    }
+    if suite == UNITS.0 {
+        within(&system, UNITS.1).with_context(|| format!("{suite}: units"))?;
+    }
+    within(&system, REMOVE).with_context(|| format!("{suite}: remove"))?;
+    let after = listed(&system)?;
+    let left: Vec<_> = after.iter().filter(|file| !before.contains(file)).collect();
+    ensure!(left.is_empty(), "{suite}: removal left {left:#?}");
+    Ok(())
+}
+
+/// Puts the packages there, newer ones of the plugin, and a program that knows nothing of memprof.
+fn bring(packages: &Path, system: &Path) -> Result<()> {
+    let place = system.join("packages");
+    fs::create_dir(&place)?;
+    for file in entries(packages)? {
+        if file.extension().is_some_and(|end| end == "deb") {
+            let name = file.file_name().context("a package has no name")?;
+            fs::copy(&file, place.join(name))?;
+        }
+    }
+    let newer = place.join("newer");
+    fs::create_dir(&newer)?;
+    for package in PACKAGES {
+        let tree = tempfile::tempdir()?;
+        let name = format!("{}_{}_amd64.deb", package.name, env!("CARGO_PKG_VERSION"));
+        run(Command::new("dpkg-deb")
+            .arg("--extract")
+            .args([&place.join(name), tree.path()]))?;
+        let version = concat!(env!("CARGO_PKG_VERSION"), "+1");
+        deb::build(package, version, tree.path(), &newer, 0)?;
+    }
+    let program = root().join("hosts-examples/unprepared/unprepared.c");
+    toolchain::compile_c(&program, &place.join("unprepared"))
+}
+
+/// Runs a script with bash in a system, with processes and mounts of its own.
+fn within(system: &Path, script: &str) -> Result<String> {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .arg(format!("--root={}", system.display()))
+        .args(["/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"])
+        .args([
+            "HOME=/tmp",
+            "LC_ALL=C.UTF-8",
+            "DEBIAN_FRONTEND=noninteractive",
+        ])
+        .args(["bash", "-euo", "pipefail", "-c", script]);
+    output(&mut command)
+}
+
+/// What a system's own tools write.
+const NOT_OURS: [&str; 6] = [
+    "./run/*",
+    "./tmp/*",
+    "./var/cache/*",
+    "./var/lib/apt/*",
+    "./var/lib/dpkg/*",
+    "./var/log/*",
+];
+
+/// Every file of a system, but for [`NOT_OURS`].
+fn listed(system: &Path) -> Result<Vec<String>> {
+    let mut find = Command::new("find");
+    find.args([".", "-xdev"]).current_dir(system);
+    for pattern in NOT_OURS {
+        find.args(["-not", "-path", pattern]);
+    }
+    Ok(output(&mut find)?.lines().map(str::to_owned).collect())
+}
+
+/// By rpm in a root of its own, which has no other package, nor a shell for the scripts.
+fn by_rpm(packages: &Path) -> Result<()> {
+    let place = tempfile::tempdir()?;
+    let system = place.path();
+    let files: Vec<PathBuf> = entries(packages)?
+        .into_iter()
+        .filter(|file| file.extension().is_some_and(|end| end == "rpm"))
+        .collect();
+    let rpm = |args: &[&str]| {
+        let mut command = Command::new("rpm");
+        command.arg("--root").arg(system).args(args);
+        command
+    };
+    run(&mut rpm(&["--initdb"]))?;
+    let before = listed_files(system)?;
+    run(rpm(&["--install", "--nodeps", "--noscripts"]).args(&files))?;
+    let plugin = output(&mut rpm(&["--query", "--list", "memprof-plugin"]))?;
+    ensure!(
+        plugin.contains("/usr/lib/memprof/memory_profile.so\n"),
+        "memprof-plugin has no plugin:\n{plugin}"
+    );
+    for package in PACKAGES {
+        run(&mut rpm(&["--verify", "--nodeps", package.name]))?;
+    }
+    let memprof = output(Command::new(system.join("usr/bin/memprof")).arg("--version"))?;
+    print!("{memprof}");
+    let names = PACKAGES.iter().map(|package| package.name);
+    run(rpm(&["--erase", "--nodeps", "--noscripts"]).args(names.chain(["memprof-debug"])))?;
+    let after = listed_files(system)?;
+    let left: Vec<_> = after.iter().filter(|file| !before.contains(file)).collect();
+    ensure!(left.is_empty(), "rpm's removal left {left:#?}");
+    Ok(())
+}
+
+/// Files, and directories that hold memprof's.
+fn listed_files(system: &Path) -> Result<Vec<String>> {
+    let all = listed(system)?.into_iter();
+    let is_told = |path: &String| path.contains("memprof") && !path.starts_with("./var/lib/rpm");
+    Ok(all.filter(is_told).collect())
+}

@@ -1,0 +1,2 @@
+apt-get purge -qq -y 'memprof*' > /dev/null
+if command -v memprof; then exit 1; fi

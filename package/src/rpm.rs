@@ -1,0 +1,90 @@
+//! An RPM package of a tree.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::contents::{Needs, Package};
+use crate::deb::unit;
+use crate::tree::files;
+use xtask::run::run;
+
+/// The same bytes whoever builds it, and nothing done to the files.
+const MACROS: &str = "\
+%global debug_package %{nil}
+%global _build_id_links none
+%global __os_install_post %{nil}
+%global _buildhost localhost
+%global use_source_date_epoch_as_buildtime 1
+%global clamp_mtime_to_source_date_epoch 1
+%global _binary_payload w9.gzdio
+";
+
+/// Makes the package of a tree.
+pub(crate) fn build(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Result<()> {
+    let work = tempfile::tempdir()?;
+    let spec = work.path().join("package.spec");
+    fs::write(&spec, spec_file(package, tree)?)?;
+    let define = |name: &str, value: &str| ["--define".to_owned(), format!("{name} {value}")];
+    run(Command::new("rpmbuild")
+        .args(["-bb", "--quiet", "--target=x86_64"])
+        .args(define("_topdir", &work.path().display().to_string()))
+        .args(define("_rpmdir", &to.display().to_string()))
+        .args(define(
+            "_rpmfilename",
+            "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
+        ))
+        .arg(&spec)
+        .env("SOURCE_DATE_EPOCH", epoch.to_string()))
+}
+
+fn spec_file(package: &Package, tree: &Path) -> Result<String> {
+    let installed = files(tree)?;
+    let version = env!("CARGO_PKG_VERSION");
+    let mut spec = format!(
+        "{MACROS}Name: {}\nVersion: {version}\nRelease: 1\nSummary: {}\nLicense: MIT OR Apache-2.0\n",
+        package.name, package.summary
+    );
+    match package.needs {
+        Needs::Nothing => {}
+        Needs::Recommended(other) => writeln!(spec, "Recommends: {other} = {version}")?,
+        Needs::Same(other) => writeln!(spec, "Requires: {other} = {version}")?,
+    }
+    writeln!(spec, "%description\n{}", package.description)?;
+    writeln!(spec, "%install\ncp -r {}/. %{{buildroot}}", tree.display())?;
+    if let Some(unit) = unit(&installed) {
+        let if_it_runs = "[ ! -d /run/systemd/system ]";
+        writeln!(spec, "%post\n{if_it_runs} || systemctl daemon-reload")?;
+        writeln!(
+            spec,
+            "%preun\n[ $1 != 0 ] || {if_it_runs} || systemctl disable --now {unit}"
+        )?;
+        writeln!(spec, "%postun\n{if_it_runs} || systemctl daemon-reload")?;
+    }
+    writeln!(spec, "%files\n%defattr(-,root,root,0755)")?;
+    for directory in own_directories(&installed) {
+        writeln!(spec, "%dir /{}", directory.display())?;
+    }
+    for file in &installed {
+        let kind = match file.starts_with("etc") {
+            true => "%config(noreplace) ",
+            false => "",
+        };
+        writeln!(spec, "{kind}/{}", file.display())?;
+    }
+    Ok(spec)
+}
+
+/// Those that no other package brings.
+fn own_directories(installed: &[PathBuf]) -> BTreeSet<&Path> {
+    let above = installed.iter().flat_map(|file| file.ancestors().skip(1));
+    let is_ours = |directory: &&Path| {
+        let mut names = directory.iter().filter_map(|name| name.to_str());
+        names.any(|name| name.starts_with("memprof") || name == ".build-id")
+    };
+    above.filter(is_ours).collect()
+}

@@ -1,0 +1,90 @@
+//! Which libraries a package is built from: a bill of materials in the tag-value format of SPDX 2.3.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use xtask::run::{cargo, output, root};
+
+pub(crate) fn file_name(package: &str) -> String {
+    format!("{package}.spdx")
+}
+
+/// The bill of one of cargo's packages: what is linked, with the features that it is built with.
+pub(crate) fn of(package: &str, epoch: u64) -> Result<String> {
+    let lock = fs::read_to_string(root().join("Cargo.lock"))?;
+    let checksums = checksums(&lock);
+    let mut tree = cargo(&["tree", "--locked", "--prefix=none", "--no-dedupe"]);
+    tree.args(["--edges=normal,no-proc-macro", "--format={p}\t{l}"])
+        .args(["--target=x86_64-unknown-linux-gnu", "--package", package]);
+    let tree = output(&mut tree)?;
+    let mut linked = BTreeMap::new();
+    for line in tree.lines() {
+        let (named, license) = line.split_once('\t').context("cargo tree changed")?;
+        let mut words = named.split(' ');
+        let name = words.next().context("cargo tree changed")?;
+        let version = words.next().and_then(|word| word.strip_prefix('v'));
+        linked.insert((name, version.context("cargo tree changed")?), license);
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let created = output(Command::new("date").args([
+        "--utc",
+        "+%Y-%m-%dT%H:%M:%SZ",
+        &format!("--date=@{epoch}"),
+    ]))?;
+    let mut bill = format!(
+        "SPDXVersion: SPDX-2.3\nDataLicense: CC0-1.0\nSPDXID: SPDXRef-DOCUMENT\n\
+         DocumentName: {package}-{version}\n\
+         DocumentNamespace: https://spdx.org/spdxdocs/{package}-{version}-{epoch}\n\
+         Creator: Tool: cargo-xtask-package\nCreated: {created}"
+    );
+    for ((name, version), license) in linked {
+        let id = format!("SPDXRef-{}-{version}", name.replace('_', "-")).replace('+', "-");
+        let license = license.replace('/', " OR ");
+        write!(
+            bill,
+            "\nPackageName: {name}\nSPDXID: {id}\nPackageVersion: {version}\n\
+             PackageDownloadLocation: NOASSERTION\nFilesAnalyzed: false\n\
+             PackageLicenseConcluded: {license}\nPackageLicenseDeclared: {license}\n\
+             PackageCopyrightText: NOASSERTION\n\
+             ExternalRef: PACKAGE-MANAGER purl pkg:cargo/{name}@{version}\n"
+        )?;
+        if let Some(checksum) = checksums.get(&(name, version)) {
+            writeln!(bill, "PackageChecksum: SHA256: {checksum}")?;
+        }
+        writeln!(bill, "Relationship: SPDXRef-DOCUMENT DESCRIBES {id}")?;
+    }
+    Ok(bill)
+}
+
+/// The checksums of the registry's packages, by name and version, of a Cargo.lock.
+fn checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
+    let of_package = |package| {
+        let value = |key: &str| {
+            let mut lines = str::lines(package);
+            lines.find_map(|line| {
+                line.strip_prefix(key)?
+                    .strip_prefix(" = \"")?
+                    .strip_suffix('"')
+            })
+        };
+        Some(((value("name")?, value("version")?), value("checksum")?))
+    };
+    lock.split("[[package]]").filter_map(of_package).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_from_a_registry_has_its_checksum() {
+        let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+        let checksums = checksums(&lock);
+        let found = |name| checksums.iter().find(|((of, _), _)| *of == name);
+        assert_eq!(found("libc").unwrap().1.len(), 64);
+        assert_eq!(found("memprof-core"), None);
+    }
+}
