@@ -1,5 +1,5 @@
-//! Modules that use each other in a circle, and folders that use one above them: read from the
-//! paths in the sources of each crate, without those of tests.
+//! Modules that use each other in a circle, folders that use one above them, and files that grew too
+//! long: read from the sources of each crate, without tests.
 //!
 //! Modules are compared with their siblings: what a module uses of a sibling's, or of anything in
 //! it, is an arrow from the one to the other. A module and the file that declares it are one thing.
@@ -15,6 +15,9 @@ use xtask::run::{members, root};
 /// The crate whose modules stand in the order of their floors.
 const IN_ORDER: &str = "memprof-core";
 
+/// The most lines of a file, without its tests.
+const MOST_LINES: usize = 400;
+
 /// A module by its path in the crate; the crate itself has none.
 type Name = Vec<String>;
 
@@ -27,6 +30,8 @@ struct Module {
     imports: BTreeMap<String, Vec<String>>,
     /// Every path in it.
     paths: BTreeSet<Vec<String>>,
+    /// Of its file, without tests; 0 where it has none of its own.
+    lines: usize,
 }
 
 /// All modules of a crate.
@@ -40,6 +45,15 @@ pub(crate) fn check() -> Result<()> {
         for circle in circles(&modules) {
             writeln!(wrong, "{name}: {circle}")?;
         }
+        for (module, Module { lines, .. }) in &modules {
+            if *lines > MOST_LINES {
+                let module = module.join("::");
+                writeln!(
+                    wrong,
+                    "{name}: crate::{module} has {lines} lines, not {MOST_LINES}"
+                )?;
+            }
+        }
         if name == IN_ORDER {
             for arrow in upward(&modules) {
                 writeln!(wrong, "{name}: {arrow}")?;
@@ -49,7 +63,7 @@ pub(crate) fn check() -> Result<()> {
     let count = wrong.lines().count();
     ensure!(
         wrong.is_empty(),
-        "{count} circles or arrows upward:\n{wrong}"
+        "{count} circles, arrows upward or long files:\n{wrong}"
     );
     Ok(())
 }
@@ -76,13 +90,18 @@ fn read(file: &Path) -> Result<Modules> {
 /// `directory` is where the modules lie that the file declares.
 fn read_file(file: &Path, directory: &Path, name: &Name, modules: &mut Modules) -> Result<()> {
     let text = std::fs::read_to_string(file)?;
-    read_items(
-        syn::parse_file(&text)?.items,
-        file,
-        directory,
-        name,
-        modules,
-    )
+    let items = syn::parse_file(&text)?.items;
+    read_items(items, file, directory, name, modules)?;
+    if let Some(module) = modules.get_mut(name) {
+        module.lines = lines_without_tests(&text);
+    }
+    Ok(())
+}
+
+/// The tests are the last module of a file.
+fn lines_without_tests(text: &str) -> usize {
+    let code = text.split("\n#[cfg(test)]\nmod ").next();
+    code.unwrap_or(text).lines().count()
 }
 
 fn read_items(
@@ -368,6 +387,14 @@ mod tests {
             ),
         ];
         assert_eq!(circles(&modules(&files)), [""; 0]);
+    }
+
+    #[test]
+    fn tests_do_not_make_a_file_long() {
+        let code = "mod a;\n\nfn f() {}\n";
+        let tests = "\n#[cfg(test)]\nmod tests {\n    fn g() {}\n}\n";
+        assert_eq!(lines_without_tests(code), 3);
+        assert_eq!(lines_without_tests(&(code.to_owned() + tests)), 3);
     }
 
     #[test]

@@ -25,7 +25,7 @@ usage: cargo xtask COMMAND
   package [--check]   the Debian and RPM packages, in target/package; then the same again, compared, and
                       their use in fresh systems
   arrows              modules that use each other in a circle; in memprof-core, also a folder that
-                      uses one above it
+                      uses one above it; files above 400 lines
   features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
   ci                  format, clippy, arrows, test, fuzz, torture --short, docs, deny: what CI runs";
