@@ -284,7 +284,7 @@ pub(crate) enum Drawn {
     Otlp,
 }
 
-/// What reads the views.
+/// A SQL engine, whose dialect the views are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
     /// DuckDB 1.1 and newer

@@ -76,7 +76,7 @@ impl Spool {
         )
     }
 
-    /// How many bytes wait.
+    /// The size of all files that wait, in bytes.
     pub(crate) fn bytes(&self) -> anyhow::Result<u64> {
         waiting(&self.place)
     }

@@ -71,7 +71,7 @@ impl Hour {
     }
 }
 
-/// What `--at` takes.
+/// Parses the time of `--at`: `14:30`, an RFC 3339 time, `2h` or `2h ago`.
 pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
     parse_at(text, Instant::now())
 }

@@ -2,6 +2,16 @@
 //!
 //! A host may be hostile: root asks everybody's. So each request has one deadline, each line a
 //! limit, and a passed descriptor is read only where it is a file of the announced length.
+//!
+//! ```no_run
+//! use memprof_host::client::Client;
+//!
+//! let mut client = Client::connect("/run/memprof/4711.sock".as_ref())?;
+//! client.activate("for=10m")?;
+//! let dump = client.dump("")?.largest;
+//! println!("{} live bytes, in {}", dump.estimated_inuse_bytes, dump.path.display());
+//! # Ok::<(), memprof_host::client::ClientError>(())
+//! ```
 
 mod connection;
 mod messages;

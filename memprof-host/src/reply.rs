@@ -11,7 +11,7 @@ use crate::body::Body;
 pub struct Reply {
     /// 0, or one of the negative codes of memprof.h.
     pub status_code: Status,
-    /// What the body is.
+    /// The media type of the body (RFC 9110).
     pub content_type: Cow<'static, str>,
     /// The body.
     pub body: Body,

@@ -52,7 +52,7 @@ pub struct Unkept {
     pub file: File,
     /// Its length.
     pub bytes: u64,
-    /// Live bytes, corrected for sampling; of growth, all of it.
+    /// As [`Dump::estimated_inuse_bytes`].
     pub estimated_inuse_bytes: u64,
 }
 
