@@ -98,7 +98,8 @@ static void *coroutines(void *none) {
     return none;
 }
 
-/* Callee-saved and vector registers, the red zone and MXCSR, over a poll(2) of 3 ms; and the alternative signal stack. */
+/* Callee-saved and vector registers (with AVX, their upper halves too), the red zone and MXCSR, over a poll(2) of 3 ms;
+   and the alternative signal stack. */
 static void *registers(void *none) {
     block_alarm();
     static _Thread_local char memory[16384];
@@ -106,18 +107,22 @@ static void *registers(void *none) {
     sigaltstack(&alternative, 0);
     unsigned mxcsr = _mm_getcsr() ^ 0x2000;
     _mm_setcsr(mxcsr);
+    long has_avx = __builtin_cpu_supports("avx") != 0;
     for (;;) {
-        long value = 7;
+        long value = 7, upper = 7;
         __asm__ volatile(
-            "movq %[value], %%xmm15\n mov $0x7777, %%r13\n movq $0x55aa, -120(%%rsp)\n"
+            "movq %[value], %%xmm15\n test %[avx], %[avx]\n je 1f\n vinsertf128 $1, %%xmm15, %%ymm15, %%ymm15\n"
+            "1: mov $0x7777, %%r13\n movq $0x55aa, -120(%%rsp)\n"
             "mov $7, %%eax\n xor %%edi, %%edi\n xor %%esi, %%esi\n mov $3, %%edx\n syscall\n"
-            "movq %%xmm15, %[value]\n cmp $0x7777, %%r13\n je 1f\n movq $0, %[value]\n"
-            "1: cmpq $0x55aa, -120(%%rsp)\n je 2f\n movq $1, %[value]\n2:"
-            : [value] "+r"(value)
-            :
+            "movq %%xmm15, %[value]\n cmp $0x7777, %%r13\n je 2f\n movq $0, %[value]\n"
+            "2: cmpq $0x55aa, -120(%%rsp)\n je 3f\n movq $1, %[value]\n"
+            "3: test %[avx], %[avx]\n je 4f\n"
+            "vextractf128 $1, %%ymm15, %%xmm15\n movq %%xmm15, %[upper]\n vzeroupper\n4:"
+            : [value] "+r"(value), [upper] "+r"(upper)
+            : [avx] "r"(has_avx)
             : "rax", "rcx", "r11", "rdi", "rsi", "rdx", "r13", "xmm15", "memory", "cc");
         sigaltstack(0, &found);
-        if (value != 7 || _mm_getcsr() != mxcsr || found.ss_sp != memory || found.ss_flags) bad++;
+        if (value != 7 || upper != 7 || _mm_getcsr() != mxcsr || found.ss_sp != memory || found.ss_flags) bad++;
     }
     return none;
 }
