@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::image::Image;
 use crate::maps::{Mapping, mappings};
 use crate::memory::Memory;
 
@@ -10,6 +11,8 @@ const WRITABLE: u32 = 2;
 const PAGE: u64 = 4096;
 /// A thread's stack is not larger than that between what it uses and its control block.
 const LARGEST_STACK: u64 = 64 << 20;
+/// Of libraries that are loaded with a program: office suites have some 200.
+const LIST_LIMIT: usize = 4096;
 
 /// A thread whose stack may be used.
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +25,8 @@ pub struct Owner {
     pub control_block: u64,
 }
 
-/// The end of so many bytes: on the thread's own stack where that is certain, else behind the
-/// variables of a library, where the page ends later than they do.
+/// The end of so many bytes: on the thread's own stack where that is certain, else behind the variables of the
+/// program or of a library that stays, where the page ends later than they do.
 ///
 /// A stack is not certain where a program made it itself: below a coroutine's of 4 KiB lies the heap.
 pub fn place(memory: &Memory, maps: &[u8], owner: Owner, length: u64) -> Option<u64> {
@@ -51,17 +54,40 @@ fn is_made_by_libc(maps: &[u8], stack: &Mapping<'_>, at: u64, control_block: u64
 }
 
 fn behind_variables(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
-    let images = mappings(maps).filter(|mapping| {
-        let name = mapping.file_name();
-        // The loader gives its own rest away to early allocations.
-        mapping.offset == 0 && mapping.inode != 0 && !name.starts_with(b"ld-linux")
-    });
-    let mut images = images.filter_map(|image| rest(memory, image.range.start).ok()?);
+    let images = lasting(memory, maps).ok()??;
+    let mut images = images
+        .into_iter()
+        .filter_map(|base| rest(memory, base).ok()?);
     let (_, end) = images.find(|(start, end)| {
         let is_ours = |mapping: Mapping<'_>| mapping.access == *b"rw-p";
         end - start > length && mapping(maps, *start).is_some_and(is_ours)
     })?;
     Some(end)
+}
+
+/// Where the program and the libraries that were loaded with it begin, up to the loader itself, which gives its own
+/// rest away to early allocations. What comes after it in the loader's list may be closed at any moment.
+fn lasting(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<u64>>> {
+    let is_loader = |mapping: &Mapping<'_>| {
+        mapping.offset == 0 && mapping.inode != 0 && mapping.file_name().starts_with(b"ld-linux")
+    };
+    let Some(loader) = mappings(maps).find(is_loader) else {
+        return Ok(None);
+    };
+    let loader = loader.range.start;
+    let Some(list) = Image::read(memory, loader)?.symbol("_r_debug") else {
+        return Ok(None);
+    };
+    let mut bases = Vec::new();
+    let mut entry = memory.word(list.wrapping_add(8))?;
+    for _ in 0..LIST_LIMIT {
+        match memory.word(entry)? {
+            base if base == loader => return Ok(Some(bases)),
+            base => bases.push(base),
+        }
+        entry = memory.word(entry.wrapping_add(24))?;
+    }
+    Ok(None)
 }
 
 /// The bytes between the variables of a library and the end of their page.
@@ -89,4 +115,29 @@ fn rest(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
         }
     }
     Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_was_opened_later_does_not_last() {
+        // SAFETY: glibc's own, which begins nothing.
+        #[expect(unsafe_code, reason = "the loader's function")]
+        let library = unsafe { libc::dlopen(c"libBrokenLocale.so.1".as_ptr(), libc::RTLD_NOW) };
+        assert!(!library.is_null());
+        let memory = Memory::open(std::process::id()).unwrap();
+        let maps = std::fs::read("/proc/self/maps").unwrap();
+        let bases = lasting(&memory, &maps).unwrap().unwrap();
+        let lasts = |name: &[u8]| {
+            let mut images = mappings(&maps).filter(|mapping| mapping.offset == 0);
+            let image = images.find(|mapping| mapping.file_name() == name);
+            bases.contains(&image.unwrap().range.start)
+        };
+        let program = std::env::current_exe().unwrap();
+        assert!(lasts(program.file_name().unwrap().as_encoded_bytes()));
+        assert!(lasts(b"libc.so.6"));
+        assert!(!lasts(b"libBrokenLocale.so.1"));
+    }
 }
