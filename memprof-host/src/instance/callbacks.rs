@@ -1,5 +1,6 @@
 //! What a plugin calls: the host's log and extensions.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
 use std::mem;
@@ -72,6 +73,11 @@ fn level(number: memprof_log_level_t) -> log::Level {
     }
 }
 
+/// As [`String::from_utf8_lossy`], which looks at each byte: a fifth of a message's way.
+fn text(bytes: &[u8]) -> Cow<'_, str> {
+    str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
+}
+
 pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_log_level_t) -> i32 {
     // SAFETY: `Instance::create` leaked it.
     let context = unsafe { &*ctx.cast::<Context>() };
@@ -91,9 +97,9 @@ pub(super) unsafe extern "C" fn log_line(
     // SAFETY: `Instance::create` leaked it.
     let context = unsafe { &*ctx.cast::<Context>() };
     // SAFETY: the plugin lends the text for the call.
-    let target = String::from_utf8_lossy(unsafe { target.as_bytes() });
+    let target = text(unsafe { target.as_bytes() });
     // SAFETY: as above.
-    let message = String::from_utf8_lossy(unsafe { message.as_bytes() });
+    let message = text(unsafe { message.as_bytes() });
     let level = level(number);
     let creating = context.in_creation.load(Ordering::Acquire);
     if creating && level == log::Level::Error {
