@@ -128,7 +128,7 @@ fn close(descriptor: RawFd) {
 #[derive(Debug)]
 struct Place {
     is_taken: AtomicBool,
-    /// `CLOSED` while there is none.
+    /// Its complement, so that `NONE` is zero and the table takes no page before it is used.
     descriptor: AtomicI32,
     device: AtomicU64,
     inode: AtomicU64,
@@ -138,13 +138,13 @@ struct Place {
 /// finds no place stays open in forked children.
 static PLACES: [Place; 128] = [const { Place::new() }; 128];
 
-const CLOSED: RawFd = -1;
+const NONE: RawFd = 0;
 
 impl Place {
     const fn new() -> Self {
         Self {
             is_taken: AtomicBool::new(false),
-            descriptor: AtomicI32::new(CLOSED),
+            descriptor: AtomicI32::new(NONE),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
         }
@@ -161,14 +161,14 @@ impl Place {
         let place = PLACES.iter().find(is_free)?;
         place.device.store(opened.0, Ordering::Relaxed);
         place.inode.store(opened.1, Ordering::Relaxed);
-        place.descriptor.store(descriptor, Ordering::Release);
+        place.descriptor.store(!descriptor, Ordering::Release);
         Some(place)
     }
 
     /// In a forked child it was given back already, and may be somebody else's.
     fn give_back(&self, opened: Identity) {
         let is_it = self.opened() == opened;
-        if is_it && self.descriptor.swap(CLOSED, Ordering::AcqRel) != CLOSED {
+        if is_it && self.descriptor.swap(NONE, Ordering::AcqRel) != NONE {
             self.is_taken.store(false, Ordering::Release);
         }
     }
@@ -182,10 +182,11 @@ impl Place {
 /// Allocates nothing and takes no lock: the threads that held one are gone.
 extern "C" fn close_in_child() {
     for place in &PLACES {
-        let descriptor = place.descriptor.swap(CLOSED, Ordering::AcqRel);
-        if descriptor == CLOSED {
+        let complement = place.descriptor.swap(NONE, Ordering::AcqRel);
+        if complement == NONE {
             continue;
         }
+        let descriptor = !complement;
         // SAFETY: used by fstat(2) only, which takes any number.
         let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
         if Identity::of(borrowed) == Ok(place.opened()) {
