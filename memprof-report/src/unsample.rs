@@ -68,7 +68,7 @@ fn scale(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     let size = bytes as f64 / objects as f64;
     match sampling {
         Sampling::None | Sampling::Shared => 1.0,
-        Sampling::Poisson(interval) => -1.0 / (-size / interval as f64).exp_m1(),
+        Sampling::Poisson(interval) => -1.0 / libm::expm1(-size / interval as f64),
         Sampling::Uniform(interval) => (interval as f64 / size).max(1.0),
     }
 }
@@ -136,7 +136,7 @@ impl Doubt {
         if bytes <= 0.0 {
             return 0.0;
         }
-        let estimate = |objects: f64| -bytes / (-bytes / objects / interval as f64).exp_m1();
+        let estimate = |objects: f64| -bytes / libm::expm1(-bytes / objects / interval as f64);
         let middle = estimate(objects.max(1.0));
         let below = middle - estimate((objects - 0.5).max(0.5));
         let above = estimate(objects + 0.5) - middle;

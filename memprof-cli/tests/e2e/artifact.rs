@@ -104,6 +104,8 @@ fn plugins_can_be_loaded_late_and_stay_loaded() {
         assert!(dynamic.contains("SYMBOLIC"), "{plugin}: {dynamic}");
         // A static TLS block is full once a program runs.
         assert!(!dynamic.contains("STATIC_TLS"), "{plugin}: {dynamic}");
+        // Its `expm1` differs from one C library to the next, and two pages of it are the host's own.
+        assert!(!dynamic.contains("libm.so"), "{plugin}: {dynamic}");
     }
 }
 

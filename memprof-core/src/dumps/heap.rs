@@ -46,13 +46,14 @@ pub(crate) struct Tally {
     pub peak: u64,
 }
 
-/// The bytes that `objects` sampled ones of together `bytes` stand for, to the same byte as in `memprof-report`.
+/// The bytes that `objects` sampled ones of together `bytes` stand for, to the same byte as in `memprof-report`: with the
+/// same `expm1`, because those of two C libraries differ.
 pub(crate) fn unsampled(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
     if objects == 0 || bytes == 0 || sample_interval == 0 {
         return bytes;
     }
     let mean_size = bytes as f64 / objects as f64;
-    let scale = -1.0 / (-mean_size / sample_interval as f64).exp_m1();
+    let scale = -1.0 / libm::expm1(-mean_size / sample_interval as f64);
     (bytes as f64 * scale).round() as u64
 }
 

@@ -146,7 +146,7 @@ impl Asking<'_> {
 
 /// How many objects a sampled one of that size stands for.
 fn stands_for(size: u64, interval: u64) -> f64 {
-    -1.0 / (-(size.max(1) as f64) / interval.max(1) as f64).exp_m1()
+    -1.0 / libm::expm1(-(size.max(1) as f64) / interval.max(1) as f64)
 }
 
 /// Counts a sample. None where there is no memory.

@@ -69,7 +69,7 @@ fn estimate(counts: &Counts, active: u64) -> Sampled {
     for bin in &counts.bins {
         // An object stays unsampled with the probability e^-(size/interval) (prof.c).
         let intervals = bin.size as f64 / counts.interval.max(1) as f64;
-        let sampled = bin.regions as f64 * (intervals.min(MOST_INTERVALS).exp() - 1.0);
+        let sampled = bin.regions as f64 * libm::expm1(intervals.min(MOST_INTERVALS));
         objects += sampled;
         bytes += sampled * bin.size as f64;
         pages += sampled * in_pages(bin.size) as f64;
