@@ -41,7 +41,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
         client.message("memory_profile", "dump", "", None)?;
         bare.push(begun.elapsed());
         let begun = Instant::now();
-        length = get(&http, "/pprof/heap")?.len();
+        length = count(ask(&http, "/pprof/heap")?)?;
         served.push(begun.elapsed());
     }
     let ratio = |served: Duration, bare: Duration| served.as_secs_f64() / bare.as_secs_f64();
@@ -104,15 +104,33 @@ fn list(http: &Path, figures: &mut Figures) -> Result<()> {
     figures.tell("32 kept dumps listed over HTTP", time, "")
 }
 
-/// The body of a reply, which ends with the connection.
+/// The length of a reply, whose bytes are read into one place: room for all of them would be the reader's cost.
+fn count(mut reply: UnixStream) -> Result<usize> {
+    let mut piece = vec![0; 1 << 20];
+    let mut length = reply.read(&mut piece)?;
+    ensure!(piece.starts_with(b"HTTP/1.1 200 "), "a request failed");
+    loop {
+        match reply.read(&mut piece)? {
+            0 => return Ok(length),
+            read => length += read,
+        }
+    }
+}
+
+/// A reply, which ends with the connection.
 fn get(http: &Path, path: &str) -> Result<Vec<u8>> {
+    let mut stream = ask(http, path)?;
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply)?;
+    ensure!(reply.starts_with(b"HTTP/1.1 200 "), "{path} failed");
+    Ok(reply)
+}
+
+fn ask(http: &Path, path: &str) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(http)?;
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     )?;
-    let mut reply = Vec::new();
-    stream.read_to_end(&mut reply)?;
-    ensure!(reply.starts_with(b"HTTP/1.1 200 "), "{path} failed");
-    Ok(reply)
+    Ok(stream)
 }
