@@ -16,16 +16,18 @@ use crate::{output, target};
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// Take the plugin out of a process that was attached to
+const LEFT: &str = "the hooks, threads and socket are gone; the plugin's code stays mapped";
+
+/// Remove the plugin from a process that memprof attached to
 ///
-/// Sampling ends, every call of malloc leads to the allocator again, the plugin's threads and its
-/// socket end. Dumps are kept. The plugin's code stays mapped, asleep.
+/// Ends sampling, restores the calls of malloc, and ends the plugin's threads and its socket. Dumps are kept. The
+/// plugin's code stays mapped and does nothing.
 #[derive(clap::Args, Debug)]
 pub(crate) struct DetachArgs {
-    /// The process
+    /// The process to detach from
     pid: u32,
 
-    /// Also its descendants: forked children are attached to as it is
+    /// Also detach from its descendants, because forked children are attached to as well
     #[arg(long)]
     tree: bool,
 
@@ -47,13 +49,10 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
         detach(*pid)?.ok()?;
     }
     let text = match pids.as_slice() {
-        [pid] => format!("detached from {pid}: everything was given back"),
+        [pid] => format!("detached from {pid}: {LEFT}"),
         pids => {
             let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
-            format!(
-                "detached from {}: everything was given back",
-                pids.join(", ")
-            )
+            format!("detached from {}: {LEFT}", pids.join(", "))
         }
     };
     if args.json {

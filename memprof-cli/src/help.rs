@@ -239,9 +239,10 @@ pub(crate) fn command() -> Command {
         let candidates = help.candidates();
         command = command.mut_subcommand(help.command, |command| {
             let command = command.after_help(help.text());
+            // A command that does more than send its message has a help of its own.
             let command = match help.message() {
-                Some(message) => command.about(message.help),
-                None => command,
+                Some(message) if command.get_about().is_none() => command.about(message.help),
+                _ => command,
             };
             match candidates.is_empty() {
                 true => command,
@@ -287,6 +288,19 @@ mod tests {
     }
 
     #[test]
+    fn a_command_with_a_help_of_its_own_keeps_it() {
+        check_about("purge", message("purge").unwrap().help);
+        let own = "Remove the plugin from a process that memprof attached to";
+        check_about("detach", own);
+    }
+
+    fn check_about(name: &str, expected: &str) {
+        let command = command();
+        let about = command.find_subcommand(name).unwrap().get_about().unwrap();
+        assert_eq!(about.to_string(), expected);
+    }
+
+    #[test]
     fn arguments_are_shown_with_their_values() {
         let gdump = COMMANDS
             .iter()
@@ -296,8 +310,8 @@ mod tests {
             gdump.text(),
             "Arguments of the message:\n  \
                state=on|off   start or stop\n  \
-               files=1..1000  at most so many dumps [default: 16]\n  \
-               for=10m        end by itself after this time, at most 7d [default: 10m]\n\n\
+               files=1..1000  the most dumps [default: 16]\n  \
+               for=10m        stop automatically after this time, at most 7d [default: 10m]\n\n\
              Examples:\n  \
                memprof gdump state=on files=16 for=10m"
         );

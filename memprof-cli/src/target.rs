@@ -11,7 +11,7 @@ use memprof_host::{Reach, Running, Unreached, of_pid, running, survey};
 use crate::completion;
 use crate::exit::{UNREACHABLE, USAGE, coded};
 
-/// Where to, and how to print the reply.
+// Where to, and how to print the reply. No doc comment: clap takes one for the help of each command with these options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct To {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs.

@@ -14,12 +14,12 @@ const ON_OFF: crate::Values = Words(&["on", "off"]);
 const ALLOCATOR: Argument = Argument::new(
     "allocator",
     Named("NAME", Kind::WORDS),
-    "only this one, not all that the message acts on",
+    "act only on this allocator, not on all",
 );
 const INTERVAL: Argument = Argument::new(
     "sample_interval",
     Like(&["512KiB", "64KiB", "4KiB"]),
-    "mean allocated bytes between two samples; drops the samples so far",
+    "mean number of allocated bytes between two samples; a new value drops all samples so far",
 );
 const LG_SAMPLE: Argument = Argument::new(
     "lg_sample",
@@ -28,13 +28,13 @@ const LG_SAMPLE: Argument = Argument::new(
         most: Some(24),
         examples: &["19", "16", "12"],
     },
-    "the same as a power of two, as jemalloc writes it",
+    "sample_interval as a power of two, as in jemalloc's lg_prof_sample",
 )
 .alternative();
 const FOR: Argument = Argument::new(
     "for",
     Like(&["10m", "1h"]),
-    "end by itself after this time, at most 7d",
+    "stop automatically after this time, at most 7d",
 );
 
 /// All messages, in the order in which help shows them.
@@ -53,24 +53,24 @@ pub const MESSAGES: &[Message] = &[
             Argument::new(
                 "unwinder",
                 Words(UnwinderChoice::WORDS),
-                "who walks the stacks of samples, until it ends",
+                "whose code walks the stacks during this activation: the allocator's or memprof's (ours)",
             ),
             Argument::new(
                 "sampler",
                 Words(SamplerChoice::WORDS),
-                "who samples: the allocator, or memprof in its place; auto falls back to memprof",
+                "who takes the samples: the allocator or memprof (ours); auto uses memprof if the allocator cannot",
             ),
             Argument::new(
                 "ages",
                 Like(&["1m", "10s", "off"]),
-                "let dumps tell how old memory is, in buckets of this length: memprof report --ages",
+                "record the age of samples, in buckets of this length, for memprof report --ages",
             )
             .default("off"),
             Argument::new(
                 "labels",
                 Like(&["thread", "thread,http.route", "off"]),
-                "let dumps tell whose memory it is, by the threads' names and the labels KEY that the program sets for \
-                 its threads, with memprof's calls or OpenTelemetry's: memprof report --by KEY",
+                "record labels with samples, for memprof report --by KEY: the thread's name, or keys that the program \
+                 sets with memprof's calls or OpenTelemetry's",
             )
             .default("off"),
         ],
@@ -93,15 +93,15 @@ pub const MESSAGES: &[Message] = &[
             Argument::new(
                 "kind",
                 Words(ProfileKind::WORDS),
-                "what lives, which stacks made the heap grow (tcmalloc), or who keeps free memory from being given back \
-                 (jemalloc under sampler=ours): memprof ledger --pinned",
+                "heap: what is in use; growth: stacks that made the heap grow (tcmalloc); pinned: objects that keep \
+                 nearly empty pages in use (jemalloc with sampler=ours), see memprof ledger --pinned",
             )
             .default("heap"),
             ALLOCATOR,
             Argument::new(
                 "keep",
                 ON_OFF,
-                "off: return the bytes of the largest one, and keep none in the dump directory",
+                "off: return the bytes of the largest profile, and write no file to the dump directory",
             )
             .default("on"),
         ],
@@ -116,12 +116,12 @@ pub const MESSAGES: &[Message] = &[
             Argument::new(
                 "opts",
                 Like(&["Jgmdablxeh", "J", "Ja", "g"]),
-                "letters of malloc_stats_print(3)",
+                "letters for malloc_stats_print(3) of jemalloc",
             ),
             Argument::new(
                 "format",
                 Words(&["text", "json"]),
-                "the allocator's own text or JSON alone",
+                "only the allocator's own printout, as text or JSON",
             ),
             Argument::new("log", ON_OFF, "print them to the host's log too").default("on"),
             ALLOCATOR,
@@ -156,12 +156,12 @@ pub const MESSAGES: &[Message] = &[
     },
     Message {
         name: "background_thread",
-        help: "Switch the allocator's threads that give free pages back",
+        help: "Switch jemalloc's background threads, which give free pages back to the kernel",
         effect: Changes,
         pace: Works,
         reply: ReplyType::Background,
         arguments: &[
-            Argument::new("state", ON_OFF, "start or stop them; without, show"),
+            Argument::new("state", ON_OFF, "start or stop them; without it, show their state"),
             Argument::new(
                 "max",
                 Number {
@@ -169,7 +169,7 @@ pub const MESSAGES: &[Message] = &[
                     most: None,
                     examples: &["1", "4"],
                 },
-                "at most so many",
+                "the most threads",
             ),
         ],
     },
@@ -196,7 +196,7 @@ pub const MESSAGES: &[Message] = &[
                     most: Some(1000),
                     examples: &["16"],
                 },
-                "at most so many dumps",
+                "the most dumps",
             )
             .default("16"),
             FOR.default("10m"),
@@ -215,7 +215,7 @@ pub const MESSAGES: &[Message] = &[
                 most: Some(512),
                 examples: &["0", "64", "512"],
             },
-            "how many jemalloc keeps from now on",
+            "how many allocations jemalloc keeps from now on; without it, as many as before",
         )],
     },
     Message {
@@ -228,7 +228,7 @@ pub const MESSAGES: &[Message] = &[
     },
     Message {
         name: "detach",
-        help: "Give everything back and close the socket, where memprof attach opened it",
+        help: "Remove the plugin that memprof attach loaded: its hooks, threads and socket",
         effect: Changes,
         pace: Works,
         reply: ReplyType::Nothing,
@@ -249,7 +249,7 @@ pub const MESSAGES: &[Message] = &[
         pace: Works,
         reply: ReplyType::Profile,
         arguments: &[
-            Argument::new("id", Named("ID", &[]), "of the dump, as list shows it").required(),
+            Argument::new("id", Named("ID", &[]), "id of the dump, as list shows it").required(),
         ],
     },
     Message {

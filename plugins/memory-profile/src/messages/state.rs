@@ -59,5 +59,6 @@ pub(super) fn detach(
     }
     profiler.detach().map_err(failure)?;
     attached::leave();
-    ok(reply, "detached: everything was given back", Nothing {})
+    let text = "detached: the hooks are removed, the threads and the socket end; the plugin's code stays mapped";
+    ok(reply, text, Nothing {})
 }
