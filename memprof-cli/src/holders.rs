@@ -32,7 +32,7 @@ pub(crate) struct HoldersArgs {
     )]
     class: Option<String>,
 
-    /// Show what holds the objects of a size: in bytes, above 1 KiB the power of two that is not below it
+    /// Show what holds the objects of a size in bytes; above 1 KiB, of all sizes up to the same power of two
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["class", "address"])]
     size: Option<u64>,
 
@@ -133,7 +133,10 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
             Kind::Class(name) => class.is_match(name),
             Kind::Size(_) => false,
         }),
-        (.., Some(size)) => of_kind(&holding.levels, args.top, |kind| *kind == Kind::Size(size)),
+        (.., Some(size)) => {
+            let meant = Kind::of_size(size);
+            of_kind(&holding.levels, args.top, |kind| *kind == meant)
+        }
         _ => largest(&holding.levels, args.top),
     };
     if rows.is_empty() {

@@ -104,6 +104,9 @@ fn classes_and_holders_are_told_to_people_and_scripts() {
     assert_eq!(largest["path"][0]["name"], "shop::Order");
     assert_eq!(largest["path"][4]["kind"], "symbol");
     assert!(largest["objects"].as_u64().unwrap() >= 59_000, "{largest}");
+    // The buffer of standard output has 4 KiB: above 1 KiB any size below the same power of two finds it.
+    let text = holders(&["--size", "4097"]).exits(0).stdout;
+    assert!(text.contains("up to 8.00KiB"), "{text}");
     let nothing = holders(&["--class", "^Nothing$"]).exits(5).stderr;
     assert!(nothing.contains("no such objects are held"), "{nothing}");
     let nothing = holders(&["--address", "0x10"]).exits(5).stderr;

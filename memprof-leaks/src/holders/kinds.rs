@@ -65,10 +65,11 @@ impl Kinds {
 }
 
 impl Kind {
-    fn of_size(size: u64) -> Self {
+    /// The kind of an object of which nothing is known but its size in bytes.
+    pub fn of_size(size: u64) -> Self {
         Self::Size(match size {
             size if size <= EXACT => size,
-            size => size.next_power_of_two(),
+            size => size.checked_next_power_of_two().unwrap_or(u64::MAX),
         })
     }
 }
