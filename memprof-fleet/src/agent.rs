@@ -95,7 +95,7 @@ impl Agent {
         if taken == 0 && !failed {
             return Err(coded(
                 NO_DATA,
-                "no host is running of which this user may take profiles",
+                "no process with the plugin is running that this user can profile: `memprof ps --all` shows why",
             ));
         }
         Ok(u8::from(failed).into())
@@ -243,8 +243,9 @@ impl Agent {
         let waiting = self.spool.bytes()?;
         anyhow::ensure!(
             waiting <= self.config.spool_limit,
-            "no profile is taken: {waiting} bytes wait in {} for the store, more than `spool_limit`",
-            self.config.spool.display()
+            "no profile was taken: {waiting} bytes in {} wait for the store, more than `spool_limit` ({})",
+            self.config.spool.display(),
+            self.config.spool_limit
         );
         let dumped = take(host, rule, &self.machine, "agent")?;
         self.spool.add(&dumped)?;

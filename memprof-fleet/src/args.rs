@@ -10,10 +10,13 @@ use crate::policy::parse_share;
 use crate::target::Target;
 use crate::time::{Instant, parse_instant};
 
-/// Heap profiles of many machines.
+/// Collect and query heap profiles of many machines.
 #[derive(Debug, Parser)]
 #[command(name = "memprof", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 store unreachable, 5 no data.")]
+#[command(
+    after_help = "Exit codes: 0 success, 1 failed, damaged or incomplete, 2 usage, 3 store or server unreachable, \
+                  5 no data."
+)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -23,15 +26,15 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Agent(AgentArgs),
     Serve(ServeArgs),
-    /// Ask the profiles of many machines
+    /// Query the profiles of many machines
     #[command(subcommand)]
     Fleet(Fleet),
 }
 
 /// Take heap profiles of this machine's hosts, and write them to the store
 ///
-/// Which hosts, and how often, is said in the file of the configuration; without one, every host each
-/// ten minutes. What is taken waits in the spool, on this machine's disk, until the store has it.
+/// The configuration file says which hosts, and how often; without one, every host every ten minutes. Profiles wait
+/// in the spool on this machine's disk until they are in the store.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AgentArgs {
     #[command(flatten)]
@@ -40,7 +43,7 @@ pub(crate) struct AgentArgs {
     #[command(flatten)]
     pub(crate) bus: BusAt,
 
-    /// Take a profile of each host now, write them to the store, and end
+    /// Take a profile of each host now, write them to the store, and exit
     #[arg(long)]
     pub(crate) once: bool,
 }
@@ -58,7 +61,7 @@ pub(crate) struct ServeArgs {
 /// The store and the configuration of a command.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct At {
-    /// The configuration [default: /etc/memprof/fleet.toml, where there is one]
+    /// The configuration [default: /etc/memprof/fleet.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
@@ -76,18 +79,18 @@ pub(crate) struct BusAt {
     #[arg(long, value_name = "URL")]
     pub(crate) nats: Option<String>,
 
-    /// The seed of a user of the server
+    /// A file with the seed (private key) of a NATS user
     #[arg(long, value_name = "FILE")]
     pub(crate) nkey_file: Option<PathBuf>,
 
-    /// The certificates that sign the server's [default: the system's]
+    /// A file with the certificates that sign the server's [default: the system's]
     #[arg(long, value_name = "FILE")]
     pub(crate) ca_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Fleet {
-    /// List processes: those that agents see now, or without a bus, those of which there are profiles
+    /// List processes: with NATS, those that agents see now; without, those that have profiles in the store
     Ps {
         #[command(flatten)]
         asked: Processes,
@@ -97,7 +100,7 @@ pub(crate) enum Fleet {
     Growth(GrowthArgs),
     Diff(DiffArgs),
     Flame(FlameArgs),
-    /// Print SQL views of the store's files, for an engine that you have
+    /// Print SQL views of the store's files
     Views {
         #[command(flatten)]
         at: At,
@@ -105,16 +108,16 @@ pub(crate) enum Fleet {
         #[arg(long = "for", value_enum)]
         engine: Engine,
     },
-    /// Merge the small files of each hour that is over into one
+    /// Merge the small files of each past hour into one
     Compact {
         #[command(flatten)]
         at: At,
     },
-    /// Delete the profiles of hours that are older than the retention
+    /// Delete profiles that are older than --keep
     Prune {
         #[command(flatten)]
         at: At,
-        /// How much to keep [default: the configuration's `keep`]
+        /// How long profiles are kept [default: the configuration's `keep`]
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
         keep: Option<Duration>,
     },
@@ -134,8 +137,8 @@ pub(crate) struct Processes {
     #[command(flatten)]
     pub(crate) bus: BusAt,
 
-    /// Only those of @SERVICE, HOST, or HOST/PID
-    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    /// Only these processes: @SERVICE, a machine, or MACHINE/PID
+    #[arg(short, long, value_name = "@SERVICE|MACHINE[/PID]", default_value = "")]
     pub(crate) target: Target,
 
     /// Print JSON
@@ -145,18 +148,18 @@ pub(crate) struct Processes {
 
 /// Have agents take profiles now, and write them to the store
 ///
-/// Each machine takes one at a time. Who asks while it does gets the same ones. Exits with 1 where an agent
-/// or a process is missing, which is named.
+/// Each machine takes one profile at a time. Requests that arrive meanwhile get the same profiles. Exits with 1 if an
+/// agent or a process is missing, and names it.
 #[derive(clap::Args, Debug)]
 pub(crate) struct DumpArgs {
     #[command(flatten)]
     pub(crate) asked: Processes,
 
-    /// Only this part of the processes: the same ones each time
+    /// Only this share of the processes; always the same ones
     #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = parse_share)]
     pub(crate) sample: f64,
 
-    /// Agents begin within this time, each at a moment of its own
+    /// Spread the starts of the agents over this time
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
     pub(crate) spread: Duration,
 
@@ -167,13 +170,13 @@ pub(crate) struct DumpArgs {
 
 /// Show the functions that hold the memory, summed over processes
 ///
-/// Of each process the newest profile counts, of the hour before the time that is asked for.
+/// Uses the newest profile of each process within the time.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Question {
     #[command(flatten)]
     pub(crate) which: Which,
 
-    /// Only processes whose build id begins so
+    /// Only processes whose build id begins with ID
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
 
@@ -187,8 +190,8 @@ pub(crate) struct Which {
     #[command(flatten)]
     pub(crate) at: At,
 
-    /// Only processes of @SERVICE, HOST, or HOST/PID
-    #[arg(short, long, value_name = "TARGET", default_value = "")]
+    /// Only these processes: @SERVICE, a machine, or MACHINE/PID
+    #[arg(short, long, value_name = "@SERVICE|MACHINE[/PID]", default_value = "")]
     pub(crate) target: Target,
 
     #[command(flatten)]
@@ -198,11 +201,11 @@ pub(crate) struct Which {
 /// From when to when profiles count.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Window {
-    /// The end of the time: 14:30 today, 2026-11-21T14:30:00Z, or 2h ago; UTC [default: now]
+    /// End of the time, in UTC: 14:30 (the last one), 2026-11-21T14:30:00Z, or 2h ago [default: now]
     #[arg(id = "until", long = "at", value_name = "TIME", value_parser = parse_instant)]
     pub(crate) until: Option<Instant>,
 
-    /// How far back
+    /// Length of the time that ends there
     #[arg(id = "length", long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) length: Duration,
 }
@@ -219,7 +222,7 @@ pub(crate) struct Shown {
     pub(crate) json: bool,
 }
 
-/// List the processes that grew most, by their first and last profile of the time
+/// List the processes that grew most between their first and last profile in the time
 #[derive(clap::Args, Debug)]
 pub(crate) struct GrowthArgs {
     #[command(flatten)]
@@ -231,13 +234,13 @@ pub(crate) struct GrowthArgs {
 
 /// Compare two builds: what a process of one holds more than a process of the other, by function
 ///
-/// The mean of all profiles of a process stands for it, and the mean of all processes for the build.
+/// Each process is the mean of its profiles, and each build the mean of its processes.
 #[derive(clap::Args, Debug)]
 pub(crate) struct DiffArgs {
     #[command(flatten)]
     pub(crate) which: Which,
 
-    /// The build: how its id begins
+    /// The build id, or its beginning
     #[arg(long, value_name = "ID")]
     pub(crate) build: String,
 
@@ -255,7 +258,7 @@ pub(crate) struct FlameArgs {
     #[command(flatten)]
     pub(crate) which: Which,
 
-    /// Only processes whose build id begins so
+    /// Only processes whose build id begins with ID
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
 

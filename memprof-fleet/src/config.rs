@@ -116,14 +116,13 @@ pub(crate) struct Nats {
 impl Nats {
     /// The address, which must be one.
     pub(crate) fn url(&self) -> anyhow::Result<&str> {
-        let missing =
-            "no bus is configured: give --nats URL, or `url` in [nats] of the configuration";
+        let missing = "no NATS server is configured: give --nats URL, or set `url` in [nats] of the configuration";
         let url = self.url.as_deref().ok_or_else(|| coded(USAGE, missing))?;
         match url.split_once("://") {
             Some(("nats" | "tls", _)) => Ok(url),
             _ => Err(coded(
                 USAGE,
-                format!("{url:?} is no NATS server: give nats://HOST:4222 or tls://HOST:4222"),
+                format!("{url:?} is not a NATS server: give nats://HOST:4222 or tls://HOST:4222"),
             )),
         }
     }
@@ -164,9 +163,9 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check("stor = \"x\"", "unknown field `stor`");
-        check("keep = \"14 moons\"", "\"14 moons\" is no duration");
-        check("spool_limit = \"4\"", "\"4\" is no size");
-        check("[[service]]\nshare = \"120%\"", "no share");
+        check("keep = \"14 moons\"", "\"14 moons\" is not a duration");
+        check("spool_limit = \"4\"", "\"4\" is not a size");
+        check("[[service]]\nshare = \"120%\"", "not a share");
         check("[[service]]\nperiod = \"0s\"", "from 1s to 30d");
         check("[[service]]\nnames = \"x\"", "unknown field `names`");
     }

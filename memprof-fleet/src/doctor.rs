@@ -33,7 +33,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
         let found = files(&store, table, (Instant(0), Instant(i64::MAX)))?;
         let foreign = found.foreign.into_iter();
         findings
-            .extend(foreign.map(|name| format!("{name} is no file of memprof's: move it away")));
+            .extend(foreign.map(|name| format!("{name} is not a file of memprof's: move it away")));
         let damaged = found.damaged.into_iter();
         findings.extend(damaged.map(|(name, why)| format!("{name} is damaged: {why}")));
         for (_, object) in &found.counted {

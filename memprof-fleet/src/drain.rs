@@ -35,7 +35,7 @@ pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
         };
         if !is_same {
             bail!(
-                "{}: {} is not what was written: {} stays; move the store's file away, if it is not memprof's",
+                "{}: {} is not what was written; {} stays in the spool; move the store's file away if it is foreign",
                 store.url(),
                 outgoing.name,
                 outgoing.file.display()

@@ -129,7 +129,7 @@ fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
 pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     let share = text.strip_suffix('%').and_then(|text| text.parse().ok());
     let share = share.filter(|share| (0.0..=100.0).contains(share));
-    let wrong = || format!("{text:?} is no share, from 0% to 100%");
+    let wrong = || format!("{text:?} is not a share; give 0% to 100%");
     share.map(|share: f64| share / 100.0).ok_or_else(wrong)
 }
 

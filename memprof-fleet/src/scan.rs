@@ -158,7 +158,7 @@ fn open(
     };
     let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Optional);
     ParquetRecordBatchReaderBuilder::try_new_with_options(chunks, options)
-        .with_context(|| format!("{} is no Parquet file that can be read", object.name))
+        .with_context(|| format!("{} is not a Parquet file that can be read", object.name))
 }
 
 /// The rows of pages that may hold `value` in a column of text.

@@ -60,7 +60,7 @@ impl Store {
             Some(("s3", path)) => s3(url, path)?,
             _ => {
                 let message =
-                    format!("{url:?} is no store: give file:///DIRECTORY or s3://BUCKET/PREFIX");
+                    format!("{url:?} is not a store: give file:///DIRECTORY or s3://BUCKET/PREFIX");
                 return Err(coded(USAGE, message));
             }
         };

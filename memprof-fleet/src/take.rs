@@ -129,7 +129,9 @@ fn sample(client: &mut Client, rule: &Rule) -> anyhow::Result<()> {
             client.activate(&format!("for={}s", lease.as_secs()))?;
             Ok(())
         }
-        _ => bail!("sampling is off there: `memprof activate`, or `activate = true` in its rule"),
+        _ => bail!(
+            "sampling is off: run `memprof activate`, or set `activate = true` in its [[service]] rule"
+        ),
     }
 }
 

@@ -77,7 +77,7 @@ pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
 }
 
 fn parse_at(text: &str, now: Instant) -> Result<Instant, String> {
-    let expected = "expected 14:30, 2026-11-21T14:30:00Z or 2h";
+    let expected = "expected a time in UTC: 14:30, 2026-11-21T14:30:00Z, or 2h for two hours ago";
     let ago = text.strip_suffix(" ago").unwrap_or(text);
     if let Ok(ago) = humantime::parse_duration(ago) {
         return Ok(now.before(ago));
@@ -114,7 +114,9 @@ mod tests {
         check("2h", "2026-11-18T09:06:40.000Z");
         check("2h ago", "2026-11-18T09:06:40.000Z");
         check("2026-11-01 05:00:00", "2026-11-01T05:00:00.000Z");
-        check("25:00", "expected 14:30, 2026-11-21T14:30:00Z or 2h");
+        let expected =
+            "expected a time in UTC: 14:30, 2026-11-21T14:30:00Z, or 2h for two hours ago";
+        check("25:00", expected);
     }
 
     #[test]

@@ -8,13 +8,14 @@ use serde::{Deserialize, Deserializer};
 pub(crate) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     humantime::parse_duration(&text)
-        .map_err(|error| serde::de::Error::custom(format!("{text:?} is no duration: {error}")))
+        .map_err(|error| serde::de::Error::custom(format!("{text:?} is not a duration: {error}")))
 }
 
 /// A number with a unit, as in the plugin's keys.
 pub(crate) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let wrong = || serde::de::Error::custom(format!("{text:?} is no size, as 64MiB or 4GiB are"));
+    let wrong =
+        || serde::de::Error::custom(format!("{text:?} is not a size, as 64MiB or 4GiB are"));
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let number: u64 = digits.parse().map_err(|_| wrong())?;
     let shift = match text[digits.len()..].trim() {

@@ -121,7 +121,7 @@ impl Access {
         if named && addressed {
             return Ok(());
         }
-        let message = format!("this is not the server {:?}", host.unwrap_or_default());
+        let message = format!("unknown host name {:?}", host.unwrap_or_default());
         Err(
             Problem::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
                 .remedy("use localhost, or start the server with --allow-host NAME"),
@@ -161,7 +161,7 @@ fn check_page(request: &Request) -> Result<()> {
     if is_own_origin && (is_own_page || (is_link && is_page(request.method(), request.uri()))) {
         return Ok(());
     }
-    let message = "a page from elsewhere may not ask this server";
+    let message = "requests from web pages of another origin are refused";
     Err(Problem::new(
         StatusCode::FORBIDDEN,
         "foreign_origin",
@@ -194,7 +194,7 @@ fn without_prefix(rest: &str) -> Result<Uri> {
 
 fn unauthorized(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let stranger = peer.filter(|peer| !peer.is_known());
-    let of_whom = stranger.map(|peer| format!("this connection is of {}", peer.describe()));
+    let of_whom = stranger.map(|peer| format!("this connection comes from {}", peer.describe()));
     let bring = "send Authorization: Bearer TOKEN, or put /t/TOKEN in front of the path";
     let (message, remedy) = match (token, of_whom) {
         (Some(_), Some(of_whom)) => (
@@ -204,7 +204,7 @@ fn unauthorized(token: Option<&Token>, peer: Option<Peer>) -> Problem {
         (Some(_), None) => ("the token is missing or wrong".to_owned(), bring),
         (None, Some(of_whom)) => (of_whom, "ask as the server's user, or as root"),
         (None, None) => (
-            "the program that serves this does not tell who connects".to_owned(),
+            "this server does not know which user connects".to_owned(),
             "serve the router with memprof_http::serve, or set Access::admits",
         ),
     };

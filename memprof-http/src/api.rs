@@ -101,7 +101,7 @@ fn arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
         return Ok(Vec::new());
     }
     let object: Map<String, Value> = serde_json::from_slice(body)
-        .map_err(|error| Problem::invalid(format!("the body is no JSON object: {error}")))?;
+        .map_err(|error| Problem::invalid(format!("the body is not a JSON object: {error}")))?;
     let word = |(key, value): (String, Value)| {
         check_key(&key)?;
         let value = match value {
@@ -123,7 +123,7 @@ fn check_key(key: &str) -> Result<()> {
     let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     is_key
         .then_some(())
-        .ok_or_else(|| Problem::invalid(format!("{key:?} is no argument")))
+        .ok_or_else(|| Problem::invalid(format!("unknown argument {key:?}")))
 }
 
 async fn dump(To(host): To, body: Bytes) -> Result<Response> {

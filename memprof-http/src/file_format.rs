@@ -51,7 +51,7 @@ impl FileFormat {
             "svg" => (As(Format::Svg), SVG, "svg"),
             "dot" => (As(Format::Dot), "text/vnd.graphviz; charset=utf-8", "dot"),
             other => {
-                return Err(Problem::invalid(format!("format={other:?} is no format")).remedy(
+                return Err(Problem::invalid(format!("unknown format {other:?}")).remedy(
                     "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
                      jeprof, json, svg, dot",
                 ));

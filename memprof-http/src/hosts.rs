@@ -126,7 +126,10 @@ impl Hosts {
         match (all.pop(), all.len()) {
             (Some(only), 0) => Ok(only.gateway),
             (None, _) => Err(Problem::gone(
-                "no host is running that this user may talk to",
+                "no process with the plugin is running that this user can reach",
+            )
+            .remedy(
+                "load the plugin: `memprof attach PID` into a running process, `memprof run -- PROGRAM` into a new one",
             )),
             _ => Err(Problem::not_found("several hosts are running")
                 .remedy("put /host/PID in front of the path; GET /api/v1/hosts lists them")),

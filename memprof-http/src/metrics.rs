@@ -42,7 +42,7 @@ const FIGURES: [Figure; 6] = [
     ("mapped", "Bytes in mapped extents", |of| of.mapped),
     (
         "retained",
-        "Bytes of address space that were given back",
+        "Bytes of address space that were returned to the kernel",
         |of| of.retained,
     ),
 ];

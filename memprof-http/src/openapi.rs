@@ -63,7 +63,7 @@ const VIEW: [(&str, &str); 12] = [
     ("lines", "on splits functions into lines"),
     (
         "top",
-        "At most so many functions, in the formats text and json",
+        "The most functions to show, in the formats text and json",
     ),
     (
         "flat",
@@ -278,9 +278,11 @@ fn operation(
             "200": { "description": "Success", "content": route.reply.described(types) },
             "default": {
                 "description": "Error: `error.kind`, `error.message`, `error.remedy`. 400: invalid \
-                                arguments; 401: the token is missing; 404: unknown id; 409: profiling \
-                                is off; 429: a dump is running; 503: the host is gone, or the server \
-                                is overloaded. With 429 and 503, Retry-After tells when to try again",
+                                arguments; 401: the token is missing; 403: a page of another origin; 404: \
+                                unknown id; 409: profiling is off, or nothing to show; 421: unknown host \
+                                name; 429: a dump is running; 501: not supported there; 503: the host is \
+                                gone, or the server is overloaded. With 429 and 503, Retry-After says when \
+                                to try again",
                 "content": { JSON: { "schema": error } },
             },
         },

@@ -32,13 +32,13 @@ pub struct Place {
     #[cfg_attr(feature = "args", arg(long, requires = "token_file"))]
     pub allow_remote: bool,
 
-    /// Answer only who brings the token in this file: as `Authorization: Bearer TOKEN`, or below
-    /// /t/TOKEN/ [default: you and root need none, others a new one, which is in the address that
-    /// this prints]
+    /// Answer only clients that send the token in this file, as `Authorization: Bearer TOKEN` or below
+    /// /t/TOKEN/ [default: you and root need no token; other users need the one in the printed
+    /// address]
     #[cfg_attr(feature = "args", arg(long, value_name = "FILE"))]
     pub token_file: Option<PathBuf>,
 
-    /// A name by which clients call this server, besides localhost; may be given again
+    /// A name by which clients call this server, besides localhost; may be repeated
     #[cfg_attr(feature = "args", arg(long, value_name = "NAME"))]
     pub allow_host: Vec<String>,
 }

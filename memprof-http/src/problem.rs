@@ -72,7 +72,7 @@ impl Problem {
     /// The host does not answer.
     pub(crate) fn gone(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_gone", message)
-            .remedy("start it again; this page finds it by itself")
+            .remedy("start the process again, or see `memprof ps`; then repeat the request")
             .retry_after_ms(HOST_RETRY)
     }
 

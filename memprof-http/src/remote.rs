@@ -97,7 +97,7 @@ impl Remote {
                 *self.last() = Some(host.socket.clone());
                 connect(&host.socket)
             }
-            [] => Err(Gone(format!("no host is called {name:?}"))),
+            [] => Err(Gone(format!("no host is named {name:?}"))),
             _ => Err(Gone(format!("several hosts are called {name:?}"))),
         }
     }

@@ -143,10 +143,10 @@ impl View {
     fn blame(&self) -> Result<Blame> {
         let flat = switch("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
-            return Err(
-                Problem::invalid("flat=on folds nothing, so own and plumbing say nothing")
-                    .remedy("leave flat out, or the other two"),
-            );
+            return Err(Problem::invalid(
+                "flat=on folds no function, so own and plumbing have no effect",
+            )
+            .remedy("leave flat out, or the other two"));
         }
         let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
         Ok(Blame {

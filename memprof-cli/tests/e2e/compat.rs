@@ -284,7 +284,7 @@ fn brpc_names_addresses() {
             "-d nonsense H/pprof/symbol",
             400,
             JSON,
-            Has("no list of addresses"),
+            Has("not a list of addresses"),
         );
     });
 }

@@ -83,7 +83,7 @@ fn errors_name_what_is_wrong() {
         "-X POST -d [] H/api/v1/activate",
         400,
         "invalid_argument",
-        "no JSON object",
+        "not a JSON object",
     );
     check(
         "-X POST -d {\"for\":[]} H/api/v1/activate",
@@ -95,7 +95,7 @@ fn errors_name_what_is_wrong() {
         "-X POST -d {\"x=1\":1} H/api/v1/activate",
         400,
         "invalid_argument",
-        "is no argument",
+        "unknown argument",
     );
     check(
         "-X POST -d {\"path\":\"/x\"} H/api/v1/dump",

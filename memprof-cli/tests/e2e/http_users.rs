@@ -54,7 +54,7 @@ fn another_user_is_refused_everything() {
         let error = refused.json()["error"].take();
         assert_eq!(error["kind"], "unauthorized", "{line}");
         let message = error["message"].as_str().unwrap();
-        assert!(message.contains("is of uid 65534"), "{message}");
+        assert!(message.contains("comes from uid 65534"), "{message}");
         assert!(error["remedy"].as_str().unwrap().contains("TOKEN"));
     }
     assert_eq!(profiling(&host), "inactive");

@@ -83,7 +83,8 @@ fn show(
     let missing = missing(config, target, &gathered);
     if gathered.agents.is_empty() && missing.is_empty() {
         let url = config.nats.url()?;
-        let message = format!("no agent answered at {url}: `memprof agent --nats {url}` runs one");
+        let message =
+            format!("no agent answered at {url}: start one with `memprof agent --nats {url}`");
         return Err(coded(UNREACHABLE, message));
     }
     let Gathered {
@@ -144,18 +145,20 @@ fn missing(config: &Config, target: &Target, gathered: &Gathered) -> BTreeMap<St
                 (
                     one.host,
                     format!(
-                        "it wrote a profile at {}, and does not answer",
+                        "it wrote a profile at {}, but does not answer now",
                         one.time.text()
                     ),
                 )
             }));
         }
-        Err(error) => note(&format!("only agents that answer are known: {error:#}")),
+        Err(error) => note(&format!(
+            "agents that do not answer cannot be listed: {error:#}"
+        )),
     }
     for (host, (told, of)) in &gathered.agents {
         let why = match of {
-            None => "it began to answer, and did not end in time".to_owned(),
-            Some(of) if of != told => format!("{told} of its {of} processes came"),
+            None => "its answer was not complete in time".to_owned(),
+            Some(of) if of != told => format!("only {told} of its {of} processes were received"),
             Some(_) => continue,
         };
         missing.insert(host.clone(), why);
@@ -229,7 +232,7 @@ async fn gather(
             Ok(Reply::Done { host, processes }) => {
                 gathered.agents.entry(host).or_default().1 = Some(processes);
             }
-            Err(error) => note(&format!("a reply is none of memprof's: {error}")),
+            Err(error) => note(&format!("ignored a reply that is not memprof's: {error}")),
         }
     }
 }

@@ -67,7 +67,8 @@ impl Asked {
         match (profiles.is_empty(), build) {
             (false, _) => Ok(profiles),
             (true, Some(build)) if all > 0 => {
-                let message = format!("no profile of {self} is of a build {build}");
+                let message =
+                    format!("no profile of {self} has a build id that begins with {build}");
                 Err(coded(
                     NO_DATA,
                     format!("{message}: `memprof fleet ps` lists builds"),

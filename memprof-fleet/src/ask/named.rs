@@ -46,7 +46,7 @@ pub(crate) fn named(asked: &Asked, sums: &Sums) -> anyhow::Result<Named> {
     let unnamed: f64 = missing.values().map(|[bytes, _]| bytes).sum();
     if unnamed > 0.0 {
         asked.notes.add(format!(
-            "{unnamed:.0} bytes are of stacks whose names are missing"
+            "the names of the stacks of {unnamed:.0} bytes are missing"
         ));
     }
     for (id, values) in missing {

@@ -53,7 +53,7 @@ pub(crate) fn profiles(asked: &Asked) -> anyhow::Result<Vec<Profile>> {
     for name in &found.foreign {
         asked
             .notes
-            .add(format!("{name} is no file of memprof's, and not counted"));
+            .add(format!("{name} is not a file of memprof's, and is ignored"));
     }
     for (name, why) in &found.damaged {
         asked.notes.add(format!("{name} is not counted: {why}"));
@@ -83,7 +83,7 @@ pub(crate) fn profiles(asked: &Asked) -> anyhow::Result<Vec<Profile>> {
     clocks.dedup_by(|(host, _), (next, _)| host == next);
     for (host, offset) in clocks {
         asked.notes.add(format!(
-            "the clock of {host} was {:.1} s off the store's: its times are as it said",
+            "the clock of {host} differed by {:.1} s from the store's; times are shown by the clock of {host}",
             offset as f64 / 1000.0
         ));
     }

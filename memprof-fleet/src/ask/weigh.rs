@@ -138,8 +138,8 @@ pub(crate) fn sums(asked: &Asked, profiles: &[Profile], weights: &Weights) -> an
     // Half a byte for each profile is the fractions'.
     if (found - expected).abs() > 0.5 + profiles.len() as f64 / 2.0 {
         asked.notes.add(format!(
-            "the profiles hold {expected:.0} bytes, of which the samples that are there tell {found:.0}: a file \
-             is missing or damaged; `memprof fleet doctor` reads all of them"
+            "the profiles hold {expected:.0} bytes, but only {found:.0} of them have samples in the store: a file is \
+             missing or damaged; run `memprof fleet doctor`"
         ));
     }
     let mut intervals = profiles.iter().map(|one| one.sample_interval);

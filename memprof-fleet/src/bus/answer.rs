@@ -88,7 +88,7 @@ async fn reply(client: Client, host: Arc<str>, dumps: Sender<Event>, message: Me
         serde_json::from_slice::<Request>(&message.payload),
     ) else {
         return note(&format!(
-            "a question at {} is none of memprof's",
+            "ignored a request at {} that is not memprof's",
             message.subject
         ));
     };

@@ -159,7 +159,10 @@ fn seed(file: &PathBuf) -> anyhow::Result<String> {
     let missing = || {
         coded(
             USAGE,
-            format!("{} holds no seed of a user: SU…", file.display()),
+            format!(
+                "{} has no seed of a NATS user (a line that begins with SU)",
+                file.display()
+            ),
         )
     };
     seed.map(str::to_owned).ok_or_else(missing)

@@ -94,7 +94,7 @@ async fn profile(State(served): Server, query: Asking) -> Result<Response, Probl
     let Parameters(query) = query.map_err(|error| Problem::invalid(error.body_text()))?;
     let format = FileFormat::of(query.format.as_deref().unwrap_or("text"))?;
     let Made::As(made) = format.made else {
-        return Err(Problem::invalid("a sum of profiles is no heap dump")
+        return Err(Problem::invalid("a sum of profiles is not a heap dump")
             .remedy("format=pprof is for other tools"));
     };
     let options = Options {

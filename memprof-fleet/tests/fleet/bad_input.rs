@@ -29,7 +29,7 @@ fn a_foreign_file_is_named_and_not_counted() {
     let doctor = place.run(&["fleet", "doctor"]).exits(1).stdout;
     for name in foreign {
         assert!(
-            doctor.contains(&format!("{name} is no file of memprof's")),
+            doctor.contains(&format!("{name} is not a file of memprof's")),
             "{doctor}"
         );
     }
@@ -49,7 +49,7 @@ fn a_damaged_file_is_named_whatever_is_damaged_in_it() {
     let damages: [(&str, Vec<u8>); 4] = [
         ("empty", Vec::new()),
         ("cut", whole[..whole.len() / 2].to_vec()),
-        ("no Parquet", vec![b'x'; 4000]),
+        ("not a Parquet", vec![b'x'; 4000]),
         (
             "pages",
             [&whole[..4], &vec![0xff; 300], &whole[304..]].concat(),
@@ -71,7 +71,7 @@ fn a_damaged_file_is_named_whatever_is_damaged_in_it() {
             "{damage}: {run:?}"
         );
         assert!(
-            run.stderr.contains("the samples that are there tell"),
+            run.stderr.contains("of them have samples in the store"),
             "{damage}: {run:?}"
         );
         assert_eq!(run.stdout, "main;leak 500\n", "{damage}: {run:?}");
@@ -152,7 +152,7 @@ fn stores_that_cannot_be_are_refused_with_what_can() {
         2,
         "give file:///DIRECTORY or s3://BUCKET/PREFIX",
     );
-    check("file://relative", 2, "is no store");
+    check("file://relative", 2, "is not a store");
     check(
         "file:///proc/nothing",
         1,
@@ -213,7 +213,7 @@ fn clocks_that_are_an_hour_apart_are_told_of_and_change_no_time() {
         "2026-11-21T11:00:00Z",
     ];
     let run = place.run(&ps).exits(0);
-    let told = "the clock of ahead was 3600.0 s off the store's: its times are as it said";
+    let told = "the clock of ahead differed by 3600.0 s from the store's; times are shown by the clock of ahead";
     assert!(run.stderr.contains(told), "{run:?}");
     assert_eq!(run.stdout, "main;leak 1500\n");
 }

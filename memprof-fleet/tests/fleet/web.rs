@@ -137,15 +137,15 @@ fn what_cannot_be_answered_says_why() {
         assert_eq!(status, expected, "{path}: {body}");
         assert!(body.contains(text), "{path}: {body}");
     };
-    check("/api/v1/services?at=25:00", 400, "expected 14:30");
+    check("/api/v1/services?at=25:00", 400, "expected a time in UTC");
     check("/api/v1/services?for=moon", 400, "for: ");
     check(
         "/api/v1/services?nonsense=1",
         400,
         "unknown field `nonsense`",
     );
-    check("/api/v1/profile?format=x", 400, "is no format");
-    check("/api/v1/profile?format=heap", 400, "no heap dump");
+    check("/api/v1/profile?format=x", 400, "unknown format");
+    check("/api/v1/profile?format=heap", 400, "not a heap dump");
     check(
         "/api/v1/profile?sample_type=x",
         400,
@@ -155,7 +155,7 @@ fn what_cannot_be_answered_says_why() {
     check(
         &format!("/api/v1/profile?{DAY}&build=77"),
         404,
-        "is of a build 77",
+        "has a build id that begins with 77",
     );
     check(
         "/api/v1/history?at=2020-01-01T00:00:00Z",

@@ -106,7 +106,7 @@ async fn heap(To(host): To, headers: HeaderMap, Query(query): Query<Display>) ->
             view.sample_type = sample_type(query.extra_options.as_deref());
             view.of_new_without_graphviz(&host).await
         }
-        other => Err(Problem::invalid(format!("display={other:?} is none"))
+        other => Err(Problem::invalid(format!("unknown display {other:?}"))
             .remedy("valid: text, svg, flamegraph, stats")),
     };
     match done {

@@ -66,7 +66,7 @@ async fn profile(To(host): To, Query(Output { output }): Query<Output>) -> Resul
         Some("proto") => "pprof",
         Some("flamegraph") => "flamegraph",
         Some(other) => {
-            let problem = Problem::invalid(format!("output={other:?} is no output"))
+            let problem = Problem::invalid(format!("unknown output {other:?}"))
                 .remedy("valid outputs: text, proto, flamegraph");
             return Err(problem.into());
         }
@@ -106,7 +106,7 @@ async fn set_gdump(To(host): To, form: Bytes) -> Result<&'static str> {
         b"activate=true" => ("on", "gdump activated"),
         b"activate=false" => ("off", "gdump deactivated"),
         _ => {
-            let problem = Problem::invalid("the body is no form with activate")
+            let problem = Problem::invalid("the body is not a form with activate")
                 .remedy("valid: activate=true, activate=false");
             return Err(problem.into());
         }

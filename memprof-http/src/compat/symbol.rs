@@ -50,7 +50,8 @@ async fn names(host: &Gateway, body: &[u8]) -> Result<String> {
 
 fn addresses(body: &[u8]) -> Result<Vec<u64>> {
     let malformed = || {
-        Problem::invalid("the body is no list of addresses").remedy("for example 0x4005d0+0x4005f7")
+        Problem::invalid("the body is not a list of addresses")
+            .remedy("for example 0x4005d0+0x4005f7")
     };
     let text = std::str::from_utf8(body).map_err(|_| malformed())?;
     let address = |text: &str| {
