@@ -11,7 +11,7 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// Another memprof is at it.
-    #[error("another memprof attaches to it at this moment; try again")]
+    #[error("another memprof is attaching to it at this moment; try again")]
     Busy,
     /// Something was refused to it on the way.
     #[error("{0}")]

@@ -160,7 +160,9 @@ impl Layout {
     fn of(target: &Target, page: &Page) -> Result<Self, Error> {
         let words = (page.bytes().len() as u64).next_multiple_of(PAGE);
         let code = hole(&target.maps, PAGE + words + STACK);
-        let code = code.ok_or_else(|| Error::Failed("it has no addresses left".to_owned()))?;
+        let code = code.ok_or_else(|| {
+            Error::Failed("its address space has no room for memprof's pages".to_owned())
+        })?;
         let page = code + PAGE;
         let stack = page + words;
         Ok(Self {
@@ -379,7 +381,7 @@ fn open_in_memory(path: &str) -> io::Result<File> {
     if is_new && rustix::fs::fcntl_get_seals(&file).is_ok() {
         return Ok(file);
     }
-    let message = "it is no new file in memory";
+    let message = "the file that it made is not an empty memory file (memfd)";
     Err(io::Error::new(io::ErrorKind::InvalidData, message))
 }
 
@@ -400,14 +402,23 @@ mod tests {
         let in_memory = memfd_create("memory_profile.so", MemfdFlags::CLOEXEC).unwrap();
         check(&in_memory).unwrap();
         rustix::io::write(&in_memory, b"full").unwrap();
-        assert_eq!(words(&in_memory), "it is no new file in memory");
+        assert_eq!(
+            words(&in_memory),
+            "the file that it made is not an empty memory file (memfd)"
+        );
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("file");
         fs::write(&path, "kept").unwrap();
         let read_only = OwnedFd::from(File::open(&path).unwrap());
-        assert_eq!(words(&read_only), "it is no new file in memory");
+        assert_eq!(
+            words(&read_only),
+            "the file that it made is not an empty memory file (memfd)"
+        );
         assert_eq!(fs::read(&path).unwrap(), b"kept");
         let removed = OwnedFd::from(tempfile::tempfile().unwrap());
-        assert_eq!(words(&removed), "it is no new file in memory");
+        assert_eq!(
+            words(&removed),
+            "the file that it made is not an empty memory file (memfd)"
+        );
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Resu
     }
     let mut reply = String::new();
     let read = jvm.read_to_string(&mut reply);
-    let why = "the JVM did not say whether it loaded the plugin; `memprof ps` tells whether it is a host now";
+    let why = "the JVM did not say whether it loaded the plugin; `memprof ps` shows whether it is a host now";
     read.map_err(Error::io(why))?;
     Ok(is_loaded(&reply))
 }

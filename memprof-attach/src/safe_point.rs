@@ -199,7 +199,7 @@ fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Lo
     require_calls(tid).map_err(Not::Ever)?;
     let again = restart::again(&registers, code);
     let again = again.ok_or(Not::Now(
-        "a thread sleeps in a call that cannot be told from outside",
+        "a thread sleeps in a system call that cannot be identified from outside",
     ))?;
     let state = stopped.state().map_err(|_| KILLED)?;
     let blocked = stopped.blocked().map_err(|_| KILLED)?;

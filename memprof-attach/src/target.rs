@@ -78,7 +78,7 @@ impl Target {
             .take(CODE_MAPPINGS)
             .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
         let gadgets = gadgets.ok_or_else(|| {
-            let message = "its libc's return from signal handlers is of no form that is known here";
+            let message = "memprof does not know the signal return code of its C library";
             Error::Failed(message.to_owned())
         })?;
         let allocators = mappings(&maps).filter(|mapping| {

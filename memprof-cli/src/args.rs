@@ -18,12 +18,12 @@ use crate::report::ReportArgs;
 use crate::run::Run;
 use crate::serve::ServeArgs;
 
-/// Heap profiles of running processes that loaded the memory_profile plugin.
+/// Heap profiler for running processes.
 #[derive(Debug, Parser)]
 #[command(name = "memprof", version, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 host unreachable, \
-                        4 profiling not available, 5 no data, 6 mismatch (ABI, build id), \
+    after_help = "Exit codes: 0 success, 1 failed or leaks found, 2 usage, 3 host or process unreachable, \
+                        4 process cannot be profiled, 5 no data, 6 mismatch (ABI, build id), \
                         7 over budget."
 )]
 pub(crate) struct Args {
@@ -38,7 +38,7 @@ pub(crate) enum Command {
     Test(TestArgs),
     Attach(AttachArgs),
     Detach(DetachArgs),
-    /// List the hosts that are running.
+    /// List the hosts: running processes that have the plugin.
     Ps {
         /// Also list the processes that could be attached to, by resident memory, and why others cannot
         /// be; none of them is stopped.
@@ -64,7 +64,7 @@ pub(crate) enum Command {
         /// Also write the dump to this file (`-`: stdout); the bytes come over the socket.
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// Open a report of it in a browser, or print where the report lies.
+        /// Open a report of it in a browser, or print the path of the report.
         #[arg(long)]
         open: bool,
     },
@@ -87,14 +87,14 @@ pub(crate) enum Command {
     /// Take heap profiles of this machine's hosts by a policy, for `memprof fleet`.
     #[command(disable_help_flag = true)]
     Agent {
-        /// Those of `memprof-fleet agent`, which this runs; --help lists them.
+        /// Arguments of `memprof-fleet agent`, which this runs; see its --help.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Ask the profiles of many machines: ps, dump, top, growth, diff, flame, views, compact, prune, doctor.
+    /// Query the profiles of many machines: ps, dump, top, growth, diff, flame, views, compact, prune, doctor.
     #[command(disable_help_flag = true)]
     Fleet {
-        /// Those of `memprof-fleet fleet`, which this runs; --help lists them.
+        /// Arguments of `memprof-fleet fleet`, which this runs; see its --help.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
@@ -107,9 +107,9 @@ pub(crate) enum Command {
         #[arg(long, hide = true)]
         in_child: bool,
     },
-    /// Print what a shell needs to complete memprof's commands.
+    /// Print a completion script for a shell.
     Completions {
-        /// Which: put the output where it looks, for bash in `/etc/bash_completion.d/memprof`.
+        /// The shell. Its script belongs where the shell looks, for bash in `/etc/bash_completion.d/memprof`.
         shell: Shell,
     },
     /// Print the manual page, or write the pages of all commands to a directory.
@@ -118,9 +118,9 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR")]
         directory: Option<PathBuf>,
     },
-    /// Print the environment that switches profiling on in a program.
+    /// Print the environment variable that enables jemalloc's profiler in a program.
     MallocConf {
-        /// A program's file, or the pid of a running one; without, what suits libjemalloc.so.2.
+        /// A program's file, or the pid of a running one. Default: the variable for libjemalloc.so.2.
         #[arg(value_name = "BINARY|PID")]
         program: Option<String>,
     },

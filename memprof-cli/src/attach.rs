@@ -18,17 +18,17 @@ use crate::{output, target};
 /// How long an attachment lasts unless told otherwise.
 pub(crate) const LEASE: Duration = Duration::from_secs(3600);
 
-/// Put the plugin into a running process that nobody prepared, for a while
+/// Load the plugin into a running process, for a limited time
 ///
-/// The process is stopped for about a millisecond. Nothing is sampled before `memprof activate`;
-/// `memprof detach` gives everything back, as does the end of the time. Root may attach to any
-/// process, others to their own, where the machine lets them: `memprof ps --all` tells.
+/// The process is stopped for about a millisecond. Nothing is sampled before `memprof activate`. `memprof detach`
+/// removes the plugin's hooks, threads and socket, and so does the end of the time. Root may attach to any process,
+/// other users to their own if the system allows it: `memprof ps --all` shows that.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
-    /// The process
+    /// The process to attach to
     pub(crate) pid: u32,
 
-    /// How long, at the most
+    /// Detach after this time
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) lease: Duration,
 
@@ -36,7 +36,7 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
 
-    /// The plugin's keys, in a file: watch rules, what is kept. It is read here
+    /// A file with the plugin's keys (watch rules, which dumps are kept), read by this command
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ pub(crate) struct AttachArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The plugin's keys, which win over the file's
+    /// The plugin's keys, which override those of --config
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) args: Vec<String>,
 }
@@ -146,7 +146,7 @@ fn reply(
     };
     let stopped_ms = stopped.as_micros() as f64 / 1000.0;
     let how = match attached {
-        Some(Attached::ByThread { .. }) => format!(", which stood still for {stopped_ms:.1} ms"),
+        Some(Attached::ByThread { .. }) => format!(", which was stopped for {stopped_ms:.1} ms"),
         Some(Attached::ByJvm) => " by its JVM's attach protocol".to_owned(),
         None => String::new(),
     };

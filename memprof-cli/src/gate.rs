@@ -26,19 +26,19 @@ const RUNS_OF_UPDATE: usize = 5;
 
 /// Run a command, and fail if it takes more memory than its budget allows
 ///
-/// Counts every allocation of the command and of the programs that it executes: the bytes that they
-/// allocate in all, and the most that live at the same time in one of them. Samples tell who takes them.
+/// Counts every allocation of the command and of the programs that it executes: all bytes that they allocate, and
+/// the most bytes that are live at the same time in one of them. Samples show which functions allocate them.
 #[derive(clap::Args, Debug)]
 pub(crate) struct TestArgs {
-    /// The budget, a TOML file that belongs beside the code
+    /// The budget: a TOML file to be committed with the code
     #[arg(long, value_name = "FILE")]
     budget: PathBuf,
 
-    /// Write what is measured to the budget: `tolerance`, and which functions have a limit, stay
+    /// Write the measured values to the budget; keep its `tolerance` and the set of functions that have a limit
     #[arg(long)]
     update: bool,
 
-    /// Run so many times and take the median, for a command that varies [default: 1; 5 with --update]
+    /// Run N times and take the median, for a command that varies [default: 1; 5 with --update]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     runs: Option<u8>,
 
@@ -46,7 +46,7 @@ pub(crate) struct TestArgs {
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
 
-    /// One sample per 2^N allocated bytes; finer tells more of functions, and costs more time
+    /// One sample per 2^N allocated bytes; a smaller N is more exact for functions, and slower
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u8).range(10..=24))]
     lg_sample: u8,
 

@@ -12,12 +12,13 @@ use crate::exit::{NO_DATA, Outcome, USAGE, coded};
 use crate::looked::{Looked, look, name_of, parse_amount, size};
 use crate::output;
 
-/// Show through whom the memory of a process is held, whatever program it is
+/// Show what keeps the memory of a process alive: variables, stacks and other memory
 ///
-/// The process is copied as `memprof leaks --prove` copies it. What is reached only through a holder would be gone
-/// with it. What several hold is shown with the nearest of them, and that others hold it too. Variables come
-/// first: what a variable leads to is not said to be held by a stack, by other memory or by a register. Objects are
-/// told by their class (C++ with virtual functions) or type (Python with PYTHONMALLOC=malloc), else by their size.
+/// The process is copied as for `memprof leaks --prove`. A holder is shown with all objects that are reachable only
+/// through it: they would be free without it. Objects that several hold are shown below the nearest holder, marked
+/// "others hold it too". Variables come first: what a variable reaches is not shown below a stack, other memory or a
+/// register. Objects are shown by class (C++ with virtual functions) or type (Python with PYTHONMALLOC=malloc), else by
+/// size.
 #[derive(clap::Args, Debug)]
 pub(crate) struct HoldersArgs {
     /// The process
@@ -44,13 +45,13 @@ pub(crate) struct HoldersArgs {
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 
-    /// How long the process may stand still; it is estimated before
+    /// How long the process may be stopped; memprof estimates that first, and refuses if it is longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration)]
     max_pause: Duration,
 
-    /// How much memory this may take; default: 12 % of what the process has, and at least 128 MiB
+    /// How much memory memprof may use; default: 12 % of the process's memory, at least 128 MiB
     ///
-    /// Where that is too little for all holders of an object, one shortest path to it is shown, and told to be one.
+    /// If that is not enough to find all holders of an object, one shortest path to it is shown, and marked as such.
     #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
     max_memory: Option<u64>,
 
@@ -123,7 +124,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     })?;
     let rows = match (args.address, class, args.size) {
         (Some(address), ..) => {
-            let message = format!("no object that is held lies at {address:#x}");
+            let message = format!("no object that is held contains the address {address:#x}");
             let chain = holding.object.as_ref().context(message);
             vec![of_chain(
                 chain.map_err(|error| coded(NO_DATA, error.to_string()))?,
@@ -140,7 +141,9 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         _ => largest(&holding.levels, args.top),
     };
     if rows.is_empty() {
-        return Err(coded(NO_DATA, "no such objects are held"));
+        let message =
+            "no object that is held matches; `memprof holders PID` lists classes and sizes";
+        return Err(coded(NO_DATA, message));
     }
     let mut reply = Reply {
         status: "ok",
@@ -302,9 +305,9 @@ fn text(reply: &Reply<'_>, holding: &Holding, top: usize, is_overview: bool) -> 
     let all = &holding.levels[0];
     let name = name_of(reply.looked.pid);
     let how = match holding.method {
-        Method::Dominators => "reached only through the holder, but where others hold it too",
+        Method::Dominators => "each is reachable only through its holder, unless marked",
         Method::ShortestPath => {
-            "by one shortest path to each object: others may hold it too (dominators need more memory)"
+            "one shortest path to each object, others may hold it too (a larger --max-memory shows all)"
         }
     };
     let mut lines = vec![

@@ -27,8 +27,8 @@ const FEWEST: usize = 3;
 /// Dumps that are compared where nobody says how many.
 const USUAL: usize = 5;
 
-/// Show the stacks that keep growing, by the ages of one dump or by a process's last dumps; or what nothing
-/// points to
+/// Show stacks that keep growing, by the ages of one dump or by comparing dumps; with --prove, list the objects
+/// that nothing points to
 #[derive(clap::Args, Debug)]
 pub(crate) struct LeaksArgs {
     #[command(flatten)]
@@ -37,8 +37,8 @@ pub(crate) struct LeaksArgs {
     #[command(flatten)]
     prove: ProveArgs,
 
-    /// Compare so many of the newest dumps, at least 3; else the newest one tells where its
-    /// samples have ages (`memprof activate ages=1m`), or up to 5 are compared
+    /// Compare the N newest dumps, at least 3. Default: the newest dump alone if its samples have ages
+    /// (`memprof activate ages=1m`), else up to 5 dumps
     #[arg(long, value_name = "N")]
     last: Option<usize>,
 
@@ -145,8 +145,8 @@ fn by_dumps(
             count => format!("{count} dumps of this process are kept"),
         };
         let message = format!(
-            "{dumps}, and it takes {FEWEST} to see what keeps growing: send `memprof dump`, some \
-             minutes apart; one is enough some minutes after `memprof activate ages=10s`"
+            "{dumps}, and {FEWEST} are needed to see what keeps growing: run `memprof dump` again, some minutes \
+             apart; with `memprof activate ages=10s`, one dump after some minutes is enough"
         );
         return Err(coded(NO_DATA, message));
     }
@@ -261,13 +261,13 @@ fn text(leaks: &Leaks, top: usize) -> String {
     let span = humantime::format_duration(Duration::from_secs(leaks.span_seconds));
     let (dumps, count) = (leaks.dumps.len(), leaks.stacks.len());
     let grew = match leaks.by {
-        By::Ages => format!("holds memory of every age ({span})"),
-        By::Dumps => format!("grew in each of the last {dumps} dumps ({span})"),
+        By::Ages => format!("with memory of every age ({span})"),
+        By::Dumps => format!("that grew in each of the last {dumps} dumps ({span})"),
     };
     if count == 0 {
         return format!("no stack {grew}");
     }
-    let mut lines = vec![format!("stack by stack, what {grew}, estimated: {count}")];
+    let mut lines = vec![format!("stacks {grew}: {count}; sizes are estimates")];
     let size = |bytes: i64| amount(bytes, SampleType::InuseSpace);
     for leak in leaks.stacks.iter().take(top) {
         let (hourly, growth) = (size(leak.growth_bytes_per_hour), size(leak.growth_bytes));

@@ -15,12 +15,12 @@ pub(crate) struct LedgerArgs {
     #[command(flatten)]
     short: Short,
 
-    /// Show who keeps free memory from being given back: whose objects live in slabs that are nearly empty. For
+    /// Show whose objects keep nearly empty slabs in use, so that their free memory cannot go back to the kernel. For
     /// jemalloc, after `activate sampler=ours`
     #[arg(long)]
     pinned: bool,
 
-    /// What to write of it [default: text]
+    /// The format of the output [default: text]
     #[arg(long, value_enum, requires = "pinned", conflicts_with = "json")]
     format: Option<FormatArg>,
 

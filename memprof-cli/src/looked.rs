@@ -107,13 +107,13 @@ impl<'a> Looked<'a> {
         let stood_still = match stopped.is_empty() {
             true => String::new(),
             false => format!(
-                " stood still for {} (estimated {:.1} ms);",
+                " the process was stopped for {} (estimated {:.1} ms);",
                 stopped.join(", "),
                 self.estimated_ms
             ),
         };
         let mut lines = vec![format!(
-            "\nof {} objects of {};{stood_still} {} searched; this took {} of memory (limit {})",
+            "\n{} objects in the heap of {};{stood_still} {} were searched; memprof used {} of memory (limit {})",
             self.objects,
             self.allocators.join(" and "),
             size(self.searched_bytes),

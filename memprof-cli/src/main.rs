@@ -1,4 +1,4 @@
-//! `memprof`: talks to hosts that loaded `memory_profile`.
+//! `memprof`: controls processes that loaded `memory_profile`, and reports on their memory.
 //!
 //! stdout is data, stderr is notes. Exit codes: see [`exit`].
 // Hosts' texts reach a terminal only through `output`.

@@ -75,7 +75,9 @@ fn no_program(path: &Path, bytes: &[u8]) -> anyhow::Error {
             "{path} is a script; name its interpreter: `memprof malloc-conf {}`",
             interpreter.display()
         ),
-        None => anyhow::anyhow!("{path} is no ELF file; if it is a script, name its interpreter"),
+        None => {
+            anyhow::anyhow!("{path} is not an ELF file; if it is a script, name its interpreter")
+        }
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Send {
 pub(crate) struct Short {
     #[command(flatten)]
     pub(crate) to: To,
-    /// The message's arguments, below where it has any.
+    /// The message's arguments, listed below if it has any.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) args: Vec<String>,
 }

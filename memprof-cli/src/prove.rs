@@ -19,14 +19,14 @@ use crate::output;
 #[derive(clap::Args, Debug)]
 #[command(group = clap::ArgGroup::new("subject").args(["pid", "at_exit"]))]
 pub(crate) struct ProveArgs {
-    /// List the objects of a process that nothing points to any more, whatever program it is
+    /// List the objects of a process that nothing points to any more; the process needs no plugin
     ///
-    /// The process is copied twice, at least a second apart, and stands still for as long as the kernel copies its
-    /// page tables: some 60 ms for 1 GiB. What is reported has no pointer to it at either moment, neither from
-    /// registers, stacks, variables and other memory nor from the kernel (epoll, timers), nor from an object that
-    /// has one. Nothing is loaded into the process, and what it allocated before counts too. Walked are the
-    /// heaps of glibc's malloc and jemalloc 5.3; of a pool that a program makes within it, all or nothing is reported.
-    /// Where a profiler runs in the process, jemalloc's or memprof's, what it sampled is shown with its stack.
+    /// The process is copied twice, at least a second apart, and is stopped while the kernel copies its page tables:
+    /// some 60 ms for 1 GiB. An object is reported if nothing points to it in either copy: no register, stack, variable
+    /// or other memory, no object that is itself pointed to, nor the kernel (epoll, timers). Nothing is loaded into the
+    /// process, and what it allocated before counts too. memprof reads the heaps of glibc's malloc and jemalloc 5.3; a
+    /// pool that a program makes in them counts as one object. If a profiler runs in the process, jemalloc's or
+    /// memprof's, the objects that it sampled are shown with their stacks.
     #[arg(long, requires = "subject", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 
@@ -34,11 +34,10 @@ pub(crate) struct ProveArgs {
     #[arg(requires = "prove")]
     pid: Option<u32>,
 
-    /// With --prove: run a command, and look at it once, when it exits
+    /// With --prove: run a command, and search it once, when it exits
     ///
-    /// Prints to stderr what the command left behind, with --json to stdout; exits as the command does, or with 1 where
-    /// it exits with 0 and leaks. Looked at is the process itself, without its children. A command that a signal ends
-    /// is not looked at.
+    /// Prints the leaks to stderr, with --json to stdout. The exit code is the command's, or 1 if that is 0 and there
+    /// are leaks. Only the process itself is searched, not its children, and not a command that is ended by a signal.
     #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause", "fail"])]
     at_exit: bool,
 
@@ -46,11 +45,11 @@ pub(crate) struct ProveArgs {
     #[arg(last = true, requires = "at_exit", value_name = "COMMAND")]
     command: Vec<OsString>,
 
-    /// How long --prove may let the process stand still each time; it is estimated before
+    /// How long --prove may stop the process each time; memprof estimates that first, and refuses if it is longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration, requires = "prove")]
     max_pause: Duration,
 
-    /// How much memory --prove may take; default: 12 % of what the process has, and at least 128 MiB
+    /// How much memory --prove may use; default: 12 % of the process's memory, at least 128 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
     max_memory: Option<u64>,
 
@@ -119,7 +118,7 @@ fn at_exit(command: &[OsString], options: Options, top: usize, json: bool) -> Ou
     let ending = match run {
         Run::Ending(ending) => ending,
         Run::Ended(status) => {
-            let message = "nothing is known of leaks: a signal ended the command, or its first thread ended before others";
+            let message = "not searched for leaks: a signal ended the command, or its main thread ended before others";
             output::note(&format!("{message} ({status})"));
             return Ok(code_of(status, 0));
         }

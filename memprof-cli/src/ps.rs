@@ -94,7 +94,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         ));
     }
     if listing.hosts.is_empty() && !all {
-        output::tell("no host is running that this user may talk to");
+        output::tell("no process with the plugin is running that this user can reach");
         output::tell(NEXT);
     }
     Ok(0.into())

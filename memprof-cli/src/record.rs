@@ -23,14 +23,14 @@ const GRACE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(250);
 const ROWS: usize = 20;
 
-/// Take a heap profile of the next while, and show who holds the memory
+/// Sample for a time, and show who allocated the memory that is still in use at its end
 #[derive(clap::Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs
     #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     target: Option<String>,
 
-    /// A running process that nobody prepared: the plugin is put into it, and leaves it afterwards
+    /// A running process without the plugin: attach to it, and detach afterwards
     #[arg(long, value_name = "PID", conflicts_with = "target")]
     pid: Option<u32>,
 
@@ -50,7 +50,7 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Then open a report of it in a browser, or print where the report lies
+    /// Then open a report of it in a browser, or print the path of the report
     #[arg(long)]
     open: bool,
 }

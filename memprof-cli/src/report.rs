@@ -13,10 +13,10 @@ use memprof_report::{
 
 use crate::{browser, output};
 
-/// Turn a heap profile into an answer: who holds the memory
+/// Show who holds the memory in a heap profile, as text, graph or page
 #[derive(clap::Args, Debug)]
 pub(crate) struct ReportArgs {
-    /// A heap dump of jemalloc or tcmalloc, or a pprof profile; in gzip or not; `-` is standard input
+    /// A heap dump of jemalloc or tcmalloc, or a pprof profile; may be gzipped; `-` is standard input
     file: PathBuf,
 
     /// Compare with this earlier profile; every value is the change since then
@@ -55,11 +55,11 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_name = "N")]
     top: Option<usize>,
 
-    /// Tell how old each function's memory is; needs a dump taken after `activate ages=1m`
+    /// Show how old each function's memory is; needs a dump taken after `activate ages=1m`
     #[arg(long)]
     ages: bool,
 
-    /// Only what was allocated at least so long before the dump, as 10m or 1h
+    /// Only memory that was allocated at least this long before the dump, for example 10m or 1h
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     older: Option<Duration>,
 
@@ -95,11 +95,11 @@ pub(crate) struct ReportArgs {
     #[arg(long)]
     pid: Option<u32>,
 
-    /// Do not look for names; frames are file+0xoffset
+    /// Do not resolve function names; frames are file+0xoffset
     #[arg(long)]
     no_symbols: bool,
 
-    /// Read truncated dumps, and name by binaries with a different build id
+    /// Read truncated dumps, and take names from binaries with a different build id
     #[arg(long)]
     force: bool,
 
@@ -107,7 +107,7 @@ pub(crate) struct ReportArgs {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Open the html report in a browser, or print where it lies
+    /// Open the HTML report in a browser, or print its path
     #[arg(long)]
     open: bool,
 }

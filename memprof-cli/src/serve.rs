@@ -19,7 +19,7 @@ const BLOCKING: usize = 64;
 /// How long a thread waits for more of these.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Serve a page, an API and what existing scripts call, over HTTP
+/// Serve a web page, an API and other profilers' endpoints over HTTP
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
     /// The host: a pid, a name or a socket's path [default: all that run, below /host/PID/]

@@ -17,7 +17,7 @@ pub(crate) struct To {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
     #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     pub(crate) target: Option<String>,
-    /// Print the plugin's reply as it is.
+    /// Print the whole reply as JSON.
     #[arg(long)]
     pub(crate) json: bool,
     /// Wait this long for the reply [default: 10s for what a host answers at once, else 5m].
@@ -26,8 +26,8 @@ pub(crate) struct To {
 }
 
 /// What to do where there is no host at all.
-pub(crate) const NEXT: &str = "`memprof attach PID` makes a host of a running process, and \
-    `memprof run -- PROGRAM` of a new one; another user's host is reached as that user or as root";
+pub(crate) const NEXT: &str = "load the plugin with `memprof attach PID` into a running process, or start one with \
+    `memprof run -- PROGRAM`; for a process of another user, run memprof as that user or as root";
 
 /// The host that the arguments name, with the timeout that they give.
 pub(crate) fn connect_to(to: &To) -> anyhow::Result<Client> {
@@ -105,7 +105,7 @@ fn choose(
         (1, _) => Ok(hosts.remove(0)),
         (0, None) => Err(coded(
             UNREACHABLE,
-            format!("no host is running that this user may talk to: {NEXT}"),
+            format!("no process with the plugin is running that this user can reach: {NEXT}"),
         )),
         (0, Some(target)) => Err(coded(UNREACHABLE, missing(target, &all, unreached))),
         (_, None) => Err(coded(
@@ -128,7 +128,7 @@ fn missing(target: &str, running: &str, unreached: &[Unreached]) -> String {
     let Some((pid, name, owner)) = process.and_then(inspect) else {
         return match number(target) {
             Some(pid) => format!("no process {pid} is running; hosts: {running}"),
-            None => format!("no host is called {target:?}; running: {running}"),
+            None => format!("no host is named {target:?}; running: {running}"),
         };
     };
     let own = rustix::process::geteuid().as_raw();
@@ -143,7 +143,7 @@ fn missing(target: &str, running: &str, unreached: &[Unreached]) -> String {
             format!("{pid} ({name}) belongs to {owner}: run memprof as that user, or as root")
         }
         None => {
-            format!("{pid} ({name}) runs without the plugin: `memprof attach {pid}` puts it there")
+            format!("{pid} ({name}) runs without the plugin: `memprof attach {pid}` loads it")
         }
     }
 }
@@ -216,7 +216,7 @@ mod tests {
         check(
             hosts(),
             Some("no such"),
-            "no host is called \"no such\"; running: 7 (web), 8 (db)",
+            "no host is named \"no such\"; running: 7 (web), 8 (db)",
         );
         check(
             hosts(),
@@ -229,7 +229,8 @@ mod tests {
             "several hosts are running, choose one with -t: 7 (web), 8 (db)",
         );
         check(vec![host(7, "web", "")], None, "7");
-        let none = format!("no host is running that this user may talk to: {NEXT}");
+        let none =
+            format!("no process with the plugin is running that this user can reach: {NEXT}");
         check(vec![], None, &none);
     }
 
@@ -241,7 +242,7 @@ mod tests {
             let error = choose(vec![], unreached, Some(&own.to_string())).unwrap_err();
             assert_eq!(error.to_string(), format!("{own} ({name}) {expected}"));
         };
-        let remedy = format!("runs without the plugin: `memprof attach {own}` puts it there");
+        let remedy = format!("runs without the plugin: `memprof attach {own}` loads it");
         check(&[], &remedy);
         let silent = Unreached {
             pid: Some(own),

@@ -1,4 +1,4 @@
-//! What is wrong with the profiling of a process, and the line that mends it.
+//! Why profiling cannot work in a process, and the line that fixes it.
 
 mod allocator;
 mod conf_sources;
@@ -294,7 +294,12 @@ mod tests {
             "only 1 of 64 stacks",
         );
         let filtered = |facts: &mut Facts| facts.is_filtered = true;
-        check(filtered, "seccomp_filter", Warning, "was tried out");
+        check(
+            filtered,
+            "seccomp_filter",
+            Warning,
+            "a seccomp filter limits",
+        );
         let musl = |facts: &mut Facts| {
             facts.is_musl = true;
             facts.lock_free_unwinding = false;
@@ -305,7 +310,7 @@ mod tests {
             interposed,
             "interposed_unwinder",
             Warning,
-            "/usr/bin/db stands before",
+            "/usr/bin/db replaces",
         );
         let conf = |facts: &mut Facts| {
             jemalloc(facts).hidden_conf = Some("malloc_conf".to_owned());
@@ -318,7 +323,7 @@ mod tests {
         let stranger = |facts: &mut Facts| facts.unknown_malloc = Some("/lib/libasan.so".into());
         check(stranger, "unknown_malloc", Warning, "/lib/libasan.so");
         let hidden = |facts: &mut Facts| facts.undrivable_jemalloc = Some("/bin/db".into());
-        let text = "/bin/db contains a jemalloc that memprof cannot drive";
+        let text = "/bin/db contains a jemalloc that memprof cannot control";
         check(hidden, "hidden_jemalloc", Warning, text);
         let half = |facts: &mut Facts| facts.allocators[0].missing = vec!["mi_collect"];
         check(half, "incomplete_allocator", Warning, "lacks mi_collect");

@@ -59,7 +59,7 @@ use memprof_messages::SamplerChoice;
 use memprof_messages::{Kept, Profiling, Status};
 
 /// What helps where a profile lacks what was allocated before it began.
-pub const SEEN_FROM_THE_START: &str = "and show when they are allocated anew; to see all of it, \
+pub const SEEN_FROM_THE_START: &str = "and appear only if they are allocated again; to see all, \
      start the program with `memprof run --active` or set activate_at_start = true";
 
 /// What a profiler needs to know of its process.
@@ -213,7 +213,7 @@ fn with_each(
             }
             Err(error) if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Unavailable) => {
                 if backend.identity().kind.has_profiler() {
-                    let message = format!("{error}: no profile shows what it gives out");
+                    let message = format!("{error}: its allocations are in no profile");
                     let error = Error::new(error.kind, message).remedy(&error.remedy);
                     warnings.push(with_remedy(&error));
                 }

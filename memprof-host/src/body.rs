@@ -56,7 +56,7 @@ impl Body {
     pub fn of_file(fd: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(invalid("it is no regular file"));
+            return Err(invalid("it is not a regular file"));
         }
         if stat.st_size.unsigned_abs() < size {
             return Err(invalid("it is shorter than announced"));
@@ -223,9 +223,13 @@ mod tests {
         check(
             File::open(place.path()).unwrap(),
             0,
-            "it is no regular file",
+            "it is not a regular file",
         );
-        check(File::open("/dev/zero").unwrap(), 0, "it is no regular file");
+        check(
+            File::open("/dev/zero").unwrap(),
+            0,
+            "it is not a regular file",
+        );
         let read_only = File::open(&path).unwrap();
         let body = Body::of_file(read_only.as_fd(), 2).unwrap();
         assert_eq!(body.into_bytes().unwrap(), [0, 0]);

@@ -69,7 +69,7 @@ pub enum ClientError {
         refusal: Box<Refusal>,
     },
     /// What came is not the control protocol.
-    #[error("the host answered with something else: {0}")]
+    #[error("the host's reply breaks the control protocol: {0}")]
     Protocol(String),
 }
 
@@ -102,7 +102,10 @@ impl Delivered {
         match (self.file, self.result.body) {
             (Some(file), _) if file.len() > REPLY_LIMIT => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("the reply has {} bytes", file.len()),
+                format!(
+                    "the reply has {} bytes, more than the limit of {REPLY_LIMIT}",
+                    file.len()
+                ),
             )),
             (Some(mut file), _) => {
                 let mut bytes = Vec::new();
@@ -383,9 +386,13 @@ mod tests {
         check(
             zero(),
             &size(1 << 30),
-            "the passed descriptor is no regular file",
+            "the passed descriptor is not a regular file",
         );
-        check(zero(), &size(0), "the passed descriptor is no regular file");
+        check(
+            zero(),
+            &size(0),
+            "the passed descriptor is not a regular file",
+        );
         check(tempfile::tempfile().unwrap(), &size(7), "announced were 7");
     }
 
@@ -394,14 +401,15 @@ mod tests {
         let late = |mut stream: UnixStream| {
             stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":[]}\n")
         };
-        let expected = "the host answered with something else: it answered request 7, not 1";
+        let expected = "the host's reply breaks the control protocol: it answered request 7, not 1";
         assert_eq!(meet(LONG, late, Client::plugins), expected);
         let without = |mut stream: UnixStream| {
             let result = r#"{"status_code":0,"content_type":"x","size":7}"#;
             writeln!(stream, r#"{{"jsonrpc":"2.0","id":1,"result":{result}}}"#)
         };
         let fetch = |client: &mut Client| client.message("p", "fetch", "", None);
-        let expected = "the host answered with something else: it announced a file and passed none";
+        let expected =
+            "the host's reply breaks the control protocol: it announced a file and passed none";
         assert_eq!(meet(LONG, without, fetch), expected);
     }
 }

@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const ALL: Duration = Duration::from_secs(10);
 
 /// What is wrong with a process that has the plugin and cannot be asked, and the remedy.
-pub const SILENT: &str = "it has the plugin, but no control socket; \
-                          `control=on` in the plugin's configuration opens one";
+pub const SILENT: &str = "it has the plugin, but no control socket: set \
+                          `control=on` in the plugin's configuration";
 
 /// A host that answered.
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ impl<T: Send> Survey<T> {
         let mut any_is_left_over = false;
         let answers = side_by_side(candidates, |candidate| {
             let left = deadline.left().ok_or_else(|| {
-                let message = "the other hosts took too long";
+                let message = "it was not asked, because other hosts took too long to answer";
                 io::Error::new(io::ErrorKind::TimedOut, message)
             })?;
             let (mut client, host) = introduce(candidate, left.min(PATIENCE))?;
@@ -240,7 +240,10 @@ fn introduce(candidate: &Candidate, patience: Duration) -> Result<(Client, Runni
     client.set_deadline(deadline);
     let peer = client.peer();
     if !candidate.may_be_opened_by(peer) {
-        let message = format!("uid {} opened it, not uid {}", peer.uid, candidate.owner);
+        let message = format!(
+            "its socket was opened by uid {}, not by uid {}",
+            peer.uid, candidate.owner
+        );
         let refused = io::Error::new(io::ErrorKind::PermissionDenied, message);
         return Err(ClientError::Unreachable(refused));
     }

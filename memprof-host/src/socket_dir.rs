@@ -117,10 +117,13 @@ impl Place {
         let owner = metadata.uid();
         match self.named_after {
             Some(named) if !metadata.is_dir() || ![named, own, 0].contains(&owner) => {
-                Err(io::Error::new(
-                    io::ErrorKind::PermissionDenied,
-                    format!("it is no directory of uid {named}, but uid {owner} made it"),
-                ))
+                let message = match metadata.is_dir() {
+                    true => {
+                        format!("it belongs to uid {owner}, not to uid {named} as its name says")
+                    }
+                    false => format!("it is not a directory of uid {named}, as its name says"),
+                };
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
             }
             _ => Ok(Some(owner)),
         }
@@ -273,7 +276,7 @@ mod tests {
         for name in ["file", "link"] {
             let refused = place(name, Some(own)).owner().unwrap_err().to_string();
             assert!(
-                refused.starts_with("it is no directory of uid"),
+                refused.starts_with("it is not a directory of uid"),
                 "{refused}"
             );
         }

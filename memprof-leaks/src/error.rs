@@ -15,7 +15,7 @@ pub enum Error {
     Refused(#[from] Refusal),
     /// The copy of its page tables is estimated to take too long.
     #[error(
-        "would stand still for about {} ms, more than the {} ms that are allowed (--max-pause)",
+        "would be stopped for about {} ms, more than the {} ms that are allowed (--max-pause)",
         .estimate.as_millis(), .limit.as_millis()
     )]
     LongPause {
@@ -25,7 +25,10 @@ pub enum Error {
         limit: Duration,
     },
     /// Some thread did not stop in time; all go on.
-    #[error("did not stop within {} ms: thread {thread} sleeps where nothing wakes it (state D), or the machine is busy", .limit.as_millis())]
+    #[error(
+        "did not stop within {} ms: thread {thread} is in uninterruptible sleep (state D), or the machine is busy",
+        .limit.as_millis()
+    )]
     StopTooLong {
         /// The thread that did not.
         thread: u32,
@@ -47,7 +50,9 @@ pub enum Error {
         left: u64,
     },
     /// Its cgroup may have no further process.
-    #[error("cannot be copied: cgroup {cgroup} may have {limit} processes and has them (pids.max)")]
+    #[error(
+        "cannot be copied: cgroup {cgroup} already has {limit} processes, its limit (pids.max)"
+    )]
     PidsLimit {
         /// The cgroup's path.
         cgroup: String,
@@ -80,11 +85,11 @@ pub enum Error {
     },
     /// clone(2) made no child.
     #[error(
-        "could not be copied: clone(2) failed in it; has it a limit of processes (RLIMIT_NPROC)?"
+        "could not be copied: clone(2) failed in it, perhaps because of its limit of processes (RLIMIT_NPROC)"
     )]
     NotCloned,
-    /// No allocator whose heap can be walked.
-    #[error("has no heap that can be walked: {0}")]
+    /// No allocator whose heap can be searched.
+    #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
     /// The kernel refused something else.
     #[error("{what}: {cause}")]
@@ -114,7 +119,7 @@ impl Error {
             }
             Self::StopTooLong { .. } | Self::NoThread(_) => "try again".to_owned(),
             Self::Overcommit { .. } => {
-                "sysctl vm.overcommit_memory=0 for the time being".to_owned()
+                "run `sysctl vm.overcommit_memory=0`, and set it back afterwards".to_owned()
             }
             Self::PidsLimit { .. } => "raise pids.max of its cgroup by one".to_owned(),
             Self::Headroom { .. } => {
@@ -124,7 +129,7 @@ impl Error {
                 format!("allow it by --max-memory {}MiB", (needed >> 20) * 3 / 2 + 1)
             }
             Self::NoHeap(_) => {
-                "memprof walks heaps of glibc's malloc, 2.27 and newer, and of jemalloc 5.3"
+                "memprof can search heaps of glibc's malloc (2.27 and newer) and of jemalloc 5.3"
                     .to_owned()
             }
             Self::NotCloned | Self::Io { .. } => return None,

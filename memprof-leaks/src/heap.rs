@@ -42,7 +42,7 @@ pub(crate) fn heaps(
     budget: &mut Budget,
 ) -> Result<(Vec<&'static str>, Heap), Error> {
     if let Some(name) = unknown::library(view) {
-        let message = format!("its malloc is {name}'s, whose heap memprof cannot walk");
+        let message = format!("its malloc is that of {name}, whose heap memprof cannot read");
         return Err(Error::NoHeap(message));
     }
     let found = [
@@ -56,17 +56,15 @@ pub(crate) fn heaps(
     }
     let other = match names.contains(&"jemalloc") {
         true => None,
-        false => unknown::jemalloc(view).map(|file| {
-            format!("a jemalloc is in {file}, whose extents are not of the form of 5.3")
-        }),
+        false => unknown::jemalloc(view)
+            .map(|file| format!("memprof cannot read the heap of the jemalloc in {file}")),
     };
     match (names.is_empty(), other) {
         (true, other) => Err(Error::NoHeap(other.unwrap_or_else(|| {
-            "neither arenas of glibc's malloc nor extents of jemalloc's proved themselves"
-                .to_owned()
+            "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()
         }))),
         (false, other) => {
-            let other = other.map(|other| format!("{other}: nothing that it gave out is told"));
+            let other = other.map(|other| format!("{other}: none of its objects is reported"));
             all.unknown.extend(other);
             Ok((names, all))
         }

@@ -134,8 +134,7 @@ impl Looks {
             });
             let is_reaped = snapshot.release(subject);
             if !is_reaped {
-                let message =
-                    "a zombie is left in it until it ends: it was not to be had for wait4(2)";
+                let message = "a zombie child stays until the process ends, which could not be made to call wait4(2)";
                 self.warn(message.to_owned());
             }
             if let Some(done) = done? {
@@ -153,7 +152,7 @@ impl Looks {
     /// Warns of what is not told of a snapshot.
     pub(crate) fn warn_of(&mut self, seen: &Seen<'_>) {
         for part in &seen.unproven {
-            let message = "nothing of this is told, because it did not prove itself";
+            let message = "memory of unknown form, in which no leak is reported";
             self.warn(format!("{message}: {part}"));
         }
     }

@@ -102,9 +102,9 @@ fn kernel(pid: u32, roots: &mut Roots) {
         rings += u32::from(text.contains("SqMask:"));
     }
     if rings > 0 {
-        roots
-            .unread
-            .push(format!("what only requests in {rings} io_uring hold"));
+        roots.unread.push(format!(
+            "pointers that only requests of {rings} io_uring instances hold"
+        ));
     }
     if unknown > 0 {
         roots

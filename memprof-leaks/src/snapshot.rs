@@ -85,7 +85,7 @@ impl Subject {
             .take(CODE_MAPPINGS)
             .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
         let gadgets = gadgets.ok_or(Error::NoThread(
-            "its C library's return from signal handlers is of no form that is known here",
+            "memprof does not know the signal return code of its C library",
         ))?;
         Ok(Self {
             pid,

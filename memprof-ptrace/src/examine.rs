@@ -269,7 +269,7 @@ mod tests {
         check(
             "State",
             "Z (zombie)",
-            Err("its main thread has ended, and with it what /proc tells of the process"),
+            Err("its main thread has ended, so /proc shows nothing of the process"),
         );
     }
 

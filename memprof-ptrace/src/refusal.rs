@@ -29,7 +29,7 @@ pub enum Refusal {
     #[error("has ended (zombie)")]
     Zombie,
     /// It goes on in other threads, and /proc tells nothing of its memory any more.
-    #[error("its main thread has ended, and with it what /proc tells of the process")]
+    #[error("its main thread has ended, so /proc shows nothing of the process")]
     MainThreadEnded,
     /// The kernel does not let this user trace it.
     #[error("{file}: {}", .errno.desc())]
@@ -71,7 +71,7 @@ pub enum Refusal {
     #[error("uses musl")]
     Musl,
     /// Threads and the loader's functions lie in libc.so.6 since 2.34.
-    #[error("glibc before 2.34")]
+    #[error("has a glibc before 2.34")]
     OldGlibc,
     /// Another C library, or none was loaded yet.
     #[error("has no glibc loaded")]
@@ -80,7 +80,7 @@ pub enum Refusal {
     #[error("is a program for {0}")]
     OtherArchitecture(&'static str),
     /// The processor would end it at the first return that it has no call for.
-    #[error("has a shadow stack (CET), against which no call can be made in it")]
+    #[error("has a shadow stack (CET), so memprof cannot make calls in it")]
     ShadowStack,
     /// A system call that attaching needs is answered with an error, or by a signal.
     #[error("its seccomp filter forbids {call}")]
@@ -104,14 +104,14 @@ pub enum Refusal {
         reason: String,
     },
     /// Neither a file in memory nor one in its root directory can be opened by it.
-    #[error("sees no /proc, and none of its directories can hold the plugin's file: {cause}")]
+    #[error("sees no /proc, and no directory in its root can hold the plugin's file: {cause}")]
     NoFile {
         /// Why the last one cannot.
         cause: String,
     },
     /// No directory of its can hold the control socket.
     #[error(
-        "has neither /run nor /tmp in its root directory, which cannot hold a control socket: {cause}"
+        "has neither /run nor /tmp in its root directory, and the root directory cannot hold a control socket: {cause}"
     )]
     NoSocket {
         /// Why.
@@ -164,28 +164,28 @@ impl Refusal {
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {
             Self::NoSuchProcess => "`memprof ps --all` lists those there are".to_owned(),
-            Self::Thread { process } => format!("name its process, {process}"),
+            Self::Thread { process } => format!("use the pid of its process, {process}"),
             Self::Denied { denial, .. } => denial.remedy(),
             Self::Traced { tracer, .. } => format!("end process {tracer}, or have it detach"),
-            Self::Vfork => "try again: it executes a program in a moment".to_owned(),
+            Self::Vfork => "try again in a moment, after it has executed a program".to_owned(),
             Self::Static => "link it dynamically, or build memprof-host into it; a Go program has \
                              net/http/pprof of its own"
                 .to_owned(),
             Self::Musl => "run a build of it for glibc".to_owned(),
             Self::OldGlibc => {
-                "memprof needs glibc 2.34, which Debian 12, Ubuntu 22.04 and RHEL 9 have".to_owned()
+                "attach needs glibc 2.34, which Debian 12, Ubuntu 22.04 and RHEL 9 have".to_owned()
             }
             Self::NoGlibc => {
-                "try again if it has just started; memprof needs glibc 2.34 or newer".to_owned()
+                "try again if it has just started; attach needs glibc 2.34 or newer".to_owned()
             }
             Self::ShadowStack => "start it without SHSTK in GLIBC_TUNABLES".to_owned(),
             Self::ForbiddenCall { call } => format!(
                 "allow {call} in the filter (systemd: SystemCallFilter={call}), or start the program \
-                 by memprof run"
+                 with `memprof run`"
             ),
-            Self::StrictSeccomp => "start the program by memprof run".to_owned(),
+            Self::StrictSeccomp => "start the program with `memprof run`".to_owned(),
             Self::UnreadFilter => {
-                "run memprof as root, outside of a container, to learn whether it ends the process"
+                "run memprof as root, outside of a container, so that it can read the filter"
                     .to_owned()
             }
             Self::NoFile { .. } => {
@@ -219,22 +219,22 @@ impl Denial {
                                   change of its user, or a file that cannot be read): run memprof as root"
                 .to_owned(),
             Self::MoreCapabilities => {
-                "it has capabilities that you have not: run memprof as root".to_owned()
+                "it has capabilities that you do not have: run memprof as root".to_owned()
             }
             Self::Hidden => "/proc hides other users' processes (its mount option hidepid): run \
                              memprof as root"
                 .to_owned(),
-            Self::Yama(1) => "yama lets a user trace his own children only: run memprof as root, or \
+            Self::Yama(1) => "yama lets users trace only their own children: run memprof as root, or \
                               `sysctl kernel.yama.ptrace_scope=0`"
                 .to_owned(),
             Self::Yama(2) => "yama lets only root trace (kernel.yama.ptrace_scope=2): run memprof as \
                               root"
                 .to_owned(),
-            Self::Yama(_) => "yama lets nobody trace until this machine is started again \
+            Self::Yama(_) => "yama allows no tracing until this machine is restarted \
                               (kernel.yama.ptrace_scope=3)"
                 .to_owned(),
             Self::WithoutPtrace => "root lacks CAP_SYS_PTRACE here: run memprof outside of the \
-                                    container, or give that to it (docker run --cap-add SYS_PTRACE)"
+                                    container, or give it that capability (docker run --cap-add SYS_PTRACE)"
                 .to_owned(),
             Self::Unknown => "it is in another user namespace, or a security module (SELinux, \
                               AppArmor) protects it: run memprof as root of the machine"

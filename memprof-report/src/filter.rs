@@ -19,7 +19,7 @@ pub struct Filter {
 /// Compiles a regular expression of the command line.
 pub fn pattern(text: &str) -> Result<Regex> {
     Regex::new(text)
-        .map_err(|error| Error::Usage(format!("{text} is no regular expression: {error}")))
+        .map_err(|error| Error::Usage(format!("{text} is not a regular expression: {error}")))
 }
 
 impl Filter {

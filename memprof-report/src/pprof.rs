@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
             .ok()
             .and_then(|index| self.strings.get(index));
         let string = string.ok_or_else(|| Error::pprof(format!("there is no string {index}")))?;
-        str::from_utf8(string).map_err(|_| Error::pprof(format!("string {index} is no UTF-8")))
+        str::from_utf8(string).map_err(|_| Error::pprof(format!("string {index} is not UTF-8")))
     }
 
     /// By value of a sample, which type it is; none is another than ours.
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         }
         if columns.iter().all(Option::is_none) {
             return Err(Error::pprof(
-                "it is no heap profile: no sample type inuse_* or alloc_*",
+                "it is not a heap profile: no sample type inuse_* or alloc_*",
             ));
         }
         Ok(columns)

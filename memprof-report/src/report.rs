@@ -98,7 +98,7 @@ fn other_program(profile: &Profile, base: &Profile) -> Option<String> {
     };
     let (ours, theirs) = (program(profile)?, program(base)?);
     (ours != theirs).then(|| {
-        format!("the base is of another program: {theirs}, not {ours}; what differs is no growth")
+        format!("the base is of another program: {theirs}, not {ours}; what differs is not growth")
     })
 }
 
@@ -126,8 +126,8 @@ fn unattributed(profile: &Profile) -> Option<String> {
     let unknown = of_nobody.map(|sample| sample.values[space]).sum();
     (profile.is_pinned && unknown > 0).then(|| {
         format!(
-            "{} are not attributable: in their size classes too few samples tell who holds what; sample more finely, \
-             before the program allocates it: activate sampler=ours sample_interval=16KiB",
+            "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
+             finely, before the program allocates it: activate sampler=ours sample_interval=16KiB",
             amount(unknown, space)
         )
     })

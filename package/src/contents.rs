@@ -58,9 +58,9 @@ pub(crate) const PACKAGES: &[Package] = &[
     Package {
         name: "memprof",
         summary: "heap profiler for live processes",
-        description: "memprof attaches to a running process, samples what it allocates, names who holds the \
-                      memory, and leaves the process as it was. It talks to hosts that loaded its plugin, \
-                      reports as text, flamegraph, page or pprof, proves leaks, and guards budgets in CI.",
+        description: "memprof attaches to a running process, samples what it allocates, shows who holds that \
+                      memory, and detaches. It controls processes that loaded its plugin, reports as text, \
+                      flamegraph, page or pprof, proves leaks, and checks memory budgets in CI.",
         needs: Needs::Recommended("memprof-plugin"),
         built_from: Some("memprof-cli"),
         files: &[

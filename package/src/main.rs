@@ -133,7 +133,7 @@ fn sum(to: &Path) -> Result<()> {
 /// The time of the commit, which stands for the time of the build.
 fn epoch() -> Result<u64> {
     if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
-        return set.parse().context("SOURCE_DATE_EPOCH is no number");
+        return set.parse().context("SOURCE_DATE_EPOCH is not a number");
     }
     let mut log = Command::new("git");
     log.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"])

@@ -108,8 +108,7 @@ fn commented(heading: &str) -> Result<String> {
     let Some((block, _)) = block.and_then(|(_, block)| block.split_once("```")) else {
         bail!("CONFIGURATION.md has no TOML below {heading:?}");
     };
-    let head =
-        "# Every key that there is, with its default or an example; what is set here counts.\n#\n";
+    let head = "# Every key, with its default or an example. Uncomment a line to set it.\n#\n";
     let lines = block.lines().map(|line| match line {
         "" => "#\n".to_owned(),
         line => format!("# {line}\n"),

@@ -133,7 +133,7 @@ impl Budget {
     /// The file.
     pub(super) fn text(&self) -> String {
         let mut text = String::from(
-            "# What `memprof test` lets pass: this, and `tolerance` more. `--update` writes it anew.\n",
+            "# The budget of `memprof test`: a run may exceed it by `tolerance`. `--update` rewrites this file.\n",
         );
         let mut line = |line: String| {
             text.push_str(&line);
@@ -171,7 +171,7 @@ impl Budget {
         );
         table(
             "held",
-            "Who held it when this was written. No limits.",
+            "Who held it when this was written. These are not limits.",
             &self.held,
         );
         text
@@ -199,7 +199,7 @@ impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || format!("{text:?} is no size, which is for example \"64MiB\"");
+        let invalid = || format!("{text:?} is not a size, which is for example \"64MiB\"");
         let end = text.find(|char: char| !char.is_ascii_digit() && char != '.');
         let (number, unit) = text.split_at(end.unwrap_or(text.len()));
         let shift = match unit.trim() {
@@ -241,7 +241,7 @@ impl<'de> Deserialize<'de> for Tolerance {
             .map(Self)
             .ok_or_else(|| {
                 de::Error::custom(format!(
-                    "tolerance {text:?} is no share, which is for example \"2.5%\""
+                    "tolerance {text:?} is not a share, which is for example \"2.5%\""
                 ))
             })
     }
@@ -300,9 +300,9 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check("peek = 1", "unknown field `peek`");
-        check("peak = \"12\"", "\"12\" is no size");
+        check("peak = \"12\"", "\"12\" is not a size");
         check("peak = -1", "did not match");
-        check("tolerance = \"5\"", "tolerance \"5\" is no share");
+        check("tolerance = \"5\"", "tolerance \"5\" is not a share");
         check("\ntolerance = \"-5%\"", "line 2");
     }
 }

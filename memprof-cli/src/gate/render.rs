@@ -58,7 +58,7 @@ pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measured) -> Stri
         // Writing to a string never fails, here and below.
         let _ = writeln!(
             text,
-            "{:<10} {:>10}  the runs lie {:.2}% apart",
+            "{:<10} {:>10}  the runs differ by {:.2}%",
             what.key(),
             size(bytes.0),
             100.0 * spread
@@ -68,7 +68,7 @@ pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measured) -> Stri
         if 100.0 * spread > budget.tolerance.0 {
             let _ = writeln!(
                 text,
-                "           more than `tolerance`, {}%: raise it, or test with --runs 5",
+                "           more than the `tolerance` of {}%: raise `tolerance`, or test with --runs 5",
                 budget.tolerance.0
             );
         }

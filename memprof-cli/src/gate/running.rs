@@ -50,8 +50,8 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measured> {
     let measured = read(&dumps)?;
     if measured.processes == 0 {
         let message = format!(
-            "{name} left no figures: it ended by _exit(2) or by executing itself anew, or its allocator is \
-             linked into it; `memprof run -- {name}` and `memprof status` tell more"
+            "{name} left no figures: it ended by _exit(2), it executed itself again, or a program that it ran has an \
+             allocator linked in; look at it while it runs: `memprof run -- {name}`, then `memprof status`"
         );
         return Err(coded(NO_DATA, message));
     }
@@ -87,13 +87,13 @@ fn add(measured: &mut Measured, dump: &Path) -> anyhow::Result<()> {
     let host = origin.host.as_deref().unwrap_or("a process");
     let Some(tally) = origin.tally else {
         measured.notes.push(format!(
-            "{host} was not counted: its allocator does not tell a block's size"
+            "{host} was not counted: its allocator cannot report the size of a block"
         ));
         return Ok(());
     };
     if let Some(lost) = origin.lost_samples.filter(|lost| *lost > 0) {
         measured.notes.push(format!(
-            "{lost} samples of {host} were lost, so functions have less than they took: --lg-sample 20"
+            "{lost} samples of {host} were lost, so the values of functions are too low: use --lg-sample 20"
         ));
     }
     measured.processes += 1;

@@ -122,9 +122,9 @@ fn of_file(file: &Path) -> anyhow::Result<Library> {
         );
         coded(USAGE, message)
     };
-    let path = file.canonicalize().map_err(|_| unusable("is no file"))?;
+    let path = file.canonicalize().map_err(|_| unusable("is not a file"))?;
     let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
-    let elf = ElfFile64::<Endianness>::parse(&*bytes).map_err(|_| unusable("is no library"))?;
+    let elf = ElfFile64::<Endianness>::parse(&*bytes).map_err(|_| unusable("is not a library"))?;
     let defines = |name: &[u8]| {
         let mut symbols = elf.dynamic_symbols();
         symbols.any(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(name))
@@ -198,9 +198,9 @@ mod tests {
                 "{refused}"
             );
         };
-        check("mimalloc", "is no file");
-        check("/no/such.so", "is no file");
-        check(text.to_str().unwrap(), "is no library");
+        check("mimalloc", "is not a file");
+        check("/no/such.so", "is not a file");
+        check(text.to_str().unwrap(), "is not a library");
         check("/lib/x86_64-linux-gnu/libm.so.6", "defines no malloc");
     }
 

@@ -43,28 +43,28 @@ const PLUGIN_PLACES: [&str; 2] = [
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
-    /// Sample from the start; else `memprof activate` starts it.
+    /// Sample from the start. Without it, `memprof activate` starts sampling.
     #[arg(long)]
     pub(crate) active: bool,
     /// Count every allocation, as `memprof test` does.
     #[arg(skip)]
     pub(crate) is_tallied: bool,
     /// Replace the program's allocator: jemalloc, tcmalloc, or the path of a shared library. Some
-    /// programs do not survive that.
+    /// programs crash with another allocator.
     #[arg(long, value_name = "NAME|PATH")]
     pub(crate) allocator: Option<Wanted>,
     /// One sample per 2^N allocated bytes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
     pub(crate) lg_sample: Option<u8>,
-    /// Where the control sockets go; `MEMPROF_SOCKET_DIR` must name it for other commands.
+    /// Directory of the control socket. Other commands find it if `MEMPROF_SOCKET_DIR` names it.
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
-    /// Where the dumps go, as `MEMPROF_DUMP_DIR` says too [default: `$XDG_STATE_HOME/memprof/NAME`,
-    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME; where that cannot be
+    /// Directory of the dumps; same as `MEMPROF_DUMP_DIR` [default: `$XDG_STATE_HOME/memprof/NAME`,
+    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME; if that cannot be
     /// written to, /tmp/memprof-UID-NAME].
     #[arg(long, value_name = "DIR")]
     pub(crate) dump_dir: Option<PathBuf>,
-    /// The plugin's keys, in a file: watch rules, what is kept; as `MEMPROF_CONFIG` says too.
+    /// A file with the plugin's keys (watch rules, which dumps are kept); same as `MEMPROF_CONFIG`.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The plugin's file; by default the one that is installed with this program.
@@ -115,7 +115,7 @@ pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
         };
         let (value, kept) = malloc_conf(before.as_deref(), run.active, run.lg_sample);
         for option in kept {
-            output::note(&format!("{variable} already sets {option}, which stays"));
+            output::note(&format!("{variable} already sets {option}, which is kept"));
             lg_sample = lg_sample.filter(|_| !option.starts_with("lg_prof_sample"));
         }
         command.env(variable, value);
@@ -142,7 +142,7 @@ pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
     }
     if let Some(config) = &run.config {
         let found = config.canonicalize();
-        let config = found.with_context(|| format!("no config is at {}", config.display()))?;
+        let config = found.with_context(|| format!("no config file at {}", config.display()))?;
         command.env(CONFIG, config);
     }
     Ok(command)

@@ -122,8 +122,8 @@ fn refuse_more_rights(path: &Path) -> anyhow::Result<()> {
     let has_capabilities = uid != 0 && has_capabilities(path);
     if changes_user || changes_group || has_capabilities {
         let message = format!(
-            "{} runs with other rights than yours (setuid, setgid or capabilities), so the loader \
-             ignores LD_PRELOAD; run memprof as the user that it changes to",
+            "{} runs with other rights than yours (setuid, setgid or capabilities), so the loader ignores \
+             LD_PRELOAD; run memprof as the user that it changes to, or, for capabilities, as root",
             path.display()
         );
         return Err(coded(UNAVAILABLE, message));
@@ -139,12 +139,17 @@ fn has_capabilities(path: &Path) -> bool {
 fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
     if !bytes.starts_with(&elf::ELFMAG) {
         let message = format!(
-            "{} is no ELF file; if it is a script, name its interpreter before it",
+            "{} is not an ELF file; if it is a script, name its interpreter: memprof run -- INTERPRETER {0}",
             path.display()
         );
         return Err(coded(UNAVAILABLE, message));
     }
-    let failed = || format!("{} is no program of this machine", path.display());
+    let failed = || {
+        format!(
+            "{} is not a program for this machine (64-bit x86)",
+            path.display()
+        )
+    };
     let elf = ElfFile64::<Endianness>::parse(bytes).with_context(failed)?;
     let is_dynamic = elf
         .elf_program_headers()
@@ -266,7 +271,7 @@ mod tests {
         std::fs::write(&file, "text").unwrap();
         check(
             &file,
-            "is no ELF file; if it is a script, name its interpreter",
+            "is not an ELF file; if it is a script, name its interpreter",
         );
         std::fs::write(&file, format!("#!{}\n", file.display())).unwrap();
         check(&file, "too many interpreters");

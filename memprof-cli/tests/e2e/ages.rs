@@ -50,7 +50,7 @@ fn one_dump_tells_how_old_the_leak_is() {
         let largest = leaks["stacks"][0]["stack"].to_string();
         assert!(largest.contains("grow_cache"), "{leaks}");
         let text = host.memprof("leaks", &[]).exits(0).stdout;
-        assert!(text.contains("holds memory of every age"), "{text}");
+        assert!(text.contains("with memory of every age"), "{text}");
         let off = host.memprof("activate", &["--json"]).exits(0).json();
         assert_eq!(off["ages_s"], Value::Null, "{off}");
     }
@@ -66,7 +66,7 @@ fn ages_that_nobody_can_tell_are_refused() {
     check(
         &["ages=1"],
         2,
-        "ages=\"1\" is no length of a bucket; valid: off, or whole seconds",
+        "ages=\"1\" is not a length of a bucket; valid: off, or whole seconds",
     );
     let walks = "neither is at work here: as chosen; activate sampler=ours";
     check(&["ages=1m", "unwinder=allocator"], 4, walks);

@@ -411,7 +411,7 @@ fn a_tcmalloc_that_lies_is_told_of_and_harms_nothing() {
         &["PROPERTIES=0"],
         "stats",
         0,
-        "does not tell generic.heap_size",
+        "does not report generic.heap_size",
     );
     check(&["PROPERTIES=1"], "stats", 0, "16777216.0 TiB");
 }
@@ -630,9 +630,9 @@ fn what_the_sampler_cannot_see_is_counted_and_told() {
     assert_eq!(slots["unseen_objects"], 1, "{active}");
     let text = active["text"].as_str().unwrap();
     let foreign =
-        "1 calls lead to another allocator than glibc 2.36 (1 library has a malloc of its own)";
+        "1 call site uses another allocator than glibc 2.36 (1 library has a malloc of its own)";
     assert!(text.contains(foreign), "{text}");
-    let copied = "1 libraries keep the address of malloc or its kin in their data";
+    let copied = "1 library keeps the address of malloc or a relative of it in its data";
     assert!(text.contains(copied), "{text}");
     answers(&mut host, "on");
 }

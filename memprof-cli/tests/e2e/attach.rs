@@ -265,7 +265,7 @@ fn a_message_to_a_process_without_the_plugin_names_attach() {
     let host = unprepared();
     let refused = host.memprof("status", &[]).exits(3);
     let pid = host.pid();
-    let remedy = format!("runs without the plugin: `memprof attach {pid}` puts it there");
+    let remedy = format!("runs without the plugin: `memprof attach {pid}` loads it");
     assert!(refused.stderr.contains(&remedy), "{refused:?}");
     detach(&host, &[]).exits(3);
 }

@@ -9,7 +9,7 @@ const PROGRAM: &str = "public class Idle { public static void main(String[] a) t
     System.err.println(\"ready\"); while (System.in.read() > 0) System.err.println(\"alive\"); } }";
 
 const BY_ITS_DOOR: &str = "by its JVM's attach protocol";
-const BY_A_THREAD: &str = "which stood still for";
+const BY_A_THREAD: &str = "which was stopped for";
 
 fn jvm(options: &[&str]) -> Host {
     let place = tempfile::tempdir().unwrap();

@@ -161,7 +161,7 @@ fn dumps_go_where_run_says() {
     assert_eq!(dump["sample_interval"], 8192, "{dump}");
     let missing = memprof(place.path(), &["run", "--config", "/no/such", "true"]).exits(1);
     assert!(
-        missing.stderr.contains("no config is at /no/such"),
+        missing.stderr.contains("no config file at /no/such"),
         "{missing:?}"
     );
 }
@@ -183,7 +183,7 @@ fn what_the_user_set_stays() {
     ];
     let options = ["--allocator", "jemalloc", "--lg-sample", "12"];
     let host = run(&[&options[..], &["perl", "-e", GROWING]].concat(), &env);
-    host.wait_for_log("MALLOC_CONF already sets lg_prof_sample:16, which stays");
+    host.wait_for_log("MALLOC_CONF already sets lg_prof_sample:16, which is kept");
     host.wait_for_log("control socket ");
     let status = host.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(status["sample_interval"], 65536, "{status}");
@@ -659,7 +659,7 @@ fn what_nothing_can_be_preloaded_into_is_refused_with_the_reason() {
     check(
         &["--allocator", "hoard", "perl"],
         2,
-        "hoard is no file; --allocator takes jemalloc, tcmalloc, or the path",
+        "hoard is not a file; --allocator takes jemalloc, tcmalloc, or the path",
     );
     if nix::unistd::geteuid().is_root() {
         let copy = place.path().join("true");

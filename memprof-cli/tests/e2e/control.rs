@@ -180,7 +180,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "for=8d",
         "for=\"8d\" is too long; for example for=10m, at most 7d",
     ),
-    ("activate", "for=0s", "for=\"0s\" is no time"),
+    ("activate", "for=0s", "for=\"0s\" must be above 0s"),
     (
         "activate",
         "FOR=1s",
@@ -224,7 +224,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     (
         "stats",
         "format=xml",
-        "format=\"xml\" is no format; valid formats: text, json",
+        "unknown format \"xml\"; valid formats: text, json",
     ),
     ("stats", "opts=J format=text", "contradicts J in opts"),
     (
@@ -566,7 +566,7 @@ fn nobody_there_is_exit_code_3() {
     );
     let run = crate::memprof::memprof(nowhere.path(), &["status", "-t", "nobody"]).exits(3);
     assert!(
-        run.stderr.contains("no host is called \"nobody\""),
+        run.stderr.contains("no host is named \"nobody\""),
         "{run:?}"
     );
     crate::memprof::memprof(nowhere.path(), &["dump", "--nope"]).exits(2);

@@ -292,7 +292,7 @@ fn malloc_conf_prints_what_each_program_reads() {
     );
     refused(
         "import time\n",
-        "is no ELF file; if it is a script, name its interpreter",
+        "is not an ELF file; if it is a script, name its interpreter",
     );
     let host = Setup::of("c_host").start();
     let run = crate::memprof::memprof(nowhere.path(), &["malloc-conf", &host.pid().to_string()]);

@@ -338,7 +338,7 @@ fn labels_that_nobody_sets_are_refused_with_the_remedy() {
         "valid: off, or up to 8 of `thread`, KEY and KEY:INDEX",
     );
     for labels in ["labels=route", "labels=route:0"] {
-        check(&host, labels, 4, "labels=thread tells the threads' names");
+        check(&host, labels, 4, "labels=thread records thread names");
     }
     let status = host.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(status["profiling"], "inactive", "{status}");

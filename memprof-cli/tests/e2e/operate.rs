@@ -167,7 +167,7 @@ fn doctor_recognizes_who_stands_before_the_unwinder() {
     let preload = format!("libjemalloc.so.2 {}", library.display());
     let host = Setup::of("c_host").env("LD_PRELOAD", &preload).start();
     let found = host.memprof("doctor", &[]).exits(0).stdout;
-    let expected = format!("{} stands before the C library's", library.display());
+    let expected = format!("{} replaces the C library's", library.display());
     assert!(found.contains(&expected), "{found}");
 }
 
@@ -202,7 +202,7 @@ fn doctor_recognizes_a_stripped_program() {
     let run = host.memprof("doctor", &[]).exits(4);
     assert!(
         run.stdout
-            .contains("contains a jemalloc that memprof cannot drive"),
+            .contains("contains a jemalloc that memprof cannot control"),
         "{run:?}"
     );
 }

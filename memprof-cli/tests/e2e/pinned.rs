@@ -167,7 +167,7 @@ fn where_nobody_can_tell_it_the_reason_is_named() {
         if let Some(sampler) = activation {
             glibc.memprof("activate", &[sampler]).exits(0);
         }
-        check(&glibc, 4, "does not tell how full its pages are");
+        check(&glibc, 4, "does not report how full its pages are");
     }
     let jemalloc = Setup::of("c_host").start();
     let moved = "puts each object that it samples itself on pages of its own";
@@ -187,5 +187,5 @@ fn where_nobody_can_tell_it_the_reason_is_named() {
     planted
         .memprof("activate", &["sampler=ours", "sample_interval=16MiB"])
         .exits(0);
-    check(&planted, 4, "has no sample of what lives");
+    check(&planted, 4, "has no sample of live memory");
 }

@@ -183,7 +183,7 @@ fn a_jemalloc_that_no_symbol_leads_to_is_told_of() {
         let program = copy(&place, options);
         let path = program.canonicalize().unwrap();
         let expected = format!(
-            "{} contains a jemalloc that memprof cannot drive",
+            "{} contains a jemalloc that memprof cannot control",
             path.display()
         );
 

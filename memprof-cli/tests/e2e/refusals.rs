@@ -74,7 +74,7 @@ fn processes_in_no_state_for_it() {
         "is in seccomp's strict mode, which forbids clone3",
         4,
     );
-    let words = "its main thread has ended, and with it what /proc tells of the process";
+    let words = "its main thread has ended, so /proc shows nothing of the process";
     check(&["main-thread-ends"], words, 4);
 }
 

@@ -51,7 +51,7 @@ fn exit_codes() {
     check(EMPTY, &["--format", "peek"], 2, "peek needs --focus");
     let collapsed = ["--format", "collapsed", "--top", "3"];
     check(EMPTY, &collapsed, 2, "--top is for text, tree, peek");
-    check(EMPTY, &["--focus", "("], 2, "no regular expression");
+    check(EMPTY, &["--focus", "("], 2, "not a regular expression");
     check(EMPTY, &["--format", "poem"], 2, "invalid value");
     check(EMPTY, &[], 5, "the profile is empty");
     let dump = "heap_v2/512\n  t*: 1: 64 [0: 0]\n@ 0x400001\n  t*: 1: 64 [0: 0]\n\nMAPPED_LIBRARIES:\n\

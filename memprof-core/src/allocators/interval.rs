@@ -37,7 +37,7 @@ impl SampleInterval {
                 .remedy("a power of two from 1KiB to 16MiB, for example sample_interval=512KiB"))
         };
         let Some(bytes) = parse_size(text) else {
-            return invalid("is no size");
+            return invalid("is not a size");
         };
         if !bytes.is_power_of_two() || !LG_SAMPLE.contains(&u64::from(bytes.ilog2())) {
             return invalid("is out of range");

@@ -159,7 +159,7 @@ impl Jemalloc {
             None => self.lg_sample(),
         };
         let Some(lg_sample) = lg_sample else {
-            let message = format!("{} does not tell its sample interval", self.identity);
+            let message = format!("{} does not report its sample interval", self.identity);
             return Err(Error::allocator(message));
         };
         self.mallctl

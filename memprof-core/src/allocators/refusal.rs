@@ -130,13 +130,13 @@ impl WhyNot {
                 named(variable)
             ),
             Self::Undrivable(path) => format!(
-                "{} contains a jemalloc that memprof cannot drive, because no symbol leads to its \
-                 mallctl: no profile shows what it gives out",
+                "{} contains a jemalloc that memprof cannot control, because no symbol leads to its \
+                 mallctl: its allocations are in no profile",
                 path.display()
             ),
             Self::UnknownMalloc(path) => format!(
-                "malloc is served by {}, which memprof does not know: no profile shows what it gives \
-                 out",
+                "malloc is served by {}, which memprof does not know: its allocations are in no \
+                 profile",
                 path.display()
             ),
             Self::NoAllocator => "this process has no allocator that memprof can find".to_owned(),
@@ -166,10 +166,10 @@ impl WhyNot {
                 .to_owned(),
             Self::Undrivable(_) => "keep its symbols (Cargo: strip = \"debuginfo\"; strip \
                  --strip-debug), or link it with -Wl,--export-dynamic-symbol=mallctl (Rust: -C \
-                 link-arg=-Wl,--export-dynamic-symbol=_rjem_mallctl), or hand its mallctl over \
-                 (memprof.jemalloc/1)"
+                 link-arg=-Wl,--export-dynamic-symbol=_rjem_mallctl), or pass mallctl to the plugin \
+                 (the extension memprof.jemalloc/1 of memprof.h)"
                 .to_owned(),
-            Self::UnknownMalloc(_) => "start the program without it".to_owned(),
+            Self::UnknownMalloc(_) => "start the program without that library".to_owned(),
         }
     }
 }
@@ -214,19 +214,19 @@ pub(crate) fn no_growth_profile(allocator: &Identity) -> Error {
 /// It does not tell how full the pages are that its objects lie in.
 pub(crate) fn no_pinned_profile(allocator: &Identity) -> Error {
     let message = format!(
-        "{allocator} does not tell how full its pages are, so who holds those that are nearly empty is not known"
+        "{allocator} does not report how full its pages are, so the holders of nearly empty ones cannot be found"
     );
     Error::new(ErrorKind::Unsupported, message).remedy(
-        "jemalloc since 5.2 does, built with statistics, under memprof's sampler: start the program with `memprof run \
-         --allocator jemalloc`, then `activate sampler=ours sample_interval=64KiB`",
+        "jemalloc 5.2 and newer does, if built with statistics, with memprof's sampler: start the program with \
+         `memprof run --allocator jemalloc`, then `activate sampler=ours sample_interval=64KiB`",
     )
 }
 
 /// What it samples itself lies on pages of its own, which tell nothing of those that others share.
 pub(crate) fn samples_moved(jemalloc: &Identity) -> Error {
     let message = format!(
-        "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not tell who holds \
-         those that are nearly empty"
+        "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not show who \
+         holds those that are nearly empty"
     );
     Error::new(ErrorKind::Unsupported, message)
         .remedy("sample with memprof: `activate sampler=ours sample_interval=64KiB`, and let the program work")

@@ -119,7 +119,7 @@ impl Tcmalloc {
     fn property(&self, name: &CStr) -> Result<u64> {
         self.extension.get(name).ok_or_else(|| {
             let name = name.to_string_lossy();
-            Error::allocator(format!("{} does not tell {name}", self.identity))
+            Error::allocator(format!("{} does not report {name}", self.identity))
         })
     }
 }

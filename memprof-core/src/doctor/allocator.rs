@@ -153,7 +153,7 @@ fn options(jemalloc: &Examined, findings: &mut Vec<Finding>) {
         findings.push(finding(
             "no_link",
             Severity::Warning,
-            format!("{path} is no symbolic link, so jemalloc {version} reads nothing of it"),
+            format!("{path} is not a symbolic link, so jemalloc {version} reads nothing of it"),
             format!("the options are the name that it links to: ln -s {CONF} {path}"),
         ));
     }

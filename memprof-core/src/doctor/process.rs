@@ -31,8 +31,8 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
                 serving.len(),
                 serving.join(", ")
             ),
-            "`dump` writes one file for each that is driven; `status` tells which one serves malloc, \
-             allocator=NAME drives another",
+            "`dump` writes one file for each that memprof can profile; `status` shows which one serves malloc; \
+             allocator=NAME selects another",
         ));
     }
     // A jemalloc in the program may be its malloc too; that was said.
@@ -51,10 +51,10 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(finding(
             "seccomp_filter",
             Warning,
-            "a seccomp filter decides which system calls this process may make; what memprof needs \
-             was tried out in a forked process, and passes",
-            "nothing needs to be done unless the filter is changed: one that kills ends the process \
-             with the next thread that memprof starts, if it forbids what threads need",
+            "a seccomp filter limits the system calls of this process; memprof tried those that it needs in a \
+             forked process, and all are allowed",
+            "nothing to do, unless the filter changes: a filter that kills for a call which threads need ends the \
+             process when memprof starts its next thread",
         ));
     }
     for walk in &facts.given_up_walks {
@@ -124,9 +124,9 @@ fn unwinder(facts: &Facts) -> Option<Finding> {
         "interposed_unwinder",
         Warning,
         format!(
-            "{interposer} stands before the C library's dl_iterate_phdr: an unwinder that calls \
-             it runs that code in each sample, inside of malloc"
+            "{interposer} replaces the C library's dl_iterate_phdr: an unwinder that calls it runs that code in \
+             each sample, inside of malloc"
         ),
-        "it must neither allocate nor lock; activate for a while on a test instance first",
+        "that code must neither allocate nor lock; try `activate` on a test instance first",
     ))
 }

@@ -260,7 +260,7 @@ fn page_cache(cgroup: Option<Cgroup>, rss: u64) -> Option<Verdict> {
             percent(share),
             percent(NOTABLE_SHARE)
         ),
-        remedy: "page cache is given back under pressure; other processes of the cgroup are not"
+        remedy: "the kernel frees page cache under pressure, but not the memory of other processes of the cgroup"
             .to_owned(),
     })
 }

@@ -23,7 +23,7 @@ impl FromStr for AgeWidth {
         seconds.and_then(NonZero::new).map(Self).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
-                format!("ages={word:?} is no length of a bucket"),
+                format!("ages={word:?} is not a length of a bucket"),
             )
             .remedy("valid: off, or whole seconds as in 10s, 1m or 1h")
         })

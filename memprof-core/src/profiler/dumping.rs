@@ -177,14 +177,14 @@ fn more_labels(sets: LabelSets) -> Option<String> {
     let LabelSets { most, others, .. } = sets;
     (others > 0).then(|| {
         format!(
-            "{others} samples had other labels than the first {most} sets, and are told as [other]: choose labels \
-             with fewer values, and none that is another in each request"
+            "{others} samples had other labels than the first {most} sets, and are shown as [other]: choose labels \
+             with fewer values, not one that differs in each request"
         )
     })
 }
 
-const READ_BY_MEMPROF: &str = "its stacks tell ages or labels, which other tools take for addresses: \
-     `memprof report --format jeprof` writes it for them";
+const READ_BY_MEMPROF: &str = "its stacks contain ages or labels, which other tools would read as addresses: \
+     convert it for them with `memprof report --format jeprof`";
 
 /// Less than this was in use unseen before it matters.
 const NOTABLE_UNSEEN: u64 = 16 << 20;

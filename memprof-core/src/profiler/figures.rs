@@ -131,7 +131,7 @@ impl Profiler {
         let status = std::fs::read_to_string(STATUS)
             .map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
         Resident::parse(&status)
-            .ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATUS} does not tell RssAnon")))
+            .ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATUS} has no RssAnon")))
     }
 
     /// What is wrong with profiling here, worst first. At once, also while a dump runs: then

@@ -48,7 +48,7 @@ impl FromStr for LabelKeys {
         keys.map(Self).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
-                format!("labels={words:?} are no keys of labels"),
+                format!("labels={words:?} is not a list of label keys"),
             )
             .remedy(
                 "valid: off, or up to 8 of `thread`, KEY and KEY:INDEX, as in thread,http.route,tenant:0, where \
@@ -96,8 +96,8 @@ impl Labels {
         let asked = asked.map_or(&[][..], |LabelKeys(asked)| asked);
         let told_by_kernel = asked.iter().any(|key| key.told == Told::Thread);
         if told_by_kernel && seccomp::filters().is_some() {
-            let message = "the name of a thread is asked for by prctl(2), at which a seccomp filter of this process \
-                           might end it";
+            let message = "a thread's name is read by prctl(2), for which a seccomp filter of this process might \
+                           end it";
             return Err(
                 Error::new(ErrorKind::Unsupported, message).remedy("leave thread out of labels")
             );
@@ -149,9 +149,9 @@ fn number_of(key: &str, known: &[Kept<String>]) -> Result<usize> {
     };
     known.iter().position(is_it).ok_or_else(|| {
         let known = names(known).join(", ");
-        let message = format!("a process has up to {MOST_KEYS} keys of labels, and has: {known}");
-        Error::new(ErrorKind::Unsupported, message)
-            .remedy("keep to these, or start the program anew")
+        let message =
+            format!("a process can have {MOST_KEYS} label keys, and has already: {known}");
+        Error::new(ErrorKind::Unsupported, message).remedy("use these, or restart the program")
     })
 }
 
@@ -163,11 +163,11 @@ type Indexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
 fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
     let found = thread_contexts();
     if found.is_empty() {
-        let message = "nothing in this process tells labels: neither memprof's label calls nor a thread context of \
-                       OpenTelemetry (a thread-local variable otel_thread_ctx_v1 in its dynamic symbols)";
+        let message = "no code in this process sets labels: neither with memprof's label calls nor as a thread \
+                       context of OpenTelemetry (a thread-local variable otel_thread_ctx_v1 in its dynamic symbols)";
         return Err(Error::new(ErrorKind::Unsupported, message).remedy(
-            "labels=thread tells the threads' names; programs tell theirs by memprof_label_push of \
-             memprof_host.h, in Rust by the crate memprof-labels, and export OpenTelemetry's by -rdynamic",
+            "labels=thread records thread names; programs set labels with memprof_label_push of memprof_host.h, in \
+             Rust with the crate memprof-labels, and export OpenTelemetry's with -rdynamic",
         ));
     }
     let named = attribute_keys();
@@ -212,14 +212,14 @@ fn untold(LabelKey { name, told }: &LabelKey, named: Option<&[String]>) -> Error
             "name one of them; a process may name more of them later".to_owned(),
         ),
         (_, None) => (
-            "OpenTelemetry's thread context is there, and no process context that names its keys"
+            "OpenTelemetry's thread context exists, but no process context that names its keys"
                 .to_owned(),
             format!("give the key's index in the thread context: labels={name}:0"),
         ),
     };
     Error::new(
         ErrorKind::Unsupported,
-        format!("nobody tells labels of the key {name:?}: {why}"),
+        format!("no code sets the label {name:?}: {why}"),
     )
     .remedy(remedy)
 }
@@ -321,7 +321,7 @@ mod tests {
         }
         let refused = number_of("i", &known).unwrap_err().to_string();
         assert!(
-            refused.contains("and has: a, b, c, d, e, f, g, h"),
+            refused.contains("and has already: a, b, c, d, e, f, g, h"),
             "{refused}"
         );
         assert_eq!(number_of("h", &known).unwrap(), 7);

@@ -160,9 +160,8 @@ impl Profiler {
         if samples || self.switch.walks() {
             return Ok(());
         }
-        let message = format!(
-            "{what} are told by memprof's stack walk or its sampler, and neither is at work here"
-        );
+        let message =
+            format!("{what} need memprof's stack walk or its sampler, and neither is at work here");
         let mut reasons = self
             .switch
             .unwinder_status()

@@ -105,10 +105,9 @@ impl Chosen<'_> {
         }
         if self.needs_an_end() {
             warnings.push(format!(
-                "{} is linked into the program, so it is sampled through jemalloc's own hooks: a malloc \
-                 and its free take about 45 ns longer while it is on; what is freed after `deactivate` \
-                 stays in the profile; jemalloc may hang later where a thread ends that allocated nothing since: \
-                 not for production",
+                "not for production: {} is linked into the program and is sampled through its own hooks, after which \
+                 jemalloc may hang when a thread ends that has allocated nothing since; until `deactivate` a malloc \
+                 and its free take about 45 ns longer, and what is freed after `deactivate` stays in the profile",
                 allocator.identity()
             ));
         }
@@ -134,21 +133,26 @@ impl Chosen<'_> {
             (
                 foreign,
                 format!(
-                    "{foreign} calls lead to another allocator than {allocator}{of_others}, and are \
-                     not seen"
+                    "{} another allocator than {allocator}{of_others}, which is not sampled",
+                    counted(foreign, "call site uses", "call sites use")
                 ),
             ),
             (
                 unseen_objects,
                 format!(
-                    "{unseen_objects} libraries keep the address of malloc or its kin in their data; \
-                     what they allocate through that is not seen"
+                    "{} data; allocations by that address are not sampled",
+                    counted(
+                        unseen_objects,
+                        "library keeps the address of malloc or a relative of it in its",
+                        "libraries keep the address of malloc or a relative of it in their"
+                    )
                 ),
             ),
             (
                 refused,
                 format!(
-                    "{refused} calls could not be patched, and are not seen: mprotect(2) was refused"
+                    "{} not be patched: mprotect(2) was refused, and what is allocated there is not sampled",
+                    counted(refused, "call site could", "call sites could")
                 ),
             ),
         ];
@@ -204,15 +208,14 @@ impl Chosen<'_> {
         let unavailable = |message: String| Error::new(ErrorKind::Unavailable, message);
         if !is_sampled(identity) {
             let message = format!(
-                "another allocator than {identity} was sampled in this process, so which block is whose is not certain"
+                "this process also sampled another allocator than {identity}, so samples cannot be assigned to it"
             );
-            return Err(unavailable(message).remedy("start the program anew"));
+            return Err(unavailable(message).remedy("restart the program"));
         }
         if self.sampler.is_hooked() && !self.is_active() {
-            let message = format!("what was freed of {identity} since `deactivate` is not known");
-            return Err(
-                unavailable(message).remedy("activate sampler=ours, and ask before it ends")
-            );
+            let message = format!("frees of {identity} since `deactivate` are not known");
+            let remedy = "`activate sampler=ours`, and ask again while it is active";
+            return Err(unavailable(message).remedy(remedy));
         }
         Ok(jemalloc)
     }
@@ -224,10 +227,9 @@ impl Chosen<'_> {
     pub(crate) fn write_pinned(&self, allocator: &Allocator, scratch: &Scratch) -> Result<Summary> {
         let jemalloc = self.require_slabs(allocator)?;
         if memprof_sampler::counts().live_samples == 0 {
-            let message = "memprof's sampler has no sample of what lives";
-            return Err(Error::new(ErrorKind::Unavailable, message).remedy(
-                "`activate sampler=ours sample_interval=64KiB` before the program allocates what is to be told",
-            ));
+            let message = "memprof's sampler has no sample of live memory";
+            let remedy = "`activate sampler=ours sample_interval=64KiB`, then let the program allocate, then try again";
+            return Err(Error::new(ErrorKind::Unavailable, message).remedy(remedy));
         }
         // SAFETY: all samples are of this jemalloc (`is_sampled`); what clears them, and a dump, exclude each other
         // (`DumpSlot::take`).
@@ -259,5 +261,12 @@ impl Chosen<'_> {
                 peak: tally.peak,
             }),
         })
+    }
+}
+
+fn counted(count: usize, one: &str, many: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {many}"),
     }
 }

@@ -173,7 +173,7 @@ pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     let find = find_object()
         .ok_or("this C library has no _dl_find_object (glibc 2.35 and newer have it)")?;
     if !kernel_answers() {
-        return Err("this kernel does not tell which memory can be read".to_owned());
+        return Err("this kernel cannot say which memory can be read".to_owned());
     }
     // SAFETY: getauxval(3) reads a constant of this process.
     let main_stack_top = unsafe { libc::getauxval(libc::AT_RANDOM) };

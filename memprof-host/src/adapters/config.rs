@@ -175,7 +175,7 @@ fn control(value: Value) -> Result<Control, Failure> {
 }
 
 fn allow(value: Value) -> Result<Vec<String>, Failure> {
-    let message = format!("allow = {value} is no list of messages, as [\"dump\"] is");
+    let message = format!("allow = {value} is not a list of messages, as [\"dump\"] is");
     value.try_into().map_err(|_| invalid(message))
 }
 
@@ -261,7 +261,10 @@ mod tests {
         assert_eq!(settings.config_text(), "dump_dir = \"/d\"\n");
         std::fs::write(file.path(), "allow = \"dump\"\n").unwrap();
         let refused = of(&[&config]).unwrap_err().to_string();
-        assert!(refused.contains("allow = \"dump\" is no list"), "{refused}");
+        assert!(
+            refused.contains("allow = \"dump\" is not a list"),
+            "{refused}"
+        );
     }
 
     #[test]

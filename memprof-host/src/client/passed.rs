@@ -26,7 +26,7 @@ impl Passed {
         let refused = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return refused("the passed descriptor is no regular file".to_owned());
+            return refused("the passed descriptor is not a regular file".to_owned());
         }
         if metadata.len() != length {
             return refused(format!(
@@ -93,13 +93,13 @@ mod tests {
             assert!(refused.contains(expected), "{refused}");
         };
         let zero = || File::open("/dev/zero").unwrap();
-        check(zero(), 0, "no regular file");
-        check(zero(), 1 << 30, "no regular file");
+        check(zero(), 0, "not a regular file");
+        check(zero(), 1 << 30, "not a regular file");
         let (reader, _writer) = io::pipe().unwrap();
         check(
             File::from(std::os::fd::OwnedFd::from(reader)),
             7,
-            "no regular file",
+            "not a regular file",
         );
         check(file_with(b"dump"), 5, "has 4 bytes, announced were 5");
         check(file_with(b"dump"), 3, "has 4 bytes, announced were 3");

@@ -112,7 +112,7 @@ impl Service {
 
 fn parse(frame: &[u8]) -> Result<Request, RpcError> {
     let value: Value = serde_json::from_slice(frame)
-        .map_err(|error| RpcError::new(PARSE_ERROR, format!("the line is no JSON: {error}")))?;
+        .map_err(|error| RpcError::new(PARSE_ERROR, format!("the line is not JSON: {error}")))?;
     let request: Request = serde_json::from_value(value)
         .map_err(|error| RpcError::new(INVALID_REQUEST, format!("no JSON-RPC request: {error}")))?;
     if request.jsonrpc != "2.0" {

@@ -54,7 +54,7 @@ pub(crate) fn heap(
                     caches.extend(walked.caches);
                 }
                 None => heap.unproven.push(format!(
-                    "{} KiB of glibc's heap at {:#x}: its chunks do not lead to its end",
+                    "{} KiB of glibc's heap at {:#x}, whose chunks memprof cannot follow to their end",
                     length >> 10,
                     segment.chunks.start
                 )),

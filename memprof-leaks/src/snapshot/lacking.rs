@@ -159,8 +159,8 @@ impl Lacking {
     /// What is not known of it: the same words in each look, which are told once.
     pub(crate) fn unread(&self) -> Option<String> {
         let mut pages = self.regions.iter().flat_map(|region| &region.pages);
-        let message = "what memory that a copy lacks (MADV_DONTFORK) held at that moment, only what it holds later: to \
-                       read it takes longer than --max-pause, or more than --max-memory";
+        let message = "memory that a copy lacks (MADV_DONTFORK), as it was at the snapshot; it was read later, because \
+                       reading it takes more than --max-pause or --max-memory";
         (pages.next().is_some() && self.kept.is_none()).then(|| message.to_owned())
     }
 
@@ -352,10 +352,7 @@ mod tests {
             kept: None,
         };
         let message = lacking.unread().unwrap();
-        assert!(
-            message.starts_with("what memory that a copy lacks"),
-            "{message}"
-        );
+        assert!(message.starts_with("memory that a copy lacks"), "{message}");
         lacking.kept = Some(Kept::Pointers(Vec::new()));
         assert_eq!(lacking.unread(), None);
         assert_eq!(Lacking::default().unread(), None);

@@ -95,7 +95,7 @@ fn allocators_without_a_known_heap_are_named() {
         let mut command = Command::new(compiled("planted"));
         let mut target = Target::of(command.arg("clean").env("LD_PRELOAD", library));
         let error = refused(&mut target, PATIENT).to_string();
-        let expected = format!("its malloc is {name}'s, whose heap memprof cannot walk");
+        let expected = format!("its malloc is that of {name}, whose heap memprof cannot read");
         assert!(error.ends_with(&expected), "{error}");
     }
 }
@@ -108,7 +108,7 @@ fn another_c_library_is_told() {
         command
     });
     let error = refused(&mut Target::of(&mut Command::new(program)), PATIENT);
-    let words = "its C library's return from signal handlers is of no form that is known here";
+    let words = "memprof does not know the signal return code of its C library";
     assert!(error.to_string().ends_with(words), "{error}");
 }
 
@@ -117,8 +117,7 @@ fn a_heap_whose_layout_does_not_prove_itself_is_said_to() {
     let error = refused(&mut start("quiet", &[]), PATIENT);
     assert_eq!(
         error.to_string(),
-        "has no heap that can be walked: neither arenas of glibc's malloc nor extents of jemalloc's proved \
-         themselves"
+        "has no heap that can be searched: found neither a heap of glibc's malloc nor one of jemalloc 5.3"
     );
     assert!(error.remedy().unwrap().contains("2.27 and newer"));
 }
@@ -130,8 +129,9 @@ fn a_jemalloc_that_does_not_prove_itself_is_named() {
     let mut target = Target::of(command.env("LD_PRELOAD", JEMALLOC));
     let error = refused(&mut target, PATIENT).to_string();
     assert!(
-        error.starts_with("has no heap that can be walked: a jemalloc is in /")
-            && error.ends_with("libjemalloc.so.2, whose extents are not of the form of 5.3"),
+        error.starts_with(
+            "has no heap that can be searched: memprof cannot read the heap of the jemalloc in /"
+        ) && error.ends_with("libjemalloc.so.2"),
         "{error}"
     );
 }

@@ -85,7 +85,7 @@ fn a_thread() {
 #[test]
 fn a_main_thread_that_has_ended() {
     let mut target = Target::new(&["main-thread-ends"]);
-    let words = "its main thread has ended, and with it what /proc tells of the process";
+    let words = "its main thread has ended, so /proc shows nothing of the process";
     refused(&target, words, 4);
     target.is_unharmed();
 }

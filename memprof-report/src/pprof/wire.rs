@@ -25,7 +25,7 @@ impl<'a> Iterator for Fields<'a> {
         if field.is_none() {
             self.0 = &[];
         }
-        Some(field.ok_or_else(|| Error::pprof("it is no protocol buffer, or is cut off")))
+        Some(field.ok_or_else(|| Error::pprof("it is not a protocol buffer, or is cut off")))
     }
 }
 

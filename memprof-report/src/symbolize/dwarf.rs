@@ -93,7 +93,7 @@ fn decompressed<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]
         .saturating_mul(limits.ratio)
         .clamp(Limits::RATIO_FLOOR, limits.bytes);
     if compressed.format != CompressionFormat::None && claimed > most {
-        let problem = format!("a section claims {claimed} bytes, {most} are taken at the most");
+        let problem = format!("a section claims {claimed} bytes, at most {most} are read");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
     }
     compressed.decompress().map_err(io::Error::other)

@@ -66,7 +66,7 @@ fn a_base_of_another_program_is_named() {
         notes
     };
     let expected =
-        "the base is of another program: sqlite3, not redis-check-rdb; what differs is no growth";
+        "the base is of another program: sqlite3, not redis-check-rdb; what differs is not growth";
     assert_eq!(notes("redis", "sqlite"), [expected]);
     assert_eq!(notes("redis", "redis"), [""; 0]);
 }

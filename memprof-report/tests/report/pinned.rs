@@ -22,8 +22,8 @@ fn check(format: Format, expected: &[&str]) {
     for text in expected {
         assert!(out.contains(text), "{format:?}: {out}");
     }
-    let unknown = "1000B are not attributable: in their size classes too few samples tell who holds what; sample more \
-                   finely, before the program allocates it: activate sampler=ours sample_interval=16KiB";
+    let unknown = "1000B are not attributable: their size classes have too few samples to show who holds what; sample \
+                   more finely, before the program allocates it: activate sampler=ours sample_interval=16KiB";
     assert_eq!(notes, [unknown]);
 }
 

@@ -64,7 +64,7 @@ fn parse_duration(text: &str) -> Result<Duration, Failure> {
         Failure::new(ErrorKind::InvalidArgument, message).remedy("for example for=10m, at most 7d")
     };
     match humantime::parse_duration(text) {
-        Ok(Duration::ZERO) => Err(invalid("is no time")),
+        Ok(Duration::ZERO) => Err(invalid("must be above 0s")),
         Ok(duration) if duration > LONGEST => Err(invalid("is too long")),
         Ok(duration) => Ok(duration),
         Err(_) => Err(invalid("is not a duration")),

@@ -105,7 +105,7 @@ fn parse_age(text: &str) -> Result<Duration, Failure> {
     match humantime::parse_duration(text) {
         Ok(age) if !age.is_zero() => Ok(age),
         _ => Err(invalid(format!(
-            "keep.age = {text:?} is no age, which is for example \"12h\" or \"7d\""
+            "keep.age = {text:?} is not an age, which is for example \"12h\" or \"7d\""
         ))),
     }
 }
@@ -189,12 +189,12 @@ mod tests {
         check("unwinder_checks = 0", "nonzero");
         check("[keep]\ncount = 0", "keep.count must be at least 1");
         check("[keep]\ndays = 1", "unknown field `days`");
-        check("[keep]\nage = \"7\"", "keep.age = \"7\" is no age");
-        check("[keep]\nage = \"0s\"", "keep.age = \"0s\" is no age");
+        check("[keep]\nage = \"7\"", "keep.age = \"7\" is not an age");
+        check("[keep]\nage = \"0s\"", "keep.age = \"0s\" is not an age");
         check("[keep]\nage = 7", "expected a string");
         check(
             "[keep]\nbytes = \"much\"",
-            "keep.bytes = \"much\" is no size",
+            "keep.bytes = \"much\" is not a size",
         );
         check("[keep]\nbytes = -1", "keep.bytes = -1 is below 0");
         check("[keep]\nkeep_first = \"x\"", "true, false or a number");

@@ -31,7 +31,7 @@ impl StatsFormat {
                 return Err(invalid("format=\"text\" contradicts J in opts"));
             }
             None | Some("json" | "text") => given,
-            Some(other) => return Err(invalid(&format!("format={other:?} is no format"))),
+            Some(other) => return Err(invalid(&format!("unknown format {other:?}"))),
         };
         Ok(Self {
             options,

@@ -115,7 +115,7 @@ pub(crate) fn abilities_text(status: &Status) -> String {
     let unknown = unknown.map(|path| format!("\n  {path:<18} malloc  (unknown to memprof)"));
     let undrivable = status.undrivable_jemalloc.iter();
     let undrivable =
-        undrivable.map(|path| format!("\n  jemalloc in {path} (memprof cannot drive it)"));
+        undrivable.map(|path| format!("\n  jemalloc in {path} (memprof cannot control it)"));
     let lines = status.allocators.iter().map(line);
     lines.chain(unknown).chain(undrivable).collect()
 }
@@ -253,7 +253,7 @@ fn heap_text(heap: &Heap) -> String {
         }
         (Some(Totals::Committed { committed }), _) => {
             let committed = bytes(*committed);
-            format!("at most {committed}; it does not tell live memory from free")
+            format!("at most {committed}; it does not separate live memory from free")
         }
         (None, Some(error)) => error.clone(),
         (None, None) => "it keeps no count".to_owned(),

@@ -29,7 +29,7 @@ pub(super) fn free(view: &View, arenas: &[Arena], places: &[u64], heap: &mut Hea
     if caches.is_empty() && !heap.spans.is_empty() {
         heap.spans.clear();
         heap.own.clear();
-        let message = "glibc's heap: no thread's cache is of a form that is known here";
+        let message = "glibc's heap: memprof does not know the form of the thread caches";
         heap.unproven = vec![message.to_owned()];
         return;
     }

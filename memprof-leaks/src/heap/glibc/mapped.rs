@@ -79,7 +79,7 @@ pub(super) fn add(view: &View, heap: &mut Heap) {
     let bytes: u64 = found.iter().map(|chunk| chunk.end - chunk.start).sum();
     if found.len() as u64 > counted.count || bytes > counted.bytes {
         heap.unproven.push(format!(
-            "glibc's chunks with a mapping of their own: it counts {}, and {} look like one",
+            "large blocks of glibc's malloc: it counts {} mappings, but {} look like one",
             counted.count,
             found.len()
         ));

@@ -39,7 +39,7 @@ impl Amount {
                 Some(_) if !has_unit(text) => without_unit(text),
                 Some(bytes) => Ok(bytes),
                 None => Err(format!(
-                    "{key} = {self} is no size, for example \"4GiB\"{}; valid: {SIZE_EXAMPLE}",
+                    "{key} = {self} is not a size, for example \"4GiB\"{}; valid: {SIZE_EXAMPLE}",
                     share("80")
                 )),
             },

@@ -142,7 +142,7 @@ fn duration<'de, D: Deserializer<'de>>(
     let fault = match humantime::parse_duration(&text) {
         Ok(duration) if range.contains(&duration) => return Ok(duration),
         Ok(_) => "is out of range",
-        Err(_) => "is no duration",
+        Err(_) => "is not a duration",
     };
     let [low, high] = [range.start(), range.end()].map(|end| humantime::format_duration(*end));
     Err(D::Error::custom(format!(
@@ -255,7 +255,11 @@ mod tests {
         };
         let here = "line 3, column";
         let durations = "from 1s to 30days";
-        check("every = \"soon\"", here, "every = \"soon\" is no duration");
+        check(
+            "every = \"soon\"",
+            here,
+            "every = \"soon\" is not a duration",
+        );
         check("every = \"0s\"", here, durations);
         check(
             "every = \"500ms\"",
@@ -268,7 +272,7 @@ mod tests {
         check(
             interval,
             "line 4, column",
-            "min_interval = \"-1s\" is no duration",
+            "min_interval = \"-1s\" is not a duration",
         );
         for key in ["rss_above", "cgroup_above"] {
             for value in ["\"0%\"", "\"101%\"", "\"0B\""] {
@@ -284,7 +288,7 @@ mod tests {
                 "\"99999999999GiB\"",
             ] {
                 let expected =
-                    format!("{key} = {value} is no size, for example \"4GiB\" or \"80%\"");
+                    format!("{key} = {value} is not a size, for example \"4GiB\" or \"80%\"");
                 check(&format!("{key} = {value}"), here, &expected);
             }
             for (value, number) in [("40", "40"), ("0", "0"), ("\"40\"", "40"), ("-1", "-1")] {
@@ -298,7 +302,7 @@ mod tests {
         check(
             "rss_growth = \"10%\"",
             here,
-            "rss_growth = \"10%\" is no size",
+            "rss_growth = \"10%\" is not a size",
         );
         check(
             "rss_growth = 1000",
