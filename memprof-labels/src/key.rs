@@ -1,8 +1,9 @@
 //! Keys of labels, and the numbers by which records tell them.
-#![expect(unsafe_code, reason = "a symbol of the note")]
+#![expect(unsafe_code, reason = "a symbol of the note, and keys that stay")]
 
 use std::hint::black_box;
-use std::sync::OnceLock;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// How many keys a process has, at the most.
 pub const MOST_KEYS: usize = 64;
@@ -12,29 +13,47 @@ unsafe extern "C" {
     safe static memprof_labels_note: u32;
 }
 
-static KEYS: Keys = Keys([const { OnceLock::new() }; MOST_KEYS]);
+static KEYS: Keys = Keys::new();
 
 /// The number of a key in this process; none where there are [`MOST_KEYS`] others.
 pub(crate) fn number_of(key: &str) -> Option<u8> {
     KEYS.number_of(key)
 }
 
-struct Keys([OnceLock<Box<str>>; MOST_KEYS]);
+/// Each null, or leaked. No lock: a child that is forked while another thread sets one would wait for that thread, which
+/// it does not have.
+struct Keys([AtomicPtr<Box<str>>; MOST_KEYS]);
 
 impl Keys {
+    const fn new() -> Self {
+        Self([const { AtomicPtr::new(ptr::null_mut()) }; MOST_KEYS])
+    }
+
     fn number_of(&self, key: &str) -> Option<u8> {
-        for (number, place) in (0..).zip(&self.0) {
-            let known = place.get_or_init(|| {
-                // Has the linker take the note along with the code that needs it.
-                black_box(&raw const memprof_labels_note);
-                key.into()
-            });
-            if **known == *key {
-                return Some(number);
+        let mut places = (0..).zip(&self.0);
+        places.find_map(|(number, place)| (key_at(place, key) == key).then_some(number))
+    }
+}
+
+/// The key that is there, which is `key` from now on if there was none.
+fn key_at<'a>(place: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
+    let mut there = place.load(Ordering::Acquire);
+    if there.is_null() {
+        // Has the linker take the note along with the code that needs it.
+        black_box(&raw const memprof_labels_note);
+        let made = Box::into_raw(Box::new(key.into()));
+        let (kept, refused) = (Ordering::AcqRel, Ordering::Acquire);
+        match place.compare_exchange(there, made, kept, refused) {
+            Ok(_) => there = made,
+            Err(first) => {
+                // SAFETY: nobody else has seen it.
+                drop(unsafe { Box::from_raw(made) });
+                there = first;
             }
         }
-        None
     }
+    // SAFETY: leaked here, by this thread or another one.
+    unsafe { &*there }
 }
 
 #[cfg(test)]
@@ -43,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_key_keeps_its_number_and_there_is_a_last_one() {
-        let keys = Keys([const { OnceLock::new() }; MOST_KEYS]);
+        let keys = Keys::new();
         let names: Vec<_> = (0..MOST_KEYS)
             .map(|number| format!("key {number}"))
             .collect();
