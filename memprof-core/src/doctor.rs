@@ -180,7 +180,7 @@ mod tests {
             facts.allocators = vec![seen(Kind::Glibc)];
             facts.jemallocs.clear();
             facts.unavailable = Some(WhyNot::NoProfiler {
-                allocator: "glibc 2.36".to_owned(),
+                allocator: Some("glibc 2.36".to_owned()),
             });
         };
         let remedy = "LD_PRELOAD=libjemalloc.so.2 and MALLOC_CONF=prof:true";

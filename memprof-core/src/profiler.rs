@@ -48,7 +48,7 @@ use self::switch::{Activation, Switch};
 use self::watching::Unasked;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
-use crate::allocators::refusal::{WhyNot, use_jemalloc};
+use crate::allocators::refusal::WhyNot;
 use crate::allocators::stats::Readers;
 use crate::clock::rfc3339;
 use crate::dumps::store::{Fetched, Store};
@@ -231,7 +231,7 @@ fn with_each(
 /// Why a process without jemalloc is refused what `only jemalloc` completes.
 fn only_jemalloc(has: &str) -> Error {
     let message = format!("only jemalloc {has}, and this process has none that memprof can find");
-    Error::new(ErrorKind::Unsupported, message).remedy(use_jemalloc())
+    Error::new(ErrorKind::Unsupported, message).remedy(WhyNot::no_profiler(None).remedy())
 }
 
 fn path_text(path: Option<PathBuf>) -> Option<String> {

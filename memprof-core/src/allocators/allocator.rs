@@ -39,7 +39,7 @@ impl Allocator {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.why_not.clone(),
             Self::Tcmalloc(tcmalloc) => tcmalloc.why_not(),
-            Self::Mimalloc(_) | Self::Glibc(_) => Some(WhyNot::no_profiler(self.identity())),
+            Self::Mimalloc(_) | Self::Glibc(_) => Some(WhyNot::no_profiler(Some(self.identity()))),
         }
     }
 
@@ -92,7 +92,9 @@ impl Allocator {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.activate(interval),
             Self::Tcmalloc(tcmalloc) => tcmalloc.activate(interval),
-            Self::Mimalloc(_) | Self::Glibc(_) => Err(WhyNot::no_profiler(self.identity()).into()),
+            Self::Mimalloc(_) | Self::Glibc(_) => {
+                Err(WhyNot::no_profiler(Some(self.identity())).into())
+            }
         }
     }
 
@@ -116,7 +118,9 @@ impl Allocator {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.reset(interval),
             Self::Tcmalloc(tcmalloc) => tcmalloc.reset(),
-            Self::Mimalloc(_) | Self::Glibc(_) => Err(WhyNot::no_profiler(self.identity()).into()),
+            Self::Mimalloc(_) | Self::Glibc(_) => {
+                Err(WhyNot::no_profiler(Some(self.identity())).into())
+            }
         }
     }
 
@@ -138,7 +142,9 @@ impl Allocator {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.dump_into(scratch),
             Self::Tcmalloc(tcmalloc) => tcmalloc.write_profile(kind, scratch),
-            Self::Mimalloc(_) | Self::Glibc(_) => Err(WhyNot::no_profiler(self.identity()).into()),
+            Self::Mimalloc(_) | Self::Glibc(_) => {
+                Err(WhyNot::no_profiler(Some(self.identity())).into())
+            }
         }
     }
 

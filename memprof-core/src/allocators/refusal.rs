@@ -9,9 +9,6 @@ use crate::identity::Identity;
 /// What a jemalloc has to be told before a program starts.
 pub(crate) const CONF: &str = "prof:true,prof_active:false";
 
-const PRELOAD_JEMALLOC: &str = "start it with `memprof run --allocator jemalloc`, or with \
-     LD_PRELOAD=libjemalloc.so.2 and MALLOC_CONF=prof:true,prof_active:false; if jemalloc is linked \
-     in, do not strip the program, or export mallctl";
 const NO_PRELOAD: &str = "this process runs in secure-execution mode (AT_SECURE), in which the loader \
      ignores LD_PRELOAD: start it without changing uid (setpriv --reuid=USER --regid=GROUP \
      --init-groups), or use /etc/ld.so.preload and /etc/malloc.conf";
@@ -19,10 +16,10 @@ const NO_PRELOAD: &str = "this process runs in secure-execution mode (AT_SECURE)
 /// Why profiling cannot be on. An allocator is named as it prints: `jemalloc 5.3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WhyNot {
-    /// Allocators of its kind have no profiler.
-    NoProfiler { allocator: String },
+    /// Allocators of its kind have no profiler; none: no allocator was found.
+    NoProfiler { allocator: Option<String> },
     /// The same, and the loader ignores the environment, which could bring another one.
-    NoPreload { allocator: String },
+    NoPreload { allocator: Option<String> },
     /// It lacks a part that profiles.
     Incomplete(Box<Error>),
     /// It was built without profiling.
@@ -47,14 +44,12 @@ pub(crate) enum WhyNot {
     Undrivable(PathBuf),
     /// This file's `malloc` serves the process.
     UnknownMalloc(PathBuf),
-    /// No allocator was found.
-    NoAllocator,
 }
 
 impl WhyNot {
-    /// Of an allocator whose kind has none.
-    pub(crate) fn no_profiler(allocator: &Identity) -> Self {
-        let allocator = allocator.to_string();
+    /// Of an allocator whose kind has none, or of a process without an allocator.
+    pub(crate) fn no_profiler(allocator: Option<&Identity>) -> Self {
+        let allocator = allocator.map(Identity::to_string);
         match is_secure_execution() {
             true => Self::NoPreload { allocator },
             false => Self::NoProfiler { allocator },
@@ -94,7 +89,7 @@ impl WhyNot {
     /// The word for scripts that `doctor` has for it.
     pub(crate) fn word(&self) -> &'static str {
         match self {
-            Self::NoProfiler { .. } | Self::NoAllocator => "no_jemalloc",
+            Self::NoProfiler { .. } => "no_jemalloc",
             Self::NoPreload { .. } | Self::Ignored { .. } => "secure_execution",
             Self::Incomplete(_) => "no_profiler",
             Self::NotCompiledIn { .. } => "not_compiled_in",
@@ -109,9 +104,10 @@ impl WhyNot {
     pub(crate) fn message(&self) -> String {
         let off = "was started with opt.prof=false";
         match self {
-            Self::NoProfiler { allocator } | Self::NoPreload { allocator } => {
-                format!("{allocator} has no profiler")
-            }
+            Self::NoProfiler { allocator } | Self::NoPreload { allocator } => match allocator {
+                Some(allocator) => format!("{allocator} has no profiler"),
+                None => "this process has no allocator that memprof can find".to_owned(),
+            },
             Self::Incomplete(error) => error.to_string(),
             Self::NotCompiledIn { allocator } => {
                 format!("{allocator} was built without profiling")
@@ -139,16 +135,18 @@ impl WhyNot {
                  profile",
                 path.display()
             ),
-            Self::NoAllocator => "this process has no allocator that memprof can find".to_owned(),
         }
     }
 
     /// The sentence that activate, status and doctor give as the remedy.
     pub(crate) fn remedy(&self) -> String {
         match self {
-            Self::NoProfiler { .. } => PRELOAD_JEMALLOC.to_owned(),
+            Self::NoProfiler { .. } => format!(
+                "start it with `memprof run --allocator jemalloc`, or with LD_PRELOAD=libjemalloc.so.2 \
+                 and MALLOC_CONF={CONF}; if jemalloc is linked in, do not strip the program, or \
+                 export mallctl"
+            ),
             Self::NoPreload { .. } => NO_PRELOAD.to_owned(),
-            Self::NoAllocator => use_jemalloc().to_owned(),
             Self::Incomplete(error) => error.remedy.clone(),
             Self::NotCompiledIn { .. } => "rebuild it with --enable-prof (Rust: feature \
                  \"profiling\" of tikv-jemallocator), or use Debian's libjemalloc2"
@@ -185,8 +183,7 @@ impl From<WhyNot> for Error {
             | WhyNot::Incomplete(_)
             | WhyNot::NotCompiledIn { .. }
             | WhyNot::Undrivable(_)
-            | WhyNot::UnknownMalloc(_)
-            | WhyNot::NoAllocator => ErrorKind::Unsupported,
+            | WhyNot::UnknownMalloc(_) => ErrorKind::Unsupported,
         };
         match why {
             WhyNot::Incomplete(error) => *error,
@@ -232,14 +229,6 @@ pub(crate) fn samples_moved(jemalloc: &Identity) -> Error {
         .remedy("sample with memprof: `activate sampler=ours sample_interval=64KiB`, and let the program work")
 }
 
-/// What helps a process that has no allocator with a profiler.
-pub(crate) fn use_jemalloc() -> &'static str {
-    match is_secure_execution() {
-        true => NO_PRELOAD,
-        false => PRELOAD_JEMALLOC,
-    }
-}
-
 /// The variables that some jemalloc reads, with their values.
 pub(crate) fn malloc_variables() -> Vec<(String, String)> {
     let text = |os: OsString| os.to_string_lossy().into_owned();
@@ -269,10 +258,11 @@ pub(crate) mod tests {
             Error::new(ErrorKind::Unsupported, "it is minimal").remedy("use libtcmalloc");
         vec![
             WhyNot::NoProfiler {
-                allocator: allocator(),
+                allocator: Some(allocator()),
             },
+            WhyNot::NoProfiler { allocator: None },
             WhyNot::NoPreload {
-                allocator: allocator(),
+                allocator: Some(allocator()),
             },
             WhyNot::Incomplete(Box::new(incomplete)),
             WhyNot::NotCompiledIn {
@@ -293,7 +283,6 @@ pub(crate) mod tests {
             },
             WhyNot::Undrivable("/bin/db".into()),
             WhyNot::UnknownMalloc("/lib/libasan.so".into()),
-            WhyNot::NoAllocator,
         ]
     }
 

@@ -134,7 +134,7 @@ impl Allocators {
             true => Err(match (self.undrivable(), self.unknown_malloc()) {
                 (Some(program), _) => WhyNot::Undrivable(program),
                 (None, Some(path)) => WhyNot::UnknownMalloc(path),
-                (None, None) => WhyNot::NoAllocator,
+                (None, None) => WhyNot::no_profiler(None),
             }),
         }
     }

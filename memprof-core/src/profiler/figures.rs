@@ -48,7 +48,7 @@ impl Profiler {
                     format!("opts are jemalloc's; {} has none", first.identity()),
                 )
                 .remedy("leave opts and format=json out"),
-                None => WhyNot::NoAllocator.into(),
+                None => WhyNot::no_profiler(None).into(),
             });
         }
         let stats = printing.into_iter().map(|each| stats(each, options));
