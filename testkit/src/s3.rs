@@ -248,11 +248,14 @@ fn get(request: &Request, shared: &Shared) -> Reply {
     let Some((from, to)): Option<(usize, usize)> = numbers else {
         return Reply::new("200 OK", bytes.clone());
     };
-    let end = bytes.len().min(to + 1);
-    let part = bytes[from.min(end)..end].to_vec();
-    let mut reply = Reply::new("206 Partial Content", part);
     let all = bytes.len();
-    reply.headers += &format!("Content-Range: bytes {from}-{}/{all}\r\n", end - 1);
+    let last = to.min(all.saturating_sub(1));
+    let Some(part) = bytes.get(from..=last).filter(|part| !part.is_empty()) else {
+        let body = "<Error><Code>InvalidRange</Code><Message>none</Message></Error>";
+        return Reply::new("416 Requested Range Not Satisfiable", body.into());
+    };
+    let mut reply = Reply::new("206 Partial Content", part.to_vec());
+    reply.headers += &format!("Content-Range: bytes {from}-{last}/{all}\r\n");
     reply
 }
 
@@ -295,5 +298,35 @@ impl Reply {
             headers,
             body,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_what_there_is_of_it() {
+        let check = |object: &str, range: &str, status: &str, told: &str, body: &str| {
+            let mut shared = Shared::default();
+            shared.objects.insert("a".to_owned(), object.into());
+            let request = Request {
+                method: "GET".to_owned(),
+                name: "a".to_owned(),
+                query: String::new(),
+                headers: vec![("range".to_owned(), format!("bytes={range}"))],
+                body: Vec::new(),
+            };
+            let reply = get(&request, &shared);
+            assert_eq!(reply.status, status, "{range} of {object:?}");
+            assert!(reply.headers.contains(told), "{}", reply.headers);
+            assert!(String::from_utf8_lossy(&reply.body).contains(body));
+        };
+        let partial = "206 Partial Content";
+        check("hello", "1-3", partial, "Content-Range: bytes 1-3/5", "ell");
+        check("hello", "3-9", partial, "Content-Range: bytes 3-4/5", "lo");
+        let none = "416 Requested Range Not Satisfiable";
+        check("hello", "5-9", none, "", "InvalidRange");
+        check("", "0-9", none, "", "InvalidRange");
     }
 }
