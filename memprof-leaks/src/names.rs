@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
+pub(crate) use self::python::DICT;
 use self::python::Python;
 use self::symbols::Symbols;
 pub(crate) use self::symbols::Variable;
@@ -68,6 +69,16 @@ impl<'a> Names<'a> {
         let (offset, _) = self.python_type(object)?;
         let head = object.range.start + offset.checked_sub(python::COLLECTOR_HEAD)?;
         Some(head..head + python::COLLECTOR_HEAD)
+    }
+
+    /// The type of an object of Python's, and the address of the dict of its attributes, where it has one.
+    pub(crate) fn attributes(&mut self, object: &Object) -> Option<(Rc<str>, u64)> {
+        self.python.as_mut()?.attributes(&mut self.memory, object)
+    }
+
+    /// The address of the table that a dict of Python's shares with no other.
+    pub(crate) fn table(&mut self, dict: &Object) -> Option<u64> {
+        self.python.as_mut()?.table(&mut self.memory, dict)
     }
 
     /// The variable in which an address lies.

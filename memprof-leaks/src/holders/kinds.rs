@@ -1,9 +1,12 @@
 //! What each object is.
+//!
+//! The dict in which an object of Python's has its attributes is of a kind of its own with those of its type: as one
+//! among all dicts it would be told with the dict that holds the object.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::names::Names;
+use crate::names::{DICT, Names};
 use crate::objects::Numbers;
 
 /// Objects that are larger are of one kind with those of more than half the size.
@@ -46,10 +49,44 @@ impl Kinds {
             let place = links.map_or(0, |links| (links.start - object.range.start) / 16 + 1);
             number | (place as u32) << PLACE
         });
-        Self {
-            of: of.collect(),
-            all,
+        let of = of.collect();
+        let mut kinds = Self { of, all };
+        if let Some(dict) = numbers_of.get(&Kind::Class(DICT.into())) {
+            kinds.tell_attributes(*dict, numbers, names);
         }
+        kinds
+    }
+
+    /// Gives dicts of attributes, and their tables, kinds of their own. Reads objects in order, which is quick.
+    fn tell_attributes(&mut self, dict: u32, numbers: &Numbers<'_>, names: &mut Names<'_>) {
+        let first = self.all.len() as u32;
+        let mut kinds_of: HashMap<Rc<str>, u32> = HashMap::new();
+        for object in numbers.all() {
+            if let Some((of, address)) = names.attributes(&object)
+                && let Some(number) = numbers.number(address)
+                && self.kind(number) == dict
+            {
+                let kind = *kinds_of.entry(of).or_insert_with_key(|of| {
+                    self.all.push(Kind::Class(format!("{of}.__dict__").into()));
+                    self.all.len() as u32 - 1
+                });
+                self.set_kind(number, kind);
+            }
+        }
+        for (number, object) in (0..).zip(numbers.all()) {
+            let kind = self.kind(number);
+            if kind >= first
+                && let Some(table) = names.table(&object).and_then(|at| numbers.number(at))
+                && matches!(self.all[self.kind(table) as usize], Kind::Size(_))
+            {
+                self.set_kind(table, kind);
+            }
+        }
+    }
+
+    fn set_kind(&mut self, number: u32, kind: u32) {
+        let of = &mut self.of[number as usize];
+        *of = *of >> PLACE << PLACE | kind;
     }
 
     /// The number of an object's kind.

@@ -1,5 +1,6 @@
 //! Types of Python 3, by the type to which each object points (Include/object.h): `ob_type` leads to a type, whose
-//! own type leads to `type`, which is its own.
+//! own type leads to `type`, which is its own. The dict of an object's attributes (`__dict__`) is where its type says;
+//! since 3.11 most objects have none until somebody asks for it.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -10,9 +11,19 @@ use crate::view::{View, Window};
 /// What the collector of cycles has before an object (`PyGC_Head`), and 3.11 and newer before that.
 pub(super) const COLLECTOR_HEAD: u64 = 16;
 const BEFORE: [u64; 3] = [0, COLLECTOR_HEAD, COLLECTOR_HEAD + 16];
-/// In an object: the count of references, its type. In a type: its name.
+/// In an object: the count of references, its type. In a type: its name, its flags, and where its objects have the
+/// pointer to the dict of their attributes (`tp_dictoffset`).
 const TYPE: u64 = 8;
 const NAME: u64 = 24;
+const FLAGS: u64 = 168;
+const DICT_OFFSET: u64 = 288;
+/// `Py_TPFLAGS_MANAGED_DICT`, since 3.11: that pointer is before the object.
+const HAS_MANAGED_DICT: u64 = 1 << 4;
+const MANAGED_DICT: i64 = -24;
+pub(crate) const DICT: &str = "dict";
+/// In a dict: its table of keys; that of values where the keys are those of other dicts too, else null.
+const KEYS: u64 = 32;
+const VALUES: u64 = 40;
 const LEAST: u64 = 16;
 const NAME_LIMIT: usize = 256;
 const KNOWN_LIMIT: usize = 1 << 18;
@@ -20,7 +31,14 @@ const KNOWN_LIMIT: usize = 1 << 18;
 #[derive(Debug)]
 pub(super) struct Python<'a> {
     view: &'a View,
-    types: HashMap<u64, Option<Rc<str>>>,
+    types: HashMap<u64, Option<Type>>,
+}
+
+#[derive(Clone, Debug)]
+struct Type {
+    name: Rc<str>,
+    /// Where its objects have the pointer to the dict of their attributes, from where they begin.
+    dict: Option<i64>,
 }
 
 impl<'a> Python<'a> {
@@ -43,6 +61,36 @@ impl<'a> Python<'a> {
         memory: &mut Window<'_>,
         object: &Object,
     ) -> Option<(u64, Rc<str>)> {
+        let (before, of_type) = self.find_type(memory, object)?;
+        Some((before, of_type.name))
+    }
+
+    /// The type of an object, and the address of the dict of its attributes, where it has one.
+    pub(super) fn attributes(
+        &mut self,
+        memory: &mut Window<'_>,
+        object: &Object,
+    ) -> Option<(Rc<str>, u64)> {
+        let (before, of_type) = self.find_type(memory, object)?;
+        let place = (object.range.start + before).checked_add_signed(of_type.dict?)?;
+        let is_inside = object.range.contains(&place);
+        Some((of_type.name, is_inside.then(|| memory.word(place))??))
+    }
+
+    /// The address of the table that a dict shares with no other.
+    pub(super) fn table(&mut self, memory: &mut Window<'_>, dict: &Object) -> Option<u64> {
+        let (before, of_type) = self.find_type(memory, dict)?;
+        let start = dict.range.start + before;
+        if &*of_type.name != DICT || start + VALUES >= dict.range.end {
+            return None;
+        }
+        match memory.word(start + VALUES)? {
+            0 => memory.word(start + KEYS),
+            values => Some(values),
+        }
+    }
+
+    fn find_type(&mut self, memory: &mut Window<'_>, object: &Object) -> Option<(u64, Type)> {
         BEFORE.into_iter().find_map(|before| {
             let start = object.range.start + before;
             if start + LEAST > object.range.end || !is_count(memory.word(start)?) {
@@ -53,7 +101,7 @@ impl<'a> Python<'a> {
         })
     }
 
-    fn type_at(&mut self, address: u64) -> Option<Rc<str>> {
+    fn type_at(&mut self, address: u64) -> Option<Type> {
         if !address.is_multiple_of(8) || address < 4096 {
             return None;
         }
@@ -63,15 +111,19 @@ impl<'a> Python<'a> {
         let view = self.view;
         // What looks like an address may be any number.
         let type_of = |object: u64| view.word(object.checked_add(TYPE)?);
-        let name = || {
+        let of_type = || {
             let above = type_of(address)?;
             let topmost = type_of(above)?;
             let is_its_own = type_of(topmost)? == topmost;
             let is_type = is_its_own && name_at(view, topmost)? == "type";
-            is_type.then(|| name_at(view, address)).flatten()
+            let name = is_type.then(|| name_at(view, address)).flatten()?;
+            Some(Type {
+                name: name.into(),
+                dict: dict_offset(view, address),
+            })
         };
         let known = self.types.entry(address);
-        known.or_insert_with(|| name().map(Rc::from)).clone()
+        known.or_insert_with(of_type).clone()
     }
 }
 
@@ -84,4 +136,13 @@ fn name_at(view: &View, of_type: u64) -> Option<String> {
     let name = view.text(view.word(of_type + NAME)?, NAME_LIMIT)?;
     let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     (!name.is_empty() && is_name(&name)).then_some(name)
+}
+
+/// None where the objects have no such dict, or where its place depends on their length.
+fn dict_offset(view: &View, of_type: u64) -> Option<i64> {
+    if view.word(of_type + FLAGS)? & HAS_MANAGED_DICT != 0 {
+        return Some(MANAGED_DICT);
+    }
+    let offset = view.word(of_type + DICT_OFFSET)? as i64;
+    (offset > 0).then_some(offset)
 }

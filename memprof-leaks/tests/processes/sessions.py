@@ -1,14 +1,18 @@
-"""sessions.py COUNT: a dict of so many sessions, each with orders. Prints "ready" and echoes what it reads."""
+"""sessions.py COUNT BASE: a dict of so many sessions, each with orders. Prints "ready" and echoes what it reads."""
 import array
+import builtins
 import sys
 
 
-class Order:
+Base = getattr(builtins, sys.argv[2])
+
+
+class Order(Base):
     def __init__(self):
         self.text = "x" * 200 + str(id(self))
 
 
-class Session:
+class Session(Base):
     def __init__(self):
         self.orders = [Order() for _ in range(3)]
 
