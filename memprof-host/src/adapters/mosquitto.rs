@@ -8,10 +8,10 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::slice;
-use std::sync::OnceLock;
 use std::thread::{self, ThreadId};
 
 use log::{Level, LevelFilter};
+use memprof_own::Kept;
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 
@@ -79,7 +79,7 @@ struct Broker {
     thread: ThreadId,
 }
 
-static BROKER: OnceLock<Broker> = OnceLock::new();
+static BROKER: Kept<Broker> = Kept::new();
 
 static LOG: Lines = Lines {
     level: LevelFilter::Info,
@@ -134,7 +134,7 @@ pub unsafe fn init(
             return SUCCESS;
         };
         let thread = thread::current().id();
-        let broker = BROKER.get_or_init(|| Broker { api, thread });
+        let broker = BROKER.keep(Broker { api, thread });
         // SAFETY: promised by the caller.
         let settings = unsafe { settings(options, count) };
         let instance = settle(entry, &ADAPTER, settings);

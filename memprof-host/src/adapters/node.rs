@@ -7,8 +7,8 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::OnceLock;
 
+use memprof_own::Kept;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::symbol::Caller;
@@ -18,7 +18,7 @@ mod api;
 
 use api::{Env, Node, OK, Value};
 
-static NODE: OnceLock<Node> = OnceLock::new();
+static NODE: Kept<Node> = Kept::new();
 
 /// The functions of the module: name, whether the reply is parsed, whether JavaScript goes on meanwhile.
 static FUNCTIONS: [(&CStr, bool, bool); 4] = [
@@ -51,7 +51,7 @@ pub unsafe fn register(
     contain(exports, || {
         let host = caller.functions();
         let node = match Node::of(&host) {
-            Ok(node) => NODE.get_or_init(|| node),
+            Ok(node) => NODE.keep(node),
             Err(missing) => {
                 api::refuse(&host, env, missing);
                 return exports;

@@ -12,9 +12,9 @@ mod server;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use memprof_own::Kept;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::symbol::find;
@@ -50,8 +50,8 @@ const BY_FILE: c_int = 2;
 /// fmgr.h, `Pg_magic_func`: for which server the library was made.
 #[doc(hidden)]
 pub fn magic() -> *const c_void {
-    static MAGIC: OnceLock<Magic> = OnceLock::new();
-    let magic = MAGIC.get_or_init(|| magic::magic(version().unwrap_or_default()));
+    static MAGIC: Kept<Magic> = Kept::new();
+    let magic = MAGIC.keep(magic::magic(version().unwrap_or_default()));
     ptr::from_ref(magic).cast()
 }
 

@@ -8,9 +8,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::slice;
-use std::sync::OnceLock;
 
 use log::{Level, LevelFilter};
+use memprof_own::Kept;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
@@ -135,7 +135,7 @@ impl Api {
     }
 }
 
-static API: OnceLock<Api> = OnceLock::new();
+static API: Kept<Api> = Kept::new();
 
 static LOG: Lines = Lines {
     level: LevelFilter::Info,
@@ -162,7 +162,7 @@ pub unsafe fn load(
             return ERR;
         };
         let again = API.get().is_some();
-        let api = API.get_or_init(|| api);
+        let api = API.keep(api);
         // SAFETY: promised by the caller.
         let words = unsafe { api.words(argv, argc) };
         let instance = settle(entry, &ADAPTER, settings(&words));

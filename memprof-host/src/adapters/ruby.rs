@@ -7,8 +7,8 @@
 #![expect(unsafe_code, reason = "the API of Ruby")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
-use std::sync::OnceLock;
 
+use memprof_own::Kept;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::symbol::{Caller, Missing};
@@ -52,7 +52,7 @@ unsafe impl Send for Ruby {}
 // SAFETY: as above.
 unsafe impl Sync for Ruby {}
 
-static RUBY: OnceLock<Ruby> = OnceLock::new();
+static RUBY: Kept<Ruby> = Kept::new();
 
 /// A message and its answer.
 struct Ask {
@@ -110,10 +110,10 @@ impl Ruby {
 /// Ruby calls `Init_*`.
 #[doc(hidden)]
 pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr, caller: Caller) {
-    static NAME: OnceLock<CString> = OnceLock::new();
-    let name = NAME.get_or_init(|| camel_case(name));
+    static NAME: Kept<CString> = Kept::new();
+    let name = NAME.keep(camel_case(name));
     let ruby = match contain(Err(Missing(c"working plugin")), || Ruby::of(caller)) {
-        Ok(ruby) => RUBY.get_or_init(|| ruby),
+        Ok(ruby) => RUBY.keep(ruby),
         Err(missing) => return refuse(caller, missing),
     };
     arrival::enter(entry);
