@@ -7,17 +7,16 @@
 //!   rule. Children made by `vfork`, `_Fork` or a bare `clone` are not noticed until they execute a program.
 //! - A daemon that closes all descriptors loses the socket and opens it again at the next
 //!   connection; it never takes a descriptor of the daemon's for its own.
-#![expect(unsafe_code, reason = "handlers of fork, and what is kept for good")]
+#![expect(unsafe_code, reason = "handlers of fork(2) and exit(3)")]
 
 use std::io::{self, IoSlice};
 use std::os::unix::net::UnixStream;
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter};
-use memprof_own::{Plan, Privileges, Reading};
+use memprof_own::{Kept, Plan, Privileges, Reading};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -66,7 +65,7 @@ static HAS_ARRIVED: AtomicBool = AtomicBool::new(false);
 /// program may change it at any time on another thread.
 struct Start {
     entry: &'static memprof_plugin_entry_t,
-    adapter: Adapter,
+    log: Lines,
     settings: Result<Settings, Failure>,
     stderr: StandardError,
 }
@@ -81,17 +80,10 @@ enum StandardError {
     Redirected,
 }
 
-/// Null, or leaked. No lock: a child that is forked while another thread begins would wait for that thread, which
-/// it does not have.
-static START: AtomicPtr<Start> = AtomicPtr::new(ptr::null_mut());
+static START: Kept<Start> = Kept::new();
 
 /// The process that has made its thread, or tried to.
 static ARRIVING: AtomicU32 = AtomicU32::new(0);
-
-fn started() -> Option<&'static Start> {
-    // SAFETY: null, or leaked by `start`.
-    unsafe { START.load(Ordering::Acquire).as_ref() }
-}
 
 /// Begins to wait for the moment to open the socket, once in a process.
 pub(super) fn begin(entry: &'static memprof_plugin_entry_t) {
@@ -144,7 +136,7 @@ pub(super) fn enter(entry: &'static memprof_plugin_entry_t) {
 }
 
 fn instance(start: &'static Start) -> &'static AdapterInstance {
-    instance::obtain(start.entry, &start.adapter, || start.settings.clone()).0
+    instance::obtain(start.entry, &start.adapter(), || start.settings.clone()).0
 }
 
 /// The reply to a message as text, after [`enter`].
@@ -172,13 +164,13 @@ pub(super) fn send_to_all(message: &[u8], gave_up: impl Fn() -> bool) -> Result<
 /// Whether the config lets everybody send a message, also where nobody tells them apart.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn allows(message: &str) -> bool {
-    let settings = started().and_then(|start| start.settings.as_ref().ok());
+    let settings = START.get().and_then(|start| start.settings.as_ref().ok());
     settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
 }
 
 fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Result<String, String> {
     let panicked = Err("the plugin panicked".to_owned());
-    contain(panicked, || match started() {
+    contain(panicked, || match START.get() {
         Some(start) => ask(instance(start)),
         None => Err("the plugin is not loaded".to_owned()),
     })
@@ -186,8 +178,8 @@ fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Resul
 
 /// Logs why an entry point did nothing.
 pub(super) fn refuse(missing: Missing) {
-    if let Some(start) = started() {
-        start.adapter.log.line(Level::Error, &missing.to_string());
+    if let Some(start) = START.get() {
+        start.log.line(Level::Error, &missing.to_string());
     }
 }
 
@@ -197,47 +189,33 @@ fn start(
     stderr: StandardError,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) -> &'static Start {
-    let start = started().unwrap_or_else(|| {
+    let start = START.get().unwrap_or_else(|| {
         let level = environment::level();
-        let log = Box::leak(Box::new(Lines {
+        let log = Lines {
             level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
             sink: write,
-        }));
-        let adapter = Adapter {
-            log,
-            control: Control::On,
         };
         let settings = level.and_then(|_| settings());
-        keep(Start {
+        START.keep(Start {
             entry,
-            adapter,
+            log,
             settings,
             stderr,
         })
     });
+    watch_forks();
     spawn_once(arrival);
     start
 }
 
-/// What is kept, of all threads that begin at once, is the first one's.
-fn keep(start: Start) -> &'static Start {
-    let start = Box::into_raw(Box::new(start));
-    let (kept, refused) = (Ordering::AcqRel, Ordering::Acquire);
-    match START.compare_exchange(ptr::null_mut(), start, kept, refused) {
-        Ok(_) => {
-            memprof_plugin_abi::stay_loaded();
-            Reading::watch_forks();
-            // SAFETY: pthread_atfork(3): this library is never unloaded.
-            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-            // SAFETY: leaked.
-            unsafe { &*start }
-        }
-        Err(first) => {
-            // SAFETY: nobody else has seen it.
-            drop(unsafe { Box::from_raw(start) });
-            // SAFETY: leaked by the first one.
-            unsafe { &*first }
-        }
+/// Has forked children begin too. Does not wait for a thread that is at it: this one may hold a lock of the loader's.
+fn watch_forks() {
+    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+    if !IS_WATCHED.swap(true, Ordering::AcqRel) {
+        memprof_plugin_abi::stay_loaded();
+        Reading::watch_forks();
+        // SAFETY: pthread_atfork(3): this library is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     }
 }
 
@@ -256,14 +234,14 @@ fn spawn_once(arrival: &'static Plan) {
 fn spawn(arrival: &'static Plan) {
     if let Err(error) = memprof_own::spawn_plan(arrival) {
         // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
-        let logs = |start: &&Start| start.adapter.log.level >= LevelFilter::Error;
-        if let Some(start) = started().filter(logs) {
+        let logs = |start: &&Start| start.log.level >= LevelFilter::Error;
+        if let Some(start) = START.get().filter(logs) {
             let text = match error.raw_os_error() {
                 Some(libc::ENOMEM) => "memprof cannot reach this program: no thread (ENOMEM)",
                 Some(libc::EAGAIN) => "memprof cannot reach this program: no thread (EAGAIN)",
                 _ => "memprof cannot reach this program: no thread",
             };
-            (start.adapter.log.sink)(Level::Error, text);
+            (start.log.sink)(Level::Error, text);
         }
     }
 }
@@ -273,7 +251,7 @@ fn arrive(privileges: &mut Privileges) {
     if let Some(instance) = instance::instance() {
         instance.enter_thread();
     }
-    let Some(start) = started() else {
+    let Some(start) = START.get() else {
         return;
     };
     if is_served(start) {
@@ -287,7 +265,7 @@ fn arrive(privileges: &mut Privileges) {
         return;
     }
     // What is wrong was logged; the program goes on without.
-    let _logged = instance.open_control(&start.adapter, start.control());
+    let _logged = instance.open_control(&start.adapter(), start.control());
 }
 
 /// Whether this process has a control socket already.
@@ -295,7 +273,7 @@ fn is_served(start: &Start) -> bool {
     let is_host = is_host();
     if is_host {
         let line = "this program is a memprof host itself";
-        start.adapter.log.line(Level::Info, line);
+        start.log.line(Level::Info, line);
     }
     is_host
 }
@@ -310,6 +288,13 @@ fn is_host() -> bool {
 }
 
 impl Start {
+    fn adapter(&'static self) -> Adapter {
+        Adapter {
+            log: &self.log,
+            control: Control::On,
+        }
+    }
+
     fn control(&self) -> Option<&Control> {
         self.settings.as_ref().ok()?.control.as_ref()
     }
@@ -343,7 +328,7 @@ fn print(level: &str, text: &str) {
         #[cfg(feature = "adapter-postgres")]
         StandardError::Redirected => true,
     };
-    if started().is_some_and(|start| is_log(start.stderr)) {
+    if START.get().is_some_and(|start| is_log(start.stderr)) {
         let parts = ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
         // Nobody is left to be told that standard error is broken.
         let _: Result<usize, Errno> = writev(io::stderr(), &parts);
