@@ -192,23 +192,12 @@ impl<'n> Tables<'n> {
 
 #[cfg(test)]
 mod tests {
-    use memprof_report::{Input, Options};
-
     use super::*;
+    use crate::take::tests::two_stacks;
 
     #[test]
     fn the_message_has_the_profile_s_totals_and_zero_entries() {
-        let text = "heap profile: 4: 400 [4: 400] @ heapprofile\n\
-                    3: 300 [3: 300] @ 0x1001 0x2001\n1: 100 [1: 100] @ 0x2001\n\
-                    \nMAPPED_LIBRARIES:\n1000-2000 r-xp 0 00:00 1 /bin/cart\n\
-                    2000-3000 r-xp 0 00:00 2 /lib/libshop.so\n";
-        let mut bytes = text.as_bytes();
-        let input = Input {
-            name: "t",
-            bytes: &mut bytes,
-        };
-        let options = Options::default();
-        let named = memprof_report::read(input, None, &options, &|_, _| ()).unwrap();
+        let named = two_stacks();
         let bytes = encode(&named, "cart", Instant(1000), Instant(3000));
         let message = ProfilesData::decode(&*bytes).unwrap();
         let dictionary = message.dictionary.unwrap();

@@ -246,11 +246,11 @@ fn frames(named: &Named, stack: memprof_report::StackId) -> Vec<Frame> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    #[test]
-    fn a_profile_becomes_rows() {
+    /// 400 bytes in use: 300 of `cart`, called by `libshop.so`, and 100 of that.
+    pub(crate) fn two_stacks() -> Named {
         let text = "heap profile: 4: 400 [4: 400] @ heapprofile\n\
                     3: 300 [3: 300] @ 0x1001 0x2001\n1: 100 [1: 100] @ 0x2001\n\
                     \nMAPPED_LIBRARIES:\n1000-2000 r-xp 0 00:00 1 /bin/cart\n\
@@ -261,7 +261,12 @@ mod tests {
             bytes: &mut bytes,
         };
         let options = Options::default();
-        let named = memprof_report::read(input, None, &options, &|_, _| ()).unwrap();
+        memprof_report::read(input, None, &options, &|_, _| ()).unwrap()
+    }
+
+    #[test]
+    fn a_profile_becomes_rows() {
+        let named = two_stacks();
         let mut sums = Sums::default();
         sums.add(&named);
         let (samples, stacks) = sums.into_parts();

@@ -47,7 +47,7 @@ pub use file_format::{FileFormat, Made};
 pub use hosts::Hosts;
 pub use in_process::InProcess;
 pub use listener::{Listener, serve};
-pub use page::shared_files;
+pub use page::{shared_files, whole_page};
 pub use place::{Place, PlaceError};
 pub use problem::Problem;
 pub use remote::{Remote, Wanted};

@@ -43,8 +43,18 @@ fn serve<S: Clone + Send + Sync + 'static>(
 }
 
 /// The page, whose address ends in a slash.
-pub(crate) async fn index() -> Html<&'static str> {
-    Html(INDEX)
+pub(crate) async fn index() -> Html<String> {
+    Html(whole_page("memprof", "page.js", INDEX))
+}
+
+/// Any page of memprof's, whose `script` and `body` find beside it what [`shared_files`] has.
+pub fn whole_page(title: &str, script: &str, body: &str) -> String {
+    format!(
+        include_str!("page/whole.html"),
+        title = title,
+        script = script,
+        body = body
+    )
 }
 
 /// An address without the slash would break the page's relative links.

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Html;
 use axum::routing::get;
-use memprof_http::shared_files;
+use memprof_http::{shared_files, whole_page};
 
 use super::Served;
 
@@ -20,7 +20,8 @@ const FILES: [(&str, &str); 4] = [
 ];
 
 pub(super) fn routes() -> Router<Arc<Served>> {
-    let router = shared_files().route("/", get(async || Html(INDEX)));
+    let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX));
+    let router = shared_files().route("/", get(index));
     FILES.into_iter().fold(router, |router, (path, text)| {
         let script = [(CONTENT_TYPE, "text/javascript; charset=utf-8")];
         router.route(path, get(async move || (script, text)))
