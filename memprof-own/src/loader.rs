@@ -12,6 +12,8 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::slice;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use rustix::thread::futex::{self, Flags};
 
@@ -19,6 +21,9 @@ use rustix::thread::futex::{self, Flags};
 const WORDS: usize = 5;
 /// The kind `PTHREAD_MUTEX_RECURSIVE`.
 const RECURSIVE: usize = 1;
+/// Looks at what another thread holds: 100 ms in all, far longer than reading or changing the list, or a fork, takes.
+pub(crate) const LOOKS: u32 = 2000;
+pub(crate) const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
 /// Deeper than the loader calls itself.
 const DEEPEST: usize = 64;
 /// dlfcn.h.
@@ -76,20 +81,41 @@ unsafe extern "C" fn compare(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_voi
 /// Gives it back where nobody of this process has it. `is_alone`: no other thread of the process is about to take
 /// it just now.
 pub(crate) fn free_lost(is_alone: bool) {
-    let Some(lock) = lock().filter(|lock| lock.lock.load(Ordering::Acquire) != 0) else {
+    let wait = || thread::sleep(BETWEEN_LOOKS);
+    let Some(lock) = lock().filter(|lock| is_lost(lock, is_alone, wait, is_thread_here)) else {
         return;
     };
-    let is_lost = match lock.owner.load(Ordering::Acquire) {
-        0 => is_alone,
-        owner => !is_thread_here(owner),
+    for word in [&lock.depth, &lock.owner, &lock.users] {
+        word.store(0, Ordering::Relaxed);
+    }
+    lock.lock.store(0, Ordering::Release);
+    // It fails for addresses only that are none.
+    let _ = futex::wake(&lock.lock, Flags::PRIVATE, u32::MAX >> 1);
+}
+
+/// A lock that is lost stays as it is, and threads give theirs back soon: so the kernel is asked about the owner only
+/// of one that stays for long. A seccomp filter may end the process for the question.
+fn is_lost(
+    lock: &Mutex,
+    is_alone: bool,
+    wait: impl Fn(),
+    is_thread_here: impl FnOnce(u32) -> bool,
+) -> bool {
+    let owner =
+        || (lock.lock.load(Ordering::Acquire) != 0).then(|| lock.owner.load(Ordering::Acquire));
+    let Some(first) = owner() else {
+        return false;
     };
-    if is_lost {
-        for word in [&lock.depth, &lock.owner, &lock.users] {
-            word.store(0, Ordering::Relaxed);
+    let looks = if is_alone { 0 } else { LOOKS };
+    for _ in 0..looks {
+        wait();
+        if owner() != Some(first) {
+            return false;
         }
-        lock.lock.store(0, Ordering::Release);
-        // It fails for addresses only that are none.
-        let _ = futex::wake(&lock.lock, Flags::PRIVATE, u32::MAX >> 1);
+    }
+    match first {
+        0 => is_alone,
+        first => !is_thread_here(first),
     }
 }
 
@@ -115,7 +141,9 @@ fn own_thread() -> u32 {
     owner
 }
 
-/// Where it cannot be told, it is one.
+/// Where it cannot be told, it is one. No way without a system call is known: the C library's list of its threads has no
+/// place that it tells, and filters allow other calls that take a thread's id more rarely than tgkill(2), which
+/// abort(3) needs.
 fn is_thread_here(thread: u32) -> bool {
     let process = std::process::id();
     // SAFETY: tgkill(2): no signal is sent.
@@ -169,9 +197,9 @@ fn is_mutex(words: &[AtomicUsize]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::mpsc;
-    use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
     use crate::Reading;
@@ -183,6 +211,41 @@ mod tests {
     fn the_lock_is_the_one_that_is_held_while_the_list_is_read() {
         drop(Reading::begin());
         assert!(lock().is_some());
+    }
+
+    #[test]
+    fn the_kernel_is_asked_about_owners_only_that_stay() {
+        const OWNER: u32 = 7;
+        let check =
+            |owner: u32, is_alone: bool, change: &dyn Fn(&Mutex), is_here: bool, expected| {
+                let lock = Mutex {
+                    lock: AtomicU32::new(1),
+                    depth: AtomicU32::new(1),
+                    owner: AtomicU32::new(owner),
+                    users: AtomicU32::new(1),
+                };
+                let (waits, asked) = (Cell::new(0), Cell::new(None));
+                let wait = || {
+                    waits.set(waits.get() + 1);
+                    change(&lock);
+                };
+                let ask = |owner| {
+                    asked.set(Some(owner));
+                    is_here
+                };
+                let is_lost = is_lost(&lock, is_alone, wait, ask);
+                assert_eq!((is_lost, waits.get(), asked.get()), expected);
+            };
+        let given_back = |lock: &Mutex| lock.lock.store(0, Ordering::Relaxed);
+        let taken_over = |lock: &Mutex| lock.owner.store(OWNER + 1, Ordering::Relaxed);
+        let stays = |_: &Mutex| ();
+        check(OWNER, false, &given_back, false, (false, 1, None));
+        check(OWNER, false, &taken_over, false, (false, 1, None));
+        check(OWNER, false, &stays, true, (false, LOOKS, Some(OWNER)));
+        check(OWNER, false, &stays, false, (true, LOOKS, Some(OWNER)));
+        check(OWNER, true, &stays, false, (true, 0, Some(OWNER)));
+        check(0, false, &stays, false, (false, LOOKS, None));
+        check(0, true, &stays, false, (true, 0, None));
     }
 
     /// Reads the list and stays there until it is told to go on.

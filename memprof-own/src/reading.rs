@@ -9,14 +9,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::thread;
-use std::time::Duration;
 
-use crate::{ProcessOnce, loader};
-
-/// Looks at the other side: 100 ms in all, far longer than reading a list or a fork takes. A program may
-/// fork in a signal handler that interrupted a reader, which then never comes to an end.
-const LOOKS: u32 = 2000;
-const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
+use crate::ProcessOnce;
+use crate::loader::{self, BETWEEN_LOOKS, LOOKS};
 
 static READERS: AtomicU32 = AtomicU32::new(0);
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -75,6 +70,7 @@ impl Drop for Reading {
 
 extern "C" fn before() {
     FORKS.fetch_add(1, SeqCst);
+    // Not for ever: a program may fork in a signal handler that interrupted a reader, which then never comes to an end.
     for _ in 0..LOOKS {
         if READERS.load(SeqCst) == 0 {
             return;
