@@ -2,57 +2,20 @@
  * what their neighbours allocated, and let arrays grow by realloc. A line for each run: the bytes that a
  * dump of memprof's sampler tells, those that live, and the standard deviation that theory gives. */
 #define _GNU_SOURCE
-#include <memprof_host.h>
+#include "quiet_host.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { BLOCKS = 160000, ARRAYS = 400, MOST_THREADS = 8, INTERVAL = 16 << 10 };
 
-static memprof_running_host_t *host;
-static char reply[1 << 16];
-static size_t replied;
-
-static void log_line(void *ctx, memprof_log_level_t level, memprof_str_t target,
-                     memprof_str_t message) {
-    (void)ctx, (void)level, (void)target, (void)message;
-}
-
-static memprof_status_t begin(void *ctx, memprof_str_t type) {
-    (void)ctx, (void)type;
-    return MEMPROF_OK;
-}
-
-static memprof_status_t keep(void *ctx, memprof_str_t text) {
-    (void)ctx;
-    size_t room = sizeof reply - 1 - replied;
-    size_t length = text.len < room ? text.len : room;
-    memcpy(reply + replied, text.ptr, length);
-    replied += length;
-    reply[replied] = 0;
-    return MEMPROF_OK;
-}
-
-static void send(const char *name, const char *args) {
-    memprof_reply_t answer = {sizeof answer, 0, NULL, begin, keep};
-    replied = 0;
-    memprof_status_t status = memprof_host_message(
-        host, MEMPROF_STR("memory_profile"), (memprof_str_t){name, strlen(name)},
-        (memprof_str_t){args, strlen(args)}, &answer);
-    if (status != MEMPROF_OK) {
-        fprintf(stderr, "%s %s: %d %s\n", name, args, (int)status, reply);
-        exit(1);
-    }
-}
+static struct text reply;
 
 static double number(const char *key) {
-    char *found = strstr(reply, key);
+    char *found = strstr(reply.bytes, key);
     if (!found) {
-        fprintf(stderr, "no %s in %s\n", key, reply);
+        fprintf(stderr, "no %s in %s\n", key, reply.bytes);
         exit(1);
     }
     return strtod(found + strlen(key), NULL);
@@ -111,7 +74,7 @@ static void add(const block_t *list, int count, double *bytes, double *variance)
 
 static void run(void) {
     pthread_t thread[MOST_THREADS];
-    send("reset", "");
+    must_send("reset", "", &reply);
     pthread_barrier_init(&all_are_here, NULL, (unsigned)threads);
     for (int at = 0; at < threads; at++)
         pthread_create(&thread[at], NULL, work, (void *)(intptr_t)at);
@@ -122,9 +85,9 @@ static void run(void) {
         add(blocks[at], BLOCKS / threads, &bytes, &variance);
         add(arrays[at], ARRAYS / threads, &bytes, &variance);
     }
-    send("dump", "");
+    must_send("dump", "", &reply);
     double estimate = number("\"estimated_inuse_bytes\":");
-    send("status", "");
+    must_send("status", "", &reply);
     printf("%.0f %.0f %.0f %.0f\n", estimate, bytes, sqrt(variance), number("\"lost\":"));
     for (int at = 0; at < threads; at++) {
         for (int block = 0; block < BLOCKS / threads; block++) free(blocks[at][block].block);
@@ -140,12 +103,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: accuracy CONFIG THREADS RUNS\n");
         return 2;
     }
-    memprof_host_options_t options = {0};
-    options.struct_size = sizeof options;
-    options.name = "accuracy";
-    options.config_path = argv[1];
-    options.log = log_line;
-    if (memprof_host_start(&options, &host) != MEMPROF_OK) return 1;
+    if (start_host("accuracy", argv[1]) != MEMPROF_OK) return 1;
     threads = atoi(argv[2]);
     if (threads < 1 || threads > MOST_THREADS) return 2;
     /* Before anything is sampled. */
@@ -153,9 +111,9 @@ int main(int argc, char **argv) {
         blocks[at] = calloc((size_t)(BLOCKS / threads), sizeof(block_t));
         arrays[at] = calloc((size_t)(ARRAYS / threads), sizeof(block_t));
     }
-    send("activate", "sampler=ours sample_interval=16KiB");
+    must_send("activate", "sampler=ours sample_interval=16KiB", &reply);
     for (int left = atoi(argv[3]); left > 0; left--) run();
-    send("deactivate", "");
+    must_send("deactivate", "", &reply);
     memprof_host_stop(host);
     return 0;
 }

@@ -1,51 +1,14 @@
 /* A host that forks while its threads allocate and send messages. Each child asks the plugin what is
  * on, switches sampling on by itself, dumps, and ends; prints a line for each: what it found. */
 #define _GNU_SOURCE
-#include <memprof_host.h>
+#include "quiet_host.h"
 
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum { PATIENCE = 30 };
-
-static memprof_running_host_t *host;
-
-static void log_line(void *ctx, memprof_log_level_t level, memprof_str_t target,
-                     memprof_str_t message) {
-    (void)ctx, (void)level, (void)target, (void)message;
-}
-
-struct text {
-    char bytes[16384];
-    size_t length;
-};
-
-static memprof_status_t begin(void *ctx, memprof_str_t type) {
-    (void)ctx, (void)type;
-    return MEMPROF_OK;
-}
-
-static memprof_status_t append(void *ctx, memprof_str_t part) {
-    struct text *text = ctx;
-    size_t room = sizeof text->bytes - 1 - text->length;
-    size_t length = part.len < room ? part.len : room;
-    memcpy(text->bytes + text->length, part.ptr, length);
-    text->length += length;
-    return MEMPROF_OK;
-}
-
-static memprof_status_t send(const char *name, const char *args, struct text *text) {
-    memset(text, 0, sizeof *text);
-    memprof_reply_t reply = {sizeof reply, 0, text, begin, append};
-    return memprof_host_message(host, MEMPROF_STR("memory_profile"),
-                                (memprof_str_t){name, strlen(name)},
-                                (memprof_str_t){args, strlen(args)}, &reply);
-}
 
 static void *keep_sending(void *unused) {
     static __thread struct text text;
@@ -87,16 +50,8 @@ int main(int argc, char **argv) {
         return 2;
     }
     static struct text text;
-    memprof_host_options_t options = {0};
-    options.struct_size = sizeof options;
-    options.name = "forker";
-    options.config_path = argv[1];
-    options.log = log_line;
-    if (memprof_host_start(&options, &host) != MEMPROF_OK) return 1;
-    if (send("activate", "for=1h sample_interval=64KiB", &text) != MEMPROF_OK) {
-        fprintf(stderr, "%s\n", text.bytes);
-        return 1;
-    }
+    if (start_host("forker", argv[1]) != MEMPROF_OK) return 1;
+    must_send("activate", "for=1h sample_interval=64KiB", &text);
     pthread_t thread;
     for (int at = 0; at < 2; at++) {
         if (pthread_create(&thread, NULL, keep_allocating, NULL)) return 1;
