@@ -76,7 +76,8 @@ impl Clients {
     pub(crate) fn enter(self: &Arc<Self>) -> Option<Place> {
         let mut open = self.open();
         let count = open.iter().filter(|client| client.has_a_place()).count();
-        let is_surplus = count >= CONNECTIONS && !push_out(&open, Client::has_a_place);
+        let is_surplus =
+            count >= CONNECTIONS && !push_out(&open, Instant::now(), Client::has_a_place);
         if is_surplus && open.len() >= CONNECTIONS + REFUSALS {
             return None;
         }
@@ -91,18 +92,18 @@ impl Clients {
 
     /// Gives up a place for one that the system has no descriptor for.
     pub(crate) fn make_room(&self) {
-        push_out(&self.open(), |_| true);
+        push_out(&self.open(), Instant::now(), |_| true);
     }
 
     /// Lets `client` hold so many bytes more. False when too much is held already, and not by
     /// clients that let the server wait.
-    fn hold(&self, client: &Client, bytes: usize) -> bool {
+    fn hold(&self, client: &Client, bytes: usize, now: Instant) -> bool {
         let open = self.open();
         let own = client.state().held + bytes;
         let total = || open.iter().map(|client| client.counted()).sum::<usize>();
         let may = |other: &Client| !std::ptr::eq(client, other) && other.counted() > 0;
         while own > FREE && total() + bytes > HELD {
-            if !push_out(&open, may) {
+            if !push_out(&open, now, may) {
                 return false;
             }
         }
@@ -117,9 +118,9 @@ impl Clients {
 
 /// Ends the connection that `may` be ended and has let the server wait longest. False when there is
 /// none.
-fn push_out(open: &[Arc<Client>], may: impl Fn(&Client) -> bool) -> bool {
+fn push_out(open: &[Arc<Client>], now: Instant, may: impl Fn(&Client) -> bool) -> bool {
     let waiting = open.iter().filter(|client| may(client));
-    let waiting = waiting.filter_map(|client| Some((client.rank()?, client)));
+    let waiting = waiting.filter_map(|client| Some((client.rank(now)?, client)));
     let Some((_, client)) = waiting.min_by_key(|(rank, _)| *rank) else {
         return false;
     };
@@ -204,14 +205,14 @@ impl Client {
 
     /// The smaller, the sooner it makes way: whether it is known, whether it has sent a head, and
     /// since when it lets the server wait. None when the server works for it, or has ended it.
-    fn rank(&self) -> Option<(bool, bool, Instant)> {
+    fn rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
         let state = self.state();
         let (has_head, since) = match (state.unread, state.owes) {
             (Some(since), _) | (None, Some(Owed::Body(since))) => (true, since),
             (None, Some(Owed::Head(since))) => (false, since),
             (None, None) => return None,
         };
-        let may = !state.is_pushed_out && (!has_head || since.elapsed() > GRACE);
+        let may = !state.is_pushed_out && (!has_head || now.duration_since(since) > GRACE);
         may.then_some((state.is_known, has_head, since))
     }
 
@@ -264,7 +265,11 @@ pub(crate) struct Held {
 impl Held {
     /// Holds so many bytes more. False when too much is held already.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
-        let may = self.place.clients.hold(&self.place.client, bytes);
+        self.grow_at(Instant::now(), bytes)
+    }
+
+    fn grow_at(&mut self, now: Instant, bytes: usize) -> bool {
+        let may = self.place.clients.hold(&self.place.client, bytes, now);
         if may {
             self.bytes += bytes;
         }
@@ -327,69 +332,55 @@ mod tests {
         assert!(!enter(&clients, true).client.is_surplus);
     }
 
-    /// With a clock that is moved by hand.
-    fn run(future: impl Future<Output = ()>) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build();
-        runtime.unwrap().block_on(future);
-    }
-
     #[test]
     fn what_slow_clients_hold_is_taken_from_them() {
-        run(async {
-            let clients = Arc::default();
-            let places = [(); 3].map(|()| enter(&clients, true));
-            let [slow, served, honest] = &places;
-            let mut held = [slow, served, honest].map(Place::holds_nothing);
-            assert!(held[0].grow(HELD / 2) && held[1].grow(HELD / 2));
-            served.client.has_asked();
-            slow.client.has_asked();
-            slow.client.reads(false);
-            // A little is always there, and a client that is busy for a moment keeps its place.
-            assert!(held[2].grow(FREE) && !held[2].grow(HELD / 4));
-            assert!(!is_out(slow));
-            tokio::time::advance(2 * GRACE).await;
-            assert!(held[2].grow(HELD / 4) && is_out(slow));
-            // Now nobody is left who could make way.
-            assert!(!held[2].grow(HELD / 2));
-            let [_, second, _] = held;
-            drop(second);
-            assert!(honest.holds_nothing().grow(HELD / 2));
-        });
+        let clients = Arc::default();
+        let places = [(); 3].map(|()| enter(&clients, true));
+        let [slow, served, honest] = &places;
+        let mut held = [slow, served, honest].map(Place::holds_nothing);
+        assert!(held[0].grow(HELD / 2) && held[1].grow(HELD / 2));
+        served.client.has_asked();
+        slow.client.has_asked();
+        let begun = Instant::now();
+        slow.client.reads(false);
+        // A little is always there, and a client that is busy for a moment keeps its place.
+        assert!(held[2].grow_at(begun, FREE) && !held[2].grow_at(begun, HELD / 4));
+        assert!(!is_out(slow));
+        let later = Instant::now() + 2 * GRACE;
+        assert!(held[2].grow_at(later, HELD / 4) && is_out(slow));
+        // Now nobody is left who could make way.
+        assert!(!held[2].grow_at(later, HELD / 2));
+        let [_, second, _] = held;
+        drop(second);
+        assert!(honest.holds_nothing().grow_at(later, HELD / 2));
     }
 
     #[test]
     fn those_who_sent_no_head_make_way_first() {
-        run(async {
-            let clients = Arc::default();
-            let half_body = enter(&clients, true);
-            half_body.client.owes_body();
-            let unread = enter(&clients, true);
-            unread.client.has_asked();
-            unread.client.reads(false);
-            tokio::time::advance(2 * GRACE).await;
-            let half_head = enter(&clients, true);
-            for expected in [&half_head, &half_body, &unread] {
-                clients.make_room();
-                assert!(is_out(expected));
-            }
-        });
+        let clients: Arc<Clients> = Arc::default();
+        let half_body = enter(&clients, true);
+        half_body.client.owes_body();
+        let unread = enter(&clients, true);
+        unread.client.has_asked();
+        unread.client.reads(false);
+        let half_head = enter(&clients, true);
+        let later = Instant::now() + 2 * GRACE;
+        for expected in [&half_head, &half_body, &unread] {
+            assert!(push_out(&clients.open(), later, |_| true));
+            assert!(is_out(expected));
+        }
+        assert!(!push_out(&clients.open(), later, |_| true));
     }
 
     #[test]
     fn patience_ends() {
         let check = |what: fn(&Client), seconds: Option<u64>| {
-            run(async {
-                let client = Client::new(false);
-                client.may_ask(true);
-                what(&client);
-                let begun = Instant::now();
-                let late = tokio::time::timeout(Duration::from_secs(600), client.is_late());
-                let waited = late.await.is_ok().then(|| begun.elapsed().as_secs());
-                assert_eq!(waited, seconds);
-            });
+            let client = Client::new(false);
+            let begun = Instant::now();
+            client.may_ask(true);
+            what(&client);
+            let wait = client.end().map(|end| (end - begun).as_secs());
+            assert_eq!(wait, seconds);
         };
         check(|_| {}, Some(30));
         check(Client::has_asked, None);
@@ -416,5 +407,32 @@ mod tests {
             },
             Some(30),
         );
+    }
+
+    /// Whether the server ends the connection at once.
+    async fn is_late(client: &Client) -> bool {
+        let late = tokio::time::timeout(Duration::ZERO, client.is_late());
+        late.await.is_ok()
+    }
+
+    #[test]
+    fn a_connection_ends_when_patience_does_and_when_it_is_pushed_out() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        runtime.unwrap().block_on(async {
+            let clients = Arc::default();
+            let place = enter(&clients, true);
+            assert!(!is_late(&place.client).await);
+            clients.make_room();
+            assert!(is_late(&place.client).await);
+
+            let client = Client::new(false);
+            assert!(!is_late(&client).await);
+            client.state().unread = Some(Instant::now() - UNREAD);
+            assert!(is_late(&client).await);
+            client.reads(true);
+            assert!(!is_late(&client).await);
+        });
     }
 }
