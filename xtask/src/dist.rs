@@ -26,20 +26,17 @@ pub fn dist() -> PathBuf {
 /// What cargo makes: package, file, and where that goes.
 type Made = (&'static str, &'static str, &'static str);
 
-/// What the demo shows.
-const DEMO: &[Made] = &[MEMPROF, MEMORY_PROFILE, RUST_HOST];
-
-const MEMPROF: Made = ("memprof-cli", "memprof", "bin/memprof");
 const MEMORY_PROFILE: Made = (
     "memory-profile",
     "libmemory_profile.so",
     "plugins/memory_profile.so",
 );
 const RUST_HOST: Made = ("rust-host", "rust_host", "examples/rust_host");
+const MEMPROF: Made = ("memprof-cli", "memprof", "bin/memprof");
 
-/// Plugins and programs.
-const CARGO: &[Made] = &[
-    MEMPROF,
+/// What other people's processes load, and hosts with features of their own: each is built alone, because a build with
+/// others would unify features into it.
+const ALONE: &[Made] = &[
     MEMORY_PROFILE,
     ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
     (
@@ -49,16 +46,16 @@ const CARGO: &[Made] = &[
     ),
     RUST_HOST,
     ("rust-host", "plain_rust", "examples/plain_rust"),
-    ("rust-http", "rust_http", "examples/rust_http"),
     ("tokio-labels", "tokio_labels", "examples/tokio_labels"),
 ];
 
+/// Programs.
+const PROGRAMS: &[Made] = &[MEMPROF, ("rust-http", "rust_http", "examples/rust_http")];
+
 /// Builds everything, `memprof-fleet` too, whose libraries take minutes.
 pub fn build_all(profile: Profile) -> Result<()> {
-    build(profile)?;
-    build_package("memprof-fleet", profile)?;
-    let built = built_dir(profile).join("memprof-fleet");
-    install(&built, &dist().join("bin/memprof-fleet"))?;
+    let fleet: Made = ("memprof-fleet", "memprof-fleet", "bin/memprof-fleet");
+    build_with(&[PROGRAMS, &[fleet]].concat(), profile)?;
     let unit = root().join("memprof-fleet/memprof-agent.service");
     install(
         &unit,
@@ -66,11 +63,15 @@ pub fn build_all(profile: Profile) -> Result<()> {
     )
 }
 
-/// Builds all that one machine needs. One cargo call for each package: a workspace build would unify features
-/// into the plugins.
+/// Builds all that one machine needs.
 pub fn build(profile: Profile) -> Result<()> {
+    build_with(PROGRAMS, profile)
+}
+
+fn build_with(programs: &[Made], profile: Profile) -> Result<()> {
     packages::require(packages::BUILD)?;
-    make(CARGO, profile)?;
+    make_alone(ALONE, profile)?;
+    make_programs(programs, profile)?;
     for header in [
         "memprof-plugin-abi/include/memprof.h",
         "memprof-host-c/include/memprof_host.h",
@@ -84,16 +85,45 @@ pub fn build(profile: Profile) -> Result<()> {
 /// Builds what the demo shows, and nothing else.
 pub fn build_demo() -> Result<()> {
     packages::require(&["gcc"])?;
-    make(DEMO, Profile::Dev)?;
+    make_alone(&[MEMORY_PROFILE, RUST_HOST], Profile::Dev)?;
+    make_programs(&[MEMPROF], Profile::Dev)?;
     build_unprepared()
 }
 
-fn make(list: &[Made], profile: Profile) -> Result<()> {
-    for (package, built, place) in list {
-        build_package(package, profile)?;
-        install(&built_dir(profile).join(built), &dist().join(place))?;
+fn make_alone(list: &[Made], profile: Profile) -> Result<()> {
+    for made in list {
+        build_package(made.0, profile)?;
+        lay_out(made, profile)?;
     }
     Ok(())
+}
+
+fn make_programs(list: &[Made], profile: Profile) -> Result<()> {
+    match profile {
+        Profile::Dev => build_programs(list.iter().map(|made| made.1))?,
+        Profile::Release => {
+            let mut command = cargo(&["build", "--quiet", "--release"]);
+            for made in list {
+                command.args(["--package", made.0]);
+            }
+            run(&mut command)?;
+        }
+    }
+    list.iter().try_for_each(|made| lay_out(made, profile))
+}
+
+/// Builds programs for development, in `target/debug`. Their libraries have the features that the whole workspace asks
+/// for, as in its tests: else these would build most of them again.
+pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<()> {
+    let mut command = cargo(&["build", "--quiet", "--workspace"]);
+    for name in names {
+        command.args(["--bin", name.as_ref()]);
+    }
+    run(&mut command)
+}
+
+fn lay_out((_, built, place): &Made, profile: Profile) -> Result<()> {
+    install(&built_dir(profile).join(built), &dist().join(place))
 }
 
 /// Builds one package.

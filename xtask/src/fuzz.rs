@@ -8,19 +8,19 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use xtask::run::{cargo, output, root, run};
+use xtask::dist::{Profile, build_programs, built_dir};
+use xtask::run::{output, root};
 
 /// Crates whose folder `fuzz` has targets, and for each target a folder of seeds.
 const CRATES: [&str; 2] = ["memprof-report", "memprof-unwind"];
 
 /// Each target once over each of its seeds: an input that once was a fault does not become one again.
 pub(crate) fn replay() -> Result<()> {
-    let mut build = cargo(&["build", "--quiet"]);
-    build.args(CRATES.map(|name| format!("--package={name}-fuzz")));
-    run(&mut build)?;
-    for (folder, target) in targets()? {
+    let targets = targets()?;
+    build_programs(targets.iter().map(|(_, target)| target))?;
+    for (folder, target) in targets {
         let seeds = files(&folder.join("seeds").join(&target))?;
-        output(Command::new(root().join("target/debug").join(&target)).args(&seeds))?;
+        output(Command::new(built_dir(Profile::Dev).join(&target)).args(&seeds))?;
         println!("{target}: {} seeds", seeds.len());
     }
     Ok(())

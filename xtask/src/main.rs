@@ -6,10 +6,10 @@ mod demo;
 mod features;
 mod fuzz;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use xtask::dist::{self, Profile};
-use xtask::run::{cargo, run};
+use xtask::run::{cargo, root, run};
 
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
@@ -32,7 +32,9 @@ usage: cargo xtask COMMAND
 
 /// A crate of its own, so that the other commands need not wait until it is built.
 fn torture(args: &[&str]) -> anyhow::Result<()> {
-    run(cargo(&["run", "--quiet", "--package=torture", "--"]).args(args))
+    dist::build_programs(["torture"])?;
+    let torture = dist::built_dir(Profile::Dev).join("torture");
+    run(Command::new(torture).args(args).current_dir(root()))
 }
 
 fn main() -> ExitCode {
