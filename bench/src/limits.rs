@@ -59,6 +59,11 @@ const LIMITS: &[Limit] = &[
     ("our walk / jemalloc's, micro, lg 12", AtMost(0.30), "", 3),
     ("our walk / jemalloc's, perl", AtMost(0.20), "", 3),
     ("our walk / jemalloc's, cc1plus", AtMost(0.20), "", 3),
+    ("jeprof's seconds / ours, cc1plus.heap", AtLeast(60.0), "", 1),
+    ("jeprof's seconds / ours, big.heap", AtLeast(100.0), "", 1),
+    ("pprof_util's seconds / ours, big.heap", AtLeast(3.0), "", 1),
+    ("parsing / memchr_iter for line ends, big.heap", AtMost(10.0), "", 1),
+    ("memory of parsing / bytes, big.heap", AtMost(1.1), "", 2),
 ];
 
 /// The figures of a run.

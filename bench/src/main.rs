@@ -3,6 +3,8 @@
 
 mod answers;
 mod limits;
+#[cfg(feature = "peers")]
+mod peers;
 mod plugin;
 mod ratios;
 mod sampler;
@@ -16,7 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use xtask::dist::{self, Profile};
-use xtask::run::{cargo, root, run};
+use xtask::run::root;
 
 use crate::limits::Figures;
 
@@ -32,7 +34,8 @@ const PARTS: &[Part] = &[
     ("viewer", viewer::measure),
     ("sampler", sampler::measure),
     ("unwind", unwind::measure),
-    ("peers", |_| peers()),
+    #[cfg(feature = "peers")]
+    ("peers", peers::measure),
 ];
 
 /// Those that run unless one is named: a quarter of an hour.
@@ -52,6 +55,10 @@ fn main() -> ExitCode {
 
 /// `[PART…] [--check]`.
 fn bench(args: &[&str]) -> Result<()> {
+    #[cfg(feature = "peers")]
+    if let ["as", role @ ..] = args {
+        return peers::play(role);
+    }
     let (mut wanted, mut is_checked) = (Vec::new(), false);
     for arg in args {
         match *arg {
@@ -82,14 +89,4 @@ fn bench(args: &[&str]) -> Result<()> {
         println!("{}", figures.check()?);
     }
     Ok(())
-}
-
-/// The reader beside jeprof and pprof.
-fn peers() -> Result<()> {
-    run(&mut cargo(&[
-        "bench",
-        "--quiet",
-        "--package=memprof-report",
-        "--bench=peers",
-    ]))
 }

@@ -9,7 +9,7 @@ const FUNCTIONS: usize = 6000;
 /// A named dump whose call tree has about so many nodes: each stack is the beginning of an earlier one, with
 /// other callees.
 pub(crate) fn named_dump(tree: usize) -> Result<Vec<u8>> {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new();
     let mut stacks = vec![vec![0]];
     let (mut text, mut samples) = (Vec::new(), Vec::new());
     writeln!(text, "--- symbol\nbinary=/usr/bin/large")?;
@@ -58,10 +58,14 @@ fn address(function: usize) -> usize {
 }
 
 /// xorshift64: the same dump every time.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn new() -> Self {
+        Self(0x9e37_79b9_7f4a_7c15)
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -37,6 +37,15 @@ fn torture(args: &[&str]) -> anyhow::Result<()> {
     run(Command::new(torture).args(args).current_dir(root()))
 }
 
+/// Where the peers are asked for, with the crates that are among them.
+fn bench(args: &[&str]) -> anyhow::Result<()> {
+    let mut command = cargo(&["run", "--release", "--quiet", "--package=bench"]);
+    if args.contains(&"peers") || args.iter().all(|arg| arg.starts_with("--")) {
+        command.arg("--features=peers");
+    }
+    run(command.arg("--").args(args))
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -45,9 +54,7 @@ fn main() -> ExitCode {
         ["build", "--release"] => dist::build_all(Profile::Release),
         ["demo"] => demo::demo(),
         ["test"] => ci::test(),
-        ["bench", args @ ..] => {
-            run(cargo(&["run", "--release", "--quiet", "--package=bench", "--"]).args(args))
-        }
+        ["bench", args @ ..] => bench(args),
         ["torture", args @ ..] => torture(args),
         ["package", args @ ..] => {
             run(cargo(&["run", "--quiet", "--package=package", "--"]).args(args))

@@ -2,19 +2,21 @@
 
 use std::io::{self, Write};
 
+use crate::synthetic::Random;
+
 /// Some of them are the same.
 const STACKS: usize = 90_000;
 
 /// Writes a `heap_v2` dump with the mappings and addresses of `real`: every stack is the leaf of one real stack
 /// on the root of another, so that depth, sharing and locality are those of a real program, in jemalloc's order.
-pub(crate) fn write(real: &str, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(real: &str, out: &mut dyn Write) -> io::Result<()> {
     let stacks: Vec<Vec<&str>> = real
         .lines()
         .filter_map(|line| line.strip_prefix("@ "))
         .map(|line| line.split(' ').collect())
         .collect();
     let maps = real.find("MAPPED_LIBRARIES:").map_or("", |at| &real[at..]);
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new();
     let mut made: Vec<Vec<&str>> = (0..STACKS)
         .map(|_| {
             let leaf = &stacks[random.below(stacks.len())];
@@ -47,16 +49,4 @@ fn in_memory(stack: &[&str]) -> Vec<u8> {
         u64::from_str_radix(digits, 16).unwrap_or_default()
     });
     addresses.flat_map(u64::to_ne_bytes).collect()
-}
-
-/// xorshift64: the same dump every time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
 }

@@ -1,10 +1,10 @@
 //! The choice of a debug information reader, proved: this program's own code, named by us and by blazesym.
 
 use std::env;
-use std::error::Error;
 use std::fs;
 use std::time::Instant;
 
+use anyhow::{Context, Result};
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 use memprof_report::{AddressId, Limits, Sources, parse, symbolize};
@@ -12,7 +12,7 @@ use memprof_report::{AddressId, Limits, Sources, parse, symbolize};
 /// Distinct addresses to name.
 const ADDRESSES: u64 = 10_000;
 
-pub(crate) fn ours() -> Result<(), Box<dyn Error>> {
+pub(super) fn ours() -> Result<()> {
     let (dump, addresses) = dump()?;
     let mut profile = parse(&mut dump.as_bytes(), &Limits::default(), false)?;
     let sources = Sources {
@@ -32,7 +32,7 @@ pub(crate) fn ours() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-pub(crate) fn blazesym() -> Result<(), Box<dyn Error>> {
+pub(super) fn blazesym() -> Result<()> {
     let (_, offsets) = dump()?;
     let source = Source::Elf(Elf::new(env::current_exe()?));
     let start = Instant::now();
@@ -47,14 +47,14 @@ pub(crate) fn blazesym() -> Result<(), Box<dyn Error>> {
 }
 
 /// A dump with one stack per address, all over this program's code, and the file offsets of the calls.
-fn dump() -> Result<(String, Vec<u64>), Box<dyn Error>> {
+fn dump() -> Result<(String, Vec<u64>)> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let program = env::current_exe()?.display().to_string();
     let code = maps
         .lines()
         .find(|line| line.ends_with(&program) && line.contains(" r-xp "));
     let fields: Vec<&str> = code
-        .ok_or("no code of ours is mapped")?
+        .context("no code of ours is mapped")?
         .split([' ', '-'])
         .collect();
     let number = |at: usize| u64::from_str_radix(fields[at], 16);
