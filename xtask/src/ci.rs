@@ -9,7 +9,7 @@ use xtask::dist::{self, Profile};
 use xtask::packages;
 use xtask::run::{cargo, output, root, run};
 
-use crate::{arrows, fuzz};
+use crate::{arrows, features, fuzz};
 
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
@@ -45,11 +45,13 @@ pub(crate) fn run_ci() -> Result<()> {
         "clippy",
         "--workspace",
         "--all-targets",
+        "--all-features",
         "--quiet",
         "--",
         "-D",
         "warnings",
     ]))?;
+    features::check()?;
     arrows::check()?;
     test()?;
     fuzz::replay()?;
@@ -57,6 +59,7 @@ pub(crate) fn run_ci() -> Result<()> {
     let mut docs = cargo(&[
         "doc",
         "--workspace",
+        "--all-features",
         "--no-deps",
         "--document-private-items",
         "--quiet",

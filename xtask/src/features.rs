@@ -1,5 +1,5 @@
 //! `cargo xtask features`: every feature of every crate alone, and none, under clippy. A build of the whole workspace
-//! turns them all on, and hides what a plugin that takes only one of them would find.
+//! turns nearly all of them on, and hides what a plugin that takes only one of them would find.
 
 use std::fs;
 
@@ -11,12 +11,8 @@ pub(crate) fn check() -> Result<()> {
     for member in members()? {
         let file = root().join(&member).join("Cargo.toml");
         let manifest = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let features = features(&manifest);
-        if features.is_empty() {
-            continue;
-        }
-        let package = name(&manifest).context("a manifest without a name")?;
-        for feature in [""].into_iter().chain(features) {
+        for feature in alone(&manifest) {
+            let package = name(&manifest).context("a manifest without a name")?;
             println!("{package} {feature}");
             let mut clippy = cargo(&["clippy", "--quiet", "--no-deps", "--no-default-features"]);
             clippy.args(["--package", package, "--features", feature]);
@@ -26,14 +22,20 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Those that a manifest declares, without the default.
-fn features(manifest: &str) -> Vec<&str> {
+/// What a manifest declares, and "" for none of it: without the default and, where there is only one, that one, both
+/// of which the whole workspace has under clippy.
+fn alone(manifest: &str) -> Vec<&str> {
     let lines = manifest.lines().skip_while(|line| *line != "[features]");
     let lines = lines.skip(1).take_while(|line| !line.starts_with('['));
-    let names = lines.filter_map(|line| Some(line.split_once(" = ")?.0));
-    names
-        .filter(|name| !name.starts_with('#') && *name != "default")
-        .collect()
+    let lines = lines.filter(|line| !line.starts_with('#'));
+    let lines: Vec<_> = lines.filter_map(|line| line.split_once(" = ")).collect();
+    let default = lines.iter().find(|(name, _)| *name == "default");
+    let has_none = !lines.is_empty() && default.is_none_or(|(_, list)| *list != "[]");
+    let names = lines.iter().map(|(name, _)| *name);
+    let names: Vec<_> = names.filter(|name| *name != "default").collect();
+    let names = if names.len() == 1 { &[] } else { &names[..] };
+    let none = has_none.then_some("");
+    none.into_iter().chain(names.iter().copied()).collect()
 }
 
 fn name(manifest: &str) -> Option<&str> {
@@ -50,7 +52,14 @@ mod tests {
         let manifest = "[package]\nname = \"memprof-host\"\n\n[features]\ndefault = [\"a\"]\n## What `a = 1` does.\n\
                         a = [\"dep:x\"]\nb-c = [\"a\"]\n\n[dependencies]\nx = \"1\"\n";
         assert_eq!(name(manifest), Some("memprof-host"));
-        assert_eq!(features(manifest), ["a", "b-c"]);
-        assert!(features("[package]\nname = \"x\"\n").is_empty());
+        assert_eq!(alone(manifest), ["", "a", "b-c"]);
+        let check = |lines: &str, expected: &[&str]| {
+            assert_eq!(alone(&format!("[features]\n{lines}")), expected);
+        };
+        check("default = [\"a\"]\na = []\n", &[""]);
+        check("a = []\n", &[""]);
+        check("default = []\na = []\n", &[]);
+        check("default = []\na = []\nb = []\n", &["a", "b"]);
+        assert!(alone("[package]\nname = \"x\"\n").is_empty());
     }
 }

@@ -28,7 +28,8 @@ usage: cargo xtask COMMAND
                       uses one above it; files above 400 lines
   features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
-  ci                  format, clippy, arrows, test, fuzz, torture --short, docs, deny: what CI runs";
+  ci                  format, clippy, features, arrows, test, fuzz, torture --short, docs, deny:
+                      what CI runs";
 
 /// A crate of its own, so that the other commands need not wait until it is built.
 fn torture(args: &[&str]) -> anyhow::Result<()> {
