@@ -66,13 +66,13 @@ fn behind_variables(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
 }
 
 /// Where the program and the libraries that were loaded with it begin, up to the loader itself, which gives its own
-/// rest away to early allocations. What comes after it in the loader's list may be closed at any moment.
+/// rest away to early allocations. What comes after it in the loader's list may be closed at any moment. Of a program
+/// without glibc's loader only itself is known, whose file is mapped lowest.
 fn lasting(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<u64>>> {
-    let is_loader = |mapping: &Mapping<'_>| {
-        mapping.offset == 0 && mapping.inode != 0 && mapping.file_name().starts_with(b"ld-linux")
-    };
-    let Some(loader) = mappings(maps).find(is_loader) else {
-        return Ok(None);
+    let images = || mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
+    let is_loader = |image: &Mapping<'_>| image.file_name().starts_with(b"ld-linux");
+    let Some(loader) = images().find(is_loader) else {
+        return Ok(images().next().map(|program| vec![program.range.start]));
     };
     let loader = loader.range.start;
     let Some(list) = Image::read(memory, loader)?.symbol("_r_debug") else {
