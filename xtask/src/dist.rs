@@ -85,8 +85,7 @@ fn build_with(programs: &[Made], profile: Profile) -> Result<()> {
 /// Builds what the demo shows, and nothing else.
 pub fn build_demo() -> Result<()> {
     packages::require(&["gcc"])?;
-    make_alone(&[MEMORY_PROFILE, RUST_HOST], Profile::Dev)?;
-    make_programs(&[MEMPROF], Profile::Dev)?;
+    make_alone(&[MEMORY_PROFILE, RUST_HOST, MEMPROF], Profile::Dev)?;
     build_unprepared()
 }
 
