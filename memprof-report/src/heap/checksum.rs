@@ -7,6 +7,8 @@ use flate2::Crc;
 #[derive(Debug, Default)]
 pub(super) struct Checksum {
     found: Crc,
+    /// Lines that are not in it yet: of single ones it would cost more than reading them.
+    lines: Vec<u8>,
     announced: bool,
     written: Option<[u8; 8]>,
 }
@@ -26,6 +28,9 @@ fn value(line: &[u8]) -> Option<[u8; 8]> {
     digits.try_into().ok()
 }
 
+/// Bytes of lines that are taken at once.
+const TOGETHER: usize = 16 << 10;
+
 impl Checksum {
     pub(super) fn add(&mut self, line: &[u8]) {
         if self.written.is_none()
@@ -35,17 +40,26 @@ impl Checksum {
             return;
         }
         self.announced |= line == ANNOUNCEMENT;
-        let mut rest = line;
+        self.lines.extend_from_slice(line);
+        self.lines.push(b'\n');
+        if self.lines.len() >= TOGETHER {
+            self.take_lines();
+        }
+    }
+
+    fn take_lines(&mut self) {
+        let mut rest = &self.lines[..];
         while let Some(at) = memchr::memchr(b'\r', rest) {
             self.found.update(&rest[..at]);
             rest = &rest[at + 1..];
         }
         self.found.update(rest);
-        self.found.update(b"\n");
+        self.lines.clear();
     }
 
     /// Whether the dump is not as it was written. One without a checksum is not asked.
-    pub(super) fn differs(&self) -> bool {
+    pub(super) fn differs(&mut self) -> bool {
+        self.take_lines();
         match self.written {
             Some(written) => written != *format!("{:08x}", self.found.sum()).as_bytes(),
             None => self.announced,
