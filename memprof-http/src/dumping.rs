@@ -8,14 +8,15 @@ use tokio::sync::watch;
 use crate::problem::{Problem, Result};
 
 type Outcome<T> = Result<Arc<T>>;
+type Running<T> = watch::Receiver<Option<Outcome<T>>>;
 
 /// The dump that runs, if one does. `T` is the reply.
 #[derive(Debug)]
-pub(crate) struct Dumping<T>(Mutex<Option<watch::Receiver<Option<Outcome<T>>>>>);
+pub(crate) struct Dumping<T>(Arc<Mutex<Option<Running<T>>>>);
 
 impl<T> Default for Dumping<T> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Arc::default())
     }
 }
 
@@ -34,24 +35,27 @@ impl<T: Send + Sync + 'static> Dumping<T> {
         }
     }
 
-    fn running_or<F>(&self, take: impl FnOnce() -> F) -> watch::Receiver<Option<Outcome<T>>>
+    fn running_or<F>(&self, take: impl FnOnce() -> F) -> Running<T>
     where
         F: Future<Output = Outcome<T>> + Send + 'static,
     {
-        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // What has ended was taken before this request came.
-        let joined = running
+        let joined = last
             .take()
             .filter(|outcome| outcome.borrow().is_none() && outcome.has_changed().is_ok());
         let outcome = joined.unwrap_or_else(|| {
             let (sender, outcome) = watch::channel(None);
-            let dump = take();
+            let (dump, last) = (take(), Arc::clone(&self.0));
             tokio::spawn(async move {
                 sender.send_replace(Some(dump.await));
+                // Whoever waited has it: its memory goes with them.
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                last.take_if(|outcome| outcome.borrow().is_some());
             });
             outcome
         });
-        *running = Some(outcome.clone());
+        *last = Some(outcome.clone());
         outcome
     }
 }

@@ -4,33 +4,39 @@ use std::io::Read;
 use std::sync::Arc;
 
 use axum::body::Body;
+use memprof_host::client::Passed;
 use memprof_host::protocol::HostInfo;
 use memprof_messages::{DumpReport, Kept, KeptDumps, OfAllocators, Reply, Stats, Status, Totals};
 use memprof_plugin_abi::Arguments;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use tokio::sync::Mutex;
 
 use crate::calls::{Call, Calls};
 use crate::chunks;
 use crate::dumping::Dumping;
 use crate::problem::{Problem, Result};
 use crate::renders::Renders;
-use crate::target::{Answer, Fetched, Gone, Target};
+use crate::target::{Answer, Dumped, Gone, Target};
 
 /// The reply to `dump`.
-pub(crate) type Dumped = Reply<DumpReport>;
+pub(crate) type Report = Reply<DumpReport>;
 
 #[derive(Debug)]
 pub(crate) struct Gateway {
     target: Arc<dyn Target>,
     calls: Arc<Calls>,
-    dumping: Dumping<Dumped>,
+    /// Of dumps that are kept, and of those that are not: a host takes one at a time.
+    dumping: Dumping<Report>,
+    passing: Dumping<Opened>,
+    one: Arc<Mutex<()>>,
     pub(crate) renders: Renders,
 }
 
-/// The bytes of a kept dump, and what they are.
+/// The bytes of a dump, and what they are.
+#[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) content_type: String,
-    pub(crate) body: Box<dyn Read + Send>,
+    pub(crate) file: Passed,
 }
 
 impl Gateway {
@@ -39,6 +45,8 @@ impl Gateway {
             target,
             calls: Arc::default(),
             dumping: Dumping::default(),
+            passing: Dumping::default(),
+            one: Arc::default(),
             renders: Renders::default(),
         }
     }
@@ -89,17 +97,48 @@ impl Gateway {
     }
 
     /// Takes a dump, or joins the one that runs: the reply to `dump`.
-    pub(crate) async fn dump(&self) -> Result<Arc<Dumped>> {
+    pub(crate) async fn dump(&self) -> Result<Arc<Report>> {
         let take = || {
-            let (target, calls) = (Arc::clone(&self.target), Arc::clone(&self.calls));
-            async move {
-                // Nobody can cut this short: it ends with the dump.
-                let _turn = calls.turn(Call::Long).await?;
-                let answer = blocking(move || target.message("dump", "")).await??;
-                object("dump", &answer).map(Arc::new)
-            }
+            let answer = self.alone(|target| target.message("dump", ""));
+            async move { object("dump", &answer.await?).map(Arc::new) }
         };
         self.dumping.join(take).await
+    }
+
+    /// A dump that is taken now and not kept, or the one of these that runs: whoever asks again and again must not push
+    /// out what others keep.
+    pub(crate) async fn open_new(&self) -> Result<Opened> {
+        let take = || {
+            let dumped = self.alone(|target| target.dump("dump", "keep=off"));
+            async move { opened(dumped.await?).map(Arc::new) }
+        };
+        let opened = match self.passing.join(take).await {
+            // Version 0.1 keeps each.
+            Err(problem) if problem.is_the_clients() => {
+                let kept = self.dump().await?;
+                return self.open(&kept.fields.largest.id).await;
+            }
+            opened => opened?,
+        };
+        let file = opened.file.again();
+        Ok(Opened {
+            content_type: opened.content_type.clone(),
+            file: file.map_err(|error| Problem::internal(format!("the dump: {error}")))?,
+        })
+    }
+
+    /// Has a dump taken when no other one runs. Nobody can cut this short: it ends with the dump.
+    fn alone<T: Send + 'static>(
+        &self,
+        take: impl FnOnce(&dyn Target) -> Result<T, Gone> + Send + 'static,
+    ) -> impl Future<Output = Result<T>> + Send + 'static {
+        let (target, calls) = (Arc::clone(&self.target), Arc::clone(&self.calls));
+        let one = Arc::clone(&self.one);
+        async move {
+            let _one = one.lock().await;
+            let _turn = calls.turn(Call::Long).await?;
+            Ok(blocking(move || take(&*target)).await??)
+        }
     }
 
     /// The kept dumps, newest first.
@@ -133,7 +172,7 @@ impl Gateway {
 
     /// A kept dump. Its id is looked up by the host, and never a path.
     pub(crate) async fn open(&self, id: &str) -> Result<Opened> {
-        // A word, as `Target::fetch` wants it: no id of a dump holds anything else.
+        // A word: no id of a dump holds anything else.
         if id.is_empty()
             || !id
                 .bytes()
@@ -142,14 +181,13 @@ impl Gateway {
             return Err(no_such_dump(id));
         }
         let word = id.to_owned();
-        let fetched = self.call(Call::Long, move |target| target.fetch(&word));
-        match fetched.await? {
-            Fetched::Dump { content_type, body } => Ok(Opened { content_type, body }),
-            Fetched::Refused(answer) => match Problem::of_answer(&answer) {
-                problem if problem.is_the_clients() => Err(no_such_dump(id)),
-                problem => Err(problem),
-            },
-        }
+        let dumped = self.call(Call::Long, move |target| {
+            target.dump("fetch", &format!("id={word}"))
+        });
+        opened(dumped.await?).map_err(|problem| match problem.is_the_clients() {
+            true => no_such_dump(id),
+            false => problem,
+        })
     }
 
     /// Calls the host when it is this call's turn.
@@ -173,14 +211,21 @@ impl Opened {
     /// All of it. Blocks.
     pub(crate) fn read(mut self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let read = self.body.read_to_end(&mut bytes);
+        let read = self.file.read_to_end(&mut bytes);
         read.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
         Ok(bytes)
     }
 
     /// Its bytes, while they are read.
     pub(crate) async fn stream(self) -> Result<Body> {
-        chunks::copy_of(self.body).await
+        chunks::copy_of(self.file).await
+    }
+}
+
+fn opened(dumped: Dumped) -> Result<Opened> {
+    match dumped {
+        Dumped::Whole { content_type, file } => Ok(Opened { content_type, file }),
+        Dumped::Refused(answer) => Err(Problem::of_answer(&answer)),
     }
 }
 

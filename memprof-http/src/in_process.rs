@@ -4,11 +4,12 @@ use std::process;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use memprof_host::Host;
+use memprof_host::client::Passed;
 use memprof_host::protocol::HostInfo;
+use memprof_host::{Body, Host};
 use memprof_messages::PLUGIN;
 
-use crate::target::{Answer, Fetched, Gone, Target};
+use crate::target::{Answer, Dumped, Gone, Target, no_dump};
 
 /// A host that serves HTTP itself.
 #[derive(Debug)]
@@ -51,18 +52,19 @@ impl Target for InProcess {
         })
     }
 
-    fn fetch(&self, id: &str) -> Result<Fetched, Gone> {
-        let reply = self.host.message(PLUGIN, "fetch", &format!("id={id}"));
+    fn dump(&self, name: &str, args: &str) -> Result<Dumped, Gone> {
+        let reply = self.host.message(PLUGIN, name, args);
         let reply = reply.map_err(|error| Gone(error.to_string()))?;
-        if reply.status_code == 0 {
-            return Ok(Fetched::Dump {
+        match reply.body {
+            Body::File(file, length) if reply.status_code == 0 => Ok(Dumped::Whole {
                 content_type: reply.content_type.into_owned(),
-                body: reply.body.into_reader(),
-            });
+                file: Passed::new(file, length)?,
+            }),
+            _ if reply.status_code == 0 => Err(no_dump()),
+            body => Ok(Dumped::Refused(Answer {
+                status: reply.status_code,
+                body: body.into_bytes()?,
+            })),
         }
-        Ok(Fetched::Refused(Answer {
-            status: reply.status_code,
-            body: reply.body.into_bytes()?,
-        }))
     }
 }

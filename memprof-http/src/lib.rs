@@ -52,5 +52,5 @@ pub use place::{Place, PlaceError};
 pub use problem::Problem;
 pub use remote::{Remote, Wanted};
 pub use router::{Settings, guarded, router, scraped};
-pub use target::{Answer, Fetched, Gone, Target};
+pub use target::{Answer, Dumped, Gone, Target};
 pub use token::{Token, TokenError};

@@ -10,7 +10,7 @@ use memprof_host::protocol::{Deliver, HostInfo};
 use memprof_host::running;
 use memprof_messages::{Effect, PLUGIN, message};
 
-use crate::target::{Answer, Fetched, Gone, Target};
+use crate::target::{Answer, Dumped, Gone, Target, no_dump};
 
 /// How long a connection is kept for the next message. The host closes it after a second of silence.
 const KEPT: Duration = Duration::from_millis(500);
@@ -123,16 +123,14 @@ impl Target for Remote {
         answer(self.send(name, args)?)
     }
 
-    fn fetch(&self, id: &str) -> Result<Fetched, Gone> {
-        let mut reply = self.send("fetch", &format!("id={id}"))?;
+    fn dump(&self, name: &str, args: &str) -> Result<Dumped, Gone> {
+        let mut reply = self.send(name, args)?;
         if reply.result.status_code != 0 {
-            return Ok(Fetched::Refused(answer(reply)?));
+            return Ok(Dumped::Refused(answer(reply)?));
         }
-        let file = reply.file.take();
-        let file = file.ok_or_else(|| Gone("it passed no dump".to_owned()))?;
-        Ok(Fetched::Dump {
+        Ok(Dumped::Whole {
+            file: reply.file.take().ok_or_else(no_dump)?,
             content_type: reply.result.content_type,
-            body: Box::new(file),
         })
     }
 }

@@ -160,7 +160,7 @@ impl View {
 /// Who holds how much in a kept dump: of each label the `most` values with most bytes.
 pub(crate) async fn held_by_labels(host: &Gateway, id: &str, most: usize) -> Result<Vec<Holding>> {
     let render = || async {
-        let dump = host.open(id).await?.body;
+        let dump = host.open(id).await?.file;
         in_turn(move || {
             let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
             let held = memprof_report::held_by_labels(&mut dump, &Limits::default(), most)?;
@@ -177,15 +177,13 @@ pub(crate) async fn held_by_labels(host: &Gateway, id: &str, most: usize) -> Res
 /// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read. It
 /// is sent while it is rewritten.
 pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Body> {
-    let dump = host.dump().await?;
-    tcmalloc_of(host, &dump.fields.largest.id).await
+    tcmalloc_of(host.open_new().await?).await
 }
 
-/// The same of a dump whose id the host told.
-pub(crate) async fn tcmalloc_of(host: &Gateway, id: &str) -> Result<Body> {
-    let dump = host.open(id).await?.body;
+/// The same of a dump that was opened.
+pub(crate) async fn tcmalloc_of(dump: Opened) -> Result<Body> {
     chunks::of(move |out| {
-        let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
+        let mut dump = BufReader::with_capacity(chunks::SIZE, dump.file);
         Ok(memprof_report::write_tcmalloc(
             &mut dump,
             &Limits::default(),

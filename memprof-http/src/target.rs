@@ -1,8 +1,9 @@
 //! One host, however it is reached.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 
+use memprof_host::client::Passed;
 use memprof_host::protocol::HostInfo;
 use memprof_plugin_abi::Status;
 
@@ -20,33 +21,25 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// It does not answer.
     fn message(&self, name: &str, args: &str) -> Result<Answer, Gone>;
 
-    /// Opens a kept dump of that id, which is a single word.
+    /// The same of a message whose answer is a dump: `fetch`, or `dump keep=off`.
     ///
     /// # Errors
-    /// It does not answer.
-    fn fetch(&self, id: &str) -> Result<Fetched, Gone>;
+    /// It does not answer, or with no dump.
+    fn dump(&self, name: &str, args: &str) -> Result<Dumped, Gone>;
 }
 
-/// What came of fetching a dump.
-pub enum Fetched {
+/// What came of asking for a dump.
+#[derive(Debug)]
+pub enum Dumped {
     /// What nobody changes any more.
-    Dump {
+    Whole {
         /// What its bytes are.
         content_type: String,
         /// Its bytes.
-        body: Box<dyn Read + Send>,
+        file: Passed,
     },
     /// The plugin's own error.
     Refused(Answer),
-}
-
-impl fmt::Debug for Fetched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Dump { content_type, .. } => f.debug_tuple("Dump").field(content_type).finish(),
-            Self::Refused(answer) => f.debug_tuple("Refused").field(answer).finish(),
-        }
-    }
 }
 
 /// What the plugin replied.
@@ -67,4 +60,8 @@ impl From<io::Error> for Gone {
     fn from(error: io::Error) -> Self {
         Self(error.to_string())
     }
+}
+
+pub(crate) fn no_dump() -> Gone {
+    Gone("it passed no dump".to_owned())
 }

@@ -290,6 +290,19 @@ fn brpc_names_addresses() {
 }
 
 #[test]
+fn what_other_tools_read_pushes_no_kept_dump_out() {
+    each_way(|address, _| {
+        let kept = || curl(address, "H/api/v1/dumps").is(200).text();
+        let before = kept();
+        for path in ["/pprof/heap", "/debug/pprof/heap?debug=1"] {
+            let line = format!("H{path}");
+            check(address, &line, 200, PLAIN, Starts(b"heap profile: "));
+            assert_eq!(kept(), before, "{path}");
+        }
+    });
+}
+
+#[test]
 fn brpc_hotspots() {
     each_way(|address, host| {
         let ids: Vec<String> = (0..2)

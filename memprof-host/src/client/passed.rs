@@ -51,6 +51,18 @@ impl Passed {
         self.length
     }
 
+    /// The same file for another reader, from its start.
+    ///
+    /// # Errors
+    /// This process has no descriptor left.
+    pub fn again(&self) -> io::Result<Self> {
+        Ok(Self {
+            file: self.file.try_clone()?,
+            length: self.length,
+            position: 0,
+        })
+    }
+
     /// True when it has none.
     pub fn is_empty(&self) -> bool {
         self.length == 0

@@ -4,6 +4,7 @@ mod flags;
 mod hotspots;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Query;
 use axum::http::header::{CONTENT_TYPE, USER_AGENT};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -13,7 +14,7 @@ use serde::Deserialize;
 
 use crate::compat::symbol;
 use crate::extractor::{Shared, To};
-use crate::gateway::{Dumped, Gateway};
+use crate::gateway::{Gateway, Report};
 use crate::problem::{Problem, Result};
 use crate::report::{View, tcmalloc_of, tcmalloc_of_new};
 
@@ -60,15 +61,16 @@ fn heap_is_off(problem: &Problem) -> Response {
 
 /// What made the heap grow, which tcmalloc alone keeps.
 async fn growth(To(host): To) -> Result<Response> {
-    let text = match host.tell::<Dumped>("dump", &GROWTH).await {
-        Ok(dump) => tcmalloc_of(&host, &dump.fields.largest.id).await,
-        Err(problem) => Err(problem),
-    };
-    match text {
+    match growth_of(&host).await {
         Ok(text) => Ok(([TEXT], text).into_response()),
         Err(problem) if problem.is_profiling_off() => Ok(growth_is_off(&problem)),
         Err(problem) => Err(problem),
     }
+}
+
+async fn growth_of(host: &Gateway) -> Result<Body> {
+    let dump = host.tell::<Report>("dump", &GROWTH).await?;
+    tcmalloc_of(host.open(&dump.fields.largest.id).await?).await
 }
 
 fn growth_is_off(problem: &Problem) -> Response {

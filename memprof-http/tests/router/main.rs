@@ -1,17 +1,20 @@
 //! The router over a host that answers as it is told to.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
+use memprof_host::client::Passed;
 use memprof_host::protocol::HostInfo;
-use memprof_http::{Admits, Answer, Fetched, Gone, Hosts, Settings, Target, router};
+use memprof_http::{Admits, Answer, Dumped, Gone, Hosts, Settings, Target, router};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
-    MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_UNSUPPORTED,
+    MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO,
+    MEMPROF_UNSUPPORTED,
 };
 use rustix::io::Errno;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tower::ServiceExt;
 
 /// A host that answers every message alike.
@@ -33,8 +36,8 @@ impl Target for Fake {
         self.0.clone()
     }
 
-    fn fetch(&self, _: &str) -> Result<Fetched, Gone> {
-        self.0.clone().map(Fetched::Refused)
+    fn dump(&self, _: &str, _: &str) -> Result<Dumped, Gone> {
+        self.0.clone().map(Dumped::Refused)
     }
 }
 
@@ -51,7 +54,7 @@ fn refused(failure: &Failure) -> Fake {
     }))
 }
 
-fn ask(host: Fake, method: &str, path: &str) -> (StatusCode, HeaderMap, Vec<u8>) {
+fn ask(host: impl Target + 'static, method: &str, path: &str) -> (StatusCode, HeaderMap, Vec<u8>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -158,4 +161,60 @@ fn the_other_systems_say_it_in_their_words() {
         500,
         "{\"error\":\"failed to open /d: No space left on device (ENOSPC); wait\"}",
     );
+}
+
+/// A plugin of version 0.1: it keeps every dump.
+#[derive(Debug)]
+struct Older;
+
+impl Older {
+    const DUMP: &str = "heap_v2/512\n  t*: 1: 512 [0: 0]\n@ 0x1\n  t*: 1: 512 [0: 0]\n";
+    const ID: &str = "20261121T111244Z.7.1.0000beef";
+}
+
+impl Target for Older {
+    fn host(&self) -> Result<HostInfo, Gone> {
+        unreachable!("nobody asks")
+    }
+
+    fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {
+        assert_eq!((name, args), ("dump", ""));
+        let mut dump = json!({
+            "id": Self::ID, "kind": "heap", "path": "/d/1.heap", "bytes": Self::DUMP.len(), "stacks": 1,
+            "sample_interval": 512, "estimated_inuse_bytes": 512, "allocator": "jemalloc 5.3.0",
+        });
+        dump["duration_ms"] = 1.into();
+        dump["dumps"] = json!([]);
+        dump["warnings"] = json!([]);
+        Ok(Answer {
+            status: 0,
+            body: dump.to_string().into_bytes(),
+        })
+    }
+
+    fn dump(&self, name: &str, args: &str) -> Result<Dumped, Gone> {
+        if name == "dump" {
+            let message = "dump has no argument \"keep\"";
+            let failure = Failure::new(MEMPROF_INVALID_ARGUMENT, message);
+            return Ok(Dumped::Refused(Answer {
+                status: failure.status(),
+                body: failure.to_json().into_bytes(),
+            }));
+        }
+        assert_eq!((name, args), ("fetch", &*format!("id={}", Self::ID)));
+        let mut file = tempfile::tempfile()?;
+        file.write_all(Self::DUMP.as_bytes())?;
+        Ok(Dumped::Whole {
+            content_type: "application/x-jemalloc-heap-profile".to_owned(),
+            file: Passed::new(file, Self::DUMP.len() as u64)?,
+        })
+    }
+}
+
+#[test]
+fn a_plugin_that_keeps_every_dump_serves_other_tools_too() {
+    let (status, _, body) = ask(Older, "GET", "/pprof/heap");
+    let body = String::from_utf8(body).unwrap();
+    assert_eq!(status, 200, "{body}");
+    assert!(body.starts_with("heap profile: "), "{body}");
 }

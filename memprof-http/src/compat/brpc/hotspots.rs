@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{GROWTH, growth_is_off, heap_is_off};
 use crate::extractor::To;
-use crate::gateway::Dumped;
+use crate::gateway::Report;
 use crate::problem::Result;
 use crate::report::View;
 
@@ -49,7 +49,7 @@ pub(super) async fn heap(
 
 /// The text of what made the heap grow.
 pub(super) async fn growth(To(host): To) -> Result<Response> {
-    let grown = match host.tell::<Dumped>("dump", &GROWTH).await {
+    let grown = match host.tell::<Report>("dump", &GROWTH).await {
         Ok(dump) => {
             View::of_format("text")
                 .of_kept(&host, &dump.fields.largest.id)
