@@ -3,6 +3,7 @@
 //! does so.
 #![expect(unsafe_code, reason = "capset(2)")]
 
+use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -92,9 +93,10 @@ impl Capabilities {
     fn read(path: &std::ffi::CStr) -> Option<Self> {
         let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let file = Ours::new(file).ok()?;
-        let mut buffer = [0; 8192];
-        let length = rustix::io::read(file.get().ok()?, &mut buffer).ok()?;
-        Self::parse(&buffer[..length])
+        // Not cleared: each page of a stack that is touched stays the thread's own.
+        let mut buffer = [const { MaybeUninit::uninit() }; 8192];
+        let (status, _) = rustix::io::read(file.get().ok()?, &mut buffer).ok()?;
+        Self::parse(status)
     }
 
     fn parse(status: &[u8]) -> Option<Self> {

@@ -18,6 +18,8 @@ const COUNTDOWNS: usize = 1024;
 static INTERVAL: AtomicU64 = AtomicU64::new(0);
 
 /// By thread pointer. Not thread-local: a library that is loaded late may find no room for it.
+// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+#[unsafe(link_section = ".bss.tables")]
 static THREADS: [Countdown; COUNTDOWNS] = [const { Countdown::new() }; COUNTDOWNS];
 
 /// One thread's, alone in its line of the cache.

@@ -17,6 +17,8 @@ use crate::records::{MOST_FRAMES, Record, RecordId, Records};
 use crate::remote::MARK;
 use crate::tally;
 
+// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+#[unsafe(link_section = ".bss.tables")]
 static FILTER: Filter = Filter::new();
 /// Its mark is read from outside: it stays, whatever an optimizer thinks of it.
 #[used]

@@ -25,6 +25,8 @@ static ASKED: AtomicBool = AtomicBool::new(false);
 /// `malloc_usable_size` of the allocator that serves `malloc`; 0: it has none.
 static USABLE: AtomicUsize = AtomicUsize::new(0);
 
+// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+#[unsafe(link_section = ".bss.tables")]
 static THREADS: [Account; ACCOUNTS] = [const { Account::new() }; ACCOUNTS];
 /// Of the threads that found no account of their own.
 static OTHERS: Account = Account::new();

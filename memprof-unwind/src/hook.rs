@@ -30,6 +30,8 @@ pub static HOOKS: [Hook; 4] = [const { Hook::new() }; 4];
 
 static ENTRIES: [Walker; HOOKS.len()] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
 
+// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+#[unsafe(link_section = ".bss.tables")]
 static RULES: Table = Table::new();
 static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 static MISSES: AtomicU64 = AtomicU64::new(0);

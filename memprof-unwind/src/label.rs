@@ -47,6 +47,8 @@ static WANTED: Wanted = Wanted {
     names_key: AtomicU8::new(NONE),
     contexts: [const { Place::new() }; MOST_CONTEXTS],
 };
+// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+#[unsafe(link_section = ".bss.tables")]
 static SETS: Sets = Sets::new();
 
 /// No key.

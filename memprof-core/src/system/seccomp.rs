@@ -10,6 +10,7 @@
 
 use std::io;
 use std::iter;
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process;
 use std::ptr;
@@ -122,11 +123,11 @@ fn refusal(call: &str) -> Error {
 /// The number of the calling thread's filters; none where there is none, or no /proc.
 pub(crate) fn filters() -> Option<u64> {
     // Without the calls that `std::fs::read` makes beside these.
-    let mut status = [0; 4096];
+    let mut status = [const { MaybeUninit::uninit() }; 4096];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open("/proc/thread-self/status", flags, Mode::empty()).ok()?;
-    let length = rustix::io::read(&file, &mut status).ok()?;
-    parse(&String::from_utf8_lossy(&status[..length]))
+    let (status, _) = rustix::io::read(&file, &mut status).ok()?;
+    parse(&String::from_utf8_lossy(status))
 }
 
 fn parse(status: &str) -> Option<u64> {
