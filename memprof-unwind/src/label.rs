@@ -11,13 +11,15 @@ mod set;
 mod sets;
 
 use core::arch::asm;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{
     AtomicU8, AtomicU32,
     Ordering::{Acquire, Relaxed, Release},
 };
 
 use record::Place;
-use set::Set;
+pub use set::Labels;
+use set::{SET_WORDS, Set};
 use sets::Sets;
 
 /// The upper 24 bits: no address that a processor accepts, and the kind of frame that tells labels.
@@ -93,9 +95,8 @@ pub fn label_set_counts() -> LabelSetCounts {
     SETS.counts()
 }
 
-/// Visits each set of labels that was found so far with its id; `key, length, bytes` for each label, where the key
-/// is the number among those that count.
-pub fn each_label_set(visit: impl FnMut(u32, &[u8])) {
+/// Visits each set of labels that was found so far, with its id.
+pub fn each_label_set(visit: impl FnMut(u32, Labels<'_>)) {
     SETS.each(visit);
 }
 
@@ -111,37 +112,42 @@ pub(crate) fn label_frame() -> Option<usize> {
 #[cold]
 #[inline(never)]
 fn frame_of_this_thread() -> Option<usize> {
-    let mut set = Set::new();
+    let mut room = [MaybeUninit::uninit(); SET_WORDS];
+    let mut set = Set::new(&mut room);
     let key = WANTED.names_key.load(Relaxed);
     if key != NONE {
-        let name = thread_name();
+        let bytes = thread_name();
+        let name = bytes.get(NAME_AT..).unwrap_or_default();
         let length = name.iter().position(|byte| *byte == 0);
-        set.add(
-            key,
-            name.get(..length.unwrap_or(name.len())).unwrap_or_default(),
-        );
+        let length = length.unwrap_or(name.len());
+        let name = bytes.as_ptr().expose_provenance().wrapping_add(NAME_AT);
+        // SAFETY: bytes of the name, and eight before it.
+        unsafe { set.add(key, name, length) };
     }
     for place in WANTED.contexts.iter().take_while(|place| place.is_set()) {
         if let Some(mut record) = place.record() {
             record.read(place.keys.load(Relaxed), &mut set);
         }
     }
-    let bytes = set.bytes();
-    (!bytes.is_empty()).then(|| KIND << 40 | (SETS.intern(bytes) as usize) << 1 | 1)
+    let words = set.words();
+    (!words.is_empty()).then(|| KIND << 40 | (SETS.intern(words) as usize) << 1 | 1)
 }
 
+/// So many bytes stand before a thread's name, as [`Set::add`] wants it.
+const NAME_AT: usize = 8;
+
 /// As the kernel knows it, prctl(2).
-fn thread_name() -> [u8; 16] {
+fn thread_name() -> [u8; NAME_AT + 16] {
     const PRCTL: isize = 157;
     const PR_GET_NAME: usize = 16;
-    let mut name = [0_u8; 16];
+    let mut bytes = [0_u8; NAME_AT + 16];
     // SAFETY: prctl(2), PR_GET_NAME: writes up to 16 bytes.
     unsafe {
         asm!(
             "syscall",
             inlateout("rax") PRCTL => _,
             in("rdi") PR_GET_NAME,
-            in("rsi") name.as_mut_ptr(),
+            in("rsi") bytes.as_mut_ptr().wrapping_add(NAME_AT),
             in("rdx") 0,
             in("r10") 0,
             in("r8") 0,
@@ -150,19 +156,19 @@ fn thread_name() -> [u8; 16] {
             options(nostack),
         );
     }
-    name
+    bytes
 }
 
 #[cfg(test)]
 mod tests {
     extern crate std;
 
-    use super::thread_name;
+    use super::{NAME_AT, thread_name};
 
     #[test]
     fn a_thread_is_known_by_its_name() {
         let named = std::thread::Builder::new().name("worker-7".into());
         let name = named.spawn(thread_name).unwrap().join().unwrap();
-        assert!(name.starts_with(b"worker-7\0"), "{name:?}");
+        assert!(name[NAME_AT..].starts_with(b"worker-7\0"), "{name:?}");
     }
 }

@@ -35,7 +35,7 @@ pub use hook::{
     HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read, walk_this_thread,
 };
 pub use label::{
-    Context, LabelSetCounts, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER, each_label_set,
+    Context, LabelSetCounts, Labels, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER, each_label_set,
     label_set_counts, set_labels,
 };
 pub use memory::{Stack, is_readable};

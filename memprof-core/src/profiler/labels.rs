@@ -231,15 +231,10 @@ pub(super) fn lines() -> Vec<String> {
         return Vec::new();
     }
     let mut lines = vec![format!("# labels: {}", known.join(","))];
-    unwinder::each_label_set(|id, set| {
+    unwinder::each_label_set(|id, labels| {
         let mut line = format!("# label: {id}");
-        let mut rest = set;
-        while let [key, length, after @ ..] = rest {
-            let (value, after) = after
-                .split_at_checked(usize::from(*length))
-                .unwrap_or_default();
-            rest = after;
-            if let Some(key) = known.get(usize::from(*key)) {
+        for (key, value) in labels {
+            if let Some(key) = known.get(usize::from(key)) {
                 line += &format!(" {key}={}", escaped(value));
             }
         }

@@ -1,5 +1,7 @@
 //! Where our walk is not built.
 
+use std::iter;
+
 use crate::allocators::mallctl::Mallctl;
 use crate::error::Result;
 
@@ -87,7 +89,7 @@ pub(crate) fn label_set_counts() -> LabelSetCounts {
     }
 }
 
-pub(crate) fn each_label_set(_: impl FnMut(u32, &[u8])) {}
+pub(crate) fn each_label_set(_: impl FnMut(u32, iter::Empty<(u8, &[u8])>)) {}
 
 /// Nothing is installed that a forked child would have.
 pub(crate) fn set_leased(_: bool) {}

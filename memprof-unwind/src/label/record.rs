@@ -9,12 +9,11 @@ use core::arch::asm;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::set::Set;
+use super::set::{Set, read_once};
 use super::{Context, NONE};
 use crate::memory::{is_readable, page_of};
 
 const VALID: usize = 24;
-const LENGTH: usize = 26;
 const ATTRIBUTES: usize = 28;
 /// What a record may have of attributes (OTEP 4947).
 const MOST_ATTRIBUTES: usize = 612;
@@ -52,6 +51,7 @@ impl Place {
     }
 
     /// The calling thread's record, if it is whole.
+    #[inline(always)]
     pub(super) fn record(&self) -> Option<Record> {
         let module = self.module.load(Relaxed);
         if module == 0 {
@@ -72,6 +72,7 @@ impl Place {
 
 /// Where the calling thread has the variables of a library, if it has them (ELF Handling For Thread-Local Storage,
 /// 3; glibc's `dtv_t`).
+#[inline(always)]
 fn variables(module: usize) -> Option<usize> {
     /// Not allocated yet.
     const UNALLOCATED: usize = usize::MAX;
@@ -93,22 +94,33 @@ fn variables(module: usize) -> Option<usize> {
 /// What can be read of a record: `ATTRIBUTES` bytes and so many more.
 pub(super) struct Record {
     address: usize,
+    /// Of all attributes, in bytes.
+    length: usize,
     /// Pages that were found readable: each one costs a system call.
     pages: [usize; 2],
 }
 
 impl Record {
     /// `near` can be read.
+    #[inline(always)]
     fn at(address: usize, near: usize) -> Option<Self> {
         let mut record = Self {
             address,
+            length: 0,
             pages: [page_of(near); 2],
         };
-        let is_whole = address != 0 && record.can_read(0, ATTRIBUTES) && record.byte(VALID) == 1;
-        is_whole.then_some(record)
+        if address == 0 || !record.can_read(0, ATTRIBUTES) {
+            return None;
+        }
+        // SAFETY: found readable; its own thread, which alone writes it, is here.
+        let head: u32 = unsafe { read_once(address.wrapping_add(VALID)) };
+        let [valid, _, low, high] = head.to_ne_bytes();
+        record.length = usize::from(u16::from_ne_bytes([low, high])).min(MOST_ATTRIBUTES);
+        (valid == 1).then_some(record)
     }
 
     /// Whether so many bytes from there on can be read.
+    #[inline(always)]
     fn can_read(&mut self, offset: usize, length: usize) -> bool {
         let Some(start) = self.address.checked_add(offset) else {
             return false;
@@ -117,10 +129,11 @@ impl Record {
             return false;
         };
         // At most two: a record is smaller than a page.
-        self.can_read_page(page_of(start))
-            && (page_of(last) == page_of(start) || self.can_read_page(page_of(last)))
+        let pages = [page_of(start), page_of(last)];
+        pages == [self.pages[0]; 2] || pages.into_iter().all(|page| self.can_read_page(page))
     }
 
+    #[cold]
     fn can_read_page(&mut self, page: usize) -> bool {
         if self.pages.contains(&page) {
             return true;
@@ -132,65 +145,71 @@ impl Record {
         can
     }
 
-    /// One that [`Self::can_read`].
-    fn byte(&self, offset: usize) -> u8 {
-        let byte = ptr::with_exposed_provenance::<u8>(self.address.wrapping_add(offset));
-        // SAFETY: it was found readable; its own thread, which alone writes it, is here.
-        unsafe { byte.read_volatile() }
-    }
-
     /// Adds the attributes whose keys count.
-    pub(super) fn read(&mut self, keys: u64, set: &mut Set) {
-        let length = u16::from_ne_bytes([self.byte(LENGTH), self.byte(LENGTH + 1)]);
-        let length = usize::from(length).min(MOST_ATTRIBUTES);
-        if length == 0 || !self.can_read(ATTRIBUTES, length) {
+    #[inline(always)]
+    pub(super) fn read(&mut self, keys: u64, set: &mut Set<'_>) {
+        if self.length == 0 || !self.can_read(ATTRIBUTES, self.length) {
             return;
         }
-        let end = ATTRIBUTES + length;
-        let mut at = ATTRIBUTES;
-        while at + 2 <= end {
-            let (found, length) = (self.byte(at), usize::from(self.byte(at + 1)));
-            at += 2;
+        let mut at = self.address.wrapping_add(ATTRIBUTES);
+        let mut left = self.length;
+        while let Some(behind) = left.checked_sub(2) {
+            // SAFETY: these bytes are among those that were found readable.
+            let [found, length] = unsafe { read_once::<u16>(at) }.to_ne_bytes();
+            at = at.wrapping_add(2);
+            let length = usize::from(length);
             // The rest is missing.
-            if at + length > end {
+            let Some(behind) = behind.checked_sub(length) else {
                 return;
+            };
+            if let Some(key) = number_of(found, keys) {
+                // SAFETY: so are these, and those before, which are more than eight.
+                unsafe { set.add(key, at, length) };
             }
-            let counts = keys
-                .to_le_bytes()
-                .iter()
-                .position(|key| *key == found && *key != NONE);
-            if let Some(key) = counts {
-                let value = ptr::with_exposed_provenance(self.address.wrapping_add(at));
-                // SAFETY: these bytes are among those that were found readable.
-                unsafe { set.add_from(key as u8, value, length) };
-            }
-            at += length;
+            at = at.wrapping_add(length);
+            left = behind;
         }
     }
+}
+
+/// The number among the keys that count, a byte each, of one that was found.
+#[inline(always)]
+fn number_of(found: u8, keys: u64) -> Option<u8> {
+    const LOWEST: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGHEST: u64 = LOWEST << 7;
+    // The byte of an equal key is 0, and the lowest 0 borrows from the byte above it.
+    let differing = keys ^ (u64::from(found) * LOWEST);
+    let equal = differing.wrapping_sub(LOWEST) & !differing & HIGHEST;
+    let number = equal.trailing_zeros() / u8::BITS;
+    (found != NONE && equal != 0).then_some(number as u8)
 }
 
 #[cfg(test)]
 mod tests {
     extern crate std;
 
+    use core::mem::MaybeUninit;
     use std::string::String;
     use std::vec::Vec;
 
     use super::*;
+    use crate::label::set::SET_WORDS;
     use crate::label::set::tests::labels;
+    use crate::memory::PAGE;
 
     /// As a writer of OTEP 4947 lays it out.
     fn record(valid: u8, attributes: &[u8]) -> Vec<u8> {
         let mut record = std::vec![0; ATTRIBUTES];
         record[VALID] = valid;
-        record[LENGTH..ATTRIBUTES].copy_from_slice(&(attributes.len() as u16).to_ne_bytes());
+        record[VALID + 2..ATTRIBUTES].copy_from_slice(&(attributes.len() as u16).to_ne_bytes());
         record.extend_from_slice(attributes);
         record
     }
 
     #[track_caller]
     fn check(record: &[u8], expected: &[(u8, &str)]) {
-        let mut set = Set::new();
+        let mut room = [MaybeUninit::uninit(); SET_WORDS];
+        let mut set = Set::new(&mut room);
         if let Some(mut record) =
             Record::at(record.as_ptr().expose_provenance(), record.as_ptr().addr())
         {
@@ -199,12 +218,23 @@ mod tests {
             record.read(u64::from_le_bytes(keys), &mut set);
         }
         assert_eq!(
-            labels(set.bytes()),
+            labels(&set),
             expected
                 .iter()
                 .map(|(key, value)| (*key, String::from(*value)))
                 .collect::<Vec<_>>()
         );
+    }
+
+    #[test]
+    fn keys_that_count_have_numbers() {
+        let wanted = [7, 3, 0, 128, 127, 254, 3, NONE];
+        let keys = u64::from_le_bytes(wanted);
+        for found in 0..=u8::MAX {
+            let number = wanted.iter().position(|key| *key == found);
+            let number = number.filter(|_| found != NONE).map(|number| number as u8);
+            assert_eq!(number_of(found, keys), number, "{found}");
+        }
     }
 
     #[test]
@@ -222,6 +252,43 @@ mod tests {
         check(&record(1, b""), &[]);
     }
 
+    /// A page between two that cannot be read; never unmapped.
+    fn page_alone() -> &'static mut [u8] {
+        // SAFETY: mmap(2): a fresh mapping.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                3 * PAGE,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        let page = start.wrapping_byte_add(PAGE);
+        // SAFETY: mprotect(2): a page of that mapping, which nobody uses.
+        let rc = unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(rc, 0);
+        // SAFETY: so many bytes, which are nobody else's.
+        unsafe { core::slice::from_raw_parts_mut(page.cast(), PAGE) }
+    }
+
+    #[test]
+    fn nothing_is_read_beside_a_record() {
+        let page = page_alone();
+        for length in 0..=40 {
+            let value = &"0123456789012345678901234567890123456789"[..length];
+            let attributes = [&[7, length as u8], value.as_bytes()].concat();
+            let whole = record(1, &attributes);
+            for start in [0, PAGE - whole.len()] {
+                let place = &mut page[start..start + whole.len()];
+                place.copy_from_slice(&whole);
+                check(place, &[(0, value)]);
+            }
+        }
+    }
+
     #[test]
     fn what_a_broken_writer_left_is_not_followed() {
         // Longer than the record says, or than it may be.
@@ -229,7 +296,7 @@ mod tests {
         check(&record(1, b"\x07\x01a\x03"), &[(0, "a")]);
         let mut long = record(1, &[7; 700]);
         check(&long, &[(0, core::str::from_utf8(&[7; 7]).unwrap())]);
-        long[LENGTH..ATTRIBUTES].fill(0xff);
+        long[VALID + 2..ATTRIBUTES].fill(0xff);
         check(&long, &[(0, core::str::from_utf8(&[7; 7]).unwrap())]);
         for wild in [1, 0x1000, usize::MAX - 8, 1 << 63, 0x4d50_0000_0000_0001] {
             assert!(

@@ -5,7 +5,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::set::SET_BYTES;
+use super::set::{Labels, SET_WORDS};
 use super::{LabelSetCounts, MOST_SETS, OTHER};
 
 /// The sets of labels that were found, each once. Never forgotten: samples may live that point to them.
@@ -18,17 +18,15 @@ pub(super) struct Sets {
 
 /// At most half of them are taken.
 const PLACES: usize = (2 * MOST_SETS).next_power_of_two();
-/// Words of a set.
-const WORDS: usize = SET_BYTES / size_of::<u64>();
 
 /// The start of a short set lies in one line of the cache.
 #[repr(C, align(64))]
 struct SetPlace {
-    /// Of its bytes; 0: free.
+    /// Of its words; 0: free.
     hash: AtomicU64,
-    /// How many bytes; 0 while they are written.
+    /// How many words; 0 while they are written.
     length: AtomicU32,
-    words: [AtomicU64; WORDS],
+    words: [AtomicU64; SET_WORDS],
 }
 
 impl Sets {
@@ -38,7 +36,7 @@ impl Sets {
                 SetPlace {
                     hash: AtomicU64::new(0),
                     length: AtomicU32::new(0),
-                    words: [const { AtomicU64::new(0) }; WORDS],
+                    words: [const { AtomicU64::new(0) }; SET_WORDS],
                 }
             }; PLACES],
             used: AtomicUsize::new(0),
@@ -48,8 +46,8 @@ impl Sets {
 
     /// The id of a set, or [`OTHER`].
     #[inline(always)]
-    pub(super) fn intern(&self, bytes: &[u8]) -> u32 {
-        self.find(bytes).unwrap_or_else(|| {
+    pub(super) fn intern(&self, words: &[u64]) -> u32 {
+        self.find(words).unwrap_or_else(|| {
             self.others.fetch_add(1, Relaxed);
             OTHER
         })
@@ -65,8 +63,8 @@ impl Sets {
 
     /// The id of a set, new or known, where it has a place.
     #[inline(always)]
-    fn find(&self, bytes: &[u8]) -> Option<u32> {
-        let hash = hash(bytes);
+    fn find(&self, words: &[u64]) -> Option<u32> {
+        let hash = hash(words);
         for probe in 0..PLACES {
             let index = (hash as usize).wrapping_add(probe) % PLACES;
             let place = self.places.get(index)?;
@@ -81,7 +79,7 @@ impl Sets {
                 }
                 match place.hash.compare_exchange(0, hash, Release, Acquire) {
                     Ok(_) => {
-                        place.write(bytes);
+                        place.write(words);
                         return Some(index as u32 + 1);
                     }
                     Err(other) => {
@@ -90,72 +88,61 @@ impl Sets {
                     }
                 }
             }
-            if known == hash && place.may_hold(bytes) {
+            if known == hash && place.may_hold(words) {
                 return Some(index as u32 + 1);
             }
         }
         None
     }
 
-    pub(super) fn each(&self, mut visit: impl FnMut(u32, &[u8])) {
+    pub(super) fn each(&self, mut visit: impl FnMut(u32, Labels<'_>)) {
         for (index, place) in self.places.iter().enumerate() {
             let length = place.length.load(Acquire) as usize;
             if length > 0 {
-                let bytes = place.read();
-                visit(index as u32 + 1, bytes.get(..length).unwrap_or_default());
+                let bytes = place.bytes();
+                let written = bytes.as_flattened().get(..length * size_of::<u64>());
+                visit(index as u32 + 1, Labels(written.unwrap_or_default()));
             }
         }
     }
 }
 
 impl SetPlace {
-    fn write(&self, bytes: &[u8]) {
-        for (place, word) in self.words.iter().zip(words(bytes)) {
-            place.store(word, Relaxed);
+    fn write(&self, words: &[u64]) {
+        for (place, word) in self.words.iter().zip(words) {
+            place.store(*word, Relaxed);
         }
-        self.length.store(bytes.len() as u32, Release);
+        self.length.store(words.len() as u32, Release);
     }
 
-    fn read(&self) -> [u8; SET_BYTES] {
-        let mut bytes = [0; SET_BYTES];
-        for (chunk, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(&self.words) {
-            chunk.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
-        }
-        bytes
+    fn bytes(&self) -> [[u8; size_of::<u64>()]; SET_WORDS] {
+        self.words
+            .each_ref()
+            .map(|word| word.load(Relaxed).to_ne_bytes())
     }
 
     /// Nobody waits for one that is being written, maybe by the very thread that a signal interrupted: of the same
     /// hash, it is taken for the same.
-    fn may_hold(&self, bytes: &[u8]) -> bool {
+    #[inline(always)]
+    fn may_hold(&self, words: &[u64]) -> bool {
         match self.length.load(Acquire) as usize {
             0 => true,
             length => {
-                let mut both = self.words.iter().zip(words(bytes));
-                length == bytes.len() && both.all(|(place, word)| place.load(Relaxed) == word)
+                let mut both = self.words.iter().zip(words);
+                length == words.len() && both.all(|(place, word)| place.load(Relaxed) == *word)
             }
         }
     }
 }
 
-/// Never 0.
-fn hash(bytes: &[u8]) -> u64 {
-    let step = |hash: u64, word: u64| {
+/// Never 0. Each label tells its length, so no set is the start of another one's words.
+#[inline(always)]
+fn hash(words: &[u64]) -> u64 {
+    let step = |hash: u64, word: &u64| {
         let hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         hash ^ (hash >> 29)
     };
-    words(bytes).fold(!(bytes.len() as u64), step) | 1
-}
-
-/// The bytes by eights, the last ones filled up with zeros.
-fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    let (whole, rest) = bytes.as_chunks();
-    let mut last = [0; size_of::<u64>()];
-    for (to, from) in last.iter_mut().zip(rest) {
-        *to = *from;
-    }
-    let last = (!rest.is_empty()).then(|| u64::from_ne_bytes(last));
-    let whole = whole.iter().map(|word| u64::from_ne_bytes(*word));
-    whole.chain(last)
+    words.iter().fold(!0, step) | 1
 }
 
 #[cfg(test)]
@@ -167,20 +154,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_tell_every_byte() {
-        let all: Vec<u8> = (1..=SET_BYTES as u8).collect();
-        for length in 1..all.len() {
-            let hashed = hash(&all[..length]);
-            assert_ne!(hashed, hash(&all[..length - 1]), "{length}");
-            let padded = [&all[..length], &[0]].concat();
-            assert_ne!(hashed, hash(&padded), "{length} and a zero");
-        }
-    }
-
-    #[test]
     fn ten_thousand_labels_stay_bounded() {
         static SETS: Sets = Sets::new();
-        let set = |number: u32| [&[0, 4][..], &number.to_ne_bytes()].concat();
+        // One label, of 4 bytes.
+        let set = |number: u32| [u64::from(number) << 16 | 4 << 8];
         let ids: Vec<u32> = (0..10_000)
             .map(|number| SETS.intern(&set(number)))
             .collect();
@@ -189,8 +166,10 @@ mod tests {
             assert_eq!(SETS.intern(&set(number)), *id);
         }
         let mut seen = 0;
-        SETS.each(|id, bytes| {
-            let number = u32::from_ne_bytes(bytes[2..].try_into().unwrap());
+        SETS.each(|id, mut labels| {
+            let (key, value) = labels.next().unwrap();
+            assert_eq!((key, labels.next()), (0, None));
+            let number = u32::from_ne_bytes(value.try_into().unwrap());
             assert_eq!(ids[number as usize], id);
             seen += 1;
         });
