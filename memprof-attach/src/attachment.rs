@@ -21,7 +21,7 @@ pub struct Attachment {
 pub struct File {
     /// Its path, for errors.
     pub path: String,
-    /// Its text.
+    /// TOML, as the file holds it.
     pub text: String,
 }
 

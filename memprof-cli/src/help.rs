@@ -7,7 +7,7 @@ use memprof_messages::{Argument, Message, message};
 use crate::args::Args;
 use crate::completion::words;
 
-/// A command.
+/// What the help of a command has beside clap's: examples.
 struct Help {
     command: &'static str,
     examples: &'static [&'static str],

@@ -27,7 +27,7 @@ pub(crate) struct Context {
     pub(crate) service: String,
     /// The process as no other one is called: `HOST/PID.START`, the start in ticks since the machine's.
     pub(crate) instance: String,
-    /// The machine.
+    /// The machine's name.
     pub(crate) host: String,
     pub(crate) pid: u32,
     /// That of the program's file in hexadecimal; empty where it has none.

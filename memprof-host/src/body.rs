@@ -116,7 +116,7 @@ impl Body {
         }
     }
 
-    /// The bytes.
+    /// All of it, read into memory.
     ///
     /// # Errors
     /// The body is a file that has too many, and that the error names; or it cannot be read.

@@ -59,7 +59,7 @@ pub struct PluginConfig {
 #[derive(Debug, thiserror::Error)]
 #[error("config file {}: {message}", path.display())]
 pub struct ConfigError {
-    /// The file.
+    /// As it was given.
     pub path: PathBuf,
     /// What is wrong, with line and column where it is in the text.
     pub message: String,

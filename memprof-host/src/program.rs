@@ -7,7 +7,7 @@ use memprof_plugin_abi::raw::memprof_jemalloc_t;
 pub struct Program {
     /// The program's name, which `memprof -t` takes.
     pub name: &'static str,
-    /// Its version.
+    /// As the program tells it, for logs; may be empty.
     pub version: &'static str,
     /// Where the lines of plugins go.
     pub log: &'static dyn log::Log,

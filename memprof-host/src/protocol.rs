@@ -37,7 +37,7 @@ pub const TOO_MANY_CONNECTIONS: i32 = -32002;
 /// Our error code: the host has no memory for the request, or for the connection.
 pub const OUT_OF_MEMORY: i32 = -32003;
 
-/// A request.
+/// A request of JSON-RPC 2.0.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Request {
     /// `"2.0"`.
@@ -45,7 +45,7 @@ pub struct Request {
     /// What the response repeats; a request without it gets no response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Value>,
-    /// The method.
+    /// One of the methods above, as [`MESSAGE`].
     pub method: String,
     /// The method's parameters.
     #[serde(default, skip_serializing_if = "Value::is_null")]
@@ -88,7 +88,7 @@ pub struct BasicMessage {
 /// The result of [`HOST`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HostInfo {
-    /// The process.
+    /// The process, by its number in the host's own pid namespace.
     pub pid: u32,
     /// The host's name.
     pub name: String,

@@ -13,7 +13,7 @@ pub struct Reply {
     pub status_code: Status,
     /// The media type of the body (RFC 9110).
     pub content_type: Cow<'static, str>,
-    /// The body.
+    /// JSON, a text or a profile, as the content type says.
     pub body: Body,
 }
 

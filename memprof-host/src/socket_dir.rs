@@ -40,7 +40,7 @@ pub fn in_tmp(uid: u32) -> PathBuf {
 /// A directory that may hold the sockets of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Its path.
+    /// As it is configured, or by default.
     pub directory: PathBuf,
     /// The user in its name, whose it must be: anybody may make a directory in `/tmp`.
     pub named_after: Option<u32>,

@@ -34,7 +34,7 @@ const GRACE: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Mutex<Vec<Arc<Client>>>);
 
-/// A connection.
+/// One connection, and how long it let the server wait.
 #[derive(Debug)]
 pub(crate) struct Client {
     /// Whether all other places are taken, and it is to be told so.

@@ -35,7 +35,7 @@ pub enum Dumped {
     Whole {
         /// What its bytes are.
         content_type: String,
-        /// Its bytes.
+        /// At its start.
         file: Passed,
     },
     /// The plugin's own error.

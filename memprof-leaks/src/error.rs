@@ -56,7 +56,7 @@ pub enum Error {
     PidsLimit {
         /// The cgroup's path.
         cgroup: String,
-        /// Its limit.
+        /// `pids.max` of that cgroup.
         limit: u64,
     },
     /// What it writes while the snapshot is read is copied, and its cgroup has no room for that.

@@ -15,7 +15,7 @@ use crate::view::View;
 /// What was found of an allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Heap {
-    /// Its objects.
+    /// Where the allocator has objects, and of what size.
     pub(crate) spans: Vec<Span>,
     /// Used according to the spans, but in a cache of the allocator's.
     pub(crate) cached: Vec<u64>,

@@ -67,7 +67,6 @@ impl Process {
         Ok(Self { pid, memory })
     }
 
-    /// The pid.
     pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw()
     }

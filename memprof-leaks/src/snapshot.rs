@@ -39,7 +39,7 @@ const CODE_MAPPINGS: usize = 64;
 /// A process that can be copied.
 #[derive(Debug)]
 pub struct Subject {
-    /// Its pid.
+    /// In this program's pid namespace.
     pub pid: u32,
     /// What /proc/PID/status says.
     pub status: Status,

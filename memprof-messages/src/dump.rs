@@ -16,7 +16,7 @@ pub struct Dump {
     pub kind: Word<ProfileKind>,
     /// Where it lies, absolute.
     pub path: PathBuf,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
     /// The number of stacks in it.
     pub stacks: u64,
@@ -56,7 +56,7 @@ pub struct Kept {
     pub id: String,
     /// Where it lies, absolute.
     pub path: PathBuf,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
     /// When it was taken: RFC 3339, UTC.
     pub taken: String,

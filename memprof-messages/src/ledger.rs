@@ -11,7 +11,7 @@ use crate::{Kind, Totals};
 pub struct Ledger {
     /// Resident memory as the kernel counts it.
     pub rss_bytes: u64,
-    /// Its parts.
+    /// In the order in which they are told; they sum to `rss_bytes`.
     pub rows: Vec<Row>,
     /// What each allocator says of the heap's rows.
     pub allocators: Vec<Heap>,
@@ -40,7 +40,7 @@ pub struct Row {
 pub struct Heap {
     /// Which one.
     pub kind: Word<Kind>,
-    /// Its version.
+    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// Serves this process's `malloc`.
     pub owns_malloc: bool,

@@ -44,7 +44,7 @@ words! {
         /// Ours, also in place of a walker that the program installed itself; a warning where that
         /// cannot be.
         Ours = "ours",
-        /// The allocator.
+        /// The walker or sampler that the allocator has itself.
         Allocator = "allocator",
     }
 
@@ -54,7 +54,7 @@ words! {
         /// The allocator where it can, else ours.
         #[default]
         Auto = "auto",
-        /// The allocator.
+        /// The walker or sampler that the allocator has itself.
         Allocator = "allocator",
         /// Ours.
         Ours = "ours",

@@ -42,7 +42,7 @@ pub enum Totals {
 pub struct Stats {
     /// Which one.
     pub kind: Word<Kind>,
-    /// Its version.
+    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// The totals; absent where the allocator keeps none.
     #[serde(flatten)]
@@ -62,7 +62,7 @@ pub struct Purged {
     pub anonymous_before_bytes: u64,
     /// After it.
     pub anonymous_after_bytes: u64,
-    /// The difference.
+    /// Before minus after; 0 where it grew.
     pub released_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct Purged {
 pub struct Background {
     /// Which one.
     pub kind: Word<Kind>,
-    /// Its version.
+    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// Whether they run.
     pub background_thread: bool,
@@ -86,7 +86,7 @@ pub struct Background {
 pub struct Recent {
     /// Which one.
     pub kind: Word<Kind>,
-    /// Its version.
+    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// It keeps so many; -1: all of them.
     pub alloc_max: i64,

@@ -70,7 +70,7 @@ pub struct LabelSets {
 pub struct AllocatorStatus {
     /// Which one.
     pub kind: Word<Kind>,
-    /// Its version.
+    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// `host`, `dlsym` or the symbol table.
     pub found_by: String,

@@ -11,7 +11,7 @@ pub trait Vocabulary: Copy + 'static {
     /// All words.
     const WORDS: &'static [&'static str];
 
-    /// Its word.
+    /// As the contract writes it: `inactive`.
     fn word(self) -> &'static str;
 
     /// What has that word.
@@ -31,7 +31,7 @@ pub enum Word<T> {
 /// A word that is none of those that are known, where only these will do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownWord {
-    /// The word.
+    /// As it came.
     pub word: String,
     /// Those that are known.
     pub known: &'static [&'static str],
@@ -142,7 +142,7 @@ macro_rules! words {
             /// Their words, in the same order.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// Its word.
+            /// As the contract writes it: `inactive`.
             pub const fn word(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+

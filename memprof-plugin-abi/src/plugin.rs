@@ -7,7 +7,7 @@ use crate::{Arguments, Failure, Host, Reply};
 pub trait Plugin: Send + Sync + Sized + 'static {
     /// Its name in messages and logs, unique in a host.
     const ID: &'static str;
-    /// Its version.
+    /// For logs and `status`, as in `0.2.0`.
     const VERSION: &'static str;
     /// The messages it answers. The SDK refuses all others, with this list.
     const MESSAGES: &'static [Message];

@@ -103,7 +103,7 @@ fn wait(pid: pid_t) -> io::Result<c_int> {
 }
 
 impl Ending {
-    /// Its pid.
+    /// In this program's pid namespace.
     pub fn pid(&self) -> u32 {
         self.pid.cast_unsigned()
     }

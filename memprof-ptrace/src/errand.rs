@@ -75,7 +75,7 @@ pub enum Call {
 pub struct Home<'a> {
     /// Its registers, with which it goes on.
     pub registers: user_regs_struct,
-    /// Its vectors.
+    /// Its vector and floating-point registers.
     pub state: &'a State,
     /// The signals that it blocks.
     pub blocked: u64,

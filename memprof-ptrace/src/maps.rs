@@ -5,7 +5,7 @@ use std::ops::Range;
 /// One mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping<'a> {
-    /// Its addresses.
+    /// From its first address to the one behind its last.
     pub range: Range<u64>,
     /// `r-xp`: readable, writable, executable, private or shared.
     pub access: [u8; 4],

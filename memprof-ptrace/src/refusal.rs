@@ -19,7 +19,7 @@ pub enum Refusal {
     /// The number names a thread, and there is none that names its process.
     #[error("is a thread of process {process}")]
     Thread {
-        /// Its process.
+        /// The process that the thread is of.
         process: u32,
     },
     /// Nobody traces himself.
@@ -44,15 +44,15 @@ pub enum Refusal {
     /// Another process traces it.
     #[error("process {tracer} already traces {pid} (a debugger, strace?); only one can")]
     Traced {
-        /// The tracer.
+        /// `TracerPid` of /proc/PID/status.
         tracer: u32,
-        /// The process.
+        /// As it was asked for.
         pid: u32,
     },
     /// By SIGSTOP, or at a terminal.
     #[error("process is stopped; continue it first (kill -CONT {pid})")]
     Stopped {
-        /// The process.
+        /// As it was asked for.
         pid: u32,
     },
     /// By its cgroup: nothing wakes it.
@@ -120,7 +120,7 @@ pub enum Refusal {
     /// A file of /proc that could not be read or understood.
     #[error("failed to read {file}: {cause}")]
     Unreadable {
-        /// The file.
+        /// The path under /proc.
         file: String,
         /// Why.
         cause: String,

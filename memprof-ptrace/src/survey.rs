@@ -6,7 +6,7 @@ use crate::examine::{Examined, Purpose};
 use crate::process::Status;
 use crate::refusal::{Denial, Refusal};
 
-/// A process.
+/// A process that can be attached to, or why not.
 #[derive(Clone, Debug)]
 pub struct Surveyed {
     /// Its pid here.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-/// A thread.
+/// A line of /proc/PID/task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
     /// Its number, as gettid(2) gives it.

@@ -117,7 +117,7 @@ pub enum Error {
     Io {
         /// The act and the thing.
         act: String,
-        /// The cause.
+        /// What the system said.
         #[source]
         source: io::Error,
     },

@@ -119,7 +119,7 @@ impl Labels {
 /// `KEY=VALUE`, as a report is asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// The key.
+    /// As the program names it: `route`.
     pub key: String,
     /// The value, or `[none]` or `[other]`.
     pub value: String,

@@ -50,7 +50,7 @@ impl Default for Limits {
 pub(crate) enum Part {
     /// A distinct address with its name and its function.
     Address,
-    /// A sample.
+    /// The values at one stack.
     Sample,
     /// A distinct stack of so many frames.
     Stack(usize),

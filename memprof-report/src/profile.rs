@@ -198,7 +198,7 @@ pub struct Origin {
     pub host: Option<String>,
     /// Its process id.
     pub pid: Option<u32>,
-    /// The machine.
+    /// The node name that uname(2) told the host.
     pub machine: Option<String>,
     /// When the host started.
     pub started: Option<String>,

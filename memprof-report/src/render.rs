@@ -33,11 +33,11 @@ use crate::short::shortened;
 pub struct Subject<'a> {
     /// The profile's file name.
     pub name: String,
-    /// The profile.
+    /// With its addresses named.
     pub profile: &'a Named,
     /// The base's file name.
     pub base_name: Option<String>,
-    /// The base.
+    /// What is subtracted, with the same names.
     pub base: Option<&'a Named>,
 }
 

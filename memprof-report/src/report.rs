@@ -21,7 +21,7 @@ use crate::unsample::unsample;
 pub struct Input<'a> {
     /// What a view calls it: the file's name.
     pub name: &'a str,
-    /// Its bytes.
+    /// A dump as it was written, or packed with gzip.
     pub bytes: &'a mut dyn BufRead,
 }
 

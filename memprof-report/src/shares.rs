@@ -59,7 +59,7 @@ pub struct Holding {
     pub key: String,
     /// Its value, `[none]`, or `[other]` for all that are not told apart.
     pub value: String,
-    /// An estimate.
+    /// Bytes, corrected for sampling; negative where a base had more.
     pub bytes: i64,
 }
 

@@ -7,7 +7,7 @@ use crate::pair::Pair;
 /// One function.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// Its name.
+    /// By its id among the profile's texts.
     pub function: StringId,
     /// Its own allocations.
     pub flat: Pair,

@@ -47,7 +47,7 @@ impl Place {
         Ok(place)
     }
 
-    /// The directory.
+    /// Absolute; it ends with this value.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }

@@ -130,7 +130,7 @@ impl Budget {
         budget
     }
 
-    /// The file.
+    /// TOML, as `--update` writes it.
     pub(super) fn text(&self) -> String {
         let mut text = String::from(
             "# The budget of `memprof test`: a run may exceed it by `tolerance`. `--update` rewrites this file.\n",

@@ -23,7 +23,7 @@ pub(super) struct Check {
     pub(super) what: What,
     /// None: of all functions together.
     pub(super) function: Option<String>,
-    /// The budget.
+    /// In the unit of [`What`], as the file has it.
     pub(super) budget: u64,
     /// The least that would break it, chance left aside.
     pub(super) limit: u64,

@@ -19,7 +19,7 @@ pub(super) struct Processes {
     pub(super) of_others: usize,
 }
 
-/// A process.
+/// A row of `memprof ps --all`.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pid: u32,

@@ -26,7 +26,7 @@ pub(crate) use bins::Bin;
 pub(crate) struct Jemalloc {
     /// Its version is for example `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
     pub identity: Identity,
-    /// Its functions.
+    /// `mallctl` and its relatives, under this jemalloc's prefix.
     pub mallctl: Mallctl,
     /// The environment variable that configures it; unknown for a nameless one.
     pub conf_variable: Option<String>,

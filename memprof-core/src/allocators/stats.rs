@@ -16,7 +16,7 @@ pub type ReadReport = fn(&Mallctl) -> Result<Printout, Error>;
 /// How a jemalloc's figures are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Readers {
-    /// Its totals.
+    /// By `stats.*` (jemalloc(3)).
     pub figures: ReadFigures,
     /// What `malloc_stats_print` says.
     pub report: ReadReport,

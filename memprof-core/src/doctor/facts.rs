@@ -6,7 +6,7 @@ use super::malloc_conf::Source;
 use crate::allocators::refusal::WhyNot;
 use memprof_messages::Kind;
 
-/// The process.
+/// What of the process the rules look at.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// Why profiling cannot be on.

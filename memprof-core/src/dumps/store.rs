@@ -30,7 +30,7 @@ const CLOCK_SLACK: Duration = Duration::from_secs(60);
 pub struct Fetched {
     /// At its start.
     pub file: File,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
     /// Where it lies, absolute.
     pub path: PathBuf,

@@ -50,7 +50,7 @@ struct Whole<R> {
 pub struct Unkept {
     /// Open for reading only, at its start. Nobody writes to it any more.
     pub file: File,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
     /// As [`Dump::estimated_inuse_bytes`].
     pub estimated_inuse_bytes: u64,

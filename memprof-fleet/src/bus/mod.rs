@@ -38,7 +38,7 @@ impl Verb {
     }
 }
 
-/// A question.
+/// What an agent is asked, as JSON on its subject.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
     pub(crate) target: Target,

@@ -67,7 +67,7 @@ struct Fields {
     others: [usize; 12],
 }
 
-/// The module.
+/// `ngx_module_t`, which nginx finds by the name.
 #[doc(hidden)]
 #[repr(transparent)]
 #[derive(Debug)]

@@ -217,7 +217,7 @@ fn register(api: &Api, ctx: Ctx, instance: &AdapterInstance) -> bool {
     created == OK
 }
 
-/// The command.
+/// `MEMORY_PROFILE WORD…`, on the thread of the server.
 unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
     contain(ERR, || {
         let (Some(api), Some(instance)) = (API.get(), instance()) else {

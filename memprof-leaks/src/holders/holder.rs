@@ -22,7 +22,7 @@ pub enum Holder {
     },
     /// On the stack of a thread, where its thread-local variables lie too.
     Stack {
-        /// The thread.
+        /// The thread's number (TID).
         thread: u32,
         /// The thread's name (`/proc/PID/task/TID/comm`).
         name: String,
@@ -38,7 +38,7 @@ pub enum Holder {
     },
     /// In a register of a thread.
     Registers {
-        /// The thread.
+        /// The thread's number (TID).
         thread: u32,
         /// The thread's name (`/proc/PID/task/TID/comm`).
         name: String,

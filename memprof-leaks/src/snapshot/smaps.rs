@@ -19,7 +19,7 @@ pub(crate) struct Figures {
     pub(crate) huge: u64,
     /// A forked child does not have it, or has zeros there (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
     pub(crate) is_not_copied: bool,
-    /// The latter.
+    /// Only of `MADV_WIPEONFORK`: zeros in the child.
     pub(crate) is_emptied: bool,
     /// Of a device: not to be read from outside.
     pub(crate) is_device: bool,

@@ -37,7 +37,7 @@ fn c_library(maps: &[u8]) -> Vec<Range<u64>> {
 /// What a thread had in its registers.
 #[derive(Clone, Debug)]
 pub struct Registers {
-    /// Its number.
+    /// The thread's number (TID).
     pub tid: u32,
     /// The stack pointer.
     pub stack: u64,

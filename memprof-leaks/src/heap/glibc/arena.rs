@@ -29,7 +29,7 @@ const HEAP_ARENA: u64 = 0;
 const HEAP_BEFORE: u64 = 8;
 const HEAP_SIZE: u64 = 16;
 
-/// An arena.
+/// `malloc_state` of glibc, and where it lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Arena {
     address: u64,
@@ -128,7 +128,7 @@ impl Arena {
         first.filter(|chunk| *chunk != 0)
     }
 
-    /// Its heaps.
+    /// The memory that it has chunks in: brk's, or each `heap_info`.
     pub(super) fn segments(&self, view: &View) -> Vec<Segment> {
         let Some(top) = view.word(self.address + TOP) else {
             return Vec::new();
