@@ -24,15 +24,22 @@ pub(super) fn route() -> MethodRouter<Shared> {
         .layer(DefaultBodyLimit::max(BODY))
 }
 
-/// The program and its arguments, each ended by a NUL.
+/// The program and its arguments, with a NUL between them.
 pub(super) async fn command_line(To(host): To) -> Result<String> {
     let info = host.host().await?;
     let own = blocking(move || std::fs::read(format!("/proc/{}/cmdline", info.pid))).await?;
     match own {
-        Ok(bytes) if !bytes.is_empty() => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Ok(bytes) if !bytes.is_empty() => Ok(separated(&bytes)),
         // It runs in another PID namespace, or has just ended.
-        _ => Ok(info.command.replace(' ', "\0") + "\0"),
+        _ => Ok(info.command.replace(' ', "\0")),
     }
+}
+
+/// The kernel ends each argument with a NUL, Go writes one only between two. jeprof cuts a NUL off only where an
+/// argument follows it, and names a file after the rest.
+fn separated(arguments: &[u8]) -> String {
+    let arguments = String::from_utf8_lossy(arguments);
+    arguments.trim_end_matches('\0').to_owned()
 }
 
 /// A line for each address of `0x1+0x2`: `0x%08x`, a tab, the name.
@@ -121,6 +128,14 @@ fn name(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, String)>> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_argument_has_no_end() {
+        let check = |arguments: &[u8], expected| assert_eq!(separated(arguments), expected);
+        check(b"server\0", "server");
+        check(b"server\0-p\x00", "server\0-p");
+        check(b"renamed by itself", "renamed by itself");
+    }
 
     #[test]
     fn lists_of_addresses() {
