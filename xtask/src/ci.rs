@@ -9,7 +9,7 @@ use xtask::dist::{self, Profile};
 use xtask::packages;
 use xtask::run::{cargo, output, root, run};
 
-use crate::{arrows, features, fuzz};
+use crate::{arrows, demo, features, fuzz};
 
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
@@ -54,6 +54,7 @@ pub(crate) fn run_ci() -> Result<()> {
     features::check()?;
     arrows::check()?;
     test()?;
+    demo::demo()?;
     fuzz::replay()?;
     crate::torture(&["--short"])?;
     let mut docs = cargo(&[

@@ -28,7 +28,7 @@ usage: cargo xtask COMMAND
                       uses one above it; files above 400 lines
   features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
-  ci                  format, clippy, features, arrows, test, fuzz, torture --short, docs, deny:
+  ci                  format, clippy, features, arrows, test, demo, fuzz, torture --short, docs, deny:
                       what CI runs";
 
 /// A crate of its own, so that the other commands need not wait until it is built.

@@ -1,71 +1,17 @@
 //! The commands of the book: each page's, in their order, in one shell.
 
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use std::process::Command;
 
 use crate::dist::{dist, source};
+use crate::typed::{System, blocks, type_in};
 
-/// What a reader is to type, in blocks that are marked `sh,run`.
-fn script(page: &str) -> String {
-    let text = std::fs::read_to_string(source("docs/src").join(page)).unwrap();
-    let blocks = text
-        .split("```")
-        .filter_map(|block| block.strip_prefix("sh,run\n"));
-    blocks.collect()
-}
-
+/// Types what a reader is to type, in blocks that are marked `sh,run`.
 fn check(page: &str) {
-    let script = script(page);
+    let blocks = blocks(&source("docs/src").join(page), "sh,run");
+    let script: String = blocks.into_iter().map(|block| block.commands).collect();
     assert!(!script.is_empty(), "{page} has no command");
-    let place = tempfile::tempdir().unwrap();
-    let directory = |name: &str| {
-        let path = place.path().join(name);
-        std::fs::create_dir(&path).unwrap();
-        path
-    };
-    let (work, sockets, state) = (directory("work"), directory("run"), directory("state"));
-    let programs = [dist("bin/memprof"), dist("examples/unprepared")];
-    let paths = programs
-        .iter()
-        .map(|program| program.parent().unwrap().to_owned());
-    let before = std::env::var_os("PATH").unwrap();
-    let paths = std::env::join_paths(paths.chain(std::env::split_paths(&before))).unwrap();
-    // Processes of its own: pages name their programs alike, and root's memprof finds all that run.
-    let mut alone = Command::new("unshare");
-    alone.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
-    if !nix::unistd::geteuid().is_root() {
-        alone.arg("--map-root-user");
-    }
-    let shell = alone
-        .args(["bash", "-euo", "pipefail", "-c", &script])
-        .current_dir(&work)
-        .env("PATH", paths)
-        .env("XDG_RUNTIME_DIR", sockets)
-        .env("XDG_STATE_HOME", state)
-        .env("INCLUDE", dist("include/memprof.h").parent().unwrap())
-        .env("SOURCE", source(""))
-        .env_remove("GITHUB_ACTIONS")
-        .stdin(Stdio::null())
-        .stdout(std::fs::File::create(place.path().join("out")).unwrap())
-        .stderr(std::fs::File::create(place.path().join("err")).unwrap())
-        .process_group(0)
-        .spawn()
-        .unwrap();
-    let group = Pid::from_raw(shell.id().cast_signed());
-    let ended = shell.wait_with_output().unwrap().status;
-    // Nothing is left: the first of the processes took all others with it.
-    let _nobody = killpg(group, Signal::SIGKILL);
-    let told = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
-    assert!(
-        ended.success(),
-        "{page}: {ended}\n{}\n{}",
-        told("out"),
-        told("err")
-    );
+    type_in(page, System::Shared, &script);
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod place;
 #[path = "../../../memprof-messages/tests/schema/mod.rs"]
 mod schema;
 mod server;
+mod typed;
 
 mod abi;
 mod ages;
@@ -35,6 +36,7 @@ mod fleet_page;
 mod fleet_scraped;
 mod gate;
 mod help;
+mod host_pages;
 mod hosts;
 mod http_access;
 mod http_api;
@@ -51,6 +53,7 @@ mod plain_rust;
 mod plugins;
 mod processes;
 mod prove;
+mod readme;
 mod refusals;
 mod report;
 mod runtimes;
