@@ -1,5 +1,6 @@
 //! A Debian package of a tree.
 
+use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,12 @@ use crate::toolchain::FLOOR;
 use crate::tree::files;
 use xtask::run::{output, run};
 
-const MAINTAINER: &str = "memprof developers <memprof@localhost>";
+/// Whoever builds the package answers for it, by the variables of Debian's tools (dch(1)); the project has no address.
+fn maintainer(name: Option<String>, email: Option<String>) -> String {
+    let name = name.unwrap_or_else(|| "memprof developers".to_owned());
+    let email = email.unwrap_or_else(|| "memprof@localhost".to_owned());
+    format!("{name} <{email}>")
+}
 
 /// Makes the package of a tree, and returns its file.
 pub(crate) fn build(
@@ -68,7 +74,10 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
         ("Package", package.name.to_owned()),
         ("Version", version.to_owned()),
         ("Architecture", "amd64".to_owned()),
-        ("Maintainer", MAINTAINER.to_owned()),
+        (
+            "Maintainer",
+            maintainer(env::var("DEBFULLNAME").ok(), env::var("DEBEMAIL").ok()),
+        ),
         ("Installed-Size", kib.to_string()),
         ("Section", "devel".to_owned()),
         ("Priority", "optional".to_owned()),
@@ -116,4 +125,23 @@ fn scripts(unit: &str) -> [(&'static str, String); 3] {
         ("prerm", end),
         ("postrm", reload.to_owned()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::maintainer;
+
+    #[test]
+    fn whoever_builds_the_package_maintains_it() {
+        let check = |name: Option<&str>, email: Option<&str>, expected| {
+            let made = maintainer(name.map(str::to_owned), email.map(str::to_owned));
+            assert_eq!(made, expected);
+        };
+        check(None, None, "memprof developers <memprof@localhost>");
+        check(
+            Some("A. Builder"),
+            Some("builder@site.example"),
+            "A. Builder <builder@site.example>",
+        );
+    }
 }
