@@ -1,9 +1,11 @@
 //! How old memory is, from one dump.
 
+use std::process::Command;
 use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::dist::{source, tool_text};
 use crate::host::{Host, PATIENCE, Setup};
 use crate::memprof::memprof;
 
@@ -53,6 +55,57 @@ fn one_dump_tells_how_old_the_leak_is() {
         assert!(text.contains("with memory of every age"), "{text}");
         let off = host.memprof("activate", &["--json"]).exits(0).json();
         assert_eq!(off["ages_s"], Value::Null, "{off}");
+    }
+}
+
+/// The mean age of what a function holds, as a share of the program's.
+fn mean_age(report: &Value, function: &str, oldest: f64) -> f64 {
+    let mut functions = report["functions"].as_array().unwrap().iter();
+    let row = functions.find(|row| row["name"] == function).unwrap();
+    let (mut bytes, mut weighed) = (0.0, 0.0);
+    for age in row["ages"].as_array().unwrap() {
+        let number = |name: &str| age[name].as_f64().unwrap();
+        bytes += number("bytes");
+        weighed += number("bytes") * (number("from_s") + number("to_s")) / 2.0;
+    }
+    weighed / bytes / oldest
+}
+
+#[test]
+fn one_dump_tells_start_cache_and_leak_apart() {
+    for allocator in [&[][..], &["--allocator", "jemalloc"]] {
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("shapes");
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-o"]).arg(&program);
+        tool_text("gcc", cc.arg(source("memprof-cli/tests/fixtures/shapes.c")));
+        let mut host = Host::run(&program, allocator, place);
+        host.memprof("activate", &["ages=1s", "sample_interval=4KiB"])
+            .exits(0);
+        host.type_line("work");
+        host.wait_for_log("done second 10");
+        let dump = host.memprof("dump", &["--json"]).exits(0).json();
+        let path = dump["path"].as_str().unwrap();
+        let args = ["report", "--format", "json", "--ages", path];
+        let report = memprof(&host.socket_dir(), &args).exits(0).json();
+        let shapes =
+            ["load_tables", "fill_cache", "leak"].map(|name| mean_age(&report, name, 10.0));
+        let [start, cache, leak] = shapes;
+        // All at once at the start; halved every 1.4 s; as much of every second.
+        assert!(start > 0.85, "{shapes:?}");
+        assert!(cache < 0.35, "{shapes:?}");
+        assert!((0.4..0.65).contains(&leak), "{shapes:?}");
+        let leaks = host.memprof("leaks", &["--json"]).exits(0).json();
+        let stacks = leaks["stacks"].as_array().unwrap();
+        let named: Vec<_> = stacks
+            .iter()
+            .map(|stack| stack["stack"].to_string())
+            .collect();
+        assert!(named[0].contains("\"leak\""), "{leaks}");
+        assert!(
+            !named.iter().any(|stack| stack.contains("load_tables")),
+            "{leaks}"
+        );
     }
 }
 

@@ -164,6 +164,17 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// Starts a program that nobody prepared under `memprof run` with these arguments, and waits until its control socket
+    /// is open. What it reads is [typed](Self::type_line).
+    pub(crate) fn run(program: &Path, args: &[&str], place: TempDir) -> Self {
+        let mut command = Command::new(dist("bin/memprof"));
+        command.arg("run").args(args).arg("--").arg(program);
+        command.env("MEMPROF_LOG", "info").stdin(Stdio::piped());
+        let host = Self::spawn(command, place);
+        host.wait_for_log("control socket ");
+        host
+    }
+
     /// Starts a program whose socket and state go to `place`.
     pub(crate) fn spawn(command: Command, place: TempDir) -> Self {
         let sockets = place.path().join("run");

@@ -15,7 +15,7 @@ use crate::server::Server;
 /// A program that sets labels in OpenTelemetry's thread context, with its own allocator or another.
 fn pool(allocator: &[&str]) -> Host {
     let place = tempfile::tempdir().unwrap();
-    run(&pool_in(&place), allocator, place)
+    Host::run(&pool_in(&place), allocator, place)
 }
 
 fn pool_in(place: &TempDir) -> PathBuf {
@@ -30,7 +30,7 @@ fn pool_in(place: &TempDir) -> PathBuf {
 /// A program that sets labels by the functions of `memprof_host.h`.
 fn pushes(allocator: &[&str]) -> Host {
     let place = tempfile::tempdir().unwrap();
-    run(&pushes_in(&place), allocator, place)
+    Host::run(&pushes_in(&place), allocator, place)
 }
 
 fn pushes_in(place: &TempDir) -> PathBuf {
@@ -54,15 +54,6 @@ fn attached(program: &Path, library: Option<&str>, place: TempDir) -> Host {
     let (pid, dumps) = (host.pid().to_string(), host.dump_dir());
     let dumps = format!("dump_dir={}", dumps.display());
     memprof(&host.socket_dir(), &["attach", &pid, &dumps]).exits(0);
-    host
-}
-
-fn run(program: &Path, allocator: &[&str], place: TempDir) -> Host {
-    let mut command = Command::new(dist("bin/memprof"));
-    command.arg("run").args(allocator).arg("--").arg(program);
-    command.env("MEMPROF_LOG", "info").stdin(Stdio::piped());
-    let host = Host::spawn(command, place);
-    host.wait_for_log("control socket ");
     host
 }
 
@@ -104,7 +95,7 @@ const ALLOCATORS: [&[&str]; 2] = [&[], &["--allocator", "jemalloc"]];
 fn tasks_that_go_on_in_other_threads_are_told_apart() {
     for allocator in ALLOCATORS {
         let place = tempfile::tempdir().unwrap();
-        let mut host = run(&dist("examples/tokio_labels"), allocator, place);
+        let mut host = Host::run(&dist("examples/tokio_labels"), allocator, place);
         let fine = ["labels=route,tenant,thread", "sample_interval=4KiB"];
         host.memprof("activate", &fine).exits(0);
         host.type_line("requests");
@@ -326,7 +317,7 @@ fn labels_that_nobody_sets_are_refused_with_the_remedy() {
         let refused = host.memprof("activate", &[labels]).exits(code);
         assert!(refused.stderr.contains(error), "{}", refused.stderr);
     };
-    let host = run(
+    let host = Host::run(
         &dist("examples/unprepared"),
         &[],
         tempfile::tempdir().unwrap(),
