@@ -127,7 +127,7 @@ fn unattributed(profile: &Profile) -> Option<String> {
     (profile.is_pinned && unknown > 0).then(|| {
         format!(
             "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
-             finely, before the program allocates it: activate sampler=ours sample_interval=16KiB",
+             finely, before the program allocates it: activate sampler=ours with a smaller sample_interval",
             amount(unknown, space)
         )
     })
@@ -146,6 +146,15 @@ fn leave_out(named: &mut Named, sample_type: SampleType) {
     }
 }
 
+/// Why a profile does not tell of that type, where it does not.
+fn lacks(profile: &Profile, sample_type: SampleType) -> Option<&'static str> {
+    if profile.is_pinned && sample_type != SampleType::InuseSpace {
+        return Some("who keeps free memory is told in bytes alone, inuse_space");
+    }
+    let lacks = sample_type.is_alloc() && !profile.has_alloc && !profile.samples.is_empty();
+    lacks.then_some("the host ran without prof_accum:true")
+}
+
 /// Parse, unsample, symbolize, trim, filter.
 pub fn read(
     input: Input<'_>,
@@ -154,11 +163,9 @@ pub fn read(
     progress: Progress<'_>,
 ) -> Result<Named> {
     let mut profile = parse(input.bytes, &options.limits, options.force)?;
-    if options.sample_type.is_alloc() && !profile.has_alloc && !profile.samples.is_empty() {
-        return Err(Error::Usage(format!(
-            "it has no {}: the host ran without prof_accum:true",
-            options.sample_type.name()
-        )));
+    if let Some(why) = lacks(&profile, options.sample_type) {
+        let name = options.sample_type.name();
+        return Err(Error::Usage(format!("it has no {name}: {why}")));
     }
     unsample(&mut profile)?;
     if options.ages && profile.ages.is_none() {

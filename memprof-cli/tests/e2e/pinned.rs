@@ -1,12 +1,15 @@
 //! Who keeps free memory from being given back.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
+use webdriver::Browser;
 
-use crate::dist::{dist, source, tool_text};
+use crate::dist::{source, tool_text};
 use crate::host::{Host, Setup};
 use crate::memprof::Run;
+use crate::page::{is_quiet, screenshot};
+use crate::server::Server;
 
 /// A program under stock jemalloc that plants few objects among many.
 fn planted() -> Host {
@@ -15,14 +18,7 @@ fn planted() -> Host {
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-o"]).arg(&program);
     tool_text("gcc", cc.arg(source("memprof-cli/tests/fixtures/pins.c")));
-    let mut command = Command::new(dist("bin/memprof"));
-    command
-        .args(["run", "--allocator", "jemalloc", "--"])
-        .arg(&program);
-    command.env("MEMPROF_LOG", "info").stdin(Stdio::piped());
-    let host = Host::spawn(command, place);
-    host.wait_for_log("control socket ");
-    host
+    Host::run(&program, &["--allocator", "jemalloc"], place)
 }
 
 fn pinned(host: &Host, args: &[&str]) -> Run {
@@ -115,6 +111,53 @@ fn few_that_live_among_many_that_ended_are_told_and_the_sum_is_jemallocs_own() {
     pinned(&host, &args).exits(0);
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.contains("open_session"));
+}
+
+#[test]
+fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
+    let mut host = planted();
+    let server = Server::of(&host, &[]);
+    let browser = Browser::open();
+    browser.go(&server.address);
+    browser.wait("document.querySelector('#resident').textContent");
+    let is_offered = || browser.run("return !document.querySelector('#pinned').hidden");
+    assert_eq!(is_offered(), false, "nothing is sampled");
+    host.memprof("activate", &["sampler=ours", "sample_interval=4KiB"])
+        .exits(0);
+    host.type_line("work");
+    host.wait_for_log("served work");
+    browser.wait("!document.querySelector('#pinned').hidden");
+    screenshot(&browser, "pinned_overview");
+    browser.click("#pinned");
+    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    let heading = browser.text("#heading");
+    assert!(heading.starts_with("pinned: "), "{heading}");
+    let meaning = browser.text("#meaning");
+    assert!(meaning.starts_with("This memory is free"), "{meaning}");
+    let note = browser.text(".note");
+    assert!(note.contains("are not attributable: "), "{note}");
+    // There are no objects and no allocations in it to be shown.
+    let numbers = browser.run("return document.querySelector('#numbers').hidden");
+    assert_eq!(numbers, true);
+    screenshot(&browser, "pinned_flamegraph");
+    browser.click("#tab-table");
+    let cell = |row: u32, column: &str| {
+        browser.text(&format!(
+            "#panel-table tbody tr[aria-rowindex='{row}'] td{column}"
+        ))
+    };
+    assert_eq!(cell(2, ".name"), "open_session");
+    let share: f64 = cell(2, ":nth-child(2)").replace(" %", "").parse().unwrap();
+    assert!(share > 80.0, "{share}");
+    let names = browser
+        .run("return [...document.querySelectorAll('td.name')].map(cell => cell.textContent)");
+    let unknown = Value::from("[not attributable]");
+    assert!(names.as_array().unwrap().contains(&unknown), "{names}");
+    screenshot(&browser, "pinned_table");
+    browser.click("#back");
+    let why = "document.querySelector('#dump-rows td:nth-child(3)').textContent";
+    browser.wait(&format!("{why} === 'asked for: who keeps free memory'"));
+    is_quiet(&browser, &server.address);
 }
 
 #[test]

@@ -11,6 +11,9 @@ const TRIGGERS = {
   'cgroup-above': 'near the cgroup’s limit', gdump: 'a new peak', 'at-exit': 'at exit',
 };
 
+// What a dump shows that is none of the heap.
+const KINDS = { growth: 'what made the heap grow', pinned: 'who keeps free memory' };
+
 let shown = null, dumps = [];
 
 export const hash = state => `#${new URLSearchParams(Object.entries(state).filter(([, value]) => value))}`;
@@ -64,7 +67,7 @@ function draw() {
   $('dump-rows').replaceChildren(...dumps.map(dump => {
     const { id, taken, kind, trigger, rss_bytes: rss, pid } = dump;
     const time = clock(taken);
-    const why = (TRIGGERS[trigger] ?? trigger ?? '') + (kind === 'heap' ? '' : ` (${kind})`);
+    const why = (TRIGGERS[trigger] ?? trigger ?? '') + (kind === 'heap' ? '' : `: ${KINDS[kind] ?? kind}`);
     const links = [element('a', { href: hash({ view: id }), textContent: 'View', ariaLabel: `View the dump of ${time}` })];
     const base = older(dump).find(one => chosen === BEFORE || one.id === chosen);
     if (base) links.push(element('a', {

@@ -9,7 +9,7 @@ const $ = id => document.getElementById(id);
 const ROWS = {
   live_heap: ['Live heap', 'a dump shows who allocated it'],
   sampling: ['What sampling costs', 'deactivate, or sample more coarsely'],
-  fragmentation: ['Fragmentation', 'lost in pages that are partly in use'],
+  fragmentation: ['Fragmentation', 'free, in pages partly in use'],
   dirty: ['Free, kept by the allocator', 'for the next allocation'],
   metadata: ['The allocator’s own records', ''],
   undivided_heap: ['Heap', 'its allocator does not tell how it is used'],
@@ -24,12 +24,13 @@ const ENOUGH = 20;
 
 const history = [];
 
-export function showMemory(ledger, purge) {
+// `purge` gives free pages back; `pinned` shows who keeps the others, and is null where nobody can tell.
+export function showMemory(ledger, { purge, pinned }) {
   const { rss_bytes: rss, rows, cgroup, verdicts } = ledger;
   const limit = cgroup?.limit_bytes;
   const of = limit ? `; the limit is ${amount(limit)}, of which ${percent(cgroup.usage_bytes, limit)} are used` : '';
   $('resident').textContent = `${amount(rss)} resident${of}`;
-  draw(rows, rss, purge);
+  draw(rows, rss, { purge, pinned });
   $('verdicts').replaceChildren(...verdicts.map(verdict => element('li', {},
     element('strong', { textContent: title(verdict.kind) }),
     `: ${verdict.why}. ${verdict.remedy[0].toUpperCase()}${verdict.remedy.slice(1)}.`)));
@@ -44,31 +45,38 @@ export function forgetMemory() {
   history.length = 0;
 }
 
-function draw(rows, rss, purge) {
-  if ($('bar').children.length !== rows.length) build(rows, purge);
+function draw(rows, rss, { purge, pinned }) {
+  if ($('bar').children.length !== rows.length) build(rows);
   rows.forEach(({ name, bytes }, index) => {
     $('bar').children[index].style.width = `${100 * bytes / (rss || 1)}%`;
     const [, , size, share] = $(`row-${name}`).children;
     size.textContent = amount(bytes);
     share.textContent = percent(bytes, rss);
-    if (name === 'dirty') $('purge').hidden = bytes === 0;
+    if (name === 'dirty') offer('purge', bytes && purge);
+    if (name === 'fragmentation') offer('pinned', bytes && pinned);
     // Only some allocators have it.
     if (name === 'undivided_heap') $(`row-${name}`).hidden = bytes === 0;
   });
 }
 
-function build(rows, purge) {
+function offer(id, act) {
+  $(id).hidden = !act;
+  $(id).onclick = act || null;
+}
+
+// The buttons of rows.
+const ACTS = {
+  dirty: { id: 'purge', textContent: 'Give back', title: 'Tells the allocator to return its free pages to the kernel now' },
+  fragmentation: { id: 'pinned', textContent: 'Who keeps it?', title: 'Takes a dump that shows whose objects keep these pages in use' },
+};
+
+function build(rows) {
   $('bar').replaceChildren(...rows.map(({ name }) => element('div', { className: name, title: title(name) })));
   $('ledger-rows').replaceChildren(...rows.map(({ name }) => {
     const words = element('td', {}, title(name));
     const hint = ROWS[name]?.[1];
     if (hint) words.append(' ', element('small', { textContent: hint }));
-    if (name === 'dirty') {
-      const button = element('button', { type: 'button', id: 'purge', textContent: 'Give back' });
-      button.title = 'Tells the allocator to return its free pages to the kernel now';
-      button.addEventListener('click', purge);
-      words.append(' ', button);
-    }
+    if (ACTS[name]) words.append(' ', element('button', { type: 'button', className: 'act', ...ACTS[name] }));
     const swatch = element('td', {}, element('i', { className: name }));
     return element('tr', { id: `row-${name}` }, swatch, words, element('td'), element('td'));
   }));

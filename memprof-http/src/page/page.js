@@ -67,7 +67,8 @@ async function lookAt(found, all) {
     $('gone').hidden = true;
     route();
   }
-  showMemory(await ask('ledger'), () => change('purge', {}));
+  const canPin = status.allocators.some(one => one.can.includes('dump kind=pinned'));
+  showMemory(await ask('ledger'), { purge: () => change('purge', {}), pinned: canPin && takePinned });
 }
 
 // The host, or the server, does not answer; what was seen last stays on the page.
@@ -133,9 +134,23 @@ async function take() {
   look();
 }
 
-async function dumped(say) {
+// Takes a dump that shows who keeps free memory, and shows it.
+async function takePinned() {
+  if (isTaking) return;
+  isTaking = true;
+  try {
+    const { id } = await dumped(() => {}, { kind: 'pinned' });
+    showDumps((await ask('dumps')).dumps, id);
+    location.hash = `#view=${encodeURIComponent(id)}`;
+  } catch (failure) {
+    tell(failure);
+  }
+  isTaking = false;
+}
+
+async function dumped(say, args = {}) {
   for (let tries = 1; ; tries++) {
-    try { return await ask('dump', {}); } catch (failure) {
+    try { return await ask('dump', args); } catch (failure) {
       if (failure.kind !== 'busy' || tries === PATIENCE) throw failure;
       say('Waiting for another dump …');
       await new Promise(resume => setTimeout(resume, 1000 * (failure.retryAfter || 1)));

@@ -53,6 +53,8 @@ export async function showProfile() {
     return;
   }
   offerLabels(data.labels ?? [], label);
+  // It tells bytes alone.
+  $('numbers').hidden = data.pinned === true;
   viewer = draw($('viewer'), data, state, now => {
     history.replaceState(null, '', hash({ view: id, base, type: type === 'inuse_space' ? '' : type, label, ...now }));
   });

@@ -69,6 +69,9 @@ struct View<'a> {
     sample_type: &'static str,
     unit: &'static str,
     by_cum: bool,
+    /// Its bytes are free ones that live objects keep from being given back.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pinned: bool,
     functions: Vec<&'a str>,
     /// By function: whose it is, by `Whose`'s order; empty where none is folded.
     whose: Vec<u8>,
@@ -160,6 +163,7 @@ pub(super) fn write_view(
         sample_type: options.sample_type.name(),
         unit: options.sample_type.unit(),
         by_cum: options.by_cum,
+        pinned: subject.profile.profile.is_pinned,
         functions: (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)))
             .collect(),

@@ -1,6 +1,6 @@
 //! Who keeps free memory from being given back, as reports tell it.
 
-use memprof_report::{Format, Options};
+use memprof_report::{Format, Options, SampleType};
 
 use crate::support::report_on;
 
@@ -23,8 +23,26 @@ fn check(format: Format, expected: &[&str]) {
         assert!(out.contains(text), "{format:?}: {out}");
     }
     let unknown = "1000B are not attributable: their size classes have too few samples to show who holds what; sample \
-                   more finely, before the program allocates it: activate sampler=ours sample_interval=16KiB";
+                   more finely, before the program allocates it: activate sampler=ours with a smaller sample_interval";
     assert_eq!(notes, [unknown]);
+}
+
+#[test]
+fn it_is_told_in_bytes_alone() {
+    for sample_type in [
+        SampleType::InuseObjects,
+        SampleType::AllocSpace,
+        SampleType::AllocObjects,
+    ] {
+        let options = Options {
+            sample_type,
+            ..Options::default()
+        };
+        let error = report_on(DUMP.as_bytes(), None, None, &options).unwrap_err();
+        let name = sample_type.name();
+        let expected = format!("it has no {name}: who keeps free memory is told in bytes alone");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
 }
 
 #[test]
@@ -43,6 +61,10 @@ fn shares_and_what_nobody_is_known_to_hold_sum_to_the_allocators_count() {
                 \"samples\": 40,\n      \"error\": 1265,";
     let unknown = "\"name\": \"[not attributable]\",\n      \"own\": true,\n      \"flat\": 1000,";
     check(Format::Json, &["\"pinned\": true,", open, unknown]);
+    check(
+        Format::View,
+        &["\"by_cum\":false,\"pinned\":true,\"functions\":["],
+    );
     check(
         Format::Jeprof,
         &[

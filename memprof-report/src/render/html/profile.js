@@ -20,6 +20,7 @@ export function profileOf(view) {
     isDiff: view.base !== null,
     unit: view.unit,
     byCum: view.by_cum,
+    isPinned: view.pinned === true,
     ages: view.ages,
     table: tableOf(tree, view),
   };

@@ -72,7 +72,7 @@ export class Table {
   }
 }
 
-function columnsOf({ isDiff, unit, names, table, total, byCum, ages }) {
+function columnsOf({ isDiff, isPinned, unit, names, table, total, byCum, ages }) {
   const { flat, flatBase, cum, cumBase, kind, samples, error, isSampled } = table;
   const whole = total[0];
   const difference = (now, before) => f => now[f] - before[f];
@@ -85,7 +85,8 @@ function columnsOf({ isDiff, unit, names, table, total, byCum, ages }) {
   });
   const shares = (title, help, values) =>
     ({ title, help, look: 'wide', key: () => values, text: f => percent(values[f], whole) });
-  const own = 'What the function allocated itself', all = 'With everything that it calls';
+  const own = isPinned ? 'Free memory that objects keep which the function allocated itself' : 'What the function allocated itself';
+  const all = 'With everything that it calls';
   const name = { title: 'Function', look: 'name', key: () => names, text: f => names[f] };
   const shown = byCum ? cum : flat, shownBase = byCum ? cumBase : flatBase;
   const sure = {

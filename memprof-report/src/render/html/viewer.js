@@ -159,10 +159,18 @@ function build(place, profile) {
   const details = element('p', { id: 'details', role: 'status' });
   const notes = profile.notes.map(note => element('p', { className: 'note', textContent: `Note: ${note}` }));
   const heading = element('p', { id: 'heading', textContent: profile.heading });
-  place.replaceChildren(heading, ...survivalOf(profile), ...notes, bar,
+  place.replaceChildren(heading, ...meaningOf(profile), ...survivalOf(profile), ...notes, bar,
     ...Object.values(panels), details);
   place.classList.add('viewer');
   return { box, output, details, tabs, panels, kinds, whole, tablist };
+}
+
+// That the bytes of such a profile are not those of its objects.
+function meaningOf({ isPinned, isDiff }) {
+  if (!isPinned) return [];
+  const words = 'This memory is free, but it stays resident: a few live objects lie among it. '
+    + `Each function has ${isDiff ? 'what changed of ' : ''}the free memory around the objects that it allocated.`;
+  return [element('p', { id: 'meaning', textContent: words })];
 }
 
 // What is alive of each age, where the profile tells.
