@@ -2,6 +2,7 @@
 //! Each figure stands beside its limit ([`limits`]) or its peer, both measured in this run.
 
 mod answers;
+mod gate;
 mod limits;
 #[cfg(feature = "peers")]
 mod peers;
@@ -34,6 +35,7 @@ const PARTS: &[Part] = &[
     ("viewer", viewer::measure),
     ("sampler", sampler::measure),
     ("unwind", unwind::measure),
+    ("gate", gate::measure),
     #[cfg(feature = "peers")]
     ("peers", peers::measure),
 ];
