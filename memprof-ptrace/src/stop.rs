@@ -107,7 +107,7 @@ impl Stopped {
         self.since
     }
 
-    /// The general registers (ptrace(2), PTRACE_GETREGSET).
+    /// The general registers (ptrace(2), `PTRACE_GETREGSET`).
     ///
     /// # Errors
     /// It was killed meanwhile.

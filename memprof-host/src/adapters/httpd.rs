@@ -48,7 +48,7 @@ struct Fields {
     flags: c_int,
 }
 
-/// `module` of http_config.h, which httpd finds by the name.
+/// `module` of `http_config.h`, which httpd finds by the name.
 #[doc(hidden)]
 #[repr(transparent)]
 #[derive(Debug)]

@@ -66,7 +66,7 @@ pub enum Unknown {
     Instruction {
         /// Its number, from 0.
         at: usize,
-        /// `BPF_*` as linux/bpf_common.h has them, combined.
+        /// `BPF_*` as `linux/bpf_common.h` has them, combined.
         code: u16,
     },
     /// It asks where a call is made from, which is not known before.
