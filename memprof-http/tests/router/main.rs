@@ -180,7 +180,7 @@ impl Target for Older {
     fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {
         assert_eq!((name, args), ("dump", ""));
         let mut dump = json!({
-            "id": Self::ID, "kind": "heap", "path": "/d/1.heap", "bytes": Self::DUMP.len(), "stacks": 1,
+            "status": "ok", "text": "", "id": Self::ID, "kind": "heap", "path": "/d/1.heap", "bytes": Self::DUMP.len(), "stacks": 1,
             "sample_interval": 512, "estimated_inuse_bytes": 512, "allocator": "jemalloc 5.3.0",
         });
         dump["duration_ms"] = 1.into();
