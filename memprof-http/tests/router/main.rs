@@ -168,7 +168,8 @@ fn the_other_systems_say_it_in_their_words() {
 struct Older;
 
 impl Older {
-    const DUMP: &str = "heap_v2/512\n  t*: 1: 512 [0: 0]\n@ 0x1\n  t*: 1: 512 [0: 0]\n";
+    const DUMP: &str = "heap_v2/512\n  t*: 1: 512 [0: 0]\n@ 0x400010\n  t*: 1: 512 [0: 0]\n\n\
+        MAPPED_LIBRARIES:\n00400000-00401000 r-xp 00000000 00:00 0 /bin/older\n";
     const ID: &str = "20261121T111244Z.7.1.0000beef";
 }
 
