@@ -26,8 +26,8 @@ pub(crate) struct Sealed<R> {
 }
 
 impl<R: Read> Sealed<R> {
-    /// `profile`, `before`, the line of the checksum, and `after`.
-    pub(crate) fn new(profile: R, before: String, after: String) -> Self {
+    /// `profile`, and a tail with the line of the checksum between its two parts.
+    pub(crate) fn new(profile: R, [before, after]: [String; 2]) -> Self {
         Self {
             profile,
             sum: Hasher::new(),
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn the_sum_is_of_all_but_its_line() {
         let check = |profile: &str, before: &str, after: &str| {
-            let mut sealed = Sealed::new(profile.as_bytes(), before.to_owned(), after.to_owned());
+            let mut sealed = Sealed::new(profile.as_bytes(), [before, after].map(str::to_owned));
             let length = profile.len() as u64 + sealed.tail_len();
             let mut text = String::new();
             sealed.read_to_string(&mut text).unwrap();

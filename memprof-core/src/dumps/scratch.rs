@@ -180,23 +180,35 @@ impl Scratch {
     /// takes as much.
     pub(crate) fn drain(&self, length: u64) -> impl Read {
         Draining {
-            file: &self.file,
-            at: 0,
-            length,
+            start: self.start(length),
             punched: 0,
         }
     }
 
-    /// Copies `body` into it, and opens it once more, for reading only.
+    /// Reads the first `length` bytes, which stay.
+    pub(crate) fn start(&self, length: u64) -> Start<'_> {
+        Start {
+            file: &self.file,
+            at: 0,
+            length,
+        }
+    }
+
+    /// Reads `body`, of which it has the first `length` bytes already, writes the rest behind them, and opens it once
+    /// more, for reading only.
     ///
     /// # Errors
     /// There is no memory left, or the body cannot be read.
-    pub(crate) fn hold(&self, body: &mut dyn Read) -> io::Result<(File, u64)> {
-        let length = copy(body, &mut self.rewound()?)?;
+    pub(crate) fn complete(&self, length: u64, body: &mut dyn Read) -> io::Result<(File, u64)> {
+        copy(&mut body.take(length), &mut io::sink())?;
+        let mut file = self.file.get()?;
+        file.set_len(length)?;
+        file.seek(SeekFrom::Start(length))?;
+        let tail = copy(body, &mut file)?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let path = self.path()?;
         let opened = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty()))?;
-        Ok((File::from(opened), length))
+        Ok((File::from(opened), length + tail))
     }
 
     /// Why jemalloc could not write: it reports every file trouble as EFAULT, so do again what
@@ -241,33 +253,43 @@ fn memory_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-struct Draining<'a> {
+/// So many bytes from the start of a file.
+pub(crate) struct Start<'a> {
     file: &'a Ours<File>,
     at: u64,
     length: u64,
-    punched: u64,
 }
 
-impl Read for Draining<'_> {
+impl Read for Start<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = (self.at - self.punched) / PUNCHED * PUNCHED;
-        if length > 0 {
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // It is only thrift: where the kernel refuses, all goes when the file is closed.
-            let punched = self
-                .file
-                .get()
-                .and_then(|file| rustix::fs::fallocate(file, flags, self.punched, length));
-            if let Err(errno) = punched {
-                log::debug!("the memory of a dump is kept until its end: {errno}");
-            }
-            self.punched += length;
-        }
         let left = usize::try_from(self.length - self.at).unwrap_or(usize::MAX);
         let wanted = buffer.len().min(left);
         let read = self.file.get()?.read_at(&mut buffer[..wanted], self.at)?;
         self.at += read as u64;
         Ok(read)
+    }
+}
+
+struct Draining<'a> {
+    start: Start<'a>,
+    punched: u64,
+}
+
+impl Read for Draining<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = (self.start.at - self.punched) / PUNCHED * PUNCHED;
+        if length > 0 {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // It is only thrift: where the kernel refuses, all goes when the file is closed.
+            let file = self.start.file.get();
+            let punched =
+                file.and_then(|file| rustix::fs::fallocate(file, flags, self.punched, length));
+            if let Err(errno) = punched {
+                log::debug!("the memory of a dump is kept until its end: {errno}");
+            }
+            self.punched += length;
+        }
+        self.start.read(buffer)
     }
 }
 
@@ -334,6 +356,18 @@ mod tests {
         let mut text = String::new();
         scratch.drain(4).read_to_string(&mut text).unwrap();
         assert_eq!(text, "dump");
+    }
+
+    #[test]
+    fn a_dump_is_completed_where_it_lies() {
+        let scratch = Scratch::memory().unwrap();
+        (&scratch.file).write_all(b"profile, and more").unwrap();
+        let mut body = scratch.start(7).chain(&b" and its end"[..]);
+        let (mut file, length) = scratch.complete(7, &mut body).unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!((&*text, length), ("profile and its end", 19));
+        assert!(file.write_all(b"no").is_err(), "for reading only");
     }
 
     #[test]

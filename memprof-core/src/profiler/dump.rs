@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::time::SystemTime;
 
 use super::labels;
@@ -11,7 +11,6 @@ use crate::allocators::objects::{self, LoadedObject};
 use crate::dumps::checksum::{self, Sealed};
 use crate::dumps::headroom::require_memory;
 use crate::dumps::heap::{Summary, Taken, Tally};
-use crate::dumps::hidden;
 use crate::dumps::name::DumpName;
 use crate::dumps::scratch::Scratch;
 use crate::dumps::store::Store;
@@ -37,12 +36,11 @@ pub(crate) struct Origin {
     pub ages: Option<String>,
 }
 
-/// A dump that is whole.
-struct Whole<R> {
-    body: Sealed<R>,
-    /// Its length, without reading it.
-    length: u64,
+/// What a scratch holds, and what makes a whole dump of it.
+struct Written {
     summary: Summary,
+    /// Follows the profile, with the line of the checksum between the two.
+    tail: [String; 2],
 }
 
 /// A dump that is kept nowhere, in memory.
@@ -67,11 +65,9 @@ pub(crate) fn take(
     origin: &Origin,
     scratch: &Scratch,
 ) -> Result<Dump> {
-    let Whole {
-        mut body,
-        length,
-        summary,
-    } = write(backend, name, origin, scratch)?;
+    let Written { summary, tail } = write(backend, name, origin, scratch)?;
+    let mut body = Sealed::new(scratch.drain(summary.profile_len), tail);
+    let length = summary.profile_len + body.tail_len();
     let kept = store.add(name, origin.started, length, &mut body)?;
     Ok(Dump {
         id: kept.id,
@@ -86,35 +82,30 @@ pub(crate) fn take(
     })
 }
 
-/// Takes a dump of `backend` into memory, by way of `scratch`; nothing is written to `store`.
+/// Takes a dump of `backend` into `scratch`, and keeps it nowhere.
 ///
 /// # Errors
 /// As for [`take`].
 pub(crate) fn take_unkept(
     backend: &Driven,
-    store: &Store,
+    _: &Store,
     name: &DumpName,
     origin: &Origin,
     scratch: &Scratch,
 ) -> Result<Unkept> {
-    let mut whole = write(backend, name, origin, scratch)?;
-    let copy = Scratch::open(store.directory(), &hidden::name(name, ".copy"))?;
-    let held = copy.hold(&mut whole.body);
-    let (file, bytes) = held.map_err(|error| Error::io("copy the dump in memory", &error))?;
+    let Written { summary, tail } = write(backend, name, origin, scratch)?;
+    let mut body = Sealed::new(scratch.start(summary.profile_len), tail);
+    let completed = scratch.complete(summary.profile_len, &mut body);
+    let (file, bytes) = completed.map_err(|error| Error::io("complete the dump", &error))?;
     Ok(Unkept {
         file,
         bytes,
-        estimated_inuse_bytes: whole.summary.estimated_inuse_bytes,
+        estimated_inuse_bytes: summary.estimated_inuse_bytes,
     })
 }
 
 /// Has `backend` write its profile to `scratch`, checks it, and completes it.
-fn write<'s>(
-    backend: &Driven,
-    name: &DumpName,
-    origin: &Origin,
-    scratch: &'s Scratch,
-) -> Result<Whole<impl Read + 's>> {
+fn write(backend: &Driven, name: &DumpName, origin: &Origin, scratch: &Scratch) -> Result<Written> {
     require_memory()?;
     // Of this thread: filters are a thread's own.
     seccomp::require_calls()?;
@@ -133,11 +124,9 @@ fn write<'s>(
     let taken = summary.ours.map(of_our_sampler).unwrap_or_default();
     let announced = checksum::ANNOUNCED;
     let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{taken}");
-    let body = Sealed::new(scratch.drain(summary.profile_len), text, sums);
-    Ok(Whole {
-        length: summary.profile_len + body.tail_len(),
-        body,
+    Ok(Written {
         summary,
+        tail: [text, sums],
     })
 }
 
