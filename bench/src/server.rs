@@ -13,9 +13,8 @@ use xtask::run::root;
 
 use crate::limits::Figures;
 
-/// Two dumps each: as many as are kept.
-const ROUNDS: usize = KEPT / 2;
-/// As many as are kept unless configured otherwise.
+/// Each leaves one dump, and as many are kept unless configured otherwise.
+const ROUNDS: usize = KEPT;
 const KEPT: usize = 32;
 
 /// In the profile.
