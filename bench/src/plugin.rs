@@ -123,12 +123,13 @@ fn resident(figures: &mut Figures) -> Result<()> {
 
 /// Anonymous resident memory of this process (`proc_pid_status(5)`).
 fn anonymous_kib() -> Result<i64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let line = status
+    // Counted page by page; what /proc/self/status tells may be off by many.
+    let rollup = fs::read_to_string("/proc/self/smaps_rollup")?;
+    let line = rollup
         .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
+        .find_map(|line| line.strip_prefix("Anonymous:"));
     let value = line.and_then(|line| line.split_whitespace().next());
-    Ok(value.context("RssAnon is missing")?.parse()?)
+    Ok(value.context("Anonymous is missing")?.parse()?)
 }
 
 /// Resident pages that a file's mappings share with its cache (`proc_pid_smaps(5)`).
