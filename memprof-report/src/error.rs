@@ -117,7 +117,7 @@ pub enum Error {
     Io {
         /// The act and the thing.
         act: String,
-        /// What the system said.
+        /// The error of the system call that failed.
         #[source]
         source: io::Error,
     },

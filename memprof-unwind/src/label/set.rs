@@ -114,7 +114,7 @@ unsafe fn end_of_character(value: usize, most: usize) -> usize {
 /// Reads a number from any address, exactly once.
 ///
 /// # Safety
-/// It can be read.
+/// As many bytes as `T` has can be read there.
 #[inline(always)]
 pub(super) unsafe fn read_once<T: Copy>(address: usize) -> T {
     #[repr(C, packed)]
