@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use crate::problem::{Problem, Result};
 
 /// Bytes of a chunk.
-pub(crate) const SIZE: usize = 128 << 10;
+pub(crate) const SIZE: usize = 64 << 10;
 /// Chunks that wait for a slow reader.
 const WAITING: usize = 2;
 

@@ -3,7 +3,6 @@
 //! does so.
 #![expect(unsafe_code, reason = "capset(2)")]
 
-use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -93,24 +92,30 @@ impl Capabilities {
     fn read(path: &std::ffi::CStr) -> Option<Self> {
         let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let file = Ours::new(file).ok()?;
-        // Not cleared: each page of a stack that is touched stays the thread's own.
-        let mut buffer = [const { MaybeUninit::uninit() }; 8192];
-        let (status, _) = rustix::io::read(file.get().ok()?, &mut buffer).ok()?;
-        Self::parse(status)
+        Self::parse(|piece| rustix::io::read(file.get().ok()?, piece).ok())
     }
 
-    fn parse(status: &[u8]) -> Option<Self> {
-        let status = str::from_utf8(status).ok()?;
-        let field = |name: &str| {
-            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
-            u64::from_str_radix(value.trim(), 16).ok()
-        };
+    fn parse(read: impl FnMut(&mut [u8]) -> Option<usize>) -> Option<Self> {
+        let [mut inheritable, mut permitted, mut effective, mut seccomp] = [None; 4];
+        each_line(read, |line| {
+            let Some((name, value)) = line.split_once(':') else {
+                return;
+            };
+            let field = match name {
+                "CapInh" => &mut inheritable,
+                "CapPrm" => &mut permitted,
+                "CapEff" => &mut effective,
+                "Seccomp" => &mut seccomp,
+                _ => return,
+            };
+            *field = u64::from_str_radix(value.trim(), 16).ok();
+        })?;
         Some(Self {
-            inheritable: field("CapInh:")?,
-            permitted: field("CapPrm:")?,
-            effective: field("CapEff:")?,
+            inheritable: inheritable?,
+            permitted: permitted?,
+            effective: effective?,
             // A kernel without filters has no such line.
-            is_filtered: field("Seccomp:").is_some_and(|mode| mode != 0),
+            is_filtered: seccomp.is_some_and(|mode| mode != 0),
         })
     }
 
@@ -141,14 +146,46 @@ impl Capabilities {
     }
 }
 
+/// `read` fills a slice from its start and returns how many bytes it wrote, at the end none. A line
+/// that is longer than the buffer, as that of a user's groups may be, comes in pieces.
+fn each_line(
+    mut read: impl FnMut(&mut [u8]) -> Option<usize>,
+    mut take: impl FnMut(&str),
+) -> Option<()> {
+    // Less than a page, as each page of a stack that is touched stays the thread's own.
+    let mut buffer = [0; 2048];
+    let mut filled = 0;
+    loop {
+        let length = read(&mut buffer[filled..])?;
+        filled += length;
+        let ended = buffer[..filled].iter().rposition(|&byte| byte == b'\n');
+        let whole = match ended {
+            Some(end) => end + 1,
+            None if filled == buffer.len() => filled,
+            None => 0,
+        };
+        let lines = buffer[..whole].split(|&byte| byte == b'\n');
+        lines.flat_map(str::from_utf8).for_each(&mut take);
+        if length == 0 {
+            return Some(());
+        }
+        buffer.copy_within(whole..filled, 0);
+        filled -= whole;
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
     fn a_status_is_read() {
         let check = |text: &str, expected| {
-            assert_eq!(Capabilities::parse(text.as_bytes()), expected, "{text}");
+            let mut rest = text.as_bytes();
+            let read = Capabilities::parse(|piece| rest.read(piece).ok());
+            assert_eq!(read, expected, "{text}");
         };
         let all = "Groups:\t0\nCapInh:\t0000000000000000\nCapPrm:\t000001ffffffffff\n\
                    CapEff:\t0000000000000080\nCapBnd:\t0\nSeccomp:\t2\nSeccomp_filters:\t1\n";
@@ -164,6 +201,11 @@ mod tests {
         check("CapInh:\t0\nCapPrm:\t0\n", None);
         check(
             "CapInh:\t0\nCapPrm:\t0\nCapEff:\t0\n",
+            Some(Capabilities::default()),
+        );
+        let groups = "1000000000 ".repeat(65_536);
+        check(
+            &format!("Groups:\t{groups}\nCapInh:\t0\nCapPrm:\t0\nCapEff:\t0\n"),
             Some(Capabilities::default()),
         );
     }
