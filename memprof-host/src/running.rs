@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const ALL: Duration = Duration::from_secs(10);
 
 /// What is wrong with a process that has the plugin and cannot be asked, and the remedy.
-pub const SILENT: &str = "it has the plugin, but no control socket: set \
-                          `control=on` in the plugin's configuration";
+pub const SILENT: &str = "it has the plugin, but no control socket: set `control=on` in the \
+                          plugin's configuration, or attach again if memprof detached from it";
 
 /// A host that answered.
 #[derive(Clone, Debug)]

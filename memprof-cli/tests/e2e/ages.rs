@@ -58,8 +58,8 @@ fn one_dump_tells_how_old_the_leak_is() {
     }
 }
 
-/// The mean age of what a function holds, as a share of the program's.
-fn mean_age(report: &Value, function: &str, oldest: f64) -> f64 {
+/// The mean age in seconds of what a function holds.
+fn mean_age(report: &Value, function: &str) -> f64 {
     let mut functions = report["functions"].as_array().unwrap().iter();
     let row = functions.find(|row| row["name"] == function).unwrap();
     let (mut bytes, mut weighed) = (0.0, 0.0);
@@ -68,7 +68,7 @@ fn mean_age(report: &Value, function: &str, oldest: f64) -> f64 {
         bytes += number("bytes");
         weighed += number("bytes") * (number("from_s") + number("to_s")) / 2.0;
     }
-    weighed / bytes / oldest
+    weighed / bytes
 }
 
 #[test]
@@ -88,13 +88,14 @@ fn one_dump_tells_start_cache_and_leak_apart() {
         let path = dump["path"].as_str().unwrap();
         let args = ["report", "--format", "json", "--ages", path];
         let report = memprof(&host.socket_dir(), &args).exits(0).json();
-        let shapes =
-            ["load_tables", "fill_cache", "leak"].map(|name| mean_age(&report, name, 10.0));
+        let shapes = ["load_tables", "fill_cache", "leak"].map(|name| mean_age(&report, name));
         let [start, cache, leak] = shapes;
-        // All at once at the start; halved every 1.4 s; as much of every second.
-        assert!(start > 0.85, "{shapes:?}");
-        assert!(cache < 0.35, "{shapes:?}");
-        assert!((0.4..0.65).contains(&leak), "{shapes:?}");
+        // All at once at the start; halved every 1.4 s; as much of every second. On a busy machine
+        // the dump comes later than the tenth second, and the program catches up on what it owes, so
+        // that its leak seems younger.
+        assert!(start > 8.5, "{shapes:?}");
+        assert!(cache / start < 0.3, "{shapes:?}");
+        assert!((0.3..0.7).contains(&(leak / start)), "{shapes:?}");
         let leaks = host.memprof("leaks", &["--json"]).exits(0).json();
         let stacks = leaks["stacks"].as_array().unwrap();
         let named: Vec<_> = stacks
