@@ -121,7 +121,7 @@ fn resident(figures: &mut Figures) -> Result<()> {
     )
 }
 
-/// Anonymous resident memory of this process (`proc_pid_status(5)`).
+/// Anonymous resident memory of this process (`proc_pid_smaps(5)`).
 fn anonymous_kib() -> Result<i64> {
     // Counted page by page; what /proc/self/status tells may be off by many.
     let rollup = fs::read_to_string("/proc/self/smaps_rollup")?;
