@@ -41,6 +41,7 @@ const LIMITS: &[Limit] = &[
     ("exponent of memprof ps, by hosts", AtMost(1.1), "", 2),
     ("exponent of memprof status -t PID, by hosts", AtMost(1.1), "", 2),
     ("exponent of /api/v1/hosts, by hosts", AtMost(1.1), "", 2),
+    ("memory that 64 clients that come and go leave", AtMost(16.0), "MiB", 1),
     ("sampled pair / bare, 64 bytes, 512KiB", AtMost(1.18), "", 3),
     ("sampled pair / bare, 64 bytes, 64KiB", AtMost(1.22), "", 3),
     ("sampled pair / bare, 64 bytes, 16KiB", AtMost(1.30), "", 3),

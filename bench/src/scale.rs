@@ -20,7 +20,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     inside::kept_dumps(place.path(), figures)?;
     report::by_size(place.path(), figures)?;
     hosts::questions(place.path(), figures)?;
-    hosts::clients_that_come_and_go(place.path())
+    hosts::clients_that_come_and_go(place.path(), figures)
 }
 
 /// Work and the milliseconds that it took.

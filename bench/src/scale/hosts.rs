@@ -18,7 +18,10 @@ use crate::limits::Figures;
 
 /// Clients that each connect, ask and leave, for so long.
 const CLIENTS: usize = 64;
-const RECONNECTED: Duration = Duration::from_secs(2);
+const RECONNECTED: Duration = Duration::from_secs(10);
+
+/// So long a host's own leak is measured.
+const ALONE: Duration = Duration::from_secs(10);
 
 /// The times of what asks every host, and of what asks one, where so many run.
 pub(super) fn questions(place: &Path, figures: &mut Figures) -> Result<()> {
@@ -83,8 +86,8 @@ fn list(place: &Path, count: usize) -> Result<f64> {
     })
 }
 
-/// What a host grows by, beside its own leak, while clients come and go.
-pub(super) fn clients_that_come_and_go(place: &Path) -> Result<()> {
+/// What a host grows by, beside its own leak, while clients come and go, and what of it stays.
+pub(super) fn clients_that_come_and_go(place: &Path, figures: &mut Figures) -> Result<()> {
     let (config, socket) = (place.join("host.toml"), place.join("host.sock"));
     let text = format!(
         "[control]\nsocket = {socket:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
@@ -96,35 +99,47 @@ pub(super) fn clients_that_come_and_go(place: &Path) -> Result<()> {
     command.arg("--config").arg(&config).stderr(Stdio::null());
     let host = Host(command.spawn()?);
     connect(&socket)?;
-    let before = host.kib("RssAnon:")?;
-    thread::sleep(RECONNECTED);
-    let alone = host.kib("RssAnon:")?;
-    let end = Instant::now() + RECONNECTED;
-    let answered: usize = thread::scope(|scope| {
-        let come_and_go = || {
-            let mut answered = 0;
-            while Instant::now() < end {
-                let reply = Client::connect(&socket).and_then(|mut client| {
-                    client
-                        .message("memory_profile", "status", "", None)
-                        .map(drop)
-                });
-                // More clients than connections: some are turned away.
-                answered += usize::from(reply.is_ok());
-            }
-            answered
-        };
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(come_and_go)).collect();
+    let (begun, before, threads) = (Instant::now(), host.kib("RssAnon:")?, host.kib("Threads:")?);
+    let grown = || -> Result<f64> { Ok(host.kib("RssAnon:")? as f64 - before as f64) };
+    let seconds = || begun.elapsed().as_secs_f64();
+    thread::sleep(ALONE);
+    let leak = grown()? / seconds();
+    let beside_the_leak = || -> Result<f64> { Ok((grown()? - leak * seconds()) / 1024.0) };
+    let answered = come_and_go(&socket, Instant::now() + RECONNECTED);
+    let held = beside_the_leak()?;
+    while host.kib("Threads:")? > threads {
+        thread::sleep(Duration::from_millis(50));
+    }
+    // As long as jemalloc keeps pages that are free.
+    thread::sleep(Duration::from_secs(10));
+    figures.tell(
+        "memory that 64 clients that come and go leave",
+        beside_the_leak()?,
+        format_args!(
+            "{held:.0} MiB at their end, {answered} answers; the host's own leak, {:.1} MiB/s, left out",
+            leak / 1024.0
+        ),
+    )
+}
+
+/// Clients that connect, ask for the status and leave, until `end`: how many were answered.
+fn come_and_go(socket: &Path, end: Instant) -> usize {
+    let client = || {
+        let mut answered = 0;
+        while Instant::now() < end {
+            let reply = Client::connect(socket).and_then(|mut client| {
+                client
+                    .message("memory_profile", "status", "", None)
+                    .map(drop)
+            });
+            // More clients than connections: some are turned away.
+            answered += usize::from(reply.is_ok());
+        }
+        answered
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
         let counts = clients.into_iter().map(|client| client.join().unwrap_or(0));
         counts.sum()
-    });
-    println!(
-        "{CLIENTS} clients that come and go, {answered} answers: from {} to {} MiB anonymous, {} resident at \
-         most; in as much time it grew by {} MiB alone",
-        alone >> 10,
-        host.kib("RssAnon:")? >> 10,
-        host.kib("VmHWM:")? >> 10,
-        (alone - before) >> 10
-    );
-    Ok(())
+    })
 }
