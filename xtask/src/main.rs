@@ -5,6 +5,7 @@ mod ci;
 mod demo;
 mod features;
 mod fuzz;
+mod pictures;
 
 use std::process::{Command, ExitCode};
 
@@ -28,6 +29,7 @@ usage: cargo xtask COMMAND
                       uses one above it; files above 400 lines
   features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
+  pictures            draw the pictures of README anew, from a run of Redis
   ci                  format, clippy, features, arrows, test, demo, fuzz, torture --short, docs, deny:
                       what CI runs";
 
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         ["arrows"] => arrows::check(),
         ["features"] => features::check(),
         ["fuzz"] => fuzz::replay(),
+        ["pictures"] => pictures::draw(),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");
