@@ -2,7 +2,9 @@
 //! of their own, asked as a client asks, given work whose memory stays, and ended without a trace.
 //!
 //! [`SERVERS`] says of each what differs; [`Server::start`] and [`Running`] do what all share. The
-//! crate installs nothing: [`Server::packages`] tells whoever does.
+//! crate installs no Debian package: [`Server::packages`] tells whoever does.
+//!
+//! [`s3`] is a server of its own, and [`python`] has packages of Python's index.
 
 mod broker;
 mod databases;
@@ -11,6 +13,7 @@ mod held;
 mod names;
 mod place;
 mod processes;
+pub mod python;
 pub mod s3;
 mod server;
 mod session;

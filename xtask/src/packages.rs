@@ -50,6 +50,7 @@ pub const TEST: &[&str] = &[
     "postgresql",
     "prometheus",
     "python3",
+    "python3-venv",
     "redis-server",
     "redis-tools",
     "ruby",
