@@ -2,18 +2,20 @@
 //! profile for each sample type, and one dictionary for all.
 
 mod messages;
+mod tables;
 
 use std::collections::HashMap;
 
-use memprof_report::{Address, AddressId, Named, SampleType, StackId, Strings};
+use memprof_report::{Named, SampleType};
 use prost::Message;
 use sha2::{Digest, Sha256};
 
 use crate::time::Instant;
 use messages::{
-    AnyValue, Dictionary, Empty, Function, KeyValue, Line, Location, Mapping, Profile,
-    ProfilesData, Resource, ResourceProfiles, Sample, Scope, ScopeProfiles, Stack, ValueType,
+    AnyValue, KeyValue, Profile, ProfilesData, Resource, ResourceProfiles, Sample, Scope,
+    ScopeProfiles, ValueType,
 };
+use tables::Tables;
 
 const TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
 
@@ -25,12 +27,11 @@ pub(crate) fn encode(named: &Named, service: &str, from: Instant, to: Instant) -
 fn message(named: &Named, service: &str, from: Instant, to: Instant) -> ProfilesData {
     let mut tables = Tables::new(named);
     let nanos = |Instant(ms): Instant| ms.unsigned_abs().saturating_mul(1_000_000);
-    let profiles = TYPES.map(|sample_type| {
+    let mut profiles = TYPES.map(|sample_type| {
         let unit = |tables: &mut Tables<'_>, name: &str, unit: &str| ValueType {
             type_strindex: tables.string(name),
             unit_strindex: tables.string(unit),
         };
-        let name = format!("{service} {} {}", sample_type.name(), to.0);
         Profile {
             sample_type: Some(unit(&mut tables, sample_type.name(), sample_type.unit())),
             samples: samples(named, sample_type, &mut tables),
@@ -38,9 +39,14 @@ fn message(named: &Named, service: &str, from: Instant, to: Instant) -> Profiles
             duration_nano: nanos(Instant(to.0 - from.0)),
             period_type: Some(unit(&mut tables, "space", "bytes")),
             period: interval(named),
-            profile_id: Sha256::digest(name)[..16].to_vec(),
+            profile_id: Vec::new(),
         }
     });
+    let dictionary = tables.finish();
+    let names = dictionary.encode_to_vec();
+    for profile in &mut profiles {
+        profile.profile_id = id(&[service.as_bytes(), &names, &profile.encode_to_vec()]);
+    }
     let attribute = |key: &str, value: &str| KeyValue {
         key: key.to_owned(),
         value: Some(AnyValue {
@@ -60,8 +66,18 @@ fn message(named: &Named, service: &str, from: Instant, to: Instant) -> Profiles
                 profiles: profiles.into(),
             }],
         }],
-        dictionary: Some(tables.finish()),
+        dictionary: Some(dictionary),
     }
+}
+
+/// What no other profile is called (profiles.proto, `profile_id`): a hash of all that it says.
+fn id(parts: &[&[u8]]) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize()[..16].to_vec()
 }
 
 /// Mean bytes between samples; 0 where that is not known.
@@ -70,140 +86,59 @@ fn interval(named: &Named) -> i64 {
     i64::try_from(interval).unwrap_or(i64::MAX)
 }
 
+/// The samples of a type, one for each stack.
 fn samples(named: &Named, sample_type: SampleType, tables: &mut Tables<'_>) -> Vec<Sample> {
-    let samples = named.profile.samples.iter();
-    let samples = samples.filter(|sample| sample.values[sample_type] != 0);
-    let samples = samples.map(|sample| Sample {
-        stack_index: tables.stack(sample.stack),
-        values: vec![sample.values[sample_type]],
-    });
-    samples.collect()
-}
-
-/// The dictionary while it grows. The first entry of each table is zero.
-struct Tables<'n> {
-    named: &'n Named,
-    strings: Strings,
-    dictionary: Dictionary,
-    stacks: HashMap<StackId, i32>,
-    locations: HashMap<AddressId, i32>,
-    mappings: HashMap<usize, i32>,
-    functions: HashMap<i32, i32>,
-}
-
-/// Adds an entry, and returns its index.
-fn push<T>(table: &mut Vec<T>, entry: T) -> i32 {
-    table.push(entry);
-    table.len() as i32 - 1
-}
-
-impl<'n> Tables<'n> {
-    fn new(named: &'n Named) -> Self {
-        let mut strings = Strings::default();
-        strings.intern("");
-        Self {
-            named,
-            strings,
-            dictionary: Dictionary {
-                mapping_table: vec![Mapping::default()],
-                location_table: vec![Location::default()],
-                function_table: vec![Function::default()],
-                link_table: vec![Empty {}],
-                string_table: Vec::new(),
-                attribute_table: vec![Empty {}],
-                stack_table: vec![Stack::default()],
-            },
-            stacks: HashMap::new(),
-            locations: HashMap::new(),
-            mappings: HashMap::new(),
-            functions: HashMap::new(),
+    let mut samples: Vec<Sample> = Vec::new();
+    let mut known = HashMap::new();
+    for sample in &named.profile.samples {
+        let value = sample.values[sample_type];
+        if value == 0 {
+            continue;
+        }
+        let stack_index = tables.stack(sample.stack);
+        let at = *known.entry(stack_index).or_insert(samples.len());
+        match samples.get_mut(at) {
+            Some(sample) => sample.values[0] += value,
+            None => samples.push(Sample {
+                stack_index,
+                values: vec![value],
+            }),
         }
     }
-
-    fn string(&mut self, text: &str) -> i32 {
-        self.strings.intern(text).0 as i32
-    }
-
-    fn stack(&mut self, id: StackId) -> i32 {
-        if let Some(index) = self.stacks.get(&id) {
-            return *index;
-        }
-        let frames = self.named.profile.stacks.frames(id);
-        let location_indices = frames.iter().map(|frame| self.location(*frame)).collect();
-        let index = push(&mut self.dictionary.stack_table, Stack { location_indices });
-        self.stacks.insert(id, index);
-        index
-    }
-
-    /// A function of a module. There are no addresses: many builds and machines are one sum.
-    fn location(&mut self, id: AddressId) -> i32 {
-        if let Some(index) = self.locations.get(&id) {
-            return *index;
-        }
-        let named = self.named;
-        let call = Address(named.profile.stacks.address(id).0.wrapping_sub(1));
-        let mapping = named.profile.mapping_of(call);
-        let frames = named.names.frames(id).iter();
-        let lines = frames.map(|frame| Line {
-            function_index: self.function(named.names.strings.get(frame.function)),
-        });
-        let location = Location {
-            lines: lines.collect(),
-            mapping_index: mapping.map_or(0, |mapping| self.mapping(mapping)),
-        };
-        let index = push(&mut self.dictionary.location_table, location);
-        self.locations.insert(id, index);
-        index
-    }
-
-    fn function(&mut self, name: &str) -> i32 {
-        let name_strindex = self.string(name);
-        if let Some(index) = self.functions.get(&name_strindex) {
-            return *index;
-        }
-        let function = Function { name_strindex };
-        let index = push(&mut self.dictionary.function_table, function);
-        self.functions.insert(name_strindex, index);
-        index
-    }
-
-    fn mapping(&mut self, at: usize) -> i32 {
-        if let Some(index) = self.mappings.get(&at) {
-            return *index;
-        }
-        let mapping = &self.named.profile.mappings[at];
-        let mapping = Mapping {
-            memory_start: mapping.start.0,
-            memory_limit: mapping.end.0,
-            filename_strindex: self.string(mapping.file_name()),
-        };
-        let index = push(&mut self.dictionary.mapping_table, mapping);
-        self.mappings.insert(at, index);
-        index
-    }
-
-    fn finish(mut self) -> Dictionary {
-        let strings = 0..self.strings.len() as u32;
-        let text = |id| self.strings.get(memprof_report::StringId(id)).to_owned();
-        self.dictionary.string_table = strings.map(text).collect();
-        self.dictionary
-    }
+    samples
 }
 
 #[cfg(test)]
 mod tests {
+    use memprof_report::{Address, Frame, Mapping, Values};
+
+    use super::messages::{Dictionary, Function, Location, Stack};
     use super::*;
     use crate::take::tests::two_stacks;
 
+    const TIME: [Instant; 2] = [Instant(1000), Instant(3000)];
+
+    fn decoded(named: &Named, service: &str, [from, to]: [Instant; 2]) -> ProfilesData {
+        ProfilesData::decode(&*encode(named, service, from, to)).unwrap()
+    }
+
+    fn profiles(message: &ProfilesData) -> &[Profile] {
+        &message.resource_profiles[0].scope_profiles[0].profiles
+    }
+
+    fn has_zero_entries(dictionary: &Dictionary) {
+        assert_eq!(dictionary.string_table[0], "");
+        assert_eq!(dictionary.stack_table[0], Stack::default());
+        assert_eq!(dictionary.location_table[0], Location::default());
+        assert_eq!(dictionary.function_table[0], Function::default());
+        assert_eq!(dictionary.mapping_table[0], messages::Mapping::default());
+    }
+
     #[test]
     fn the_message_has_the_profile_s_totals_and_zero_entries() {
-        let named = two_stacks();
-        let bytes = encode(&named, "cart", Instant(1000), Instant(3000));
-        let message = ProfilesData::decode(&*bytes).unwrap();
-        let dictionary = message.dictionary.unwrap();
-        let scope = &message.resource_profiles[0].scope_profiles[0];
-        let totals: Vec<_> = scope
-            .profiles
+        let message = decoded(&two_stacks(), "cart", TIME);
+        let dictionary = message.dictionary.as_ref().unwrap();
+        let totals: Vec<_> = profiles(&message)
             .iter()
             .map(|profile| {
                 let name = profile.sample_type.unwrap().type_strindex as usize;
@@ -213,12 +148,8 @@ mod tests {
             })
             .collect();
         assert_eq!(totals, [("inuse_space", 400), ("inuse_objects", 4)]);
-        assert_eq!(scope.profiles[0].duration_nano, 2_000_000_000);
-        assert_eq!(dictionary.string_table[0], "");
-        assert_eq!(dictionary.stack_table[0], Stack::default());
-        assert_eq!(dictionary.location_table[0], Location::default());
-        assert_eq!(dictionary.function_table[0], Function::default());
-        assert_eq!(dictionary.mapping_table[0], Mapping::default());
+        assert_eq!(profiles(&message)[0].duration_nano, 2_000_000_000);
+        has_zero_entries(dictionary);
         // Leaf first, and no stack twice for two types.
         assert_eq!(dictionary.stack_table.len(), 3);
         let deep = dictionary.stack_table.iter();
@@ -228,5 +159,88 @@ mod tests {
         let leaf = &dictionary.location_table[deep.location_indices[0] as usize];
         let file = dictionary.mapping_table[leaf.mapping_index as usize].filename_strindex;
         assert_eq!(dictionary.string_table[file as usize], "cart");
+    }
+
+    #[test]
+    fn profiles_have_one_id_only_where_all_that_they_say_is_the_same() {
+        let ids = |named: &Named, service: &str, time| {
+            let message = decoded(named, service, time);
+            let ids = profiles(&message).iter().map(|one| one.profile_id.clone());
+            ids.collect::<Vec<_>>()
+        };
+        let named = two_stacks();
+        let first = ids(&named, "cart", TIME);
+        assert_eq!(first, ids(&two_stacks(), "cart", TIME));
+        let mut more = two_stacks();
+        more.profile.samples[0].values[SampleType::InuseSpace] += 1;
+        let mut other_names = two_stacks();
+        other_names.profile.mappings[0].path = "/bin/shop".to_owned();
+        let all = [
+            first,
+            // The number of objects is the same.
+            vec![ids(&more, "cart", TIME).remove(0)],
+            ids(&other_names, "cart", TIME),
+            ids(&named, "shop", TIME),
+            ids(&named, "cart", [Instant(2000), TIME[1]]),
+            ids(&named, "cart", [TIME[0], Instant(4000)]),
+        ];
+        let mut all = all.concat();
+        assert!(all.iter().all(|id| id.len() == 16));
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn what_has_no_name_is_the_zero_entry_of_its_table() {
+        let mut named = Named {
+            profile: Default::default(),
+            names: Default::default(),
+            depths: vec![0; 3],
+        };
+        // Nothing is known of the first frame, the module of the second one, the function of the third one.
+        for (at, (function, module)) in [("", ""), ("", "/lib/libshop.so"), ("serve", "")]
+            .into_iter()
+            .enumerate()
+        {
+            let start = 0x1000 * (at as u64 + 1);
+            named.profile.mappings.push(Mapping {
+                start: Address(start),
+                end: Address(start + 0x1000),
+                path: module.to_owned(),
+                ..Mapping::default()
+            });
+            let id = named.profile.stacks.intern_address(Address(start + 1));
+            let frame = Frame {
+                function: named.names.strings.intern(function),
+                file: None,
+                line: 0,
+                named: true,
+            };
+            named.names.set(id, &[frame]);
+            named.profile.stacks.push(id);
+            let stack = named.profile.stacks.finish();
+            let mut values = Values::default();
+            values[SampleType::InuseSpace] = 100;
+            let sample = memprof_report::Sample::new(stack, values);
+            named.profile.samples.push(sample);
+        }
+        let dictionary = decoded(&named, "cart", TIME).dictionary.unwrap();
+        has_zero_entries(&dictionary);
+        let [_, module, function] = &dictionary.location_table[..] else {
+            panic!("{dictionary:#?}");
+        };
+        assert_eq!((module.mapping_index, module.lines.len()), (1, 0));
+        assert_eq!(function.mapping_index, 0);
+        assert_eq!(function.lines[0].function_index, 1);
+        let stacks = dictionary.stack_table.iter();
+        let stacks: Vec<_> = stacks.map(|stack| &stack.location_indices[..]).collect();
+        assert_eq!(stacks, [&[][..], &[0], &[1], &[2]]);
+        let lengths = (
+            dictionary.function_table.len(),
+            dictionary.mapping_table.len(),
+        );
+        assert_eq!(lengths, (2, 2));
     }
 }

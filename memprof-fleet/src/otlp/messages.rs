@@ -1,5 +1,6 @@
 //! OpenTelemetry's profiles, `opentelemetry.proto.profiles.v1development`, as far as they are written here.
-//! What ends in `strindex` or `index` is an index into a table of the dictionary, whose first entry is zero.
+//! What ends in `strindex`, `index` or `indices` are indices into a table of the dictionary, whose first entry is zero
+//! and stands for what is not known.
 
 #![allow(
     missing_docs,
@@ -114,24 +115,21 @@ pub(crate) struct Sample {
     pub(crate) values: Vec<i64>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+/// Without addresses: those of many processes are summed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Mapping {
-    #[prost(uint64, tag = "1")]
-    pub(crate) memory_start: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) memory_limit: u64,
     #[prost(int32, tag = "4")]
     pub(crate) filename_strindex: i32,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Stack {
     /// Leaf first.
     #[prost(int32, repeated, tag = "1")]
     pub(crate) location_indices: Vec<i32>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Location {
     #[prost(int32, tag = "1")]
     pub(crate) mapping_index: i32,
@@ -139,13 +137,13 @@ pub(crate) struct Location {
     pub(crate) lines: Vec<Line>,
 }
 
-#[derive(Clone, Copy, PartialEq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Line {
     #[prost(int32, tag = "1")]
     pub(crate) function_index: i32,
 }
 
-#[derive(Clone, Copy, PartialEq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Function {
     #[prost(int32, tag = "1")]
     pub(crate) name_strindex: i32,

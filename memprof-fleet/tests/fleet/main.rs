@@ -5,6 +5,8 @@ mod bus;
 mod compact;
 mod kill;
 mod many_agents;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod place;
 mod s3;
 mod web;

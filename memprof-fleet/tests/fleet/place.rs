@@ -79,6 +79,16 @@ impl Place {
 
     /// Puts a dump into the spool: what each function holds.
     pub(crate) fn spool(&self, process: Process, time: i64, held: &[(&str, i64)]) {
+        let stack = |function| vec![("main", "cart"), (function, "cart")];
+        let held: Vec<_> = held
+            .iter()
+            .map(|(of, bytes)| (stack(*of), *bytes))
+            .collect();
+        self.spool_stacks(process, time, &held);
+    }
+
+    /// Puts a dump into the spool: what each stack holds.
+    pub(crate) fn spool_stacks(&self, process: Process, time: i64, held: &[(Stack<'_>, i64)]) {
         let name = format!("{time:015}.{}.{}.json", process.host, process.pid);
         let dumped = dumped(process, time, held).to_string();
         std::fs::write(self.path("spool/dumps").join(name), dumped).unwrap();
@@ -164,21 +174,30 @@ pub(crate) const CART: Process = Process {
     build: "91cc00",
 };
 
+/// Functions and their modules, root first.
+type Stack<'s> = Vec<(&'s str, &'s str)>;
+
 /// The form of a file in the spool. The ids of stacks are the hash of their names only for the agent.
-fn dumped(process: Process, time: i64, held: &[(&str, i64)]) -> Value {
-    let id = |function: &str| {
-        function
-            .bytes()
-            .fold(7i64, |id, byte| id * 31 + i64::from(byte))
+fn dumped(process: Process, time: i64, held: &[(Stack<'_>, i64)]) -> Value {
+    let id = |stack: &Stack<'_>| {
+        let texts = stack
+            .iter()
+            .flat_map(|(function, module)| [function, module]);
+        let bytes = texts.flat_map(|text| text.bytes().chain([0]));
+        bytes.fold(7i64, |id, byte| {
+            id.wrapping_mul(31).wrapping_add(i64::from(byte))
+        })
     };
-    let samples = held.iter().map(|(function, bytes)| {
-        json!({ "stack_id": id(function), "inuse_bytes": bytes, "inuse_objects": 1, "alloc": null })
+    let samples = held.iter().map(|(stack, bytes)| {
+        json!({ "stack_id": id(stack), "inuse_bytes": bytes, "inuse_objects": 1, "alloc": null })
     });
-    let stacks = held.iter().map(|(function, _)| {
-        let frames = [("main", "cart"), (function, "cart")];
-        let frames =
-            frames.map(|(function, module)| json!({ "function": function, "module": module }));
-        json!({ "stack_id": id(function), "function": function, "frames": frames })
+    let stacks = held.iter().map(|(stack, _)| {
+        let frames = stack.iter();
+        let frames: Vec<_> = frames
+            .map(|(function, module)| json!({ "function": function, "module": module }))
+            .collect();
+        let function = stack.last().map_or("", |(function, _)| *function);
+        json!({ "stack_id": id(stack), "function": function, "frames": frames })
     });
     json!({
         "context": {
