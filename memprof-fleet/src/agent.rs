@@ -51,7 +51,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         store: Arc::new(Store::open(&config.store)?),
         machine: Machine::new(config.labels.clone()),
         config,
-        attached: Attached::default(),
+        attached: Attached::new(),
         known: HashSet::new(),
         seen: HashMap::new(),
         told: HashMap::new(),
@@ -157,12 +157,10 @@ impl Agent {
                 Ok(Event::End) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        for (name, detached) in self.attached.detach(&self.machine) {
-            match detached {
-                Ok(()) => tell(&format!("memprof: {name}: detached")),
-                Err(error) => note(&format!("{name}: {error:#}")),
-            }
-        }
+        self.detach();
+        let attempts = self.attached.finish();
+        self.tell_attempts(attempts);
+        self.detach();
         // What does not reach the store now does so the next time.
         self.batch()?;
         if let Err(error) = drain(&self.spool, &self.store) {
@@ -190,11 +188,24 @@ impl Agent {
             Ok(attempts) => attempts,
             Err(error) => return self.tell_change("attaching".to_owned(), Err(error)),
         };
+        self.tell_attempts(attempts);
+    }
+
+    fn tell_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {
                 tell(&format!("memprof: {name}: attached"));
             }
             self.tell_change(name, attempt);
+        }
+    }
+
+    fn detach(&mut self) {
+        for (name, detached) in self.attached.detach(&self.machine) {
+            match detached {
+                Ok(()) => tell(&format!("memprof: {name}: detached")),
+                Err(error) => note(&format!("{name}: {error:#}")),
+            }
         }
     }
 

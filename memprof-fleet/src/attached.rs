@@ -6,8 +6,11 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 
 use crate::policy::Rule;
 use crate::take::{Machine, start_ticks};
@@ -16,30 +19,75 @@ use crate::time::Instant;
 /// How long the plugin stays where an agent was killed. A new attachment knows nothing of what was
 /// allocated before, so a living agent should have to make none.
 const LEASE: &str = "24h";
+/// How many attempts run at the same time: a process may keep one waiting.
+const AT_ONCE: usize = 4;
+/// How long the end of the agent waits for them.
+const ENDING: Duration = Duration::from_secs(30);
 
 /// What this agent attached to, and what it tried.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Attached {
     /// By instance: the pid.
     held: HashMap<String, u32>,
     /// By instance: when it was tried last, in vain.
     refused: HashMap<String, Instant>,
+    /// By instance: what the processes are called whose attempts run, on threads of their own.
+    under_way: HashMap<String, String>,
+    /// The attempts that ended.
+    ended: (Sender<Ended>, Receiver<Ended>),
 }
 
-/// What came of an attempt: what the process is called, and why not.
+/// A process to attach to.
+#[derive(Debug)]
+struct Candidate {
+    instance: String,
+    pid: u32,
+    name: String,
+}
+
+/// What came of an attempt.
+type Ended = (Candidate, anyhow::Result<()>);
+
+/// The same for people: what the process is called, and why not.
 type Attempt = (String, anyhow::Result<()>);
 
 impl Attached {
-    /// Attaches to every process that a rule names and that is none of `hosts`, pids. One that refuses is tried again
-    /// after a period.
+    pub(crate) fn new() -> Self {
+        Self {
+            held: HashMap::new(),
+            refused: HashMap::new(),
+            under_way: HashMap::new(),
+            ended: channel(),
+        }
+    }
+
+    /// Begins to attach to every process that a rule names and that is none of `hosts`, pids; a few at a time. One
+    /// that refuses is tried again after a period. Returns what came of attempts that ended since the last call.
     pub(crate) fn attach(
         &mut self,
         rules: &[Rule],
         hosts: &HashSet<u32>,
         machine: &Machine,
     ) -> anyhow::Result<Vec<Attempt>> {
+        let candidates = self.candidates(rules, hosts, machine)?;
+        // Only now: a process whose attempt has just ended may be none of `hosts` yet.
+        let ended: Vec<_> = self.ended.1.try_iter().collect();
+        let attempts = ended.into_iter().map(|ended| self.settle(ended)).collect();
+        let room = AT_ONCE.saturating_sub(self.under_way.len());
+        for candidate in candidates.into_iter().take(room) {
+            self.begin(candidate);
+        }
+        Ok(attempts)
+    }
+
+    fn candidates(
+        &mut self,
+        rules: &[Rule],
+        hosts: &HashSet<u32>,
+        machine: &Machine,
+    ) -> anyhow::Result<Vec<Candidate>> {
         let mut living = HashSet::new();
-        let mut attempts = Vec::new();
+        let mut candidates = Vec::new();
         for (pid, program) in programs()? {
             // It may have ended meanwhile.
             let Some(start) = start_ticks(pid) else {
@@ -53,19 +101,63 @@ impl Attached {
                 continue;
             };
             let tried = self.refused.get(&instance);
-            if tried.is_some_and(|tried| *tried > Instant::now().before(rule.period)) {
-                continue;
+            let is_resting = tried.is_some_and(|tried| *tried > Instant::now().before(rule.period));
+            if !is_resting && !self.under_way.contains_key(&instance) {
+                let name = format!("{program} {}/{pid}", machine.name);
+                candidates.push(Candidate {
+                    instance,
+                    pid,
+                    name,
+                });
             }
-            let attempt = memprof(&["attach", &pid.to_string(), "--for", LEASE]);
-            match &attempt {
-                Ok(()) => self.held.insert(instance, pid).map(drop),
-                Err(_) => self.refused.insert(instance, Instant::now()).map(drop),
-            };
-            attempts.push((format!("{program} {}/{pid}", machine.name), attempt));
         }
         self.held.retain(|instance, _| living.contains(instance));
         self.refused.retain(|instance, _| living.contains(instance));
-        Ok(attempts)
+        Ok(candidates)
+    }
+
+    fn begin(&mut self, candidate: Candidate) {
+        let Candidate { instance, name, .. } = &candidate;
+        self.under_way.insert(instance.clone(), name.clone());
+        let ended = self.ended.0.clone();
+        thread::spawn(move || {
+            let attempt = memprof(&["attach", &candidate.pid.to_string(), "--for", LEASE]);
+            // An agent that has ended does not listen.
+            ended.send((candidate, attempt)).unwrap_or_default();
+        });
+    }
+
+    fn settle(&mut self, (candidate, attempt): Ended) -> Attempt {
+        let Candidate {
+            instance,
+            pid,
+            name,
+        } = candidate;
+        self.under_way.remove(&instance);
+        match &attempt {
+            Ok(()) => self.held.insert(instance, pid).map(drop),
+            Err(_) => self.refused.insert(instance, Instant::now()).map(drop),
+        };
+        (name, attempt)
+    }
+
+    /// Waits for the attempts that run, but not for long.
+    pub(crate) fn finish(&mut self) -> Vec<Attempt> {
+        let until = std::time::Instant::now() + ENDING;
+        let mut attempts = Vec::new();
+        while !self.under_way.is_empty() {
+            let left = until.saturating_duration_since(std::time::Instant::now());
+            match self.ended.1.recv_timeout(left) {
+                Ok(ended) => attempts.push(self.settle(ended)),
+                Err(_) => break,
+            }
+        }
+        let left = self.under_way.drain().map(|(_, name)| {
+            let error = anyhow!("`memprof attach` still runs: its plugin leaves after {LEASE}");
+            (name, Err(error))
+        });
+        attempts.extend(left);
+        attempts
     }
 
     /// Takes the plugin out of every process that is still there. Returns what came of each.
