@@ -8,6 +8,7 @@ mod config;
 mod output;
 mod target;
 mod time;
+mod tls;
 mod units;
 
 mod attached;

@@ -18,6 +18,7 @@ use tokio::runtime::Runtime;
 
 use crate::output::{UNREACHABLE, USAGE, coded};
 use crate::time::Instant;
+use crate::tls::is_untrusted;
 
 /// How long a server may take: what waits for it is on this machine's disk, and is tried again.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -156,13 +157,16 @@ impl Store {
         // Each of them says all that those below it say.
         let cause = error.root_cause().to_string();
         let refused = cause.contains("status code: 401") || cause.contains("status code: 403");
-        let remedy = match (self.is_local(), refused) {
-            (true, _) => "",
-            (false, true) => {
+        let remedy = match self.is_local() {
+            true => "",
+            false if refused => {
                 "; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be those of a user who may list, read, \
                  write and delete there"
             }
-            (false, false) => "; AWS_ENDPOINT_URL and AWS_REGION say where the store is",
+            false if is_untrusted(&cause) => {
+                "; SSL_CERT_FILE must name a file with the certificate that signed the server's"
+            }
+            false => "; AWS_ENDPOINT_URL and AWS_REGION say where the store is",
         };
         let message = format!(
             "{}: failed to {act}: {}{remedy}",

@@ -4,7 +4,7 @@
 //! [`SERVERS`] says of each what differs; [`Server::start`] and [`Running`] do what all share. The
 //! crate installs no Debian package: [`Server::packages`] tells whoever does.
 //!
-//! [`s3`] is a server of its own, and [`python`] has packages of Python's index.
+//! [`s3`] is a server of its own; [`tls`] makes certificates, and [`python`] has packages of Python's index.
 
 mod broker;
 mod databases;
@@ -18,6 +18,7 @@ pub mod s3;
 mod server;
 mod session;
 mod talk;
+pub mod tls;
 mod web;
 
 pub use place::{Place, User};

@@ -81,6 +81,11 @@ impl S3 {
         Ok(Self { port, shared })
     }
 
+    /// Where it listens, on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// What a client of it has in its environment.
     pub fn environment(&self) -> [(&'static str, String); 5] {
         [

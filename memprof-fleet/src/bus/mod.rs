@@ -3,6 +3,7 @@
 
 mod answer;
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Nats;
 use crate::output::{UNREACHABLE, USAGE, coded};
 use crate::target::Target;
+use crate::tls::is_untrusted;
 
 pub(crate) use answer::{Asked, Event, answer, process};
 
@@ -126,12 +128,14 @@ pub(crate) async fn connect(
         options = options.nkey(seed(file)?);
     }
     if let Some(file) = &nats.ca_file {
+        // What async-nats says later does not name it.
+        File::open(file).with_context(|| format!("failed to read {}", file.display()))?;
         options = options.add_root_certificates(file.clone());
     }
     options.connect(url).await.map_err(|error| {
         let remedy = match error.kind() {
             async_nats::ConnectErrorKind::Tls | async_nats::ConnectErrorKind::Io
-                if url.starts_with("tls:") =>
+                if is_untrusted(&error.to_string()) =>
             {
                 ": `ca_file` must hold the certificate that signed the server's"
             }

@@ -9,4 +9,5 @@ mod many_agents;
 mod otlp;
 mod place;
 mod s3;
+mod tls;
 mod web;
