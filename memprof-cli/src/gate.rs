@@ -4,6 +4,7 @@
 
 mod budget;
 mod measured;
+mod names;
 mod render;
 mod running;
 mod verdict;
@@ -15,10 +16,11 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::ValueEnum;
 
-use crate::exit::{OVER_BUDGET, Outcome, USAGE, coded};
+use crate::exit::{OVER_BUDGET, Outcome, USAGE, coded, told};
 use crate::output;
 use budget::Budget;
 use measured::Measured;
+use names::Stacks;
 use verdict::Verdict;
 
 /// An update takes the median of so many runs, and says how far they lie apart.
@@ -91,17 +93,37 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         output::note(note);
     }
     if args.update {
-        let budget = Budget::of(&measured, known.unwrap_or_default());
+        let stacks = Stacks::of(&measured)?;
+        let budget = Budget::of(&measured, &stacks, known.unwrap_or_default());
         output::publish(&args.budget, |out| {
             Ok(out.write_all(budget.text().as_bytes())?)
         })?;
         output::print(&render::updated(&args.budget, &budget, &measured))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let verdict = Verdict::of(&measured, &known.unwrap_or_default());
+    let budget = known.unwrap_or_default();
+    let verdict = Verdict::of(&measured, &stacks(&measured, &budget)?, &budget);
     output::print(&render::verdict(&verdict, args)?)?;
     Ok(match verdict.is_broken() {
         true => OVER_BUDGET.into(),
         false => ExitCode::SUCCESS,
     })
+}
+
+/// The stacks that a verdict needs: none where only totals are limited, and kept.
+fn stacks(measured: &Measured, budget: &Budget) -> anyhow::Result<Stacks> {
+    if budget.limits_functions() {
+        return Stacks::of(measured);
+    }
+    if !budget.is_exceeded_by(measured) {
+        return Ok(Stacks::default());
+    }
+    // Totals are exact without names, so the budget is broken all the same.
+    Ok(Stacks::of(measured).unwrap_or_else(|error| {
+        output::note(&format!(
+            "who broke the budget is not known: {}",
+            told(&error)
+        ));
+        Stacks::default()
+    }))
 }

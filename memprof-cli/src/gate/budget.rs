@@ -8,6 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, de};
 
 use super::measured::{Measured, What};
+use super::names::Stacks;
 use crate::exit::{USAGE, coded};
 
 /// Above half of the growth that is to be caught, so that chance hides as little as it makes up.
@@ -98,9 +99,28 @@ impl Budget {
         }
     }
 
+    /// The most that keeps a budget of so many bytes.
+    pub(super) fn limit(&self, budgeted: Bytes) -> u64 {
+        (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
+    }
+
+    /// Whether a total is beyond its limit.
+    pub(super) fn is_exceeded_by(&self, measured: &Measured) -> bool {
+        let is_exceeded = |what: What| {
+            let budgeted = self.total(what);
+            budgeted.is_some_and(|budgeted| measured.total(what) > self.limit(budgeted))
+        };
+        What::ALL.into_iter().any(is_exceeded)
+    }
+
+    pub(super) fn limits_functions(&self) -> bool {
+        let limits = |what: What| !self.functions.of(what).is_empty();
+        What::ALL.into_iter().any(limits)
+    }
+
     /// The budget that `measured` just keeps. Of the one before stay the tolerance, which totals have a
     /// limit, and which functions.
-    pub(super) fn of(measured: &Measured, before: Self) -> Self {
+    pub(super) fn of(measured: &Measured, stacks: &Stacks, before: Self) -> Self {
         let is_new = before.peak.is_none()
             && before.allocated.is_none()
             && before.functions == OfFunctions::default();
@@ -116,7 +136,7 @@ impl Budget {
             ..before
         };
         for what in What::ALL {
-            let rows = measured.functions(what);
+            let rows = stacks.functions(what);
             for (name, limit) in budget.functions.of_mut(what) {
                 let row = rows.iter().find(|row| row.name == *name);
                 *limit = Bytes(row.map_or(0, |row| row.bytes));
@@ -250,12 +270,14 @@ impl<'de> Deserialize<'de> for Tolerance {
 #[cfg(test)]
 mod tests {
     use super::super::measured::tests::measured;
+    use super::super::names::tests::held;
     use super::*;
 
     #[test]
     fn what_is_written_is_read_again() {
         let budget = Budget::of(
-            &measured(1000, 5000, &[("a \"b\"\n\\", 700), ("c", 300)]),
+            &measured(1000, 5000),
+            &held(&[("a \"b\"\n\\", 700), ("c", 300)]),
             Budget::default(),
         );
         assert_eq!(toml::from_str::<Budget>(&budget.text()), Ok(budget));
@@ -268,7 +290,7 @@ mod tests {
         let before: Budget = toml::from_str(before).unwrap();
         assert_eq!(before.peak, Some(Bytes(1 << 20)));
         assert_eq!(before.functions.allocated["d"], Bytes(2048));
-        let after = Budget::of(&measured(1000, 5000, &[("c", 300)]), before);
+        let after = Budget::of(&measured(1000, 5000), &held(&[("c", 300)]), before);
         assert_eq!(
             (after.tolerance, after.peak, after.allocated),
             (Tolerance(1.0), Some(Bytes(1000)), None)

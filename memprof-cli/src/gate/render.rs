@@ -172,12 +172,14 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::measured::tests::measured;
+    use super::super::names::tests::held;
     use super::*;
 
     fn broken() -> Verdict {
-        let before = measured(100 << 20, 1 << 30, &[("parse: a, 5%", 60 << 20)]);
-        let now = measured(106 << 20, 1 << 30, &[("parse: a, 5%", 66 << 20)]);
-        Verdict::of(&now, &Budget::of(&before, Budget::default()))
+        let (before, now) = (measured(100 << 20, 1 << 30), measured(106 << 20, 1 << 30));
+        let held = |bytes| held(&[("parse: a, 5%", bytes)]);
+        let budget = Budget::of(&before, &held(60 << 20), Budget::default());
+        Verdict::of(&now, &held(66 << 20), &budget)
     }
 
     #[test]

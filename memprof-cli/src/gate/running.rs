@@ -1,19 +1,17 @@
-//! Runs the command with every allocation counted, and reads what its processes left.
+//! Runs the command with every allocation counted, and reads the totals that its processes left.
 
 use std::fs::File;
 use std::io::BufReader;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
 use anyhow::Context;
-use memprof_report::{Blame, Folded, Granularity, Input, Named, Options, Sources};
+use memprof_report::{Limits, Origin};
 
-use super::measured::{Measured, Stack, What};
+use super::measured::Measured;
 use super::{FormatArg, TestArgs};
 use crate::exit::{FAILED, NO_DATA, coded};
-use crate::output;
-use crate::report::progress;
 use crate::run::{Run, preloading};
 
 /// The plugin's keys: each process leaves one dump. Nobody talks to it.
@@ -47,7 +45,8 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measured> {
     if !ended.success() {
         return Err(coded(FAILED, format!("{name} failed: {}", told(ended))));
     }
-    let measured = read(&dumps)?;
+    let mut measured = read(&dumps)?;
+    measured.dumps.place = Some(place);
     if measured.processes == 0 {
         let message = format!(
             "{name} left no figures: it ended by _exit(2), it executed itself again, or a program that it ran has an \
@@ -75,15 +74,13 @@ fn read(dumps: &Path) -> anyhow::Result<Measured> {
     };
     for entry in entries {
         let path = entry.with_context(|| dumps.display().to_string())?.path();
-        add(&mut measured, &path)?;
+        add(&mut measured, path)?;
     }
-    output::clear();
     Ok(measured)
 }
 
-fn add(measured: &mut Measured, dump: &Path) -> anyhow::Result<()> {
-    let named = named(dump)?;
-    let origin = &named.profile.origin;
+fn add(measured: &mut Measured, dump: PathBuf) -> anyhow::Result<()> {
+    let origin = origin(&dump).with_context(|| dump.display().to_string())?;
     let host = origin.host.as_deref().unwrap_or("a process");
     let Some(tally) = origin.tally else {
         measured.notes.push(format!(
@@ -98,49 +95,16 @@ fn add(measured: &mut Measured, dump: &Path) -> anyhow::Result<()> {
     }
     measured.processes += 1;
     measured.allocated += tally.bytes;
-    measured
-        .stacks_in_all
-        .extend(stacks(&named, What::Allocated));
     if tally.peak > measured.peak {
         measured.peak = tally.peak;
-        measured.stacks_at_peak = stacks(&named, What::Peak);
+        measured.dumps.of_peak = Some(measured.dumps.files.len());
     }
+    measured.dumps.files.push(dump);
     Ok(())
 }
 
-fn named(dump: &Path) -> anyhow::Result<Named> {
-    let failed = || dump.display().to_string();
-    let input = Input {
-        name: &failed(),
-        bytes: &mut BufReader::new(File::open(dump).with_context(failed)?),
-    };
-    let sources = Sources::of_process(None);
-    Ok(memprof_report::read(
-        input,
-        Some(&sources),
-        &Options::default(),
-        &progress,
-    )?)
-}
-
-fn stacks(named: &Named, what: What) -> Vec<Stack> {
-    let blame = Blame::default();
-    let folded = Folded::new(
-        named,
-        None,
-        what.sample_type(),
-        Granularity::Functions,
-        &blame,
-    )
-    .told();
-    let stacks = folded.stacks.iter().map(|stack| Stack {
-        functions: stack
-            .functions
-            .iter()
-            .map(|id| folded.functions.get(*id).to_owned())
-            .collect(),
-        bytes: u64::try_from(stack.values.new).unwrap_or(0),
-        variance: stack.values.evidence.variance,
-    });
-    stacks.collect()
+/// What a dump says of itself. It is checked to its end.
+fn origin(dump: &Path) -> anyhow::Result<Origin> {
+    let mut bytes = BufReader::new(File::open(dump)?);
+    Ok(memprof_report::parse(&mut bytes, &Limits::default(), false)?.origin)
 }

@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
-use super::budget::{Budget, Bytes};
-use super::measured::{Measured, Row, Stack, What};
+use super::budget::Budget;
+use super::measured::{Measured, What};
+use super::names::{Row, Stack, Stacks};
 
 /// An estimate breaks a limit that it exceeds by so many standard errors: one in a hundred does by
 /// chance (one-sided).
@@ -48,11 +49,11 @@ pub(super) struct Guilty {
 }
 
 impl Verdict {
-    pub(super) fn of(measured: &Measured, budget: &Budget) -> Self {
-        let allowed = |bytes: Bytes| (bytes.0 as f64 * (1.0 + budget.tolerance.0 / 100.0)) as u64;
+    /// `stacks` show who is to blame for a broken total, and are what functions are judged by.
+    pub(super) fn of(measured: &Measured, stacks: &Stacks, budget: &Budget) -> Self {
         let totals = What::ALL.into_iter().filter_map(|what| {
             let budgeted = budget.total(what)?;
-            let (total, limit) = (measured.total(what), allowed(budgeted));
+            let (total, limit) = (measured.total(what), budget.limit(budgeted));
             let is_broken = total > limit;
             Some(Check {
                 what,
@@ -62,19 +63,19 @@ impl Verdict {
                 measured: total,
                 error: 0,
                 is_broken,
-                guilty: is_broken.then(|| guilty(measured, budget, what)).flatten(),
+                guilty: is_broken.then(|| guilty(stacks, budget, what)).flatten(),
             })
         });
         let mut checks: Vec<Check> = totals.collect();
         for what in What::ALL {
-            let rows = measured.functions(what);
+            let rows = stacks.functions(what);
             for (name, budgeted) in budget.functions.of(what) {
                 let row = rows.iter().find(|row| row.name == *name);
                 let (bytes, error) = row.map_or((0, 0.0), |row| (row.bytes, row.error));
-                let limit = allowed(*budgeted);
+                let limit = budget.limit(*budgeted);
                 let is_broken = bytes as f64 > limit as f64 + DOUBT * error;
                 let found =
-                    || row.map(|row| told(measured, what, row, bytes.saturating_sub(budgeted.0)));
+                    || row.map(|row| told(stacks, what, row, bytes.saturating_sub(budgeted.0)));
                 checks.push(Check {
                     what,
                     function: Some(name.clone()),
@@ -99,17 +100,17 @@ impl Verdict {
 }
 
 /// The function that grew most since the update.
-fn guilty(measured: &Measured, budget: &Budget, what: What) -> Option<Guilty> {
+fn guilty(stacks: &Stacks, budget: &Budget, what: What) -> Option<Guilty> {
     let held = budget.held.of(what);
     let before = |row: &Row| held.get(&row.name).map_or(0, |bytes| bytes.0);
     let growth = |row: &Row| row.bytes.saturating_sub(before(row));
-    let rows = measured.functions(what);
+    let rows = stacks.functions(what);
     let most = rows.iter().max_by_key(|row| growth(row))?;
-    Some(told(measured, what, most, growth(most)))
+    Some(told(stacks, what, most, growth(most)))
 }
 
-fn told(measured: &Measured, what: What, row: &Row, growth: u64) -> Guilty {
-    let stack = measured.heaviest(what, &row.name);
+fn told(stacks: &Stacks, what: What, row: &Row, growth: u64) -> Guilty {
+    let stack = stacks.heaviest(what, &row.name);
     Guilty {
         function: row.name.clone(),
         growth,
@@ -123,19 +124,22 @@ fn told(measured: &Measured, what: What, row: &Row, growth: u64) -> Guilty {
 #[cfg(test)]
 mod tests {
     use super::super::measured::tests::measured;
+    use super::super::names::tests::held;
     use super::*;
 
     #[test]
     fn growth_beyond_the_tolerance_is_broken_and_named() {
         let budget = Budget::of(
-            &measured(1000, 5000, &[("a", 600), ("b", 400)]),
+            &measured(1000, 5000),
+            &held(&[("a", 600), ("b", 400)]),
             Budget::default(),
         );
         let check = |peak, allocated, expected: [bool; 2]| {
-            let now = measured(peak, allocated, &[("a", 610), ("b", 450)]);
-            let verdict = Verdict::of(&now, &budget);
+            let now = measured(peak, allocated);
+            let verdict = Verdict::of(&now, &held(&[("a", 610), ("b", 450)]), &budget);
             let broken: Vec<bool> = verdict.checks.iter().map(|check| check.is_broken).collect();
             assert_eq!(broken, expected);
+            assert_eq!(budget.is_exceeded_by(&now), expected.contains(&true));
             for guilty in verdict
                 .checks
                 .iter()
@@ -153,18 +157,30 @@ mod tests {
     }
 
     #[test]
+    fn a_total_is_judged_without_stacks() {
+        let budget = toml::from_str("peak = 100\nallocated = 200").unwrap();
+        let verdict = Verdict::of(&measured(150, 150), &Stacks::default(), &budget);
+        let told = verdict.checks.iter();
+        let told: Vec<_> = told.map(|check| (check.is_broken, &check.guilty)).collect();
+        assert_eq!(told, [(true, &None), (false, &None)]);
+    }
+
+    #[test]
     fn a_function_is_broken_only_beyond_chance() {
         let mut budget: Budget =
             toml::from_str("tolerance = \"0%\"\n[functions.peak]\na = 600\ngone = 5").unwrap();
         let check = |budget: &Budget, error: f64, expected| {
-            let mut now = measured(1, 1, &[("a", 700)]);
-            now.stacks_at_peak[0].variance = error * error;
-            assert_eq!(Verdict::of(&now, budget).is_broken(), expected, "{error}");
+            let mut stacks = held(&[("a", 700)]);
+            stacks.at_peak[0].variance = error * error;
+            let verdict = Verdict::of(&measured(1, 1), &stacks, budget);
+            assert_eq!(verdict.is_broken(), expected, "{error}");
         };
+        assert!(budget.limits_functions());
         check(&budget, 0.0, true);
         check(&budget, 42.0, true);
         check(&budget, 43.0, false);
         budget.functions.peak.clear();
+        assert!(!budget.limits_functions());
         check(&budget, 0.0, false);
     }
 }

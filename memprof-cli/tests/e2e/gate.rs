@@ -186,6 +186,23 @@ fn a_function_has_a_limit_of_its_own() {
 }
 
 #[test]
+fn totals_are_judged_where_the_program_was_replaced_meanwhile() {
+    let place = tempfile::tempdir().unwrap();
+    let program = in_cpp(&place);
+    let script = format!("cp {program} {program}.o && {program}.o 10 && cp /bin/true {program}.o");
+    let check = |budget: &str, code, stdout: &str, stderr: &str| {
+        std::fs::write(place.path().join("budget.toml"), budget).unwrap();
+        let judged = gate(place.path(), &[], &["/bin/sh", "-c", &script]).exits(code);
+        assert!(judged.stdout.starts_with(stdout), "{judged:?}");
+        assert!(judged.stderr.contains(stderr), "{judged:?}");
+    };
+    check("allocated = \"1GiB\"\n", 0, "ok     allocated: ", "");
+    let unknown = "who broke the budget is not known: ";
+    check("allocated = 1\n", 7, "BROKEN allocated: ", unknown);
+    check("[functions.peak]\nkeep = 1\n", 6, "", "build id");
+}
+
+#[test]
 fn github_gets_an_annotation() {
     let place = tempfile::tempdir().unwrap();
     std::fs::write(place.path().join("budget.toml"), "allocated = \"1B\"\n").unwrap();
