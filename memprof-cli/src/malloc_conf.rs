@@ -2,16 +2,23 @@
 //!
 //! Every build of jemalloc reads a variable of its own, and a wrong one is ignored silently.
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use object::elf::ELFMAG;
-use object::read::elf::ElfFile64;
-use object::{Endianness, Object, ObjectSymbol};
+use memchr::memmem;
+use object::elf::{ELFMAG, PF_W, PT_LOAD};
+use object::read::elf::{ElfFile64, ProgramHeader, SectionHeader, Sym};
+use object::{Endianness, Object, ReadCache, ReadRef};
 
 use crate::exit::{Outcome, UNAVAILABLE, coded};
 use crate::output;
-use crate::script::interpreter;
+use crate::script::{head, interpreter};
+
+/// A program's file, of which only what is asked for is read: it may be large.
+type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
 
 const OPTIONS: &str = "prof:true,prof_active:false";
 
@@ -60,12 +67,14 @@ pub(crate) enum Own {
 
 fn variable_in(path: &Path) -> anyhow::Result<Own> {
     let failed = || format!("failed to read {}", path.display());
-    let bytes = std::fs::read(path).with_context(failed)?;
-    if !bytes.starts_with(&ELFMAG) {
-        return Err(no_program(path, &bytes));
+    let file = File::open(path).with_context(failed)?;
+    let head = head(&file).with_context(failed)?;
+    if !head.starts_with(&ELFMAG) {
+        return Err(no_program(path, &head));
     }
-    let elf = ElfFile64::<Endianness>::parse(&*bytes).with_context(failed)?;
-    variable_of(&elf).with_context(failed)
+    let cache = ReadCache::new(&file);
+    let elf = Elf::parse(&cache).with_context(failed)?;
+    variable_of(&elf, &file).with_context(failed)
 }
 
 fn no_program(path: &Path, bytes: &[u8]) -> anyhow::Error {
@@ -82,24 +91,32 @@ fn no_program(path: &Path, bytes: &[u8]) -> anyhow::Error {
 }
 
 /// Whether a file with a jemalloc in it has one that was built with profiling.
-pub(crate) fn has_profiler(file: &[u8]) -> bool {
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn has_profiler<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File) -> io::Result<bool> {
     // What prof_leakcheck prints, which is compiled for builds with profiling only.
-    memchr::memmem::find(file, b"<jemalloc>: Leak approximation summary").is_some()
+    contains(elf, file, b"<jemalloc>: Leak approximation summary")
 }
 
+/// The one function that the linker never leaves out: jemalloc calls it itself.
+const FUNCTION: &[u8] = b"mallctl";
+/// The variable that stands beside it, with the same prefix.
+const VARIABLE: &[u8] = b"malloc_conf";
+
 /// Looks for a jemalloc in a program's file.
-pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
-    /// The one function that the linker never leaves out: jemalloc calls it itself.
-    const FUNCTION: &[u8] = b"mallctl";
-    /// The variable that stands beside it, with the same prefix.
-    const VARIABLE: &[u8] = b"malloc_conf";
+///
+/// # Errors
+/// The file cannot be read, or contradicts itself.
+pub(crate) fn variable_of<'d, R: ReadRef<'d>>(
+    elf: &Elf<'d, R>,
+    file: &File,
+) -> anyhow::Result<Own> {
     /// Every build contains both. A program that only writes about jemalloc may contain one.
     const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
-    let prefixes = |name: &'static [u8]| {
-        let names = elf.symbols().chain(elf.dynamic_symbols());
-        let defined = names.filter(|symbol| symbol.is_definition());
-        defined.filter_map(move |symbol| symbol.name_bytes().ok()?.strip_suffix(name))
-    };
+    let names = names(elf);
+    let prefixes =
+        |name: &'static [u8]| names.iter().filter_map(move |each| each.strip_suffix(name));
     /// A program that exports only its `mallctl` has one of these.
     const USUAL: [&[u8]; 3] = [b"", b"_rjem_", b"je_"];
     let has_variable = |prefix: &[u8]| prefixes(VARIABLE).any(|known| known == prefix);
@@ -112,14 +129,62 @@ pub(crate) fn variable_of(elf: &ElfFile64<'_>) -> object::Result<Own> {
     if needed.any(|library| library.is_ok_and(|l| l.name().starts_with(b"libjemalloc.so"))) {
         return Ok(Own::Linked);
     }
-    let contains = |text: &[u8]| memchr::memmem::find(elf.data(), text).is_some();
-    Ok(if TEXTS.into_iter().all(contains) {
+    let [complaint, option] = TEXTS;
+    let is_hidden = contains(elf, file, complaint)? && contains(elf, file, option)?;
+    Ok(if is_hidden {
         Own::Hidden
     } else if elf.symbols().next().is_some() {
         Own::Nothing
     } else {
         Own::Stripped
     })
+}
+
+/// The names that may be jemalloc's of what the file defines.
+fn names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
+    let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
+    let of_table = tables.into_iter().filter_map(|table| {
+        let strings = elf.elf_section_table().section(table.string_section());
+        let strings = strings.ok()?.data(elf.endian(), elf.data()).ok()?;
+        // In nearly every program it is not there, and no name needs to be looked at.
+        memmem::find(strings, FUNCTION)?;
+        let names = table.iter().filter_map(move |symbol| {
+            let name = strings.get(symbol.st_name(elf.endian()) as usize..)?;
+            let name = name.split(|byte| *byte == 0).next()?;
+            let may_be = name.ends_with(FUNCTION) || name.ends_with(VARIABLE);
+            let is_defined = || symbol.is_definition(elf.endian(), table.strings());
+            (may_be && is_defined()).then_some(name)
+        });
+        Some(names)
+    });
+    of_table.flatten().collect()
+}
+
+/// Searches what is loaded of the file and never written.
+fn contains<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File, text: &[u8]) -> io::Result<bool> {
+    const CHUNK: usize = 1 << 20;
+    let finder = memmem::Finder::new(text);
+    let mut chunk = vec![0; CHUNK];
+    let constants = elf.elf_program_headers().iter().filter(|header| {
+        header.p_type(elf.endian()) == PT_LOAD && !header.p_flags(elf.endian()).contains(PF_W)
+    });
+    for header in constants {
+        let (mut at, size) = header.file_range(elf.endian());
+        let end = at.saturating_add(size);
+        while at < end {
+            let wanted = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+            let length = file.read_at(&mut chunk[..wanted], at)?;
+            if finder.find(&chunk[..length]).is_some() {
+                return Ok(true);
+            }
+            if length < text.len() {
+                break;
+            }
+            // A text may lie across two chunks.
+            at += (length + 1 - text.len()) as u64;
+        }
+    }
+    Ok(false)
 }
 
 fn without_jemalloc(own: Own, what: &str) -> anyhow::Result<String> {

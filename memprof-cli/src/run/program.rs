@@ -1,18 +1,19 @@
 //! The program that is to be profiled: its file, and what stands against preloading.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-use object::{Endianness, elf};
+use object::{Endianness, ReadCache, ReadRef, elf};
 
 use crate::exit::{UNAVAILABLE, USAGE, coded};
 use crate::malloc_conf::{Own, has_profiler, variable_of};
 use crate::run::allocator::{can_profile, linked_jemalloc};
-use crate::script::interpreter;
+use crate::script::{head, interpreter};
 
 /// A program that can be profiled.
 #[derive(Debug)]
@@ -60,12 +61,12 @@ impl Program {
         let path = search(name, std::env::var_os("PATH"))?;
         let mut binary = path.clone();
         for _ in 0..INTERPRETER_LIMIT {
-            let bytes = read(&binary)?;
+            let (file, head) = open(&binary)?;
             refuse_more_rights(&binary)?;
-            match interpreter(&bytes) {
+            match interpreter(&head) {
                 Some(interpreter) => binary = interpreter,
                 None => {
-                    let provided = inspect(&binary, &bytes)?;
+                    let provided = inspect(&binary, &file, &head)?;
                     return Ok(Self { path, provided });
                 }
             }
@@ -104,8 +105,12 @@ fn search(name: &OsStr, path: Option<OsString>) -> anyhow::Result<PathBuf> {
     found.ok_or_else(|| coded(USAGE, format!("no program {} is in PATH", name.display())))
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))
+fn open(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
+    let opened = File::open(path).and_then(|file| {
+        let head = head(&file)?;
+        Ok((file, head))
+    });
+    opened.with_context(|| format!("failed to read {}", path.display()))
 }
 
 /// The loader ignores `LD_PRELOAD` in a process that has more rights than who started it.
@@ -136,8 +141,8 @@ fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
 }
 
-fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
-    if !bytes.starts_with(&elf::ELFMAG) {
+fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Provided> {
+    if !head.starts_with(&elf::ELFMAG) {
         let message = format!(
             "{} is not an ELF file; if it is a script, name its interpreter: memprof run -- INTERPRETER {0}",
             path.display()
@@ -150,7 +155,8 @@ fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
             path.display()
         )
     };
-    let elf = ElfFile64::<Endianness>::parse(bytes).with_context(failed)?;
+    let cache = ReadCache::new(file);
+    let elf = ElfFile64::<Endianness, _>::parse(&cache).with_context(failed)?;
     let is_dynamic = elf
         .elf_program_headers()
         .iter()
@@ -163,12 +169,12 @@ fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
         );
         return Err(coded(UNAVAILABLE, message));
     }
-    let loader = glibcs_loader(path, &elf, bytes)?;
+    let loader = glibcs_loader(path, &elf)?;
     let class = elf.elf_header().e_machine(elf.endian());
     if class != elf::EM_X86_64 {
         anyhow::bail!(failed());
     }
-    let place = match variable_of(&elf).with_context(failed)? {
+    let place = match variable_of(&elf, file).with_context(failed)? {
         Own::Variable(variable) if variable == "MALLOC_CONF" => Place::Malloc,
         Own::Variable(variable) => Place::Beside(variable),
         Own::Hidden => Place::Unknown,
@@ -187,18 +193,17 @@ fn inspect(path: &Path, bytes: &[u8]) -> anyhow::Result<Provided> {
     };
     Ok(Provided {
         place,
-        can_profile: has_profiler(bytes),
+        can_profile: has_profiler(&elf, file).with_context(failed)?,
     })
 }
 
 /// The plugin needs glibc's loader. Another one cannot load it, or loads it and fails later.
-fn glibcs_loader<'a>(
+fn glibcs_loader<'d, R: ReadRef<'d>>(
     path: &Path,
-    elf: &ElfFile64<'_>,
-    bytes: &'a [u8],
-) -> anyhow::Result<&'a Path> {
+    elf: &ElfFile64<'d, Endianness, R>,
+) -> anyhow::Result<&'d Path> {
     let mut headers = elf.elf_program_headers().iter();
-    let named = headers.find_map(|header| header.interpreter(elf.endian(), bytes).ok()?);
+    let named = headers.find_map(|header| header.interpreter(elf.endian(), elf.data()).ok()?);
     let loader = Path::new(OsStr::from_bytes(named.unwrap_or_default()));
     let file = loader.file_name().unwrap_or_default().to_string_lossy();
     if file.starts_with("ld-linux") {
