@@ -156,6 +156,14 @@ fn the_smallest_program_leaves_figures_and_children_count() {
 }
 
 #[test]
+fn a_child_that_is_forked_at_once_ends_at_once() {
+    let place = tempfile::tempdir().unwrap();
+    let program = compiled("cc", &[], "forks.c", &place);
+    std::fs::write(place.path().join("budget.toml"), "peak = \"1GiB\"\n").unwrap();
+    gate(place.path(), &[], &[&program]).exits(0);
+}
+
+#[test]
 fn a_function_has_a_limit_of_its_own() {
     let place = tempfile::tempdir().unwrap();
     let program = in_cpp(&place);

@@ -13,7 +13,7 @@ use std::io::{self, IoSlice};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use memprof_own::{Kept, Plan, Privileges, Reading};
@@ -24,6 +24,7 @@ use rustix::fs::fstat;
 use rustix::io::{Errno, writev};
 
 use super::config::{Control, Settings};
+use super::event::Event;
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::Lines;
 use super::symbol::Missing;
@@ -49,17 +50,21 @@ static ARRIVAL_AT_ONCE: Plan = Plan {
     name: c"memprof-arrival",
     work: |privileges| {
         // The constructor that begins to sample may come after the one that made this thread.
-        wait_for(&SAMPLES);
+        SAMPLES.wait(PATIENCE);
         contain((), || arrive(privileges));
-        HAS_ARRIVED.store(true, Ordering::Release);
+        HAS_ARRIVED.happen();
     },
 };
 
 /// How long an exit waits for a plugin that is being made.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-static SAMPLES: AtomicBool = AtomicBool::new(false);
-static HAS_ARRIVED: AtomicBool = AtomicBool::new(false);
+/// Forked children get no plugin: only the figures of programs are wanted, and whether a child got them would depend
+/// on which comes first, the plugin or the fork.
+static IS_ALONE: AtomicBool = AtomicBool::new(false);
+
+static SAMPLES: Event = Event::new();
+static HAS_ARRIVED: Event = Event::new();
 
 /// What the environment said when the library was loaded or first used. It is not read again, because the
 /// program may change it at any time on another thread.
@@ -101,6 +106,7 @@ pub(super) fn begin_with(
 
 /// Makes the plugin now, on a thread of its own, for which an exit of the program waits.
 pub(super) fn begin_at_once(entry: &'static memprof_plugin_entry_t) {
+    IS_ALONE.store(true, Ordering::Release);
     let _begun = start(entry, &ARRIVAL_AT_ONCE, unchanged(), environment::settings);
     // The C library does not free the lock of its list in a forked child, which exit(3) takes.
     let _no_fork = Reading::begin();
@@ -113,18 +119,11 @@ pub(super) fn begin_at_once(entry: &'static memprof_plugin_entry_t) {
 #[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 pub fn begun_to_sample() {
-    SAMPLES.store(true, Ordering::Release);
+    SAMPLES.happen();
 }
 
 extern "C" fn wait_for_arrival() {
-    wait_for(&HAS_ARRIVED);
-}
-
-fn wait_for(event: &AtomicBool) {
-    let begun = Instant::now();
-    while !event.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
-        thread::sleep(Duration::from_millis(1));
-    }
+    HAS_ARRIVED.wait(PATIENCE);
 }
 
 /// Makes the plugin, in an entry point that the program called because it wants to send messages.
@@ -220,7 +219,11 @@ fn watch_forks() {
 }
 
 extern "C" fn forked() {
-    contain((), || spawn_once(&ARRIVAL));
+    // The thread that an exit would wait for is the parent's.
+    HAS_ARRIVED.happen();
+    if !IS_ALONE.load(Ordering::Acquire) {
+        contain((), || spawn_once(&ARRIVAL));
+    }
 }
 
 fn spawn_once(arrival: &'static Plan) {
@@ -233,6 +236,8 @@ fn spawn_once(arrival: &'static Plan) {
 /// Starts the thread that opens the socket.
 fn spawn(arrival: &'static Plan) {
     if let Err(error) = memprof_own::spawn_plan(arrival) {
+        // No exit waits for what never comes.
+        HAS_ARRIVED.happen();
         // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
         let logs = |start: &&Start| start.log.level >= LevelFilter::Error;
         if let Some(start) = START.get().filter(logs) {
@@ -332,5 +337,22 @@ fn print(level: &str, text: &str) {
         let parts = ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
         // Nobody is left to be told that standard error is broken.
         let _: Result<usize, Errno> = writev(io::stderr(), &parts);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn no_plugin_comes_to_a_child_whose_figures_are_not_wanted() {
+        IS_ALONE.store(true, Ordering::Release);
+        forked();
+        assert_eq!(ARRIVING.load(Ordering::Acquire), 0);
+        let begun = Instant::now();
+        wait_for_arrival();
+        assert!(begun.elapsed() < PATIENCE);
     }
 }

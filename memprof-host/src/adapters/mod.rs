@@ -51,6 +51,7 @@ mod config;
 mod control;
 mod copies;
 mod environment;
+mod event;
 mod export;
 #[cfg(feature = "adapter-ffi")]
 pub mod ffi;

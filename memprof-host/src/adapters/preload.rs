@@ -5,7 +5,7 @@
 //!
 //! - An executed program inherits the environment, so it does the same.
 //! - `MEMPROF_TALLY=1` (`memprof test` sets it) is for a program whose figures matter and not its rest:
-//!   the plugin comes at once, and an exit waits until it is there.
+//!   the plugin comes at once, and an exit waits until it is there. Its forked children get none.
 //! - Limits: a process has a thread of ours from its start, so `unshare(CLONE_NEWUSER)` and
 //!   `setns` into a user namespace fail as they do in any program with threads. A seccomp filter
 //!   that the program puts on all its threads holds for ours.
