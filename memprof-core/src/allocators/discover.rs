@@ -45,18 +45,23 @@ pub(crate) struct Discovered {
     pub allocators: Vec<Allocator>,
     /// The file whose `malloc` serves the process, where that is none of them.
     pub stranger: Option<PathBuf>,
+    /// The objects in whose files no allocator has a name, by their fingerprints, sorted.
+    pub barren: Vec<u64>,
 }
 
-/// Every allocator in the process except one in the image that holds `own_image`.
-pub(crate) fn discover(host: Option<Mallctl>, own_image: usize, readers: Readers) -> Discovered {
+/// Every allocator in the process except one in the image that holds `own_image`. Objects that are `known` to be
+/// barren are not searched again.
+pub(crate) fn discover(
+    host: Option<Mallctl>,
+    own_image: usize,
+    readers: Readers,
+    known: &[u64],
+) -> Discovered {
     let objects: Vec<_> = objects::loaded()
         .into_iter()
         .filter(|object| !object.contains(own_image))
         .collect();
-    let tables: Vec<_> = objects
-        .iter()
-        .filter_map(|object| Symbols::in_file(object, is_wanted))
-        .collect();
+    let (tables, barren) = search(&objects, known);
     let mut allocators: Vec<_> = candidates(host, &objects, &tables)
         .into_iter()
         .filter_map(|candidate| identify(candidate, readers))
@@ -77,7 +82,37 @@ pub(crate) fn discover(host: Option<Mallctl>, own_image: usize, readers: Readers
     Discovered {
         stranger: stranger.map(|object| object.path.clone()),
         allocators,
+        barren,
     }
+}
+
+/// The wanted symbols of each object's file, and the fingerprints of the objects that have none, sorted.
+fn search<'a>(objects: &'a [LoadedObject], known: &[u64]) -> (Vec<Symbols<'a>>, Vec<u64>) {
+    let (mut tables, mut barren) = (Vec::new(), Vec::new());
+    for object in objects {
+        let fingerprint = object.fingerprint();
+        let found = match known.binary_search(&fingerprint) {
+            Ok(_) => Ok(None),
+            Err(_) => Symbols::in_file(object, &anchors(), is_wanted),
+        };
+        match found {
+            Ok(Some(symbols)) => tables.push(symbols),
+            Ok(None) => barren.push(fingerprint),
+            // It may be readable the next time.
+            Err(error) => log::debug!("{}: {error}", object.path.display()),
+        }
+    }
+    barren.sort_unstable();
+    (tables, barren)
+}
+
+/// Of each allocator that is wanted, a name that none of its kind is without.
+fn anchors() -> [&'static [u8]; 3] {
+    [
+        ANCHOR.as_bytes(),
+        tcmalloc::ANCHOR.to_bytes(),
+        mimalloc::ANCHOR.to_bytes(),
+    ]
 }
 
 /// The allocators of one kind: wherever `anchor`, which names each of them, is found.
@@ -173,4 +208,30 @@ fn candidate(symbols: &Symbols<'_>, prefix: &str) -> Option<Candidate> {
         found_by: symbols.found_by(),
         prefix: Some(prefix.to_owned()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_without_an_allocators_name_is_searched_once() {
+        let objects = objects::loaded();
+        let libc = objects
+            .iter()
+            .find(|object| object.path.ends_with("libc.so.6"));
+        let mut objects = [libc.unwrap().clone()];
+        let check = |objects: &[LoadedObject], known: &[u64], expected: &[u64]| {
+            let (tables, barren) = search(objects, known);
+            assert_eq!((tables.len(), barren.as_slice()), (0, expected));
+        };
+        let barren = [objects[0].fingerprint()];
+        check(&objects, &[], &barren);
+        check(&objects, &barren, &barren);
+        // Its file cannot be read: it is left to the next time, unless it needs no search.
+        objects[0].path = "/no/such/file".into();
+        check(&objects, &barren, &[]);
+        let barren = [objects[0].fingerprint()];
+        check(&objects, &barren, &barren);
+    }
 }

@@ -8,6 +8,7 @@ mod listing;
 
 use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -59,6 +60,13 @@ impl LoadedObject {
     /// Where its first page is mapped; none for an object without segments.
     pub(crate) fn start(&self) -> Option<usize> {
         Some(self.segments.first()?.range.start & !0xfff)
+    }
+
+    /// Tells it from every other object, also from one that is mapped in its place later.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.path, self.bias, &self.headers, &self.build_id).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// True when `address` lies in one of its segments.

@@ -9,17 +9,21 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::fs::File;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use object::read::elf::{ElfFile64, FileHeader};
+use memchr::memmem;
+use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSymbol, ObjectSymbolTable};
 
 #[cfg(target_arch = "x86_64")]
 use crate::allocators::objects::Reading;
 use crate::allocators::objects::{EXECUTABLE, LoadedObject};
 use crate::identity::FoundBy;
+
+type Elf<'a> = ElfFile64<'a, object::Endianness>;
 
 /// The symbols of one loaded object.
 #[derive(Debug)]
@@ -58,26 +62,30 @@ impl<'a> Symbols<'a> {
         objects.iter().any(is_in).then_some(address)
     }
 
-    /// Those of an object's file whose names are `wanted`. A file that cannot be read, or that is
-    /// not the one that is mapped, has none: calling by its addresses would crash.
+    /// Those of an object's file whose names are `wanted`; none where no name contains one of the `anchors`.
+    /// A file that is not the one that is mapped has none: calling by its addresses would crash.
+    ///
+    /// # Errors
+    /// The file cannot be read.
     pub(crate) fn in_file(
         object: &'a LoadedObject,
+        anchors: &[&[u8]],
         wanted: impl Fn(&[u8]) -> bool,
-    ) -> Option<Self> {
-        let names = names_in_file(object, wanted)?;
+    ) -> io::Result<Option<Self>> {
+        let names = names_in_file(object, anchors, wanted)?;
         if names.is_empty() {
-            return None;
+            return Ok(None);
         }
         if Loaded::keep(object).is_none() {
             log::warn!(
                 "{} is being unloaded; its allocator is left alone",
                 object.path.display()
             );
-            return None;
+            return Ok(None);
         }
         let path = real_path(&object.path);
         let source = Source::Table { path, names };
-        Some(Self { object, source })
+        Ok(Some(Self { object, source }))
     }
 
     /// The names in the file's tables; none for what an object exports.
@@ -178,19 +186,26 @@ pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
 
 fn names_in_file(
     object: &LoadedObject,
+    anchors: &[&[u8]],
     wanted: impl Fn(&[u8]) -> bool,
-) -> Option<Vec<(String, usize)>> {
-    let file = File::open(&object.path).ok()?;
+) -> io::Result<Vec<(String, usize)>> {
+    let file = File::open(&object.path)?;
     // SAFETY: read-only and private. Should another process truncate the file meanwhile, this
     // process loses its own mapping of it too.
-    let bytes = unsafe { memmap2::Mmap::map(&file) }.ok()?;
-    let elf = ElfFile64::<object::Endianness>::parse(&*bytes).ok()?;
+    let bytes = unsafe { memmap2::Mmap::map(&file) }?;
+    let Ok(elf) = Elf::parse(&*bytes) else {
+        return Ok(Vec::new());
+    };
     if !is_mapped_from(object, &elf, &bytes) {
         log::debug!(
             "{} is not the file that is mapped; not searched",
             object.path.display()
         );
-        return None;
+        return Ok(Vec::new());
+    }
+    // One search in all strings takes a tenth of the time of one in each name.
+    if !anchors.iter().any(|anchor| is_in_strings(&elf, anchor)) {
+        return Ok(Vec::new());
     }
     let tables = [elf.symbol_table(), elf.dynamic_symbol_table()];
     let symbols = tables.iter().flatten().flat_map(|table| table.symbols());
@@ -201,14 +216,20 @@ fn names_in_file(
             let address = object.bias.wrapping_add(symbol.address() as usize);
             Some((std::str::from_utf8(name).ok()?.to_owned(), address))
         });
-    Some(names.collect())
+    Ok(names.collect())
 }
 
-fn is_mapped_from(
-    object: &LoadedObject,
-    elf: &ElfFile64<'_, object::Endianness>,
-    bytes: &[u8],
-) -> bool {
+/// Whether a name of the file's tables contains the text.
+fn is_in_strings(elf: &Elf<'_>, text: &[u8]) -> bool {
+    let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
+    tables.iter().any(|table| {
+        let section = elf.elf_section_table().section(table.string_section());
+        let strings = section.and_then(|section| section.data(elf.endian(), elf.data()));
+        strings.is_ok_and(|strings| memmem::find(strings, text).is_some())
+    })
+}
+
+fn is_mapped_from(object: &LoadedObject, elf: &Elf<'_>, bytes: &[u8]) -> bool {
     let header = elf.elf_header();
     let start = header.e_phoff(elf.endian()) as usize;
     let headers = bytes.get(start..start.saturating_add(object.headers.len()));
@@ -256,17 +277,23 @@ mod tests {
     fn a_file_that_is_not_the_mapped_one_names_nothing() {
         let mut objects = objects::loaded();
         let wanted = |name: &[u8]| name == b"gnu_get_libc_version";
+        let anchors: [&[u8]; 2] = [b"memprof_no_such_function", b"_get_libc_"];
         let libc = objects
             .iter_mut()
             .find(|object| object.path.ends_with("libc.so.6"))
             .unwrap();
-        let symbols = Symbols::in_file(libc, wanted).unwrap();
+        let symbols = Symbols::in_file(libc, &anchors, wanted).unwrap().unwrap();
         assert_eq!(
             symbols.names().collect::<Vec<_>>(),
             ["gnu_get_libc_version"]
         );
+        let none = Symbols::in_file(libc, &anchors[..1], wanted);
+        assert!(none.unwrap().is_none());
         libc.build_id = Some(vec![0; 20]);
-        assert!(Symbols::in_file(libc, wanted).is_none());
+        let none = Symbols::in_file(libc, &anchors, wanted);
+        assert!(none.unwrap().is_none());
+        libc.path = "/no/such/file".into();
+        Symbols::in_file(libc, &anchors, wanted).unwrap_err();
     }
 
     #[test]
@@ -291,7 +318,8 @@ mod tests {
             .iter()
             .find(|object| object.path == library)
             .unwrap();
-        let symbols = Symbols::in_file(object, |name| name == b"mi_version").unwrap();
+        let symbols = Symbols::in_file(object, &[b"mi_"], |name| name == b"mi_version");
+        let symbols = symbols.unwrap().unwrap();
         let function = symbols.function(c"mi_version").unwrap();
         drop(symbols);
         // SAFETY: dlclose(3) of the handle above.

@@ -105,6 +105,7 @@ fn variable_address(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) 
     let exported = Symbols::exported_variable(objects, name);
     exported.or_else(|| {
         let wanted = |known: &[u8]| known == name.to_bytes();
-        Symbols::in_file(object, wanted)?.variable(name)
+        let symbols = Symbols::in_file(object, &[name.to_bytes()], wanted);
+        symbols.ok()??.variable(name)
     })
 }

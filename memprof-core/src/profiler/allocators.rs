@@ -26,19 +26,23 @@ struct Found {
     backends: Backends,
     stranger: Option<PathBuf>,
     load_count: u64,
+    /// [`Discovered::barren`].
+    barren: Arc<[u64]>,
     /// The program's file, where it contains a jemalloc that cannot be driven; unknown until it is
     /// asked for, because the whole file is read.
     undrivable: Option<Option<PathBuf>>,
 }
 
 impl Found {
-    /// `known` are those that were found before: they stay what they are.
-    fn look(settings: &Settings, known: &[Arc<Driven>]) -> Self {
+    /// `known` are the allocators that were found before: they stay what they are. Objects that are known to be
+    /// `barren` are not searched again.
+    fn look(settings: &Settings, known: &[Arc<Driven>], barren: &[u64]) -> Self {
         let load_count = objects::load_count();
         let Discovered {
             allocators,
             stranger,
-        } = discover(settings.host, settings.own_image, settings.readers);
+            barren,
+        } = discover(settings.host, settings.own_image, settings.readers, barren);
         let backends = allocators.into_iter().map(|allocator| {
             let address = allocator.identity().address;
             let same = known.iter().find(|each| each.identity().address == address);
@@ -51,6 +55,7 @@ impl Found {
             backends: backends.collect(),
             stranger,
             load_count,
+            barren: barren.into(),
             undrivable: None,
         }
     }
@@ -58,14 +63,17 @@ impl Found {
 
 impl Allocators {
     pub(super) fn look(settings: &Settings) -> Self {
-        Self(Mutex::new(Found::look(settings, &[])))
+        Self(Mutex::new(Found::look(settings, &[], &[])))
     }
 
     /// An allocator may have come with a library that was loaded since.
     pub(super) fn look_again(&self, settings: &Settings) {
-        let known = lock(&self.0).load_count;
+        let (known, barren) = {
+            let found = lock(&self.0);
+            (found.load_count, Arc::clone(&found.barren))
+        };
         if known != objects::load_count() {
-            let found = Found::look(settings, &self.all());
+            let found = Found::look(settings, &self.all(), &barren);
             *lock(&self.0) = found;
         }
     }
