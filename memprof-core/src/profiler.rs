@@ -166,6 +166,15 @@ impl Profiler {
         }
     }
 
+    /// Why nothing can be sampled, and what helps: the reason and the remedy of [`status`](Self::status), for
+    /// which less is read than for all of it.
+    pub fn unavailable(&self) -> Option<(String, String)> {
+        match self.state() {
+            State::Unavailable(why) => Some((why.message(), why.remedy())),
+            State::Inactive | State::Active(_) => None,
+        }
+    }
+
     fn state(&self) -> State {
         if self.allocators.is_active() {
             return State::Active(self.switch.activation());
@@ -278,6 +287,7 @@ mod tests {
             assert_eq!(status.profiling, Profiling::Unavailable);
             let told = status.reason.zip(status.remedy);
             assert_eq!(told, Some(refused.clone()));
+            assert_eq!(profiler.unavailable(), Some(refused.clone()));
             let is_error = |finding: &Finding| finding.severity == Severity::Error;
             let found: Vec<_> = profiler.doctor().into_iter().filter(is_error).collect();
             let found = found.into_iter().map(|found| (found.message, found.remedy));

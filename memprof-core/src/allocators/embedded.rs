@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use memchr::memmem::Finder;
+use memmap2::MmapMut;
 
 use crate::allocators::objects::{self, EXECUTABLE, LoadedObject};
 use crate::allocators::symbols::real_path;
@@ -15,9 +16,9 @@ use crate::allocators::symbols::real_path;
 /// Either alone may be in a program that only writes about it.
 const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 
-/// How much of the file is looked at at a time: a page, on the stack. What is taken from the host's malloc
-/// for a moment stays resident in it.
-const CHUNK: usize = 1 << 12;
+/// How much of the file is looked at at a time, in memory of the kernel's: what is taken from the host's malloc for
+/// a moment stays resident in it.
+const CHUNK: usize = 1 << 17;
 
 /// The program's file, where it contains a jemalloc and none of `driven`, which are addresses of
 /// the found ones, lies in it.
@@ -36,11 +37,11 @@ pub(crate) fn undrivable(driven: impl Iterator<Item = usize>) -> Option<PathBuf>
         .then(|| real_path(EXECUTABLE.as_ref()))
 }
 
-/// Searches what is loaded of the file and never written. It is read, not mapped: its pages would
-/// count as this process's.
+/// Searches what is loaded of the file and never written. It is read, not mapped: its pages would count as this
+/// process's, and where the file is truncated meanwhile there would be none.
 fn contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
-    let mut chunk = [0; CHUNK];
+    let mut chunk = MmapMut::map_anon(CHUNK)?;
     for segment in program.constants() {
         let end = segment.offset + segment.range.len() as u64;
         let mut at = segment.offset;

@@ -8,7 +8,7 @@ mod state;
 use std::sync::Arc;
 
 use memprof_core::{ActivateOptions, Profiler, Readers, Settings, Unsampled, require_calls};
-use memprof_messages::{Help, HelpOfMessage, MESSAGES, PLUGIN, Profiling, USAGES};
+use memprof_messages::{Help, HelpOfMessage, MESSAGES, PLUGIN, USAGES};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 
 use crate::config::Config;
@@ -62,13 +62,8 @@ impl Plugin for MemoryProfile {
             sampler: config.sampler,
         });
         let profiler = profilers.current();
-        let status = profiler.status();
-        if status.profiling == Profiling::Unavailable {
-            let (reason, remedy) = (status.reason.unwrap_or_default(), status.remedy);
-            log::warn!(
-                "profiling is unavailable: {reason}; {}",
-                remedy.unwrap_or_default()
-            );
+        if let Some((reason, remedy)) = profiler.unavailable() {
+            log::warn!("profiling is unavailable: {reason}; {remedy}");
         } else if config.activate_at_start {
             // A host must start even when its profile cannot.
             let activate = |interval| {
