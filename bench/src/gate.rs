@@ -1,7 +1,10 @@
-//! `cargo xtask bench gate`: how much longer a command takes under `memprof test` than by itself.
+//! `cargo xtask bench gate`: how much longer a command takes under `memprof test` than by itself, and how often its
+//! verdict is right.
+
+mod verdicts;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -54,16 +57,31 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
         1e3 * (median(&nothing.gated) - median(&nothing.bare))
     );
     for (language, command, records) in PROGRAMS {
-        let pairs = Pairs::of(&[command, &[*records][..]].concat(), place.path())
-            .with_context(|| (*language).to_owned())?;
+        let of_it = || (*language).to_owned();
+        let pairs = Pairs::of(&[command, &[*records][..]].concat(), place.path());
+        let pairs = pairs.with_context(of_it)?;
         let ratios = pairs.ratios();
         figures.tell(
             &format!("run time under memprof test / bare, {language}"),
             ratios.median(),
             format_args!("{ratios}; bare {:.2} s", median(&pairs.bare)),
         )?;
+        verdicts::measure(language, command, place.path(), figures).with_context(of_it)?;
     }
     Ok(())
+}
+
+/// `memprof test` with the budget that lies in `place`.
+fn gate(place: &Path, options: &[&str], command: &[&str]) -> Command {
+    let mut gate = Command::new(dist().join("bin/memprof"));
+    gate.args(["test", "--budget"]).arg(budget(place));
+    gate.args(options).arg("--").args(command);
+    gate.current_dir(root()).stdout(Stdio::null());
+    gate
+}
+
+fn budget(place: &Path) -> PathBuf {
+    place.join("budget.toml")
 }
 
 fn build() -> Result<()> {
@@ -83,19 +101,14 @@ struct Pairs {
 
 impl Pairs {
     fn of(command: &[&str], place: &Path) -> Result<Self> {
-        let budget = place.join("budget.toml");
-        fs::write(&budget, BUDGET)?;
-        let gate = |options: &[&str]| {
-            let mut gate = Command::new(dist().join("bin/memprof"));
-            gate.args(["test", "--budget"]).arg(&budget).args(options);
-            gate.arg("--").args(command);
-            gate
-        };
+        fs::write(budget(place), BUDGET)?;
+        let gate = |options: &[&str]| gate(place, options, command);
         // The first runs of both, which also read the files from the disk.
         seconds(&mut gate(&["--update", "--runs", "1"]))?;
         let bare = || {
             let mut bare = Command::new(command[0]);
             bare.args(&command[1..]);
+            bare.current_dir(root()).stdout(Stdio::null());
             bare
         };
         seconds(&mut bare())?;
@@ -125,7 +138,6 @@ impl Pairs {
 
 /// From the start of a command to its end.
 fn seconds(command: &mut Command) -> Result<f64> {
-    command.current_dir(root()).stdout(Stdio::null());
     let begun = Instant::now();
     run(command)?;
     Ok(begun.elapsed().as_secs_f64())
