@@ -48,6 +48,7 @@ mod ledger;
 mod operate;
 mod outputs;
 mod page;
+mod page_answers;
 mod pictures;
 mod pinned;
 mod plain_rust;

@@ -27,11 +27,11 @@ const HOSTILE: [&str; 10] = [
     "]]></style><style>*{display:none}",
 ];
 
-fn host() -> Host {
+pub(crate) fn host() -> Host {
     Setup::of("rust_host").start()
 }
 
-fn server(host: &Host) -> Server {
+pub(crate) fn server(host: &Host) -> Server {
     // Others may run on this machine.
     Server::start(&host.socket_dir(), &["-t", host.socket().to_str().unwrap()])
 }
@@ -44,7 +44,7 @@ pub(crate) fn screenshot(browser: &Browser, name: &str) {
 }
 
 /// Puts a dump among those that the host keeps, and returns its id.
-fn keep(host: &Host, dump: &str) -> &'static str {
+pub(crate) fn keep(host: &Host, dump: &str) -> &'static str {
     const ID: &str = "20260102T030405Z.4242.1.0a1b2c3d";
     host.memprof("dump", &[]).exits(0);
     let file = host.dump_dir().join(format!("{ID}.heap"));
@@ -660,35 +660,4 @@ fn reports_open_in_a_browser_or_say_where_they_lie() {
         run.stderr,
         "memprof: --open shows html, no other --format\n"
     );
-}
-
-#[test]
-fn ages_are_drawn_as_lines() {
-    let host = host();
-    let birth = |second: u64| (0x4d_5002_u64 << 40) | (second << 1) | 1;
-    let stacks: String = (0..8)
-        .map(|age| {
-            format!(
-                "@ 0x1001 {:#x}\n  t*: 1: 4096 [0: 0]\n",
-                birth(6000 - 60 * age)
-            )
-        })
-        .collect();
-    let dump = format!(
-        "heap_v2/512\n  t*: 8: 32768 [0: 0]\n{stacks}\nMAPPED_LIBRARIES:\n\
-         00001000-00080000 r-xp 00000000 fe:00 1 /usr/bin/x\n# ages: 60 6030\n"
-    );
-    let id = keep(&host, &dump);
-    let server = server(&host);
-    let browser = Browser::open();
-    browser.go(&format!("{}#view={id}", server.address));
-    browser.wait("document.querySelector('#survival')?.querySelector('path')");
-    let told = browser.text("#survival");
-    assert!(told.ends_with("young to old, 60 s a step"), "{told}");
-    browser.click("#tab-table");
-    browser.wait("document.querySelector('#panel-table td.ages path')");
-    let half = browser.text("#panel-table td.ages");
-    assert!(half.ends_with("3 min"), "{half}");
-    screenshot(&browser, "ages_table");
-    is_quiet(&browser, &server.address);
 }
