@@ -86,7 +86,7 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
         output::save(&mut bytes, &fetched)?;
         if let Some(file) = file {
             let mut bytes = File::open(&fetched).context("failed to read the dump again")?;
-            written(output::save(&mut bytes, file)?, file);
+            written(output::export(&mut bytes, file)?, file);
         }
         output::tell(&text);
         let page = report::page(&fetched, target::pid_of(&mut client)?)?;
@@ -98,7 +98,7 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
         return Ok(0.into());
     }
     let file = file.unwrap_or(Path::new("-"));
-    written(output::save(&mut bytes, file)?, file);
+    written(output::export(&mut bytes, file)?, file);
     match reply {
         Some(reply) if !to_stdout => show(&reply, short.to.json),
         Some(_) | None => {

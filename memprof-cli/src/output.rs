@@ -5,8 +5,10 @@
 mod file;
 mod printable;
 
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufReader, BufWriter, IsTerminal, Write};
 use std::path::Path;
+
+use memprof_report::Limits;
 
 pub(crate) use file::publish;
 pub(crate) use printable::one_line;
@@ -58,13 +60,29 @@ pub(crate) fn stdout() -> Box<dyn Write> {
 
 /// Copies `data` to `path`, or to stdout for `-`. Returns its length.
 pub(crate) fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<u64> {
+    write(path, |out| Ok(io::copy(data, out)?))
+}
+
+/// Writes a dump to `path`, or to stdout for `-`, as other tools read it. Returns the length of what is written.
+pub(crate) fn export(dump: &mut dyn io::Read, path: &Path) -> anyhow::Result<u64> {
+    let mut dump = BufReader::with_capacity(256 << 10, dump);
+    let limits = Limits::default();
+    write(path, |out| {
+        Ok(memprof_report::export(&mut dump, &limits, out)?)
+    })
+}
+
+fn write<T>(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     if path == Path::new("-") {
         let mut stdout = stdout();
-        let length = io::copy(data, &mut stdout)?;
+        let value = write(&mut stdout)?;
         stdout.flush()?;
-        return Ok(length);
+        return Ok(value);
     }
-    publish(path, |out| Ok(io::copy(data, out)?))
+    publish(path, write)
 }
 
 /// True when the reader of stdout went away, as `head` does.

@@ -71,7 +71,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     let (pid, dumped) = recorded?;
     if let Some(output) = &args.output {
         let mut bytes = File::open(file).context("failed to read the dump again")?;
-        output::save(&mut bytes, output)?;
+        output::export(&mut bytes, output)?;
     }
     for warning in &dumped.warnings {
         output::note(warning);

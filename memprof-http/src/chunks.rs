@@ -1,6 +1,6 @@
-//! A body that is sent while it is made, or read.
+//! A body that is sent while it is made.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -41,11 +41,6 @@ pub(crate) async fn of(
     started.map_err(|error| Problem::overloaded(format!("no thread for the reply: {error}")))?;
     let first = chunks.recv().await.transpose()?;
     Ok(Body::new(Chunks { first, chunks }))
-}
-
-/// What can be read from `from`.
-pub(crate) async fn copy_of(mut from: impl Read + Send + 'static) -> Result<Body> {
-    of(move |out| io::copy(&mut from, out).map(drop).map_err(broken_off)).await
 }
 
 fn broken_off(error: io::Error) -> Problem {

@@ -21,7 +21,7 @@ pub struct FileFormat {
 /// How a file of a format is made.
 #[derive(Clone, Copy, Debug)]
 pub enum Made {
-    /// Not at all: as the allocator wrote it.
+    /// As the allocator wrote it, as far as other tools can read that.
     Kept,
     /// By memprof-report.
     As(Format),

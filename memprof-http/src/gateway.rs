@@ -3,7 +3,6 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use axum::body::Body;
 use memprof_host::client::Passed;
 use memprof_host::protocol::HostInfo;
 use memprof_messages::{DumpReport, Kept, KeptDumps, OfAllocators, Reply, Stats, Status, Totals};
@@ -12,7 +11,6 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::sync::Mutex;
 
 use crate::calls::{Call, Calls};
-use crate::chunks;
 use crate::dumping::Dumping;
 use crate::problem::{Problem, Result};
 use crate::renders::Renders;
@@ -214,11 +212,6 @@ impl Opened {
         let read = self.file.read_to_end(&mut bytes);
         read.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
         Ok(bytes)
-    }
-
-    /// Its bytes, while they are read.
-    pub(crate) async fn stream(self) -> Result<Body> {
-        chunks::copy_of(self.file).await
     }
 }
 

@@ -86,7 +86,7 @@ impl View {
             Made::Kept => {
                 let dump = host.open(id).await?;
                 let content_type = dump.content_type.clone();
-                Ok(format.reply_as(content_type, id, dump.stream().await?))
+                Ok(format.reply_as(content_type, id, export_of(dump).await?))
             }
             Made::As(made) => Ok(format.reply(id, self.report(host, id, made).await?)),
         }
@@ -189,6 +189,16 @@ pub(crate) async fn tcmalloc_of(dump: Opened) -> Result<Body> {
             &Limits::default(),
             out,
         )?)
+    })
+    .await
+}
+
+/// A dump in its own format, as other tools read it.
+pub(crate) async fn export_of(dump: Opened) -> Result<Body> {
+    chunks::of(move |out| {
+        let mut dump = BufReader::with_capacity(chunks::SIZE, dump.file);
+        memprof_report::export(&mut dump, &Limits::default(), out)?;
+        Ok(())
     })
     .await
 }

@@ -2,15 +2,18 @@
 
 mod checksum;
 mod comments;
+mod export;
 mod frames;
 mod legacy;
 mod maps;
 mod numbers;
 mod pinned;
 mod symbols;
+mod taken_off;
 mod tcmalloc;
 mod v2;
 
+pub use export::export;
 pub use tcmalloc::write_tcmalloc;
 
 use std::io::BufRead;
@@ -33,6 +36,11 @@ pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Re
         dump.read(line)
     })?;
     dump.finish(ending, force)
+}
+
+/// Whether the mappings follow a line.
+fn starts_mappings(line: &[u8]) -> bool {
+    line.starts_with(b"MAPPED_LIBRARIES:") || line.starts_with(b"--- Memory map:")
 }
 
 /// Which line may come next.
@@ -125,7 +133,7 @@ impl<'a> Dump<'a> {
 
     /// Whether `line` starts the mappings; if so, they follow.
     fn starts_maps(&mut self, line: &[u8]) -> bool {
-        let starts = line.starts_with(b"MAPPED_LIBRARIES:") || line.starts_with(b"--- Memory map:");
+        let starts = starts_mappings(line);
         if starts {
             self.section = Section::Maps;
         }

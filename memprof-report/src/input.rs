@@ -6,12 +6,10 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 use flate2::bufread::MultiGzDecoder;
 
 use crate::error::{Error, Quoted, Result};
+use crate::head::read_head;
 use crate::limits::Limits;
 use crate::profile::Profile;
 use crate::{heap, pprof};
-
-/// How many bytes decide the format.
-const HEAD: u64 = 16;
 
 /// Reads a heap profile: jemalloc or tcmalloc text, symbolized or not, or pprof; in gzip or not.
 ///
@@ -29,20 +27,6 @@ pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Pr
         limits,
         force,
     )
-}
-
-fn read_head(input: &mut dyn BufRead) -> Result<Vec<u8>> {
-    let mut head = Vec::new();
-    input
-        .take(HEAD)
-        .read_to_end(&mut head)
-        .map_err(Error::io("read the profile"))?;
-    if head.is_empty() {
-        return Err(Error::Empty {
-            reason: "the file has no byte".into(),
-        });
-    }
-    Ok(head)
 }
 
 fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {

@@ -27,11 +27,15 @@ impl LabelId {
     const OTHER: Option<Self> = Self::new(0);
 
     /// The set of a number; none has the largest.
-    const fn new(number: u32) -> Option<Self> {
+    pub(crate) const fn new(number: u32) -> Option<Self> {
         match NonZeroU32::new(!number) {
             Some(complement) => Some(Self(complement)),
             None => None,
         }
+    }
+
+    pub(crate) fn number(self) -> u32 {
+        !self.0.get()
     }
 
     /// What a frame tells, if it tells labels.

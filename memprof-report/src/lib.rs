@@ -24,6 +24,7 @@
 mod options;
 mod report;
 
+mod head;
 mod heap;
 mod input;
 mod lines;
@@ -69,7 +70,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use evidence::Evidence;
 pub use filter::{Filter, leave_out_memprof, pattern};
 pub use fold::{Folded, FoldedStack, Granularity, Named};
-pub use heap::write_tcmalloc;
+pub use heap::{export, write_tcmalloc};
 pub use input::parse;
 pub use label::Label;
 pub use levels::{Level, Levels, levels};

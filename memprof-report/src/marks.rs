@@ -1,5 +1,8 @@
 //! Frames of a stack that are no code: what its samples are marked with.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::birth::Birth;
 use crate::label::LabelId;
 
@@ -14,6 +17,30 @@ impl Mark {
     pub(crate) fn of(frame: u64) -> Option<Self> {
         let birth = Birth::of(frame).map(Self::Birth);
         birth.or_else(|| LabelId::of(frame).map(Self::Label))
+    }
+}
+
+/// As a comment tells it: `born=1795299940`, in seconds since 1970 (UTC); `label=7`, the number of a set.
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Birth(birth) => write!(f, "born={}", birth.0),
+            Self::Label(label) => write!(f, "label={}", label.number()),
+        }
+    }
+}
+
+impl FromStr for Mark {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (kind, number) = text.split_once('=').ok_or(())?;
+        let number: u32 = number.parse().map_err(drop)?;
+        match kind {
+            "born" => Ok(Self::Birth(Birth(number))),
+            "label" => LabelId::new(number).map(Self::Label).ok_or(()),
+            _ => Err(()),
+        }
     }
 }
 
@@ -35,19 +62,16 @@ impl Marks {
 
 /// A stack's line without the marks at its end, which other tools take for addresses.
 pub(crate) fn without_marks(line: &[u8]) -> &[u8] {
-    let Some((rest, word)) = line
-        .iter()
-        .rposition(|c| *c == b' ')
-        .map(|at| line.split_at(at))
-    else {
-        return line;
-    };
-    let hexadecimal = word
-        .strip_prefix(b" 0x")
-        .and_then(|word| std::str::from_utf8(word).ok());
-    let address = hexadecimal.and_then(|word| u64::from_str_radix(word, 16).ok());
-    match address.and_then(Mark::of) {
-        Some(_) => without_marks(rest),
+    match last_mark(line) {
+        Some((rest, _)) => without_marks(rest),
         None => line,
     }
+}
+
+/// The mark at the end of a stack's line, and what stands ahead of it.
+pub(crate) fn last_mark(line: &[u8]) -> Option<(&[u8], Mark)> {
+    let (rest, word) = line.split_at(line.iter().rposition(|c| *c == b' ')?);
+    let digits = std::str::from_utf8(word.strip_prefix(b" 0x")?).ok()?;
+    let mark = Mark::of(u64::from_str_radix(digits, 16).ok()?)?;
+    Some((rest, mark))
 }

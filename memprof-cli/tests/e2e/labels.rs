@@ -28,7 +28,7 @@ fn pool_in(place: &TempDir) -> PathBuf {
 }
 
 /// A program that sets labels by the functions of `memprof_host.h`.
-fn pushes(allocator: &[&str]) -> Host {
+pub(crate) fn pushes(allocator: &[&str]) -> Host {
     let place = tempfile::tempdir().unwrap();
     Host::run(&pushes_in(&place), allocator, place)
 }
@@ -89,7 +89,7 @@ fn told_apart(host: &Host, dump: &Value, functions: &[(String, String)]) {
 }
 
 /// Both ways to sample: our sampler before the C library's allocator, and jemalloc's own.
-const ALLOCATORS: [&[&str]; 2] = [&[], &["--allocator", "jemalloc"]];
+pub(crate) const ALLOCATORS: [&[&str]; 2] = [&[], &["--allocator", "jemalloc"]];
 
 #[test]
 fn tasks_that_go_on_in_other_threads_are_told_apart() {

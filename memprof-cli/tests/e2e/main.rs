@@ -30,6 +30,7 @@ mod bus_web;
 mod compat;
 mod control;
 mod dumps;
+mod exports;
 mod fleet;
 mod fleet_attached;
 mod fleet_page;

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
+use crate::report::export_of;
 
 pub(super) fn routes() -> Router<Shared> {
     Router::new()
@@ -52,7 +53,7 @@ async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Res
 async fn dump(host: &Gateway) -> Result<Response> {
     let dump = host.dump().await?;
     let dump = host.open(&dump.fields.largest.id).await?;
-    Ok(([DUMP], dump.stream().await?).into_response())
+    Ok(([DUMP], export_of(dump).await?).into_response())
 }
 
 async fn activate(host: &Gateway) -> Result<Response> {

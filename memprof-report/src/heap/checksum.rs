@@ -19,6 +19,11 @@ pub(super) fn is_about(line: &[u8]) -> bool {
     line == ANNOUNCEMENT || value(line).is_some()
 }
 
+/// Whether a line is that of a checksum.
+pub(super) fn is_checksum(line: &[u8]) -> bool {
+    value(line).is_some()
+}
+
 /// Stands ahead of the mappings, so that no cut behind them takes it away with the checksum.
 const ANNOUNCEMENT: &[u8] = b"# memprof 2";
 
@@ -55,6 +60,12 @@ impl Checksum {
         }
         self.found.update(rest);
         self.lines.clear();
+    }
+
+    /// The line that tells the checksum of the lines so far.
+    pub(super) fn line(&mut self) -> String {
+        self.take_lines();
+        format!("# checksum: crc32 {:08x}", self.found.sum())
     }
 
     /// Whether the dump is not as it was written. One without a checksum is not asked.

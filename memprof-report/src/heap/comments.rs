@@ -1,6 +1,6 @@
 //! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
 
-use super::Dump;
+use super::{Dump, taken_off};
 use crate::birth::Ages;
 use crate::error::Result;
 use crate::limits::Part;
@@ -36,6 +36,7 @@ impl Dump<'_> {
                 self.profile.labels.read_set(value);
                 self.spend(Part::Text(value.len()))?;
             }
+            "marks" => taken_off::put_back(value, &mut self.profile.samples),
             "ages" => self.profile.ages = Ages::parse(value),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {

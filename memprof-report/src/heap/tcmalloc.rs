@@ -11,16 +11,16 @@
 //! MAPPED_LIBRARIES:
 //! ```
 //!
-//! The values stay raw: these tools unsample what says `heap_v2`. Threads have no place in it.
+//! The values stay raw: these tools unsample what says `heap_v2`. Threads have no place in it, and what marks a stack
+//! stands in comments at the end.
 
 use std::io::{BufRead, Write};
 
-use super::checksum;
-
+use super::taken_off::TakenOff;
+use super::{checksum, starts_mappings};
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{Ending, for_each_line};
-use crate::marks::without_marks;
 
 /// What comes next.
 #[derive(Clone, Copy)]
@@ -30,6 +30,8 @@ enum Expected {
     StackTotals,
     /// A stack, the line of a thread, or the end of the stacks.
     Any,
+    /// A stack of tcmalloc's text with its values, or the end of the stacks.
+    Stacks,
     /// Lines that both formats share.
     Rest,
 }
@@ -42,6 +44,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
     let mut expected = Expected::Header;
     // What stands behind the values here, and in front of them there.
     let mut held = Vec::new();
+    let mut taken_off = TakenOff::default();
     let ending = for_each_line(dump, limits.line, |number, line| {
         let unexpected = |what: &str| {
             let found = format!("expected {what}, found {}", Quoted(line));
@@ -55,7 +58,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                 }
                 None if line.starts_with(b"heap profile:") => {
                     write_all(out, &[line, b"\n"])?;
-                    Expected::Rest
+                    Expected::Stacks
                 }
                 None => return Err(unexpected("'heap_v2/' or 'heap profile:'")),
             },
@@ -73,7 +76,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
                     held.clear();
-                    held.extend_from_slice(without_marks(addresses));
+                    held.extend_from_slice(taken_off.of(addresses));
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -83,24 +86,36 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                 }
                 _ => return Err(unexpected("'@'")),
             },
+            Expected::Stacks if starts_mappings(line) => {
+                write_all(out, &[line, b"\n"])?;
+                Expected::Rest
+            }
+            Expected::Stacks => {
+                let line = match line.trim_ascii() {
+                    [] => line,
+                    _ => taken_off.of(line),
+                };
+                write_all(out, &[line, b"\n"])?;
+                Expected::Stacks
+            }
             // Of a checksum that would be wrong now.
             Expected::Rest if checksum::is_about(line) => return Ok(()),
             Expected::Rest => {
-                write_all(out, &[without_marks(line), b"\n"])?;
+                write_all(out, &[line, b"\n"])?;
                 return Ok(());
             }
         };
         Ok(())
     })?;
-    match (ending, expected) {
-        (Ending::Whole, Expected::Rest) => Ok(()),
-        (Ending::Cut(line), _) => Err(Error::Truncated {
-            problem: format!("line {line} has no end"),
-        }),
-        (Ending::Whole, _) => Err(Error::Truncated {
-            problem: "it has no mappings".into(),
-        }),
-    }
+    let problem = match (ending, expected) {
+        (Ending::Whole, Expected::Stacks | Expected::Rest) => {
+            let mut comments = taken_off.comments();
+            return comments.try_for_each(|comment| write_all(out, &[comment.as_bytes(), b"\n"]));
+        }
+        (Ending::Cut(line), _) => format!("line {line} has no end"),
+        (Ending::Whole, _) => "it has no mappings".into(),
+    };
+    Err(Error::Truncated { problem })
 }
 
 /// `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`.
