@@ -162,7 +162,8 @@ fn names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
 
 /// Searches what is loaded of the file and never written.
 fn contains<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File, text: &[u8]) -> io::Result<bool> {
-    const CHUNK: usize = 1 << 20;
+    // Less than a core has of cache: what is read is searched while it is there.
+    const CHUNK: usize = 1 << 17;
     let finder = memmem::Finder::new(text);
     let mut chunk = vec![0; CHUNK];
     let constants = elf.elf_program_headers().iter().filter(|header| {

@@ -37,12 +37,42 @@ pub struct ActivateOptions {
     pub labels: Option<LabelKeys>,
 }
 
+/// What came of switching on.
+struct Begun {
+    /// Nothing was sampled before.
+    is_fresh: bool,
+    unseen_bytes: Option<u64>,
+    warnings: Vec<String>,
+}
+
 impl Profiler {
     /// Starts sampling in every allocator that can.
     ///
     /// # Errors
     /// Why none of them can, with the remedy for this process.
     pub fn activate(self: &Arc<Self>, options: ActivateOptions) -> Result<Activation> {
+        let mut begun = self.begin(options)?;
+        let undrivable = self.allocators.undrivable().map(WhyNot::Undrivable);
+        let undrivable = undrivable.map(|why| with_remedy(&why.into()));
+        begun.warnings.extend(undrivable);
+        begun.warnings.dedup();
+        Ok(Activation {
+            status: self.status(),
+            begun: begun.is_fresh,
+            unseen_bytes: begun.unseen_bytes,
+            warnings: begun.warnings,
+        })
+    }
+
+    /// The same where nobody is told what came of it: to know that, the program's whole file may have to be read.
+    ///
+    /// # Errors
+    /// As for [`activate`](Self::activate).
+    pub fn activate_untold(self: &Arc<Self>, options: ActivateOptions) -> Result<()> {
+        self.begin(options).map(drop)
+    }
+
+    fn begin(self: &Arc<Self>, options: ActivateOptions) -> Result<Begun> {
         let ActivateOptions {
             allocator,
             interval,
@@ -59,8 +89,12 @@ impl Profiler {
         self.allocators
             .require_profile(&backends, ProfileKind::Heap)
             .inspect_err(|_| self.choose_by_default())?;
-        let begun = self.switch.activation().since.is_none();
-        let unseen_bytes = if begun { self.live_of(&backends) } else { None };
+        let is_fresh = self.switch.activation().since.is_none();
+        let unseen_bytes = if is_fresh {
+            self.live_of(&backends)
+        } else {
+            None
+        };
         let _running = interval.map(|_| self.dump_slot.take()).transpose()?;
         // Held over the switching: the switch is read back, and another thread may turn it.
         let mut switch = self.switch.hold();
@@ -72,27 +106,22 @@ impl Profiler {
         };
         let marked = marked.and_then(|()| switch.set_labels(labels.as_ref()));
         marked.inspect_err(|_| {
-            if begun {
+            if is_fresh {
                 switch.leave();
             }
         })?;
         switch.set_ages(ages);
         warnings.extend(with_each(&backends, |each| each.activate(interval))?);
         switch.set_tick(self.tick()?);
-        let undrivable = self.allocators.undrivable().map(WhyNot::Undrivable);
-        warnings.extend(undrivable.map(|why| with_remedy(&why.into())));
         switch.begin();
-        warnings.dedup();
         let needs_an_end = backends.iter().any(|each| each.needs_an_end());
         let lease = duration
             .or(needs_an_end.then_some(LEASE))
             .map(|duration| self.lease_for(duration))
             .transpose()?;
         switch.set_lease(lease);
-        drop(switch);
-        Ok(Activation {
-            status: self.status(),
-            begun,
+        Ok(Begun {
+            is_fresh,
             unseen_bytes,
             warnings,
         })

@@ -65,16 +65,21 @@ impl Plugin for MemoryProfile {
         if let Some((reason, remedy)) = profiler.unavailable() {
             log::warn!("profiling is unavailable: {reason}; {remedy}");
         } else if config.activate_at_start {
-            // A host must start even when its profile cannot.
             let activate = |interval| {
-                profiler.activate(ActivateOptions {
+                let options = ActivateOptions {
                     interval,
                     ..ActivateOptions::default()
-                })
+                };
+                if !log::log_enabled!(log::Level::Info) {
+                    return profiler.activate_untold(options);
+                }
+                let activation = profiler.activate(options)?;
+                log::info!("{}", activation_text(&activation));
+                Ok(())
             };
-            match interval.and_then(activate) {
-                Ok(activation) => log::info!("{}", activation_text(&activation)),
-                Err(error) => log::error!("activate_at_start: {}", failure(error)),
+            // A host must start even when its profile cannot.
+            if let Err(error) = interval.and_then(activate) {
+                log::error!("activate_at_start: {}", failure(error));
             }
         }
         if !config.watch().is_empty() {
