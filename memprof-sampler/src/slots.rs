@@ -9,6 +9,7 @@ mod lock;
 mod object;
 
 use core::ffi::{CStr, c_int, c_void};
+use core::mem;
 use core::ops::Range;
 use core::ptr;
 use core::slice;
@@ -91,6 +92,7 @@ impl Slots {
     /// kernel has no memory.
     pub fn find() -> Option<Self> {
         let mut owner = None;
+        let mut is_glibcs = false;
         let mut spared = 0..0;
         let hooks = hooks();
         let here = Self::find as *const () as usize;
@@ -116,11 +118,15 @@ impl Slots {
                 let real = is_whole.then(|| object.definition(hook.name)).flatten();
                 hook.real.store(real.unwrap_or(0), Relaxed);
             }
+            is_glibcs = is_libc;
             if !is_libc {
                 spared = object.code;
             }
         });
         let owner = owner?;
+        if is_glibcs && tally::is_asked() {
+            try_headers(&hooks);
+        }
         if TAKEN.load(Acquire).is_null() {
             TAKEN.store(mapping::zeroed(MOST)?, Release);
         }
@@ -273,6 +279,22 @@ impl Slots {
     fn taken_mut(&mut self) -> &mut [Taken] {
         // SAFETY: as above.
         unsafe { slice::from_raw_parts_mut(TAKEN.load(Acquire), self.count()) }
+    }
+}
+
+fn try_headers(hooks: &[Hook]) {
+    let real = |name: &CStr| {
+        let hook = hooks.iter().find(|hook| hook.name == name)?;
+        Some(hook.real.load(Relaxed)).filter(|real| *real != 0)
+    };
+    if let (Some(malloc), Some(free)) = (real(c"malloc"), real(c"free")) {
+        // SAFETY: malloc(3), as glibc defines it.
+        let malloc =
+            unsafe { mem::transmute::<usize, unsafe extern "C" fn(usize) -> *mut c_void>(malloc) };
+        // SAFETY: free(3), as glibc defines it.
+        let free = unsafe { mem::transmute::<usize, unsafe extern "C" fn(*mut c_void)>(free) };
+        // SAFETY: `find` has found both in the C library.
+        unsafe { tally::try_headers(malloc, free) };
     }
 }
 

@@ -5,6 +5,7 @@
 //! less than [`BATCH`] bytes of that. Each time more lives than ever before begins another peak.
 #![expect(unsafe_code, reason = "a function of the allocator's")]
 
+use core::ffi::c_void;
 use core::mem;
 use core::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU64, AtomicUsize,
@@ -24,6 +25,12 @@ const PROBES: usize = 8;
 static ASKED: AtomicBool = AtomicBool::new(false);
 /// `malloc_usable_size` of the allocator that serves `malloc`; 0: it has none.
 static USABLE: AtomicUsize = AtomicUsize::new(0);
+/// The word before a block tells its size: glibc's `mchunk_size` (`malloc_chunk` in malloc.c).
+static HAS_HEADERS: AtomicBool = AtomicBool::new(false);
+
+/// What `mchunk_size` has besides a size. A chunk that was mapped alone has two words more, others one.
+const FLAGS: usize = 0b111;
+const IS_MAPPED: usize = 0b010;
 
 // Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
@@ -87,6 +94,27 @@ pub(crate) fn set_usable(function: Option<usize>) {
     USABLE.store(function.unwrap_or(0), Relaxed);
 }
 
+/// Has blocks' sizes read where glibc keeps them, if it does: `malloc_usable_size` reads the next block's too, which
+/// is seldom in the cache.
+///
+/// # Safety
+/// These are the functions of one allocator, and it is glibc's.
+pub(crate) unsafe fn try_headers(
+    malloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void),
+) {
+    // None is so large that it is mapped alone: freeing it would change when others are.
+    let is_told = [1, 24, 25, 1000, 70_000].into_iter().all(|size| {
+        // SAFETY: malloc(3).
+        let block = unsafe { malloc(size) };
+        let is_told = header(block as usize).is_some_and(|told| told == ask(block as usize));
+        // SAFETY: free(3): null, or the block of above.
+        unsafe { free(block) };
+        is_told
+    });
+    HAS_HEADERS.store(is_told, Relaxed);
+}
+
 /// The number of the last peak: what was there when it began is what it consists of.
 pub(crate) fn peaks() -> u64 {
     PEAKS.load(Relaxed)
@@ -106,6 +134,27 @@ pub(crate) fn enter_child() {
 /// What a block takes. 0 for null.
 #[inline(always)]
 pub(crate) fn size_of_block(block: usize) -> i64 {
+    if HAS_HEADERS.load(Relaxed)
+        && let Some(size) = header(block)
+    {
+        return size;
+    }
+    ask(block)
+}
+
+/// What glibc's header of a block tells. None for null, and where it was mapped alone.
+#[inline(always)]
+fn header(block: usize) -> Option<i64> {
+    let word = block.checked_sub(size_of::<usize>())? as *const AtomicUsize;
+    // SAFETY: glibc has a word before each block; other threads change its flags, not the size.
+    let word = unsafe { &*word }.load(Relaxed);
+    let size = (word & !FLAGS).wrapping_sub(size_of::<usize>());
+    (word & IS_MAPPED == 0).then_some(size as i64)
+}
+
+/// What the allocator tells.
+#[inline(always)]
+fn ask(block: usize) -> i64 {
     let function = USABLE.load(Relaxed);
     if function == 0 || block == 0 {
         return 0;
@@ -233,6 +282,39 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
+
+    #[test]
+    fn a_header_tells_what_the_allocator_does() {
+        set_usable(Some(libc::malloc_usable_size as *const () as usize));
+        // SAFETY: both are of the C library.
+        unsafe { try_headers(libc::malloc, libc::free) };
+        assert!(HAS_HEADERS.load(Relaxed), "of this C library");
+        assert_eq!(size_of_block(0), 0);
+        let check = |block: *mut c_void| {
+            // SAFETY: malloc_usable_size(3), of a block that nobody has freed.
+            let expected = unsafe { libc::malloc_usable_size(block) } as i64;
+            assert_eq!(size_of_block(block as usize), expected);
+            // SAFETY: free(3), as above.
+            unsafe { libc::free(block) };
+        };
+        for size in (0..5000).chain([100_000, 1 << 20, 100 << 20]) {
+            // SAFETY: malloc(3).
+            check(unsafe { libc::malloc(size) });
+            // SAFETY: aligned_alloc(3), with a power of two.
+            check(unsafe { libc::aligned_alloc(256, size) });
+            // SAFETY: malloc(3).
+            let small = unsafe { libc::malloc(size / 2) };
+            // SAFETY: realloc(3), of a block that nobody has freed.
+            check(unsafe { libc::realloc(small, size + 1) });
+        }
+        // In an arena of another thread.
+        // SAFETY: malloc(3).
+        let block = |size| unsafe { libc::malloc(size) } as usize;
+        let blocks = thread::spawn(move || (0..100).map(block).collect::<Vec<_>>());
+        for block in blocks.join().unwrap() {
+            check(block as *mut c_void);
+        }
+    }
 
     /// One test: there is one tally in a process.
     #[test]
