@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
-use self::rules::{FILES, FUNCTIONS, LANGUAGES, NAMESPACES};
+use self::rules::{FILES, FUNCTIONS, LANGUAGES, LIBRARIES, NAMESPACES};
 use crate::names::Frame;
 use crate::profile::{Mapping, Profile};
 
@@ -21,7 +21,7 @@ pub enum Whose {
     Plumbing,
     /// What runs a program of another language.
     Interpreter,
-    /// A library whose functions have no names here.
+    /// A library: one whose functions have no names here, or that keeps what others give it.
     Library,
     /// The program's own.
     Own,
@@ -115,6 +115,7 @@ fn by_rules(function: &str) -> Option<Whose> {
         None => None,
     }
     .or_else(|| find(FUNCTIONS, function))
+    .or_else(|| find(LIBRARIES, function))
     .or_else(|| find(LANGUAGES, function))
 }
 
@@ -254,7 +255,9 @@ mod tests {
         ] {
             check(name, plumbing);
         }
-        check("boost::asio::io_context::run", None);
+        check("boost::spirit::qi::parse", None);
+        check("boost::asio::io_context::run", plumbing);
+        check("sqlite3VdbeCreate", Some(Whose::Library));
         check("__libc_start_main@@GLIBC_2.34", Some(Whose::Entry));
         check("_PyEval_EvalFrameDefault", Some(Whose::Interpreter));
         check("PyInit_market", Some(Whose::Own));
@@ -279,12 +282,21 @@ mod tests {
         check("/usr/lib/libtcmalloc_minimal.so.4", Some(Whose::Plumbing));
         check("/usr/bin/python3.11", Some(Whose::Interpreter));
         check(
+            "/usr/lib/numpy/_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
+            Some(Whose::Interpreter),
+        );
+        check(
             "/usr/lib/libnode.so.108 (deleted)",
             Some(Whose::Interpreter),
         );
         check("", Some(Whose::Plumbing));
         check("/usr/bin/node_exporter", None);
         check("/usr/lib/libcrypto.so.3", None);
+        check(
+            "/usr/lib/x86_64-linux-gnu/libxml2.so.2.9.14",
+            Some(Whose::Plumbing),
+        );
+        check("/usr/lib/libsqlite3.so.0", Some(Whose::Plumbing));
         check("/srv/lua-server", None);
     }
 

@@ -4,9 +4,11 @@
 
 mod functions;
 mod languages;
+mod libraries;
 mod places;
 
 use super::Whose;
 pub(super) use functions::FUNCTIONS;
 pub(super) use languages::LANGUAGES;
+pub(super) use libraries::LIBRARIES;
 pub(super) use places::{FILES, NAMESPACES};

@@ -60,6 +60,96 @@ const STACKS: &[(&str, &str)] = &[
          serde_json::de::from_slice;<serde_core::de::impls::StringVisitor as serde_core::de::Visitor>::visit_str",
         "<axum::json::Json<…> as axum_core::FromRequest<…>>::from_request",
     ),
+    // protoc: protobuf's streams and containers.
+    (
+        "main;google::protobuf::compiler::cpp::CppGenerator::Generate;\
+         google::protobuf::compiler::cpp::FileGenerator::GenerateSource;google::protobuf::io::Printer::FormatInternal;\
+         google::protobuf::io::Printer::Next;google::protobuf::io::StringOutputStream::Next;std::string::_M_mutate",
+        "google::protobuf::compiler::cpp::FileGenerator::GenerateSource",
+    ),
+    (
+        "main;google::protobuf::FileDescriptorProto::_InternalParse;google::protobuf::Arena::CreateMaybeMessage<\
+         google::protobuf::DescriptorProto>;google::protobuf::RepeatedField<int>::Reserve",
+        "google::protobuf::FileDescriptorProto::_InternalParse",
+    ),
+    // A program of templates of nlohmann-json and Boost.
+    (
+        "_start;main;market::read_catalog;nlohmann::json_abi_v3_11_2::basic_json<std::map, std::vector>::parse<std::string>;\
+         nlohmann::json_abi_v3_11_2::detail::json_sax_dom_parser<nlohmann::json_abi_v3_11_2::basic_json<std::map> >::key;\
+         std::_Rb_tree<std::string, int>::_M_emplace_hint_unique",
+        "market::read_catalog",
+    ),
+    (
+        "_start;main;market::fill_book;boost::multi_index::detail::hashed_index<market::Order>::insert;\
+         boost::multi_index::multi_index_container<market::Order>::allocate_node",
+        "market::fill_book",
+    ),
+    (
+        "_start;main;market::read_settings;boost::property_tree::json_parser::read_json<boost::property_tree::ptree>;\
+         boost::_mfi::mf1<void, market::settings, char>::operator();\
+         boost::property_tree::basic_ptree<std::string, std::string>::basic_ptree",
+        "market::read_settings",
+    ),
+    (
+        "_start;main;market::remember;boost::circular_buffer<market::Order>::initialize_buffer",
+        "market::remember",
+    ),
+    (
+        "start_thread;std::thread::_State_impl::_M_run;market::post_work;boost::asio::post<boost::asio::io_context>;\
+         asio_execution_execute_fn::impl::operator()<boost::asio::io_context>;\
+         boost::asio::detail::thread_info_base::allocate<boost::asio::detail::thread_info_base::default_tag>",
+        "market::post_work",
+    ),
+    // libxml2 and SQLite, in programs of C and Go, and in an extension of Python without names.
+    (
+        "_start;main;parse_orders;xmlReadMemory;xmlParseDocument;xmlParseElement;xmlSAX2StartElementNs;xmlNewDocNodeEatName",
+        "parse_orders",
+    ),
+    (
+        "_start;Py_BytesMain;_PyEval_EvalFrameDefault;xmlSAX2StartElementNs;xmlNewDocNodeEatName",
+        "xmlNewDocNodeEatName (library)",
+    ),
+    (
+        "runtime.asmcgocall;_cgo_e6ccbb648535_Cfunc_prepare_all;prepare_all;sqlite3_prepare_v2;sqlite3RunParser;\
+         sqlite3Select;sqlite3VdbeCreate;sqlite3DbMallocRaw",
+        "prepare_all",
+    ),
+    // valac: GObject and Vala's containers.
+    (
+        "main;vala_flow_analyzer_analyze;vala_phi_function_construct;vala_array_list_construct;vala_list_construct;\
+         vala_collection_construct;vala_iterable_construct;g_type_create_instance;g_slice_alloc0;g_slice_alloc",
+        "vala_phi_function_construct",
+    ),
+    // Async Rust: what serde derives, a connection in a task of the program's and in one of hyper's own, columns.
+    (
+        "tokio::runtime::task::raw::poll;crawler::crawl::{{closure}};crawler::parse_page;serde_json::de::from_str;\
+         crawler::_::<impl serde_core::de::Deserialize for crawler::Page>::deserialize;\
+         <crawler::_::<impl serde_core::de::Deserialize for crawler::Page>::deserialize::__Visitor as \
+         serde_core::de::Visitor>::visit_map",
+        "crawler::parse_page",
+    ),
+    (
+        "std::sys::thread::thread_start;crawler::parse_feed;quick_xml::de::from_str;\
+         quick_xml::utils::CowRef<str>::deserialize_str",
+        "crawler::parse_feed",
+    ),
+    (
+        "tokio::runtime::task::raw::poll;gateway::serve::{{closure}}::{{closure}};\
+         hyper::proto::h1::conn::Conn<I,B,T>::poll_read_keep_alive;hyper::proto::h1::io::Buffered<T,B>::poll_read_from_io;\
+         bytes::bytes_mut::BytesMut::reserve",
+        "gateway::serve::{{closure}}::{{closure}}",
+    ),
+    (
+        "tokio::runtime::task::raw::poll;hyper::proto::h1::dispatch::Dispatcher<D,Bs,I,T>::poll_read;\
+         hyper::proto::h1::io::Buffered<T,B>::poll_read_from_io;bytes::bytes_mut::BytesMut::reserve",
+        "hyper::proto::h1::io::Buffered<T,B>::poll_read_from_io (library)",
+    ),
+    (
+        "tokio::runtime::task::raw::poll;warehouse::keep_day::{{closure}};warehouse::make_rows;\
+         arrow_array::array::byte_array::GenericByteArray<T>::from_iter_values;\
+         arrow_buffer::buffer::mutable::MutableBuffer::try_reallocate",
+        "warehouse::make_rows",
+    ),
     // Erlang.
     (
         "_start;main;erl_start;erts_alloc_init;erts_alcu_start;erts_sys_aligned_alloc",

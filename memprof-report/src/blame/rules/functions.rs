@@ -99,73 +99,12 @@ pub(in crate::blame) const FUNCTIONS: &[(Whose, &[&str])] = &[
         Whose::Plumbing,
         &["_ZSt*", "_ZNSt*", "_ZNKSt*", "_ZN9__gnu_cxx*"],
     ),
+    // What serde derives for a type of the program's.
+    (Whose::Plumbing, &["*::_::<impl serde*"]),
     // What calls functions of which only the name is known, and functions that run once.
     (
         Whose::Plumbing,
         &["ffi_call*", "ffi_closure_*", "__gthread_*"],
-    ),
-    // LLVM's containers and pools.
-    (
-        Whose::Plumbing,
-        &[
-            "llvm::allocate_buffer",
-            "llvm::safe_malloc",
-            "llvm::safe_calloc",
-            "llvm::safe_realloc",
-            "llvm::SmallVector*",
-            "llvm::SmallPtrSet*",
-            "llvm::DenseMap*",
-            "llvm::StringMap*",
-            "llvm::FoldingSet*",
-            "llvm::BumpPtrAllocator*",
-            "llvm::BitVector*",
-            "llvm::ilist*",
-        ],
-    ),
-    // Graphviz.
-    (
-        Whose::Plumbing,
-        &[
-            "gmalloc",
-            "gcalloc",
-            "grealloc",
-            "gv_*alloc*",
-            "agalloc",
-            "agrealloc",
-        ],
-    ),
-    // GLib.
-    (
-        Whose::Plumbing,
-        &[
-            "g_malloc*",
-            "g_try_malloc*",
-            "g_realloc*",
-            "g_try_realloc*",
-            "g_slice_*",
-            "g_strdup*",
-            "g_strndup",
-            "g_strconcat",
-            "g_strjoin*",
-            "g_strsplit*",
-            "g_strv*",
-            "g_memdup*",
-            "g_list_*",
-            "g_slist_*",
-            "g_queue_*",
-            "g_hash_table_*",
-            "g_array_*",
-            "g_ptr_array_*",
-            "g_byte_array_*",
-            "g_bytes_*",
-            "g_string_*",
-            "g_tree_*",
-            "g_sequence_*",
-            "g_vasprintf",
-            "g_aligned_alloc*",
-            "g_rc_box_*",
-            "g_atomic_rc_box_*",
-        ],
     ),
     // Redis and Valkey; sds are their strings.
     (

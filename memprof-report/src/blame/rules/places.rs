@@ -46,6 +46,16 @@ pub(in crate::blame) const NAMESPACES: &[(Whose, &[&str])] = &[
             "serde",
             "serde_core",
             "serde_json",
+            "bincode",
+            "ciborium",
+            "csv",
+            "quick_xml",
+            "toml",
+            "arrow_array",
+            "arrow_buffer",
+            "arrow_data",
+            "arrow_schema",
+            "arrow_select",
             "async_std",
             "async_task",
             "tikv_jemallocator",
@@ -63,11 +73,34 @@ pub(in crate::blame) const NAMESPACES: &[(Whose, &[&str])] = &[
             "__cxxabiv1",
             "__gnu_debug",
             "absl::container_internal",
+            "boost::_bi",
+            "boost::_mfi",
+            "boost::circular_buffer*",
             "boost::container",
+            "boost::multi_index",
             "boost::unordered",
+            // Values of any program's, as serde's.
+            "boost::property_tree",
+            "nlohmann",
+            // What runs a program's handlers, as tokio.
+            "asio",
+            "asio_*",
+            "boost::asio",
         ],
     ),
     (Whose::Interpreter, &["v8"]),
+    // Connections and files, in tasks of the program's, or in their own.
+    (
+        Whose::Library,
+        &[
+            "h2",
+            "http",
+            "http_body_util",
+            "hyper",
+            "hyper_util",
+            "parquet",
+        ],
+    ),
 ];
 
 /// Files that are mapped, by name up to `.so` and without a version: `libc` is libc.so.6, `python` is python3.11.
@@ -94,6 +127,9 @@ pub(in crate::blame) const FILES: &[(Whose, &[&str])] = &[
             "libglib",
             "libgobject",
             "libffi",
+            // Of these, functions without a name: those with one tell more.
+            "libsqlite",
+            "libxml",
             "libunwind*",
             "memory_profile",
             "[vdso]",
@@ -104,6 +140,8 @@ pub(in crate::blame) const FILES: &[(Whose, &[&str])] = &[
     (
         Whose::Interpreter,
         &[
+            // numpy's arrays: what another extension has of them is that one's.
+            "_multiarray_umath*",
             "python",
             "libpython",
             "node",
