@@ -178,7 +178,7 @@ pub fn counts() -> Counts {
 /// False: the block is certainly no sample.
 #[inline(always)]
 pub(crate) fn may_be_sample(block: usize) -> bool {
-    FILTER.may_hold(hash(block))
+    FILTER.may_hold(block)
 }
 
 /// Forgets the sample at `block`, where there is one.
@@ -192,7 +192,7 @@ pub(crate) fn forget(block: usize) -> Option<Sample> {
     let _inside = GATE.enter()?;
     let hash = hash(block);
     let sample = TABLES.live.remove(hash, block)?;
-    FILTER.subtract(hash);
+    FILTER.subtract(block);
     TABLES.records.discount(sample.record, sample.size);
     FREED.fetch_add(1, Relaxed);
     probes::free(block);
@@ -245,18 +245,18 @@ pub(crate) fn sample(block: usize, size: usize) {
 
 fn remember(block: usize, sample: Sample) {
     let hash = hash(block);
-    if FILTER.may_hold(hash)
+    if FILTER.may_hold(block)
         && let Some(stale) = TABLES.live.remove(hash, block)
     {
         // Freed where no slot of ours is.
-        FILTER.subtract(hash);
+        FILTER.subtract(block);
         TABLES.records.discount(stale.record, stale.size);
         FREED.fetch_add(1, Relaxed);
         probes::free(block);
     }
     TABLES.records.count(sample.record, sample.size);
     if TABLES.live.insert(hash, block, sample) {
-        FILTER.add(hash);
+        FILTER.add(block);
         probes::alloc(block, sample.size, countdown::interval());
     } else {
         TABLES.records.discount(sample.record, sample.size);
