@@ -38,8 +38,11 @@ pub(crate) const INCOMING: &str = "incoming";
 /// The key of a merged file's metadata that lists the files that are in it.
 pub(crate) const SOURCES: &str = "memprof.sources";
 
-/// The most rows of a page, so that a query of one service reads little of a file.
+/// The most rows of a page in an agent's file, so that a query of one service reads little of it.
 const PAGE: usize = 2048;
+/// The same of a merged file, of which a service has many more rows: what a page takes for itself in each column, with
+/// its least and greatest value, is half a byte a row where pages are small.
+const MERGED_PAGE: usize = 16 * 1024;
 const ZSTD: i32 = 3;
 
 impl Table {
@@ -300,14 +303,18 @@ fn context_columns<'c>(
 }
 
 fn write(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<u8>> {
+    let page = match sources {
+        Some(_) => MERGED_PAGE,
+        None => PAGE,
+    };
     let sources =
         sources.map(|sources| vec![KeyValue::new(SOURCES.to_owned(), sources.join("\n"))]);
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD)?))
         .set_statistics_enabled(EnabledStatistics::Page)
-        .set_data_page_row_count_limit(PAGE)
+        .set_data_page_row_count_limit(page)
         // The limit is looked at after each of these.
-        .set_write_batch_size(PAGE)
+        .set_write_batch_size(page)
         .set_created_by("memprof-fleet".to_owned())
         .set_key_value_metadata(sources)
         .build();
