@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::ask::{Asked, Profile};
 use crate::scan::{Columns, files, scan};
 use crate::schema::Table;
+use crate::time::Instant;
 
 const COLUMNS: [&str; 6] = [
     "service",
@@ -93,6 +94,12 @@ impl Weights {
         self.0.values().map(HashMap::len).sum()
     }
 
+    /// When the first and the last profile that counts were taken.
+    fn time(&self) -> Option<(Instant, Instant)> {
+        let times = || self.0.values().flat_map(HashMap::keys).copied();
+        Some((Instant(times().min()?), Instant(times().max()?)))
+    }
+
     fn of(&self, profile: &Profile) -> f64 {
         let times = self.0.get(&profile.instance);
         times
@@ -105,7 +112,9 @@ impl Weights {
 /// Sums the samples of profiles, and says where some are missing.
 pub(crate) fn sums(asked: &Asked, profiles: &[Profile], weights: &Weights) -> anyhow::Result<Sums> {
     let mut sums = Sums::default();
-    let found = files(&asked.store, Table::Samples, (asked.from, asked.to))?;
+    // Of the hours that are asked for, few have a process's newest profile.
+    let time = weights.time().unwrap_or((asked.from, asked.to));
+    let found = files(&asked.store, Table::Samples, time)?;
     for (name, why) in &found.damaged {
         asked.notes.add(format!("{name} is not counted: {why}"));
     }

@@ -108,3 +108,22 @@ fn a_diff_is_of_the_mean_process_of_each_build() {
     assert!(text.contains("leak"), "{text}");
     assert!(!text.contains("load"), "{text}");
 }
+
+#[test]
+fn only_the_hours_of_the_newest_profiles_are_read_for_a_sum_of_these() {
+    let place = Place::new();
+    for at in 0..2 {
+        place.spool(CART, START + at * HOUR, &[("leak", 1000 * (at + 1))]);
+    }
+    place.drain();
+    let before = place.files("incoming/samples").remove(0);
+    std::fs::write(&before, "not a table").unwrap();
+    let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
+    let top = place.run(&[&["fleet", "top", "--json"][..], &day].concat());
+    let top = top.exits(0);
+    assert_eq!(top.json()["totals"]["inuse_space"], 2000);
+    assert!(!top.stderr.contains("not counted"), "{top:?}");
+    // A mean needs both.
+    let flame = place.run(&[&["fleet", "flame", "--format", "collapsed"][..], &day].concat());
+    assert!(flame.exits(0).stderr.contains("not counted"));
+}
