@@ -2,6 +2,7 @@
 //! Each figure stands beside its limit ([`limits`]) or its peer, both measured in this run.
 
 mod answers;
+mod fleet;
 mod gate;
 mod limits;
 #[cfg(feature = "peers")]
@@ -36,6 +37,7 @@ const PARTS: &[Part] = &[
     ("sampler", sampler::measure),
     ("unwind", unwind::measure),
     ("gate", gate::measure),
+    ("fleet", fleet::measure),
     #[cfg(feature = "peers")]
     ("peers", peers::measure),
 ];
