@@ -21,6 +21,9 @@ use memprof_messages::{Kind, Totals};
 
 pub(crate) use bins::Bin;
 
+/// Calls memprof's sampler for each allocation. jemalloc 5.2 and newer; also where profiling was not compiled in.
+pub(crate) const INSTALL_HOOKS: &CStr = c"experimental.hooks.install";
+
 /// A jemalloc that serves this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Jemalloc {
@@ -86,6 +89,7 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         }
         (false, _) => Some(WhyNot::NotCompiledIn {
             allocator: identity.to_string(),
+            has_hooks: mallctl.has(INSTALL_HOOKS),
         }),
     };
     Some(Jemalloc {

@@ -22,8 +22,8 @@ pub(crate) enum WhyNot {
     NoPreload { allocator: Option<String> },
     /// It lacks a part that profiles.
     Incomplete(Box<Error>),
-    /// It was built without profiling.
-    NotCompiledIn { allocator: String },
+    /// It was built without profiling. Hooks would lead memprof's sampler to it.
+    NotCompiledIn { allocator: String, has_hooks: bool },
     /// It was started with `opt.prof` off. Its variable is unknown where it has no name.
     NotStarted {
         allocator: String,
@@ -109,7 +109,7 @@ impl WhyNot {
                 None => "this process has no allocator that memprof can find".to_owned(),
             },
             Self::Incomplete(error) => error.to_string(),
-            Self::NotCompiledIn { allocator } => {
+            Self::NotCompiledIn { allocator, .. } => {
                 format!("{allocator} was built without profiling")
             }
             Self::NotStarted { allocator, .. } => format!("{allocator} {off}"),
@@ -148,9 +148,11 @@ impl WhyNot {
             ),
             Self::NoPreload { .. } => NO_PRELOAD.to_owned(),
             Self::Incomplete(error) => error.remedy.clone(),
-            Self::NotCompiledIn { .. } => "rebuild it with --enable-prof (Rust: feature \
-                 \"profiling\" of tikv-jemallocator), or use Debian's libjemalloc2"
-                .to_owned(),
+            Self::NotCompiledIn { has_hooks, .. } => {
+                let rebuild = "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
+                let hooks = "; not in production, `activate sampler=ours` samples it as it is";
+                format!("{rebuild}{}", if *has_hooks { hooks } else { "" })
+            }
             Self::NotStarted { variable, .. } => {
                 format!("restart this program with {}={CONF}", named(variable))
             }
@@ -267,6 +269,7 @@ pub(crate) mod tests {
             WhyNot::Incomplete(Box::new(incomplete)),
             WhyNot::NotCompiledIn {
                 allocator: allocator(),
+                has_hooks: true,
             },
             WhyNot::NotStarted {
                 allocator: allocator(),
@@ -323,5 +326,22 @@ pub(crate) mod tests {
         let remedy = "restart this program with MALLOC_CONF (or _RJEM_MALLOC_CONF)=\
                       prof:true,prof_active:false";
         check(None, &other, off, remedy);
+    }
+
+    #[test]
+    fn without_profiling_a_rebuild_helps_and_hooks_where_there_are_some() {
+        let remedy = |has_hooks| {
+            let allocator = "jemalloc 5.3.1".to_owned();
+            WhyNot::NotCompiledIn {
+                allocator,
+                has_hooks,
+            }
+            .remedy()
+        };
+        let rebuild =
+            "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
+        assert_eq!(remedy(false), rebuild);
+        let hooks = "; not in production, `activate sampler=ours` samples it as it is";
+        assert_eq!(remedy(true), format!("{rebuild}{hooks}"));
     }
 }

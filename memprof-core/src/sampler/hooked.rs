@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memprof_sampler::jemalloc_hooks;
 
-use crate::allocators::jemalloc::Jemalloc;
+use crate::allocators::jemalloc::{INSTALL_HOOKS, Jemalloc};
 use crate::allocators::mallctl::{Mallctl, MallctlFn};
 use crate::allocators::objects::Reading;
 use crate::error::{Error, Result};
 
-/// jemalloc 5.2 and newer; also where profiling was not compiled in.
-const INSTALL: &CStr = c"experimental.hooks.install";
 const REMOVE: &CStr = c"experimental.hooks.remove";
 
 /// For a forked child: where the hooks are installed, by `mallctl`, and jemalloc's handle.
@@ -32,7 +30,7 @@ impl Hooked {
     /// None where it has no hooks.
     pub(super) fn of(jemalloc: &Jemalloc) -> Option<Self> {
         let mallctl = jemalloc.mallctl;
-        mallctl.has(INSTALL).then_some(Self { mallctl })
+        mallctl.has(INSTALL_HOOKS).then_some(Self { mallctl })
     }
 
     /// Has jemalloc call the sampler from now on.
@@ -47,7 +45,7 @@ impl Hooked {
         let _no_fork = Reading::begin();
         let handle = self
             .mallctl
-            .exchange(INSTALL, jemalloc_hooks())
+            .exchange(INSTALL_HOOKS, jemalloc_hooks())
             .map_err(|errno| Error::mallctl("experimental.hooks.install", errno))?;
         MALLCTL.store(self.mallctl.address(), Ordering::Release);
         HANDLE.store(handle, Ordering::Release);
