@@ -77,6 +77,9 @@ fn a_threshold_that_stays_passed_is_dumped_once() {
     tells_of(&host, &lines[1], "every", "every = \"1s\" at ");
     let status = host.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(rule(&status, "rss_above = \"1MiB\"")["fired"], 1);
+    let shown = host.memprof("status", &[]).exits(0).stdout;
+    let once = "watch rss_above = \"1MiB\": fired once, last ";
+    assert!(shown.contains(once), "{shown}");
 }
 
 /// Where the machine has no memory cgroup for the process, the log says that nothing comes of it.

@@ -129,14 +129,22 @@ pub(crate) fn status_text(status: &Status) -> String {
         let never = || "never".to_owned();
         let last = rule.last_fired.clone().unwrap_or_else(never);
         text += &format!(
-            "\nwatch {}: fired {} times, last {last}",
-            rule.rule, rule.fired
+            "\nwatch {}: fired {}, last {last}",
+            rule.rule,
+            times(rule.fired)
         );
         if let Some(next) = &rule.next {
             text += &format!(", next not before {next}");
         }
     }
     text
+}
+
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
 }
 
 pub(crate) fn gdump_text(gdumping: &Gdumping) -> String {
