@@ -5,6 +5,7 @@
     reason = "the ABI boundary: loading a library and reading its entry"
 )]
 
+use std::error::Error;
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -126,6 +127,14 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Failure> {
     })
 }
 
+/// What dlerror(3) says, which libloading keeps as the cause; mostly it begins with the path.
+fn reason(error: &libloading::Error, path: &Path) -> String {
+    let cause = error.source().map(ToString::to_string);
+    let cause = cause.unwrap_or_else(|| error.to_string());
+    let named = format!("{}: ", path.display());
+    cause.strip_prefix(&named).unwrap_or(&cause).to_owned()
+}
+
 /// Loads the library for good and returns its entry, after comparing layouts where it describes
 /// them.
 fn open(file: &Inspected) -> Result<Opened, Failure> {
@@ -134,7 +143,7 @@ fn open(file: &Inspected) -> Result<Opened, Failure> {
         |why: String| Failure::new(MEMPROF_ABI_MISMATCH, format!("{}: {why}", path.display()));
     // SAFETY: its constructors run, which is what loading a trusted plugin means.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| mismatch(format!("the loader refused it: {error}")))?;
+        .map_err(|error| mismatch(format!("the loader refused it: {}", reason(&error, path))))?;
     if !file.is_same() {
         // It stays loaded: its constructors may have left anything behind.
         std::mem::forget(library);

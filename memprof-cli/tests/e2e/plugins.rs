@@ -131,6 +131,14 @@ fn library_that_is_no_plugin() {
 }
 
 #[test]
+fn the_loaders_reason_is_told_once() {
+    let program = dist("examples/c_host");
+    let why =
+        "c_host: the loader refused it: cannot dynamically load position-independent executable";
+    check_refused(&program, "", why);
+}
+
+#[test]
 fn damaged_files() {
     let place = tempfile::tempdir().unwrap();
     let whole = fs::read(dist("plugins/hello_c.so")).unwrap();
