@@ -12,7 +12,8 @@ const NOTABLE: f64 = 20.0;
 const INTERPRETERS: &[(&[&str], &str)] = &[
     (
         &["python", "libpython"],
-        "Python's own functions are not in this profile; `tracemalloc` or memray name them",
+        "Python's own functions are not in this profile; `tracemalloc` or memray name them; its objects of \
+         up to 512 bytes are in it only if the program ran with PYTHONMALLOC=malloc",
     ),
     (
         &["node", "libnode"],
@@ -81,7 +82,8 @@ mod tests {
 
     #[test]
     fn scripts_have_tools_of_their_own() {
-        assert!(tool_for("python3.11").is_some_and(|advice| advice.contains("tracemalloc")));
+        let python = tool_for("python3.11").unwrap();
+        assert!(python.contains("tracemalloc") && python.contains("PYTHONMALLOC=malloc"));
         assert!(tool_for("libnode.so.108").is_some_and(|advice| advice.contains("--heapsnapshot")));
         assert_eq!(tool_for("redis-server"), None);
         assert_eq!(tool_for("node_exporter"), None);
