@@ -2,10 +2,12 @@
 
 mod in_place;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub(crate) use in_place::as_in_the_file;
-use serde::Deserialize;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// A host's config. Unknown keys are errors.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -16,12 +18,17 @@ pub struct Config {
     /// `[log]`.
     pub log: LogConfig,
     /// `[[plugin]]`.
+    #[serde(deserialize_with = "plugins")]
     pub plugin: Vec<PluginConfig>,
 }
 
 /// `[control]`: the socket through which `memprof` talks to the host.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(
+    default,
+    deny_unknown_fields,
+    expecting = "a table, [control], with socket, name or allow_uids"
+)]
 pub struct ControlConfig {
     /// `on` (the default: `<pid>.sock` in the default directory), `off`, or a path.
     pub socket: Option<String>,
@@ -33,7 +40,7 @@ pub struct ControlConfig {
 
 /// `[log]`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "a table, [log], with level")]
 pub struct LogConfig {
     /// `error`, `warn`, `info` (the default), `debug` or `trace`.
     pub level: Option<String>,
@@ -53,6 +60,26 @@ pub struct PluginConfig {
     /// The same where it stands in the file.
     #[serde(skip)]
     in_place: Option<String>,
+}
+
+fn plugins<'de, D: Deserializer<'de>>(tables: D) -> Result<Vec<PluginConfig>, D::Error> {
+    struct Tables;
+    impl<'de> Visitor<'de> for Tables {
+        type Value = Vec<PluginConfig>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of tables, [[plugin]] with two brackets")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut tables: A) -> Result<Self::Value, A::Error> {
+            let mut plugins = Vec::new();
+            while let Some(plugin) = tables.next_element()? {
+                plugins.push(plugin);
+            }
+            Ok(plugins)
+        }
+    }
+    tables.deserialize_any(Tables)
 }
 
 /// A config file that cannot be used.
@@ -190,5 +217,11 @@ mod tests {
             &["[log] level \"loud\" is none of"],
         );
         check("x", &["line 1"]);
+        check(
+            "[plugin]\npath = \"/a\"",
+            &["line 1, column 1", "[[plugin]] with two brackets"],
+        );
+        check("control = \"on\"", &["line 1", "a table, [control]"]);
+        check("log = \"info\"", &["line 1", "a table, [log]"]);
     }
 }

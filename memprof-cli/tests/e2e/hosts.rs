@@ -199,6 +199,12 @@ fn a_host_starts_although_it_cannot_activate_as_configured() {
 }
 
 #[test]
+fn an_interval_out_of_range_is_named_at_the_start() {
+    let host = Setup::of("c_host").config("lg_sample = 40").start();
+    host.wait_for_log("lg_sample=40 is out of range 10..=24; the default is used instead");
+}
+
+#[test]
 fn ps_lists_what_runs() {
     let host = Setup::of("c_host").start();
     let listing = crate::memprof::memprof(&host.socket_dir(), &["ps", "--json"])

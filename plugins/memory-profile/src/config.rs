@@ -1,6 +1,7 @@
 //! The plugin's TOML table.
 
 mod amount;
+mod plain;
 mod watch;
 
 use std::num::NonZero;
@@ -16,6 +17,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use amount::Amount;
+use plain::{LgSample, Period, Whole};
 use watch::Rules;
 
 /// `[plugin.config]`.
@@ -27,7 +29,7 @@ pub(crate) struct Config {
     /// Activate when the host starts.
     pub activate_at_start: bool,
     /// log2 of the sample interval: the sampler's own, and that of an activation at the start.
-    lg_sample: Option<u64>,
+    lg_sample: Option<LgSample>,
     /// Who samples: `auto`, `ours` or `allocator`.
     pub sampler: SamplerChoice,
     /// Who walks the stacks of samples: `auto`, `ours` or `allocator`.
@@ -44,11 +46,10 @@ pub(crate) struct Config {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct KeepConfig {
-    count: Option<usize>,
+    count: Option<Whole>,
     /// A number of bytes, or a size: `1GiB`.
     bytes: Option<Amount>,
-    /// A duration: `7d`.
-    age: Option<String>,
+    age: Option<Period>,
     keep_first: KeepFirst,
 }
 
@@ -69,7 +70,7 @@ impl Default for KeepFirst {
 impl KeepConfig {
     fn keep(&self) -> Result<Keep, Failure> {
         let default = Keep::default();
-        let count = self.count.unwrap_or(default.count);
+        let count = self.count.as_ref().map_or(default.count, Whole::number);
         if count == 0 {
             return Err(invalid("keep.count must be at least 1".to_owned()));
         }
@@ -89,7 +90,12 @@ impl KeepConfig {
                 Some(amount) => amount.bytes("keep.bytes").map_err(invalid)?,
                 None => default.bytes,
             },
-            age: self.age.as_deref().map(parse_age).transpose()?,
+            age: self
+                .age
+                .as_ref()
+                .map(Period::text)
+                .map(parse_age)
+                .transpose()?,
             first,
         })
     }
@@ -130,7 +136,8 @@ impl Config {
     /// # Errors
     /// It is out of range.
     pub(crate) fn interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
-        self.lg_sample.map(SampleInterval::from_lg).transpose()
+        let number = self.lg_sample.as_ref().map(LgSample::number);
+        number.map(SampleInterval::from_lg).transpose()
     }
 
     /// The watch rules, in their order.
@@ -191,7 +198,16 @@ mod tests {
         check("[keep]\ndays = 1", "unknown field `days`");
         check("[keep]\nage = \"7\"", "keep.age = \"7\" is not an age");
         check("[keep]\nage = \"0s\"", "keep.age = \"0s\" is not an age");
-        check("[keep]\nage = 7", "expected a string");
+        check("[keep]\nage = 7", "a duration in quotes and with its unit");
+        check("[keep]\ncount = -3", "line 2, column 9");
+        check("[keep]\ncount = -3", "expected a whole number, not below 0");
+        check(
+            "[keep]\ncount = \"3\"",
+            "expected a whole number, not below 0",
+        );
+        check("lg_sample = \"512KiB\"", "line 1, column 13");
+        check("lg_sample = \"512KiB\"", "from 10 (1KiB) to 24 (16MiB)");
+        check("lg_sample = -1", "19 stands for 512KiB");
         check(
             "[keep]\nbytes = \"much\"",
             "keep.bytes = \"much\" is not a size",

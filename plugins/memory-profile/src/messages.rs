@@ -48,6 +48,9 @@ impl Plugin for MemoryProfile {
             log::warn!("{}", failure(error));
         }
         let interval = config.interval();
+        if let (Err(error), false) = (&interval, config.activate_at_start) {
+            log::error!("{error}; the default is used instead");
+        }
         let profilers = Profilers::new(Settings {
             interval: *interval.as_ref().unwrap_or(&None),
             program: host.name().to_owned(),

@@ -9,6 +9,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::amount::Amount;
+use super::plain::Period;
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// A dump takes a part of a second: more often than that, it would be the program's work.
@@ -138,8 +139,9 @@ fn duration<'de, D: Deserializer<'de>>(
     range: &RangeInclusive<Duration>,
     value: D,
 ) -> Result<Duration, D::Error> {
-    let text = String::deserialize(value)?;
-    let fault = match humantime::parse_duration(&text) {
+    let period = Period::deserialize(value)?;
+    let text = period.text();
+    let fault = match humantime::parse_duration(text) {
         Ok(duration) if range.contains(&duration) => return Ok(duration),
         Ok(_) => "is out of range",
         Err(_) => "is not a duration",
@@ -267,7 +269,11 @@ mod tests {
             "every = \"500ms\" is out of range",
         );
         check("every = \"31d\"", here, durations);
-        check("every = 600", here, "expected a string");
+        check(
+            "every = 600",
+            here,
+            "a duration in quotes and with its unit",
+        );
         let interval = "at_exit = true\nmin_interval = \"-1s\"";
         check(
             interval,
