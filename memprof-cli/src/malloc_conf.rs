@@ -15,7 +15,7 @@ use object::{Endianness, Object, ReadCache, ReadRef};
 
 use crate::exit::{Outcome, UNAVAILABLE, coded};
 use crate::output;
-use crate::script::{head, interpreter};
+use crate::script::{head, named_interpreter, search};
 
 /// A program's file, of which only what is asked for is read: it may be large.
 type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
@@ -26,7 +26,8 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
     let line = match program {
         None => format!("MALLOC_CONF={OPTIONS}"),
         Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => of_process(pid)?,
-        Some(path) => of_file(Path::new(path))?,
+        Some(path) if Path::new(path).exists() => of_file(Path::new(path))?,
+        Some(name) => of_file(&search(name.as_ref())?)?,
     };
     output::print(&line)?;
     Ok(0.into())
@@ -74,12 +75,20 @@ fn variable_in(path: &Path) -> anyhow::Result<Own> {
     }
     let cache = ReadCache::new(&file);
     let elf = Elf::parse(&cache).with_context(failed)?;
-    variable_of(&elf, &file).with_context(failed)
+    let own = variable_of(&elf, &file).with_context(failed)?;
+    if matches!(own, Own::Variable(_)) && !has_profiler(&elf, &file).with_context(failed)? {
+        output::note(&format!(
+            "the jemalloc of {} was built without profiling and refuses this; rebuild it with --enable-prof \
+             (Rust: feature \"profiling\" of tikv-jemallocator)",
+            path.display()
+        ));
+    }
+    Ok(own)
 }
 
 fn no_program(path: &Path, bytes: &[u8]) -> anyhow::Error {
     let path = path.display();
-    match interpreter(bytes) {
+    match named_interpreter(bytes) {
         Some(interpreter) => anyhow::anyhow!(
             "{path} is a script; name its interpreter: `memprof malloc-conf {}`",
             interpreter.display()

@@ -1,11 +1,13 @@
-//! Scripts.
+//! Programs as a shell finds them, and scripts.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::exit::{USAGE, coded};
 
 /// The first bytes of a program, by which execve(2) tells what it is.
 pub(crate) fn head(program: &File) -> io::Result<Vec<u8>> {
@@ -16,13 +18,78 @@ pub(crate) fn head(program: &File) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
+/// The file of a program, where a shell would find it.
+///
+/// # Errors
+/// None of that name is in PATH.
+pub(crate) fn search(name: &OsStr) -> anyhow::Result<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Ok(PathBuf::from(name));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let found = std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|file| {
+            file.metadata()
+                .is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0)
+        });
+    found.ok_or_else(|| coded(USAGE, format!("no program {} is in PATH", name.display())))
+}
+
 /// The program that runs a script.
 pub(crate) fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
+    Some(PathBuf::from(words(bytes)?.next()?))
+}
+
+/// The same for a reader: the program that `#!/usr/bin/env PROGRAM` looks up.
+pub(crate) fn named_interpreter(bytes: &[u8]) -> Option<PathBuf> {
+    let mut words = words(bytes)?;
+    let path = Path::new(words.next()?);
+    if path.file_name() != Some(OsStr::new("env")) {
+        return Some(path.to_owned());
+    }
+    // env(1): options and assignments come before the program.
+    let is_program = |word: &&OsStr| {
+        let word = word.as_bytes();
+        !word.starts_with(b"-") && !word.contains(&b'=')
+    };
+    words.find(is_program).map(PathBuf::from)
+}
+
+/// The words of the line that names the interpreter.
+fn words(bytes: &[u8]) -> Option<impl Iterator<Item = &OsStr>> {
     let line = bytes
         .strip_prefix(b"#!")?
         .split(|byte| *byte == b'\n')
         .next()?;
-    let line = line.trim_ascii_start();
-    let path = line.split(u8::is_ascii_whitespace).next()?;
-    Some(PathBuf::from(OsStr::from_bytes(path)))
+    let words = line.split(u8::is_ascii_whitespace);
+    Some(words.filter(|word| !word.is_empty()).map(OsStr::from_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{interpreter, named_interpreter};
+
+    #[test]
+    fn the_interpreter_of_a_script() {
+        let check = |script: &str, started: Option<&str>, named: Option<&str>| {
+            let text =
+                |path: Option<std::path::PathBuf>| path.map(|path| path.display().to_string());
+            let bytes = script.as_bytes();
+            assert_eq!(text(interpreter(bytes)).as_deref(), started, "{script:?}");
+            assert_eq!(
+                text(named_interpreter(bytes)).as_deref(),
+                named,
+                "{script:?}"
+            );
+        };
+        check("#!/bin/sh -e\nls\n", Some("/bin/sh"), Some("/bin/sh"));
+        check("#! /bin/sh", Some("/bin/sh"), Some("/bin/sh"));
+        let env = Some("/usr/bin/env");
+        check("#!/usr/bin/env python3\n", env, Some("python3"));
+        check("#!/usr/bin/env -S A=1 node --x\n", env, Some("node"));
+        check("#!/usr/bin/env\n", env, None);
+        check("#!\n/bin/sh", None, None);
+        check("import time\n", None, None);
+    }
 }

@@ -1,6 +1,6 @@
 //! The program that is to be profiled: its file, and what stands against preloading.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use object::{Endianness, ReadCache, ReadRef, elf};
 use crate::exit::{UNAVAILABLE, USAGE, coded};
 use crate::malloc_conf::{Own, has_profiler, variable_of};
 use crate::run::allocator::{can_profile, linked_jemalloc};
-use crate::script::{head, interpreter};
+use crate::script::{head, interpreter, search};
 
 /// A program that can be profiled.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Program {
     /// # Errors
     /// There is none, or nothing can be preloaded into it.
     pub(crate) fn find(name: &OsStr) -> anyhow::Result<Self> {
-        let path = search(name, std::env::var_os("PATH"))?;
+        let path = search(name)?;
         let mut binary = path.clone();
         for _ in 0..INTERPRETER_LIMIT {
             let (file, head) = open(&binary)?;
@@ -89,20 +89,6 @@ impl Program {
             Place::Nowhere | Place::Unknown => None,
         }
     }
-}
-
-fn search(name: &OsStr, path: Option<OsString>) -> anyhow::Result<PathBuf> {
-    if name.as_bytes().contains(&b'/') {
-        return Ok(PathBuf::from(name));
-    }
-    let path = path.unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let found = std::env::split_paths(&path)
-        .map(|directory| directory.join(name))
-        .find(|file| {
-            file.metadata()
-                .is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0)
-        });
-    found.ok_or_else(|| coded(USAGE, format!("no program {} is in PATH", name.display())))
 }
 
 fn open(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {

@@ -300,6 +300,19 @@ fn malloc_conf_prints_what_each_program_reads() {
         "import time\n",
         "is not an ELF file; if it is a script, name its interpreter",
     );
+    refused(
+        "#!/usr/bin/env -S python3 -u\n",
+        "is a script; name its interpreter: `memprof malloc-conf python3`",
+    );
+    let run = crate::memprof::memprof(nowhere.path(), &["malloc-conf", "perl"]);
+    let said = run.exits(0).stderr;
+    assert!(said.contains("bin/perl"), "{said}");
+    let run = crate::memprof::memprof(nowhere.path(), &["malloc-conf", "no-such-program"]);
+    let said = &run.exits(2).stderr;
+    assert!(
+        said.contains("no program no-such-program is in PATH"),
+        "{said}"
+    );
     let host = Setup::of("c_host").start();
     let run = crate::memprof::memprof(nowhere.path(), &["malloc-conf", &host.pid().to_string()]);
     assert_eq!(

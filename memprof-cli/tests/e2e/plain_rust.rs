@@ -157,6 +157,39 @@ fn without_prof_true_the_refusal_names_its_own_variable() {
 }
 
 #[test]
+fn malloc_conf_tells_that_a_jemalloc_was_built_without_profiling() {
+    let place = tempfile::tempdir().unwrap();
+    let program = copy(&place, &[]);
+    let mut bytes = std::fs::read(&program).unwrap();
+    // What prof_leakcheck prints: only builds with profiling have it.
+    const TEXT: &[u8] = b"<jemalloc>: Leak approximation summary";
+    let mut at = 0;
+    while let Some(next) = bytes[at..]
+        .windows(TEXT.len())
+        .position(|part| part == TEXT)
+    {
+        at += next;
+        bytes[at..][..TEXT.len()].fill(b'-');
+    }
+    std::fs::write(&program, bytes).unwrap();
+    let conf = |program: &Path| {
+        let run = memprof(place.path(), &["malloc-conf", program.to_str().unwrap()]);
+        let run = run.exits(0);
+        assert_eq!(
+            run.stdout.trim_end(),
+            format!("{OWN_CONF}=prof:true,prof_active:false")
+        );
+        run.stderr
+    };
+    assert_eq!(conf(&plain_rust()), "");
+    let said = conf(&program);
+    assert!(
+        said.contains("was built without profiling and refuses this"),
+        "{said}"
+    );
+}
+
+#[test]
 fn functions_that_the_linker_may_drop_are_not_missed() {
     let place = tempfile::tempdir().unwrap();
     let dropped = [
