@@ -26,6 +26,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(3600);
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
     /// The process to attach to
+    #[arg(value_parser = crate::pid::parse)]
     pub(crate) pid: u32,
 
     /// Detach after this time

@@ -25,6 +25,7 @@ const LEFT: &str = "the hooks, threads and socket are gone; the plugin's code st
 #[derive(clap::Args, Debug)]
 pub(crate) struct DetachArgs {
     /// The process to detach from
+    #[arg(value_parser = crate::pid::parse)]
     pid: u32,
 
     /// Also detach from its descendants, because forked children are attached to as well

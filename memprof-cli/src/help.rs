@@ -1,7 +1,10 @@
 //! What `--help`, the manual pages and the shell's completion say of each command: its message's
 //! arguments, as the table of messages has them, and examples. No host is asked for it.
 
-use clap::{Command, CommandFactory};
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{Command, CommandFactory, Error};
 use memprof_messages::{Argument, Message, message};
 
 use crate::args::Args;
@@ -253,6 +256,25 @@ pub(crate) fn command() -> Command {
     command
 }
 
+/// Tells who typed a message's argument as an option how it is written.
+pub(crate) fn with_hint(mut error: Error, command: Option<OsString>) -> Error {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let option = option.trim_start_matches('-').replace('-', "_");
+    let command = command.and_then(|command| message(command.to_str()?));
+    let argument = command.and_then(|message| {
+        let mut arguments = message.arguments.iter();
+        arguments.find(|argument| option.split('=').next() == Some(argument.key))
+    });
+    if let Some(argument) = argument {
+        let hint = format!("the message's arguments have no dashes: {argument}");
+        let hints = ContextValue::StyledStrs(vec![hint.into()]);
+        error.insert(ContextKind::Suggested, hints);
+    }
+    error
+}
+
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
@@ -315,6 +337,28 @@ mod tests {
              Examples:\n  \
                memprof gdump state=on files=16 for=10m"
         );
+    }
+
+    #[test]
+    fn an_argument_that_is_typed_as_an_option() {
+        let hint = "tip: the message's arguments have no dashes: ";
+        let check = |line: &str, expected: Option<&str>| {
+            let words: Vec<_> = line.split(' ').collect();
+            let error = command().try_get_matches_from(&words).unwrap_err();
+            let said = with_hint(error, Some(words[1].into())).to_string();
+            let shown = said
+                .split_once(hint)
+                .and_then(|(_, shown)| shown.lines().next());
+            assert_eq!(shown, expected, "{said}");
+        };
+        check("memprof activate --for 10m", Some("for=10m"));
+        check(
+            "memprof activate -t web --sample-interval=64KiB",
+            Some("sample_interval=512KiB"),
+        );
+        check("memprof gdump --state on", Some("state=on|off"));
+        check("memprof activate --forever", None);
+        check("memprof ps --for 10m", None);
     }
 
     #[test]

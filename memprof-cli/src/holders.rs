@@ -22,6 +22,7 @@ use crate::output;
 #[derive(clap::Args, Debug)]
 pub(crate) struct HoldersArgs {
     /// The process
+    #[arg(value_parser = crate::pid::parse)]
     pid: u32,
 
     /// Show what holds the objects of classes or types that this regular expression matches

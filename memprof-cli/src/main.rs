@@ -24,6 +24,7 @@ mod malloc_conf;
 mod manual;
 mod message;
 mod output;
+mod pid;
 mod prove;
 mod ps;
 mod record;
@@ -46,7 +47,9 @@ fn main() -> ExitCode {
     CompleteEnv::with_factory(help::command)
         .var(manual::COMPLETE)
         .complete();
-    let matches = help::command().get_matches();
+    let matches = help::command()
+        .try_get_matches()
+        .unwrap_or_else(|error| help::with_hint(error, std::env::args_os().nth(1)).exit());
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match run(args.command) {
         Ok(code) => code,

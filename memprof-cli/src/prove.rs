@@ -31,7 +31,7 @@ pub(crate) struct ProveArgs {
     pub(crate) prove: bool,
 
     /// The process that --prove looks at
-    #[arg(requires = "prove")]
+    #[arg(requires = "prove", value_parser = crate::pid::parse)]
     pid: Option<u32>,
 
     /// With --prove: run a command, and search it once, when it exits

@@ -31,7 +31,7 @@ pub(crate) struct RecordArgs {
     target: Option<String>,
 
     /// A running process without the plugin: attach to it, and detach afterwards
-    #[arg(long, value_name = "PID", conflicts_with = "target")]
+    #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = crate::pid::parse)]
     pid: Option<u32>,
 
     /// Leave the plugin in the process, as `memprof attach` does

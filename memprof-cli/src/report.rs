@@ -92,7 +92,7 @@ pub(crate) struct ReportArgs {
     flat: bool,
 
     /// Read binaries as this living process sees them, below /proc/PID/root
-    #[arg(long)]
+    #[arg(long, value_parser = crate::pid::parse)]
     pid: Option<u32>,
 
     /// Do not resolve function names; frames are file+0xoffset

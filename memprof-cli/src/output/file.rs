@@ -53,7 +53,14 @@ fn replace<T>(
         // The user's umask decides, as for any file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(parent(path))
-        .with_context(failed)?;
+        .map_err(|error| without_path(&error))
+        .with_context(|| {
+            format!(
+                "{}: no file can be made in {}",
+                failed(),
+                parent(path).display()
+            )
+        })?;
     let mut out = BufWriter::with_capacity(BUFFER, file);
     let value = write(&mut out)?;
     let file = out
@@ -70,6 +77,13 @@ fn replace<T>(
     file.as_file().sync_all().with_context(failed)?;
     file.persist(path).with_context(failed)?;
     Ok(value)
+}
+
+/// What happened, without the path of a file that nobody asked for, which tempfile adds.
+fn without_path(error: &io::Error) -> anyhow::Error {
+    let told = error.to_string();
+    let (told, _) = told.split_once(" at path ").unwrap_or((&told, ""));
+    anyhow::anyhow!("{told}")
 }
 
 fn target(path: &Path) -> io::Result<Target> {
@@ -170,6 +184,20 @@ mod tests {
         check("dangling", "dir/new");
         symlink("round", path("round")).unwrap();
         put(&path("round"), "x").unwrap_err();
+    }
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("absent").join("x.heap");
+        let told = format!("{:#}", put(&path, "x").unwrap_err());
+        let (path, absent) = (path.display(), path.parent().unwrap().display());
+        assert_eq!(
+            told,
+            format!(
+                "failed to write {path}: no file can be made in {absent}: No such file or directory (os error 2)"
+            )
+        );
     }
 
     #[test]
