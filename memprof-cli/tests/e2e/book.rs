@@ -79,7 +79,7 @@ fn pages_below(directory: &Path) -> usize {
     let entries = std::fs::read_dir(directory).unwrap();
     let count = |path: &Path| match path.is_dir() {
         true => pages_below(path),
-        false => 1,
+        false => usize::from(path.extension().is_some_and(|extension| extension == "md")),
     };
     entries.map(|entry| count(&entry.unwrap().path())).sum()
 }
