@@ -261,11 +261,14 @@ impl Agent {
         let dumped = take(host, rule, &self.machine, "agent")?;
         self.spool.add(&dumped)?;
         let [bytes, _] = dumped.inuse();
+        let stacks = match dumped.samples.len() {
+            1 => "1 stack".to_owned(),
+            stacks => format!("{stacks} stacks"),
+        };
         tell(&format!(
-            "memprof: {}: {} in {} stacks",
+            "memprof: {}: {} in {stacks}",
             self.describe(host),
-            amount(bytes, SampleType::InuseSpace),
-            dumped.samples.len()
+            amount(bytes, SampleType::InuseSpace)
         ));
         Ok(bytes)
     }

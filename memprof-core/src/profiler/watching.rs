@@ -235,8 +235,9 @@ impl Profiler {
 
 fn log_dump(report: &DumpReport, trigger: &Trigger) {
     let path = report.largest.path.display();
-    log::info!(
-        "{trigger}: dumped {} stacks to {path}",
-        report.largest.stacks
-    );
+    let stacks = match report.largest.stacks {
+        1 => "1 stack".to_owned(),
+        stacks => format!("{stacks} stacks"),
+    };
+    log::info!("{trigger}: dumped {stacks} to {path}");
 }
