@@ -88,7 +88,7 @@ fn refuses_what_is_no_message() {
 fn survives_whatever_is_wrong() {
     bus::survives_whatever_is_wrong::<Mosquitto>(&[
         (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
-        (&[("keep.count", "many")], "expected usize"),
+        (&[("keep.count", "many")], "expected a whole number"),
         (&[("config", "/no/such.toml")], "config file /no/such.toml"),
     ]);
 }
