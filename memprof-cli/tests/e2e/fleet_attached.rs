@@ -82,7 +82,7 @@ fn read_two_profiles(
 ) {
     let process = format!("/{}: ", of.0.id());
     for _ in 0..2 {
-        read_until(lines, &[&process, " stacks"], said);
+        read_until(lines, &[&process, " stack"], said);
     }
 }
 
