@@ -298,17 +298,26 @@ fn a_running_node_loads_the_plugin() {
     inspect.args(["inspect", &format!("127.0.0.1:{port}")]);
     let inspect = inspect.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut inspector = inspect.spawn().unwrap();
-    // What comes before its prompt is lost.
-    let (mut shown, mut output) = (Vec::new(), inspector.stdout.take().unwrap());
-    while !shown.ends_with(b"debug> ") {
-        let mut byte = [0];
-        output.read_exact(&mut byte).unwrap();
-        shown.extend(byte);
-    }
-    let mut prompt = inspector.stdin.take().unwrap();
+    let (mut prompt, mut output) = (
+        inspector.stdin.take().unwrap(),
+        inspector.stdout.take().unwrap(),
+    );
+    // What comes before its prompt is lost. Node dereferences a null pointer if its inspector answers a client that
+    // is gone (20.20.2).
+    let mut wait_for_prompt = || {
+        let mut shown = Vec::new();
+        while !shown.ends_with(b"debug> ") {
+            let mut byte = [0];
+            output.read_exact(&mut byte).unwrap();
+            shown.extend(byte);
+        }
+    };
+    wait_for_prompt();
     prompt.write_all(expression.as_bytes()).unwrap();
+    wait_for_prompt();
     host.wait_for_log(INACTIVE);
-    drop((prompt, output));
+    prompt.write_all(b".exit\n").unwrap();
+    output.read_to_end(&mut Vec::new()).unwrap();
     inspector.wait().unwrap();
     host.wait_for_thread("memprof-control");
     host.memprof("status", &[]).exits(0);
