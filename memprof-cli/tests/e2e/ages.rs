@@ -61,7 +61,8 @@ fn one_dump_tells_how_old_the_leak_is() {
 /// The mean age in seconds of what a function holds.
 fn mean_age(report: &Value, function: &str) -> f64 {
     let mut functions = report["functions"].as_array().unwrap().iter();
-    let row = functions.find(|row| row["name"] == function).unwrap();
+    let row = functions.find(|row| row["name"] == function);
+    let row = row.unwrap_or_else(|| panic!("no {function}: {report}"));
     let (mut bytes, mut weighed) = (0.0, 0.0);
     for age in row["ages"].as_array().unwrap() {
         let number = |name: &str| age[name].as_f64().unwrap();

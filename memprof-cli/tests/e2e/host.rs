@@ -321,7 +321,9 @@ impl Host {
     pub(crate) fn wait_for_thread(&self, name: &str) {
         let begun = Instant::now();
         while !self.threads().iter().any(|thread| thread == name) {
-            assert!(begun.elapsed() < PATIENCE, "{:?}", self.threads());
+            let (threads, log) = (self.threads(), self.log());
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+            assert!(begun.elapsed() < PATIENCE, "{threads:?} {stat:?} {log:#?}");
             thread::yield_now();
         }
     }
