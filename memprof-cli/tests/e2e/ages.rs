@@ -74,7 +74,9 @@ fn mean_age(report: &Value, function: &str) -> f64 {
 
 #[test]
 fn one_dump_tells_start_cache_and_leak_apart() {
-    for allocator in [&[][..], &["--allocator", "jemalloc"]] {
+    // A thread of jemalloc draws the distance to its first sample when it starts, at the interval of then.
+    let jemalloc = ["--allocator", "jemalloc", "--lg-sample", "12"];
+    for allocator in [&[][..], &jemalloc] {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("shapes");
         let mut cc = Command::new("cc");
