@@ -1,9 +1,11 @@
-//! An agent that is killed at any step: every sample is in the store once.
+//! An agent or a merge that is killed at any step: every sample is in the store once, for SQL engines too.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use crate::place::{CART, HOUR, Place, START};
+use testkit::python;
+
+use crate::place::{CART, HOUR, Place, Run, START};
 
 /// The calls by which the agent changes what is on a disk.
 const CALLS: [&str; 3] = [
@@ -12,16 +14,13 @@ const CALLS: [&str; 3] = [
     "fsync,fdatasync",
 ];
 
-/// Runs a command that is killed when it makes one of these calls for the `count`th time. Returns whether it
-/// came so far.
-fn killed(command: &Command, calls: &str, count: usize) -> bool {
+/// A command with a fault in these calls, in strace's words.
+fn with_fault(command: &Command, calls: &str, fault: &str) -> Command {
     let mut strace = Command::new("strace");
     strace
         .args(["-f", "-qq", "-o", "/dev/null", "-e"])
         .arg(format!("trace={calls}"));
-    strace
-        .arg("-e")
-        .arg(format!("inject={calls}:signal=SIGKILL:when={count}"));
+    strace.arg("-e").arg(format!("inject={calls}:{fault}"));
     strace.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
@@ -29,13 +28,37 @@ fn killed(command: &Command, calls: &str, count: usize) -> bool {
             None => strace.env_remove(name),
         };
     }
-    let output = strace
-        .output()
-        .expect("strace: run `cargo xtask test`, or apt-get install strace");
-    output.status.signal() == Some(9) || output.status.code() == Some(137)
+    strace
 }
 
-/// Fills a spool: two hours, two processes.
+/// Why strace could not be started.
+const NO_STRACE: &str = "strace: run `cargo xtask test`, or apt-get install strace";
+
+/// Runs a command that is killed when it makes one of these calls for the `count`th time. Returns whether it
+/// came so far.
+fn killed(command: &Command, calls: &str, count: usize) -> bool {
+    let fault = format!("signal=SIGKILL:when={count}");
+    let mut strace = with_fault(command, calls, &fault);
+    let status = strace.output().expect(NO_STRACE).status;
+    status.signal() == Some(9) || status.code() == Some(137)
+}
+
+/// Has DuckDB add up the bytes of all samples, through the views of the moment.
+fn ask_duckdb(place: &Place) -> Run {
+    let views = place.run(&["fleet", "views", "--for", "duckdb"]).exits(0);
+    let sum = "SELECT sum(inuse_bytes) FROM samples";
+    let program = "import duckdb, sys\nduckdb.execute(sys.argv[1])\nprint(duckdb.execute(sys.argv[2]).fetchone()[0])";
+    let mut python = Command::new(python::interpreter(&["duckdb==2.0.0"]).unwrap());
+    python.args(["-c", program, &views.stdout, sum]);
+    Run::of(python.output().unwrap())
+}
+
+fn total_of_duckdb(place: &Place) -> i64 {
+    let answered = ask_duckdb(place).exits(0);
+    answered.stdout.trim().parse().unwrap()
+}
+
+/// Fills a spool: four profiles of two hours.
 fn filled() -> Place {
     let place = Place::new();
     for at in 0..4 {
@@ -80,7 +103,8 @@ fn an_agent_that_is_killed_at_any_step_puts_each_sample_into_the_store_once() {
 fn a_merge_that_is_killed_at_any_step_changes_no_answer() {
     let whole = filled();
     whole.drain();
-    let expected = whole.total();
+    let (expected, bytes) = (whole.total(), total_of_duckdb(&whole));
+    assert_eq!(bytes, 4 * 1500 + 6);
     for calls in CALLS {
         for count in 1.. {
             let place = filled();
@@ -90,6 +114,7 @@ fn a_merge_that_is_killed_at_any_step_changes_no_answer() {
                 break;
             }
             assert_eq!(place.total(), expected, "{calls} {count}");
+            assert_eq!(total_of_duckdb(&place), bytes, "{calls} {count}");
             place.run(&["fleet", "compact"]).exits(0);
             assert_eq!(place.total(), expected, "{calls} {count}, merged");
             assert!(
@@ -99,4 +124,29 @@ fn a_merge_that_is_killed_at_any_step_changes_no_answer() {
             );
         }
     }
+}
+
+#[test]
+fn a_merge_at_work_changes_no_answer() {
+    let place = filled();
+    place.drain();
+    let (expected, bytes) = (place.total(), total_of_duckdb(&place));
+    let merge = place.command(&["fleet", "compact"]);
+    // Long enough for a question between two steps.
+    let mut merge = with_fault(&merge, CALLS[1], "delay_enter=500000");
+    let mut merge = merge.spawn().expect(NO_STRACE);
+    let mut asked = 0;
+    while merge.try_wait().unwrap().is_none() {
+        assert_eq!(place.total(), expected);
+        // An engine reads the list of files once: one that is gone is an error of its, never another sum.
+        let answered = ask_duckdb(&place);
+        match answered.code {
+            0 => assert_eq!(answered.stdout.trim(), bytes.to_string()),
+            _ => assert!(answered.stderr.contains(".parquet"), "{answered:?}"),
+        }
+        asked += 1;
+    }
+    assert!(asked > 2, "{asked}");
+    assert_eq!(place.total(), expected);
+    assert_eq!(total_of_duckdb(&place), bytes);
 }
