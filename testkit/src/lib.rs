@@ -4,7 +4,8 @@
 //! [`SERVERS`] says of each what differs; [`Server::start`] and [`Running`] do what all share. The
 //! crate installs no Debian package: [`Server::packages`] tells whoever does.
 //!
-//! [`s3`] is a server of its own; [`tls`] makes certificates, and [`python`] has packages of Python's index.
+//! [`s3`] is a server that fails as it is told, [`seaweedfs`] a real one; [`tls`] makes certificates, and [`python`]
+//! has packages of Python's index.
 
 mod broker;
 mod databases;
@@ -15,6 +16,7 @@ mod place;
 mod processes;
 pub mod python;
 pub mod s3;
+pub mod seaweedfs;
 mod server;
 mod session;
 mod talk;
