@@ -20,14 +20,19 @@ fn authorities(place: &Place) -> [Certified; 2] {
     ["ours", "other"].map(|name| certified(&place.path(name)).unwrap())
 }
 
+/// A NATS server that shows a certificate, and its port.
+fn nats(place: &Place, certified: &Certified) -> (Running, u16) {
+    let port = free_port();
+    let (certificate, key) = (&certified.certificate, &certified.key);
+    let tls = format!("tls {{ cert_file: {certificate:?}, key_file: {key:?} }}");
+    (server(place.path("").as_path(), port, &tls), port)
+}
+
 #[test]
 fn a_nats_server_is_trusted_by_its_authority_alone() {
     let place = Place::new();
     let [ours, other] = authorities(&place);
-    let port = free_port();
-    let (certificate, key) = (&ours.certificate, &ours.key);
-    let tls = format!("tls {{ cert_file: {certificate:?}, key_file: {key:?} }}");
-    let _server = server(place.path("").as_path(), port, &tls);
+    let (_server, port) = nats(&place, &ours);
     // The server asks for TLS whatever the address says.
     for scheme in ["tls", "nats"] {
         let url = format!("{scheme}://127.0.0.1:{port}");
@@ -53,10 +58,7 @@ fn a_nats_server_is_trusted_by_its_authority_alone() {
 fn an_agent_goes_on_without_a_nats_server_that_it_does_not_trust() {
     let place = Place::new();
     let [ours, other] = authorities(&place);
-    let port = free_port();
-    let (certificate, key) = (&ours.certificate, &ours.key);
-    let tls = format!("tls {{ cert_file: {certificate:?}, key_file: {key:?} }}");
-    let _server = server(place.path("").as_path(), port, &tls);
+    let (_server, port) = nats(&place, &ours);
     place.spool(CART, START, &[("leak", 1000)]);
     let url = format!("tls://127.0.0.1:{port}");
     let authority = other.authority.to_str().unwrap();
