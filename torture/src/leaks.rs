@@ -15,6 +15,11 @@ use testkit::{SERVERS, Server};
 use super::Form;
 use super::servers::install;
 use xtask::dist::dist;
+use xtask::packages;
+
+mod interpreters;
+
+use interpreters::INTERPRETERS;
 
 /// What planted.c plants of each size, as glibc gives it out and as jemalloc does.
 const IN_GLIBC: &[(u64, u64)] = &[
@@ -44,7 +49,7 @@ const FOUND: u64 = 999;
 const CLEAN: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
 
 pub(super) fn run(form: Form) -> Result<String> {
-    let (rounds, times, kills) = (form.pick(2, 50), form.pick(1, 10), form.pick(10, 100));
+    let (rounds, times, kills) = (form.pick(2, 50), form.pick(1, 50), form.pick(10, 100));
     let mut stops = Vec::new();
     let (mut found, mut planted) = (0, 0);
     for (preload, expected) in [("", IN_GLIBC), (JEMALLOC, IN_JEMALLOC)] {
@@ -66,17 +71,26 @@ pub(super) fn run(form: Form) -> Result<String> {
         "one of {CLEAN:?} is no server"
     );
     install(&servers)?;
+    packages::require(&INTERPRETERS.map(|interpreter| interpreter.package))?;
     for server in servers {
-        clean(server, times, &mut stops)?;
+        let mut running = server.start()?;
+        let pid = running.pid()?;
+        running.load()?;
+        clean(pid, times, &mut stops, || running.answer().map(drop)).context(server.name)?;
+    }
+    for interpreter in INTERPRETERS {
+        let mut running = interpreter.start().context(interpreter.name)?;
+        clean(running.pid(), times, &mut stops, || running.work()).context(interpreter.name)?;
     }
     let late = killed(kills)?;
     stops.sort_by(f64::total_cmp);
     let (median, longest) = (stops[stops.len() / 2], stops[stops.len() - 1]);
     Ok(format!(
-        "{found} of {planted} planted objects in {} runs, 0 others; 0 leaked in {} {times} times each; \
+        "{found} of {planted} planted objects in {} runs, 0 others; 0 leaked in {}, {} {times} times each; \
          killed {} of {kills} times at work: alive each time; stopped {median:.1} ms (median), {longest:.1} ms (longest)",
         2 * rounds,
         CLEAN.join(", "),
+        INTERPRETERS.map(|interpreter| interpreter.name).join(", "),
         kills - late,
     ))
 }
@@ -174,21 +188,23 @@ fn recalled(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     Ok(found.into_values().sum())
 }
 
-/// Looks at a server so many times while it has work.
-fn clean(server: &Server, times: usize, stops: &mut Vec<f64>) -> Result<()> {
-    let mut running = server.start()?;
-    let pid = running.pid()?;
-    running.load()?;
+/// Looks at a process so many times while it has work.
+fn clean(
+    pid: u32,
+    times: usize,
+    stops: &mut Vec<f64>,
+    mut work: impl FnMut() -> Result<()>,
+) -> Result<()> {
     for _ in 0..times {
         let reply = thread::scope(|scope| {
             let proof = scope.spawn(|| prove(pid, stops));
             while !proof.is_finished() {
-                running.answer()?;
+                work()?;
             }
             proof.join().expect("no proof panics")
         })?;
         let leaked = &reply["leaked"];
-        ensure!(leaked["objects"] == 0, "{}: {leaked}", server.name);
+        ensure!(leaked["objects"] == 0, "{leaked}");
     }
     Ok(())
 }
