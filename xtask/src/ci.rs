@@ -77,8 +77,10 @@ fn deny() -> Result<()> {
         .status();
     if !present.is_ok_and(|status| status.success()) {
         eprintln!("installing cargo-deny");
+        // It runs for a second: to optimize it takes longer.
         run(&mut cargo(&[
             "install",
+            "--debug",
             "--locked",
             "--quiet",
             "cargo-deny",
