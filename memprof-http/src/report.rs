@@ -1,7 +1,7 @@
-//! Kept dumps as reports.
+//! Dumps as reports.
 
 use std::io::BufReader;
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
@@ -62,7 +62,20 @@ impl View {
         self.of_kept(host, &dump.fields.largest.id).await
     }
 
-    /// The same; a call graph that cannot be drawn is a flamegraph.
+    /// What `go tool pprof` reads, of a dump that is taken now and not kept: it may be asked for again and again.
+    /// `since` is an earlier one.
+    pub(crate) async fn profile_of_passing(
+        &self,
+        host: &Gateway,
+        since: Option<Unread>,
+    ) -> Result<Response> {
+        let dump = Unread::passing(host).await?;
+        let name = dump.of.id.clone();
+        let profile = rendered(host, dump, since, self.options(Format::Pprof)?);
+        Ok(FileFormat::of("pprof")?.reply(&name, profile.await?))
+    }
+
+    /// As [`of_new`](Self::of_new); a call graph that cannot be drawn is a flamegraph.
     pub(crate) async fn of_new_without_graphviz(&self, host: &Gateway) -> Result<Response> {
         let dump = host.dump().await?;
         let id = &dump.fields.largest.id;
@@ -102,12 +115,7 @@ impl View {
                 Some(base) => Some(Unread::of(host, base).await?),
                 None => None,
             };
-            let pid = host.host().await?.pid;
-            in_turn(move || {
-                let base = base.map(Unread::read).transpose()?;
-                render(&dump.read()?, base.as_ref(), pid, options)
-            })
-            .await
+            rendered(host, dump, base, options).await
         };
         host.renders.get_or(&key, render).await
     }
@@ -207,7 +215,7 @@ pub(crate) async fn export_of(dump: Opened) -> Result<Body> {
 pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<Response> {
     let pid = host.host().await?.pid;
     let dump = Read {
-        kept: Origin {
+        of: Origin {
             id: "upload".to_owned(),
             taken: String::new(),
             pid,
@@ -264,9 +272,9 @@ struct Origin {
     pid: u32,
 }
 
-/// A kept dump, of which nothing is in memory yet.
-struct Unread {
-    kept: Origin,
+/// A dump of which nothing is in memory yet.
+pub(crate) struct Unread {
+    of: Origin,
     dump: Opened,
 }
 
@@ -275,22 +283,34 @@ impl Unread {
         let dump = host.open(id).await?;
         let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| no_such_dump(id))?;
         let id = id.to_owned();
-        let kept = Origin { id, taken, pid };
-        Ok(Self { kept, dump })
+        let of = Origin { id, taken, pid };
+        Ok(Self { of, dump })
+    }
+
+    /// One that is taken now and not kept.
+    pub(crate) async fn passing(host: &Gateway) -> Result<Self> {
+        let pid = host.host().await?.pid;
+        let dump = host.open_new().await?;
+        let of = Origin {
+            id: "now".to_owned(),
+            taken: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            pid,
+        };
+        Ok(Self { of, dump })
     }
 
     /// Blocks.
     fn read(self) -> Result<Read> {
         Ok(Read {
-            kept: self.kept,
+            of: self.of,
             bytes: self.dump.read()?.into(),
         })
     }
 }
 
-/// A kept dump and its bytes.
+/// A dump and its bytes.
 struct Read {
-    kept: Origin,
+    of: Origin,
     bytes: Bytes,
 }
 
@@ -317,25 +337,40 @@ pub(crate) async fn in_turn<T: Send + 'static>(
 }
 
 /// 0, pprof's unknown, for what has no time.
-fn time_nanos(kept: &Origin) -> i64 {
-    let taken = humantime::parse_rfc3339(&kept.taken).ok();
+fn time_nanos(dump: &Origin) -> i64 {
+    let taken = humantime::parse_rfc3339(&dump.taken).ok();
     let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
     let nanos = since.and_then(|since| i64::try_from(since.as_nanos()).ok());
     nanos.unwrap_or(0)
 }
 
+/// Makes a report when its turn has come.
+async fn rendered(
+    host: &Gateway,
+    dump: Unread,
+    base: Option<Unread>,
+    options: Options,
+) -> Result<Bytes> {
+    let pid = host.host().await?.pid;
+    in_turn(move || {
+        let base = base.map(Unread::read).transpose()?;
+        render(&dump.read()?, base.as_ref(), pid, options)
+    })
+    .await
+}
+
 fn render(dump: &Read, base: Option<&Read>, pid: u32, mut options: Options) -> Result<Bytes> {
-    options.time_nanos = time_nanos(&dump.kept);
+    options.time_nanos = time_nanos(&dump.of);
     // The files of a living process are its own dumps' only.
-    let sources = Sources::of_process((dump.kept.pid == pid).then_some(pid));
+    let sources = Sources::of_process((dump.of.pid == pid).then_some(pid));
     let mut bytes = &dump.bytes[..];
     let input = Input {
-        name: &dump.kept.id,
+        name: &dump.of.id,
         bytes: &mut bytes,
     };
     let mut base_bytes = base.map(|base| &base.bytes[..]);
     let base = base.zip(base_bytes.as_mut()).map(|(base, bytes)| Input {
-        name: &base.kept.id,
+        name: &base.of.id,
         bytes,
     });
     let mut out = Vec::new();

@@ -294,11 +294,20 @@ fn what_other_tools_read_pushes_no_kept_dump_out() {
     each_way(|address, _| {
         let kept = || curl(address, "H/api/v1/dumps").is(200).text();
         let before = kept();
-        for path in ["/pprof/heap", "/debug/pprof/heap?debug=1"] {
-            let line = format!("H{path}");
-            check(address, &line, 200, PLAIN, Starts(b"heap profile: "));
+        let check = |path: &str, kind, body| {
+            check(address, &format!("H{path}"), 200, kind, body);
             assert_eq!(kept(), before, "{path}");
-        }
+        };
+        let proto = "application/octet-stream";
+        check("/pprof/heap", PLAIN, Starts(b"heap profile: "));
+        check(
+            "/debug/pprof/heap?debug=1",
+            PLAIN,
+            Starts(b"heap profile: "),
+        );
+        check("/debug/pprof/heap", proto, GZIP);
+        check("/debug/pprof/heap?seconds=1", proto, GZIP);
+        check("/debug/pprof/allocs", proto, GZIP);
     });
 }
 

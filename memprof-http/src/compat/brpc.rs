@@ -98,7 +98,7 @@ fn is_go(headers: &HeaderMap) -> bool {
 async fn heap(To(host): To, headers: HeaderMap, Query(query): Query<Display>) -> Result<Response> {
     let display = query.display.as_deref().unwrap_or_default();
     let done = match display {
-        "" if is_go(&headers) => View::of_format("pprof").of_new(&host).await,
+        "" if is_go(&headers) => View::default().profile_of_passing(&host, None).await,
         "" => tcmalloc_of_new(&host)
             .await
             .map(|text| ([TEXT], text).into_response()),

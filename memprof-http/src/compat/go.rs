@@ -14,7 +14,7 @@ use crate::compat::symbol;
 use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
-use crate::report::{View, tcmalloc_of_new};
+use crate::report::{Unread, View, tcmalloc_of_new};
 
 /// A request that is open longer is cut by whatever lies between.
 const LONGEST: u64 = 600;
@@ -55,14 +55,15 @@ async fn allocs(To(host): To, Query(parameters): Query<Parameters>) -> Result<Re
 }
 
 async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> Result<Response> {
-    let mut view = View::of_format("pprof");
-    view.sample_type = Some(sample_type.to_owned());
+    let view = View {
+        sample_type: Some(sample_type.to_owned()),
+        ..View::default()
+    };
     match (parameters.seconds, parameters.debug) {
         (Some(seconds @ 1..=LONGEST), _) => {
-            let before = host.dump().await?;
+            let before = Unread::passing(host).await?;
             sleep(Duration::from_secs(seconds)).await;
-            view.base = Some(before.fields.largest.id.clone());
-            view.of_new(host).await
+            view.profile_of_passing(host, Some(before)).await
         }
         (Some(1..), _) => {
             let longest = format!("seconds is at most {LONGEST}");
@@ -72,6 +73,6 @@ async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> 
             let text = tcmalloc_of_new(host).await?;
             Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
         }
-        _ => view.of_new(host).await,
+        _ => view.profile_of_passing(host, None).await,
     }
 }
