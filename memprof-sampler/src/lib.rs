@@ -15,8 +15,10 @@
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 
+mod atomic;
 mod countdown;
 mod filter;
+mod gate;
 mod hooks;
 mod jemalloc;
 mod live;

@@ -5,39 +5,20 @@ use core::mem::offset_of;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{
-    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-    fence,
+    AtomicPtr,
+    Ordering::{AcqRel, Acquire, Relaxed},
 };
 
 use crate::mapping;
 
-const WAYS: usize = 8;
+mod bucket;
+
+pub(crate) use bucket::Sample;
+use bucket::{Bucket, WAYS};
 
 /// The tables' sizes in buckets. A further one is made when the ones before are full; together they
 /// hold 1.4 million samples in 34 MB at the most.
 pub(crate) const BUCKETS: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
-
-/// No allocator gives an odd address: with this bit, a place is being filled or emptied.
-const CLAIMED: usize = 1;
-
-/// The places for samples whose addresses have one hash.
-#[repr(C, align(64))]
-struct Bucket {
-    /// One line of the cache: all that a search reads.
-    addresses: [AtomicUsize; WAYS],
-    sizes: [AtomicU64; WAYS],
-    records: [AtomicU32; WAYS],
-}
-
-/// What is known of a live sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sample {
-    /// As the program asked for it.
-    pub size: u64,
-    /// See [`records`](crate::records).
-    pub record: u32,
-}
 
 /// The live samples.
 #[repr(C)]
@@ -61,7 +42,9 @@ impl Live {
     pub(crate) fn insert(&self, hash: u64, address: usize, sample: Sample) -> bool {
         (0..BUCKETS.len()).any(|generation| {
             let table = self.table(generation);
-            table.is_some_and(|table| insert(table, hash, address, sample))
+            table.is_some_and(|table| {
+                places(table, hash).any(|bucket| bucket.insert(address, sample))
+            })
         })
     }
 
@@ -71,7 +54,7 @@ impl Live {
         let tables = tables.filter_map(|(table, count)| existing(table, count));
         tables
             .flat_map(|table| places(table, hash))
-            .find_map(|bucket| take(bucket, address))
+            .find_map(|bucket| bucket.take(address))
     }
 
     /// Visits each sample with its address, but those that come or go meanwhile.
@@ -82,26 +65,7 @@ impl Live {
         let tables = self.tables.iter().zip(BUCKETS);
         let tables = tables.filter_map(|(table, count)| existing(table, count));
         for bucket in tables.flatten() {
-            for ((place, size), record) in bucket
-                .addresses
-                .iter()
-                .zip(&bucket.sizes)
-                .zip(&bucket.records)
-            {
-                let address = place.load(Acquire);
-                if address == 0 || address & CLAIMED != 0 {
-                    continue;
-                }
-                let sample = Sample {
-                    size: size.load(Relaxed),
-                    record: record.load(Relaxed),
-                };
-                // Whoever took the place meanwhile claimed it first.
-                fence(Acquire);
-                if place.load(Relaxed) == address {
-                    visit(address, sample);
-                }
-            }
+            bucket.visit(&mut visit);
         }
     }
 
@@ -199,44 +163,6 @@ pub(crate) fn record_of(
         // Two lie in a word.
         let records = word(offset_of!(Bucket, records) + 8 * (way / 2))?;
         Some((records >> (32 * (way % 2))) as u32)
-    })
-}
-
-fn insert(table: &[Bucket], hash: u64, address: usize, sample: Sample) -> bool {
-    places(table, hash).any(|bucket| {
-        let places = bucket.addresses.iter().zip(&bucket.sizes);
-        let mut places = places.zip(&bucket.records);
-        places.any(|((place, size), record)| {
-            let is_free = place.load(Relaxed) == 0
-                && place
-                    .compare_exchange(0, address | CLAIMED, Acquire, Relaxed)
-                    .is_ok();
-            if is_free {
-                size.store(sample.size, Relaxed);
-                record.store(sample.record, Relaxed);
-                place.store(address, Release);
-            }
-            is_free
-        })
-    })
-}
-
-fn take(bucket: &Bucket, address: usize) -> Option<Sample> {
-    let places = bucket.addresses.iter().zip(&bucket.sizes);
-    let mut places = places.zip(&bucket.records);
-    places.find_map(|((place, size), record)| {
-        let is_it = place.load(Relaxed) == address
-            && place
-                .compare_exchange(address, address | CLAIMED, Acquire, Relaxed)
-                .is_ok();
-        is_it.then(|| {
-            let sample = Sample {
-                size: size.load(Relaxed),
-                record: record.load(Relaxed),
-            };
-            place.store(0, Release);
-            sample
-        })
     })
 }
 

@@ -3,12 +3,13 @@
 
 use core::arch::asm;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use memprof_unwind::{Registers, Tail, walk_this_thread};
 
 use crate::countdown;
 use crate::filter::{Filter, hash};
+use crate::gate::Gate;
 use crate::live::{Live, Sample};
 use crate::own_code::own_code;
 use crate::probes;
@@ -33,6 +34,9 @@ static LOST: AtomicU64 = AtomicU64::new(0);
 static FREED: AtomicU64 = AtomicU64::new(0);
 /// The process that samples: a child of `_Fork(3)` runs no handler of fork(2).
 static PROCESS: Process = Process::new();
+
+/// How often [`clear`] looks whether hooks have left the tables, each after a millisecond.
+const PATIENCE: u32 = 1000;
 
 /// Frames of hooks that a walk meets before the program's own.
 const OWN_FRAMES: usize = 8;
@@ -98,7 +102,8 @@ pub fn interval() -> u64 {
 pub fn clear() -> Result<(), Refused> {
     let interval = countdown::interval();
     stop();
-    if !GATE.close() {
+    let mut looks = 0..PATIENCE;
+    if !GATE.close(|| looks.next().map(|_| wait_a_millisecond()).is_some()) {
         GATE.open();
         countdown::set_interval(interval);
         return Err(Refused::InUse);
@@ -118,12 +123,21 @@ pub fn clear() -> Result<(), Refused> {
     }
 }
 
+fn wait_a_millisecond() {
+    let millisecond = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    // SAFETY: nanosleep(2): a time; nobody wants to know what is left of it.
+    unsafe { libc::nanosleep(&raw const millisecond, core::ptr::null_mut()) };
+}
+
 /// Begins in a forked child, which lacks the other threads: those that were inside of a hook will
 /// never leave it.
 pub fn enter_child() {
     PROCESS.enter();
     tally::enter_child();
-    GATE.0.store(0, SeqCst);
+    GATE.forget();
 }
 
 /// Visits what is known of all samples, live or freed, in no order. Counters of stacks that are
@@ -281,50 +295,6 @@ fn here() -> Registers {
         );
     }
     Registers { pc, sp, bp }
-}
-
-/// Counts who is in the tables, and keeps others out while they are cleared.
-struct Gate(AtomicUsize);
-
-struct Inside(&'static AtomicUsize);
-
-/// Set while it is closed.
-const CLOSED: usize = 1 << (usize::BITS - 1);
-/// Looks at the gate, each after a millisecond.
-const PATIENCE: u32 = 1000;
-
-impl Gate {
-    fn enter(&'static self) -> Option<Inside> {
-        let inside = Inside(&self.0);
-        (self.0.fetch_add(1, SeqCst) & CLOSED == 0).then_some(inside)
-    }
-
-    /// Waits until nobody is inside. False where that takes too long.
-    fn close(&self) -> bool {
-        self.0.fetch_or(CLOSED, SeqCst);
-        (0..PATIENCE).any(|look| {
-            if look > 0 {
-                let millisecond = libc::timespec {
-                    tv_sec: 0,
-                    tv_nsec: 1_000_000,
-                };
-                // SAFETY: nanosleep(2): a time; nobody wants to know what is left of it.
-                unsafe { libc::nanosleep(&raw const millisecond, core::ptr::null_mut()) };
-            }
-            self.0.load(SeqCst) == CLOSED
-        })
-    }
-
-    /// Lets others in.
-    fn open(&self) {
-        self.0.fetch_and(!CLOSED, SeqCst);
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
-    }
 }
 
 #[cfg(test)]

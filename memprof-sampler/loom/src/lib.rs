@@ -1,0 +1,15 @@
+//! The sampler's own files, with atomics of [loom](https://docs.rs/loom) in place of the processor's: each test runs in
+//! every order in which its threads may meet, and with every value that an atomic may give in that order.
+#![cfg(test)]
+
+mod atomic {
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+}
+
+#[path = "../../src/live/bucket.rs"]
+mod bucket;
+#[path = "../../src/gate.rs"]
+mod gate;
+
+mod of_bucket;
+mod of_gate;
