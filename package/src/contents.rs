@@ -53,6 +53,36 @@ const fn file(from: Source, to: &'static str) -> File {
     File { from, to }
 }
 
+/// What shows how a host is set up.
+macro_rules! example {
+    ($host:literal) => {
+        file(
+            Source::Tree(concat!("hosts-examples/", $host)),
+            concat!("usr/share/doc/memprof-plugin/", $host, "/"),
+        )
+    };
+}
+
+/// What lets a host be profiled as systemd starts it: of an example, for a unit.
+macro_rules! drop_in {
+    ($host:literal, $unit:literal) => {
+        file(
+            Source::Tree(concat!(
+                "hosts-examples/",
+                $host,
+                "/",
+                $unit,
+                ".service.d.conf"
+            )),
+            concat!(
+                "usr/share/memprof/systemd/",
+                $unit,
+                ".service.d/memprof.conf"
+            ),
+        )
+    };
+}
+
 /// The packages, but for that of the debug information, which is what the others have left behind.
 pub(crate) const PACKAGES: &[Package] = &[
     Package {
@@ -125,74 +155,28 @@ pub(crate) const PACKAGES: &[Package] = &[
                 Source::Commented("The plugin's keys"),
                 "etc/memprof/memory_profile.toml",
             ),
-            file(
-                Source::Tree("hosts-examples/unprepared/unprepared.service.d.conf"),
-                "usr/share/memprof/systemd/unprepared.service.d/memprof.conf",
-            ),
-            file(
-                Source::Tree("hosts-examples/redis/redis-server.service.d.conf"),
-                "usr/share/memprof/systemd/redis-server.service.d/memprof.conf",
-            ),
-            file(
-                Source::Tree("hosts-examples/mosquitto/mosquitto.service.d.conf"),
-                "usr/share/memprof/systemd/mosquitto.service.d/memprof.conf",
-            ),
-            file(
-                Source::Tree("hosts-examples/traffic-server/trafficserver.service.d.conf"),
-                "usr/share/memprof/systemd/trafficserver.service.d/memprof.conf",
-            ),
-            file(
-                Source::Tree("hosts-examples/redis"),
-                "usr/share/doc/memprof-plugin/redis/",
-            ),
-            file(
-                Source::Tree("hosts-examples/mosquitto"),
-                "usr/share/doc/memprof-plugin/mosquitto/",
-            ),
-            file(
-                Source::Tree("hosts-examples/traffic-server"),
-                "usr/share/doc/memprof-plugin/traffic-server/",
-            ),
-            file(
-                Source::Tree("hosts-examples/postgresql"),
-                "usr/share/doc/memprof-plugin/postgresql/",
-            ),
-            file(
-                Source::Tree("hosts-examples/mariadb"),
-                "usr/share/doc/memprof-plugin/mariadb/",
-            ),
-            file(
-                Source::Tree("hosts-examples/nginx"),
-                "usr/share/doc/memprof-plugin/nginx/",
-            ),
-            file(
-                Source::Tree("hosts-examples/httpd"),
-                "usr/share/doc/memprof-plugin/httpd/",
-            ),
-            file(
-                Source::Tree("hosts-examples/java"),
-                "usr/share/doc/memprof-plugin/java/",
-            ),
-            file(
-                Source::Tree("hosts-examples/python"),
-                "usr/share/doc/memprof-plugin/python/",
-            ),
-            file(
-                Source::Tree("hosts-examples/node"),
-                "usr/share/doc/memprof-plugin/node/",
-            ),
-            file(
-                Source::Tree("hosts-examples/ruby"),
-                "usr/share/doc/memprof-plugin/ruby/",
-            ),
-            file(
-                Source::Tree("hosts-examples/lua"),
-                "usr/share/doc/memprof-plugin/lua/",
-            ),
-            file(
-                Source::Tree("hosts-examples/ffi"),
-                "usr/share/doc/memprof-plugin/ffi/",
-            ),
+            drop_in!("unprepared", "unprepared"),
+            drop_in!("redis", "redis-server"),
+            drop_in!("mosquitto", "mosquitto"),
+            drop_in!("traffic-server", "trafficserver"),
+            drop_in!("haproxy", "haproxy"),
+            example!("redis"),
+            example!("mosquitto"),
+            example!("traffic-server"),
+            example!("postgresql"),
+            example!("mariadb"),
+            example!("nginx"),
+            example!("httpd"),
+            example!("java"),
+            example!("python"),
+            example!("node"),
+            example!("ruby"),
+            example!("lua"),
+            example!("ffi"),
+            example!("haproxy"),
+            example!("dnsdist"),
+            example!("knot-resolver"),
+            example!("pdns-recursor"),
             file(
                 Source::Tree("SECURITY.md"),
                 "usr/share/doc/memprof-plugin/SECURITY.md",
