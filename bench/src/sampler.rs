@@ -15,6 +15,7 @@ use crate::limits::Figures;
 use crate::ratios::Ratios;
 
 const ROUNDS: &str = "15";
+const ROUNDS_OF_PEERS: &str = "3";
 
 /// Of allocations of 64 bytes at a sample per KiB, so many are sampled: 1 - exp(-64 / 1024).
 const SAMPLED: f64 = 0.0606;
@@ -24,6 +25,7 @@ const STATES: [&str; 5] = ["512KiB", "64KiB", "16KiB", "deactivated", "after"];
 /// Measures and prints.
 pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     packages::require(packages::TEST)?;
+    packages::require(packages::BENCH)?;
     build_pairs()?;
     let ours = pairs("ours", &[])?;
     let peer = [
@@ -31,21 +33,29 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
         ("MALLOC_CONF", "prof:true,prof_active:false"),
     ];
     let jemalloc = pairs("allocator", &peer)?;
-    for (state, sizes) in STATES
+    for (state, blocks) in STATES
         .iter()
         .flat_map(|state| [(state, "64"), (state, "mixed")])
     {
-        let key = ((*state).to_owned(), sizes.to_owned());
-        let ours = Ratios::of(&ours[&key]);
+        let key = ((*state).to_owned(), blocks.to_owned());
+        let of_ours = Ratios::of(&ours[&key]);
         figures.tell(
-            &format!("sampled pair / bare, {sizes} bytes, {state}"),
-            ours.median(),
+            &format!("sampled pair / bare, {blocks} bytes, {state}"),
+            of_ours.median(),
             format_args!(
-                "{ours}; jemalloc's own sampling: {}",
+                "{of_ours}; jemalloc's own sampling: {}",
                 Ratios::of(&jemalloc[&key])
             ),
         )?;
     }
+    for state in STATES {
+        let key = (state.to_owned(), "freed-at-once".to_owned());
+        let (ours, jemalloc) = (Ratios::of(&ours[&key]), Ratios::of(&jemalloc[&key]));
+        println!(
+            "mixed bytes that are freed at once, {state}: {ours}; jemalloc's own sampling: {jemalloc}"
+        );
+    }
+    tell_peers()?;
     for (whose, costs) in [("memprof's sampler", &ours), ("jemalloc's", &jemalloc)] {
         let costs = &costs[&("marked".to_owned(), "64".to_owned())];
         let costs = Ratios::of(costs);
@@ -62,7 +72,58 @@ fn build_pairs() -> Result<()> {
     dist::compile("cc", "bench/src/pairs.c", "bench/pairs", &options)
 }
 
-/// The ratios of each round to the same round without a profiler, by state and sizes; of `marked` the
+/// What others cost that cannot be switched on and off in a running program: each beside the same program without it.
+fn tell_peers() -> Result<()> {
+    let tcmalloc = ("LD_PRELOAD", "libtcmalloc.so.4");
+    let samples = ("TCMALLOC_SAMPLE_PARAMETER", "524288");
+    let place = tempfile::tempdir()?;
+    let recording = place.path().join("heaptrack");
+    let recording = recording.to_str().context("a path in UTF-8")?;
+    let peers = [
+        (
+            "tcmalloc's own sampling, 512KiB",
+            bare(&[], &[tcmalloc])?,
+            bare(&[], &[tcmalloc, samples])?,
+        ),
+        (
+            "heaptrack",
+            bare(&[], &[])?,
+            bare(&["heaptrack", "--raw", "-o", recording], &[])?,
+        ),
+    ];
+    for (peer, without, with) in &peers {
+        for (blocks, without) in without {
+            println!(
+                "{peer}, {blocks}: {:.3}",
+                Ratios::of(&with[blocks]).median() / Ratios::of(without).median()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The times of all rounds under another's profiler, or none, by blocks.
+fn bare(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
+    let pairs = dist().join("bench/pairs");
+    let pairs = pairs.to_str().context("a path in UTF-8")?;
+    let words = [command, &[pairs, ROUNDS_OF_PEERS]].concat();
+    let mut program = Command::new(words[0]);
+    program.args(&words[1..]).envs(env.iter().copied());
+    let mut times: BTreeMap<_, Vec<f64>> = BTreeMap::new();
+    // Others print lines of their own.
+    for line in output(&mut program)?.lines() {
+        if let Some(("off", measured)) = line.split_once(' ') {
+            let (blocks, time) = measured.split_once(' ').context("blocks and a time")?;
+            times
+                .entry(blocks.to_owned())
+                .or_default()
+                .push(time.parse()?);
+        }
+    }
+    Ok(times)
+}
+
+/// The ratios of each round to the same round without a profiler, by state and blocks; of `marked` the
 /// nanoseconds that it adds to a sample.
 fn pairs(sampler: &str, env: &[(&str, &str)]) -> Result<BTreeMap<(String, String), Vec<f64>>> {
     let place = tempfile::tempdir()?;
@@ -83,21 +144,21 @@ fn pairs(sampler: &str, env: &[(&str, &str)]) -> Result<BTreeMap<(String, String
     let mut plain = BTreeMap::new();
     for line in output(&mut program)?.lines() {
         let mut words = line.split(' ').map(str::to_owned);
-        let mut word = || words.next().context("a state, sizes and a time");
-        let (state, sizes, time) = (word()?, word()?, word()?.parse::<f64>()?);
+        let mut word = || words.next().context("a state, blocks and a time");
+        let (state, blocks, time) = (word()?, word()?, word()?.parse::<f64>()?);
         let value = match &*state {
             "off" => {
-                off.insert(sizes, time);
+                off.insert(blocks, time);
                 continue;
             }
             "plain" => {
-                plain.insert(sizes, time);
+                plain.insert(blocks, time);
                 continue;
             }
-            "marked" => (time - plain[&sizes]) / SAMPLED,
-            _ => time / off[&sizes],
+            "marked" => (time - plain[&blocks]) / SAMPLED,
+            _ => time / off[&blocks],
         };
-        ratios.entry((state, sizes)).or_default().push(value);
+        ratios.entry((state, blocks)).or_default().push(value);
     }
     Ok(ratios)
 }

@@ -61,6 +61,9 @@ pub const TEST: &[&str] = &[
     "xz-utils",
 ];
 
+/// For the benchmarks, beside those for the tests.
+pub const BENCH: &[&str] = &["heaptrack"];
+
 /// For the packages, and for the systems in which they are tried.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];
 
