@@ -35,7 +35,7 @@ fn plugins() {
 }
 
 #[test]
-fn every_page_is_in_the_summary_and_what_it_includes_is_there() {
+fn every_page_is_in_the_summary_and_its_links_lead_to_the_book() {
     let pages = source("docs/src");
     let summary = std::fs::read_to_string(pages.join("SUMMARY.md")).unwrap();
     let linked: Vec<&str> = summary
@@ -45,34 +45,77 @@ fn every_page_is_in_the_summary_and_what_it_includes_is_there() {
         .collect();
     let checked = ["start.md", "cookbook.md", "gate.md", "plugins.md"];
     for page in &linked {
-        let file = pages.join(page);
-        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{page}: {error}"));
-        let included = text.split("{{#include ").skip(1);
-        for included in included.filter_map(|rest| Some(rest.split_once("}}")?.0)) {
-            let (path, anchor) = included
-                .split_once(".md:")
-                .map_or((included.to_owned(), None), |(path, anchor)| {
-                    (format!("{path}.md"), Some(anchor))
-                });
-            let target = file.parent().unwrap().join(path);
-            let text = std::fs::read_to_string(&target);
-            let text = text.unwrap_or_else(|error| panic!("{page}: {}: {error}", target.display()));
-            let anchor = anchor.map(|anchor| format!("ANCHOR: {anchor}"));
-            assert!(
-                anchor.is_none_or(|anchor| text.contains(&anchor)),
-                "{page}: {included}"
-            );
-        }
+        let text = whole(&pages.join(page));
         assert!(
             checked.contains(page) || !text.contains("```sh,run"),
             "{page} is not run"
         );
+        for link in links(&text) {
+            let target = joined(page, link);
+            let is_there = match link.ends_with(".md") {
+                true => linked.contains(&&*target),
+                false => pages.join(&target).is_file(),
+            };
+            assert!(is_there, "{page}: {link} leads to no file of the book");
+        }
     }
     assert_eq!(
         pages_below(&pages),
         linked.len() + 1,
         "a page is not in SUMMARY.md"
     );
+}
+
+/// A page with what it includes.
+fn whole(page: &Path) -> String {
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let text = read(page);
+    let mut whole = String::new();
+    let mut rest = &*text;
+    while let Some((before, (included, after))) = rest
+        .split_once("{{#include ")
+        .and_then(|(before, rest)| Some((before, rest.split_once("}}")?)))
+    {
+        whole += before;
+        let (path, anchor) = match included.rsplit_once(".md:") {
+            Some((path, anchor)) => (format!("{path}.md"), Some(anchor)),
+            None => (included.to_owned(), None),
+        };
+        let text = read(&page.parent().unwrap().join(path));
+        whole += match anchor {
+            Some(anchor) => {
+                text.split_once(&format!("ANCHOR: {anchor}"))
+                    .and_then(|(_, text)| text.split_once(&format!("ANCHOR_END: {anchor}")))
+                    .unwrap_or_else(|| panic!("{}: {included}", page.display()))
+                    .0
+            }
+            None => &text,
+        };
+        rest = after;
+    }
+    whole + rest
+}
+
+/// Where a page's links lead, but for those to other sites and within the page.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1);
+    let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
+    targets.filter(|target| !target.is_empty() && !target.contains("://"))
+}
+
+/// The file to which a page's link leads, as a browser finds it: links of the file system do not count.
+fn joined(page: &str, link: &str) -> String {
+    let mut names: Vec<&str> = page.split('/').collect();
+    names.pop();
+    for name in link.split('/') {
+        match name {
+            ".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    names.join("/")
 }
 
 fn pages_below(directory: &Path) -> usize {

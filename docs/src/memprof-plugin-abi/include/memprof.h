@@ -1,0 +1,1 @@
+../../../../memprof-plugin-abi/include/memprof.h
