@@ -121,7 +121,20 @@ fn xorshift(mut state: u64) -> u64 {
 fn gap(random: u64, interval: u64) -> u64 {
     // In the middle of one of 2^53 parts of 0..1, so never 0.
     let uniform = ((random >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
-    (-libm::log(uniform) * interval as f64) as u64
+    (-ln(uniform) * interval as f64) as u64
+}
+
+/// The natural logarithm of a normal number above 0, to 2e-6: libm's last digits take three times as long.
+fn ln(number: f64) -> f64 {
+    const SQRT_HALF: u64 = core::f64::consts::FRAC_1_SQRT_2.to_bits();
+    let bits = number.to_bits();
+    let exponent = (bits.wrapping_sub(SQRT_HALF) as i64) >> 52;
+    // From √½ to √2, where the series below ends soon: ln m = 2 artanh((m - 1) / (m + 1)).
+    let mantissa = f64::from_bits(bits.wrapping_sub((exponent << 52) as u64));
+    let ratio = (mantissa - 1.0) / (mantissa + 1.0);
+    let square = ratio * ratio;
+    let sum = (square * (1.0 / 5.0) + 1.0 / 3.0) * square + 1.0;
+    exponent as f64 * core::f64::consts::LN_2 + 2.0 * ratio * sum
 }
 
 #[cfg(test)]
@@ -144,6 +157,17 @@ mod tests {
         assert!((mean - 1.0).abs() < 0.005, "{mean}");
         let tail = beyond as f64 / DRAWS as f64;
         assert!((tail - libm::exp(-3.0)).abs() < 0.0011, "{tail}");
+    }
+
+    #[test]
+    fn a_logarithm_is_that_of_libm() {
+        let mut state = 1;
+        for _ in 0..100_000 {
+            state = xorshift(state);
+            let number = ((state >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+            let (ours, theirs) = (ln(number), libm::log(number));
+            assert!((ours - theirs).abs() < 2e-6, "{number}: {ours} {theirs}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::mapping;
 mod bucket;
 
 pub(crate) use bucket::Sample;
-use bucket::{Bucket, WAYS};
+use bucket::{Bucket, Kept, WAYS};
 
 /// The tables' sizes in buckets. A further one is made when the ones before are full; together they
 /// hold 1.4 million samples in 34 MB at the most.
@@ -160,9 +160,8 @@ pub(crate) fn record_of(
         let mut word = |offset: usize| word(bucket.wrapping_add(offset as u64));
         let addresses = offset_of!(Bucket, addresses);
         let way = (0..WAYS).find(|way| word(addresses + 8 * way) == Some(address))?;
-        // Two lie in a word.
-        let records = word(offset_of!(Bucket, records) + 8 * (way / 2))?;
-        Some((records >> (32 * (way % 2))) as u32)
+        let kept = offset_of!(Bucket, samples) + way * size_of::<Kept>();
+        Some(word(kept + offset_of!(Kept, record))? as u32)
     })
 }
 

@@ -25,13 +25,13 @@ const PROBES: usize = 64;
 
 /// What comes before a record's frames, in words.
 const HASH: usize = 0;
-const OBJECTS: usize = 1;
-const BYTES: usize = 2;
+const FREED_OBJECTS: usize = 1;
+const FREED_BYTES: usize = 2;
 const TOTAL_OBJECTS: usize = 3;
 const TOTAL_BYTES: usize = 4;
 /// The size class in the upper half, the number of frames in the lower.
 const SHAPE: usize = 5;
-/// The number of the peak that the next two words are of; what changed before it is in the first two.
+/// The number of the peak that the next two words are of; what changed before it is in those above.
 const PEAK: usize = 6;
 const PEAK_OBJECTS: usize = 7;
 const PEAK_BYTES: usize = 8;
@@ -114,31 +114,34 @@ impl Records {
 
     /// Counts a sample that is live from now on.
     pub(crate) fn count(&self, record: u32, size: u64) {
-        let Some(words) = self.words() else {
-            return;
-        };
-        remember_peak(words, record as usize);
-        for (at, more) in [
-            (OBJECTS, 1),
-            (BYTES, size),
-            (TOTAL_OBJECTS, 1),
-            (TOTAL_BYTES, size),
-        ] {
-            if let Some(word) = words.get(record as usize + at) {
-                word.fetch_add(more, Relaxed);
-            }
-        }
+        self.change(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
+    }
+
+    /// The sample that was just counted is not remembered: there was none.
+    pub(crate) fn uncount(&self, record: u32, size: u64) {
+        let less = [(TOTAL_OBJECTS, 1_u64), (TOTAL_BYTES, size)];
+        self.change(record, less.map(|(at, less)| (at, less.wrapping_neg())));
     }
 
     /// The sample was freed.
     pub(crate) fn discount(&self, record: u32, size: u64) {
-        let Some(words) = self.words() else {
+        self.change(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);
+    }
+
+    /// It was not, after all.
+    pub(crate) fn recount(&self, record: u32, size: u64) {
+        let less = [(FREED_OBJECTS, 1_u64), (FREED_BYTES, size)];
+        self.change(record, less.map(|(at, less)| (at, less.wrapping_neg())));
+    }
+
+    fn change(&self, record: u32, words: [(usize, u64); 2]) {
+        let Some(all) = self.words() else {
             return;
         };
-        remember_peak(words, record as usize);
-        for (at, less) in [(OBJECTS, 1), (BYTES, size)] {
-            if let Some(word) = words.get(record as usize + at) {
-                word.fetch_sub(less, Relaxed);
+        remember_peak(all, record as usize);
+        for (at, more) in words {
+            if let Some(word) = all.get(record as usize + at) {
+                word.fetch_add(more, Relaxed);
             }
         }
     }
@@ -159,6 +162,24 @@ impl Records {
                 visit(record);
             }
         }
+    }
+
+    /// How many samples were not freed, and how many there were: sums of all records, so that no sample changes a
+    /// word that all threads share.
+    pub(crate) fn objects(&self) -> (u64, u64) {
+        let (Some(places), Some(words)) = (self.places(), self.words()) else {
+            return (0, 0);
+        };
+        let starts = places.iter().map(|place| place.load(Acquire) as usize);
+        let records = starts.filter(|start| *start != 0);
+        let counts = records.filter_map(|start| {
+            let record = words.get(start..)?;
+            let [objects, _] = live(record)?;
+            Some((objects, record.get(TOTAL_OBJECTS)?.load(Relaxed)))
+        });
+        counts.fold((0, 0), |sums, of_record| {
+            (sums.0 + of_record.0, sums.1 + of_record.1)
+        })
     }
 
     /// Forgets all, and gives the memory back.
@@ -241,34 +262,48 @@ fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
 fn remember_peak(words: &[AtomicU64], start: usize) {
     let peak = tally::peaks();
     let word = |at: usize| words.get(start + at);
-    let (Some(known), Some(objects), Some(bytes)) = (word(PEAK), word(OBJECTS), word(BYTES)) else {
+    let Some(known) = word(PEAK) else {
         return;
     };
     // Nearly always it is known: a load is cheaper than an exchange.
     if known.load(Relaxed) != peak
         && known.swap(peak, Relaxed) != peak
         && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
+        && let Some([objects, bytes]) = words.get(start..).and_then(live)
     {
-        at_peak.store(objects.load(Relaxed), Relaxed);
-        peak_bytes.store(bytes.load(Relaxed), Relaxed);
+        at_peak.store(objects, Relaxed);
+        peak_bytes.store(bytes, Relaxed);
     }
+}
+
+/// The samples of a record that were not freed, and their sizes together.
+fn live(record: &[AtomicU64]) -> Option<[u64; 2]> {
+    // Freed first: what is freed meanwhile was counted before.
+    let word = |at: usize| record.get(at).map(|word| word.load(Acquire));
+    let freed = [word(FREED_OBJECTS)?, word(FREED_BYTES)?];
+    let total = [word(TOTAL_OBJECTS)?, word(TOTAL_BYTES)?];
+    Some([
+        total[0].saturating_sub(freed[0]),
+        total[1].saturating_sub(freed[1]),
+    ])
 }
 
 fn read(words: &[AtomicU64], start: usize) -> Option<Record<'_>> {
     let record = words.get(start..)?;
     let word = |at: usize| record.get(at).map(|word| word.load(Relaxed));
     let frames = record.get(FRAMES..FRAMES + (word(SHAPE)? as u32) as usize)?;
+    let [objects, bytes] = live(record)?;
     Some(Record {
         id: RecordId(u32::try_from(start).ok()?),
         // SAFETY: of the same layout; written before the record was published, and not again.
         frames: unsafe { slice::from_raw_parts(frames.as_ptr().cast(), frames.len()) },
-        objects: word(OBJECTS)?,
-        bytes: word(BYTES)?,
+        objects,
+        bytes,
         total_objects: word(TOTAL_OBJECTS)?,
         total_bytes: word(TOTAL_BYTES)?,
         at_peak: match word(PEAK)? == tally::peaks() {
             true => [word(PEAK_OBJECTS)?, word(PEAK_BYTES)?],
-            false => [word(OBJECTS)?, word(BYTES)?],
+            false => [objects, bytes],
         },
     })
 }

@@ -29,9 +29,7 @@ static TABLES: Tables = Tables {
     records: Records::new(),
 };
 static GATE: Gate = Gate(AtomicUsize::new(0));
-static SAMPLES: AtomicU64 = AtomicU64::new(0);
 static LOST: AtomicU64 = AtomicU64::new(0);
-static FREED: AtomicU64 = AtomicU64::new(0);
 /// The process that samples: a child of `_Fork(3)` runs no handler of fork(2).
 static PROCESS: Process = Process::new();
 
@@ -113,9 +111,7 @@ pub fn clear() -> Result<(), Refused> {
     unsafe { TABLES.live.clear() };
     // SAFETY: as above; `each_record` is the caller's, who clears.
     unsafe { TABLES.records.clear() };
-    for count in [&SAMPLES, &LOST, &FREED] {
-        count.store(0, Relaxed);
-    }
+    LOST.store(0, Relaxed);
     GATE.open();
     match interval {
         0 => Ok(()),
@@ -180,10 +176,11 @@ pub unsafe fn each_live(mut visit: impl FnMut(LiveSample)) {
 
 /// What it did so far.
 pub fn counts() -> Counts {
-    let (samples, lost) = (SAMPLES.load(Relaxed), LOST.load(Relaxed));
+    let (live, all) = TABLES.records.objects();
+    let lost = LOST.load(Relaxed);
     Counts {
-        samples,
-        live_samples: samples.saturating_sub(lost + FREED.load(Relaxed)),
+        samples: all + lost,
+        live_samples: live,
         lost,
         table_bytes: (TABLES.live.bytes() + TABLES.records.bytes()) as u64,
     }
@@ -208,7 +205,6 @@ pub(crate) fn forget(block: usize) -> Option<Sample> {
     let sample = TABLES.live.remove(hash, block)?;
     FILTER.subtract(block);
     TABLES.records.discount(sample.record, sample.size);
-    FREED.fetch_add(1, Relaxed);
     probes::free(block);
     Some(sample)
 }
@@ -220,8 +216,11 @@ pub(crate) fn put_back(block: usize, sample: Sample) {
     let Some(_inside) = GATE.enter() else {
         return;
     };
-    SAMPLES.fetch_add(1, Relaxed);
-    remember(block, sample);
+    TABLES.records.recount(sample.record, sample.size);
+    if !remember(block, sample) {
+        TABLES.records.discount(sample.record, sample.size);
+        LOST.fetch_add(1, Relaxed);
+    }
 }
 
 /// Remembers a block with the stack of this call.
@@ -234,7 +233,6 @@ pub(crate) fn sample(block: usize, size: usize) {
     let Some(_inside) = GATE.enter() else {
         return;
     };
-    SAMPLES.fetch_add(1, Relaxed);
     let mut room = [MaybeUninit::uninit(); MOST_FRAMES + OWN_FRAMES];
     // SAFETY: the registers of this function.
     let (count, _) = unsafe { walk_this_thread(here(), &mut room) };
@@ -251,13 +249,21 @@ pub(crate) fn sample(block: usize, size: usize) {
     // SAFETY: the walk wrote these, and the tail the last ones.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
-    match TABLES.records.intern(frames, size) {
-        Some(record) => remember(block, Sample { size, record }),
-        None => drop(LOST.fetch_add(1, Relaxed)),
+    let is_kept = TABLES.records.intern(frames, size).is_some_and(|record| {
+        TABLES.records.count(record, size);
+        let is_kept = remember(block, Sample { size, record });
+        if !is_kept {
+            TABLES.records.uncount(record, size);
+        }
+        is_kept
+    });
+    if !is_kept {
+        LOST.fetch_add(1, Relaxed);
     }
 }
 
-fn remember(block: usize, sample: Sample) {
+/// False where the table of live samples is full.
+fn remember(block: usize, sample: Sample) -> bool {
     let hash = hash(block);
     if FILTER.may_hold(block)
         && let Some(stale) = TABLES.live.remove(hash, block)
@@ -265,17 +271,14 @@ fn remember(block: usize, sample: Sample) {
         // Freed where no slot of ours is.
         FILTER.subtract(block);
         TABLES.records.discount(stale.record, stale.size);
-        FREED.fetch_add(1, Relaxed);
         probes::free(block);
     }
-    TABLES.records.count(sample.record, sample.size);
-    if TABLES.live.insert(hash, block, sample) {
+    let is_kept = TABLES.live.insert(hash, block, sample);
+    if is_kept {
         FILTER.add(block);
         probes::alloc(block, sample.size, countdown::interval());
-    } else {
-        TABLES.records.discount(sample.record, sample.size);
-        LOST.fetch_add(1, Relaxed);
     }
+    is_kept
 }
 
 /// Where this function is, and its caller's stack: what a walk starts from.

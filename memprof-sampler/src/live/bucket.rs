@@ -17,10 +17,18 @@ const CLAIMED: usize = 1;
 pub(crate) struct Bucket {
     /// One line of the cache: all that a search reads.
     pub(super) addresses: [AtomicUsize; WAYS],
-    sizes: [AtomicU64; WAYS],
-    pub(super) records: [AtomicU32; WAYS],
-    /// A number that grows whenever a place is filled, and is odd meanwhile.
-    versions: [AtomicU32; WAYS],
+    /// On one other line what is at each of them.
+    pub(super) samples: [Kept; WAYS],
+}
+
+/// What is known of the sample at an address.
+#[repr(C, align(16))]
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    size: AtomicU64,
+    pub(super) record: AtomicU32,
+    /// Grows whenever it is written, and is odd meanwhile.
+    version: AtomicU32,
 }
 
 /// What is known of a live sample.
@@ -32,28 +40,14 @@ pub(crate) struct Sample {
     pub record: u32,
 }
 
-/// One place of a bucket.
-struct Place<'a> {
-    address: &'a AtomicUsize,
-    size: &'a AtomicU64,
-    record: &'a AtomicU32,
-    version: &'a AtomicU32,
-}
-
 impl Bucket {
     /// Adds a sample; false where all places are taken.
     pub(crate) fn insert(&self, address: usize, sample: Sample) -> bool {
-        self.places().any(|place| {
-            let is_free = place.claim(0, address | CLAIMED);
+        self.places().any(|(place, kept)| {
+            let is_free = claim(place, 0, address | CLAIMED);
             if is_free {
-                let version = place.version.load(Relaxed);
-                place.version.store(version.wrapping_add(1), Relaxed);
-                // Whoever reads a value below sees that the version changed: `visit`.
-                fence(Release);
-                place.size.store(sample.size, Relaxed);
-                place.record.store(sample.record, Relaxed);
-                place.version.store(version.wrapping_add(2), Release);
-                place.address.store(address, Release);
+                kept.write(sample);
+                place.store(address, Release);
             }
             is_free
         })
@@ -61,10 +55,10 @@ impl Bucket {
 
     /// Removes the sample at an address.
     pub(crate) fn take(&self, address: usize) -> Option<Sample> {
-        self.places().find_map(|place| {
-            place.claim(address, address | CLAIMED).then(|| {
-                let sample = place.sample();
-                place.address.store(0, Release);
+        self.places().find_map(|(place, kept)| {
+            claim(place, address, address | CLAIMED).then(|| {
+                let sample = kept.sample();
+                place.store(0, Release);
                 sample
             })
         })
@@ -72,40 +66,38 @@ impl Bucket {
 
     /// Visits each sample with its address, but those that come or go meanwhile.
     pub(crate) fn visit(&self, mut visit: impl FnMut(usize, Sample)) {
-        for place in self.places() {
-            let version = place.version.load(Acquire);
-            let address = place.address.load(Relaxed);
-            let sample = place.sample();
+        for (place, kept) in self.places() {
+            let version = kept.version.load(Acquire);
+            let address = place.load(Relaxed);
+            let sample = kept.sample();
             fence(Acquire);
-            let is_whole = version % 2 == 0 && place.version.load(Relaxed) == version;
+            let is_whole = version % 2 == 0 && kept.version.load(Relaxed) == version;
             if is_whole && address != 0 && address & CLAIMED == 0 {
                 visit(address, sample);
             }
         }
     }
 
-    fn places(&self) -> impl Iterator<Item = Place<'_>> {
-        let addresses = self.addresses.iter().zip(&self.sizes);
-        let numbers = self.records.iter().zip(&self.versions);
-        let places = addresses.zip(numbers);
-        places.map(|((address, size), (record, version))| Place {
-            address,
-            size,
-            record,
-            version,
-        })
+    fn places(&self) -> impl Iterator<Item = (&AtomicUsize, &Kept)> {
+        self.addresses.iter().zip(&self.samples)
     }
 }
 
-impl Place<'_> {
-    /// Whether it held `from`, and is this thread's alone now.
-    fn claim(&self, from: usize, to: usize) -> bool {
-        // A look first: to exchange takes the line of the cache from others.
-        self.address.load(Relaxed) == from
-            && self
-                .address
-                .compare_exchange(from, to, Acquire, Relaxed)
-                .is_ok()
+/// Whether the place held `from`, and is this thread's alone now.
+fn claim(place: &AtomicUsize, from: usize, to: usize) -> bool {
+    // A look first: to exchange takes the line of the cache from others.
+    place.load(Relaxed) == from && place.compare_exchange(from, to, Acquire, Relaxed).is_ok()
+}
+
+impl Kept {
+    fn write(&self, sample: Sample) {
+        let version = self.version.load(Relaxed);
+        self.version.store(version.wrapping_add(1), Relaxed);
+        // Whoever reads a value below sees that the version changed: `visit`.
+        fence(Release);
+        self.size.store(sample.size, Relaxed);
+        self.record.store(sample.record, Relaxed);
+        self.version.store(version.wrapping_add(2), Release);
     }
 
     fn sample(&self) -> Sample {
