@@ -26,7 +26,8 @@ fn main() -> ExitCode {
     let done = match args.as_slice() {
         [] => package(),
         ["--check"] => check(),
-        _ => Err(anyhow!("usage: cargo xtask package [--check]")),
+        ["--try"] => fresh_root::check(&root().join("target/package")),
+        _ => Err(anyhow!("usage: cargo xtask package [--check | --try]")),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
