@@ -1,7 +1,7 @@
 //! `cargo xtask test` and `cargo xtask ci`.
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 
@@ -9,7 +9,7 @@ use xtask::dist::{self, Profile};
 use xtask::packages;
 use xtask::run::{cargo, output, root, run};
 
-use crate::{arrows, demo, features, fuzz};
+use crate::{arrows, demo, features, fuzz, tool};
 
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
@@ -71,21 +71,7 @@ pub(crate) fn run_ci() -> Result<()> {
 
 /// Licenses, sources and duplicate crates; the advisory database may be out of reach.
 fn deny() -> Result<()> {
-    let present = Command::new("cargo-deny")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
-    if !present.is_ok_and(|status| status.success()) {
-        eprintln!("installing cargo-deny");
-        // It runs for a second: to optimize it takes longer.
-        run(&mut cargo(&[
-            "install",
-            "--debug",
-            "--locked",
-            "--quiet",
-            "cargo-deny",
-        ]))?;
-    }
+    tool::require("cargo-deny", &[])?;
     run(&mut cargo(&[
         "deny",
         "--log-level",

@@ -1,11 +1,13 @@
 //! The project's commands.
 
 mod arrows;
+mod book;
 mod ci;
 mod demo;
 mod features;
 mod fuzz;
 mod pictures;
+mod tool;
 
 use std::process::{Command, ExitCode};
 
@@ -23,8 +25,10 @@ usage: cargo xtask COMMAND
                       fails where a limit is broken; an unknown PART names those there are
   torture [SUITE] [--short]
                       hosts under every fault; an unknown SUITE names those there are
-  package [--check]   the Debian and RPM packages, in target/package; then the same again, compared, and
-                      their use in fresh systems
+  package [--check | --try]
+                      the Debian and RPM packages, in target/package; --check also uses them in fresh
+                      systems and builds them again, to compare; --try only uses those there are
+  book                the book as HTML, in target/book
   arrows              modules that use each other in a circle; in memprof-core, also a folder that
                       uses one above it; files above 400 lines
   features            each feature of each crate alone, under clippy
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         ["package", args @ ..] => {
             run(cargo(&["run", "--quiet", "--package=package", "--"]).args(args))
         }
+        ["book"] => book::build(),
         ["arrows"] => arrows::check(),
         ["features"] => features::check(),
         ["fuzz"] => fuzz::replay(),
