@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use crate::contents::{Needs, Package};
 use crate::toolchain::FLOOR;
 use crate::tree::files;
+use crate::unit::{RELOAD, end, unit};
 use xtask::run::{output, run};
 
 /// Whoever builds the package answers for it, by the variables of Debian's tools (dch(1)); the project has no address.
@@ -104,26 +105,16 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
     lines.chain([described]).collect()
 }
 
-/// The package's service.
-pub(crate) fn unit(installed: &[PathBuf]) -> Option<String> {
-    let is_unit = |file: &&PathBuf| file.extension().is_some_and(|end| end == "service");
-    let unit = installed.iter().find(is_unit)?;
-    Some(unit.file_name()?.to_str()?.to_owned())
-}
-
-/// A service is not started by its installation; its removal ends it.
 fn scripts(unit: &str) -> [(&'static str, String); 3] {
-    let reload =
-        "#!/bin/sh\nset -e\nif [ -d /run/systemd/system ]; then systemctl daemon-reload; fi\n";
+    let reload = format!("#!/bin/sh\nset -e\n{RELOAD}");
     let end = format!(
-        "#!/bin/sh\nset -e\n[ \"$1\" = remove ] || exit 0\n\
-         if [ -d /run/systemd/system ]; then systemctl disable --now {unit}; \
-         else rm -f /etc/systemd/system/*.wants/{unit}; fi\n"
+        "#!/bin/sh\nset -e\n[ \"$1\" = remove ] || exit 0\n{}",
+        end(unit)
     );
     [
-        ("postinst", reload.to_owned()),
+        ("postinst", reload.clone()),
         ("prerm", end),
-        ("postrm", reload.to_owned()),
+        ("postrm", reload),
     ]
 }
 

@@ -8,6 +8,7 @@ mod rpm;
 mod sbom;
 mod toolchain;
 mod tree;
+mod unit;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::contents::{Needs, Package};
-use crate::deb::unit;
 use crate::tree::files;
+use crate::unit::{RELOAD, end, unit};
 use xtask::run::run;
 
 /// The same bytes whoever builds it, and nothing done to the files.
@@ -57,13 +57,9 @@ fn spec_file(package: &Package, tree: &Path) -> Result<String> {
     writeln!(spec, "%description\n{}", package.description)?;
     writeln!(spec, "%install\ncp -r {}/. %{{buildroot}}", tree.display())?;
     if let Some(unit) = unit(&installed) {
-        let if_it_runs = "[ ! -d /run/systemd/system ]";
-        writeln!(spec, "%post\n{if_it_runs} || systemctl daemon-reload")?;
-        writeln!(
-            spec,
-            "%preun\n[ $1 != 0 ] || {if_it_runs} || systemctl disable --now {unit}"
-        )?;
-        writeln!(spec, "%postun\n{if_it_runs} || systemctl daemon-reload")?;
+        writeln!(spec, "%post\n{RELOAD}")?;
+        writeln!(spec, "%preun\n[ $1 = 0 ] || exit 0\n{}", end(&unit))?;
+        writeln!(spec, "%postun\n{RELOAD}")?;
     }
     writeln!(spec, "%files\n%defattr(-,root,root,0755)")?;
     for directory in own_directories(&installed) {
