@@ -15,6 +15,7 @@ mod server;
 mod synthetic;
 mod unwind;
 mod viewer;
+mod work;
 
 use std::process::ExitCode;
 

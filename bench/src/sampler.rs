@@ -1,6 +1,8 @@
 //! `cargo xtask bench sampler`: what a malloc and its free cost under memprof's own sampler, beside
 //! the same program without a profiler and beside jemalloc's own sampling, in turns.
 
+mod programs;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
@@ -62,7 +64,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
         let figure = format!("age and label of a sample, {whose}");
         figures.tell(&figure, costs.median(), format_args!("{costs}"))?;
     }
-    Ok(())
+    programs::measure(figures)
 }
 
 /// A malloc and its free, over and over, without sampling and with it.

@@ -2,20 +2,19 @@
 //! beside each speed how many stacks were the same: a short stack is always fast.
 
 use std::fmt;
-use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use torture::probe::{self, Mode, Report};
 use torture::programs::build_probe;
 use xtask::dist::{self, Profile, dist};
 use xtask::packages;
-use xtask::run::{output, root};
+use xtask::run::output;
 
 use crate::limits::Figures;
 use crate::ratios::Ratios;
+use crate::work;
 
 /// Each round of the micro benchmark allocates so often, for about 0.6 GB.
 const ALLOCATIONS: &str = "1000000";
@@ -24,17 +23,6 @@ const ROUNDS: &str = "21";
 const RUNS: usize = 5;
 /// log2 of the sample interval in real programs, with which the walk is most of a sample.
 const LG_SAMPLE: u32 = 14;
-
-/// Enough work for a compiler, an interpreter of Perl and one of Python.
-const TEMPLATES: &str = "bench/src/unwind/templates.cc";
-const PERL: &str = "my %h; for my $i (1..2000000) { $h{\"k$i\"} = [$i, 'x' x ($i % 100)]; \
-                    delete $h{'k' . ($i - 1000)} if $i > 1000; }";
-const PYTHON: &str = "import json\nkept = {}\n\
-                      def deep(n): return [n] + (deep(n - 1) if n else [])\n\
-                      for i in range(150000):\n \
-                      kept[i] = json.loads('{\"a\": [1, 2, 3], \"b\": \"%d\"}' % i)\n \
-                      kept.pop(i - 2000, None)\n \
-                      if i % 1000 == 0: deep(100)\n";
 
 /// Measures and prints.
 pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
@@ -45,34 +33,22 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     for lg_sample in [19, 17, 14, 12] {
         micro(lg_sample, figures)?;
     }
-    let perl = real("perl", || shell_free("perl", &["-e", PERL]))?;
+    let perl = real("perl", work::perl)?;
     figures.tell("our walk / jemalloc's, perl", perl.ratios.median(), perl)?;
-    let compiler = real("cc1plus", || {
-        shell_free("g++", &["-O2", "-S", "-o", "/dev/null", TEMPLATES])
-    })?;
+    let compiler = real("cc1plus", work::compiler)?;
     let median = compiler.ratios.median();
     figures.tell("our walk / jemalloc's, cc1plus", median, compiler)?;
-    let python = real("python3", || {
-        let mut python = shell_free("/usr/bin/python3", &["-c", PYTHON]);
-        python.env("PYTHONMALLOC", "malloc");
-        python
-    })?;
+    let python = real("python3", work::python)?;
     println!("our walk / jemalloc's, python3: {python}");
     println!("our walk / jemalloc's, redis-server: {}", redis()?);
     Ok(())
-}
-
-fn shell_free(program: &str, args: &[&str]) -> Command {
-    let mut command = Command::new(program);
-    command.args(args).current_dir(root());
-    command
 }
 
 /// What a sample costs at the end of twenty calls: (ours − off) / (theirs − off).
 fn micro(lg_sample: u32, figures: &mut Figures) -> Result<()> {
     let micro = dist().join("bench/micro");
     let place = tempfile::tempdir()?;
-    let mut timed = shell_free(&micro.to_string_lossy(), &[ROUNDS, ALLOCATIONS]);
+    let mut timed = work::command(&micro.to_string_lossy(), &[ROUNDS, ALLOCATIONS]);
     probe::preload(
         &mut timed,
         Mode::Theirs,
@@ -89,7 +65,7 @@ fn micro(lg_sample: u32, figures: &mut Figures) -> Result<()> {
         none.push(nobody / theirs);
         ours.push(own / theirs);
     }
-    let compared = shell_free(&micro.to_string_lossy(), &["0", "3000000"]);
+    let compared = work::command(&micro.to_string_lossy(), &["0", "3000000"]);
     let report = probe::run(compared, "micro", Mode::Compared, lg_sample)?;
     let ours = Ratios::of(&ours);
     figures.tell(
@@ -148,55 +124,9 @@ fn redis() -> Result<Walk> {
 fn redis_once(mode: Mode) -> Result<Report> {
     let place = tempfile::tempdir()?;
     let reports = place.path().join("reports");
-    let socket = place.path().join("redis.sock");
-    let path = socket.to_string_lossy();
-    let mut server = shell_free(
-        "redis-server",
-        &[
-            "--port",
-            "0",
-            "--unixsocket",
-            &path,
-            "--save",
-            "",
-            "--daemonize",
-            "no",
-        ],
-    );
-    probe::preload(&mut server, mode, LG_SAMPLE, &reports);
-    let mut server = server
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .context("redis-server")?;
-    wait_for(&socket)?;
-    let load = [
-        "-s",
-        &path,
-        "-n",
-        "100000",
-        "-r",
-        "10000",
-        "-q",
-        "-t",
-        "set,lpush,hset,zadd",
-    ];
-    output(&mut shell_free("redis-benchmark", &load))?;
-    output(&mut shell_free("redis-cli", &["-s", &path, "info"]))?;
-    // Answers nothing: it ends.
-    let ended = shell_free("redis-cli", &["-s", &path, "shutdown", "nosave"]).output()?;
-    let status = server.wait()?;
-    ensure!(status.success(), "redis-server: {status}; {ended:?}");
+    work::redis(|mut server| {
+        probe::preload(&mut server, mode, LG_SAMPLE, &reports);
+        server
+    })?;
     probe::read(&reports, "redis-server")
-}
-
-fn wait_for(socket: &Path) -> Result<()> {
-    let begun = Instant::now();
-    while !socket.exists() {
-        ensure!(
-            begun.elapsed() < Duration::from_secs(30),
-            "redis-server does not start"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }
