@@ -148,6 +148,7 @@ const COMMANDS: &[Help] = &[
         examples: &[
             "memprof holders 4711",
             "memprof holders 4711 --class Session",
+            "memprof holders 4711 --stack load_config",
         ],
     },
     Help {

@@ -91,6 +91,9 @@ pub enum Error {
     /// No allocator whose heap can be searched.
     #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
+    /// No profiler knows the stack of an object.
+    #[error("has no object whose stack is known: no profiler in it holds a sample")]
+    NoSamples,
     /// The kernel refused something else.
     #[error("{what}: {cause}")]
     Io {
@@ -132,16 +135,21 @@ impl Error {
                 "memprof can search heaps of glibc's malloc (2.27 and newer) and of jemalloc 5.3"
                     .to_owned()
             }
+            Self::NoSamples => "run `memprof attach` and `memprof activate`, and ask again when it has allocated more; \
+                                or choose by --class or --size"
+                .to_owned(),
             Self::NotCloned | Self::Io { .. } => return None,
         };
         Some(remedy)
     }
 
-    /// The exit code of `memprof`: 3 where the process is out of reach, 4 where it is left alone.
+    /// The exit code of `memprof`: 3 where the process is out of reach, 4 where it is left alone, 5 where there is
+    /// nothing to show.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refused(refusal) => refusal.exit_code(),
             Self::Io { .. } => 1,
+            Self::NoSamples => 5,
             _ => 4,
         }
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use memprof_report::{Mapping, Sources, callers};
+use memprof_report::Mapping;
 
 use crate::look::{Looks, Seen};
 use crate::names::Names;
 use crate::objects::Object;
-use crate::stacks::{Stack, Stacks, mappings};
+use crate::stacks::{Stack, Stacks, mappings, named};
 
 /// Leaked objects that are alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Groups {
         let mut groups = BTreeMap::new();
         for object in objects {
             let (class, size) = (names.class(&object), object.size());
-            let key = (class, size, stacks.of(&object));
+            let key = (class, size, stacks.of(object.range.start));
             let group = groups.entry(key).or_insert_with_key(|(class, ..)| Group {
                 class: class.as_deref().map(str::to_owned),
                 size,
@@ -66,14 +66,13 @@ impl Groups {
     /// Names their stacks by the files of the process: those that differ only by addresses within functions are
     /// one. The most bytes come first.
     pub(crate) fn named(self, pid: u32, looks: &mut Looks) -> Vec<Group> {
-        let stacks = self.groups.keys().map(|(.., stack)| stack.as_deref());
-        let stacks: Vec<_> = stacks.flatten().map(<[u64]>::to_vec).collect();
-        let sources = Sources::of_process(Some(pid));
-        let named = callers(&stacks, self.mappings, &sources);
-        if let Err(error) = &named {
-            looks.warn(format!("the stacks of samples have no names: {error}"));
-        }
-        let mut named = named.unwrap_or_default().into_iter();
+        let stacks = self.groups.keys().map(|(.., stack)| stack.as_ref());
+        let named = named(stacks.flatten(), self.mappings, pid);
+        let named = named.unwrap_or_else(|message| {
+            looks.warn(message);
+            Vec::new()
+        });
+        let mut named = named.into_iter();
         let mut merged: BTreeMap<_, Group> = BTreeMap::new();
         for ((class, size, stack), group) in self.groups {
             let stack = stack.and_then(|_| named.next());

@@ -11,6 +11,7 @@ mod holder;
 mod kinds;
 mod levels;
 mod paths;
+mod samples;
 
 use self::edges::Edges;
 use self::graph::Graph;
@@ -20,6 +21,7 @@ pub use self::kinds::Kind;
 use self::kinds::Kinds;
 pub use self::levels::{Level, Link};
 use self::levels::{Levels, levels};
+pub use self::samples::{Samples, Sampling, Sum};
 use crate::error::Error;
 use crate::look::{Looks, Options, Progress, Seen, Step};
 use crate::names::Names;
@@ -29,7 +31,7 @@ use crate::snapshot::Subject;
 /// No object, and no place in a tree.
 const NONE: u32 = u32::MAX;
 /// What finding holders takes at least, in bytes for each object: its kind, its place in the tree, its level, and
-/// those that wait to be looked at.
+/// those that wait to be looked at, or later its nearest sample.
 const OF_OBJECT: u64 = 28;
 
 /// Who holds the memory of a process.
@@ -44,6 +46,20 @@ pub struct Holding {
     pub levels: Vec<Level>,
     /// The object that was asked for, where it lives and is held.
     pub object: Option<Chain>,
+    /// The sampled objects, where they were asked for.
+    pub samples: Option<Samples>,
+}
+
+/// What is asked for besides the levels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// Nothing.
+    #[default]
+    None,
+    /// The object in which this address lies.
+    Object(u64),
+    /// The objects that are samples of a profiler, with their stacks.
+    Samples,
 }
 
 /// How holders were found.
@@ -76,13 +92,13 @@ struct Tree {
     shared: Vec<u32>,
 }
 
-/// Looks at a process once, and at one of its objects where an address is given.
+/// Looks at a process once.
 ///
 /// # Errors
 /// Why not; the process goes on as before.
 pub fn holders(
     pid: u32,
-    address: Option<u64>,
+    detail: Detail,
     options: Options,
     progress: Progress<'_>,
 ) -> Result<Holding, Error> {
@@ -90,42 +106,67 @@ pub fn holders(
     let mut looks = Looks::of(&subject.status, options);
     let found = looks.look(&subject, options, progress, |looks, seen| {
         progress(Step::Search(looks.objects));
-        find(&seen, looks, address)
+        find(&seen, looks, detail)
     })?;
-    let (method, levels, object) = found;
+    // By then the copy is gone, of which every page counts that the process writes to.
+    let samples = found.samples.map(|samples| {
+        progress(Step::Name);
+        samples.named(pid, &mut looks)
+    });
     Ok(Holding {
         looks,
-        method,
-        levels,
-        object,
+        method: found.method,
+        levels: found.levels,
+        object: found.object,
+        samples,
     })
 }
 
-fn find(
-    seen: &Seen<'_>,
-    looks: &mut Looks,
-    address: Option<u64>,
-) -> Result<(Method, Vec<Level>, Option<Chain>), Error> {
+/// What was found in a snapshot.
+struct Found {
+    method: Method,
+    levels: Vec<Level>,
+    object: Option<Chain>,
+    samples: Option<samples::Unnamed>,
+}
+
+fn find(seen: &Seen<'_>, looks: &mut Looks, detail: Detail) -> Result<Found, Error> {
     let numbers = Numbers::new(&seen.objects);
     let numbers = numbers.ok_or_else(|| Error::NoHeap("it has too many objects".to_owned()))?;
-    seen.budget.require(looks.objects * OF_OBJECT)?;
+    let mut budget = seen.budget;
+    let sampled = match detail {
+        Detail::Samples => Some(samples::Found::of(seen, &numbers)?),
+        Detail::None | Detail::Object(_) => None,
+    };
+    budget.take(sampled.as_ref().map_or(0, samples::Found::memory))?;
+    budget.require(looks.objects * OF_OBJECT)?;
     let mut names = Names::new(&seen.view);
     let kinds = Kinds::of(&numbers, &mut names);
     let edges = Edges::new(seen, &numbers, &kinds);
     let holders = Holders::find(seen, &edges, &mut names);
-    let (method, tree) = match Graph::of(&edges, seen.budget.left()) {
+    let (method, tree) = match Graph::of(&edges, budget.left()) {
         Some(graph) => (Method::Dominators, dominators::tree(graph, &holders.roots)),
         None => (Method::ShortestPath, paths::tree(&edges, &holders.roots)),
     };
     looks.searched = edges.searched();
     seen.snapshot.require_room()?;
     let Levels { levels, levels_of } = levels(&tree, &numbers, &kinds, &holders);
-    let object = address.and_then(|address| {
+    let object = match detail {
+        Detail::Object(address) => Some(address),
+        Detail::None | Detail::Samples => None,
+    };
+    let object = object.and_then(|address| {
         let number = numbers.number(address)?;
         let place = tree.nodes.iter().position(|node| *node == number)?;
         Some(chain(&tree, place as u32, &numbers, &levels, &levels_of))
     });
-    Ok((method, levels, object))
+    let samples = sampled.map(|sampled| sampled.held(seen, &tree, &numbers, &levels_of));
+    Ok(Found {
+        method,
+        levels,
+        object,
+        samples,
+    })
 }
 
 fn chain(

@@ -23,7 +23,9 @@ mod view;
 
 pub use error::Error;
 pub use groups::Group;
-pub use holders::{Chain, Holder, Holding, Kind, Level, Link, Method, holders};
+pub use holders::{
+    Chain, Detail, Holder, Holding, Kind, Level, Link, Method, Samples, Sampling, Sum, holders,
+};
 pub use look::{Looks, Options, Progress, Step};
 pub use memprof_ptrace::ending;
 pub use prove::{Proof, prove, prove_ending};

@@ -7,10 +7,9 @@ mod sampled;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use memprof_report::{Address, Mapping};
+use memprof_report::{Address, Mapping, Sources, callers};
 
 pub(crate) use self::sampled::Sampled;
-use crate::objects::Object;
 use crate::view::View;
 
 /// Return addresses, leaf first, and frames that are no code.
@@ -35,9 +34,8 @@ impl<'a> Stacks<'a> {
         }
     }
 
-    /// The stack by which an object was allocated, where it is a sample.
-    pub(crate) fn of(&mut self, object: &Object) -> Option<Stack> {
-        let start = object.range.start;
+    /// The stack by which the object that begins there was allocated, where it is a sample.
+    pub(crate) fn of(&mut self, start: u64) -> Option<Stack> {
         self.of_jemalloc(start)
             .or_else(|| self.sampled.stack(self.view, start))
     }
@@ -52,6 +50,31 @@ impl<'a> Stacks<'a> {
             .or_insert_with(|| jemalloc::stack(self.view, context))
             .clone()
     }
+}
+
+/// Where objects may begin that are samples, and other numbers.
+pub(crate) fn starts<'a>(
+    view: &'a View,
+    contexts: &'a [(u64, u64)],
+    sampled: &'a Sampled,
+) -> impl Iterator<Item = u64> + 'a {
+    let of_jemalloc = contexts.iter().map(|(start, _)| *start);
+    of_jemalloc.chain(sampled.words(view))
+}
+
+/// The functions of stacks, leaf first, by the files of a process.
+///
+/// # Errors
+/// Why they have no names, as a sentence.
+pub(crate) fn named<'a>(
+    stacks: impl Iterator<Item = &'a Stack>,
+    mappings: Vec<Mapping>,
+    pid: u32,
+) -> Result<Vec<Vec<String>>, String> {
+    let stacks: Vec<_> = stacks.map(|stack| stack.to_vec()).collect();
+    let sources = Sources::of_process(Some(pid));
+    callers(&stacks, mappings, &sources)
+        .map_err(|error| format!("the stacks of samples have no names: {error}"))
 }
 
 /// The files and other memory in which functions of a snapshot may lie, by address.

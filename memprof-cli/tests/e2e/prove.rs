@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::dist::dist;
 use crate::memprof::{Run, memprof};
@@ -29,6 +30,18 @@ fn prove(pid: u32, args: &[&str]) -> Run {
 
 fn start(program: &Path, mode: &str) -> Process {
     Process::start(Command::new(program), &[mode])
+}
+
+/// A program of whose objects memprof samples one for each 4 KiB, and where its socket lies.
+fn sampled(program: &Path, mode: &str) -> (Process, TempDir) {
+    let sockets = tempfile::tempdir().unwrap();
+    fs::set_permissions(sockets.path(), Permissions::from_mode(0o700)).unwrap();
+    let mut command = Command::new(dist("bin/memprof"));
+    command.args(["run", "--active", "--lg-sample", "12", "--"]);
+    command
+        .arg(program)
+        .env("MEMPROF_SOCKET_DIR", sockets.path());
+    (Process::start(command, &[mode]), sockets)
 }
 
 #[test]
@@ -61,14 +74,7 @@ fn what_a_process_leaked_is_told_to_people_and_scripts() {
 fn what_memprof_sampled_is_shown_with_its_stack() {
     let source = "../../../memprof-leaks/tests/processes/planted.c";
     let (_place, program) = compiled("cc", source, &["-O1", "-pthread"]);
-    let sockets = tempfile::tempdir().unwrap();
-    fs::set_permissions(sockets.path(), Permissions::from_mode(0o700)).unwrap();
-    let mut command = Command::new(dist("bin/memprof"));
-    command.args(["run", "--active", "--lg-sample", "12", "--"]);
-    command
-        .arg(&program)
-        .env("MEMPROF_SOCKET_DIR", sockets.path());
-    let mut leaking = Process::start(command, &["leaks"]);
+    let (mut leaking, _sockets) = sampled(&program, "leaks");
     let reply = prove(leaking.pid, &["--json"]).exits(0).json();
     leaking.is_unharmed();
     let rows = reply["leaked"]["by"].as_array().unwrap();
@@ -123,6 +129,55 @@ fn classes_and_holders_are_told_to_people_and_scripts() {
         "{nothing}"
     );
     target.is_unharmed();
+}
+
+#[test]
+fn holders_of_what_a_function_allocated_are_told() {
+    let source = "../../../memprof-leaks/tests/processes/sessions.cc";
+    let (_place, program) = compiled("g++", source, &["-O1"]);
+    let (mut target, _sockets) = sampled(&program, "10000");
+    let holders = |args: &[&str]| ask(&["holders"], target.pid, args);
+    let text = holders(&["--stack", "_M_construct$"]).exits(0).stdout;
+    let second = text.lines().nth(1).unwrap();
+    assert!(
+        second.ends_with(
+            "sampled objects have such a stack; each stands for others, of which no stack is known"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains(
+            "  216 B <- shop::Order <- 24 B <- shop::Session <- 56 B <- variable sessions in target\n"
+        ),
+        "{text}"
+    );
+    let json = holders(&["--stack", "^make$", "--json"]).exits(0).json();
+    let (matching, all) = (&json["sampled"]["matching"], &json["sampled"]["objects"]);
+    let matching = matching.as_u64().unwrap();
+    assert!(
+        matching > 500 && matching <= all.as_u64().unwrap(),
+        "{json}"
+    );
+    let rows = json["holders"].as_array().unwrap().iter();
+    let samples = rows.map(|row| row["samples"].as_u64().unwrap());
+    assert_eq!(samples.sum::<u64>(), matching);
+    let nothing = holders(&["--stack", "^nothing$"]).exits(5).stderr;
+    assert!(
+        nothing.contains(" sampled objects matches ^nothing$; "),
+        "{nothing}"
+    );
+    let both = holders(&["--stack", "x", "--size", "8"]).exits(2).stderr;
+    assert!(both.contains("cannot be used with"), "{both}");
+    target.is_unharmed();
+
+    let alone = start(&program, "100");
+    let said = ask(&["holders"], alone.pid, &["--stack", "make"])
+        .exits(5)
+        .stderr;
+    assert!(
+        said.contains("has no object whose stack is known") && said.contains("`memprof attach`"),
+        "{said}"
+    );
 }
 
 #[test]

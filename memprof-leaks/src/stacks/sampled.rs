@@ -38,6 +38,14 @@ impl Sampled {
         ranges.filter(|range| range.start < range.end)
     }
 
+    /// The numbers in it, among which are the addresses of all samples.
+    pub(super) fn words<'a>(&'a self, view: &'a View) -> impl Iterator<Item = u64> + 'a {
+        let mut memory = Window::new(view);
+        let places = self.own().flat_map(|range| range.step_by(8));
+        let words = places.filter_map(move |place| memory.word(place));
+        words.filter(|word| *word != 0)
+    }
+
     /// The stack of the sample that begins at an address.
     pub(super) fn stack(&self, view: &View, start: u64) -> Option<Stack> {
         let mut room = [0; MOST_FRAMES];

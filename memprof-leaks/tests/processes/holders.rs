@@ -4,22 +4,29 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use memprof_leaks::{Error, Holder, Holding, Kind, Level, Link, Method, Options, holders, prove};
+use memprof_leaks::{
+    Detail, Error, Holder, Holding, Kind, Level, Link, Method, Options, Sampling, holders, prove,
+};
 use tempfile::TempDir;
 
-use crate::leaks::PATIENT;
+use crate::leaks::{JEMALLOC, PATIENT};
 use crate::target::{Target, built};
 
 const COUNT: u64 = 20_000;
 
 fn sessions() -> Target {
+    with_environment([])
+}
+
+fn with_environment<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Target {
     let program = built("sessions", |path| {
         let mut command = Command::new("g++");
         command.args(["-O1", "-Wall", "-Wextra", "-Werror", "sessions.cc", "-o"]);
         command.arg(path);
         command
     });
-    Target::of(Command::new(program).arg(COUNT.to_string()))
+    let mut command = Command::new(program);
+    Target::of(command.arg(COUNT.to_string()).envs(variables))
 }
 
 fn class(name: &str) -> Link {
@@ -51,7 +58,7 @@ fn is_variable(link: &Link, expected: &str) -> bool {
 #[test]
 fn a_map_s_global_and_the_classes_in_it_are_named() {
     let mut target = sessions();
-    let holding = holders(target.pid, None, PATIENT, &|_| {}).unwrap();
+    let holding = holders(target.pid, Detail::None, PATIENT, &|_| {}).unwrap();
     assert_eq!(holding.method, Method::Dominators);
     let global = largest(&holding, |link| is_variable(link, "sessions"));
     // A session has a node of the map, and of each order a node of its list, the order and its text.
@@ -76,7 +83,7 @@ fn one_shortest_path_is_told_where_there_is_no_memory_for_dominators() {
         max_memory: Some(10 << 20),
         ..PATIENT
     };
-    let holding = holders(target.pid, None, options, &|_| {}).unwrap();
+    let holding = holders(target.pid, Detail::None, options, &|_| {}).unwrap();
     assert_eq!(holding.method, Method::ShortestPath);
     let global = largest(&holding, |link| is_variable(link, "sessions"));
     assert_eq!(global.held_objects, COUNT * (2 + 3 * 3));
@@ -98,7 +105,7 @@ fn a_process_whose_objects_take_more_memory_than_is_allowed_is_refused() {
         max_memory: Some(5 << 20),
         ..PATIENT
     };
-    let error = holders(target.pid, None, options, &|_| {}).unwrap_err();
+    let error = holders(target.pid, Detail::None, options, &|_| {}).unwrap_err();
     assert!(matches!(error, Error::Memory { .. }), "{error}");
     target.is_unharmed();
 }
@@ -119,8 +126,42 @@ fn an_object_s_holders_are_told_by_address() {
         "{proof:?}"
     );
     assert!(of("shop::Order").objects >= 3 * leaked.objects, "{proof:?}");
-    let none = holders(target.pid, Some(leaked.example), PATIENT, &|_| {}).unwrap();
+    let none = holders(target.pid, Detail::Object(leaked.example), PATIENT, &|_| {}).unwrap();
     assert!(none.object.is_none(), "{:?}", none.object);
+    target.is_unharmed();
+}
+
+/// Of some 35 MiB each 4 KiB have a sample.
+#[test]
+fn what_jemalloc_s_profiler_sampled_is_told_by_its_stack() {
+    let options = "prof:true,prof_active:true,lg_prof_sample:12";
+    let mut target = with_environment([("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", options)]);
+    let holding = holders(target.pid, Detail::Samples, PATIENT, &|_| {}).unwrap();
+    target.is_unharmed();
+    let samples = holding.samples.as_ref().unwrap();
+    let of = |name: &str| samples.of(|stack| stack.iter().any(|function| function == name));
+    let made = of("make");
+    let sum = |found: &[Sampling]| found.iter().map(|each| each.own.objects).sum::<u64>();
+    assert!((1_000..30_000).contains(&sum(&made)), "{made:?}");
+    assert!(sum(&made) <= samples.count() as u64);
+    let sessions = made
+        .iter()
+        .find(|each| holding.levels[each.level].link == class("shop::Session"))
+        .unwrap();
+    assert!(sessions.own.objects > 20, "{sessions:?}");
+    // A list of three with its texts is held through each.
+    let of_each = 1 + 3 * 3;
+    assert_eq!(sessions.held.objects, sessions.own.objects * of_each);
+    let path = path(&holding, &holding.levels[sessions.level]);
+    assert!(is_variable(path.last().unwrap(), "sessions"), "{path:?}");
+    assert_eq!(of("no_such_function"), []);
+}
+
+#[test]
+fn where_no_profiler_runs_nothing_is_told_by_stacks() {
+    let mut target = sessions();
+    let error = holders(target.pid, Detail::Samples, PATIENT, &|_| {}).unwrap_err();
+    assert!(matches!(error, Error::NoSamples), "{error}");
     target.is_unharmed();
 }
 
@@ -133,7 +174,7 @@ fn objects_of_python_are_named_by_their_types() {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/sessions.py");
         command.args([script, &COUNT.to_string(), base]);
         let mut target = Target::of(command.env("PYTHONMALLOC", "malloc"));
-        let holding = holders(target.pid, None, PATIENT, &|_| {}).unwrap();
+        let holding = holders(target.pid, Detail::None, PATIENT, &|_| {}).unwrap();
         let count = |name: &str| {
             let levels = holding.levels.iter();
             let of_type = levels.filter(|level| level.link == class(name));
@@ -199,7 +240,7 @@ impl Drop for Redis {
 fn the_keys_of_redis_are_held_by_its_server() {
     const KEYS: u64 = 200_000;
     let redis = Redis::start(KEYS);
-    let holding = holders(redis.server.id(), None, PATIENT, &|_| {}).unwrap();
+    let holding = holders(redis.server.id(), Detail::None, PATIENT, &|_| {}).unwrap();
     assert_eq!(holding.looks.allocators, ["jemalloc"]);
     let server = largest(&holding, |link| is_variable(link, "server"));
     // Of a key: its entry in the table, its name, its value.

@@ -1,0 +1,218 @@
+//! What is shown of who holds what: rows of holders, and of what they hold.
+
+use std::collections::BTreeMap;
+
+use memprof_leaks::{Chain, Holder, Kind, Level, Link, Sampling};
+use serde::Serialize;
+
+use crate::looked::size;
+
+/// Of what a holder holds, what is shown: this share, in hundredths.
+const SHOWN_SHARE: u64 = 5;
+const SHOWN_DEPTH: usize = 8;
+
+/// A holder, what it holds, or objects and what holds them.
+#[derive(Serialize)]
+pub(super) struct Row {
+    /// What is held first, its outermost holder last.
+    pub(super) path: Vec<Step>,
+    /// With what they hold.
+    pub(super) objects: u64,
+    pub(super) bytes: u64,
+    /// How many objects a profiler sampled of those that were asked for by their stacks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) samples: Option<u64>,
+    #[serde(skip)]
+    pub(super) depth: usize,
+}
+
+#[derive(Serialize)]
+pub(super) struct Step {
+    pub(super) kind: &'static str,
+    pub(super) name: String,
+    /// Others hold it too.
+    pub(super) is_shared: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) address: Option<String>,
+}
+
+/// All objects of a class or a size.
+#[derive(Serialize)]
+pub(super) struct Class {
+    pub(super) name: String,
+    pub(super) objects: u64,
+    pub(super) bytes: u64,
+    /// With what is held through them.
+    pub(super) held_bytes: u64,
+}
+
+fn step(link: &Link) -> Step {
+    let (kind, name) = match link {
+        Link::Process => ("process", "the process".to_owned()),
+        Link::Holder(Holder::Variable { name, file }) => {
+            let place = name.strip_prefix(file.as_str());
+            match place.is_some_and(|place| place.starts_with('+')) {
+                true => ("symbol", format!("variable {name}")),
+                false => ("symbol", format!("variable {name} in {file}")),
+            }
+        }
+        Link::Holder(Holder::Stack { thread, name }) => {
+            ("stack", format!("stack of thread {thread} ({name})"))
+        }
+        Link::Holder(Holder::Memory {
+            start,
+            size: bytes,
+            name,
+        }) => {
+            let name = if name.is_empty() { "memory" } else { name };
+            ("memory", format!("{name} at {start:#x} ({})", size(*bytes)))
+        }
+        Link::Holder(Holder::Registers { thread, name }) => {
+            ("register", format!("registers of thread {thread} ({name})"))
+        }
+        Link::Holder(Holder::Kernel) => ("kernel", "epoll or a timer".to_owned()),
+        Link::Objects(kind) => ("object", name_of_kind(kind)),
+    };
+    Step {
+        kind,
+        name,
+        is_shared: false,
+        address: None,
+    }
+}
+
+fn name_of_kind(kind: &Kind) -> String {
+    match kind {
+        Kind::Class(name) => name.to_string(),
+        Kind::Size(bytes) if *bytes <= 1024 => format!("{bytes} B"),
+        Kind::Size(bytes) => format!("up to {}", size(*bytes)),
+    }
+}
+
+fn path(levels: &[Level], mut at: usize) -> Vec<Step> {
+    let mut path = Vec::new();
+    while at != 0 {
+        let is_shared = levels[at].is_shared;
+        path.push(Step {
+            is_shared,
+            ..step(&levels[at].link)
+        });
+        at = levels[at].parent;
+    }
+    path
+}
+
+/// The holders that hold most, each with what it holds.
+pub(super) fn largest(levels: &[Level], top: usize) -> Vec<Row> {
+    let mut below = vec![Vec::new(); levels.len()];
+    for (at, level) in levels.iter().enumerate().skip(1) {
+        below[level.parent].push(at);
+    }
+    for children in &mut below {
+        children.sort_by_key(|at| std::cmp::Reverse(levels[*at].held_bytes));
+    }
+    let mut rows = Vec::new();
+    // What points only to what holders of an earlier rank hold has nothing.
+    let holding = below[0].iter().filter(|at| levels[**at].held_objects > 0);
+    for holder in holding.take(top) {
+        let shown = levels[*holder].held_bytes / 100 * SHOWN_SHARE;
+        let mut open = vec![(*holder, 0)];
+        while let Some((at, depth)) = open.pop() {
+            rows.push(row(levels, at, depth));
+            let within = below[at].iter().rev();
+            let large = within.filter(|at| levels[**at].held_bytes > shown);
+            open.extend(
+                large
+                    .filter(|_| depth < SHOWN_DEPTH)
+                    .map(|at| (*at, depth + 1)),
+            );
+        }
+    }
+    rows
+}
+
+fn row(levels: &[Level], at: usize, depth: usize) -> Row {
+    Row {
+        path: path(levels, at),
+        objects: levels[at].held_objects,
+        bytes: levels[at].held_bytes,
+        samples: None,
+        depth,
+    }
+}
+
+/// Objects of a kind, by what holds them.
+pub(super) fn of_kind(levels: &[Level], top: usize, is_meant: impl Fn(&Kind) -> bool) -> Vec<Row> {
+    let is_meant = |at: &usize| matches!(&levels[*at].link, Link::Objects(kind) if is_meant(kind));
+    let mut found: Vec<_> = (0..levels.len()).filter(is_meant).collect();
+    found.sort_by_key(|at| std::cmp::Reverse(levels[*at].bytes));
+    let rows = found.iter().take(top).map(|at| row(levels, *at, 0));
+    rows.collect()
+}
+
+/// Sampled objects, by what holds them.
+pub(super) fn of_samples(levels: &[Level], top: usize, mut found: Vec<Sampling>) -> Vec<Row> {
+    found.sort_by_key(|sampling| std::cmp::Reverse(sampling.held.bytes));
+    let rows = found.iter().take(top).map(|sampling| Row {
+        objects: sampling.held.objects,
+        bytes: sampling.held.bytes,
+        samples: Some(sampling.own.objects),
+        ..row(levels, sampling.level, 0)
+    });
+    rows.collect()
+}
+
+/// One object, and what holds it.
+pub(super) fn of_chain(chain: &Chain) -> Row {
+    let links = chain.links.iter().map(|(link, address)| Step {
+        address: address.map(|address| format!("{address:#x}")),
+        ..step(link)
+    });
+    Row {
+        path: links.collect(),
+        objects: chain.objects,
+        bytes: chain.bytes,
+        samples: None,
+        depth: 0,
+    }
+}
+
+/// No level of a kind lies behind another one of that kind: what they hold can be added up.
+pub(super) fn classes(levels: &[Level]) -> Vec<Class> {
+    let mut classes: BTreeMap<String, Class> = BTreeMap::new();
+    for level in levels {
+        let Link::Objects(kind) = &level.link else {
+            continue;
+        };
+        let name = name_of_kind(kind);
+        let class = classes.entry(name.clone()).or_insert(Class {
+            name,
+            objects: 0,
+            bytes: 0,
+            held_bytes: 0,
+        });
+        class.objects += level.objects;
+        class.bytes += level.bytes;
+        class.held_bytes += level.held_bytes;
+    }
+    let mut classes: Vec<_> = classes.into_values().collect();
+    classes.sort_by_key(|class| std::cmp::Reverse(class.held_bytes));
+    classes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_s_file_is_named_once() {
+        let check = |name: &str, file: &str, expected| {
+            let [name, file] = [name, file].map(str::to_owned);
+            let link = Link::Holder(Holder::Variable { name, file });
+            assert_eq!(step(&link).name, expected);
+        };
+        check("sessions", "shop", "variable sessions in shop");
+        check("shop_state", "shop", "variable shop_state in shop");
+        check("libc.so.6+0x10", "libc.so.6", "variable libc.so.6+0x10");
+    }
+}
