@@ -9,6 +9,7 @@ use memprof_report::{SampleType, amount};
 use serde::Serialize;
 
 use crate::exit::coded;
+use crate::heap;
 use crate::output;
 
 /// The part of a reply that says how it was found.
@@ -38,6 +39,8 @@ pub(crate) fn look<T>(
     options: Options,
     look: impl FnOnce(Options, &dyn Fn(Step)) -> Result<T, Error>,
 ) -> anyhow::Result<T> {
+    // What is given back then counts no more.
+    heap::keep_small();
     looked(pid, look(options, &|step| progress(pid, step)))
 }
 

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::exit::{FAILED, Outcome, USAGE, coded};
 use crate::frames::frames;
+use crate::heap;
 use crate::looked::{Looked, look, looked, name_of, parse_amount, progress, size};
 use crate::output;
 
@@ -124,6 +125,7 @@ fn at_exit(command: &[OsString], options: Options, top: usize, json: bool) -> Ou
         }
     };
     let pid = ending.pid();
+    heap::keep_small();
     let proof = prove_ending(&ending, options, &|step| progress(pid, step));
     let proof = looked(pid, proof)?;
     let reply = reply(pid, &proof, top);

@@ -7,6 +7,8 @@ use crate::error::Error;
 const SHARE: u64 = 12;
 /// And not less: a small process may have many objects.
 const LEAST: u64 = 128 << 20;
+/// What `memprof` has before it looks at a process: its own pages and buffers.
+const OWN: u64 = 16 << 20;
 
 /// What may be taken, and what is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +22,7 @@ impl Budget {
     pub(crate) fn new(resident: u64, limit: Option<u64>) -> Self {
         Self {
             limit: limit.unwrap_or((resident / 100 * SHARE).max(LEAST)),
-            taken: 0,
+            taken: OWN,
         }
     }
 
@@ -76,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_counts() {
-        let mut budget = Budget::new(0, Some(100));
+        let mut budget = Budget::new(0, Some(OWN + 100));
         budget.take(60).unwrap();
         assert_eq!(budget.left(), 40);
         budget.require(40).unwrap();
@@ -85,9 +87,9 @@ mod tests {
             matches!(
                 error,
                 Error::Memory {
-                    needed: 101,
-                    limit: 100
-                }
+                    needed,
+                    limit
+                } if needed == OWN + 101 && limit == OWN + 100
             ),
             "{error}"
         );

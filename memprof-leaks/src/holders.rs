@@ -10,17 +10,18 @@ mod graph;
 mod holder;
 mod kinds;
 mod levels;
+mod outside;
 mod paths;
 mod samples;
 
 use self::edges::Edges;
 use self::graph::Graph;
 pub use self::holder::Holder;
-use self::holder::Holders;
 pub use self::kinds::Kind;
 use self::kinds::Kinds;
 pub use self::levels::{Level, Link};
 use self::levels::{Levels, levels};
+use self::outside::Holders;
 pub use self::samples::{Samples, Sampling, Sum};
 use crate::error::Error;
 use crate::look::{Looks, Options, Progress, Seen, Step};
@@ -30,9 +31,9 @@ use crate::snapshot::Subject;
 
 /// No object, and no place in a tree.
 const NONE: u32 = u32::MAX;
-/// What finding holders takes at least, in bytes for each object: its kind, its place in the tree, its level, and
-/// those that wait to be looked at, or later its nearest sample.
-const OF_OBJECT: u64 = 28;
+/// What finding holders takes at least, in bytes for each object: its kind (4), its place in the tree (8), that it
+/// waits to be looked at (8), of which its level and its nearest sample take the place later.
+const OF_OBJECT: u64 = 21;
 
 /// Who holds the memory of a process.
 #[derive(Clone, Debug)]
@@ -143,14 +144,23 @@ fn find(seen: &Seen<'_>, looks: &mut Looks, detail: Detail) -> Result<Found, Err
     let mut names = Names::new(&seen.view);
     let kinds = Kinds::of(&numbers, &mut names);
     let edges = Edges::new(seen, &numbers, &kinds);
-    let holders = Holders::find(seen, &edges, &mut names);
+    let holders = Holders::find(seen, &edges, &mut names, &mut budget)?;
+    budget.require(looks.objects * OF_OBJECT)?;
     let (method, tree) = match Graph::of(&edges, budget.left()) {
         Some(graph) => (Method::Dominators, dominators::tree(graph, &holders.roots)),
         None => (Method::ShortestPath, paths::tree(&edges, &holders.roots)),
     };
     looks.searched = edges.searched();
     seen.snapshot.require_room()?;
-    let Levels { levels, levels_of } = levels(&tree, &numbers, &kinds, &holders);
+    let room = budget.left().saturating_sub(looks.objects * OF_OBJECT);
+    let Levels {
+        levels,
+        levels_of,
+        is_whole,
+    } = levels(&tree, &numbers, &kinds, &holders, room);
+    if !is_whole {
+        looks.warn("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
+    }
     let object = match detail {
         Detail::Object(address) => Some(address),
         Detail::None | Detail::Samples => None,

@@ -56,6 +56,7 @@ mod plain_rust;
 mod plugins;
 mod processes;
 mod prove;
+mod prove_memory;
 mod readme;
 mod refusals;
 mod report;

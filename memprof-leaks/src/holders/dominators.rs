@@ -3,7 +3,7 @@
 //! are linked both ways, and hash tables for each object.
 
 use super::graph::Graph;
-use super::holder::Root;
+use super::outside::Root;
 use super::{NONE, Tree};
 
 /// Finds what holds each object that the roots lead to. A root's node has the number behind all objects'.

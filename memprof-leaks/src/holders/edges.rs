@@ -1,6 +1,6 @@
 //! Who points to whom.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use super::kinds::Kinds;
 use crate::look::Seen;
@@ -55,42 +55,43 @@ impl<'a> Edges<'a> {
         (!is_link).then_some(number)
     }
 
-    /// Calls `found` with each object to which one points.
+    /// Calls `found` with each object to which one points, until it says to stop: an array may point to the same
+    /// objects over and over.
     pub(super) fn of(
         &self,
         number: u32,
         object: &Object,
         memory: &mut Window<'_>,
-        found: &mut Vec<u32>,
-    ) {
+        mut found: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         if self.silent.binary_search(&number).is_ok() {
-            return;
+            return ControlFlow::Continue(());
         }
-        let first = found.len();
+        let mut last = number;
         let mut words = |range: Range<u64>| {
-            for address in range.step_by(8) {
-                let target = memory.word(address).and_then(|word| self.target(word));
-                if let Some(target) = target
-                    && target != number
-                    && found[first..].last() != Some(&target)
-                {
-                    found.push(target);
+            range.step_by(8).try_for_each(|address| {
+                match memory.word(address).and_then(|word| self.target(word)) {
+                    Some(target) if target != number && target != last => {
+                        last = target;
+                        found(target)
+                    }
+                    _ => ControlFlow::Continue(()),
                 }
-            }
+            })
         };
         let Range { start, end } = object.range;
         let end = end & !7;
         match self.kinds.links(number) {
             Some(links) => {
-                words(start..start + links);
-                words(start + links + LINKS..end);
+                words(start..start + links)?;
+                words(start + links + LINKS..end)
             }
             None if end - start > LARGE => {
                 let region = self.seen.view.region(start);
                 let pages = region.map_or(&[][..], |region| &region.pages);
                 let first = pages.partition_point(|pages| pages.end <= start);
-                let within = pages[first..].iter().take_while(|pages| pages.start < end);
-                within.for_each(|pages| words(pages.start.max(start)..pages.end.min(end)));
+                let mut within = pages[first..].iter().take_while(|pages| pages.start < end);
+                within.try_for_each(|pages| words(pages.start.max(start)..pages.end.min(end)))
             }
             None => words(start..end),
         }

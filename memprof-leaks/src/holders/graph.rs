@@ -1,5 +1,7 @@
 //! All pointers from objects to objects, in memory.
 
+use std::ops::ControlFlow;
+
 use super::edges::Edges;
 
 /// What finding dominators takes, in bytes: for each object, and for each pointer.
@@ -18,7 +20,7 @@ impl Graph {
     pub(super) fn of(edges: &Edges<'_>, budget: u64) -> Option<Self> {
         let count = edges.numbers.count();
         let for_objects = u64::from(count) * OF_OBJECT;
-        let limit = budget.checked_sub(for_objects)? / OF_POINTER;
+        let limit = (budget.checked_sub(for_objects)? / OF_POINTER).min(u32::MAX.into());
         let mut graph = Self {
             first: Vec::with_capacity(count as usize + 1),
             targets: Vec::new(),
@@ -26,8 +28,14 @@ impl Graph {
         graph.first.push(0);
         let mut memory = edges.window();
         for (number, object) in edges.numbers.all().enumerate() {
-            edges.of(number as u32, &object, &mut memory, &mut graph.targets);
-            if graph.targets.len() as u64 > limit.min(u32::MAX.into()) {
+            let read = edges.of(number as u32, &object, &mut memory, |target| {
+                if graph.targets.len() as u64 >= limit {
+                    return ControlFlow::Break(());
+                }
+                graph.targets.push(target);
+                ControlFlow::Continue(())
+            });
+            if read.is_break() {
                 return None;
             }
             graph.first.push(graph.targets.len() as u32);

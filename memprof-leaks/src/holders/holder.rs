@@ -1,14 +1,12 @@
 //! What holds objects from outside of the heap.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 
-use super::edges::Edges;
 use crate::look::Seen;
 use crate::names::{Names, Variable};
+use crate::pages::PAGE;
 use crate::regions::Region;
-use crate::view::BLOCK;
 
 /// Where a pointer lies that is in no object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,7 +47,7 @@ pub enum Holder {
 
 impl Holder {
     /// Whose objects are told to be theirs first.
-    fn rank(&self) -> u8 {
+    pub(super) fn rank(&self) -> u8 {
         match self {
             Self::Variable { .. } => 0,
             Self::Stack { .. } => 1,
@@ -60,103 +58,49 @@ impl Holder {
     }
 }
 
-/// What one holder points to.
-#[derive(Debug)]
-pub(super) struct Root {
-    pub(super) holder: u32,
-    pub(super) rank: u8,
-    pub(super) targets: Vec<u32>,
-}
-
-/// All holders of a process, and what they point to, by rank.
-#[derive(Debug)]
-pub(super) struct Holders {
-    pub(super) all: Vec<Holder>,
-    pub(super) roots: Vec<Root>,
-}
-
-impl Holders {
-    pub(super) fn find(seen: &Seen<'_>, edges: &Edges<'_>, names: &mut Names<'_>) -> Self {
-        let mut found: BTreeMap<Holder, Vec<u32>> = BTreeMap::new();
-        let mut add = |holder: Holder, target| found.entry(holder).or_default().push(target);
-        let mut block = vec![0; BLOCK];
-        for range in &seen.roots.ranges {
-            let range = range.start.next_multiple_of(8)..range.end;
-            for start in range.clone().step_by(BLOCK) {
-                let length = (range.end - start).min(BLOCK as u64) as usize;
-                let read = seen.view.read(start, &mut block[..length]);
-                for (at, word) in block[..read].chunks_exact(8).enumerate() {
-                    let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-                    if let Some(target) = edges.target(word) {
-                        add(holder(seen, names, start + at as u64 * 8), target);
-                    }
-                }
-            }
+/// Whose an address outside of the heap is, and which addresses from there on are the same holder's. Words without a
+/// symbol are variables of their own, or where `is_exact` is not, those of a page are one.
+pub(super) fn holder_of(
+    seen: &Seen<'_>,
+    names: &mut Names<'_>,
+    address: u64,
+    is_exact: bool,
+) -> (Holder, Range<u64>) {
+    if let Some(mut variable) = names.variable(address) {
+        let mut end = address + variable.rest.max(8);
+        if variable.rest == 0 && !is_exact {
+            let within = address % PAGE;
+            end = address - within + PAGE;
+            variable.offset = variable.offset.saturating_sub(within);
         }
-        for thread in &seen.snapshot.threads {
-            let targets = thread.words.iter().filter_map(|word| edges.target(*word));
-            for target in targets {
-                let name = name_of(seen, thread.tid);
-                let thread = thread.tid;
-                add(Holder::Registers { thread, name }, target);
-            }
-        }
-        for target in seen
-            .roots
-            .kernel
-            .iter()
-            .filter_map(|word| edges.target(*word))
-        {
-            add(Holder::Kernel, target);
-        }
-        let mut holders = Self {
-            all: Vec::new(),
-            roots: Vec::new(),
-        };
-        for (number, (holder, targets)) in found.into_iter().enumerate() {
-            holders.roots.push(Root {
-                holder: number as u32,
-                rank: holder.rank(),
-                targets,
-            });
-            holders.all.push(holder);
-        }
-        holders.roots.sort_by_key(|root| root.rank);
-        holders
-    }
-}
-
-/// Whose an address outside of the heap is.
-fn holder(seen: &Seen<'_>, names: &mut Names<'_>, address: u64) -> Holder {
-    if let Some(variable) = names.variable(address) {
         let (name, Variable { file, .. }) = (variable.shown(), variable);
-        return Holder::Variable { name, file };
+        return (Holder::Variable { name, file }, address..end);
     }
     let region = seen.view.region(address);
-    let (Range { start, end }, name) = region.map_or((0..0, ""), |region| {
+    let (range, name) = region.map_or((address..address, ""), |region| {
         let Region { range, name, .. } = region;
         (range.clone(), name)
     });
     let threads = &seen.snapshot.threads;
-    let on_it = threads.iter().find(|thread| {
-        let is_on = |address: &u64| (start..end).contains(address);
-        is_on(&thread.stack) || is_on(&thread.control_block)
-    });
-    match on_it {
+    let on_it = threads
+        .iter()
+        .find(|thread| range.contains(&thread.stack) || range.contains(&thread.control_block));
+    let holder = match on_it {
         Some(thread) => Holder::Stack {
             thread: thread.tid,
             name: name_of(seen, thread.tid),
         },
         None => Holder::Memory {
-            start,
-            size: end - start,
+            start: range.start,
+            size: range.end - range.start,
             name: name.to_owned(),
         },
-    }
+    };
+    (holder, range)
 }
 
 /// A thread that has ended meanwhile has no name.
-fn name_of(seen: &Seen<'_>, thread: u32) -> String {
+pub(super) fn name_of(seen: &Seen<'_>, thread: u32) -> String {
     let pid = seen.snapshot.pid;
     let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap_or_default();
     name.trim_end().to_owned()

@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 
-use super::holder::{Holder, Holders};
+use super::holder::Holder;
 use super::kinds::{Kind, Kinds};
+use super::outside::Holders;
 use super::{NONE, Tree};
 use crate::objects::Numbers;
 
 /// More are told with what holds them.
-const LIMIT: usize = 1 << 18;
+const LIMIT: u64 = 1 << 18;
+/// What a level takes, with what is made of it to be shown, in bytes.
+const OF_LEVEL: u64 = 448;
 
 /// A holder, or objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,17 +48,23 @@ pub(super) struct Levels {
     pub(super) levels: Vec<Level>,
     /// By a place in the tree.
     pub(super) levels_of: Vec<u32>,
+    /// No objects are told with what holds them for want of memory.
+    pub(super) is_whole: bool,
 }
 
 /// The kind of a level that is a holder, or the process.
 const NO_KIND: u32 = NONE;
 
+/// Makes levels of a tree, which may take so many bytes.
 pub(super) fn levels(
     tree: &Tree,
     numbers: &Numbers<'_>,
     kinds: &Kinds,
     holders: &Holders,
+    room: u64,
 ) -> Levels {
+    let limit = holders.all.len() as u64 + LIMIT.min(room / OF_LEVEL);
+    let mut is_whole = true;
     let new = |link, parent, is_shared| Level {
         link,
         parent,
@@ -92,7 +101,8 @@ pub(super) fn levels(
             if at != 0 {
                 return at;
             }
-            if levels.len() >= LIMIT {
+            if levels.len() as u64 >= limit {
+                is_whole = false;
                 return above;
             }
             let link = Link::Objects(kinds.all[kind as usize].clone());
@@ -115,5 +125,9 @@ pub(super) fn levels(
             levels[parent].held_bytes += bytes;
         }
     }
-    Levels { levels, levels_of }
+    Levels {
+        levels,
+        levels_of,
+        is_whole,
+    }
 }

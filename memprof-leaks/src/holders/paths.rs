@@ -1,7 +1,9 @@
 //! One shortest path to each object.
 
+use std::ops::ControlFlow;
+
 use super::edges::Edges;
-use super::holder::Root;
+use super::outside::Root;
 use super::{NONE, Tree};
 
 /// Finds the objects that roots lead to, the nearest first; roots of the first rank come before others.
@@ -20,7 +22,6 @@ pub(super) fn tree(edges: &Edges<'_>, roots: &[Root]) -> Tree {
         is_new
     };
     let mut memory = edges.window();
-    let mut found = Vec::new();
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         let mut level = Vec::new();
         for root in same {
@@ -35,9 +36,13 @@ pub(super) fn tree(edges: &Edges<'_>, roots: &[Root]) -> Tree {
             for (object, parent) in level {
                 let place = tree.visit(object, parent);
                 let range = edges.numbers.object(object);
-                edges.of(object, &range, &mut memory, &mut found);
-                let new = found.drain(..).filter(|target| is_new(*target));
-                next.extend(new.map(|target| (target, place)));
+                // All of them: nobody stops it.
+                let _whole = edges.of(object, &range, &mut memory, |target| {
+                    if is_new(target) {
+                        next.push((target, place));
+                    }
+                    ControlFlow::Continue(())
+                });
             }
             level = next;
         }

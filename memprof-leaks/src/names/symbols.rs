@@ -21,6 +21,8 @@ pub(crate) struct Variable {
     pub(crate) file: String,
     /// How far behind its beginning the address lies; in the file as the linker laid it out, without a symbol.
     pub(crate) offset: u64,
+    /// How many bytes of it begin there; 0 without a symbol.
+    pub(crate) rest: u64,
 }
 
 impl Variable {
@@ -73,6 +75,7 @@ impl<'a> Symbols<'a> {
             name: String::new(),
             file: path.rsplit('/').next().unwrap_or(path).to_owned(),
             offset: address - region.range.start + region.offset,
+            rest: 0,
         };
         let of_file = table
             .as_ref()
@@ -81,6 +84,7 @@ impl<'a> Symbols<'a> {
             variable.offset = address.wrapping_sub(bias);
             if let Some(entry) = table.entry(variable.offset) {
                 variable.name = entry.name.to_string();
+                variable.rest = entry.end - variable.offset;
                 variable.offset -= entry.start;
             }
         }
@@ -177,6 +181,7 @@ mod tests {
                 name: name.to_owned(),
                 file: "a.out".to_owned(),
                 offset: 0x4010,
+                rest: 0,
             };
             assert_eq!(variable.shown(), expected);
         };

@@ -48,7 +48,7 @@ fn what_moves_in_memory_that_a_copy_lacks_is_held() {
 /// Where that memory does not fit, what may be pointers does.
 #[test]
 fn what_moves_in_more_of_it_than_there_is_room_for_is_held() {
-    let max_memory = Some(16 << 20);
+    let max_memory = Some(32 << 20);
     check(
         "32",
         Options {
