@@ -107,6 +107,24 @@ macro_rules! __export_layout {
 
 #[cfg(test)]
 mod tests {
+    use abi_stable::package_version_strings;
+    use abi_stable::sabi_types::VersionNumber;
+
+    use crate::raw::MEMPROF_ABI_MAJOR;
+
+    #[test]
+    fn hosts_and_plugins_that_were_built_with_0_1_are_not_refused() {
+        let first = VersionNumber {
+            major: 0,
+            minor: 1,
+            patch: 0,
+        };
+        let now = package_version_strings!().parsed().unwrap();
+        assert_eq!(MEMPROF_ABI_MAJOR, 1);
+        // What abi_stable asks of the packages that two layouts are of.
+        assert!(now.is_loosely_compatible(first), "{now}");
+    }
+
     #[test]
     fn macro_exports_the_symbol_that_abi_stable_looks_for() {
         assert_eq!(super::SYMBOL, "_1as_0lib_1header_0root_bmodule_bloader");
