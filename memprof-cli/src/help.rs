@@ -140,6 +140,7 @@ const COMMANDS: &[Help] = &[
         examples: &[
             "memprof leaks -t web --last 8",
             "memprof leaks --prove 4711",
+            "memprof leaks --prove 4711 --format html -o leaks.html",
             "memprof leaks --prove --at-exit -- ./tests",
         ],
     },
@@ -149,6 +150,7 @@ const COMMANDS: &[Help] = &[
             "memprof holders 4711",
             "memprof holders 4711 --class Session",
             "memprof holders 4711 --stack load_config",
+            "memprof holders 4711 --format html -o holders.html",
         ],
     },
     Help {

@@ -1,7 +1,9 @@
 //! `memprof holders`: through whom the memory of a running process is held.
 
+mod page;
 mod rows;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,11 +12,13 @@ use memprof_report::pattern;
 use regex::Regex;
 use serde::Serialize;
 
+use self::page::page;
 use self::rows::{Class, Row, Step, classes, largest, of_chain, of_kind, of_samples};
 
 use crate::exit::{NO_DATA, Outcome, USAGE, coded};
 use crate::looked::{Looked, look, name_of, parse_amount, size};
 use crate::output;
+use crate::written::{Shape, Written};
 
 /// Show what keeps the memory of a process alive: variables, stacks and other memory
 ///
@@ -66,6 +70,14 @@ pub(crate) struct HoldersArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    /// What is written
+    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "json")]
+    format: Option<Shape>,
+
+    /// Write it to this file, whole or not at all [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
@@ -152,17 +164,19 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let holding = look(args.pid, options, |options, progress| {
         holders(args.pid, which.detail(), options, progress)
     })?;
+    let written = Written::new(args.format, args.json, args.output.as_deref());
+    let top = written.rows(args.top);
     let levels = &holding.levels;
     let mut sampled = None;
     let rows = match &which {
-        Which::Largest => largest(levels, args.top),
-        Which::Class(class) => of_kind(levels, args.top, |kind| match kind {
+        Which::Largest => largest(levels, top),
+        Which::Class(class) => of_kind(levels, top, |kind| match kind {
             Kind::Class(name) => class.is_match(name),
             Kind::Size(_) => false,
         }),
         Which::Size(size) => {
             let meant = Kind::of_size(*size);
-            of_kind(levels, args.top, |kind| *kind == meant)
+            of_kind(levels, top, |kind| *kind == meant)
         }
         Which::Stack(function) => {
             let samples = holding.samples.as_ref();
@@ -172,7 +186,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
                 objects: samples.count(),
                 matching: found.iter().map(|sampling| sampling.own.objects).sum(),
             });
-            of_samples(levels, args.top, found)
+            of_samples(levels, top, found)
         }
         Which::Object(_) => holding.object.iter().map(of_chain).collect(),
     };
@@ -195,15 +209,13 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         classes: classes(levels),
     };
     let is_overview = matches!(which, Which::Largest);
-    reply.text = text(&reply, &holding, args.top, is_overview);
-    match args.json {
-        true => output::print(&serde_json::to_string(&reply)?)?,
-        false => output::print(&reply.text)?,
-    }
+    reply.text = text(&reply, &holding, top, is_overview);
+    written.write(&reply, &reply.text, || page(&reply, &holding, is_overview))?;
     Ok(0.into())
 }
 
-fn text(reply: &Reply<'_>, holding: &Holding, top: usize, is_overview: bool) -> String {
+/// The first lines.
+fn head(reply: &Reply<'_>, holding: &Holding) -> Vec<String> {
     let all = &holding.levels[0];
     let name = name_of(reply.looked.pid);
     let how = match holding.method {
@@ -222,6 +234,11 @@ fn text(reply: &Reply<'_>, holding: &Holding, top: usize, is_overview: bool) -> 
             "{matching} of {objects} sampled objects have such a stack; each stands for others, of which no stack is known"
         ));
     }
+    lines
+}
+
+fn text(reply: &Reply<'_>, holding: &Holding, top: usize, is_overview: bool) -> String {
+    let mut lines = head(reply, holding);
     lines.push(format!("\n{:>12} {:>10}  holder", "held", "objects"));
     for row in &reply.holders {
         let names: Vec<_> = row.path.iter().map(told).collect();

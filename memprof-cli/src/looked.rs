@@ -1,11 +1,11 @@
 //! What `memprof leaks --prove` and `memprof holders` say of how they looked at a process.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use memprof_leaks::{Error, Looks, Options, Step};
 use memprof_messages::{SIZE_EXAMPLE, parse_size};
-use memprof_report::{SampleType, amount};
+use memprof_report::{Outline, OutlinePage, SampleType, amount};
 use serde::Serialize;
 
 use crate::exit::coded;
@@ -16,6 +16,8 @@ use crate::output;
 #[derive(Serialize)]
 pub(crate) struct Looked<'a> {
     pub(crate) pid: u32,
+    /// The time of the last look, RFC 3339.
+    taken: String,
     allocators: &'a [&'static str],
     /// In bytes.
     rss: u64,
@@ -86,6 +88,7 @@ impl<'a> Looked<'a> {
         let milliseconds = |pause: &Duration| pause.as_micros() as f64 / 1000.0;
         Self {
             pid,
+            taken: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             allocators: &looks.allocators,
             rss: looks.rss,
             stopped_ms: looks.stopped.iter().map(milliseconds).collect(),
@@ -102,11 +105,16 @@ impl<'a> Looked<'a> {
 
     /// The last lines of a text.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let stopped: Vec<_> = self
-            .stopped_ms
-            .iter()
-            .map(|pause| format!("{pause:.1} ms"))
-            .collect();
+        let mut lines = vec![format!("\n{}", self.summary())];
+        lines.extend(self.unread());
+        let warnings = self.warnings.iter();
+        lines.extend(warnings.map(|warning| format!("note: {warning}")));
+        lines
+    }
+
+    fn summary(&self) -> String {
+        let stopped = self.stopped_ms.iter();
+        let stopped: Vec<_> = stopped.map(|pause| format!("{pause:.1} ms")).collect();
         let stood_still = match stopped.is_empty() {
             true => String::new(),
             false => format!(
@@ -115,19 +123,46 @@ impl<'a> Looked<'a> {
                 self.estimated_ms
             ),
         };
-        let mut lines = vec![format!(
-            "\n{} objects in the heap of {};{stood_still} {} were searched; memprof used {} of memory (limit {})",
+        format!(
+            "{} objects in the heap of {};{stood_still} {} were searched; memprof used {} of memory (limit {})",
             self.objects,
             self.allocators.join(" and "),
             size(self.searched_bytes),
             size(self.memory_bytes),
             size(self.memory_limit_bytes)
-        )];
+        )
+    }
+
+    fn unread(&self) -> impl Iterator<Item = String> {
         let unread = self.unread.iter();
-        lines.extend(unread.map(|part| format!("not searched: {part}")));
-        let warnings = self.warnings.iter();
-        lines.extend(warnings.map(|warning| format!("note: {warning}")));
-        lines
+        unread.map(|part| format!("not searched: {part}"))
+    }
+
+    /// The page that says the same as a text, whose first lines these are.
+    pub(crate) fn page(
+        &self,
+        command: &str,
+        head: &[String],
+        limits: &[&str],
+        outlines: Vec<Outline>,
+    ) -> OutlinePage {
+        let when = format!(
+            "Taken at {}, with {} of resident memory. {}",
+            self.taken,
+            size(self.rss),
+            self.summary()
+        );
+        let [heading, more @ ..] = head else {
+            unreachable!("a text has a first line");
+        };
+        OutlinePage {
+            title: format!("memprof {command} {}", name_of(self.pid)),
+            heading: heading.clone(),
+            facts: more.iter().cloned().chain([when]).collect(),
+            notes: self.unread().chain(self.warnings.iter().cloned()).collect(),
+            limits: limits.iter().map(ToString::to_string).collect(),
+            outlines,
+        }
     }
 }
 

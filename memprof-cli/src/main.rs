@@ -34,6 +34,7 @@ mod run;
 mod script;
 mod serve;
 mod target;
+mod written;
 
 use std::process::ExitCode;
 

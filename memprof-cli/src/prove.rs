@@ -1,7 +1,10 @@
 //! `memprof leaks --prove`: the objects of a running process that nothing points to.
 
+mod page;
+
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
@@ -10,11 +13,13 @@ use memprof_leaks::ending::{self, Run};
 use memprof_leaks::{Group, Options, Proof, prove, prove_ending};
 use serde::Serialize;
 
+use self::page::page;
 use crate::exit::{FAILED, Outcome, USAGE, coded};
 use crate::frames::frames;
 use crate::heap;
 use crate::looked::{Looked, look, looked, name_of, parse_amount, progress, size};
 use crate::output;
+use crate::written::{Shape, Written};
 
 /// How to look at a process.
 #[derive(clap::Args, Debug)]
@@ -37,7 +42,7 @@ pub(crate) struct ProveArgs {
 
     /// With --prove: run a command, and search it once, when it exits
     ///
-    /// Prints the leaks to stderr, with --json to stdout. The exit code is the command's, or 1 if that is 0 and there
+    /// Prints the leaks to stderr, with --json or another --format to stdout. The exit code is the command's, or 1 if that is 0 and there
     /// are leaks. Only the process itself is searched, not its children, and not a command that is ended by a signal.
     #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause", "fail"])]
     at_exit: bool,
@@ -53,6 +58,20 @@ pub(crate) struct ProveArgs {
     /// How much memory --prove may use; default: 12 % of the process's memory, at least 128 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
     max_memory: Option<u64>,
+
+    /// What --prove writes
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        requires = "prove",
+        conflicts_with = "json"
+    )]
+    format: Option<Shape>,
+
+    /// Write it to this file, whole or not at all [default: standard output]
+    #[arg(short, long, value_name = "FILE", requires = "prove")]
+    output: Option<PathBuf>,
 
     /// Exit with 1 where --prove finds leaks
     #[arg(long, requires = "prove")]
@@ -94,23 +113,21 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
+    let written = Written::new(args.format, json, args.output.as_deref());
     let Some(pid) = args.pid else {
-        return at_exit(&args.command, options, top, json);
+        return at_exit(&args.command, options, top, written);
     };
     let proof = look(pid, options, |options, progress| {
         prove(pid, options, progress)
     })?;
     let reply = reply(pid, &proof, top);
-    match json {
-        true => output::print(&serde_json::to_string(&reply)?)?,
-        false => output::print(&reply.text)?,
-    }
+    written.write(&reply, &reply.text, || page(&reply))?;
     let found = reply.leaked.objects > 0;
     Ok(ExitCode::from(if found && args.fail { FAILED } else { 0 }))
 }
 
 /// Runs a command, and says what it leaves behind.
-fn at_exit(command: &[OsString], options: Options, top: usize, json: bool) -> Outcome {
+fn at_exit(command: &[OsString], options: Options, top: usize, written: Written<'_>) -> Outcome {
     let [program, args @ ..] = command else {
         return Err(coded(USAGE, "--at-exit needs a command"));
     };
@@ -129,9 +146,9 @@ fn at_exit(command: &[OsString], options: Options, top: usize, json: bool) -> Ou
     let proof = prove_ending(&ending, options, &|step| progress(pid, step));
     let proof = looked(pid, proof)?;
     let reply = reply(pid, &proof, top);
-    match json {
-        true => output::print(&serde_json::to_string(&reply)?)?,
-        false => output::tell(&reply.text),
+    match written.is_shown() {
+        true => output::tell(&reply.text),
+        false => written.write(&reply, &reply.text, || page(&reply))?,
     }
     Ok(code_of(ending.end()?, reply.leaked.objects))
 }
@@ -172,10 +189,10 @@ fn reply(pid: u32, proof: &Proof, top: usize) -> Reply<'_> {
     reply
 }
 
-fn text(reply: &Reply<'_>, top: usize) -> String {
+fn heading(reply: &Reply<'_>) -> String {
     let name = name_of(reply.looked.pid);
     let leaked = &reply.leaked;
-    let mut lines = vec![match leaked.objects {
+    match leaked.objects {
         0 => format!(
             "{name}: nothing is leaked: all {} objects are held",
             reply.looked.objects
@@ -189,7 +206,12 @@ fn text(reply: &Reply<'_>, top: usize) -> String {
                 ""
             }
         ),
-    }];
+    }
+}
+
+fn text(reply: &Reply<'_>, top: usize) -> String {
+    let leaked = &reply.leaked;
+    let mut lines = vec![heading(reply)];
     if leaked.objects > 0 {
         lines.push(format!(
             "\n{:>12} {:>9} {:>10}  {:<14}  class",

@@ -81,7 +81,9 @@ pub use pair::Pair;
 pub use profile::{
     Address, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Tally, Values,
 };
-pub use render::{FLAMEGRAPH_POLICY, POLICY, Subject, VIEWER, amount, render};
+pub use render::{
+    Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, Subject, VIEWER, amount, render,
+};
 pub use report::{Input, read, report};
 pub use shares::{Holding, held_by_labels};
 pub use stacks::{AddressId, StackId, Stacks};

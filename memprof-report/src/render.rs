@@ -14,7 +14,7 @@ mod text;
 mod tree;
 
 pub use flamegraph::FLAMEGRAPH_POLICY;
-pub use html::{POLICY, VIEWER};
+pub use html::{Cells, Column, Outline, OutlinePage, POLICY, VIEWER};
 
 use std::borrow::Cow;
 use std::collections::HashSet;

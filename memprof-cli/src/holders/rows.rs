@@ -89,14 +89,18 @@ fn name_of_kind(kind: &Kind) -> String {
     }
 }
 
+/// What a level is.
+pub(super) fn step_of(level: &Level) -> Step {
+    Step {
+        is_shared: level.is_shared,
+        ..step(&level.link)
+    }
+}
+
 fn path(levels: &[Level], mut at: usize) -> Vec<Step> {
     let mut path = Vec::new();
     while at != 0 {
-        let is_shared = levels[at].is_shared;
-        path.push(Step {
-            is_shared,
-            ..step(&levels[at].link)
-        });
+        path.push(step_of(&levels[at]));
         at = levels[at].parent;
     }
     path

@@ -57,6 +57,7 @@ mod plugins;
 mod processes;
 mod prove;
 mod prove_memory;
+mod prove_page;
 mod readme;
 mod refusals;
 mod report;

@@ -65,7 +65,11 @@ fn what_a_process_leaked_is_told_to_people_and_scripts() {
     leaking.is_unharmed();
 
     let mut clean = start(&program, "clean");
-    let text = prove(clean.pid, &["--fail"]).exits(0).stdout;
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("leaks.txt");
+    let args = ["--fail", "-o", file.to_str().unwrap()];
+    assert_eq!(prove(clean.pid, &args).exits(0).stdout, "");
+    let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("nothing is leaked: all "), "{text}");
     clean.is_unharmed();
 }
@@ -196,6 +200,8 @@ fn a_command_that_leaks_fails_when_it_exits() {
     // The shell, not its child.
     let said = at_exit(&["--", "sh", "-c", &script]).exits(0).stderr;
     assert!(said.contains("nothing is leaked"), "{said}");
+    let page = at_exit(&["--format", "html", "--", program]).exits(3);
+    assert!(page.stdout.starts_with("<!doctype html>"), "{page:?}");
     let said = at_exit(&["--json", "--", program, "clean"]).exits(3).json();
     assert_eq!(said["leaked"]["objects"], 0);
     let said = at_exit(&["--", "sh", "-c", "kill -TERM $$"])
@@ -219,4 +225,5 @@ fn what_cannot_be_looked_at_is_refused_by_name() {
         .exits(2)
         .stderr;
     assert!(said.contains("<PID|--at-exit>"), "{said}");
+    memprof(Path::new("/"), &["leaks", "--format", "html"]).exits(2);
 }

@@ -4,6 +4,8 @@
 //! depth. Names reach the document as text only. The viewer in `html/` is the same that a server's
 //! page loads as modules; here they are joined.
 
+mod outline;
+
 use std::io::{self, Write};
 use std::sync::LazyLock;
 
@@ -12,6 +14,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+pub use self::outline::{Cells, Column, Outline, OutlinePage};
 use super::Subject;
 use crate::ages::{COLUMNS, Cohorts};
 use crate::error::{Error, Result};
@@ -40,23 +43,30 @@ const START: &str = include_str!("html/report.js");
 /// The modules as one, in the order of their imports.
 static SCRIPT: LazyLock<String> = LazyLock::new(|| {
     let modules = VIEWER.iter().skip(1).map(|(_, module)| *module);
-    let lines = modules.chain([START]).flat_map(str::lines);
+    joined(&modules.chain([START]).collect::<Vec<_>>())
+});
+
+/// Modules as one script.
+fn joined(modules: &[&str]) -> String {
+    let lines = modules.iter().copied().flat_map(str::lines);
     let lines = lines.filter(|line| !line.starts_with("import "));
     lines.fold(String::new(), |script, line| {
         script + line.strip_prefix("export ").unwrap_or(line) + "\n"
     })
-});
+}
 
 /// What the page of [`Format::Html`](super::Format) may do, as its `Content-Security-Policy`: run its own
 /// script and nothing else, whatever a symbol is called.
-pub static POLICY: LazyLock<String> = LazyLock::new(|| {
+pub static POLICY: LazyLock<String> = LazyLock::new(|| policy_of(&SCRIPT));
+
+fn policy_of(script: &str) -> String {
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
     format!(
         "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'",
         hash(VIEWER[0].1),
-        hash(&SCRIPT)
+        hash(script)
     )
-});
+}
 
 /// `base` is null without one, `ages` without births, `labels` missing without any, and `own_base` empty then.
 #[derive(Serialize)]
@@ -111,17 +121,29 @@ struct Tree {
 
 /// The page, with the data in it.
 pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    write_page(&POLICY, &SCRIPT, out, &mut |out| {
+        write_view(subject, options, out)
+    })
+}
+
+/// A page that runs one script on the JSON that `data` writes.
+fn write_page(
+    policy: &str,
+    script: &str,
+    out: &mut dyn Write,
+    data: &mut dyn FnMut(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
     let mut rest = PAGE;
     for (mark, text) in [
-        ("/*policy*/", POLICY.as_str()),
+        ("/*policy*/", policy),
         ("/*style*/", VIEWER[0].1),
         ("/*data*/", ""),
-        ("/*script*/", &SCRIPT),
+        ("/*script*/", script),
     ] {
         let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
         write!(out, "{before}{text}")?;
         if text.is_empty() {
-            write_view(subject, options, &mut InScript(&mut *out))?;
+            data(&mut InScript(&mut *out))?;
         }
         rest = after;
     }
@@ -222,30 +244,24 @@ impl<W: Write> Write for InScript<W> {
 mod tests {
     use super::*;
 
-    /// Two modules may each have a constant of one name; joined they would be no script.
     #[test]
-    fn joined_modules_share_no_name() {
+    fn the_script_is_one() {
+        is_one_script(&SCRIPT);
+    }
+
+    /// Has no trace of having been modules. Two may each have a constant of one name; joined they would be no script.
+    pub(super) fn is_one_script(script: &str) {
         let mut names = std::collections::HashSet::new();
         let kinds = ["const ", "let ", "class ", "function "];
-        for line in SCRIPT.lines() {
+        for line in script.lines() {
             for rest in kinds.iter().filter_map(|kind| line.strip_prefix(kind)) {
                 let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
                 let name = &rest[..end.unwrap_or(rest.len())];
                 assert!(name.is_empty() || names.insert(name), "{line}");
             }
-        }
-    }
-
-    #[test]
-    fn joined_modules_have_no_trace_of_being_modules() {
-        let names: Vec<_> = VIEWER
-            .iter()
-            .map(|(name, _)| format!("'./{name}'"))
-            .collect();
-        for line in SCRIPT.lines() {
             assert!(!line.trim_start().starts_with("import"), "{line}");
             assert!(!line.trim_start().starts_with("export"), "{line}");
-            assert!(!names.iter().any(|name| line.contains(name)), "{line}");
+            assert!(!line.contains(".js'"), "{line}");
         }
     }
 

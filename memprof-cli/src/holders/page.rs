@@ -1,0 +1,156 @@
+//! Who holds the memory of a process, as a page.
+
+use std::cmp::Reverse;
+
+use memprof_leaks::{Holding, Level};
+use memprof_report::{Cells, Column, Outline, OutlinePage};
+
+use super::rows::{Class, Row, Step, step_of};
+use super::{Reply, head, told};
+use crate::written::MOST_ROWS;
+
+const LIMITS: [&str; 4] = [
+    "All objects in a pool that the program makes from the allocator's memory count as one: Python's small objects, \
+     the arenas of Perl and PHP.",
+    "A stale pointer counts as a holder.",
+    "Pointers at odd addresses, and encoded ones, are not seen.",
+    "What a variable reaches is not shown below a stack, other memory or a register.",
+];
+
+pub(super) fn page(reply: &Reply<'_>, holding: &Holding, is_overview: bool) -> OutlinePage {
+    let mut head = head(reply, holding);
+    let outlines = match is_overview {
+        false => vec![of_rows(&reply.holders)],
+        true => {
+            let levels = &holding.levels;
+            let shown = most(levels);
+            let holding = levels.iter().skip(1).filter(|level| level.held_objects > 0);
+            let left = holding.count() - shown.len();
+            if left > 0 {
+                head.push(format!("{left} rows that hold less are not shown."));
+            }
+            vec![of_levels(levels, &shown), of_classes(&reply.classes)]
+        }
+    };
+    reply.looked.page("holders", &head, &LIMITS, outlines)
+}
+
+/// The levels that hold most, by index. Each one's holder is among them: it holds as much and more, and comes before
+/// it.
+fn most(levels: &[Level]) -> Vec<usize> {
+    let mut shown: Vec<_> = (1..levels.len())
+        .filter(|at| levels[*at].held_objects > 0)
+        .collect();
+    shown.sort_by_key(|at| (Reverse(levels[*at].held_bytes), *at));
+    shown.truncate(MOST_ROWS);
+    shown
+}
+
+/// A row for each holder, and below it what it holds.
+fn of_levels(levels: &[Level], shown: &[usize]) -> Outline {
+    let mut below = vec![Vec::new(); levels.len()];
+    // The last one is shown first.
+    for at in shown.iter().rev() {
+        below[levels[*at].parent].push(*at);
+    }
+    let mut rows = Rows::default();
+    let mut open: Vec<_> = below[0].iter().map(|at| (*at, 0)).collect();
+    while let Some((at, depth)) = open.pop() {
+        let level = &levels[at];
+        rows.add(
+            depth,
+            level.held_bytes,
+            level.held_objects,
+            told(&step_of(level)),
+        );
+        open.extend(below[at].iter().map(|within| (*within, depth + 1)));
+    }
+    rows.outline("Holders", "Holder and what it holds")
+}
+
+/// A row for the objects that were asked for, and below it what holds them.
+fn of_rows(found: &[Row]) -> Outline {
+    let mut rows = Rows::default();
+    for row in found {
+        let [object, holders @ ..] = &row.path[..] else {
+            continue;
+        };
+        rows.add(0, row.bytes, row.objects, told(object));
+        let name = |holder: &Step| format!("held by {}", told(holder));
+        holders
+            .iter()
+            .for_each(|holder| rows.add_word(1, name(holder)));
+    }
+    rows.outline("Objects", "Objects and what holds them, the nearest first")
+}
+
+fn of_classes(classes: &[Class]) -> Outline {
+    let mut rows = Rows::default();
+    let shown = &classes[..classes.len().min(MOST_ROWS)];
+    for class in shown {
+        rows.add(0, class.held_bytes, class.objects, class.name.clone());
+    }
+    let own = shown.iter().map(|class| Some(class.bytes)).collect();
+    let mut outline = rows.outline("Classes and sizes", "Class, type or size of the objects");
+    let column = Column {
+        title: "Of these",
+        help: "In the objects themselves",
+        wide: true,
+        cells: Cells::Bytes(own),
+    };
+    outline.columns.insert(1, column);
+    outline
+}
+
+/// Rows of an outline.
+#[derive(Default)]
+struct Rows {
+    depth: Vec<u32>,
+    bytes: Vec<Option<u64>>,
+    objects: Vec<Option<u64>>,
+    names: Vec<String>,
+}
+
+impl Rows {
+    fn add(&mut self, depth: u32, bytes: u64, objects: u64, name: String) {
+        self.depth.push(depth);
+        self.bytes.push(Some(bytes));
+        self.objects.push(Some(objects));
+        self.names.push(name);
+    }
+
+    /// One without amounts.
+    fn add_word(&mut self, depth: u32, name: String) {
+        self.depth.push(depth);
+        self.bytes.push(None);
+        self.objects.push(None);
+        self.names.push(name);
+    }
+
+    fn outline(self, title: &'static str, names: &'static str) -> Outline {
+        let column = |title, help, cells| Column {
+            title,
+            help,
+            wide: false,
+            cells,
+        };
+        Outline {
+            title,
+            empty: "Nothing is held.".to_owned(),
+            depth: self.depth,
+            columns: vec![
+                column(
+                    "Held",
+                    "With what is held through them",
+                    Cells::Bytes(self.bytes),
+                ),
+                column(
+                    "Objects",
+                    "With those that are held through them",
+                    Cells::Count(self.objects),
+                ),
+                column("Name", names, Cells::Name(self.names)),
+            ],
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What `memprof leaks --prove` found, as a page.
+
+use memprof_report::{Cells, Column, Outline, OutlinePage};
+
+use super::{By, Reply, heading};
+use crate::written::MOST_ROWS;
+
+const LIMITS: [&str; 4] = [
+    "All objects in a pool that the program makes from the allocator's memory count as one: Python's small objects, \
+     the arenas of Perl and PHP.",
+    "A stale pointer hides a leak.",
+    "Pointers at odd addresses, and encoded ones, are not seen: what only they lead to is reported by mistake.",
+    "Only objects that a profiler in the process sampled have a stack.",
+];
+
+pub(super) fn page(reply: &Reply<'_>) -> OutlinePage {
+    let groups = &reply.leaked.by;
+    let shown = &groups[..groups.len().min(MOST_ROWS)];
+    let mut head = vec![heading(reply)];
+    if groups.len() > shown.len() {
+        head.push(format!(
+            "The {MOST_ROWS} largest of {} groups are shown.",
+            groups.len()
+        ));
+    }
+    let command = "leaks --prove";
+    reply
+        .looked
+        .page(command, &head, &LIMITS, vec![outline(shown)])
+}
+
+/// A row for each group, and below it the functions by which its objects were allocated.
+fn outline(groups: &[By<'_>]) -> Outline {
+    let mut depth = Vec::new();
+    let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut examples, mut names) = (Vec::new(), Vec::new());
+    for group in groups {
+        depth.push(0);
+        bytes.push(Some(group.bytes));
+        objects.push(Some(group.objects));
+        sizes.push(Some(group.size));
+        examples.push(group.example.clone());
+        let leaf = group.stack.as_ref().and_then(|stack| stack.last());
+        names.push(match (group.class, leaf) {
+            (Some(class), _) => class.to_owned(),
+            (None, Some(function)) => format!("allocated by {function}"),
+            (None, None) => "no class, no stack".to_owned(),
+        });
+        for function in group.stack.iter().flatten().rev() {
+            depth.push(1);
+            bytes.push(None);
+            objects.push(None);
+            sizes.push(None);
+            examples.push(String::new());
+            names.push((*function).to_owned());
+        }
+    }
+    let column = |title, help, wide, cells| Column {
+        title,
+        help,
+        wide,
+        cells,
+    };
+    Outline {
+        title: "Leaked",
+        empty: "Nothing is leaked: all objects are held.".to_owned(),
+        depth,
+        columns: vec![
+            column(
+                "Leaked",
+                "In all objects of the row",
+                false,
+                Cells::Bytes(bytes),
+            ),
+            column("Objects", "How many", false, Cells::Count(objects)),
+            column(
+                "Of each",
+                "The size of each object",
+                true,
+                Cells::Bytes(sizes),
+            ),
+            column(
+                "One of them",
+                "The address of one object",
+                true,
+                Cells::Text(examples),
+            ),
+            column(
+                "Class or function",
+                "The class in C++ or type in Python, else who allocated it; below it the stack, callers last",
+                false,
+                Cells::Name(names),
+            ),
+        ],
+    }
+}

@@ -1,0 +1,77 @@
+//! In what form a result is written, and where to.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+use memprof_report::OutlinePage;
+use serde::Serialize;
+
+use crate::output;
+
+/// What a result is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shape {
+    /// A table
+    Text,
+    /// For scripts
+    Json,
+    /// One offline page: tables to sort, search and expand
+    Html,
+}
+
+/// Rows that a page has at the most.
+pub(crate) const MOST_ROWS: usize = 20_000;
+
+/// Form and place of a result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written<'a> {
+    shape: Shape,
+    /// Standard output where there is none.
+    output: Option<&'a Path>,
+}
+
+impl<'a> Written<'a> {
+    pub(crate) fn new(format: Option<Shape>, json: bool, output: Option<&'a Path>) -> Self {
+        let usual = if json { Shape::Json } else { Shape::Text };
+        Self {
+            shape: format.unwrap_or(usual),
+            output: output.filter(|path| *path != Path::new("-")),
+        }
+    }
+
+    /// How many rows are shown where so many are asked for: a page has room for more.
+    pub(crate) fn rows(&self, top: usize) -> usize {
+        match self.shape {
+            Shape::Text | Shape::Json => top,
+            Shape::Html => MOST_ROWS,
+        }
+    }
+
+    /// A person reads it on the terminal.
+    pub(crate) fn is_shown(&self) -> bool {
+        self.shape == Shape::Text && self.output.is_none()
+    }
+
+    pub(crate) fn write(
+        &self,
+        reply: &impl Serialize,
+        text: &str,
+        page: impl FnOnce() -> OutlinePage,
+    ) -> anyhow::Result<()> {
+        let text = match self.shape {
+            Shape::Text => text.to_owned(),
+            Shape::Json => serde_json::to_string(reply)?,
+            Shape::Html => {
+                let page = page();
+                return match self.output {
+                    Some(path) => output::publish(path, |out| Ok(page.write(out)?)),
+                    None => Ok(page.write(&mut output::stdout())?),
+                };
+            }
+        };
+        match self.output {
+            Some(path) => output::publish(path, |out| Ok(writeln!(out, "{text}")?)),
+            None => output::print(&text),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! `memprof leaks --prove --format html` and `memprof holders --format html`, in a real browser.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use webdriver::Browser;
+
+use crate::dist::dist;
+use crate::memprof::memprof;
+use crate::page::{is_quiet, screenshot};
+use crate::processes::Process;
+
+/// A type's name that a page may take for markup. It needs no space.
+const HOSTILE: &str = "</script><img/src=x/onerror=top.pwned=1>";
+
+/// Holds 3,000 objects of that type, and nothing points to 2,000 more, which the collector does not know either.
+const SCRIPT: &str = "
+import ctypes, os, sys
+Hostile = type(sys.argv[1], (object,), {'__slots__': ()})
+held = [Hostile() for _ in range(3000)]
+def lose():
+    for _ in range(2000):
+        lost = ctypes.py_object(Hostile())
+        ctypes.pythonapi.PyObject_GC_UnTrack(lost)
+        ctypes.pythonapi.Py_IncRef(lost)
+lose()
+print('ready', os.getpid(), flush=True)
+for line in sys.stdin: print(line, end='', flush=True)
+";
+
+fn start(sockets: &Path) -> Process {
+    let mut command = Command::new(dist("bin/memprof"));
+    command.args(["run", "--active", "--lg-sample", "10", "--"]);
+    command.args(["/usr/bin/python3", "-c", SCRIPT]);
+    command
+        .env("MEMPROF_SOCKET_DIR", sockets)
+        .env("PYTHONMALLOC", "malloc");
+    Process::start(command, &[HOSTILE])
+}
+
+/// Opens a page, which must neither complain nor ask for anything, before and after `look`.
+fn open(page: &Path, look: impl FnOnce(&Browser)) {
+    let address = format!("file://{}", page.display());
+    let browser = Browser::open();
+    browser.go(&address);
+    browser.wait("document.querySelectorAll('tr[aria-rowindex]').length");
+    look(&browser);
+    let made = browser.run("return document.querySelectorAll('img, iframe, main script').length");
+    assert_eq!(made, 0);
+    assert_eq!(browser.run("return top.pwned ?? null"), Value::Null);
+    browser.size(400, 800);
+    let width = browser.run("return document.documentElement.scrollWidth");
+    assert!(width.as_u64().unwrap() <= 400, "{width}");
+    is_quiet(&browser, &address);
+}
+
+/// The row whose name is that type's, in the panel that is shown.
+const ROW: &str = "[...document.querySelectorAll('.panel:not([hidden]) tr[aria-rowindex]')]
+    .find(row => row.querySelector('td.name').title === HOSTILE)";
+
+fn of_row(script: &str) -> String {
+    script
+        .replace("ROW", ROW)
+        .replace("HOSTILE", &json!(HOSTILE).to_string())
+}
+
+#[test]
+fn leaks_and_holders_are_pages_that_show_names_as_text() {
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o700)).unwrap();
+    let mut process = start(place.path());
+    let pid = process.pid.to_string();
+    let write = |command: &[&str], name: &str| {
+        let page = place.path().join(name);
+        let more = ["--max-pause", "5s", "--format", "html", "-o"];
+        let args = [command, &[&pid], &more, &[page.to_str().unwrap()]].concat();
+        let told = memprof(place.path(), &args).exits(0);
+        assert_eq!((told.stdout, told.stderr), Default::default());
+        page
+    };
+    open(&write(&["leaks", "--prove"], "leaks.html"), |browser| {
+        let heading = browser.text("#heading");
+        assert!(heading.contains(" objects are leaked, "), "{heading}");
+        let facts = browser.text(".fact");
+        assert!(
+            facts.starts_with("Taken at 20") && facts.contains("was stopped for"),
+            "{facts}"
+        );
+        // Few of them are samples: the rows are filtered, sorted by the function, and opened.
+        browser.keys("body", "/");
+        browser.keys("#search", "onerror");
+        browser.wait(&of_row("ROW"));
+        let sampled = of_row(&ROW.replace("HOSTILE", "HOSTILE && row.ariaExpanded === 'false'"));
+        browser.run(&format!("({sampled}).querySelector('td.name').click()"));
+        browser.wait("document.querySelector('tr[aria-expanded=true] + tr[aria-level=\"2\"]')");
+        let frames = browser.run(
+            "return [...document.querySelectorAll('tr[aria-level=\"2\"]')].map(row => row.textContent).join()",
+        );
+        assert!(frames.as_str().unwrap().contains("PyObject"), "{frames}");
+        screenshot(browser, "leaks_page");
+        // Closed again by the keyboard.
+        browser.keys(".panel", "\u{e012}");
+        browser.wait("!document.querySelector('tr[aria-level=\"2\"]')");
+        browser.keys("#search", "\u{e00c}");
+        browser.wait("document.querySelector('#search').value === ''");
+        browser.click("th:nth-child(2) button");
+        browser.wait("document.querySelector('th:nth-child(2)').ariaSort === 'descending'");
+    });
+    open(&write(&["holders"], "holders.html"), |browser| {
+        let heading = browser.text("#heading");
+        assert!(heading.contains(" objects are held; "), "{heading}");
+        browser.keys("#search", "onerror");
+        browser.wait(&of_row("ROW"));
+        let above =
+            browser.run("return document.querySelector('tr[aria-level=\"1\"]').textContent");
+        assert!(above.as_str().unwrap().contains("variable "), "{above}");
+        screenshot(browser, "holders_page");
+        browser.click("#tab-1");
+        let objects = browser.run(&of_row(
+            "return (ROW).querySelectorAll('td')[2].textContent",
+        ));
+        // What is left on a free list may look like one more.
+        assert!(objects.as_str().unwrap().starts_with("3,00"), "{objects}");
+        browser.keys("#tab-1", "\u{e012}");
+        browser.wait("document.querySelector('#tab-0').ariaSelected === 'true'");
+    });
+    open(
+        &write(&["holders", "--class", "onerror"], "class.html"),
+        |browser| {
+            browser.wait(&of_row("ROW"));
+            browser.run(&of_row("(ROW).querySelector('td.name').click()"));
+            browser.wait(
+                "document.querySelector('tr[aria-level=\"2\"]').textContent.includes('held by ')",
+            );
+        },
+    );
+    process.is_unharmed();
+}
