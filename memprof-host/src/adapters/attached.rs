@@ -115,24 +115,26 @@ pub unsafe fn attached(
     })
 }
 
-/// The same for an attachment that comes on a thread of the program's, which is not to count as ours: whether
-/// it succeeded.
-#[cfg(feature = "adapter-java")]
-pub(super) fn attach_from(entry: &'static memprof_plugin_entry_t, toml: &[u8]) -> bool {
+/// The same for an attachment that comes on a thread of the program's, which is not to count as ours.
+///
+/// # Errors
+/// Why not.
+#[cfg(any(feature = "adapter-java", feature = "adapter-node"))]
+pub(super) fn attach_from(
+    entry: &'static memprof_plugin_entry_t,
+    toml: &[u8],
+) -> Result<(), String> {
     let toml = String::from_utf8_lossy(toml).into_owned();
     let (says, said) = std::sync::mpsc::channel();
     let thread = memprof_own::spawn(c"memprof-attach", move |privileges| {
         privileges.follow();
         // The receiver waits.
-        let _sent = says.send(attach(entry, &toml).is_ok());
+        let _sent = says.send(attach(entry, &toml).map_err(|failure| failure.to_string()));
     });
-    match thread {
-        Ok(thread) => {
-            thread.join();
-            said.recv().unwrap_or(false)
-        }
-        Err(_) => false,
-    }
+    let thread = thread.map_err(|error| format!("failed to start a thread: {error}"))?;
+    thread.join();
+    said.recv()
+        .unwrap_or_else(|_| Err("attaching panicked".to_owned()))
 }
 
 /// Whether the process was attached to, and still is.

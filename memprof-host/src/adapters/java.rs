@@ -121,7 +121,9 @@ pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_ch
     };
     if let Some(attachment) = options.to_bytes().strip_prefix(ATTACHED) {
         // Without a word: `memprof attach` asks another way why not.
-        return contain(1, || c_int::from(!attached::attach_from(entry, attachment)));
+        return contain(1, || {
+            c_int::from(attached::attach_from(entry, attachment).is_err())
+        });
     }
     arrival::enter(entry);
     contain(1, || {

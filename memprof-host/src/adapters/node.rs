@@ -12,13 +12,16 @@ use memprof_own::Kept;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::symbol::Caller;
-use super::{arrival, contain};
+use super::{arrival, attached, contain};
 
 mod api;
 
 use api::{Env, Node, OK, Value};
 
 static NODE: Kept<Node> = Kept::new();
+
+/// The property of `exports` in which `memprof attach` hands over the attachment.
+const ATTACHED: &CStr = c"memprof_attached";
 
 /// The functions of the module: name, whether the reply is parsed, whether JavaScript goes on meanwhile.
 static FUNCTIONS: [(&CStr, bool, bool); 4] = [
@@ -57,6 +60,13 @@ pub unsafe fn register(
                 return exports;
             }
         };
+        if let Some(attachment) = node.text_property(env, exports, ATTACHED) {
+            if let Err(why) = attached::attach_from(entry, &attachment) {
+                // SAFETY: node_api.h: an error of this environment.
+                unsafe { (node.throw)(env, node.error(env, &why)) };
+            }
+            return exports;
+        }
         arrival::enter(entry);
         for (at, (name, ..)) in FUNCTIONS.iter().enumerate() {
             let mut function = ptr::null_mut();

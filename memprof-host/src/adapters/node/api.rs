@@ -1,7 +1,7 @@
 //! What is used of `node_api.h`.
 #![expect(unsafe_code, reason = "Node-API")]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
 use super::Job;
@@ -102,6 +102,14 @@ impl Node {
         unsafe { (self.text)(env, value, bytes, text.len(), &raw mut length) };
         text.truncate(length);
         Some(text)
+    }
+
+    /// The bytes of a property that is a string.
+    pub(super) fn text_property(&self, env: Env, object: Value, name: &CStr) -> Option<Vec<u8>> {
+        let mut value = ptr::null_mut();
+        // SAFETY: js_native_api.h: fills in a value, `undefined` where there is none, or fails.
+        let status = unsafe { (self.property)(env, object, name.as_ptr(), &raw mut value) };
+        (status == OK).then(|| self.text(env, value)).flatten()
     }
 
     /// A string of JavaScript; null where that cannot be.
