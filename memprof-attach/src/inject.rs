@@ -16,6 +16,7 @@ use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::{Call, Places, errand};
 use memprof_ptrace::threads::system_call;
 
+use crate::attached::Attached;
 use crate::attachment::Attachment;
 use crate::code::code;
 use crate::error::Error;
@@ -55,20 +56,6 @@ const CANCEL: i32 = 32;
 const SETUID: i32 = 33;
 
 const WRITING: &str = "failed to write to its memory";
-
-/// How the plugin came into the process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attached {
-    /// Threads were borrowed.
-    ByThread {
-        /// How long a thread stood still, for each time.
-        stops: Vec<Duration>,
-        /// The thread that was borrowed last.
-        thread: u32,
-    },
-    /// The JVM in the process loaded it, and nothing stood still.
-    ByJvm,
-}
 
 /// Loads the plugin into a process and starts it there, or only starts it where it sleeps there since an
 /// attachment before.

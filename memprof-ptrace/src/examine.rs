@@ -61,6 +61,21 @@ pub fn examine_for(purpose: Purpose, pid: u32) -> Result<Examined, Refusal> {
     Caller::own()?.examine(purpose, pid)
 }
 
+/// Why a file of a process in /proc that is not about its memory could not be read: `file` failed with `errno`,
+/// `EACCES` or `EPERM`. Yama has no say in that.
+pub fn denied_to_read(pid: u32, file: &str, errno: Errno) -> Refusal {
+    let of = Directory::of(pid);
+    let denial = Caller::own().and_then(|caller| {
+        let status = of.parse("status", Status::parse)?;
+        Ok(caller.without_yama().denial(&status, of.owner()))
+    });
+    Refusal::Denied {
+        file: of.file(file),
+        errno,
+        denial: denial.unwrap_or(Denial::Unknown),
+    }
+}
+
 impl Caller {
     pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<Examined, Refusal> {
         let of = Directory::of(pid);

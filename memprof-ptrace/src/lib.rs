@@ -25,6 +25,6 @@ pub mod threads;
 mod trace;
 pub mod twin;
 
-pub use examine::{Examined, Purpose, examine, examine_for};
+pub use examine::{Examined, Purpose, denied_to_read, examine, examine_for};
 pub use refusal::{Denial, Refusal};
 pub use survey::{Survey, Surveyed, survey};

@@ -1,0 +1,36 @@
+//! What became of an attachment.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How the plugin came into the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// Threads were borrowed.
+    ByThread {
+        /// How long a thread stood still, for each time.
+        stops: Vec<Duration>,
+        /// The thread that was borrowed last.
+        thread: u32,
+    },
+    /// The JVM in the process loaded it, and nothing stood still.
+    ByJvm,
+    /// Node loaded it, through its inspector, and nothing stood still.
+    ByNode {
+        /// Where the inspector listened.
+        address: SocketAddr,
+        /// Whether it still does.
+        port: Port,
+    },
+}
+
+/// What became of the inspector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// It was opened, and is closed.
+    Closed,
+    /// It was open before, and stays so.
+    WasOpen,
+    /// It was opened, and Node closes it when its JavaScript is back in the event loop and no debugger connected.
+    StillOpen,
+}

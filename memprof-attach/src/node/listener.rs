@@ -1,0 +1,155 @@
+//! The TCP ports on which a process listens.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// `TCP_LISTEN` of `net/tcp_states.h`.
+const LISTENS: &str = "0A";
+
+/// A socket that waits for connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Listener {
+    /// Where it can be reached.
+    pub(super) address: SocketAddr,
+    /// By which the kernel tells it from one that comes after it.
+    inode: u64,
+}
+
+/// Those of a process in this network namespace.
+pub(super) fn listeners(pid: u32) -> io::Result<Vec<Listener>> {
+    let mut sockets = HashSet::new();
+    for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // One that is closed meanwhile leads nowhere.
+        let link = fs::read_link(descriptor?.path()).unwrap_or_default();
+        sockets.extend(link.to_str().and_then(socket));
+    }
+    let mut listeners = all()?;
+    listeners.retain(|listener| sockets.contains(&listener.inode));
+    Ok(listeners)
+}
+
+/// Whether any process listens on a port of this machine's own addresses.
+pub(super) fn is_taken(port: u16) -> bool {
+    let is_there = |listener: &Listener| {
+        listener.address.ip().is_loopback() && listener.address.port() == port
+    };
+    all().is_ok_and(|all| all.iter().any(is_there))
+}
+
+fn all() -> io::Result<Vec<Listener>> {
+    let mut all = Vec::new();
+    for table in ["tcp", "tcp6"] {
+        match fs::read_to_string(format!("/proc/self/net/{table}")) {
+            Ok(text) => all.extend(text.lines().filter_map(listener)),
+            // A kernel without IPv6.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+/// `socket:[4711]`
+fn socket(link: &str) -> Option<u64> {
+    let inode = link.strip_prefix("socket:[")?.strip_suffix(']')?;
+    inode.parse().ok()
+}
+
+/// A line of /proc/net/tcp or tcp6 (proc(5)), if it is one of a socket that listens:
+/// `0: 0100007F:240D 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000  0 15019218 1 …`
+fn listener(line: &str) -> Option<Listener> {
+    let mut words = line.split_ascii_whitespace();
+    let local = words.nth(1)?;
+    let state = words.nth(1)?;
+    let inode = words.nth(5)?.parse().ok()?;
+    let (ip, port) = local.split_once(':')?;
+    let ip = match self::ip(ip)?.to_canonical() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let address = SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?);
+    (state == LISTENS).then_some(Listener { address, inode })
+}
+
+/// The kernel writes each four bytes as a number of this machine's.
+fn ip(digits: &str) -> Option<IpAddr> {
+    let word = |at: usize| {
+        let digits = digits.get(at * 8..at * 8 + 8)?;
+        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
+    };
+    match digits.len() {
+        8 => Some(Ipv4Addr::from(word(0)?).into()),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let bytes: [u8; 16] = words.concat().try_into().ok()?;
+            Some(Ipv6Addr::from(bytes).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_line_of_each_kind() {
+        let check = |line: &str, expected: Option<(&str, u64)>| {
+            let found = listener(line).map(|found| (found.address.to_string(), found.inode));
+            let expected = expected.map(|(address, inode)| (address.to_owned(), inode));
+            assert_eq!(found, expected, "{line}");
+        };
+        let rest =
+            "00000000:00000000 00:00000000 00000000     0        0 15019218 1 0 100 0 0 10 0";
+        let with = |local: &str, state: &str| {
+            let peer = "00000000:0000";
+            format!("   0: {local} {peer} {state} {rest}")
+        };
+        check(
+            &with("0100007F:240D", "0A"),
+            Some(("127.0.0.1:9229", 15_019_218)),
+        );
+        check(
+            &with("00000000:240D", "0A"),
+            Some(("127.0.0.1:9229", 15_019_218)),
+        );
+        check(&with("0100007F:240D", "01"), None);
+        check(
+            &with("00000000000000000000000001000000:240D", "0A"),
+            Some(("[::1]:9229", 15_019_218)),
+        );
+        check(
+            &with("00000000000000000000000000000000:0050", "0A"),
+            Some(("[::1]:80", 15_019_218)),
+        );
+        check(
+            &with("0000000000000000FFFF00000100007F:240D", "0A"),
+            Some(("127.0.0.1:9229", 15_019_218)),
+        );
+        check(&with("0100007:240D", "0A"), None);
+        check(
+            "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode",
+            None,
+        );
+        check("", None);
+    }
+
+    #[test]
+    fn own_ports() {
+        let of = |address: SocketAddr| {
+            let own = listeners(std::process::id()).unwrap();
+            own.into_iter().filter(|own| own.address == address).count()
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(of(address), 1);
+        assert!(is_taken(address.port()));
+        drop(listener);
+        assert_eq!(of(address), 0);
+    }
+}

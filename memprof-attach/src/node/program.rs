@@ -1,0 +1,159 @@
+//! Which process is a Node that opens its inspector on SIGUSR1. One without a handler would be ended by it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+
+use memprof_ptrace::maps::{Mapping, mappings};
+use memprof_ptrace::process::{State, Status};
+use memprof_ptrace::program::loader;
+use memprof_ptrace::{Refusal, denied_to_read};
+use nix::errno::Errno;
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSymbol, ReadCache};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+
+use crate::error::{Error, NoInspector};
+
+/// `node::Start(int, char**)` of `node.h`.
+const START: &[u8] = b"_ZN4node5StartEiPPc";
+/// The file name of a Node that is a library, as distributions build it, begins so.
+const LIBRARY: &[u8] = b"libnode";
+/// More than any Node has, in bytes.
+const FILE_LIMIT: u64 = 1 << 30;
+
+/// The process, if it is a Node to which SIGUSR1 can be sent.
+pub(super) fn require_node(pid: u32) -> Result<OwnedFd, Error> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let number = number.ok_or(Refusal::NoSuchProcess)?;
+    require_process(pid, &Status::read_thread(pid)?)?;
+    let process = pidfd_open(number, PidfdFlags::empty());
+    let process = process.map_err(|_| Refusal::NoSuchProcess)?;
+    // What is read through the pid from here on is this process's.
+    require_program(pid)?;
+    let status = Status::read_thread(pid)?;
+    require_process(pid, &status)?;
+    match status.caught & 1 << (Signal::USR1.as_raw() - 1) {
+        0 => Err(NoInspector::NoHandler.into()),
+        _ => Ok(process),
+    }
+}
+
+/// Why a file of the process in /proc could not be read, or a signal not be sent.
+pub(super) fn denied(pid: u32, what: &str, error: io::Error) -> Error {
+    match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
+        Errno::ENOENT | Errno::ESRCH => Refusal::Ended.into(),
+        errno @ (Errno::EACCES | Errno::EPERM) => denied_to_read(pid, what, errno).into(),
+        _ => Error::io(format!("/proc/{pid}/{what}"))(error),
+    }
+}
+
+/// The kernel's function in which the main thread waits, if that is one where a signal may disturb the program.
+/// libuv waits again for events (epoll), and glibc for locks (futex).
+pub(super) fn disturbed_call(pid: u32) -> Option<String> {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{pid}/{file}"));
+    disturbed(&read("status").ok()?, &read("wchan").ok()?)
+}
+
+fn disturbed(status: &str, function: &str) -> Option<String> {
+    let is_running = status.lines().any(|line| line.starts_with("State:\tR"));
+    let is_safe = function.contains("epoll")
+        || function.starts_with("ep_poll")
+        || function.starts_with("futex");
+    match function {
+        _ if is_running || is_safe => None,
+        "" | "0" => Some("unknown".to_owned()),
+        function => Some(function.to_owned()),
+    }
+}
+
+fn require_process(pid: u32, status: &Status) -> Result<(), Refusal> {
+    if status.thread_group != pid {
+        let process = status.thread_group;
+        return Err(Refusal::Thread { process });
+    }
+    match status.state {
+        State::Zombie => Err(Refusal::Zombie),
+        State::Stopped => Err(Refusal::Stopped { pid }),
+        State::Alive | State::Traced => Ok(()),
+    }
+}
+
+fn require_program(pid: u32) -> Result<(), Error> {
+    let file = File::open(format!("/proc/{pid}/exe"));
+    let file = file.map_err(|error| denied(pid, "exe", error))?;
+    let maps = fs::read(format!("/proc/{pid}/maps"));
+    let maps = maps.map_err(|error| denied(pid, "maps", error))?;
+    let is_node = exports_start(&file)
+        || mappings(&maps)
+            .filter(|mapping| mapping.offset == 0 && mapping.file_name().starts_with(LIBRARY))
+            .filter_map(|mapping| mapped_file(pid, &mapping))
+            .any(|library| exports_start(&library));
+    if !is_node {
+        return Err(NoInspector::NotNode.into());
+    }
+    if loader(b"node", &ReadCache::new(&file))?.starts_with(b"ld-musl-") {
+        return Err(Refusal::Musl.into());
+    }
+    Ok(())
+}
+
+fn mapped_file(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
+    let path = [format!("/proc/{pid}/root").as_bytes(), mapping.path].concat();
+    let file = File::open(OsStr::from_bytes(&path)).ok()?;
+    let is_same = file.metadata().ok()?.ino() == mapping.inode;
+    is_same.then_some(file)
+}
+
+fn exports_start(file: &File) -> bool {
+    if !file
+        .metadata()
+        .is_ok_and(|file| file.is_file() && file.len() < FILE_LIMIT)
+    {
+        return false;
+    }
+    let cache = ReadCache::new(file);
+    let Ok(elf) = ElfFile64::<Endianness, _>::parse(&cache) else {
+        return false;
+    };
+    let mut symbols = elf.dynamic_symbols();
+    symbols.any(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(START))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_that_a_signal_disturbs() {
+        let check = |state: &str, function: &str, expected: Option<&str>| {
+            let status = format!("Name:\tnode\nState:\t{state}\nTgid:\t7\n");
+            assert_eq!(
+                disturbed(&status, function).as_deref(),
+                expected,
+                "{function}"
+            );
+        };
+        check("S (sleeping)", "do_epoll_wait", None);
+        check("S (sleeping)", "ep_poll", None);
+        check("S (sleeping)", "futex_wait_queue", None);
+        check("S (sleeping)", "anon_pipe_read", Some("anon_pipe_read"));
+        check("S (sleeping)", "0", Some("unknown"));
+        check("R (running)", "0", None);
+    }
+
+    fn refusal(pid: u32) -> String {
+        require_node(pid).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_node_gets_no_signal() {
+        let words = refusal(std::process::id());
+        assert!(words.starts_with("is no Node"), "{words}");
+        assert_eq!(refusal(0), "no such process");
+        assert_eq!(refusal(u32::MAX), "no such process");
+    }
+}
