@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_attach::{Attached, Attachment, Error, File, Plugin};
+use memprof_attach::{Attached, Attachment, Error, File, Plugin, Port, attach_by_node_inspector};
 use memprof_host::client::Client;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -14,6 +14,10 @@ use crate::exit::{FAILED, Outcome, UNAVAILABLE, coded};
 use crate::reply::ask;
 use crate::run::plugin;
 use crate::{output, target};
+
+/// Said of an inspector that was opened and is not closed yet.
+pub(crate) const STILL_OPEN: &str =
+    "is still open until its JavaScript is back in the event loop and no debugger is connected";
 
 /// How long an attachment lasts unless told otherwise.
 pub(crate) const LEASE: Duration = Duration::from_secs(3600);
@@ -40,6 +44,14 @@ pub(crate) struct AttachArgs {
     /// A file with the plugin's keys (watch rules, which dumps are kept), read by this command
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+
+    /// Load the plugin through the inspector of a Node, without ptrace(2)
+    ///
+    /// The process gets SIGUSR1, on which Node opens its inspector, mostly on port 9229 of 127.0.0.1, and closes it again
+    /// when the plugin is loaded. Until then, every user of the machine can run code in the process. An inspector that is
+    /// open already stays open. A program that handles SIGUSR1 itself gets the signal too.
+    #[arg(long)]
+    pub(crate) node_inspector: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -91,7 +103,11 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, Attached)> {
     let plugin = Plugin {
         path: plugin(args.plugin.as_deref())?,
     };
-    let attached = memprof_attach::attach(args.pid, &plugin, &args.attachment()?);
+    let enter = match args.node_inspector {
+        true => attach_by_node_inspector,
+        false => memprof_attach::attach,
+    };
+    let attached = enter(args.pid, &plugin, &args.attachment()?);
     let attached = attached.map_err(|error| refused(args.pid, &error))?;
     let client = target::connect(Some(&args.pid.to_string()))?;
     Ok((client, attached))
@@ -129,6 +145,7 @@ fn refused(pid: u32, error: &Error) -> anyhow::Error {
             UNAVAILABLE,
             format!("{process}: the plugin was not started: {why}"),
         ),
+        Error::NoInspector(why) => coded(UNAVAILABLE, format!("{process}: {why}")),
         error => coded(FAILED, format!("{process}: {error}")),
     }
 }
@@ -143,12 +160,20 @@ fn reply(
     let status = ask(client, "status", "")?.ok()?;
     let (stopped, thread) = match attached {
         Some(Attached::ByThread { stops, thread }) => (stops.iter().sum(), Some(*thread)),
-        Some(Attached::ByJvm) | None => (Duration::ZERO, None),
+        Some(Attached::ByJvm | Attached::ByNode { .. }) | None => (Duration::ZERO, None),
     };
     let stopped_ms = stopped.as_micros() as f64 / 1000.0;
     let how = match attached {
         Some(Attached::ByThread { .. }) => format!(", which was stopped for {stopped_ms:.1} ms"),
         Some(Attached::ByJvm) => " by its JVM's attach protocol".to_owned(),
+        Some(Attached::ByNode { address, port }) => {
+            let port = match port {
+                Port::Closed => "was closed again",
+                Port::WasOpen => "was open before and stays so",
+                Port::StillOpen => STILL_OPEN,
+            };
+            format!(" through its inspector, which {port} ({address})")
+        }
         None => String::new(),
     };
     let text = match attached {

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use memprof_attach::{Attached, Port};
 use memprof_host::client::Client;
 use memprof_messages::{DumpReport, Profiling};
 use memprof_report::Options;
@@ -41,6 +42,10 @@ pub(crate) struct RecordArgs {
     /// The plugin's file, for --pid; by default the one that is installed with this program
     #[arg(long, value_name = "FILE", requires = "pid")]
     plugin: Option<PathBuf>,
+
+    /// For --pid: load the plugin through the inspector of a Node, as `memprof attach --node-inspector` does
+    #[arg(long, requires = "pid")]
+    node_inspector: bool,
 
     /// How long to sample, for example 30s or 5m
     #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
@@ -96,7 +101,7 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
     if let Some(mut client) = attach::host(pid) {
         return record(args, &mut client, file);
     }
-    let (mut client, _) = attach::attach(&AttachArgs {
+    let (mut client, attached) = attach::attach(&AttachArgs {
         pid,
         lease: match args.keep_attached {
             true => attach::LEASE,
@@ -104,9 +109,17 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
         },
         plugin: args.plugin.clone(),
         config: None,
+        node_inspector: args.node_inspector,
         json: false,
         args: Vec::new(),
     })?;
+    if let Attached::ByNode {
+        address,
+        port: Port::StillOpen,
+    } = attached
+    {
+        output::note(&format!("its inspector ({address}) {}", attach::STILL_OPEN));
+    }
     let recorded = record(args, &mut client, file);
     drop(client);
     if !args.keep_attached {

@@ -23,7 +23,13 @@ const fn page(name: &'static str) -> Page {
 const PAGES: &[Page] = &[
     page("ffi"),
     page("lua"),
-    page("node"),
+    Page {
+        name: "node",
+        before: "
+            pid 4711; node -e 'console.log(1); setInterval(() => {}, 1000)' > running &
+            until [ -s running ]; do sleep 0.1; done",
+        stand_ins: &[],
+    },
     page("python"),
     page("ruby"),
     Page {

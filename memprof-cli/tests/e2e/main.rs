@@ -17,6 +17,7 @@ mod allocators;
 mod artifact;
 mod attach;
 mod attach_jvm;
+mod attach_node;
 mod book;
 mod bus;
 mod bus_lua;

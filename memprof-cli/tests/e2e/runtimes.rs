@@ -1,11 +1,9 @@
 //! Language runtimes around the plugin: their own memory, native libraries that leak, runtimes that run already,
 //! and those that only have it loaded.
 
-use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::bus::free_port;
 use crate::dist::{dist, preloadable, source, tool_text};
 use crate::host::Host;
 use crate::languages::{INACTIVE, LIBRARY, Languages, PYTHON, PYTHON_PATH, UNKNOWN};
@@ -269,58 +267,6 @@ fn a_running_jvm_loads_the_plugin() {
     host.wait_for_log("profiling is active");
     host.wait_for_thread("memprof-control");
     host.memprof("dump", &[]).exits(0);
-    host.type_line("still");
-    host.wait_for_log("alive");
-}
-
-/// A Node that nobody prepared opens its inspector on SIGUSR1, which loads it.
-#[test]
-fn a_running_node_loads_the_plugin() {
-    let port = free_port().to_string();
-    let mut node = Command::new("node");
-    node.arg(format!("--inspect-port={port}"))
-        .args([
-            "-e",
-            "console.error('idle'); process.stdin.on('data', () => console.error('alive'))",
-        ])
-        .stdin(Stdio::piped());
-    let mut host = Host::spawn(node, tempfile::tempdir().unwrap());
-    host.wait_for_log("idle");
-    let pid = nix::unistd::Pid::from_raw(host.pid().try_into().unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGUSR1).unwrap();
-    host.wait_for_log("Debugger listening");
-    let library = dist("plugins/memory_profile.so");
-    let expression = format!(
-        "exec(\"(o => (process.dlopen(o, '{}'), console.error(o.exports.send('status'))))({{ exports: {{}} }})\")\n",
-        library.display()
-    );
-    let mut inspect = Command::new("node");
-    inspect.args(["inspect", &format!("127.0.0.1:{port}")]);
-    let inspect = inspect.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut inspector = inspect.spawn().unwrap();
-    let (mut prompt, mut output) = (
-        inspector.stdin.take().unwrap(),
-        inspector.stdout.take().unwrap(),
-    );
-    // What comes before its prompt is lost. Node dereferences a null pointer if its inspector answers a client that
-    // is gone (20.20.2).
-    let mut wait_for_prompt = || {
-        let mut shown = Vec::new();
-        while !shown.ends_with(b"debug> ") {
-            let mut byte = [0];
-            output.read_exact(&mut byte).unwrap();
-            shown.extend(byte);
-        }
-    };
-    wait_for_prompt();
-    prompt.write_all(expression.as_bytes()).unwrap();
-    wait_for_prompt();
-    host.wait_for_log(INACTIVE);
-    prompt.write_all(b".exit\n").unwrap();
-    output.read_to_end(&mut Vec::new()).unwrap();
-    inspector.wait().unwrap();
-    host.wait_for_thread("memprof-control");
-    host.memprof("status", &[]).exits(0);
     host.type_line("still");
     host.wait_for_log("alive");
 }
