@@ -1,39 +1,32 @@
 //! What `memprof leaks --prove` and `memprof holders` take of memory themselves.
-#![expect(unsafe_code, reason = "wait4(2) is to be had as a C function alone")]
 
-use std::fs::File;
-use std::mem::MaybeUninit;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::dist::dist;
+use crate::dist::{dist, tool_text};
 use crate::processes::{Process, compiled};
 
 /// Of the process's resident memory, in hundredths, and not less: as the help says.
 const SHARE: u64 = 12;
 const LEAST: u64 = 128 << 20;
 
+/// Prints the peak of a command in KiB, then what it prints. The kernel counts towards a program what the process
+/// had that started it (exec(2) keeps `ru_maxrss`), so that one must be small.
+const MEASURED: &str = "import resource, subprocess, sys\n\
+                        told = subprocess.run(sys.argv[1:], check=True, stdout=subprocess.PIPE).stdout\n\
+                        print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, told.decode())";
+
 /// The most memory that `memprof` had at a time, in bytes, as the kernel tells it, and what it printed.
 fn run(args: &[&str]) -> (u64, Value) {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("reply");
-    let mut command = Command::new(dist("bin/memprof"));
-    command.args(args).args(["--json", "--max-pause", "10s"]);
-    command.stdout(File::create(&path).unwrap());
-    #[expect(clippy::zombie_processes, reason = "wait4(2) waits for it")]
-    let memprof = command.spawn().unwrap();
-    let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::uninit());
-    let pid = memprof.id().cast_signed();
-    // SAFETY: wait4(2) writes to the two, which live; nobody else waits for this child.
-    let waited = unsafe { libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()) };
-    assert_eq!((waited, status), (pid, 0), "{args:?}");
-    // SAFETY: wait4(2) filled it: it returned the child's pid.
-    let usage = unsafe { usage.assume_init() };
-    let reply = std::fs::read(&path).unwrap();
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", MEASURED]).arg(dist("bin/memprof"));
+    python.args(args).args(["--json", "--max-pause", "10s"]);
+    let printed = tool_text("python3", &mut python);
+    let (peak, reply) = printed.split_once(' ').unwrap();
     (
-        usage.ru_maxrss.cast_unsigned() << 10,
-        serde_json::from_slice(&reply).unwrap(),
+        peak.parse::<u64>().unwrap() << 10,
+        serde_json::from_str(reply).unwrap(),
     )
 }
 
