@@ -84,7 +84,7 @@ fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16)
 }
 
-/// What is asked for.
+/// The objects whose holders are asked for.
 enum Which {
     Largest,
     Class(Regex),

@@ -22,6 +22,10 @@ pub(crate) enum Shape {
 /// Rows that a page has at the most.
 pub(crate) const MOST_ROWS: usize = 20_000;
 
+/// What the pages of both commands say of pools.
+pub(crate) const POOLS: &str = "All objects in a pool that the program makes from the allocator's memory count as \
+                                one: Python's small objects, the arenas of Perl and PHP.";
+
 /// Form and place of a result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Written<'a> {

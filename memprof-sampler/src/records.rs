@@ -128,7 +128,7 @@ impl Records {
         self.change(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);
     }
 
-    /// It was not, after all.
+    /// The sample that was taken for freed lives on: `realloc` failed.
     pub(crate) fn recount(&self, record: u32, size: u64) {
         let less = [(FREED_OBJECTS, 1_u64), (FREED_BYTES, size)];
         self.change(record, less.map(|(at, less)| (at, less.wrapping_neg())));

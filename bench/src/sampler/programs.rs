@@ -22,7 +22,7 @@ const PROGRAMS: [Program; 3] = [
     ("cc1plus", work::compiler),
 ];
 
-/// How a program runs.
+/// What a program runs with.
 #[derive(Clone, Copy)]
 enum With {
     Nothing,

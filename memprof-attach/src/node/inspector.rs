@@ -20,7 +20,7 @@ const LEAVING: Duration = Duration::from_secs(1);
 const LIMIT: usize = 1 << 20;
 const HEADERS: usize = 32;
 
-/// One that listens.
+/// The inspector of a Node, which listens.
 #[derive(Debug)]
 pub(super) struct Inspector {
     address: SocketAddr,

@@ -11,7 +11,7 @@ const LISTENS: &str = "0A";
 /// A socket that waits for connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Listener {
-    /// Where it can be reached.
+    /// The address to connect to: for a socket that listens on all, that of the loopback.
     pub(super) address: SocketAddr,
     /// By which the kernel tells it from one that comes after it.
     inode: u64,

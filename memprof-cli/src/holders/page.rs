@@ -7,11 +7,10 @@ use memprof_report::{Cells, Column, Outline, OutlinePage};
 
 use super::rows::{Class, Row, Step, step_of};
 use super::{Reply, head, told};
-use crate::written::MOST_ROWS;
+use crate::written::{MOST_ROWS, POOLS};
 
 const LIMITS: [&str; 4] = [
-    "All objects in a pool that the program makes from the allocator's memory count as one: Python's small objects, \
-     the arenas of Perl and PHP.",
+    POOLS,
     "A stale pointer counts as a holder.",
     "Pointers at odd addresses, and encoded ones, are not seen.",
     "What a variable reaches is not shown below a stack, other memory or a register.",
@@ -119,7 +118,7 @@ impl Rows {
         self.names.push(name);
     }
 
-    /// One without amounts.
+    /// A row without amounts.
     fn add_word(&mut self, depth: u32, name: String) {
         self.depth.push(depth);
         self.bytes.push(None);

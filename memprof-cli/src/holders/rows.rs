@@ -89,7 +89,7 @@ fn name_of_kind(kind: &Kind) -> String {
     }
 }
 
-/// What a level is.
+/// A level of the tree, as the text and the page show it.
 pub(super) fn step_of(level: &Level) -> Step {
     Step {
         is_shared: level.is_shared,

@@ -3,11 +3,10 @@
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
 use super::{By, Reply, heading};
-use crate::written::MOST_ROWS;
+use crate::written::{MOST_ROWS, POOLS};
 
 const LIMITS: [&str; 5] = [
-    "All objects in a pool that the program makes from the allocator's memory count as one: Python's small objects, \
-     the arenas of Perl and PHP.",
+    POOLS,
     "A stale pointer hides a leak, and so does the list on which Python's collector has most objects.",
     "Nothing is told of a heap whose form memprof does not know.",
     "Pointers at odd addresses, and encoded ones, are not seen: what only they lead to is reported by mistake.",

@@ -83,7 +83,7 @@ impl OutlinePage {
     /// Writes the page as HTML.
     ///
     /// # Errors
-    /// What `out` says.
+    /// `out` cannot be written to.
     pub fn write(&self, out: &mut dyn Write) -> Result<()> {
         write_page(&policy_of(&SCRIPT), &SCRIPT, out, &mut |out| {
             serde_json::to_writer(out, self)
