@@ -65,3 +65,29 @@ impl Memory {
         self.0.write_all_at(bytes, address)
     }
 }
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Else a child that another thread forks keeps the lock with the open file until it executes.
+        let _unlocked = self.0.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_with_its_owner_though_a_child_has_the_file() {
+        let own = std::process::id();
+        let memory = Memory::open(own).unwrap();
+        memory.try_lock().unwrap();
+        let other = Memory::open(own).unwrap();
+        other.try_lock().unwrap_err();
+        // As fork(2) copies it.
+        let of_child = memory.0.try_clone().unwrap();
+        drop(memory);
+        other.try_lock().unwrap();
+        drop(of_child);
+    }
+}
