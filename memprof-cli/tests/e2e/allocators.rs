@@ -539,7 +539,11 @@ fn all_tools_read_the_same_of_memprofs_own_samples() {
             assert!(share >= 80.0, "{preload} {tool}: {share} %");
         }
         let text = std::fs::read_to_string(path).unwrap();
-        let since = active["active_since"].as_str().unwrap();
+        let time = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        let since = time("# sampling since: ").unwrap();
+        // A second may begin in between.
+        let active = active["active_since"].as_str().unwrap();
+        assert!(time("# started: ").unwrap() <= since && since <= active);
         let comments = format!("# sampler: ours\n# sampling since: {since}\n# samples: ");
         assert!(text.contains(&comments), "{text}");
         let report = memprof(path, &["report", path.to_str().unwrap()]).exits(0);
