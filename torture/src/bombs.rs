@@ -5,8 +5,10 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use memprof_host::client::Client;
 use serde_json::Value;
 
 use super::Form;
@@ -17,6 +19,8 @@ use xtask::run::run as run_to_end;
 /// What `memprof report` may take for each byte of a profile, and besides, in KiB.
 const TIMES: usize = 8;
 const FLOOR: usize = 64 << 10;
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is repeated behind a beginning.
 struct Bomb {
@@ -125,10 +129,7 @@ fn damage(count: usize, place: &Path) -> Result<usize> {
     let host = Setup::default().start()?;
     let mut client = host.client()?;
     send(&mut client, "activate", "")?;
-    let path = dump(&mut client)?["path"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
+    let path = dump_of_samples(&mut client)?;
     let whole = fs::read(&path).with_context(|| path.clone())?;
     let file = place.join("damaged.heap");
     let report = |bytes: &[u8]| -> Result<(Output, Option<Value>)> {
@@ -178,6 +179,18 @@ fn damage(count: usize, place: &Path) -> Result<usize> {
         named += usize::from(is_named);
     }
     Ok(named)
+}
+
+/// The path of a dump that is not empty: a report of an empty one says so.
+fn dump_of_samples(client: &mut Client) -> Result<String> {
+    let begun = Instant::now();
+    loop {
+        let dump = dump(client)?;
+        if dump["estimated_inuse_bytes"].as_u64() > Some(0) {
+            return Ok(dump["path"].as_str().unwrap_or_default().to_owned());
+        }
+        ensure!(begun.elapsed() < PATIENCE, "nothing is sampled: {dump}");
+    }
 }
 
 /// Numbers that are the same in every run.
