@@ -143,7 +143,7 @@ fn find(seen: &Seen<'_>, looks: &mut Looks, detail: Detail) -> Result<Found, Err
     budget.require(looks.objects * OF_OBJECT)?;
     let mut names = Names::new(&seen.view);
     let kinds = Kinds::of(&numbers, &mut names);
-    let edges = Edges::new(seen, &numbers, &kinds);
+    let edges = Edges::new(seen, &numbers);
     let holders = Holders::find(seen, &edges, &mut names, &mut budget)?;
     budget.require(looks.objects * OF_OBJECT)?;
     let (method, tree) = match Graph::of(&edges, budget.left()) {

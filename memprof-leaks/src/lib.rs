@@ -5,6 +5,7 @@
 
 mod budget;
 mod error;
+mod garbage;
 mod groups;
 mod heap;
 mod holders;

@@ -8,6 +8,7 @@ use memprof_ptrace::process::Status;
 use crate::budget::Budget;
 use crate::error::Error;
 use crate::heap;
+use crate::names::Python;
 use crate::objects::Objects;
 use crate::roots::{Roots, roots};
 use crate::snapshot::{Snapshot, Subject};
@@ -168,6 +169,10 @@ impl Looks {
         let mut objects = Objects::new(heap.spans);
         objects.free(&heap.cached);
         objects.silence(&heap.silent);
+        if let Some(mut python) = Python::find(&view) {
+            budget.take(objects.memory_of(2))?;
+            python.tell_links(&objects);
+        }
         let roots = roots(snapshot, &view, &own);
         self.allocators = allocators;
         self.objects = objects.count();

@@ -6,11 +6,9 @@ mod python;
 mod symbols;
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::rc::Rc;
 
-pub(crate) use self::python::DICT;
-use self::python::Python;
+pub(crate) use self::python::{DICT, Python, references};
 use self::symbols::Symbols;
 pub(crate) use self::symbols::Variable;
 use crate::objects::Object;
@@ -54,21 +52,10 @@ impl<'a> Names<'a> {
                 .or_insert_with(|| classes::of_table(view, symbols, first).map(Rc::from))
                 .clone()
         });
+        let python = self.python.as_mut();
         named
             .flatten()
-            .or_else(|| self.python_type(object).map(|(_, name)| name))
-    }
-
-    /// Where in its memory an object of Python's begins, and its type.
-    fn python_type(&mut self, object: &Object) -> Option<(u64, Rc<str>)> {
-        self.python.as_mut()?.type_of(&mut self.memory, object)
-    }
-
-    /// The part of a Python object that leads to all others, not to what it holds: the collector's list.
-    pub(crate) fn collector_links(&mut self, object: &Object) -> Option<Range<u64>> {
-        let (offset, _) = self.python_type(object)?;
-        let head = object.range.start + offset.checked_sub(python::COLLECTOR_HEAD)?;
-        Some(head..head + python::COLLECTOR_HEAD)
+            .or_else(|| python?.type_of(&mut self.memory, object))
     }
 
     /// The type of an object of Python's, and the address of the dict of its attributes, where it has one.

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use marks::Marks;
 pub(crate) use numbers::Numbers;
-pub(crate) use span::Span;
+pub(crate) use span::{LINKS, Span};
 use span::{is_set, ones};
 
 use crate::units::Units;
@@ -82,13 +82,33 @@ impl Objects {
         Some((&self.spans[at], bit))
     }
 
-    /// Marks the used object in which an address lies as reached; its first address where it was not before.
+    /// A pointer to what begins there, of [`LINKS`] bytes, leads to no object from now on.
+    pub(crate) fn set_links(&self, links: u64) {
+        if let Some((span, bit)) = self.used(links) {
+            span.set_links(bit, links);
+        }
+    }
+
+    /// Marks the used object to which a word points as reached; its first address where it was not before.
     pub(crate) fn reach(&self, address: u64) -> Option<u64> {
         let (span, bit) = self.used(address)?;
-        if span.reached.has(bit) || !span.reached.set(bit) {
+        if span.reached.has(bit) || span.is_link(bit, address) || !span.reached.set(bit) {
             return None;
         }
         Some(span.address(bit))
+    }
+
+    /// The object that begins there counts as not reached again.
+    pub(crate) fn unreach(&self, start: u64) {
+        if let Some((span, bit)) = self.used(start) {
+            span.reached.clear(bit);
+        }
+    }
+
+    /// Where the object of Python's begins that its collector has in its list, in an object of the heap.
+    pub(crate) fn linked(&self, object: &Object) -> Option<u64> {
+        let (span, bit) = self.used(object.range.start)?;
+        span.behind_links(bit)
     }
 
     /// What is to be scanned of a reached object, once.
@@ -122,16 +142,17 @@ impl Objects {
                 *used &= !span.reached.word(at);
             }
             (span.reached, span.scanned) = (Marks::none(), Marks::none());
+            span.forget_links();
         }
         self.spans
             .retain(|span| span.used.iter().any(|used| *used != 0));
         self
     }
 
-    /// What `into_leaked` left, in bytes.
-    pub(crate) fn memory(&self) -> u64 {
+    /// What so many bits for each place take, in bytes.
+    pub(crate) fn memory_of(&self, bits: u64) -> u64 {
         let words = self.spans.iter().map(|span| span.starts.len() as u64);
-        words.sum::<u64>() * 2 * 8
+        words.sum::<u64>() * bits * 8
     }
 
     /// The used object in which an address lies.
@@ -166,6 +187,11 @@ impl Objects {
                 span.used[word] &= !mask;
             }
         }
+    }
+
+    /// All used objects, by address.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Object> {
+        self.spans.iter().flat_map(Span::used)
     }
 
     /// The number of used objects.

@@ -7,6 +7,7 @@ use memprof_ptrace::ending::Ending;
 use memprof_ptrace::process::Status;
 
 use crate::error::Error;
+use crate::garbage::spare;
 use crate::groups::{Group, Groups};
 use crate::look::{Looks, Options, Progress, Seen, Step};
 use crate::objects::{Object, Objects};
@@ -104,7 +105,7 @@ impl Unreached {
 
     /// In bytes.
     fn memory(&self) -> u64 {
-        self.objects.memory() + (self.sums.capacity() * size_of::<u32>()) as u64
+        self.objects.memory_of(2) + (self.sums.capacity() * size_of::<u32>()) as u64
     }
 
     /// Those that are there again in a later snapshot, and were not reached in that either.
@@ -135,10 +136,10 @@ fn sum(memory: &mut Window<'_>, object: &Object) -> u32 {
     (sum >> 32) as u32
 }
 
-/// Marks what is reached.
+/// Marks what is reached, and what Python's collector will free.
 fn search(seen: &Seen<'_>, looks: &mut Looks, progress: Progress<'_>) -> Result<(), Error> {
     progress(Step::Search(looks.objects));
     let searched = reach(seen.snapshot, &seen.view, &seen.objects, &seen.roots)?;
     looks.searched = searched.bytes as u64;
-    Ok(())
+    spare(seen)
 }

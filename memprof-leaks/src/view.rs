@@ -136,6 +136,13 @@ impl<'a> Window<'a> {
         }
     }
 
+    /// The number at an address; what is not in the block is read alone.
+    pub(crate) fn far_word(&self, address: u64) -> Option<u64> {
+        let at = address.checked_sub(self.start).map(|at| at as usize);
+        let kept = at.and_then(|at| self.kept(at));
+        kept.or_else(|| self.view.word(address))
+    }
+
     /// The number at an address; `None` where nothing is mapped.
     pub(crate) fn word(&mut self, address: u64) -> Option<u64> {
         let end = self.start + self.length as u64;
@@ -143,8 +150,11 @@ impl<'a> Window<'a> {
             self.start = address & !(PAGE - 1);
             self.length = self.view.read(self.start, &mut self.block);
         }
-        let at = (address - self.start) as usize;
-        let bytes = self.block[..self.length].get(at..at + 8)?;
+        self.kept((address - self.start) as usize)
+    }
+
+    fn kept(&self, at: usize) -> Option<u64> {
+        let bytes = self.block[..self.length].get(at..at.checked_add(8)?)?;
         Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
     }
 }

@@ -7,7 +7,7 @@ use crate::written::{MOST_ROWS, POOLS};
 
 const LIMITS: [&str; 5] = [
     POOLS,
-    "A stale pointer hides a leak, and so does the list on which Python's collector has most objects.",
+    "A stale pointer hides a leak.",
     "Nothing is told of a heap whose form memprof does not know.",
     "Pointers at odd addresses, and encoded ones, are not seen: what only they lead to is reported by mistake.",
     "Only objects that a profiler in the process sampled have a stack.",

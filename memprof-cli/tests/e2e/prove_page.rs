@@ -16,16 +16,14 @@ use crate::processes::Process;
 /// A type's name that a page may take for markup. It needs no space.
 const HOSTILE: &str = "</script><img/src=x/onerror=top.pwned=1>";
 
-/// Holds 3,000 objects of that type, and nothing points to 2,000 more, which the collector does not know either.
+/// Holds 3,000 objects of that type, and nothing but the collector's list points to 2,000 more.
 const SCRIPT: &str = "
 import ctypes, os, sys
 Hostile = type(sys.argv[1], (object,), {'__slots__': ()})
 held = [Hostile() for _ in range(3000)]
 def lose():
     for _ in range(2000):
-        lost = ctypes.py_object(Hostile())
-        ctypes.pythonapi.PyObject_GC_UnTrack(lost)
-        ctypes.pythonapi.Py_IncRef(lost)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(Hostile()))
 lose()
 print('ready', os.getpid(), flush=True)
 for line in sys.stdin: print(line, end='', flush=True)

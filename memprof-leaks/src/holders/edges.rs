@@ -2,34 +2,29 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::kinds::Kinds;
 use crate::look::Seen;
 use crate::objects::{Numbers, Object};
 use crate::view::Window;
 
 /// Of an object that is larger, only pages that exist are read.
 const LARGE: u64 = 1 << 20;
-/// What the collector of Python's has in an object: two pointers.
-const LINKS: u64 = 16;
 
 /// The objects of a process, and what they hold.
 pub(super) struct Edges<'a> {
     pub(super) seen: &'a Seen<'a>,
     pub(super) numbers: &'a Numbers<'a>,
-    kinds: &'a Kinds,
     /// Numbers of objects whose words hold nothing.
     silent: Vec<u32>,
 }
 
 impl<'a> Edges<'a> {
-    pub(super) fn new(seen: &'a Seen<'a>, numbers: &'a Numbers<'a>, kinds: &'a Kinds) -> Self {
+    pub(super) fn new(seen: &'a Seen<'a>, numbers: &'a Numbers<'a>) -> Self {
         let silent = seen.silent.iter();
         let mut silent: Vec<_> = silent.filter_map(|start| numbers.number(*start)).collect();
         silent.sort_unstable();
         Self {
             seen,
             numbers,
-            kinds,
             silent,
         }
     }
@@ -43,16 +38,6 @@ impl<'a> Edges<'a> {
 
     pub(super) fn window(&self) -> Window<'a> {
         Window::new(&self.seen.view)
-    }
-
-    /// The object to which a word points, unless it is a link of Python's collector: those lead from each
-    /// object to all others.
-    #[inline]
-    pub(super) fn target(&self, word: u64) -> Option<u32> {
-        let (number, start) = self.numbers.find(word)?;
-        let links = self.kinds.links(number);
-        let is_link = links.is_some_and(|links| (links..links + LINKS).contains(&(word - start)));
-        (!is_link).then_some(number)
     }
 
     /// Calls `found` with each object to which one points, until it says to stop: an array may point to the same
@@ -70,7 +55,10 @@ impl<'a> Edges<'a> {
         let mut last = number;
         let mut words = |range: Range<u64>| {
             range.step_by(8).try_for_each(|address| {
-                match memory.word(address).and_then(|word| self.target(word)) {
+                match memory
+                    .word(address)
+                    .and_then(|word| self.numbers.target(word))
+                {
                     Some(target) if target != number && target != last => {
                         last = target;
                         found(target)
@@ -81,19 +69,13 @@ impl<'a> Edges<'a> {
         };
         let Range { start, end } = object.range;
         let end = end & !7;
-        match self.kinds.links(number) {
-            Some(links) => {
-                words(start..start + links)?;
-                words(start + links + LINKS..end)
-            }
-            None if end - start > LARGE => {
-                let region = self.seen.view.region(start);
-                let pages = region.map_or(&[][..], |region| &region.pages);
-                let first = pages.partition_point(|pages| pages.end <= start);
-                let mut within = pages[first..].iter().take_while(|pages| pages.start < end);
-                within.try_for_each(|pages| words(pages.start.max(start)..pages.end.min(end)))
-            }
-            None => words(start..end),
+        if end - start <= LARGE {
+            return words(start..end);
         }
+        let region = self.seen.view.region(start);
+        let pages = region.map_or(&[][..], |region| &region.pages);
+        let first = pages.partition_point(|pages| pages.end <= start);
+        let mut within = pages[first..].iter().take_while(|pages| pages.start < end);
+        within.try_for_each(|pages| words(pages.start.max(start)..pages.end.min(end)))
     }
 }

@@ -24,12 +24,9 @@ pub enum Kind {
 /// The kinds of all objects.
 pub(super) struct Kinds {
     pub(super) all: Vec<Kind>,
-    /// By an object's number: its kind; above `PLACE`, where the collector of Python's has its links in it, in
-    /// units of 16 bytes, counted from 1.
+    /// By an object's number: that of its kind.
     of: Vec<u32>,
 }
-
-const PLACE: u32 = 30;
 
 impl Kinds {
     pub(super) fn of(numbers: &Numbers<'_>, names: &mut Names<'_>) -> Self {
@@ -41,13 +38,10 @@ impl Kinds {
                 None => Kind::of_size(object.size()),
             };
             let next = all.len() as u32;
-            let number = *numbers_of.entry(kind).or_insert_with_key(|kind| {
+            *numbers_of.entry(kind).or_insert_with_key(|kind| {
                 all.push(kind.clone());
                 next
-            });
-            let links = names.collector_links(&object);
-            let place = links.map_or(0, |links| (links.start - object.range.start) / 16 + 1);
-            number | (place as u32) << PLACE
+            })
         });
         let of = of.collect();
         let mut kinds = Self { of, all };
@@ -85,19 +79,12 @@ impl Kinds {
     }
 
     fn set_kind(&mut self, number: u32, kind: u32) {
-        let of = &mut self.of[number as usize];
-        *of = *of >> PLACE << PLACE | kind;
+        self.of[number as usize] = kind;
     }
 
     /// The number of an object's kind.
     pub(super) fn kind(&self, number: u32) -> u32 {
-        self.of[number as usize] & ((1 << PLACE) - 1)
-    }
-
-    /// Where an object has the links of Python's collector, in bytes from its beginning.
-    pub(super) fn links(&self, number: u32) -> Option<u64> {
-        let place = self.of[number as usize] >> PLACE;
-        Some((u64::from(place).checked_sub(1)?) * 16)
+        self.of[number as usize]
     }
 }
 

@@ -81,7 +81,7 @@ fn search(
         let read = seen.view.read(start, &mut block[..length]);
         for (at, word) in block[..read].chunks_exact(8).enumerate() {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            let Some(target) = edges.target(word) else {
+            let Some(target) = edges.numbers.target(word) else {
                 continue;
             };
             let address = start + at as u64 * 8;
@@ -115,7 +115,7 @@ struct Targets {
 impl Targets {
     fn of(words: &[u64], edges: &Edges<'_>) -> Self {
         let mut targets = Self::default();
-        let found = words.iter().filter_map(|word| edges.target(*word));
+        let found = words.iter().filter_map(|word| edges.numbers.target(*word));
         found.for_each(|target| targets.push(target));
         targets
     }

@@ -5,18 +5,23 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::objects::Object;
+use crate::objects::{LINKS, Object, Objects};
 use crate::view::{View, Window};
 
-/// What the collector of cycles has before an object (`PyGC_Head`), and 3.11 and newer before that.
-pub(super) const COLLECTOR_HEAD: u64 = 16;
-const BEFORE: [u64; 3] = [0, COLLECTOR_HEAD, COLLECTOR_HEAD + 16];
+/// What the collector of cycles has before an object (`PyGC_Head`: the next one in its list, the one before), and
+/// 3.11 and newer before that.
+const BEFORE: [u64; 3] = [0, LINKS, LINKS + 16];
+const PREVIOUS: u64 = 8;
+/// Of links, what the collector keeps of its own.
+const LINK_FLAGS: u64 = 0b11;
 /// In an object: the count of references, its type. In a type: its name, its flags, and where its objects have the
 /// pointer to the dict of their attributes (`tp_dictoffset`).
 const TYPE: u64 = 8;
 const NAME: u64 = 24;
 const FLAGS: u64 = 168;
 const DICT_OFFSET: u64 = 288;
+/// `Py_TPFLAGS_HAVE_GC`: the collector may have them in its list.
+const IS_COLLECTED: u64 = 1 << 14;
 /// `Py_TPFLAGS_MANAGED_DICT`, since 3.11: that pointer is before the object.
 const HAS_MANAGED_DICT: u64 = 1 << 4;
 const MANAGED_DICT: i64 = -24;
@@ -25,11 +30,13 @@ pub(crate) const DICT: &str = "dict";
 const KEYS: u64 = 32;
 const VALUES: u64 = 40;
 const LEAST: u64 = 16;
+/// Since 3.12, the sign of a count of 32 bits (`_Py_IsImmortal`).
+const LEAST_IMMORTAL: u32 = 1 << 31;
 const NAME_LIMIT: usize = 256;
 const KNOWN_LIMIT: usize = 1 << 18;
 
 #[derive(Debug)]
-pub(super) struct Python<'a> {
+pub(crate) struct Python<'a> {
     view: &'a View,
     types: HashMap<u64, Option<Type>>,
 }
@@ -37,13 +44,14 @@ pub(super) struct Python<'a> {
 #[derive(Clone, Debug)]
 struct Type {
     name: Rc<str>,
+    is_collected: bool,
     /// Where its objects have the pointer to the dict of their attributes, from where they begin.
     dict: Option<i64>,
 }
 
 impl<'a> Python<'a> {
     /// Where the interpreter, or a program that embeds it, is mapped.
-    pub(super) fn find(view: &'a View) -> Option<Self> {
+    pub(crate) fn find(view: &'a View) -> Option<Self> {
         let is_python = |name: &str| {
             let file = name.rsplit('/').next().unwrap_or(name);
             file.starts_with("python3") || file.starts_with("libpython3")
@@ -55,14 +63,31 @@ impl<'a> Python<'a> {
         })
     }
 
-    /// Where in its memory an object begins, and its type.
-    pub(super) fn type_of(
-        &mut self,
-        memory: &mut Window<'_>,
-        object: &Object,
-    ) -> Option<(u64, Rc<str>)> {
+    /// Tells all links of the collector, which lead from each object to all others, not to what it holds.
+    pub(crate) fn tell_links(&mut self, objects: &Objects) {
+        let mut memory = Window::new(self.view);
+        for object in objects.all() {
+            if let Some(links) = self.links(&mut memory, &object) {
+                objects.set_links(links);
+            }
+        }
+    }
+
+    /// Where an object has them. They prove themselves: who comes next knows who came before.
+    fn links(&mut self, memory: &mut Window<'_>, object: &Object) -> Option<u64> {
         let (before, of_type) = self.find_type(memory, object)?;
-        Some((before, of_type.name))
+        let links = object.range.start + before.checked_sub(LINKS)?;
+        let next = memory.word(links)? & !LINK_FLAGS;
+        let is_linked = of_type.is_collected
+            && next != 0
+            && memory.far_word(next.checked_add(PREVIOUS)?)? & !LINK_FLAGS == links;
+        is_linked.then_some(links)
+    }
+
+    /// The type of an object.
+    pub(super) fn type_of(&mut self, memory: &mut Window<'_>, object: &Object) -> Option<Rc<str>> {
+        let (_, of_type) = self.find_type(memory, object)?;
+        Some(of_type.name)
     }
 
     /// The type of an object, and the address of the dict of its attributes, where it has one.
@@ -119,6 +144,7 @@ impl<'a> Python<'a> {
             let name = is_type.then(|| name_at(view, address)).flatten()?;
             Some(Type {
                 name: name.into(),
+                is_collected: view.word(address + FLAGS)? & IS_COLLECTED != 0,
                 dict: dict_offset(view, address),
             })
         };
@@ -130,6 +156,12 @@ impl<'a> Python<'a> {
 /// A count of references, of 32 bits since 3.12, above which lie flags.
 fn is_count(word: u64) -> bool {
     word as u32 != 0 && word >> 48 == 0
+}
+
+/// How many references there are to the object that begins there; 0 to an immortal one, which counts none.
+pub(crate) fn references(memory: &mut Window<'_>, start: u64) -> u32 {
+    let count = memory.word(start).unwrap_or_default() as u32;
+    if count < LEAST_IMMORTAL { count } else { 0 }
 }
 
 fn name_at(view: &View, of_type: u64) -> Option<String> {

@@ -29,6 +29,13 @@ impl Marks {
         self.word((bit / 64) as usize) >> (bit % 64) & 1 != 0
     }
 
+    pub(super) fn clear(&self, bit: u64) {
+        let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
+        if let Some(part) = self.0.get(word / PART).and_then(OnceLock::get) {
+            part[word % PART].fetch_and(!mask, Ordering::Relaxed);
+        }
+    }
+
     /// Whether the bit was not set before.
     pub(super) fn set(&self, bit: u64) -> bool {
         let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));

@@ -37,21 +37,32 @@ impl<'a> Numbers<'a> {
     }
 
     /// The used object in which an address lies: its number, and where it begins.
-    #[inline]
     pub(crate) fn find(&self, address: u64) -> Option<(u32, u64)> {
-        if !self.objects.may_hold(address) {
-            return None;
-        }
         let (at, bit) = self.objects.place(address)?;
-        let (span, word) = (&self.objects.spans[at], (bit / 64) as usize);
-        let below = span.used[word] & ((1 << (bit % 64)) - 1);
-        let number = self.before[at][word] + below.count_ones();
-        Some((number, span.address(bit)))
+        Some((self.number_at(at, bit), self.objects.spans[at].address(bit)))
     }
 
     /// The number of the used object in which an address lies.
     pub(crate) fn number(&self, address: u64) -> Option<u32> {
         self.find(address).map(|(number, _)| number)
+    }
+
+    /// The number of the used object to which a word points. None for the links of Python's collector.
+    #[inline]
+    pub(crate) fn target(&self, word: u64) -> Option<u32> {
+        if !self.objects.may_hold(word) {
+            return None;
+        }
+        let (at, bit) = self.objects.place(word)?;
+        let is_link = self.objects.spans[at].is_link(bit, word);
+        (!is_link).then(|| self.number_at(at, bit))
+    }
+
+    /// The number of the object that begins at a bit of a span.
+    fn number_at(&self, at: usize, bit: u64) -> u32 {
+        let (span, word) = (&self.objects.spans[at], (bit / 64) as usize);
+        let below = span.used[word] & ((1 << (bit % 64)) - 1);
+        self.before[at][word] + below.count_ones()
     }
 
     /// The object with a number.
@@ -67,7 +78,7 @@ impl<'a> Numbers<'a> {
 
     /// All of them, by address and so by number.
     pub(crate) fn all(&self) -> impl Iterator<Item = Object> {
-        self.objects.spans.iter().flat_map(|span| span.used())
+        self.objects.all()
     }
 }
 

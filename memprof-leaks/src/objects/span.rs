@@ -1,12 +1,15 @@
 //! Adjacent objects.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use super::Object;
 use super::marks::Marks;
 
 /// The shift of a span that is one object.
 const WHOLE: u32 = 63;
+/// What Python's collector has in an object: two pointers, in bytes.
+pub(crate) const LINKS: u64 = 16;
 
 /// Adjacent objects: each ends where the next one begins.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub(crate) struct Span {
     pub(super) used: Vec<u64>,
     pub(super) reached: Marks,
     pub(super) scanned: Marks,
+    /// Objects whose first [`LINKS`] bytes lead nowhere, and those whose next ones do not, where there are any.
+    links: OnceLock<Box<[Marks; 2]>>,
     /// A bit for each word of `starts` that is not 0.
     summary: Vec<u64>,
 }
@@ -55,6 +60,7 @@ impl Span {
             used: vec![0; words],
             reached: Marks::new(words),
             scanned: Marks::new(words),
+            links: OnceLock::new(),
             summary: vec![0; words.div_ceil(64)],
         }
     }
@@ -78,6 +84,39 @@ impl Span {
         if is_used {
             self.used[word] |= mask;
         }
+    }
+
+    /// What begins there leads nowhere, in the object that begins at a bit.
+    pub(super) fn set_links(&self, bit: u64, links: u64) {
+        let words = self.starts.len();
+        let parts = self
+            .links
+            .get_or_init(|| Box::new([Marks::new(words), Marks::new(words)]));
+        if let Some(part) = parts.get(self.part(bit, links)) {
+            part.set(bit);
+        }
+    }
+
+    /// Whether an address, in the object that begins at a bit, leads nowhere.
+    #[inline]
+    pub(super) fn is_link(&self, bit: u64, address: u64) -> bool {
+        let parts = self.links.get();
+        let part = parts.and_then(|parts| parts.get(self.part(bit, address)));
+        part.is_some_and(|part| part.has(bit))
+    }
+
+    /// The first address behind the links of the object that begins at a bit, where it has them.
+    pub(super) fn behind_links(&self, bit: u64) -> Option<u64> {
+        let part = self.links.get()?.iter().position(|part| part.has(bit))?;
+        Some(self.address(bit) + (part as u64 + 1) * LINKS)
+    }
+
+    fn part(&self, bit: u64, address: u64) -> usize {
+        ((address - self.address(bit)) / LINKS) as usize
+    }
+
+    pub(super) fn forget_links(&mut self) {
+        self.links = OnceLock::new();
     }
 
     pub(super) fn place(&self, address: u64) -> (usize, u64) {

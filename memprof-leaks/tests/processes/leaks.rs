@@ -187,6 +187,30 @@ fn what_is_on_its_way_is_not() {
     }
 }
 
+/// The collector has all of them in its list, also those that it will free.
+#[test]
+fn objects_of_python_that_only_its_collector_links_are_leaked() {
+    const COUNT: u64 = 3000;
+    for base in ["object", "Exception"] {
+        let mut command = Command::new("python3");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/lost.py");
+        command.args([script, &COUNT.to_string(), base]);
+        let mut target = Target::of(command.env("PYTHONMALLOC", "malloc"));
+        let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+        target.is_unharmed();
+        let of_class = |class: &str| {
+            let groups = proof.leaked.iter();
+            let of_class = groups.filter(|group| group.class.as_deref() == Some(class));
+            of_class.map(|group| group.objects).sum::<u64>()
+        };
+        // What is left on a stack or on a free list of the interpreter's holds some.
+        let most = COUNT / 100 * 99..=COUNT;
+        assert!(most.contains(&of_class("Lost")), "{base}: {proof:?}");
+        assert!(most.contains(&of_class("list")), "{base}: {proof:?}");
+        assert_eq!(of_class("Garbage"), 0, "{base}: {proof:?}");
+    }
+}
+
 /// Objects lie across the ends of mappings, and are read together.
 #[test]
 fn what_lies_in_a_heap_of_many_mappings_is_held() {
