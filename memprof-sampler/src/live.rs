@@ -6,15 +6,15 @@ use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{
     AtomicPtr,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{AcqRel, Acquire},
 };
 
 use crate::mapping;
 
 mod bucket;
 
-pub(crate) use bucket::Sample;
 use bucket::{Bucket, Kept, WAYS};
+pub(crate) use bucket::{Claim, Sample};
 
 /// The tables' sizes in buckets. A further one is made when the ones before are full; together they
 /// hold 1.4 million samples in 34 MB at the most.
@@ -38,56 +38,59 @@ impl Live {
         self.table(0).is_some()
     }
 
-    /// Adds a sample; false where all tables are full.
-    pub(crate) fn insert(&self, hash: u64, address: usize, sample: Sample) -> bool {
-        (0..BUCKETS.len()).any(|generation| {
-            let table = self.table(generation);
-            table.is_some_and(|table| {
-                places(table, hash).any(|bucket| bucket.insert(address, sample))
-            })
+    /// Claims a place for a sample; none where all tables are full.
+    pub(crate) fn claim(&self, hash: u64, address: usize) -> Option<Claim<'_>> {
+        (0..BUCKETS.len()).find_map(|generation| {
+            let mut buckets = places(self.table(generation)?, hash);
+            buckets.find_map(|bucket| bucket.claim(address))
         })
     }
 
-    /// Removes the sample at an address.
-    pub(crate) fn remove(&self, hash: u64, address: usize) -> Option<Sample> {
-        let tables = self.tables.iter().zip(BUCKETS);
-        let tables = tables.filter_map(|(table, count)| existing(table, count));
-        tables
-            .flat_map(|table| places(table, hash))
-            .find_map(|bucket| bucket.take(address))
+    /// Claims the place that the sample at an address has.
+    pub(crate) fn find(&self, hash: u64, address: usize) -> Option<Claim<'_>> {
+        let mut buckets = self.made().flat_map(|table| places(table, hash));
+        buckets.find_map(|bucket| bucket.find(address))
     }
 
     /// Visits each sample with its address, but those that come or go meanwhile.
-    ///
-    /// # Safety
-    /// Nobody clears meanwhile.
-    pub(crate) unsafe fn each(&self, mut visit: impl FnMut(usize, Sample)) {
-        let tables = self.tables.iter().zip(BUCKETS);
-        let tables = tables.filter_map(|(table, count)| existing(table, count));
-        for bucket in tables.flatten() {
+    pub(crate) fn each(&self, mut visit: impl FnMut(usize, Sample)) {
+        for bucket in self.made().flatten() {
             bucket.visit(&mut visit);
         }
     }
 
-    /// Forgets all, and gives the memory back.
-    ///
-    /// # Safety
-    /// Nobody inserts or removes meanwhile.
-    pub(crate) unsafe fn clear(&self) {
-        for (table, count) in self.tables.iter().zip(BUCKETS) {
-            let table = table.swap(ptr::null_mut(), AcqRel);
-            if !table.is_null() {
-                // SAFETY: a mapping of `table`, which nobody uses: promised by the caller.
-                unsafe { mapping::unmap(table, count) };
+    /// Claims each sample, waits for what others have claimed, and gives the memory back. False where `wait` ends that.
+    /// Who claims meanwhile finds nothing, or leaves without filling the place.
+    pub(crate) fn drain(
+        &self,
+        mut drained: impl FnMut(&Claim<'_>),
+        mut wait: impl FnMut() -> bool,
+    ) -> bool {
+        let mut buckets = self.made().flatten();
+        let is_empty = buckets.all(|bucket| bucket.drain(&mut drained, &mut wait));
+        if is_empty {
+            for table in self.made() {
+                // SAFETY: a mapping of `table`. All places are empty; who claims one only to leave it empty again does
+                // not miss the claim.
+                unsafe { mapping::give_back(table.as_ptr().cast_mut(), table.len()) };
             }
         }
+        is_empty
+    }
+
+    /// Empties what was claimed by threads that are no more.
+    pub(crate) fn abandon(&self) {
+        self.made().flatten().for_each(Bucket::abandon);
     }
 
     /// How many bytes the tables take, touched or not.
     pub(crate) fn bytes(&self) -> usize {
+        self.made().map(size_of_val).sum()
+    }
+
+    fn made(&self) -> impl Iterator<Item = &[Bucket]> {
         let tables = self.tables.iter().zip(BUCKETS);
-        let tables = tables.filter(|(table, _)| !table.load(Relaxed).is_null());
-        tables.map(|(_, count)| count * size_of::<Bucket>()).sum()
+        tables.filter_map(|(table, count)| existing(table, count))
     }
 
     /// The table of that generation, made where it is missing.
@@ -113,8 +116,7 @@ fn existing(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
     if start.is_null() {
         return None;
     }
-    // SAFETY: a mapping of so many buckets, which stays until `clear`, when nobody is in here; zeros
-    // are valid atomics.
+    // SAFETY: a mapping of so many buckets, which stays; zeros are valid atomics.
     Some(unsafe { core::slice::from_raw_parts(start, count) })
 }
 
@@ -176,15 +178,26 @@ mod tests {
     use super::*;
     use crate::filter::hash;
 
+    impl Live {
+        fn insert(&self, address: usize, sample: Sample) {
+            self.claim(hash(address), address).unwrap().fill(sample);
+        }
+
+        fn remove(&self, address: usize) -> Option<Sample> {
+            let claim = self.find(hash(address), address)?;
+            Some(claim.sample())
+        }
+    }
+
     #[test]
     fn a_sample_is_found_once() {
         let live = Live::new();
         let address = 0x7f00_0000_1000;
         let sample = Sample { size: 7, record: 9 };
-        assert_eq!(live.remove(hash(address), address), None);
-        assert!(live.insert(hash(address), address, sample));
-        assert_eq!(live.remove(hash(address), address), Some(sample));
-        assert_eq!(live.remove(hash(address), address), None);
+        assert_eq!(live.remove(address), None);
+        live.insert(address, sample);
+        assert_eq!(live.remove(address), Some(sample));
+        assert_eq!(live.remove(address), None);
     }
 
     #[test]
@@ -196,15 +209,19 @@ mod tests {
                 size: at as u64,
                 record: 1,
             };
-            assert!(live.insert(hash(*address), *address, sample));
+            live.insert(*address, sample);
         }
         for (at, address) in addresses.iter().enumerate() {
-            let sample = live.remove(hash(*address), *address).unwrap();
+            let sample = live.remove(*address).unwrap();
             assert_eq!(sample.size, at as u64);
         }
-        // SAFETY: no other thread knows of it.
-        unsafe { live.clear() };
-        assert_eq!(live.bytes(), 0);
+        let mut drained = 0;
+        for address in &addresses {
+            live.insert(*address, Sample { size: 1, record: 1 });
+        }
+        assert!(live.drain(|_| drained += 1, || false));
+        assert_eq!(drained, addresses.len());
+        live.each(|address, _| panic!("{address:x}"));
     }
 
     #[test]
@@ -215,19 +232,16 @@ mod tests {
             record: 3,
         };
         for at in 1..=10_000 {
-            assert!(live.insert(hash(at * 64), at * 64, sample(at)));
+            live.insert(at * 64, sample(at));
         }
         for at in (1..=10_000).filter(|at| at % 3 != 0) {
-            assert_eq!(live.remove(hash(at * 64), at * 64), Some(sample(at)));
+            assert_eq!(live.remove(at * 64), Some(sample(at)));
         }
         let mut seen = Vec::new();
-        // SAFETY: no other thread knows of it.
-        unsafe {
-            live.each(|address, found| {
-                assert_eq!(found, sample(address / 64));
-                seen.push(address / 64);
-            });
-        }
+        live.each(|address, found| {
+            assert_eq!(found, sample(address / 64));
+            seen.push(address / 64);
+        });
         seen.sort_unstable();
         assert!(seen.into_iter().eq((3..=10_000).step_by(3)));
     }
@@ -246,14 +260,14 @@ mod tests {
                         size: address as u64,
                         record: 1,
                     };
-                    assert!(live.insert(hash(address), address, sample));
+                    live.insert(address, sample);
                     send.send(address).unwrap();
                 }
             }
         };
         let inserting = thread::spawn(inserting);
         for address in receive {
-            let sample = live.remove(hash(address), address).unwrap();
+            let sample = live.remove(address).unwrap();
             assert_eq!(sample.size, address as u64);
         }
         inserting.join().unwrap();

@@ -27,13 +27,21 @@ pub(crate) fn zeroed<T>(count: usize) -> Option<*mut T> {
 /// # Safety
 /// `start` and `count` are a mapping of [`zeroed`], and nobody uses it meanwhile.
 pub(crate) unsafe fn zero<T>(start: *mut T, count: usize) {
-    // SAFETY: madvise(2): a private anonymous mapping reads as zeros afterwards.
-    let done =
-        unsafe { rustix::mm::madvise(start.cast(), count * size_of::<T>(), Advice::LinuxDontNeed) };
-    if done.is_err() {
+    // SAFETY: promised by the caller, who misses nothing.
+    if !unsafe { give_back(start, count) } {
         // SAFETY: the whole mapping, which the caller says is not in use.
         unsafe { start.write_bytes(0, count) };
     }
+}
+
+/// Has a mapping of [`zeroed`] read as zeros again, if the kernel has its pages back. None of it is unmapped.
+///
+/// # Safety
+/// `start` and `count` are such a mapping, and nobody misses what it held.
+pub(crate) unsafe fn give_back<T>(start: *mut T, count: usize) -> bool {
+    let bytes = count * size_of::<T>();
+    // SAFETY: madvise(2): a private anonymous mapping reads as zeros afterwards.
+    unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
 }
 
 /// Unmaps a mapping of [`zeroed`].

@@ -117,12 +117,6 @@ impl Records {
         self.change(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
     }
 
-    /// The sample that was just counted is not remembered: there was none.
-    pub(crate) fn uncount(&self, record: u32, size: u64) {
-        let less = [(TOTAL_OBJECTS, 1_u64), (TOTAL_BYTES, size)];
-        self.change(record, less.map(|(at, less)| (at, less.wrapping_neg())));
-    }
-
     /// The sample was freed.
     pub(crate) fn discount(&self, record: u32, size: u64) {
         self.change(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);

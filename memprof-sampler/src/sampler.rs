@@ -3,14 +3,14 @@
 
 use core::arch::asm;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use memprof_unwind::{Registers, Tail, walk_this_thread};
 
 use crate::countdown;
 use crate::filter::{Filter, hash};
 use crate::gate::Gate;
-use crate::live::{Live, Sample};
+use crate::live::{Claim, Live, Sample};
 use crate::own_code::own_code;
 use crate::probes;
 use crate::process::Process;
@@ -28,12 +28,14 @@ static TABLES: Tables = Tables {
     live: Live::new(),
     records: Records::new(),
 };
-static GATE: Gate = Gate(AtomicUsize::new(0));
+static GATE: Gate = Gate {
+    is_closed: AtomicBool::new(false),
+};
 static LOST: AtomicU64 = AtomicU64::new(0);
 /// The process that samples: a child of `_Fork(3)` runs no handler of fork(2).
 static PROCESS: Process = Process::new();
 
-/// How often [`clear`] looks whether hooks have left the tables, each after a millisecond.
+/// How often [`clear`] waits for a hook to leave the tables, each time for a millisecond.
 const PATIENCE: u32 = 1000;
 
 /// Frames of hooks that a walk meets before the program's own.
@@ -96,20 +98,21 @@ pub fn interval() -> u64 {
 /// Forgets all samples, gives their memory back, and goes on as before.
 ///
 /// # Errors
-/// `InUse`; nothing is forgotten then. `NoMemory`: nothing is sampled any more.
+/// `InUse`; some samples count as freed then. `NoMemory`: nothing is sampled any more.
 pub fn clear() -> Result<(), Refused> {
     let interval = countdown::interval();
     stop();
+    GATE.close();
     let mut looks = 0..PATIENCE;
-    if !GATE.close(|| looks.next().map(|_| wait_a_millisecond()).is_some()) {
+    let wait = || looks.next().map(|_| wait_a_millisecond()).is_some();
+    if !TABLES.live.drain(discount, wait) {
         GATE.open();
         countdown::set_interval(interval);
         return Err(Refused::InUse);
     }
     FILTER.clear();
-    // SAFETY: the gate is closed: no hook is in the tables, and none enters.
-    unsafe { TABLES.live.clear() };
-    // SAFETY: as above; `each_record` is the caller's, who clears.
+    // SAFETY: the gate is closed, and no place is claimed: no hook is in the records, and none enters. `each_record` is
+    // the caller's, who clears.
     unsafe { TABLES.records.clear() };
     LOST.store(0, Relaxed);
     GATE.open();
@@ -133,7 +136,8 @@ fn wait_a_millisecond() {
 pub fn enter_child() {
     PROCESS.enter();
     tally::enter_child();
-    GATE.forget();
+    TABLES.live.abandon();
+    GATE.open();
 }
 
 /// Visits what is known of all samples, live or freed, in no order. Counters of stacks that are
@@ -158,20 +162,14 @@ pub struct LiveSample {
 }
 
 /// Visits each sample that was not freed, in no order, but those that come or go meanwhile.
-///
-/// # Safety
-/// [`clear`] is not called meanwhile.
-pub unsafe fn each_live(mut visit: impl FnMut(LiveSample)) {
-    // SAFETY: promised by the caller.
-    unsafe {
-        TABLES.live.each(|address, sample| {
-            visit(LiveSample {
-                address,
-                size: sample.size,
-                record: RecordId(sample.record),
-            });
+pub fn each_live(mut visit: impl FnMut(LiveSample)) {
+    TABLES.live.each(|address, sample| {
+        visit(LiveSample {
+            address,
+            size: sample.size,
+            record: RecordId(sample.record),
         });
-    }
+    });
 }
 
 /// What it did so far.
@@ -200,26 +198,26 @@ pub(crate) fn forget(block: usize) -> Option<Sample> {
     if block == 0 {
         return None;
     }
-    let _inside = GATE.enter()?;
-    let hash = hash(block);
-    let sample = TABLES.live.remove(hash, block)?;
-    FILTER.subtract(block);
-    TABLES.records.discount(sample.record, sample.size);
+    let claim = TABLES.live.find(hash(block), block)?;
+    discount(&claim);
     probes::free(block);
-    Some(sample)
+    Some(claim.sample())
+}
+
+/// Counts a sample as freed.
+fn discount(claim: &Claim<'_>) {
+    let sample = claim.sample();
+    FILTER.subtract(claim.address());
+    TABLES.records.discount(sample.record, sample.size);
 }
 
 /// Takes a sample back that [`forget`] gave away: its block was not freed after all.
 #[cold]
 #[inline(never)]
 pub(crate) fn put_back(block: usize, sample: Sample) {
-    let Some(_inside) = GATE.enter() else {
-        return;
-    };
-    TABLES.records.recount(sample.record, sample.size);
-    if !remember(block, sample) {
-        TABLES.records.discount(sample.record, sample.size);
-        LOST.fetch_add(1, Relaxed);
+    if let Some(claim) = claim(block) {
+        TABLES.records.recount(sample.record, sample.size);
+        remember(claim, sample);
     }
 }
 
@@ -230,7 +228,7 @@ pub(crate) fn sample(block: usize, size: usize) {
     if block == 0 || countdown::interval() == 0 || !PROCESS.is_this() {
         return;
     }
-    let Some(_inside) = GATE.enter() else {
+    let Some(claim) = claim(block) else {
         return;
     };
     let mut room = [MaybeUninit::uninit(); MOST_FRAMES + OWN_FRAMES];
@@ -249,36 +247,38 @@ pub(crate) fn sample(block: usize, size: usize) {
     // SAFETY: the walk wrote these, and the tail the last ones.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
-    let is_kept = TABLES.records.intern(frames, size).is_some_and(|record| {
-        TABLES.records.count(record, size);
-        let is_kept = remember(block, Sample { size, record });
-        if !is_kept {
-            TABLES.records.uncount(record, size);
+    match TABLES.records.intern(frames, size) {
+        Some(record) => {
+            TABLES.records.count(record, size);
+            remember(claim, Sample { size, record });
         }
-        is_kept
-    });
-    if !is_kept {
-        LOST.fetch_add(1, Relaxed);
+        None => lose(),
     }
 }
 
-/// False where the table of live samples is full.
-fn remember(block: usize, sample: Sample) -> bool {
-    let hash = hash(block);
-    if FILTER.may_hold(block)
-        && let Some(stale) = TABLES.live.remove(hash, block)
-    {
-        // Freed where no slot of ours is.
-        FILTER.subtract(block);
-        TABLES.records.discount(stale.record, stale.size);
-        probes::free(block);
+/// A place for a block's sample. None where the table of live samples is full, or is being cleared.
+fn claim(block: usize) -> Option<Claim<'static>> {
+    // What is there was freed where no slot of ours is.
+    if may_be_sample(block) {
+        forget(block);
     }
-    let is_kept = TABLES.live.insert(hash, block, sample);
-    if is_kept {
-        FILTER.add(block);
-        probes::alloc(block, sample.size, countdown::interval());
+    let claim = TABLES.live.claim(hash(block), block);
+    if claim.is_none() {
+        lose();
     }
-    is_kept
+    claim.filter(|_| GATE.admits())
+}
+
+fn remember(claim: Claim<'_>, sample: Sample) {
+    let block = claim.address();
+    // Before somebody else can free it.
+    FILTER.add(block);
+    claim.fill(sample);
+    probes::alloc(block, sample.size, countdown::interval());
+}
+
+fn lose() {
+    LOST.fetch_add(1, Relaxed);
 }
 
 /// Where this function is, and its caller's stack: what a walk starts from.

@@ -78,8 +78,7 @@ impl Pinned<RecordId> {
                 outcome = unsafe { asking.add(sample) };
             }
         };
-        // SAFETY: promised by the caller.
-        unsafe { memprof_sampler::each_live(add) };
+        memprof_sampler::each_live(add);
         outcome?;
         // SAFETY: promised by the caller.
         unsafe { asking.ask() }?;

@@ -3,7 +3,14 @@
 #![cfg(test)]
 
 mod atomic {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+
+    /// Loom's exchanges are no fences.
+    pub(crate) fn fence_after_exchange() {
+        fence(Ordering::SeqCst);
+    }
 }
 
 #[path = "../../src/live/bucket.rs"]

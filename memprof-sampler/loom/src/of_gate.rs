@@ -1,61 +1,124 @@
-//! Hooks that enter while the tables are cleared.
+//! Hooks that are in the tables, or come, while these are cleared.
+
+use core::mem;
 
 use loom::cell::UnsafeCell;
 use loom::model;
 use loom::sync::Arc;
 use loom::thread;
 
-use crate::atomic::AtomicUsize;
+use crate::atomic::AtomicBool;
+use crate::bucket::{Bucket, Sample};
 use crate::gate::Gate;
 
-/// Loom fails where one writes to the cell while another looks into it.
-#[test]
-fn nobody_is_inside_while_it_is_closed() {
-    model(|| {
-        let shared = Arc::new((Gate(AtomicUsize::new(0)), UnsafeCell::new(0)));
-        let hook = {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || {
-                let (gate, table) = &*shared;
-                if let Some(_inside) = gate.enter() {
-                    table.with(|_| ());
-                }
-            })
-        };
-        let (gate, table) = &*shared;
-        let wait = || {
-            thread::yield_now();
-            true
-        };
-        if gate.close(wait) {
-            table.with_mut(|_| ());
+const BLOCK: usize = 0x7f00_0000_1000;
+const SAMPLE: Sample = Sample { size: 1, record: 1 };
+
+/// Loom fails where one writes to the records while another looks into them.
+struct Shared {
+    gate: Gate,
+    bucket: Bucket,
+    records: UnsafeCell<u32>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self {
+            gate: Gate {
+                is_closed: AtomicBool::new(false),
+            },
+            bucket: Bucket::default(),
+            records: UnsafeCell::new(0),
         }
-        gate.open();
-        hook.join().unwrap();
-        assert!(gate.close(|| false), "nobody is left inside");
+    }
+
+    fn sample(&self) {
+        let claim = self.bucket.claim(BLOCK).unwrap();
+        if self.gate.admits() {
+            self.records.with(|_| ());
+            claim.fill(SAMPLE);
+        }
+    }
+
+    fn forget(&self) {
+        if let Some(_claim) = self.bucket.find(BLOCK) {
+            self.records.with(|_| ());
+        }
+    }
+
+    fn clear(&self) {
+        self.gate.close();
+        let is_empty = self.bucket.drain(
+            |claim| {
+                assert_eq!(claim.address(), BLOCK);
+                self.records.with(|_| ());
+            },
+            || {
+                thread::yield_now();
+                true
+            },
+        );
+        assert!(is_empty);
+        self.records.with_mut(|_| ());
+        self.gate.open();
+    }
+}
+
+fn check(before: impl Fn(&Shared) + Sync + Send + 'static, hook: fn(&Shared)) {
+    model(move || {
+        let shared = Arc::new(Shared::new());
+        before(&shared);
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || hook(&shared))
+        };
+        shared.clear();
+        other.join().unwrap();
+        shared.clear();
+        shared
+            .bucket
+            .visit(|address, _| panic!("{address:x} is left"));
     });
 }
 
 #[test]
-fn who_waits_no_longer_leaves_it_usable() {
+fn nobody_who_samples_is_in_the_records_while_they_are_cleared() {
+    check(|_| {}, Shared::sample);
+}
+
+#[test]
+fn nobody_who_forgets_is_in_the_records_while_they_are_cleared() {
+    check(Shared::sample, Shared::forget);
+}
+
+#[test]
+fn who_waits_no_longer_leaves_a_claim_alone() {
     model(|| {
-        let gate = Gate(AtomicUsize::new(0));
-        let inside = gate.enter();
-        assert!(inside.is_some());
-        assert!(!gate.close(|| false));
-        gate.open();
-        drop(inside);
-        assert!(gate.enter().is_some());
+        let shared = Shared::new();
+        let claim = shared.bucket.claim(BLOCK).unwrap();
+        shared.gate.close();
+        assert!(
+            !shared
+                .bucket
+                .drain(|_| panic!("nothing is filled"), || false)
+        );
+        shared.gate.open();
+        claim.fill(SAMPLE);
+        shared.forget();
+        assert!(
+            shared
+                .bucket
+                .drain(|_| panic!("it was forgotten"), || false)
+        );
     });
 }
 
 #[test]
 fn a_forked_child_forgets_who_was_inside() {
     model(|| {
-        let gate = Gate(AtomicUsize::new(0));
-        core::mem::forget(gate.enter());
-        assert!(!gate.close(|| false));
-        gate.forget();
-        assert!(gate.close(|| false));
+        let shared = Shared::new();
+        mem::forget(shared.bucket.claim(BLOCK));
+        shared.bucket.abandon();
+        shared.clear();
     });
 }

@@ -40,28 +40,75 @@ pub(crate) struct Sample {
     pub record: u32,
 }
 
+/// A place that is this thread's alone, until it is filled, or dropped and so empty.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    place: &'a AtomicUsize,
+    kept: &'a Kept,
+    address: usize,
+}
+
 impl Bucket {
-    /// Adds a sample; false where all places are taken.
-    pub(crate) fn insert(&self, address: usize, sample: Sample) -> bool {
-        self.places().any(|(place, kept)| {
-            let is_free = claim(place, 0, address | CLAIMED);
-            if is_free {
-                kept.write(sample);
-                place.store(address, Release);
-            }
-            is_free
-        })
+    /// Claims a place for a sample; none where all are taken.
+    pub(crate) fn claim(&self, address: usize) -> Option<Claim<'_>> {
+        self.exchange(0, address)
     }
 
-    /// Removes the sample at an address.
-    pub(crate) fn take(&self, address: usize) -> Option<Sample> {
-        self.places().find_map(|(place, kept)| {
-            claim(place, address, address | CLAIMED).then(|| {
-                let sample = kept.sample();
-                place.store(0, Release);
-                sample
+    /// Claims the place that the sample at an address has.
+    pub(crate) fn find(&self, address: usize) -> Option<Claim<'_>> {
+        self.exchange(address, address)
+    }
+
+    fn exchange(&self, from: usize, address: usize) -> Option<Claim<'_>> {
+        self.places()
+            .find(|(place, _)| {
+                // A look first: to exchange takes the line of the cache from others.
+                let claimed = address | CLAIMED;
+                place.load(Relaxed) == from
+                    && place
+                        .compare_exchange(from, claimed, Acquire, Relaxed)
+                        .is_ok()
             })
-        })
+            .map(|(place, kept)| Claim {
+                place,
+                kept,
+                address,
+            })
+    }
+
+    /// Claims each sample, one after the other, and waits for what others have claimed. False where `wait` ends that.
+    pub(crate) fn drain(
+        &self,
+        mut drained: impl FnMut(&Claim<'_>),
+        mut wait: impl FnMut() -> bool,
+    ) -> bool {
+        for (place, _) in self.places() {
+            loop {
+                match place.load(Acquire) {
+                    0 => break,
+                    claimed if claimed & CLAIMED != 0 => {
+                        if !wait() {
+                            return false;
+                        }
+                    }
+                    address => {
+                        if let Some(claim) = self.find(address) {
+                            drained(&claim);
+                        }
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Empties what was claimed by threads that are no more.
+    pub(crate) fn abandon(&self) {
+        for (place, _) in self.places() {
+            if place.load(Relaxed) & CLAIMED != 0 {
+                place.store(0, Release);
+            }
+        }
     }
 
     /// Visits each sample with its address, but those that come or go meanwhile.
@@ -83,10 +130,28 @@ impl Bucket {
     }
 }
 
-/// Whether the place held `from`, and is this thread's alone now.
-fn claim(place: &AtomicUsize, from: usize, to: usize) -> bool {
-    // A look first: to exchange takes the line of the cache from others.
-    place.load(Relaxed) == from && place.compare_exchange(from, to, Acquire, Relaxed).is_ok()
+impl Claim<'_> {
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+
+    /// What the place holds.
+    pub(crate) fn sample(&self) -> Sample {
+        self.kept.sample()
+    }
+
+    /// Has the place hold a sample from now on.
+    pub(crate) fn fill(self, sample: Sample) {
+        self.kept.write(sample);
+        self.place.store(self.address, Release);
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.place.store(0, Release);
+    }
 }
 
 impl Kept {
