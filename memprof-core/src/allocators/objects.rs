@@ -6,7 +6,7 @@
 
 mod listing;
 
-use std::ffi::{OsStr, c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -190,10 +190,25 @@ fn note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a [u8]
     }
 }
 
+/// The path by which the program was executed, maybe before a chroot(2); of a script, its own.
+fn executed() -> Option<&'static Path> {
+    // SAFETY: getauxval(3) reads a constant of this process.
+    let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: the kernel puts a NUL-terminated text there (getauxval(3), AT_EXECFN).
+    let path = unsafe { CStr::from_ptr(path) };
+    let path = Path::new(OsStr::from_bytes(path.to_bytes()));
+    path.is_absolute().then_some(path)
+}
+
 /// The mappings of `objects` in the format of `proc_pid_maps(5)`, for a process without /proc.
 pub(crate) fn maps(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {
+        let executed = executed().filter(|_| object.path == Path::new(EXECUTABLE));
+        let path = executed.unwrap_or(&object.path);
         for Segment {
             range,
             flags,
@@ -210,7 +225,7 @@ pub(crate) fn maps(objects: &[LoadedObject]) -> String {
                 bit(PF_W, 'w'),
                 bit(PF_X, 'x'),
                 offset & !0xfff,
-                object.path.display(),
+                path.display(),
             )
             .expect("writing to a String cannot fail");
         }
@@ -263,10 +278,9 @@ mod tests {
         let objects = loaded();
         let maps = maps(&objects);
         let first = maps.lines().next().unwrap();
-        assert!(
-            first.contains(" 00000000 00:00 0 /proc/thread-self/exe"),
-            "{first}"
-        );
+        let own = std::env::current_exe().unwrap();
+        let expected = format!(" 00000000 00:00 0 {}", own.display());
+        assert!(first.ends_with(&expected), "{first}");
         assert_eq!(
             maps.lines().count(),
             objects.iter().map(|o| o.segments.len()).sum::<usize>()

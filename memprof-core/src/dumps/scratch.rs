@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use memprof_own::Ours;
-use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::hidden::{self, PRIVATE};
@@ -46,6 +46,8 @@ enum Name {
     Descriptor,
     /// A hidden file, where there is no /proc.
     Hidden(PathBuf),
+    /// Without /proc and a memory file system: for whoever writes to descriptors.
+    None,
 }
 
 #[derive(Debug)]
@@ -72,12 +74,10 @@ impl Scratch {
         }
         let places = [directory, Path::new(SHARED_MEMORY)];
         let hidden = places.map(|place| Self::hidden(place, hidden));
-        hidden.into_iter().find_map(io::Result::ok).ok_or_else(|| {
-            let message = "without /proc an allocator can only write to a name, and neither \
-                           /dev/shm nor the dump directory is on a memory file system";
-            Error::new(ErrorKind::Io, message)
-                .remedy("mount /proc, or a tmpfs at /dev/shm, where this program sees it")
-        })
+        match hidden.into_iter().find_map(io::Result::ok) {
+            Some(hidden) => Ok(hidden),
+            None => Self::memory_named(Name::None).map_err(|memory| no_memory_file(&memory)),
+        }
     }
 
     fn new(file: OwnedFd, name: Name) -> io::Result<Self> {
@@ -89,10 +89,14 @@ impl Scratch {
     }
 
     fn memory() -> io::Result<Self> {
-        let memory =
-            retry_on_intr(|| rustix::fs::memfd_create("memprof-dump", MemfdFlags::CLOEXEC))?;
+        Self::memory_named(Name::Descriptor)
+    }
+
+    fn memory_named(name: Name) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = retry_on_intr(|| rustix::fs::memfd_create("memprof-dump", flags))?;
         rustix::fs::fchmod(&memory, PRIVATE)?;
-        Self::new(memory, Name::Descriptor)
+        Self::new(memory, name)
     }
 
     /// In the memory file system at `directory`, without a name there.
@@ -115,14 +119,22 @@ impl Scratch {
     /// The path to hand to the allocator.
     ///
     /// # Errors
-    /// The program closed its descriptor, whose number may be that of a file of the program's.
-    pub(crate) fn path(&self) -> io::Result<CString> {
+    /// It has no name; the program closed its descriptor, whose number may be that of a file of the program's.
+    pub(crate) fn path(&self) -> Result<CString> {
         let path = match &self.name {
             Name::Descriptor => {
-                let number = self.file.get()?.as_raw_fd();
-                format!("/proc/thread-self/fd/{number}").into_bytes()
+                let file = self.file.get();
+                let file =
+                    file.map_err(|errno| Error::io("find the memory for the dump", &errno.into()))?;
+                format!("/proc/thread-self/fd/{}", file.as_raw_fd()).into_bytes()
             }
             Name::Hidden(path) => path.as_os_str().as_bytes().to_vec(),
+            Name::None => {
+                let message = "without /proc an allocator can only write to a name, and neither \
+                               /dev/shm nor the dump directory is on a memory file system";
+                return Err(Error::new(ErrorKind::Io, message)
+                    .remedy("mount /proc, or a tmpfs at /dev/shm, where this program sees it"));
+            }
         };
         Ok(CString::new(path).expect("an open path has no NUL"))
     }
@@ -195,7 +207,7 @@ impl Scratch {
     }
 
     /// Reads `body`, of which it has the first `length` bytes already, writes the rest behind them, and opens it once
-    /// more, for reading only.
+    /// more, for reading only; where it has no name, it is sealed (`F_SEAL_WRITE`).
     ///
     /// # Errors
     /// There is no memory left, or the body cannot be read.
@@ -205,8 +217,13 @@ impl Scratch {
         file.set_len(length)?;
         file.seek(SeekFrom::Start(length))?;
         let tail = copy(body, &mut file)?;
+        let Ok(path) = self.path() else {
+            let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(file, seals)?;
+            file.rewind()?;
+            return Ok((file.try_clone()?, length + tail));
+        };
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let path = self.path()?;
         let opened = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty()))?;
         Ok((File::from(opened), length + tail))
     }
@@ -360,14 +377,23 @@ mod tests {
 
     #[test]
     fn a_dump_is_completed_where_it_lies() {
-        let scratch = Scratch::memory().unwrap();
-        (&scratch.file).write_all(b"profile, and more").unwrap();
-        let mut body = scratch.start(7).chain(&b" and its end"[..]);
-        let (mut file, length) = scratch.complete(7, &mut body).unwrap();
-        let mut text = String::new();
-        file.read_to_string(&mut text).unwrap();
-        assert_eq!((&*text, length), ("profile and its end", 19));
-        assert!(file.write_all(b"no").is_err(), "for reading only");
+        for name in [Name::Descriptor, Name::None] {
+            let scratch = Scratch::memory_named(name).unwrap();
+            (&scratch.file).write_all(b"profile, and more").unwrap();
+            let mut body = scratch.start(7).chain(&b" and its end"[..]);
+            let (mut file, length) = scratch.complete(7, &mut body).unwrap();
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!((&*text, length), ("profile and its end", 19));
+            assert!(file.write_all(b"no").is_err(), "for reading only");
+        }
+    }
+
+    #[test]
+    fn without_a_name_an_allocator_is_told_why_it_cannot_write() {
+        let scratch = Scratch::memory_named(Name::None).unwrap();
+        let refused = scratch.path().unwrap_err().to_string();
+        assert!(refused.contains("without /proc an allocator"), "{refused}");
     }
 
     #[test]

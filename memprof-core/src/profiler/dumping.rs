@@ -47,6 +47,8 @@ impl Profiler {
         let _running = self.dump_slot.take()?;
         let begun = Instant::now();
         let round = self.prepare(allocator, kind, trigger)?;
+        // An allocator may hold locks while it writes what could not be kept.
+        self.settings.store.can_be_written()?;
         let dumps = self.dump_each(&round, dump::take)?;
         let active_since = round.origin.active_since;
         let largest = dumps

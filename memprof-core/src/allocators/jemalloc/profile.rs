@@ -14,9 +14,7 @@ impl Jemalloc {
     /// jemalloc or the kernel refused; what was written is damaged.
     pub(crate) fn dump_into(&self, scratch: &Scratch) -> Result<Summary> {
         self.leave_this_thread_out();
-        let path = scratch
-            .path()
-            .map_err(|error| Error::io("find the memory for the dump", &error))?;
+        let path = scratch.path()?;
         let dumped = self.mallctl.write_path(c"prof.dump", &path);
         dumped.map_err(|errno| {
             not_written(scratch).unwrap_or_else(|| Error::mallctl("prof.dump", errno))
