@@ -56,15 +56,9 @@ pub(crate) fn short(message: &str, short: &Short) -> Outcome {
 pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
     let mut client = target::connect_to(&short.to)?;
     let is_wanted = open || file.is_some();
-    let dumped = match take(&mut client, &short.args)? {
-        // Where the host can keep none, it still has the bytes.
-        Dumped::Told(reply) if is_wanted && is_unkeepable(&reply, &short.args) => {
-            output::tell(&format!("memprof: {}", reply.text()));
-            output::tell("memprof: dumping once more with keep=off");
-            let args = [&short.args[..], &["keep=off".to_owned()]].concat();
-            take(&mut client, &args)?
-        }
-        dumped => dumped,
+    let dumped = match is_wanted {
+        true => take_here(&mut client, &short.args)?,
+        false => take(&mut client, &short.args)?,
     };
     let (mut bytes, name, text, reply) = match dumped {
         Dumped::Told(reply) => match (reply.status, reply.field("id").as_str()) {
@@ -125,6 +119,18 @@ pub(crate) fn take(client: &mut Client, args: &[String]) -> anyhow::Result<Dumpe
     Ok(Dumped::HandedOver(reply.into_reader()?))
 }
 
+/// The same where the dump is wanted here: a host that can keep none still has the bytes.
+pub(crate) fn take_here(client: &mut Client, args: &[String]) -> anyhow::Result<Dumped> {
+    match take(client, args)? {
+        Dumped::Told(reply) if is_unkeepable(&reply, args) => {
+            output::tell(&format!("memprof: {}", reply.text()));
+            output::tell("memprof: dumping once more with keep=off");
+            take(client, &[args, &["keep=off".to_owned()]].concat())
+        }
+        dumped => Ok(dumped),
+    }
+}
+
 /// Whether the system kept the host from keeping a dump, and nothing was said of that.
 fn is_unkeepable(reply: &Reply, args: &[String]) -> bool {
     let kind = reply.field("error")["kind"].as_str();
@@ -142,11 +148,6 @@ fn file_name(id: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
     let name: String = id.chars().filter(|c| is_plain(*c)).take(64).collect();
     name
-}
-
-/// Writes a kept dump to `file`, or to stdout for `-`. Returns its length.
-pub(crate) fn fetch(client: &mut Client, id: &str, file: &Path) -> anyhow::Result<u64> {
-    output::save(&mut client.fetch(id)?, file)
 }
 
 /// Prints a reply.

@@ -15,9 +15,10 @@ use memprof_report::Options;
 use crate::attach::{self, AttachArgs};
 use crate::detach;
 use crate::exit::{Outcome, USAGE, coded};
+use crate::message::{self, Dumped};
 use crate::reply::Reply;
 use crate::report::{Show, show};
-use crate::{browser, completion, message, output, report, target};
+use crate::{browser, completion, output, report, target};
 
 /// How much longer than the recording its activation lasts, should this program be killed.
 const GRACE: Duration = Duration::from_secs(60);
@@ -73,12 +74,12 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         None => record(args, &mut target::connect(args.target.as_deref())?, file),
         Some(pid) => record_attached(args, pid, file),
     };
-    let (pid, dumped) = recorded?;
+    let (pid, warnings) = recorded?;
     if let Some(output) = &args.output {
         let mut bytes = File::open(file).context("failed to read the dump again")?;
         output::export(&mut bytes, output)?;
     }
-    for warning in &dumped.warnings {
+    for warning in &warnings {
         output::note(warning);
     }
     show(&Show {
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
 }
 
 /// Records in a process that may have to be attached to, and leaves it as it was.
-fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(u32, DumpReport)> {
+fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(u32, Vec<String>)> {
     if let Some(mut client) = attach::host(pid) {
         return record(args, &mut client, file);
     }
@@ -130,12 +131,12 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
     recorded
 }
 
-/// Samples for the while, and fetches the dump into `file`. Returns the process and the reply to `dump`.
+/// Samples for the while, and fetches the dump into `file`. Returns the process and what the host warns of.
 fn record(
     args: &RecordArgs,
     client: &mut Client,
     file: &Path,
-) -> anyhow::Result<(u32, DumpReport)> {
+) -> anyhow::Result<(u32, Vec<String>)> {
     let pid = target::pid_of(client)?;
     let was_active = client.status()?.profiling == Profiling::Active;
     if !was_active {
@@ -146,13 +147,23 @@ fn record(
         client.activate(&format!("for={lease}"))?;
     }
     wait(args.duration);
-    let dumped = client.dump("");
+    let dumped = message::take_here(client, &[]);
     if !was_active {
         client.deactivate()?;
     }
-    let dumped = dumped?;
-    message::fetch(client, &dumped.largest.id, file)?;
-    Ok((pid, dumped))
+    let warnings = match dumped? {
+        Dumped::Told(reply) => {
+            let reply = reply.ok()?;
+            let told: DumpReport = reply.typed().context("the reply to dump")?;
+            output::save(&mut client.fetch(&told.largest.id)?, file)?;
+            told.warnings
+        }
+        Dumped::HandedOver(mut bytes) => {
+            output::save(&mut bytes, file)?;
+            Vec::new()
+        }
+    };
+    Ok((pid, warnings))
 }
 
 /// Waits, and shows how long it still takes where somebody looks.

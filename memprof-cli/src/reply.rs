@@ -6,6 +6,7 @@ use anyhow::Context;
 use memprof_host::client::{Client, Delivered};
 use memprof_messages::PLUGIN;
 use memprof_plugin_abi::{JSON, Status};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::exit::{code_of_status, coded};
@@ -53,6 +54,17 @@ impl Reply {
             Body::Object(object) => &object[name],
             Body::Text(_) | Body::Bytes(_) => &Value::Null,
         }
+    }
+
+    /// The body as a type.
+    ///
+    /// # Errors
+    /// It is of another type.
+    pub(crate) fn typed<T: DeserializeOwned>(self) -> serde_json::Result<T> {
+        serde_json::from_value(match self.body {
+            Body::Object(object) => object,
+            Body::Text(_) | Body::Bytes(_) => Value::Null,
+        })
     }
 
     /// What a person reads of it.
