@@ -12,6 +12,9 @@ pub enum Attached {
         stops: Vec<Duration>,
         /// The thread that was borrowed last.
         thread: u32,
+        /// How many threads its user could have (`RLIMIT_NPROC`), and can have until the plugin leaves, where the
+        /// limit was raised for it.
+        thread_limit: Option<(u64, u64)>,
     },
     /// The JVM in the process loaded it, and nothing stood still.
     ByJvm,

@@ -26,16 +26,6 @@ pub struct File {
 }
 
 impl Attachment {
-    /// Whether it says where the control socket is to be.
-    pub(crate) fn has_control(&self) -> bool {
-        let in_file = |file: &File| {
-            let table = file.text.parse::<toml::Table>();
-            table.is_ok_and(|table| table.contains_key("control"))
-        };
-        self.words.iter().any(|word| word.starts_with("control="))
-            || self.file.as_ref().is_some_and(in_file)
-    }
-
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self).expect("numbers and texts have a form in TOML")
     }

@@ -24,9 +24,10 @@ use crate::hole::hole;
 use crate::jvm;
 use crate::page::{self, Answer, Page, Stage, There};
 use crate::plugin::{ENTRY_NAME, Plugin, Source};
-use crate::root::{Placed, Root};
+use crate::root::Placed;
 use crate::safe_point::{Borrowed, NotBorrowed, borrow};
 use crate::target::Target;
+use crate::thread_limit::Raised;
 
 const PAGE: u64 = 4096;
 /// For `pthread_create(3)`, and what the program's allocator does in it.
@@ -71,8 +72,14 @@ pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Atta
 
 fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
     let mut target = Target::look_up(pid)?;
-    let toml = attachment.in_root(&target)?.to_toml();
     let source = plugin.source(&target)?;
+    let raised = Raised::by_need(pid)?;
+    let limits = raised.as_ref().map(|raised| raised.limits);
+    let mut toml = attachment.to_toml();
+    if let Some(limits) = limits {
+        // Before the table of the file, which ends the keys of the attachment.
+        toml = format!("thread_limit = {limits}\n{toml}");
+    }
     let mut page = Page::new(&toml);
     let layout = Layout::of(&target, &page)?;
     fill(&mut page, &target, &layout, &source);
@@ -110,27 +117,16 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
         address: layout.page,
     };
     match follow(&target, there, plugin)? {
-        said if said.is_empty() => Ok(Attached::ByThread {
-            stops: vec![first.stop, second.stop],
-            thread: second.tid,
-        }),
-        said => Err(Error::NotLoaded(said)),
-    }
-}
-
-impl Attachment {
-    /// The same with a place for the control socket, where the target has none that the plugin knows.
-    fn in_root(&self, target: &Target) -> Result<Self, Error> {
-        let mut attachment = self.clone();
-        if !self.has_control() {
-            let root = Root::of(target.pid).map_err(|_| target.gone())?;
-            let socket = root.socket().map_err(|error| Refusal::NoSocket {
-                cause: error.to_string(),
-            })?;
-            let word = socket.map(|path| format!("control={}", path.display()));
-            attachment.words.extend(word);
+        said if said.is_empty() => {
+            raised.into_iter().for_each(Raised::keep);
+            Ok(Attached::ByThread {
+                stops: vec![first.stop, second.stop],
+                thread: second.tid,
+                thread_limit: limits
+                    .and_then(|limits| Some((limits.was.current?, limits.is.current?))),
+            })
         }
-        Ok(attachment)
+        said => Err(Error::NotLoaded(said)),
     }
 }
 

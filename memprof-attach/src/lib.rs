@@ -20,6 +20,7 @@ mod plugin;
 mod root;
 mod safe_point;
 mod target;
+mod thread_limit;
 
 pub use attached::{Attached, Port};
 pub use attachment::{Attachment, File};

@@ -4,13 +4,12 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, StatVfsMountFlags, Uid, fchmod, fchown, fstat,
-    fstatvfs, mkdirat, openat, openat2, statat, unlinkat,
+    AtFlags, CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat,
+    openat, openat2, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -20,7 +19,6 @@ const PLACES: [&str; 5] = ["tmp", "dev/shm", "var/tmp", "run", "."];
 const FILE: &str = "memory_profile.so";
 
 const FOR_ALL: Mode = Mode::from_raw_mode(0o755);
-const FOR_ITS_USER: Mode = Mode::from_raw_mode(0o700);
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
@@ -92,28 +90,6 @@ impl Root {
         fchmod(&file, FOR_ALL)?;
         file.write_all(bytes)?;
         Ok(placed)
-    }
-
-    /// A path for the control socket where the plugin finds no directory for it by itself: neither /run nor
-    /// /tmp is there.
-    pub(crate) fn socket(&self) -> io::Result<Option<PathBuf>> {
-        let has = |place| self.directory(place).is_ok();
-        if has("run") || has("tmp") {
-            return Ok(None);
-        }
-        let user = std::fs::metadata(format!("/proc/{}", self.pid))?;
-        let name = format!("memprof-{}", user.uid());
-        let root = self.directory(".")?;
-        match make(&root, &name, FOR_ITS_USER) {
-            Ok(directory) => {
-                let (uid, gid) = (Uid::from_raw(user.uid()), Gid::from_raw(user.gid()));
-                fchown(&directory, Some(uid), Some(gid))?;
-            }
-            // Of an attachment before.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-        Ok(Some(PathBuf::from(format!("/{name}/{}.sock", self.pid))))
     }
 
     pub(crate) fn directory(&self, path: &str) -> io::Result<OwnedFd> {

@@ -159,7 +159,7 @@ fn reply(
     let name = client.host()?.name;
     let status = ask(client, "status", "")?.ok()?;
     let (stopped, thread) = match attached {
-        Some(Attached::ByThread { stops, thread }) => (stops.iter().sum(), Some(*thread)),
+        Some(Attached::ByThread { stops, thread, .. }) => (stops.iter().sum(), Some(*thread)),
         Some(Attached::ByJvm | Attached::ByNode { .. }) | None => (Duration::ZERO, None),
     };
     let stopped_ms = stopped.as_micros() as f64 / 1000.0;
@@ -176,10 +176,17 @@ fn reply(
         }
         None => String::new(),
     };
+    let limit = match attached {
+        Some(Attached::ByThread {
+            thread_limit: Some((was, is)),
+            ..
+        }) => format!("\nits limit of threads (RLIMIT_NPROC) is {is} until then; it was {was}"),
+        _ => String::new(),
+    };
     let text = match attached {
         None => format!("{pid} ({name}) has the plugin already"),
         Some(_) => format!(
-            "attached to {pid} ({name}){how}; the plugin leaves by itself in {}\n\
+            "attached to {pid} ({name}){how}; the plugin leaves by itself in {}{limit}\n\
              next: memprof activate -t {pid}",
             humantime::format_duration(args.lease)
         ),

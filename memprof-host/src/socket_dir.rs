@@ -1,6 +1,8 @@
 //! Where control sockets lie, and whether a directory may hold one.
 
 #[cfg(any(feature = "control", feature = "client"))]
+pub(crate) mod abstract_name;
+#[cfg(any(feature = "control", feature = "client"))]
 pub mod lock;
 
 use std::ffi::OsString;

@@ -109,13 +109,13 @@ pub enum Refusal {
         /// Why the last one cannot.
         cause: String,
     },
-    /// No directory of its can hold the control socket.
-    #[error(
-        "has neither /run nor /tmp in its root directory, and the root directory cannot hold a control socket: {cause}"
-    )]
-    NoSocket {
-        /// Why.
-        cause: String,
+    /// `HAProxy` sets it for itself.
+    #[error("may have no more threads (RLIMIT_NPROC is {limit}), and the limit could not be raised: {}", .errno.desc())]
+    ThreadLimit {
+        /// The soft limit.
+        limit: u64,
+        /// Why it could not be raised.
+        errno: Errno,
     },
     /// A file of /proc that could not be read or understood.
     #[error("failed to read {file}: {cause}")]
@@ -191,8 +191,9 @@ impl Refusal {
             Self::NoFile { .. } => {
                 "mount /proc there, or make a directory /tmp that is not mounted noexec".to_owned()
             }
-            Self::NoSocket { .. } => {
-                "make a directory /tmp there, or name a path by control=/DIR/NAME.sock".to_owned()
+            Self::ThreadLimit { .. } => {
+                "run memprof as root with CAP_SYS_RESOURCE, or raise it where the program is configured \
+                 (HAProxy: insecure-fork-wanted)".to_owned()
             }
             Self::Executed => "try again".to_owned(),
             Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),

@@ -16,6 +16,7 @@ mod ages;
 mod allocators;
 mod artifact;
 mod attach;
+mod attach_confined;
 mod attach_jvm;
 mod attach_node;
 mod book;

@@ -12,6 +12,8 @@
     reason = "what memprof-attach calls, and a handler of fork"
 )]
 
+mod thread_limit;
+
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,8 +24,7 @@ use log::LevelFilter;
 use memprof_own::{Plan, Privileges, ProcessOnce};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
-    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_UNSUPPORTED,
-    memprof_plugin_entry_t,
+    MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_UNSUPPORTED, memprof_plugin_entry_t,
 };
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
@@ -34,7 +35,8 @@ use super::config::{self, Control, Settings};
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::Lines;
 use super::{contain, control};
-use crate::socket_dir;
+use crate::socket_dir::{self, abstract_name};
+use thread_limit::RaisedLimit;
 
 /// How long a forked child is left alone.
 const REST: Duration = Duration::from_millis(100);
@@ -84,6 +86,8 @@ struct Attachment {
     words: Vec<String>,
     /// A file with keys of the plugin's: its path where `memprof attach` runs, and its text.
     file: Option<File>,
+    /// The limit of threads, where it was raised for ours.
+    thread_limit: Option<RaisedLimit>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -188,6 +192,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         .inspect_err(|_| unsafe { instance::remove() })?;
     END.store(now_ms() + attachment.lease_ms, Ordering::Release);
     IS_CHILD.store(false, Ordering::Release);
+    thread_limit::PUT_BACK.set(attachment.thread_limit);
     STATE.store(HERE, Ordering::Release);
     follow_forks();
     memprof_plugin_abi::stay_loaded();
@@ -195,6 +200,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         control::close();
         // SAFETY: the socket is closed, and its threads have ended.
         unsafe { instance::remove() };
+        thread_limit::PUT_BACK.set(None);
         STATE.store(AWAY, Ordering::Release);
         let message = format!("failed to start the thread that ends the attachment: {error}");
         return Err(Failure::new(MEMPROF_INTERNAL, message));
@@ -208,18 +214,26 @@ fn loaded_by_the_program() -> Failure {
 }
 
 /// Opens the socket where it is asked for, or in the default directory; where that cannot be, as without /run
-/// after chroot(2), in /tmp.
+/// after chroot(2), in /tmp; and where nothing can be written to, under a name that is no file.
 fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result<(), Failure> {
     let opened = instance.open_control(&ADAPTER, control);
-    opened.or_else(|failure| {
+    let in_tmp = |failure: Failure| {
         let directory = socket_dir::in_tmp(rustix::process::geteuid().as_raw());
         if control.is_some() || socket_dir::make_private(&directory).is_err() {
-            let remedy = "another place for it is named by control=/DIR/NAME.sock";
-            return Err(Failure::new(MEMPROF_IO, format!("{failure}; {remedy}")));
+            return Err(failure);
         }
         let path = directory.join(format!("{}.sock", std::process::id()));
         instance.open_control(&ADAPTER, Some(&Control::At(path)))
-    })
+    };
+    let without_file = |failure: Failure| match control {
+        Some(_) => Err(failure),
+        None => {
+            let name =
+                abstract_name::new().map_err(|error| Failure::io("name a socket", &error))?;
+            instance.open_control(&ADAPTER, Some(&Control::At(name)))
+        }
+    };
+    opened.or_else(in_tmp).or_else(without_file)
 }
 
 impl Attachment {
@@ -306,6 +320,7 @@ fn stay(privileges: &mut Privileges) {
     }
     privileges.follow();
     control::close();
+    thread_limit::PUT_BACK.now();
     STATE.store(AWAY, Ordering::Release);
 }
 

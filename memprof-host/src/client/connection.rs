@@ -5,7 +5,9 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -16,6 +18,9 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::socket_dir::abstract_name;
 
 /// The longest line that is read. A host passes a body above 64 KiB as a file, and JSON writes a
 /// byte in at most six; a command line has up to 128 KiB for each of its words.
@@ -66,13 +71,13 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn open(path: &Path, deadline: Deadline) -> io::Result<Self> {
-        let address = SocketAddrUnix::new(path)?;
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (address, socket) = match abstract_name::in_namespace(path) {
+            None => (SocketAddrUnix::new(path)?, socket()?),
+            Some((namespace, name)) => {
+                let address = SocketAddrUnix::new_abstract_name(name)?;
+                (address, socket_in(namespace)?)
+            }
+        };
         let silent = || deadline.passed("it accepted no connection");
         loop {
             // unix(7): connect waits for room in the backlog, for as long as a send may take.
@@ -176,4 +181,26 @@ impl Connection {
             }
         }
     }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+}
+
+/// A socket of a network namespace, which may be another one than ours: it stays what it was made in.
+fn socket_in(namespace: &Path) -> io::Result<OwnedFd> {
+    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino()));
+    if identity(namespace)? == identity(Path::new("/proc/thread-self/ns/net"))? {
+        return socket();
+    }
+    let namespace = File::open(namespace)?;
+    let there = || {
+        let kind = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(namespace.as_fd(), kind)?;
+        socket()
+    };
+    // The thread alone is there.
+    let made = thread::scope(|scope| scope.spawn(there).join());
+    made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +15,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 
 use super::ControlError;
 use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses, remove, sweep};
-use crate::socket_dir::{check_parent, make_private, own_default_dir, sockets};
+use crate::socket_dir::{abstract_name, check_parent, make_private, own_default_dir, sockets};
 
 const BACKLOG: i32 = 64;
 
@@ -24,8 +25,9 @@ pub(super) struct Listener {
     /// The process that opened it: a forked child must leave its parent's files alone.
     owner: u32,
     socket: Ours<UnixListener>,
-    /// Held while the host lives; decides who may replace a socket that is left over.
-    _lock: Ours<File>,
+    /// Held while the host lives; decides who may replace a socket that is left over. A socket that is no file needs
+    /// none.
+    _lock: Option<Ours<File>>,
     /// What is removed at the end, in this order: the socket, the link by which the default directory
     /// tells of a socket elsewhere, and last the lock's file, while the lock is still held. Ready for
     /// unlink(2), because the exiting thread may have been interrupted in the midst of malloc.
@@ -34,11 +36,24 @@ pub(super) struct Listener {
 
 impl Listener {
     pub(super) fn bind(configured: Option<&Path>) -> Result<Self, ControlError> {
-        let default = own_default_dir();
         let at = |path: &Path| {
             let path = path.to_owned();
             move |cause| ControlError { path, cause }
         };
+        if let Some(path) = configured
+            && let Some(name) = abstract_name::bytes(path)
+        {
+            let address = SocketAddrUnix::new_abstract_name(name).map_err(io::Error::from);
+            let socket = address.and_then(|address| listen(&address));
+            return Ok(Self {
+                path: path.to_owned(),
+                owner: std::process::id(),
+                socket: socket.map_err(at(path))?,
+                _lock: None,
+                files: Vec::new(),
+            });
+        }
+        let default = own_default_dir();
         let (path, lock) = match configured {
             None => {
                 make_private(&default).map_err(at(&default))?;
@@ -70,7 +85,7 @@ impl Listener {
             path,
             owner: std::process::id(),
             socket,
-            _lock: lock,
+            _lock: Some(lock),
         })
     }
 
@@ -82,7 +97,10 @@ impl Listener {
         let (stream, _) = self.socket.get()?.accept()?;
         Ours::new_if(stream, |stream| {
             let address = stream.local_addr();
-            address.is_ok_and(|address| address.as_pathname() == Some(&self.path))
+            address.is_ok_and(|address| match abstract_name::bytes(&self.path) {
+                Some(name) => address.as_abstract_name() == Some(name),
+                None => address.as_pathname() == Some(&self.path),
+            })
         })
     }
 
@@ -131,7 +149,10 @@ fn bind(path: &Path) -> io::Result<Ours<UnixListener>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let address = SocketAddrUnix::new(path)?;
+    listen(&SocketAddrUnix::new(path)?)
+}
+
+fn listen(address: &SocketAddrUnix) -> io::Result<Ours<UnixListener>> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -141,7 +162,7 @@ fn bind(path: &Path) -> io::Result<Ours<UnixListener>> {
     let socket = Ours::new(UnixListener::from(socket))?;
     // Before bind, which takes the mode over: afterwards there would be a moment for others.
     rustix::fs::fchmod(socket.get()?, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(socket.get()?, &address)?;
+    rustix::net::bind(socket.get()?, address)?;
     rustix::net::listen(socket.get()?, BACKLOG)?;
     Ok(socket)
 }

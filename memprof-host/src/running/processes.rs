@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::Candidate;
+use crate::socket_dir::abstract_name;
 use crate::socket_dir::lock::lock_path;
 
 /// The plugin's file, under whatever directory and prefix.
@@ -53,8 +54,7 @@ fn process(pid: u32) -> Option<Process> {
     let table = fs::read_to_string(of.join("net/unix")).ok()?;
     let paths = table.lines().filter_map(|line| listening(line, &held));
     let sockets = paths
-        .map(|path| seen_from_here(&of, Path::new(path)))
-        .filter(|socket| is_control_socket(socket))
+        .filter_map(|path| control_socket(&of, Path::new(path)))
         .map(|socket| Candidate {
             socket,
             owner,
@@ -97,14 +97,20 @@ fn listening<'a>(line: &'a str, held: &HashSet<u64>) -> Option<&'a str> {
     }
     let flags = u32::from_str_radix(columns[3], 16).ok()?;
     let inode = columns[6].parse().ok()?;
-    // `@` stands for the NUL of an abstract name, which has no file and no owner.
-    (flags & LISTENS != 0 && held.contains(&inode) && !rest.starts_with('@')).then_some(rest)
+    (flags & LISTENS != 0 && held.contains(&inode)).then_some(rest)
 }
 
-/// Whether it has a lock beside it, as every control socket. A program listens at sockets of its own too,
-/// where a question of ours would be a command: kresd runs what it is sent.
-fn is_control_socket(socket: &Path) -> bool {
-    lock_path(socket).exists()
+/// What a process calls `path`, as it is called here, if it is a control socket: it has a lock beside it, or a name of
+/// ours. A program listens at sockets of its own too, where a question of ours would be a command: kresd runs what it
+/// is sent.
+fn control_socket(of: &Path, path: &Path) -> Option<PathBuf> {
+    // `@` stands for the NUL of an abstract name.
+    if path.as_os_str().as_bytes().starts_with(b"@") {
+        abstract_name::bytes(path)?;
+        return Some(abstract_name::of_process(of, path));
+    }
+    let socket = seen_from_here(of, path);
+    lock_path(&socket).exists().then_some(socket)
 }
 
 /// A path of a process's, which may have another root.
@@ -154,8 +160,15 @@ mod tests {
         let ours = place.path().join("7.sock");
         let _listeners = [&own, &ours].map(|path| UnixListener::bind(path).unwrap());
         let _lock = crate::socket_dir::lock::lock(&ours).unwrap();
-        assert!(!is_control_socket(&own));
-        assert!(is_control_socket(&ours));
+        let of = Path::new("/proc/self");
+        let check = |path: &str, expected: Option<&str>| {
+            let socket = control_socket(of, Path::new(path));
+            assert_eq!(socket.as_deref(), expected.map(Path::new));
+        };
+        check(own.to_str().unwrap(), None);
+        check(ours.to_str().unwrap(), ours.to_str());
+        check("@/tmp/dbus-x", None);
+        check("@memprof-7-0f", Some("/proc/self/ns/net/@memprof-7-0f"));
     }
 
     #[test]
@@ -168,7 +181,7 @@ mod tests {
         check(&line("00010000", "/run/h.sock"), Some("/run/h.sock"));
         check(&line("00010000", "/run/my h.sock"), Some("/run/my h.sock"));
         check(&line("00000000", "/run/h.sock"), None);
-        check(&line("00010000", "@abstract"), None);
+        check(&line("00010000", "@abstract"), Some("@abstract"));
         check(
             "0000000000000000: 00000002 00000000 00010000 0001 01 24801",
             None,

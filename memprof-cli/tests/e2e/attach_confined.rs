@@ -1,0 +1,380 @@
+//! `memprof attach`: programs that confined themselves, or that may write nowhere.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use nix::unistd::geteuid;
+
+use crate::dist::dist;
+use crate::host::{Host, PATIENCE};
+use crate::memprof::{Run, memprof};
+
+/// What an attachment may change and has to give back.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    /// Every name below its root directory.
+    names: BTreeSet<PathBuf>,
+    /// Its line of /proc/PID/limits.
+    thread_limit: String,
+    threads: usize,
+    /// What they are open to, but for sockets, of which a server has others at each moment.
+    descriptors: Vec<String>,
+}
+
+impl Seen {
+    fn of(pid: u32, root: &Path) -> Self {
+        let of = PathBuf::from(format!("/proc/{pid}"));
+        let entries = |directory: &str| fs::read_dir(of.join(directory)).unwrap().flatten();
+        let open = entries("fd").filter_map(|entry| fs::read_link(entry.path()).ok());
+        let kind = |path: PathBuf| path.to_str().unwrap().split('[').next().unwrap().to_owned();
+        let mut descriptors: Vec<String> =
+            open.map(kind).filter(|kind| kind != "socket:").collect();
+        descriptors.sort();
+        let limits = fs::read_to_string(of.join("limits")).unwrap();
+        let limit = limits
+            .lines()
+            .find(|line| line.starts_with("Max processes"));
+        Self {
+            names: names_below(root),
+            thread_limit: limit.unwrap().to_owned(),
+            threads: entries("task").count(),
+            descriptors,
+        }
+    }
+}
+
+fn names_below(directory: &Path) -> BTreeSet<PathBuf> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(directory).unwrap().flatten() {
+        if entry.file_type().unwrap().is_dir() {
+            names.extend(names_below(&entry.path()));
+        }
+        names.insert(entry.path());
+    }
+    names
+}
+
+/// Waits until the threads of `before` are there again, and no others, and compares the rest.
+fn is_left(pid: u32, root: &Path, before: &Seen) {
+    let begun = Instant::now();
+    while Seen::of(pid, root) != *before {
+        let now = Seen::of(pid, root);
+        assert!(begun.elapsed() < PATIENCE, "{before:?}, now {now:?}");
+        thread::yield_now();
+    }
+}
+
+/// Debian's `HAProxy` as its package configures it, but for its paths, with a frontend.
+struct Haproxy {
+    host: Host,
+    port: u16,
+    jail: PathBuf,
+}
+
+impl Haproxy {
+    fn start(more: &str) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let jail = place.path().join("jail");
+        fs::create_dir(&jail).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let config = fs::read_to_string("/etc/haproxy/haproxy.cfg").unwrap();
+        assert!(config.contains("chroot /var/lib/haproxy") && config.contains("user haproxy"));
+        let config = config.replace("/var/lib/haproxy", jail.to_str().unwrap());
+        let config = config.replace("/run/haproxy/", &format!("{}/", place.path().display()));
+        let serves = format!(
+            "\nfrontend f\nbind 127.0.0.1:{port}\n\
+             http-request return status 200 content-type text/plain lf-string \"hello %[path]\"\n\
+             global\n{more}\n"
+        );
+        let file = place.path().join("haproxy.cfg");
+        fs::write(&file, config + &serves).unwrap();
+        let mut command = Command::new("env");
+        command.args([
+            "-u",
+            "MEMPROF_SOCKET_DIR",
+            "-u",
+            "XDG_RUNTIME_DIR",
+            "-u",
+            "XDG_STATE_HOME",
+        ]);
+        command.args(["/usr/sbin/haproxy", "-Ws", "-f"]).arg(file);
+        let haproxy = Self {
+            host: Host::spawn(command, place),
+            port,
+            jail,
+        };
+        let begun = Instant::now();
+        while haproxy.ask("/").is_none() {
+            assert!(begun.elapsed() < PATIENCE, "{:?}", haproxy.host.log());
+            thread::yield_now();
+        }
+        haproxy
+    }
+
+    fn worker(&self) -> u32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.host.pid());
+        let children = fs::read_to_string(children).unwrap();
+        children.trim().parse().unwrap()
+    }
+
+    /// What a client gets.
+    fn ask(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    /// A client that has not asked for anything yet.
+    fn begin(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: ").unwrap();
+        stream
+    }
+
+    /// Has it work, and compares what all clients get.
+    fn is_loaded(&self) {
+        for path in 0..500 {
+            let path = format!("/{path}");
+            let answer = self.ask(&path).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+            assert!(answer.ends_with(&format!("hello {path}")), "{answer}");
+        }
+    }
+
+    fn memprof(&self, args: &[&str]) -> Run {
+        memprof(&self.host.socket_dir(), args)
+    }
+}
+
+/// Whether this user may raise the limits of others (capabilities(7), `CAP_SYS_RESOURCE`).
+fn raises_limits() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    u64::from_str_radix(line.unwrap().trim(), 16).unwrap() & 1 << 24 != 0
+}
+
+#[test]
+fn stock_haproxy_is_profiled_in_its_chroot_and_left() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let stock = Haproxy::start("");
+    stock.is_loaded();
+    let before = Seen::of(stock.worker(), &stock.jail);
+    assert!(before.thread_limit.contains(" 0 "), "{before:?}");
+    let worker = stock.worker().to_string();
+    let attached = stock.memprof(&["attach", &worker]);
+    let mut haproxy = if raises_limits() {
+        let words = "its limit of threads (RLIMIT_NPROC) is ";
+        assert!(attached.exits(0).stdout.contains(words));
+        stock.memprof(&["detach", &worker]).exits(0);
+        is_left(stock.worker(), &stock.jail, &before);
+        stock
+    } else {
+        let refused = attached.exits(4).stderr;
+        let words = "may have no more threads (RLIMIT_NPROC is 0), and the limit could not be raised: Operation not \
+                     permitted; run memprof as root with CAP_SYS_RESOURCE";
+        assert!(refused.contains(words), "{refused}");
+        is_left(stock.worker(), &stock.jail, &before);
+        stock.is_loaded();
+        drop(stock);
+        Haproxy::start("insecure-fork-wanted")
+    };
+    haproxy.is_loaded();
+    let pid = haproxy.worker();
+    let before = Seen::of(pid, &haproxy.jail);
+    let worker = pid.to_string();
+    for round in 1..3 {
+        haproxy.memprof(&["attach", &worker]).exits(0);
+        let listed = haproxy.memprof(&["ps", "--json"]).exits(0).json();
+        let hosts = listed["hosts"].as_array().unwrap();
+        let host = hosts.iter().find(|host| host["pid"] == pid).unwrap();
+        let socket = host["socket"].as_str().unwrap();
+        assert!(
+            socket.starts_with(&format!("/proc/{pid}/ns/net/@memprof-")),
+            "{socket}"
+        );
+        haproxy
+            .memprof(&["activate", "-t", &worker, "sample_interval=1KiB"])
+            .exits(0);
+        // More than before, because HAProxy keeps what it has allocated.
+        let open: Vec<TcpStream> = (0..100 * round).map(|_| haproxy.begin()).collect();
+        haproxy.is_loaded();
+        assert_eq!(names_below(&haproxy.jail), before.names);
+        let kept = haproxy.host.place().join("kept.heap");
+        let kept = kept.to_str().unwrap();
+        haproxy
+            .memprof(&["dump", "-t", socket, "-o", kept])
+            .exits(0);
+        let report = haproxy.memprof(&["report", kept]).exits(0).stdout;
+        // Of what its file exports.
+        assert!(report.contains("run_poll_loop"), "{report}");
+        haproxy.memprof(&["detach", &worker]).exits(0);
+        is_left(pid, &haproxy.jail, &before);
+        drop(open);
+        haproxy.is_loaded();
+    }
+    haproxy.host.terminate();
+}
+
+/// Grows without end, and answers a line with a line.
+const GROWING: &str = r#"
+    $| = 1;
+    my @kept;
+    sub grow { push @kept, "x" x 1000 for 1 .. 20000 }
+    print STDERR "ready\n";
+    while (<STDIN>) { grow(); print STDERR "served $_" }
+"#;
+
+/// Perl, after a shell's commands.
+fn perl_after(command: &[&str], script: &str) -> Host {
+    let mut unshared = Command::new(command[0]);
+    unshared.args(&command[1..]);
+    unshared.args([
+        "sh",
+        "-ec",
+        &format!("{script}; exec env -u MEMPROF_SOCKET_DIR -u XDG_RUNTIME_DIR perl -e \"$0\""),
+    ]);
+    unshared.arg(GROWING).stdin(Stdio::piped());
+    let host = Host::spawn(unshared, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    host
+}
+
+#[test]
+fn what_can_write_nowhere_hands_its_dump_over() {
+    if !geteuid().is_root() {
+        return;
+    }
+    // As a container with a read-only root directory, and with a network of its own.
+    let script = "mount --make-rprivate / && for place in $(findmnt -rno TARGET); do \
+                  case $place in /proc*) ;; *) mount -o remount,bind,ro $place || true ;; esac; done; \
+                  ! touch /tmp/x /run/x /var/lib/x /dev/shm/x 2>/dev/null";
+    let check = |unshare: &[&str]| {
+        let mut host = perl_after(unshare, script);
+        let pid = host.pid().to_string();
+        let run = |args: &[&str]| memprof(&host.socket_dir(), args).exits(0);
+        run(&["attach", &pid]);
+        run(&["activate", "-t", &pid, "sample_interval=4KiB"]);
+        host.type_line("one");
+        host.wait_for_log("served one");
+        let run = |args: &[&str]| memprof(&host.socket_dir(), args).exits(0);
+        let kept = host.place().join("kept.heap");
+        let dumped = run(&["dump", "-t", &pid, "-o", kept.to_str().unwrap()]);
+        assert!(
+            dumped.stderr.contains("the host keeps no copy"),
+            "{dumped:?}"
+        );
+        let report = run(&["report", kept.to_str().unwrap()]).stdout;
+        assert!(report.contains("Perl_sv_grow"), "{report}");
+        run(&["detach", &pid]);
+
+        fs::remove_file(&kept).unwrap();
+        let mut recording = Command::new(dist("bin/memprof"));
+        recording
+            .args(["record", "--for", "2s", "--pid", &pid, "-o"])
+            .arg(&kept);
+        recording
+            .env("MEMPROF_SOCKET_DIR", host.socket_dir())
+            .stdout(Stdio::piped());
+        let mut recording = recording.spawn().unwrap();
+        let is_active = || {
+            let status = memprof(&host.socket_dir(), &["status", "-t", &pid, "--json"]);
+            status.code == 0 && status.json()["profiling"] == "active"
+        };
+        let begun = Instant::now();
+        while !is_active() {
+            assert!(begun.elapsed() < PATIENCE, "{:?}", host.log());
+        }
+        host.type_line("two");
+        let mut table = String::new();
+        recording
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut table)
+            .unwrap();
+        assert!(recording.wait().unwrap().success(), "{table}");
+        assert!(table.contains("Perl_sv_grow"), "{table}");
+        assert!(kept.metadata().unwrap().len() > 0);
+    };
+    check(&["unshare", "--mount"]);
+    check(&["unshare", "--mount", "--net"]);
+}
+
+#[test]
+fn a_low_limit_of_threads_is_raised_for_the_attachment() {
+    if !geteuid().is_root() {
+        return;
+    }
+    const USER: &str = "54321";
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    // Another user's, who may not be able to enter where the original lies.
+    let files = ["bin/memprof", "plugins/memory_profile.so"].map(|file| {
+        let copy = place.path().join(Path::new(file).file_name().unwrap());
+        fs::copy(dist(file), &copy).unwrap();
+        copy
+    });
+    let [program, plugin] = files;
+    let user = [
+        "setpriv",
+        "--reuid",
+        USER,
+        "--regid",
+        USER,
+        "--clear-groups",
+    ];
+    let host = perl_after(
+        &[&user[..], &["prlimit", "--nproc=0:1000"]].concat(),
+        "cd /",
+    );
+    let pid = host.pid();
+    let before = Seen::of(pid, place.path());
+    let run = |args: &[&str]| {
+        let mut command = Command::new(user[0]);
+        command
+            .args(&user[1..])
+            .arg(&program)
+            .args(args)
+            .env_remove("XDG_RUNTIME_DIR");
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        text
+    };
+    let attached = run(&[
+        "attach",
+        &pid.to_string(),
+        "--plugin",
+        plugin.to_str().unwrap(),
+    ]);
+    let words = "its limit of threads (RLIMIT_NPROC) is ";
+    assert!(
+        attached.contains(words) && attached.contains("until then; it was 0"),
+        "{attached}"
+    );
+    assert_ne!(
+        Seen::of(pid, place.path()).thread_limit,
+        before.thread_limit
+    );
+    // Each connection gets a thread.
+    run(&["activate", "-t", &pid.to_string()]);
+    run(&["detach", &pid.to_string()]);
+    is_left(pid, place.path(), &before);
+}
