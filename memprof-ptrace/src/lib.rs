@@ -18,6 +18,7 @@ pub mod program;
 mod refusal;
 pub mod restart;
 pub mod seccomp;
+pub mod standstill;
 pub mod state;
 pub mod stop;
 mod survey;

@@ -154,6 +154,15 @@ impl Stopped {
         Ok(mask)
     }
 
+    /// Gives it other registers, with which it goes on when it is let go.
+    ///
+    /// # Errors
+    /// It was killed meanwhile.
+    pub fn set_registers(&self, registers: &user_regs_struct) -> io::Result<()> {
+        let place = ptr::from_ref(registers) as usize;
+        request(libc::PTRACE_SETREGS, self.tid, 0, place).map(drop)
+    }
+
     /// Lets it go with other registers and every signal blocked. Nothing is left to be done by
     /// anybody: the registers must lead it into `rt_sigreturn(2)`, which says what it blocks from then on.
     ///
@@ -217,8 +226,7 @@ impl Stopped {
     /// # Errors
     /// It was killed meanwhile.
     pub fn go_on(self, registers: &user_regs_struct) -> io::Result<()> {
-        let place = ptr::from_ref(registers) as usize;
-        request(libc::PTRACE_SETREGS, self.tid, 0, place).map(drop)
+        self.set_registers(registers)
     }
 }
 

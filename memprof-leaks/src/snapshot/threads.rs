@@ -11,8 +11,9 @@ use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::restart::{self, CALL_LENGTH, would_see_eintr};
 use memprof_ptrace::seccomp::require_snapshot_calls;
+use memprof_ptrace::standstill::{self, NotAll};
 use memprof_ptrace::state::State;
-use memprof_ptrace::stop::{NotStopped, Stopped, Stopping};
+use memprof_ptrace::stop::{NotStopped, Stopped};
 
 use crate::error::Error;
 
@@ -80,43 +81,20 @@ pub(super) struct Threads {
 /// `StopTooLong`; `Refused`. All go on then.
 pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<Threads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
-    let begun = Instant::now();
-    let mut stopped: Vec<(u32, Stopped)> = Vec::new();
-    let mut known: Vec<u32> = Vec::new();
-    // Until none is new: one that still runs may make another.
-    loop {
-        let tids = tids(pid)?;
-        let new: Vec<u32> = tids
-            .into_iter()
-            .filter(|tid| known.binary_search(tid).is_err())
-            .collect();
-        if new.is_empty() {
-            break;
-        }
-        let mut asked = Vec::new();
-        let mut failed = None;
-        for tid in new {
-            known.push(tid);
-            match Stopping::ask(tid) {
-                Ok(stopping) => asked.push((tid, stopping)),
-                Err(NotStopped::Ended) => {}
-                Err(why) => failed = Some((tid, why)),
-            }
-        }
-        known.sort_unstable();
-        for (tid, stopping) in asked {
-            match stopping.wait(begun + limit + PATIENCE) {
-                Ok(thread) => stopped.push((tid, thread)),
-                Err(NotStopped::Ended) => {}
-                Err(why) => failed = Some((tid, why)),
-            }
-        }
-        if let Some((tid, why)) = failed {
-            drop(look(&memory, stopped));
-            return Err(refused(tid, why, limit));
+    let mut stopped = Vec::new();
+    let all = standstill::stop_all(pid, Instant::now() + limit + PATIENCE, &mut stopped);
+    let threads = look(&memory, stopped);
+    match all {
+        Ok(()) => Ok(threads),
+        Err(why) => {
+            // First, because it is told who traces a process.
+            drop(threads);
+            Err(match why {
+                NotAll::Unreadable(_) => super::gone(pid).into(),
+                NotAll::Thread(tid, why) => refused(tid, why, limit),
+            })
         }
     }
-    Ok(look(&memory, stopped))
 }
 
 /// Stops one thread, the first that does.
