@@ -131,6 +131,7 @@ impl Profiler {
 
     /// The state, at once, also while a dump runs.
     pub fn status(&self) -> Status {
+        self.renew();
         let backends = self.allocators.all();
         let (kept, unreadable) = match self.settings.store.list() {
             Ok(kept) => (kept.len(), None),

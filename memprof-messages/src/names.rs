@@ -68,6 +68,8 @@ words! {
         Slots = "slots",
         /// jemalloc calls the sampler: it is linked into the program.
         JemallocHooks = "jemalloc_hooks",
+        /// The first instructions of the allocator's functions were replaced with jumps: it is linked into the program.
+        Entries = "entries",
     }
 
     /// Whether allocations are sampled.

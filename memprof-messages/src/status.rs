@@ -132,7 +132,7 @@ pub struct SamplerStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Slots {
-    /// They lead to the sampler.
+    /// They lead to the sampler. Of an allocator that is sampled through `entries`, its functions that do.
     pub patched: usize,
     /// They lead neither to the allocator nor to the sampler: what is allocated through them is not
     /// seen.

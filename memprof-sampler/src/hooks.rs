@@ -11,7 +11,7 @@ use core::ffi::{CStr, c_int, c_void};
 use core::mem;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::countdown::{is_due, passes};
+use crate::countdown::{Held, is_due, passes};
 use crate::sampler::{forget, may_be_sample, put_back, sample};
 use crate::tally;
 
@@ -30,8 +30,45 @@ pub(crate) struct Hook {
     pub(crate) name: &'static CStr,
     pub(crate) role: Role,
     pub(crate) address: usize,
+    /// The same for a function of the allocator that calls others which are hooked: those count nothing meanwhile.
+    pub(crate) outer: usize,
     /// The allocator's own; 0 where it has none.
     pub(crate) real: &'static AtomicUsize,
+}
+
+/// A function that can be hooked, for whoever leads its calls here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// Its symbol.
+    pub name: &'static str,
+    /// What it does with memory.
+    pub role: Role,
+    kind: &'static str,
+    arguments: &'static [&'static str],
+    what: &'static str,
+}
+
+impl Signature {
+    /// How many arguments it has.
+    pub fn arguments(&self) -> usize {
+        self.arguments.len()
+    }
+
+    /// Whether it only takes memory.
+    pub fn is_free(&self) -> bool {
+        self.kind == "free"
+    }
+
+    /// Whether one hook serves both where they are one function by two names: they find the size and the block in
+    /// the same arguments.
+    pub fn is_alike(&self, other: &Self) -> bool {
+        let place = |one: &Self| one.arguments.iter().position(|name| *name == one.what);
+        let is_same_place = match (place(self), place(other)) {
+            (None, None) => self.arguments == other.arguments,
+            (one, other) => one == other,
+        };
+        (self.kind, self.what) == (other.kind, other.what) && is_same_place
+    }
 }
 
 type Block = *mut c_void;
@@ -61,12 +98,22 @@ macro_rules! hooks {
                 name: name!($name),
                 role: role!($kind),
                 address: match is_tallied {
-                    true => $name::hook::<true> as *const () as usize,
-                    false => $name::hook::<false> as *const () as usize,
+                    true => $name::hook::<true, false> as *const () as usize,
+                    false => $name::hook::<false, false> as *const () as usize,
                 },
+                outer: $name::hook::<false, true> as *const () as usize,
                 real: &$name::REAL,
             }),*]
         }
+
+        /// All functions that can be hooked.
+        pub const SIGNATURES: [Signature; COUNT] = [$(Signature {
+            name: stringify!($name),
+            role: role!($kind),
+            kind: stringify!($kind),
+            arguments: &[$(stringify!($arg)),*],
+            what: stringify!($what),
+        }),*];
 
         /// How many there are.
         pub(crate) const COUNT: usize = [$(stringify!($name)),*].len();
@@ -101,13 +148,15 @@ macro_rules! role {
 macro_rules! hook {
     (allocate $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), {
-            if !TALLIED && passes($bytes) {
+            if !TALLIED && !OUTER && passes($bytes) {
                 // SAFETY: the caller's own arguments.
                 return unsafe { function::<Real>(&REAL)($($arg),*) };
             }
-            let is_due = (!TALLIED || !passes($bytes)) && is_due($bytes);
+            let is_due = (!(TALLIED || OUTER) || !passes($bytes)) && is_due($bytes);
+            let held = OUTER.then(Held::new);
             // SAFETY: as above.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
+            drop(held);
             if TALLIED {
                 tally::gave(block as usize, $bytes);
             }
@@ -120,8 +169,10 @@ macro_rules! hook {
     (store $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
         hook!(@module $name, c_int, (place: *mut Block, $($arg: $type),*), {
             let is_due = !passes($bytes) && is_due($bytes);
+            let held = OUTER.then(Held::new);
             // SAFETY: the caller's own arguments.
             let failed = unsafe { function::<Real>(&REAL)(place, $($arg),*) };
+            drop(held);
             if (is_due || TALLIED) && failed == 0 {
                 // SAFETY: posix_memalign(3): stored on success.
                 let block = unsafe { place.read() } as usize;
@@ -151,7 +202,7 @@ macro_rules! hook {
     (reallocate $name:ident($($arg:ident: $type:ty),*) => $old:expr, $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), {
             let is_due = !passes($bytes) && is_due($bytes);
-            if !TALLIED && !is_due && !may_be_sample($old as usize) {
+            if !TALLIED && !OUTER && !is_due && !may_be_sample($old as usize) {
                 // SAFETY: the caller's own arguments.
                 return unsafe { function::<Real>(&REAL)($($arg),*) };
             }
@@ -160,8 +211,10 @@ macro_rules! hook {
                 false => 0,
             };
             let forgotten = may_be_sample($old as usize).then(|| forget($old as usize)).flatten();
+            let held = OUTER.then(Held::new);
             // SAFETY: as above.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
+            drop(held);
             if TALLIED && (!block.is_null() || $bytes == 0) {
                 tally::took(before);
                 tally::gave(block as usize, $bytes);
@@ -185,7 +238,7 @@ macro_rules! hook {
             pub(super) type Real = unsafe extern "C-unwind" fn($($type),*) -> $result;
             pub(super) static REAL: AtomicUsize = AtomicUsize::new(0);
 
-            pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool>(
+            pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
                 $($arg: $type),*
             ) -> $result $body
         }

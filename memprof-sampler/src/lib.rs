@@ -1,7 +1,8 @@
 //! A heap sampler that serves any allocator, for the inside of somebody else's process.
 //!
 //! It replaces the functions of `malloc` where other objects call them, in the slots that the
-//! dynamic linker filled (`slots`), and gives the slots back. Between the two, one allocation in
+//! dynamic linker filled (`slots`), and gives the slots back. Where the allocator is linked into the program, jumps at its
+//! functions lead to them, which another process writes (`entries`). Between the two, one allocation in
 //! so many bytes is remembered with its stack until it is freed. To switch it on in a program see
 //! `memprof-core`; to read what comes of it see `memprof-report`.
 //!
@@ -17,6 +18,7 @@
 
 mod atomic;
 mod countdown;
+mod entries;
 mod filter;
 mod gate;
 mod hooks;
@@ -34,7 +36,8 @@ mod sampler;
 mod slots;
 mod tally;
 
-pub use hooks::Role;
+pub use entries::{Entries, Entry, TABLE_MARK, TABLE_SIZE, Table, stub_offset};
+pub use hooks::{Role, SIGNATURES, Signature};
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use muted::{Muted, mute_this_thread};
 pub use records::{MOST_FRAMES, Record, RecordId};

@@ -20,6 +20,7 @@ use core::sync::atomic::{
 
 use libc::dl_phdr_info;
 
+use crate::entries::Entries;
 use crate::hooks::{COUNT, Hook, Role, hooks};
 use crate::own_code::{own_code, set_own_code};
 use crate::{mapping, tally};
@@ -123,7 +124,12 @@ impl Slots {
                 spared = object.code;
             }
         });
-        let owner = owner?;
+        let owner: Owner = owner?;
+        if owner.is_program
+            && let Some(entries) = Entries::of(owner.malloc)
+        {
+            entries.set_reals();
+        }
         if is_glibcs && tally::is_asked() {
             try_headers(&hooks);
         }

@@ -45,7 +45,8 @@ impl Found {
         } = discover(settings.host, settings.own_image, settings.readers, barren);
         let backends = allocators.into_iter().map(|allocator| {
             let address = allocator.identity().address;
-            let same = known.iter().find(|each| each.identity().address == address);
+            let mut known = known.iter();
+            let same = known.find(|each| each.identity().address == address && !each.is_outdated());
             same.map_or_else(
                 || Arc::new(Driven::new(allocator, settings.interval)),
                 Arc::clone,
@@ -72,10 +73,15 @@ impl Allocators {
             let found = lock(&self.0);
             (found.load_count, Arc::clone(&found.barren))
         };
-        if known != objects::load_count() {
+        if known != objects::load_count() || self.is_outdated() {
             let found = Found::look(settings, &self.all(), &barren);
             *lock(&self.0) = found;
         }
+    }
+
+    /// Whether `memprof attach` has made one of them known to memprof's sampler since it was found.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.all().iter().any(|each| each.is_outdated())
     }
 
     /// All of them.

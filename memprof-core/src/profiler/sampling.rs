@@ -54,6 +54,14 @@ impl Profiler {
         }
     }
 
+    /// Takes notice of jumps that `memprof attach` wrote.
+    pub(super) fn renew(&self) {
+        if !self.allocators.is_active() && self.allocators.is_outdated() {
+            self.allocators.look_again(&self.settings);
+            self.choose_by_default();
+        }
+    }
+
     /// There is one sampler in a process.
     fn take_from_others(&self, ours: &Arc<Driven>) -> Result<()> {
         let all = self.allocators.all();

@@ -82,6 +82,7 @@ impl Profiler {
             ages,
             labels,
         } = options;
+        self.renew();
         self.allocators.look_again(&self.settings);
         let backends = self.allocators.driven(allocator)?;
         let sampler = sampler.unwrap_or(self.settings.sampler);

@@ -34,6 +34,7 @@ impl Chosen<'_> {
         SamplerStatus {
             through: match self.sampler.way {
                 Way::Slots(_) => Through::Slots,
+                Way::Entries(_) => Through::Entries,
                 Way::Hooks(_) => Through::JemallocHooks,
             }
             .into(),

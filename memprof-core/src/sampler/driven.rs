@@ -47,6 +47,12 @@ impl Driven {
         self.ours.as_ref().is_some_and(Ours::is_hooked)
     }
 
+    /// Memprof's sampler could have another way to the allocator than it found.
+    pub(crate) fn is_outdated(&self) -> bool {
+        let ours = self.ours.as_ref();
+        ours.is_some_and(|ours| ours.is_outdated(&self.allocator))
+    }
+
     /// Memprof's sampler, where it samples or would.
     fn ours(&self) -> Option<Chosen<'_>> {
         self.ours.as_ref()?.chosen()

@@ -36,6 +36,10 @@ impl Ours {
         match *self {}
     }
 
+    pub(crate) fn is_outdated(&self, _: &Allocator) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn chosen(&self) -> Option<Chosen<'_>> {
         match *self {}
     }

@@ -1,11 +1,11 @@
-//! What leads the program's calls of `malloc` to memprof's sampler: slots of the dynamic linker, or
-//! hooks of a jemalloc that no slot leads to.
+//! What leads the program's calls of `malloc` to memprof's sampler: slots of the dynamic linker; where no slot leads to
+//! the allocator, jumps at its functions, which `memprof attach` wrote, or the hooks of a jemalloc.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use memprof_messages::Slots;
-use memprof_sampler::{Refused, Role};
+use memprof_sampler::{Entries, Refused, Role};
 use rustix::io::Errno;
 
 use super::Samples;
@@ -37,6 +37,7 @@ fn has_sampled() -> bool {
 #[derive(Debug)]
 pub(super) enum Way {
     Slots(Box<memprof_sampler::Slots>),
+    Entries(Box<Entries>),
     Hooks(Hooked),
 }
 
@@ -53,7 +54,8 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// By the slots of the process, or by the hooks of a jemalloc that no slot leads to.
+    /// By the slots of the process; where no slot leads to the allocator, by jumps at its functions, or by the hooks of
+    /// a jemalloc.
     ///
     /// # Errors
     /// `Unsupported`: why it cannot serve this process.
@@ -67,6 +69,9 @@ impl Sampler {
         };
         let slots = Self::find_slots().map_err(cannot)?;
         if slots.owner().is_program {
+            if let Some(entries) = Entries::of(slots.owner().malloc) {
+                return Ok(Self::by(Way::Entries(Box::new(entries))));
+            }
             return hooked().map_or_else(|| Err(cannot(linked_in())), Self::in_hooks);
         }
         Ok(Self::by(Way::Slots(Box::new(slots))))
@@ -85,6 +90,7 @@ impl Sampler {
                 // What the parent of a forked child took.
                 patched: match &way {
                     Way::Slots(slots) => slots.count(),
+                    Way::Entries(entries) => entries.count(),
                     Way::Hooks(_) => 0,
                 },
                 ..Slots::default()
@@ -129,6 +135,10 @@ impl Sampler {
     pub(super) fn begin(&mut self) -> Result<()> {
         match &mut self.way {
             Way::Slots(_) => self.take_slots(),
+            Way::Entries(entries) => {
+                self.seen.patched = entries.take().ok_or_else(no_jumps)?;
+                Ok(())
+            }
             Way::Hooks(hooked) => hooked.install(),
         }
     }
@@ -140,7 +150,7 @@ impl Sampler {
         }
         match self.way {
             Way::Slots(_) => self.take_slots(),
-            Way::Hooks(_) => {
+            Way::Entries(_) | Way::Hooks(_) => {
                 self.loaded = objects::load_and_unload_count();
                 memprof_unwind::forget_rules();
                 Ok(())
@@ -179,9 +189,14 @@ impl Sampler {
     pub(super) fn end(&mut self) -> Result<()> {
         let slots = match &mut self.way {
             Way::Slots(slots) => slots,
+            Way::Entries(entries) => {
+                entries.give_back(needed_no_more());
+                self.seen.patched = entries.count();
+                return Ok(());
+            }
             Way::Hooks(hooked) => return hooked.remove(),
         };
-        let role = (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates);
+        let role = needed_no_more();
         let _reading = Reading::begin();
         slots.give_back(role).ok_or_else(loader_refused)?;
         self.seen.patched = slots.count();
@@ -201,7 +216,11 @@ impl Sampler {
 
     /// `sample_at_once` took slots for it, or the parent of a forked child did.
     pub(super) fn holds_slots(&self) -> bool {
-        matches!(&self.way, Way::Slots(slots) if slots.count() > 0)
+        match &self.way {
+            Way::Slots(slots) => slots.count() > 0,
+            Way::Entries(entries) => entries.count() > 0,
+            Way::Hooks(_) => false,
+        }
     }
 
     pub(super) fn is_hooked(&self) -> bool {
@@ -218,6 +237,12 @@ impl Drop for Sampler {
                 memprof_sampler::stop();
                 slots.give_back(None).ok_or_else(loader_refused).map(drop)
             }
+            Way::Entries(entries) if entries.count() == 0 => Ok(()),
+            Way::Entries(entries) => {
+                memprof_sampler::stop();
+                entries.give_back(None);
+                Ok(())
+            }
             Way::Hooks(hooked) => hooked.remove(),
         };
         if let Err(error) = ended {
@@ -226,10 +251,26 @@ impl Drop for Sampler {
     }
 }
 
+/// The functions that need not lead to the sampler while it does not sample: while a sample lives, those that free lead
+/// there.
+fn needed_no_more() -> Option<Role> {
+    (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates)
+}
+
 pub(super) fn linked_in() -> Error {
     let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
                    experimental.hooks.install, as jemalloc 5.2 and newer have it";
-    Error::new(ErrorKind::Unsupported, message)
+    let remedy = format!(
+        "`memprof attach {}` leads the calls of its functions to memprof",
+        std::process::id()
+    );
+    Error::new(ErrorKind::Unsupported, message).remedy(remedy)
+}
+
+fn no_jumps() -> Error {
+    let message = "not all functions of the allocator begin with memprof's jumps";
+    let remedy = format!("`memprof attach {}` writes them", std::process::id());
+    Error::new(ErrorKind::Unavailable, message).remedy(remedy)
 }
 
 pub(super) fn loader_refused() -> Error {

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
+use memprof_sampler::Entries;
 pub(crate) use memprof_sampler::mute_this_thread as leave_this_thread_out;
 
 pub(crate) use super::chosen::Chosen;
@@ -15,6 +16,7 @@ use super::installed::{Sampler, linked_in, loader_refused, refused};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::objects::Reading;
+use crate::allocators::symbols::malloc;
 use crate::error::Result;
 use crate::lock::lock;
 
@@ -77,6 +79,19 @@ impl Ours {
     pub(crate) fn is_hooked(&self) -> bool {
         let sampler = self.sampler.as_ref();
         sampler.is_ok_and(|sampler| lock(sampler).is_hooked())
+    }
+
+    /// Jumps at the allocator's functions were written since it was looked for, by which it could sample now.
+    pub(crate) fn is_outdated(&self, allocator: &Allocator) -> bool {
+        let has_way = match &self.sampler {
+            Ok(sampler) => {
+                let sampler = lock(sampler);
+                !sampler.is_hooked() || memprof_sampler::interval() > 0
+            }
+            Err(_) => false,
+        };
+        let malloc = || malloc().and_then(Entries::of);
+        !has_way && allocator.identity().owns_malloc && malloc().is_some()
     }
 
     /// Settles whether it samples from the next activation on.
