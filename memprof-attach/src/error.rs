@@ -20,6 +20,9 @@ pub enum Error {
     /// Something was refused to it on the way.
     #[error("{0}")]
     Failed(String),
+    /// The calls of its allocator cannot be led to memprof: which function, and why.
+    #[error("its own malloc cannot be led to memprof: {0}")]
+    NotLed(String),
     /// The loader, or the plugin itself, said so.
     #[error("{0}")]
     NotLoaded(String),

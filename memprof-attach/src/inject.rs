@@ -8,13 +8,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use libc::{
-    MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_PRIVATE, PROT_EXEC, PROT_READ, PROT_WRITE, SYS_mmap,
-    SYS_munmap,
-};
-use memprof_ptrace::Refusal;
-use memprof_ptrace::errand::{Call, Places, errand};
-use memprof_ptrace::threads::system_call;
+use libc::{PROT_EXEC, PROT_READ, PROT_WRITE, SYS_munmap};
+use memprof_ptrace::errand::Call;
 
 use crate::attached::Attached;
 use crate::attachment::Attachment;
@@ -25,21 +20,15 @@ use crate::jvm;
 use crate::page::{self, Answer, Page, Stage, There};
 use crate::plugin::{ENTRY_NAME, Plugin, Source};
 use crate::root::Placed;
-use crate::safe_point::{Borrowed, NotBorrowed, borrow};
+use crate::sent::{ERRAND, LOOK_AGAIN, map, not_written, send, wait_until_mapped};
 use crate::target::Target;
 use crate::thread_limit::Raised;
 
 const PAGE: u64 = 4096;
 /// For `pthread_create(3)`, and what the program's allocator does in it.
 const STACK: u64 = 128 << 10;
-/// Until a borrowed thread has made its calls: they do not wait.
-const ERRAND: Duration = Duration::from_secs(5);
 /// Until the plugin is loaded. Its constructors run meanwhile, and the loader's lock is waited for.
 const LOADING: Duration = Duration::from_secs(60);
-const LOOK_AGAIN: Duration = Duration::from_micros(200);
-
-/// So many threads are tried that do not stop: each costs a second.
-const SLEEPERS: usize = 4;
 
 /// The pause between two looks of the new thread: `struct timespec`.
 const PAUSE_NS: u64 = 10_000_000;
@@ -55,8 +44,6 @@ const FAULTS: [i32; 5] = [
 /// libc's own: for `pthread_cancel(3)`, and for setuid(3), which waits for every thread.
 const CANCEL: i32 = 32;
 const SETUID: i32 = 33;
-
-const WRITING: &str = "failed to write to its memory";
 
 /// Loads the plugin into a process and starts it there, or only starts it where it sleeps there since an
 /// attachment before.
@@ -93,7 +80,7 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
         ),
     ];
     let first = send(&mut target, &maps, None, u64::MAX)?;
-    wait_until_mapped(&target, &layout, &first)?;
+    wait_until_mapped(&target, layout.page, &first)?;
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
     let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code()));
     written.map_err(|cause| not_written(&target, cause))?;
@@ -181,88 +168,8 @@ fn fill(page: &mut Page, target: &Target, layout: &Layout, source: &Source) {
     }
 }
 
-fn map(address: u64, length: u64, protection: i32) -> Call {
-    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
-    let no_file = u64::MAX;
-    Call::System(
-        SYS_mmap,
-        [address, length, protection as u64, flags as u64, no_file, 0],
-    )
-}
-
 fn all_but<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
-}
-
-/// A thread on its way.
-#[derive(Debug)]
-struct Sent {
-    tid: u32,
-    /// Where its stack is when it is back.
-    stack: u64,
-    /// How long it stood still.
-    stop: Duration,
-}
-
-/// Sends a thread on an errand.
-fn send(
-    target: &mut Target,
-    calls: &[Call],
-    stack: Option<u64>,
-    blocked: u64,
-) -> Result<Sent, Error> {
-    let mut avoided = Vec::new();
-    loop {
-        // A thread of its own each time: whatever it has stopped, or is about to, is let go when it ends.
-        let sent = thread::scope(|scope| {
-            let tries = || send_one(target, calls, stack, blocked, &avoided);
-            scope.spawn(tries).join()
-        });
-        match sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-            Ok(sent) => return Ok(sent),
-            Err(NotBorrowed::Sleeps(_)) if avoided.len() == SLEEPERS => {
-                let reason = "its threads do not stop (state D)".to_owned();
-                return Err(Refusal::NoSafePoint { reason }.into());
-            }
-            Err(NotBorrowed::Sleeps(tid)) => avoided.push(tid),
-            Err(NotBorrowed::None(error)) => return Err(error),
-        }
-    }
-}
-
-/// Borrows a thread that is none of the `avoided` ones.
-fn send_one(
-    target: &mut Target,
-    calls: &[Call],
-    stack: Option<u64>,
-    blocked: u64,
-    avoided: &[u32],
-) -> Result<Sent, NotBorrowed> {
-    let at_home = if stack.is_some() { 0 } else { calls.len() };
-    let borrowed = borrow(target, at_home, avoided)?;
-    let places = Places {
-        home: borrowed.end,
-        calls: stack,
-    };
-    let errand = errand(calls, places, blocked, target.gadgets, &borrowed.home());
-    for (address, bytes) in &errand.writes {
-        let written = target.memory.write(*address, bytes);
-        written.map_err(|cause| not_written(target, cause))?;
-    }
-    let Borrowed {
-        tid,
-        stopped,
-        registers,
-        ..
-    } = borrowed;
-    let since = stopped.since();
-    let left = stopped.leave_to(&errand.registers);
-    left.map_err(|_| target.gone())?;
-    Ok(Sent {
-        tid,
-        stack: registers.rsp,
-        stop: since.elapsed(),
-    })
 }
 
 /// Why what we mapped is not there any more.
@@ -273,31 +180,6 @@ fn left(target: &Target) -> Error {
         Error::Failed(message.to_owned())
     };
     target.require_same().map_or_else(|gone| gone, alone)
-}
-
-fn not_written(target: &Target, cause: io::Error) -> Error {
-    let failed = |()| Error::io(WRITING)(cause);
-    target.require_same().map_or_else(|gone| gone, failed)
-}
-
-fn wait_until_mapped(target: &Target, layout: &Layout, sent: &Sent) -> Result<(), Error> {
-    let begun = Instant::now();
-    loop {
-        // Looked at first: once it is back, its calls are made.
-        let call = system_call(target.pid, sent.tid);
-        let is_back = call.is_some_and(|call| call.stack == sent.stack);
-        let is_mapped = target.memory.word(layout.page).is_ok();
-        if is_mapped {
-            return Ok(());
-        }
-        target.require_same()?;
-        if is_back || begun.elapsed() > ERRAND {
-            let message =
-                "it could not map two pages: is there a limit on its addresses (RLIMIT_AS)?";
-            return Err(Error::Failed(message.to_owned()));
-        }
-        thread::sleep(LOOK_AGAIN);
-    }
 }
 
 /// Goes along with the new thread until the loader or the plugin has said what is wrong, or nothing.

@@ -10,6 +10,7 @@
 mod attached;
 mod attachment;
 mod code;
+mod entries;
 mod error;
 mod hole;
 mod inject;
@@ -19,11 +20,13 @@ mod page;
 mod plugin;
 mod root;
 mod safe_point;
+mod sent;
 mod target;
 mod thread_limit;
 
 pub use attached::{Attached, Port};
 pub use attachment::{Attachment, File};
+pub use entries::{Led, lead_entries, require_symbols, restore_entries};
 pub use error::{Error, NoInspector};
 pub use inject::attach;
 pub use node::attach_by_node_inspector;

@@ -136,7 +136,7 @@ impl Functions {
     }
 }
 
-fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
+pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
     match fs::read(format!("/proc/{pid}/maps")) {
         Ok(maps) if !maps.is_empty() => Ok(maps),
         _ => Err(gone(pid)),

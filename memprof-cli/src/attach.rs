@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_attach::{Attached, Attachment, Error, File, Plugin, Port, attach_by_node_inspector};
+use memprof_attach::{Attached, Attachment, File, Plugin, Port, attach_by_node_inspector};
 use memprof_host::client::Client;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::exit::{FAILED, Outcome, UNAVAILABLE, coded};
+use crate::exit::Outcome;
+use crate::led::{self, Entries};
+use crate::refused::refused;
 use crate::reply::ask;
 use crate::run::plugin;
 use crate::{output, target};
@@ -25,7 +27,9 @@ pub(crate) const LEASE: Duration = Duration::from_secs(3600);
 /// Load the plugin into a running process, for a limited time
 ///
 /// The process is stopped for about a millisecond. Nothing is sampled before `memprof activate`. `memprof detach`
-/// removes the plugin's hooks, threads and socket, and so does the end of the time. Root may attach to any process,
+/// removes the plugin's hooks, threads and socket, and so does the end of the time. Where malloc is linked into the
+/// program, the first instructions of its functions are replaced with jumps, which `memprof detach` takes away; at the
+/// end of the time they stay, and lead back to the functions. Root may attach to any process,
 /// other users to their own if the system allows it: `memprof ps --all` shows that.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
@@ -73,6 +77,8 @@ struct Reply {
     stopped_ms: f64,
     /// The thread that was borrowed last, if any was.
     thread: Option<u32>,
+    /// What was done to functions of the program, if anything was.
+    entries: Value,
     allocators: Value,
 }
 
@@ -84,7 +90,8 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
             (client, Some(attached))
         }
     };
-    let reply = reply(args, &mut client, attached.as_ref())?;
+    let entries = led::lead(args.pid, &client.status()?);
+    let reply = reply(args, &mut client, attached.as_ref(), &entries)?;
     if args.json {
         output::print(&json!(reply).to_string())?;
     } else {
@@ -129,31 +136,11 @@ impl AttachArgs {
     }
 }
 
-fn refused(pid: u32, error: &Error) -> anyhow::Error {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
-    let process = match name {
-        Ok(name) => format!("{pid} ({})", name.trim_end()),
-        Err(_) => pid.to_string(),
-    };
-    match error {
-        Error::Refused(refusal) => {
-            let remedy = refusal.remedy().map(|remedy| format!("; {remedy}"));
-            let remedy = remedy.unwrap_or_default();
-            coded(refusal.exit_code(), format!("{process}: {refusal}{remedy}"))
-        }
-        Error::NotLoaded(why) => coded(
-            UNAVAILABLE,
-            format!("{process}: the plugin was not started: {why}"),
-        ),
-        Error::NoInspector(why) => coded(UNAVAILABLE, format!("{process}: {why}")),
-        error => coded(FAILED, format!("{process}: {error}")),
-    }
-}
-
 fn reply(
     args: &AttachArgs,
     client: &mut Client,
     attached: Option<&Attached>,
+    entries: &Entries,
 ) -> anyhow::Result<Reply> {
     let pid = args.pid;
     let name = client.host()?.name;
@@ -184,11 +171,15 @@ fn reply(
         _ => String::new(),
     };
     let text = match attached {
-        None => format!("{pid} ({name}) has the plugin already"),
+        None => format!(
+            "{pid} ({name}) has the plugin already{}",
+            entries.lines(pid)
+        ),
         Some(_) => format!(
-            "attached to {pid} ({name}){how}; the plugin leaves by itself in {}{limit}\n\
+            "attached to {pid} ({name}){how}; the plugin leaves by itself in {}{limit}{}\n\
              next: memprof activate -t {pid}",
-            humantime::format_duration(args.lease)
+            humantime::format_duration(args.lease),
+            entries.lines(pid)
         ),
     };
     Ok(Reply {
@@ -198,6 +189,7 @@ fn reply(
         name,
         stopped_ms,
         thread,
+        entries: entries.json(),
         allocators: status.field("allocators").clone(),
     })
 }

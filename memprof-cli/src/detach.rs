@@ -9,8 +9,8 @@ use memprof_host::{Reach, Running, survey};
 use serde_json::json;
 
 use crate::exit::{FAILED, Outcome, coded};
-use crate::reply::{Reply, ask};
-use crate::{output, target};
+use crate::reply::ask;
+use crate::{led, output, target};
 
 /// How long the socket may take to close.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
         target::connect(Some(&args.pid.to_string()))?;
     }
     for pid in &pids {
-        detach(*pid)?.ok()?;
+        detach(*pid)?;
     }
     let text = match pids.as_slice() {
         [pid] => format!("detached from {pid}: {LEFT}"),
@@ -65,14 +65,17 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Has the plugin leave, and waits until it has.
-pub(crate) fn detach(pid: u32) -> anyhow::Result<Reply> {
-    let mut client = target::connect(Some(&pid.to_string()))?;
-    let reply = ask(&mut client, "detach", "")?;
-    if reply.status != 0 {
-        return Ok(reply);
-    }
+/// Has the plugin leave, gives the program its instructions back, and waits until the plugin has left.
+pub(crate) fn detach(pid: u32) -> anyhow::Result<()> {
+    let mut client = match target::connect(Some(&pid.to_string())) {
+        Ok(client) => client,
+        // The plugin left when its time was over: it cannot change code that threads execute.
+        Err(_) if led::restore(pid)? => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    ask(&mut client, "detach", "")?.ok()?;
     drop(client);
+    led::restore(pid)?;
     let begun = Instant::now();
     while has_our_threads(pid) {
         if begun.elapsed() > PATIENCE {
@@ -81,7 +84,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<Reply> {
         }
         thread::sleep(LOOK_AGAIN);
     }
-    Ok(reply)
+    Ok(())
 }
 
 /// All of them are called so (memprof-own).

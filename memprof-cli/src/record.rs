@@ -15,8 +15,8 @@ use memprof_report::Options;
 use crate::attach::{self, AttachArgs};
 use crate::detach;
 use crate::exit::{Outcome, USAGE, coded};
+use crate::led::{self, Entries};
 use crate::message::{self, Dumped};
-use crate::reply::Reply;
 use crate::report::{Show, show};
 use crate::{browser, completion, output, report, target};
 
@@ -121,11 +121,17 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
     {
         output::note(&format!("its inspector ({address}) {}", attach::STILL_OPEN));
     }
+    // Where the status fails, what follows does, and says so.
+    if let Ok(status) = client.status()
+        && let Entries::Not(why) = led::lead(pid, &status)
+    {
+        output::note(&format!("{why:#}"));
+    }
     let recorded = record(args, &mut client, file);
     drop(client);
     if !args.keep_attached {
         // What went wrong before is what matters.
-        let detached = detach::detach(pid).and_then(Reply::ok);
+        let detached = detach::detach(pid);
         return recorded.and_then(|recorded| detached.map(|_| recorded));
     }
     recorded

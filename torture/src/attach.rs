@@ -1,13 +1,16 @@
 //! `memprof attach` and `detach`, over and over, in programs that notice what is done to them; and killed
 //! at any moment.
 
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use memprof_ptrace::maps::mappings;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -23,16 +26,29 @@ pub(super) fn run(form: Form) -> Result<String> {
     let (waits, weather) = (form.pick(5, 60), form.pick(5, 100));
     let mut stops = Vec::new();
     let seen = unnoticed(waits, &mut stops)?;
-    let storm = in_a_storm(weather, &mut stops)?;
+    let storm = in_a_storm("weather", weather, &mut stops)?;
     let kills = form.pick(10, 200);
-    let tries = killed(kills)?;
-    stops.sort_by(f64::total_cmp);
-    let (median, longest) = (stops[stops.len() / 2], stops[stops.len() - 1]);
+    let tries = killed("weather", kills)?;
+    let mut all_stopped = Vec::new();
+    in_a_storm(LINKED, weather, &mut all_stopped)?;
+    let linked_tries = killed(LINKED, kills)?;
+    let (median, longest) = median_and_longest(&mut stops);
+    let (all_median, all_longest) = median_and_longest(&mut all_stopped);
     Ok(format!(
         "{waits} times in {seen} calls that wait: 0 EINTR, 0 early; {weather} times in a storm: {storm}; \
          {kills} of {tries} killed: alive each time, the next one works; stopped {median:.1} ms \
-         (median), {longest:.1} ms (longest)"
+         (median), {longest:.1} ms (longest); with an allocator that is linked in {weather} times and {kills} of \
+         {linked_tries} killed: alive, 0 values changed, its code as before; all stopped {all_median:.1} ms (median), \
+         {all_longest:.1} ms (longest)"
     ))
+}
+
+/// The same program, with tcmalloc linked into it: its functions are led to memprof.
+const LINKED: &str = "weather_linked";
+
+fn median_and_longest(stops: &mut [f64]) -> (f64, f64) {
+    stops.sort_by(f64::total_cmp);
+    (stops[stops.len() / 2], stops[stops.len() - 1])
 }
 
 /// A program to attach to.
@@ -41,6 +57,7 @@ struct Target {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     place: Place,
+    is_linked: bool,
 }
 
 impl Target {
@@ -61,6 +78,7 @@ impl Target {
             input,
             output,
             place,
+            is_linked: name == LINKED,
         })
     }
 
@@ -84,14 +102,35 @@ impl Target {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Attaches, and tells for how long a thread stood still, in ms.
+    /// Attaches, and tells for how long a thread stood still, in ms, or all threads did where functions of the program
+    /// were changed.
     fn attach(&self) -> Result<f64> {
         let pid = self.pid();
         let dumps = format!("dump_dir={}", self.place.dumps().display());
         let reply = self.done(&["attach", &pid, "--json", &dumps])?;
         let reply: Value = serde_json::from_str(&reply)?;
-        let stopped = reply["stopped_ms"].as_f64();
+        let stopped = match self.is_linked {
+            true => &reply["entries"]["stopped_ms"],
+            false => &reply["stopped_ms"],
+        };
+        let stopped = stopped.as_f64();
         stopped.with_context(|| format!("no stopped_ms: {reply}"))
+    }
+
+    /// The program's code.
+    fn code(&self) -> Result<Vec<u8>> {
+        let pid = self.pid();
+        let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
+        let maps = std::fs::read(format!("/proc/{pid}/maps"))?;
+        let memory = File::open(format!("/proc/{pid}/mem"))?;
+        let own = program.as_os_str().as_encoded_bytes();
+        let mut code = Vec::new();
+        for mapping in mappings(&maps).filter(|each| each.path == own && each.is_executable()) {
+            let mut bytes = vec![0; (mapping.range.end - mapping.range.start) as usize];
+            memory.read_exact_at(&mut bytes, mapping.range.start)?;
+            code.extend(bytes);
+        }
+        Ok(code)
     }
 
     fn detach(&self) -> Result<()> {
@@ -142,9 +181,10 @@ fn unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     Ok(counts.lines().count())
 }
 
-fn in_a_storm(times: u32, stops: &mut Vec<f64>) -> Result<String> {
-    let mut target = Target::start("weather")?;
+fn in_a_storm(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
+    let mut target = Target::start(name)?;
     target.ping()?;
+    let code = target.code()?;
     let pid = target.pid();
     for time in 0..times {
         stops.push(target.attach().with_context(|| format!("time {time}"))?);
@@ -152,6 +192,10 @@ fn in_a_storm(times: u32, stops: &mut Vec<f64>) -> Result<String> {
         let bad = target.ping()?;
         target.detach()?;
         ensure!(bad == 0 && target.ping()? == 0, "{bad} values changed");
+        ensure!(
+            target.code()? == code,
+            "the code of {name} is not what it was, time {time}"
+        );
     }
     let left = our_threads(&pid)?;
     ensure!(left.is_empty(), "threads of ours are left: {left:?}");
@@ -159,8 +203,11 @@ fn in_a_storm(times: u32, stops: &mut Vec<f64>) -> Result<String> {
 }
 
 /// Kills so many of them before they are done. Returns how many were begun.
-fn killed(times: u32) -> Result<u32> {
-    let mut target = Target::start("weather")?;
+fn killed(name: &str, times: u32) -> Result<u32> {
+    let mut target = Target::start(name)?;
+    // A process is there before its program is.
+    target.ping()?;
+    let code = target.code()?;
     let pid = target.pid();
     let begun = Instant::now();
     target.attach()?;
@@ -193,6 +240,10 @@ fn killed(times: u32) -> Result<u32> {
     }
     target.attach()?;
     target.detach()?;
+    ensure!(
+        target.code()? == code,
+        "the code of {name} is not what it was after {tries} kills"
+    );
     Ok(tries)
 }
 

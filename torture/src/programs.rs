@@ -21,6 +21,9 @@ pub(crate) fn build() -> Result<()> {
         let (source, place) = (format!("attach/{name}.c"), format!("torture/{name}"));
         compile(&source, &place, &THREADS)?;
     }
+    let tcmalloc = ["-l:libtcmalloc_minimal.a", "-lstdc++", "-lm"];
+    let linked = [&tcmalloc[..], &THREADS].concat();
+    compile("attach/weather.c", "torture/weather_linked", &linked)?;
     compile("guest.c", "torture/guest", &[])?;
     let planted = "../../memprof-leaks/tests/processes/planted.c";
     compile(planted, "torture/planted", &THREADS)?;

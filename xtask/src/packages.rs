@@ -28,6 +28,7 @@ pub const TEST: &[&str] = &[
     "graphviz",
     "haproxy",
     "knot-resolver",
+    "libgoogle-perftools-dev",
     "libgoogle-perftools4",
     "libmimalloc2.0",
     "libtcmalloc-minimal4",

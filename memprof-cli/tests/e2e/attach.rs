@@ -40,14 +40,14 @@ fn serves(host: &mut Host, line: &str) {
     host.wait_for_log(&format!("served {line}"));
 }
 
-fn attach(host: &Host, args: &[&str]) -> crate::memprof::Run {
+pub(crate) fn attach(host: &Host, args: &[&str]) -> crate::memprof::Run {
     let (pid, dumps) = (host.pid().to_string(), host.dump_dir());
     let dump_dir = format!("dump_dir={}", dumps.display());
     let args = [&["attach", &pid, "--json", &dump_dir], args].concat();
     memprof(&host.socket_dir(), &args)
 }
 
-fn detach(host: &Host, args: &[&str]) -> crate::memprof::Run {
+pub(crate) fn detach(host: &Host, args: &[&str]) -> crate::memprof::Run {
     let pid = host.pid().to_string();
     memprof(&host.socket_dir(), &[&["detach", &pid], args].concat())
 }

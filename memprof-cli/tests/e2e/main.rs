@@ -18,6 +18,7 @@ mod artifact;
 mod attach;
 mod attach_confined;
 mod attach_jvm;
+mod attach_linked;
 mod attach_node;
 mod book;
 mod bus;

@@ -1,0 +1,205 @@
+//! Calls of an allocator that is linked into the program: no slot leads to it, so its functions get a jump in the place
+//! of their first instructions, while all threads stand still.
+//!
+//! A jump leads to a stub, and that to the function's own first instructions at another place, unless the plugin has set
+//! its hook between the two. The table of stubs is made before the first jump is written, and stays for the life of the
+//! process: a thread may have been interrupted in it. So the process needs nobody when this program is killed between two
+//! jumps; the next attachment writes those that are missing, or a detachment takes those away that are there.
+
+mod moved;
+mod plan;
+mod program;
+mod reach;
+mod table;
+mod writing;
+
+use std::time::Duration;
+
+use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use memprof_ptrace::maps::mappings;
+use memprof_ptrace::memory::Memory;
+use memprof_sampler::{Entry, TABLE_SIZE};
+
+use crate::error::Error;
+use crate::sent::{map, not_written, send, wait_until_mapped};
+use crate::target::{Target, read_maps};
+use plan::Plan;
+use program::Code;
+use table::{Made, Standing};
+use writing::{Away, Change, write};
+
+/// Functions of the program that lead to memprof's sampler where it has hooks for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Led {
+    /// How many.
+    pub functions: usize,
+    /// Functions that only allocate and do not lead there: sentences that name each with the reason.
+    pub left_out: Vec<String>,
+    /// How long all threads stood still.
+    pub stop: Duration,
+}
+
+/// Makes the program's own `malloc` and its kin lead to memprof's sampler, which does nothing until it is activated. None
+/// where the program has no `malloc` of its own that serves its libraries too.
+///
+/// # Errors
+/// `NotLed`: which function cannot be changed, and why. The process goes on as before.
+pub fn lead_entries(pid: u32) -> Result<Option<Led>, Error> {
+    let Some(code) = Code::read(pid)? else {
+        return Ok(None);
+    };
+    let plan = Plan::of(&code)?;
+    let mut target = Target::look_up(pid)?;
+    require_file(&target, &plan)?;
+    let (base, made) = make_table(&mut target, &plan)?;
+    let gone = |cause| not_written(&target, cause);
+    let standing = table::read(&target.memory, base).map_err(gone)?;
+    let mut changes = Vec::new();
+    let mut away = Vec::new();
+    for (index, each) in standing.iter().enumerate() {
+        if is_led(&target.memory, each).map_err(gone)? {
+            continue;
+        }
+        // Where its stub led when its jump was taken away.
+        let past = target.memory.write(each.target, &each.moved.to_le_bytes());
+        past.map_err(gone)?;
+        changes.push(Change {
+            at: each.function,
+            was: each.was,
+            becomes: each.jump,
+        });
+        away.push(Away {
+            range: plan.functions[index].moved.range.clone(),
+            places: made.places[index].clone(),
+        });
+    }
+    let stop = match changes.is_empty() {
+        true => Duration::ZERO,
+        false => write(&mut target, &changes, &away)?,
+    };
+    Ok(Some(Led {
+        functions: standing.len(),
+        left_out: plan.left_out,
+        stop,
+    }))
+}
+
+/// Whether the program's symbols tell where its functions lie, if one of them is a `malloc` that serves its libraries too.
+///
+/// # Errors
+/// `NotLed`: they do not.
+pub fn require_symbols(pid: u32) -> Result<(), Error> {
+    Code::read(pid).map(drop)
+}
+
+/// Gives a program its first instructions back, byte for byte. None where it has them.
+///
+/// # Errors
+/// The threads cannot be stopped; the process goes on as before.
+pub fn restore_entries(pid: u32) -> Result<Option<Led>, Error> {
+    // Without the right to trace it, nobody has led it anywhere, as far as this user is concerned.
+    let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
+        return Ok(None);
+    };
+    let Some(base) = table::find(&memory, &maps) else {
+        return Ok(None);
+    };
+    drop(memory);
+    let mut target = Target::look_up(pid)?;
+    let gone = |cause| not_written(&target, cause);
+    let mut changes = Vec::new();
+    for each in table::read(&target.memory, base).map_err(gone)? {
+        if is_led(&target.memory, &each).map_err(gone)? {
+            changes.push(Change {
+                at: each.function,
+                was: each.jump,
+                becomes: each.was,
+            });
+        }
+    }
+    if changes.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Led {
+        functions: changes.len(),
+        left_out: Vec::new(),
+        stop: write(&mut target, &changes, &[])?,
+    }))
+}
+
+fn is_led(memory: &Memory, standing: &Standing) -> std::io::Result<bool> {
+    let found: [u8; Entry::JUMP] = memory.bytes(standing.function)?;
+    Ok(found == standing.jump)
+}
+
+/// Fails where a function is not what the program's file says, but for a jump at its start, which is looked at later.
+fn require_file(target: &Target, plan: &Plan) -> Result<(), Error> {
+    for function in &plan.functions {
+        let mut found = vec![0; function.code.len()];
+        let start = function.moved.range.start;
+        let read = target.memory.read(start, &mut found);
+        read.map_err(|cause| not_written(target, cause))?;
+        if found[Entry::JUMP..] != function.code[Entry::JUMP..] {
+            let why = format!(
+                "{} is not what the program's file says: something has changed it",
+                function.name
+            );
+            return Err(Error::NotLed(why));
+        }
+    }
+    Ok(())
+}
+
+/// The table of this plan in the process: that of an attachment before, or a new one.
+fn make_table(target: &mut Target, plan: &Plan) -> Result<(u64, Made), Error> {
+    let far = |(name, why)| Error::NotLed(format!("{name} {why}"));
+    if let Some(base) = table::find(&target.memory, &target.maps) {
+        let made = Made::at(plan, base).map_err(far)?;
+        let is_same = made.is_at(&target.memory, base);
+        if is_same.map_err(|cause| not_written(target, cause))? {
+            return Ok((base, made));
+        }
+        let message = "another version of memprof has changed its functions; detach with that one";
+        return Err(Error::NotLed(message.to_owned()));
+    }
+    for function in &plan.functions {
+        let found: [u8; Entry::JUMP] = target
+            .memory
+            .bytes(function.moved.range.start)
+            .map_err(|cause| not_written(target, cause))?;
+        if found != function.code[..Entry::JUMP] {
+            let why = format!(
+                "{} is not what the program's file says: something has changed it",
+                function.name
+            );
+            return Err(Error::NotLed(why));
+        }
+    }
+    let first = plan
+        .functions
+        .first()
+        .map_or(0, |first| first.moved.range.start);
+    let base = table::place(&target.maps, first);
+    let base = base.ok_or_else(|| {
+        let message = "there is no room below the program for memprof's copies of its instructions";
+        Error::NotLed(message.to_owned())
+    })?;
+    let made = Made::at(plan, base).map_err(far)?;
+    let code = base + TABLE_SIZE as u64;
+    let maps = [
+        map(base, TABLE_SIZE as u64, PROT_READ | PROT_WRITE),
+        map(
+            code,
+            table::LENGTH - TABLE_SIZE as u64,
+            PROT_READ | PROT_EXEC,
+        ),
+    ];
+    let sent = send(target, &maps, None, u64::MAX)?;
+    wait_until_mapped(target, base, &sent)?;
+    wait_until_mapped(target, code, &sent)?;
+    let written = made.write(&target.memory, base);
+    written.map_err(|cause| not_written(target, cause))?;
+    target.look_again()?;
+    debug_assert!(mappings(&target.maps).any(|mapping| mapping.range.start == base));
+    Ok((base, made))
+}

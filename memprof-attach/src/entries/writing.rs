@@ -1,0 +1,181 @@
+//! Code of the process, written while all its threads stand still.
+
+use std::ops::Range;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libc::user_regs_struct;
+use memprof_ptrace::maps::mappings;
+use memprof_ptrace::standstill::{NotAll, let_go, stop_all};
+use memprof_ptrace::stop::{NotStopped, Stopped};
+use memprof_sampler::Entry;
+
+use crate::error::Error;
+use crate::target::Target;
+
+/// How long the threads may stand still before all of them do.
+const STOP: Duration = Duration::from_millis(200);
+/// Until all of them were seen outside of the bytes.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// So much of a stack is searched for what a signal interrupted.
+const SEARCHED: u64 = 256 << 10;
+
+/// The first bytes of a function.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change {
+    pub(crate) at: u64,
+    pub(crate) was: [u8; Entry::JUMP],
+    pub(crate) becomes: [u8; Entry::JUMP],
+}
+
+/// Instructions that are executed elsewhere from then on: their bytes, and where each was and is.
+#[derive(Clone, Debug)]
+pub(crate) struct Away {
+    pub(crate) range: Range<u64>,
+    pub(crate) places: Vec<(u64, u64)>,
+}
+
+/// Why it was not done this time.
+enum Not {
+    Now(&'static str),
+    Ever(Error),
+}
+
+/// Makes the changes, each of them whole or not at all, and returns how long the threads stood still.
+///
+/// # Errors
+/// They cannot be stopped where they do not execute the bytes. Nothing was changed then.
+pub(crate) fn write(
+    target: &mut Target,
+    changes: &[Change],
+    away: &[Away],
+) -> Result<Duration, Error> {
+    let begun = Instant::now();
+    loop {
+        target.look_again()?;
+        // A thread of its own: whatever it has stopped, or is about to, is let go when it ends.
+        let tried = thread::scope(|scope| scope.spawn(|| try_once(target, changes, away)).join());
+        match tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+            Ok(stop) => return Ok(stop),
+            Err(Not::Ever(error)) => return Err(error),
+            Err(Not::Now(why)) if begun.elapsed() > PATIENCE => {
+                return Err(Error::NotLed(format!("{why}; try again")));
+            }
+            Err(Not::Now(_)) => thread::sleep(LOOK_AGAIN),
+        }
+    }
+}
+
+fn try_once(target: &Target, changes: &[Change], away: &[Away]) -> Result<Duration, Not> {
+    let begun = Instant::now();
+    let mut threads = Vec::new();
+    let stopped = stop_all(target.pid, begun + STOP, &mut threads);
+    let done = stopped.map_err(|why| refused(target, why)).and_then(|()| {
+        let moved = place_all(target, &threads, away)?;
+        for (stopped, registers) in moved {
+            let placed = stopped.set_registers(&registers);
+            placed.map_err(|_| Not::Now("a thread ends"))?;
+        }
+        change_all(target, changes).map_err(Not::Ever)
+    });
+    for (_, stopped) in threads {
+        let_go(&target.memory, stopped);
+    }
+    done.map(|()| begun.elapsed())
+}
+
+fn refused(target: &Target, why: NotAll) -> Not {
+    match why {
+        NotAll::Unreadable(_) => Not::Ever(target.gone()),
+        NotAll::Thread(_, NotStopped::Uninterruptible | NotStopped::Ended) => {
+            Not::Now("a thread does not stop (state D)")
+        }
+        NotAll::Thread(tid, NotStopped::Refused(code)) => Not::Ever(Error::Io {
+            what: format!("failed to trace thread {tid}"),
+            cause: std::io::Error::from_raw_os_error(code),
+        }),
+    }
+}
+
+type Placed<'a> = Vec<(&'a Stopped, user_regs_struct)>;
+
+/// The threads that are about to execute what moves, with the registers to go on at its new place: it does the same
+/// there, whether the changes are made or not.
+fn place_all<'a>(
+    target: &Target,
+    threads: &'a [(u32, Stopped)],
+    away: &[Away],
+) -> Result<Placed<'a>, Not> {
+    let mut placed = Vec::new();
+    if away.is_empty() {
+        return Ok(placed);
+    }
+    for (_, stopped) in threads {
+        let ends = |_| Not::Now("a thread ends");
+        let mut registers = stopped.registers().map_err(ends)?;
+        check_stack(target, registers.rsp, away)?;
+        let Some(moved) = away.iter().find(|each| is_inside(each, registers.rip)) else {
+            continue;
+        };
+        let places = moved.places.iter();
+        let place = places.clone().find(|(was, _)| *was == registers.rip);
+        let (_, is) = place.ok_or(Not::Now("a thread is within an instruction"))?;
+        registers.rip = *is;
+        placed.push((stopped, registers));
+    }
+    Ok(placed)
+}
+
+/// A signal handler may return to where it interrupted its thread, in the midst of what moves.
+fn check_stack(target: &Target, pointer: u64, away: &[Away]) -> Result<(), Not> {
+    let Some(stack) = mappings(&target.maps).find(|mapping| mapping.range.contains(&pointer))
+    else {
+        // Mapped since: a thread that has just begun.
+        return Err(Not::Now("a thread has no stack"));
+    };
+    let length = (stack.range.end - pointer).min(SEARCHED) & !7;
+    let mut bytes = vec![0; length as usize];
+    let read = target.memory.read(pointer, &mut bytes);
+    read.map_err(|_| Not::Now("a thread's stack cannot be read"))?;
+    let lowest = away.iter().map(|each| each.range.start).min();
+    let highest = away.iter().map(|each| each.range.end).max();
+    let (lowest, highest) = (lowest.unwrap_or(0), highest.unwrap_or(0));
+    let mut words = bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    let leads_inside = |word: u64| {
+        lowest < word && word < highest && away.iter().any(|each| is_inside(each, word))
+    };
+    match words.any(leads_inside) {
+        true => Err(Not::Now("a signal handler runs within the allocator")),
+        false => Ok(()),
+    }
+}
+
+/// Behind the first byte: there it may still be.
+fn is_inside(away: &Away, address: u64) -> bool {
+    away.range.start < address && address < away.range.end
+}
+
+fn change_all(target: &Target, changes: &[Change]) -> Result<(), Error> {
+    let memory = &target.memory;
+    let failed = || Error::io("failed to write to its code");
+    for change in changes {
+        let found: [u8; Entry::JUMP] = memory.bytes(change.at).map_err(failed())?;
+        if found != change.was {
+            let message = format!("its code at {:#x} has changed meanwhile", change.at);
+            return Err(Error::NotLed(message));
+        }
+    }
+    for change in changes {
+        // On one page (`Fixed::TwoPages`), so that it is not half done where this program is killed.
+        memory.write(change.at, &change.becomes).map_err(failed())?;
+        let written: [u8; Entry::JUMP] = memory.bytes(change.at).map_err(failed())?;
+        if written != change.becomes {
+            let message = format!("its code at {:#x} does not keep what is written", change.at);
+            return Err(Error::NotLed(message));
+        }
+    }
+    Ok(())
+}

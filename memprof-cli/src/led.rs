@@ -1,0 +1,97 @@
+//! The functions of an allocator that is linked into the program, led to memprof's sampler when the plugin comes and
+//! given back when it goes.
+
+use memprof_attach::{Led, lead_entries, require_symbols, restore_entries};
+use memprof_messages::{AllocatorStatus, Status, Through};
+use serde_json::{Value, json};
+
+use crate::refused::refused;
+
+/// What came of it.
+pub(crate) enum Entries {
+    /// The plugin needs none of it.
+    NotNeeded,
+    Led(Led),
+    /// Why the program's own calls cannot be sampled.
+    Not(anyhow::Error),
+}
+
+/// Leads the program's own `malloc` to memprof where `status` says that nothing else does.
+pub(crate) fn lead(pid: u32, status: &Status) -> Entries {
+    let led = if status.allocators.iter().any(needs_it) {
+        lead_entries(pid)
+    } else if status.unknown_malloc.is_some() {
+        // It may be one that memprof knows by its symbols.
+        require_symbols(pid).map(|()| None)
+    } else {
+        return Entries::NotNeeded;
+    };
+    match led {
+        Ok(Some(led)) => Entries::Led(led),
+        Ok(None) => Entries::NotNeeded,
+        Err(error) => Entries::Not(refused(pid, &error)),
+    }
+}
+
+/// It does not sample by itself, and no slot leads to it. Jumps that lead to it may not be complete.
+fn needs_it(allocator: &AllocatorStatus) -> bool {
+    let through = allocator
+        .sampled
+        .as_ref()
+        .map(|sampled| sampled.through.clone());
+    let has_way = match through {
+        None => allocator.sampler.is_some(),
+        Some(through) => through == Through::Slots,
+    };
+    allocator.owns_malloc && !has_way
+}
+
+/// Gives the program its first instructions back. Whether any were away.
+///
+/// # Errors
+/// Why they still are.
+pub(crate) fn restore(pid: u32) -> anyhow::Result<bool> {
+    let restored = restore_entries(pid).map_err(|error| refused(pid, &error))?;
+    Ok(restored.is_some())
+}
+
+impl Entries {
+    /// For people: lines to be told behind others.
+    pub(crate) fn lines(&self, pid: u32) -> String {
+        match self {
+            Self::NotNeeded => String::new(),
+            Self::Not(why) => format!("\nnote: {why:#}"),
+            Self::Led(led) => {
+                let left_out: Vec<_> = led
+                    .left_out
+                    .iter()
+                    .map(|why| format!("\nnote: not sampled: {why}"))
+                    .collect();
+                format!(
+                    "\nits malloc is linked into the program: jumps at {} functions lead to memprof, written while all \
+                     threads stood still for {:.1} ms; `memprof detach {pid}` takes them away{}",
+                    led.functions,
+                    milliseconds(led),
+                    left_out.concat()
+                )
+            }
+        }
+    }
+
+    /// For scripts.
+    pub(crate) fn json(&self) -> Value {
+        match self {
+            Self::NotNeeded => Value::Null,
+            Self::Not(why) => json!({ "error": format!("{why:#}") }),
+            Self::Led(led) => json!({
+                "functions": led.functions,
+                "stopped_ms": milliseconds(led),
+                "left_out": led.left_out,
+            }),
+        }
+    }
+}
+
+fn milliseconds(led: &Led) -> f64 {
+    led.stop.as_micros() as f64 / 1000.0
+}
