@@ -115,13 +115,10 @@ fn place_all<'a>(
         let ends = |_| Not::Now("a thread ends");
         let mut registers = stopped.registers().map_err(ends)?;
         check_stack(target, registers.rsp, away)?;
-        let Some(moved) = away.iter().find(|each| is_inside(each, registers.rip)) else {
+        let Some(place) = place(registers.rip, away).map_err(Not::Now)? else {
             continue;
         };
-        let places = moved.places.iter();
-        let place = places.clone().find(|(was, _)| *was == registers.rip);
-        let (_, is) = place.ok_or(Not::Now("a thread is within an instruction"))?;
-        registers.rip = *is;
+        registers.rip = place;
         placed.push((stopped, registers));
     }
     Ok(placed)
@@ -138,19 +135,32 @@ fn check_stack(target: &Target, pointer: u64, away: &[Away]) -> Result<(), Not> 
     let mut bytes = vec![0; length as usize];
     let read = target.memory.read(pointer, &mut bytes);
     read.map_err(|_| Not::Now("a thread's stack cannot be read"))?;
-    let lowest = away.iter().map(|each| each.range.start).min();
-    let highest = away.iter().map(|each| each.range.end).max();
-    let (lowest, highest) = (lowest.unwrap_or(0), highest.unwrap_or(0));
-    let mut words = bytes
-        .chunks_exact(8)
-        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
-    let leads_inside = |word: u64| {
-        lowest < word && word < highest && away.iter().any(|each| is_inside(each, word))
-    };
-    match words.any(leads_inside) {
+    let words = bytes.chunks_exact(8);
+    let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    match holds_inside(words, away) {
         true => Err(Not::Now("a signal handler runs within the allocator")),
         false => Ok(()),
     }
+}
+
+/// Whether one of the words is the address of an instruction that moves, other than the first of its function.
+fn holds_inside(mut words: impl Iterator<Item = u64>, away: &[Away]) -> bool {
+    let lowest = away.iter().map(|each| each.range.start).min();
+    let highest = away.iter().map(|each| each.range.end).max();
+    let (lowest, highest) = (lowest.unwrap_or(0), highest.unwrap_or(0));
+    let is_near = |word: u64| lowest < word && word < highest;
+    words.any(|word| is_near(word) && away.iter().any(|each| is_inside(each, word)))
+}
+
+/// Where a thread goes on that is about to execute an instruction which moves; none for all others.
+fn place(instruction: u64, away: &[Away]) -> Result<Option<u64>, &'static str> {
+    let Some(moved) = away.iter().find(|each| is_inside(each, instruction)) else {
+        return Ok(None);
+    };
+    let mut places = moved.places.iter();
+    let place = places.find(|(was, _)| *was == instruction);
+    let (_, is) = place.ok_or("a thread is within an instruction")?;
+    Ok(Some(*is))
 }
 
 /// Behind the first byte: there it may still be.
@@ -178,4 +188,54 @@ fn change_all(target: &Target, changes: &[Change]) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two functions, whose instructions of 2 and 4 bytes, and of 7 bytes, go elsewhere.
+    fn away() -> [Away; 2] {
+        [
+            Away {
+                range: 0x1000..0x1006,
+                places: vec![(0x1000, 0x9010), (0x1002, 0x9012)],
+            },
+            Away {
+                range: 0x2000..0x2007,
+                places: vec![(0x2000, 0x9090)],
+            },
+        ]
+    }
+
+    #[test]
+    fn a_thread_within_moved_instructions_goes_on_in_the_copy() {
+        let check = |instruction, expected| assert_eq!(place(instruction, &away()), expected);
+        check(0xfff, Ok(None));
+        // It takes the jump.
+        check(0x1000, Ok(None));
+        check(0x1002, Ok(Some(0x9012)));
+        check(0x1003, Err("a thread is within an instruction"));
+        check(0x1006, Ok(None));
+        check(0x2007, Ok(None));
+        check(0x9012, Ok(None));
+    }
+
+    #[test]
+    fn a_stack_with_an_address_of_a_moved_instruction_is_found() {
+        let check = |words: &[u64], expected| {
+            assert_eq!(
+                holds_inside(words.iter().copied(), &away()),
+                expected,
+                "{words:x?}"
+            );
+        };
+        check(&[], false);
+        check(
+            &[7, 0x1000, 0x1006, 0x1500, 0x2000, 0x2007, u64::MAX],
+            false,
+        );
+        check(&[7, 0x1002], true);
+        check(&[0x2001, 7], true);
+    }
 }
