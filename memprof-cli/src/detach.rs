@@ -17,6 +17,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 const LEFT: &str = "the hooks, threads and socket are gone; the plugin's code stays mapped";
+const STAYS: &str = "its functions are as before, without a profile; the plugin stays, which was loaded with the program";
+
+/// What has left a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The plugin, and with it all that leads to it.
+    Plugin,
+    /// The jumps that `memprof attach` wrote for a plugin that was there already.
+    Entries,
+}
 
 /// Remove the plugin from a process that memprof attached to
 ///
@@ -46,10 +56,12 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
         // Says why there is none.
         target::connect(Some(&args.pid.to_string()))?;
     }
+    let mut left = Left::Plugin;
     for pid in &pids {
-        detach(*pid)?;
+        left = detach(*pid)?;
     }
     let text = match pids.as_slice() {
+        [pid] if left == Left::Entries => format!("detached from {pid}: {STAYS}"),
         [pid] => format!("detached from {pid}: {LEFT}"),
         pids => {
             let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
@@ -66,16 +78,25 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
 }
 
 /// Has the plugin leave, gives the program its instructions back, and waits until the plugin has left.
-pub(crate) fn detach(pid: u32) -> anyhow::Result<()> {
+pub(crate) fn detach(pid: u32) -> anyhow::Result<Left> {
     let mut client = match target::connect(Some(&pid.to_string())) {
         Ok(client) => client,
         // The plugin left when its time was over: it cannot change code that threads execute.
-        Err(_) if led::restore(pid)? => return Ok(()),
+        Err(_) if led::restore(pid)? => return Ok(Left::Plugin),
         Err(error) => return Err(error),
     };
-    ask(&mut client, "detach", "")?.ok()?;
+    let detached = ask(&mut client, "detach", "")?.ok();
+    let was_led = led::restore(pid)?;
+    if let Err(refused) = detached {
+        if !was_led {
+            return Err(refused);
+        }
+        for message in ["deactivate", "reset"] {
+            ask(&mut client, message, "")?.ok()?;
+        }
+        return Ok(Left::Entries);
+    }
     drop(client);
-    led::restore(pid)?;
     let begun = Instant::now();
     while has_our_threads(pid) {
         if begun.elapsed() > PATIENCE {
@@ -84,7 +105,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<()> {
         }
         thread::sleep(LOOK_AGAIN);
     }
-    Ok(())
+    Ok(Left::Plugin)
 }
 
 /// All of them are called so (memprof-own).

@@ -40,14 +40,20 @@ struct Program {
 
 impl Linked {
     fn start(self, more: &[&str]) -> Program {
+        self.start_by(&[], more)
+    }
+
+    /// The same by another program, which executes it.
+    fn start_by(self, starter: &[&str], more: &[&str]) -> Program {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("linked");
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-g", "-pthread", "-o"]).arg(&program);
         cc.arg(source("memprof-cli/tests/fixtures/allocators/linked.c"));
         tool_text("gcc", cc.args(self.options).args(more));
-        let mut command = Command::new(program);
-        command.stdin(Stdio::piped());
+        let words = [starter, &[program.to_str().unwrap()]].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).stdin(Stdio::piped());
         let host = Host::spawn(command, place);
         host.wait_for_log("ready");
         Program { host, lines: 0 }
@@ -279,6 +285,27 @@ fn at_the_end_of_an_attachment_the_jumps_stay_until_detach() {
     assert!(program.text() == before);
     program.does("keep realloc 100");
     detach(&program.host, &[]).exits(3);
+}
+
+#[test]
+fn a_plugin_that_was_there_stays_when_its_jumps_are_taken_away() {
+    let memprof = dist("bin/memprof");
+    let mut program = LINKED[0].start_by(&[memprof.to_str().unwrap(), "run", "--"], &[]);
+    program.host.wait_for_log("was built without its profiler");
+    let before = program.text();
+    assert!(program.leads() > 5);
+    program
+        .host
+        .memprof("activate", &["sample_interval=1KiB"])
+        .exits(0);
+    program.does("keep malloc 100");
+    assert!(program.counts()[1] >= 99);
+    let said = detach(&program.host, &["--json"]).exits(0).json();
+    let text = said["text"].as_str().unwrap();
+    assert!(text.contains("the plugin stays"), "{text}");
+    assert!(program.text() == before);
+    assert_eq!(program.counts(), [0, 0]);
+    program.does("drop");
 }
 
 #[test]

@@ -53,8 +53,9 @@ impl Profiles {
         if symbols.function(HEAP_PROFILER).is_none() {
             return Err(unsupported(
                 "was built without its profiler: it is libtcmalloc_minimal, or linked in statically",
-                "start the program with LD_PRELOAD=libtcmalloc.so.4 (Debian: libgoogle-perftools4), \
-                 or with `memprof run --allocator tcmalloc`",
+                "if it is linked in, use `memprof attach`; else start the program with \
+                 LD_PRELOAD=libtcmalloc.so.4 (Debian: libgoogle-perftools4), or with `memprof run --allocator \
+                 tcmalloc`",
             ));
         }
         let names = [INSTANCE, HEAP_SAMPLE, GROWTH_STACKS];
