@@ -9,6 +9,7 @@
 
 mod attached;
 mod attachment;
+mod call_stack;
 mod code;
 mod entries;
 mod error;
@@ -19,6 +20,7 @@ mod node;
 mod page;
 mod plugin;
 mod root;
+mod running;
 mod safe_point;
 mod sent;
 mod target;

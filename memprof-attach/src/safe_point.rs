@@ -1,5 +1,5 @@
 //! A thread that can be borrowed: it waits in a call that it can make again, and holds no lock that the
-//! making of a thread needs.
+//! making of a thread needs. Where none waits for a while, one that [runs](crate::running).
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::{self, Home, is_handler};
 use memprof_ptrace::place::{Owner, place};
 use memprof_ptrace::restart::{self, CALL_LENGTH, Wait, wait, would_see_eintr};
-use memprof_ptrace::seccomp::require_calls;
+use memprof_ptrace::seccomp::{require_calls, rseq_area};
 use memprof_ptrace::state::State;
 use memprof_ptrace::stop::{NotStopped, Stopped};
 use memprof_ptrace::threads::threads;
@@ -22,10 +22,18 @@ use crate::target::Target;
 /// So long it may take until a thread comes by.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_micros(300);
+/// After so long, threads that run are looked at too.
+const WAITED: Duration = Duration::from_millis(100);
+/// So many at a time, and so often: each is stopped for the look.
+const RUNNING: usize = 2;
+const LET_RUN: Duration = Duration::from_millis(2);
 /// How much of a stack is searched for a signal handler.
 const SEARCHED: u64 = 256 << 10;
 /// How much of it for allocators, in words: older frames are what a function has not cleared.
 const RECENT: usize = 512;
+
+/// Where `struct rseq` tells of the sequence.
+const RSEQ_CS: u64 = 8;
 
 /// Code of 64 bits.
 const USER_CODE: u64 = 0x33;
@@ -93,10 +101,26 @@ pub(crate) fn borrow(
         reason: "no thread waits in a system call that it could make again".to_owned(),
     };
     for round in 0.. {
-        let candidates = candidates(target, round)?;
+        let runs = begun.elapsed() > WAITED;
+        let (waiting, running) = candidates(target, round)?;
+        let running = running.into_iter().take(if runs { RUNNING } else { 0 });
+        let waiting = waiting.into_iter().map(|tid| (tid, Found::Waits));
+        let candidates: Vec<_> = waiting
+            .chain(running.map(|tid| (tid, Found::Runs)))
+            .collect();
         target.look_again()?;
-        for tid in candidates.iter().filter(|tid| !avoided.contains(tid)) {
-            match stop(target, *tid, calls) {
+        if runs {
+            let Target {
+                running,
+                memory,
+                maps,
+                pid,
+                ..
+            } = target;
+            running.look_again(*pid, memory, maps);
+        }
+        for (tid, found) in candidates.iter().filter(|(tid, _)| !avoided.contains(tid)) {
+            match stop(target, *tid, *found, calls) {
                 Ok(borrowed) => return Ok(borrowed),
                 Err(Not::Now(reason)) => {
                     let reason = reason.to_owned();
@@ -112,16 +136,25 @@ pub(crate) fn borrow(
         if begun.elapsed() > PATIENCE {
             break;
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(if runs { LET_RUN } else { LOOK_AGAIN });
     }
     Err(Error::from(why).into())
 }
 
-/// The threads to try, the best first: one of each kind, because a thousand may wait for the same, and
-/// in each round another one.
-fn candidates(target: &Target, round: usize) -> Result<Vec<u32>, Error> {
-    let mut waiting: Vec<(Wait, u32)> = threads(target.pid)
-        .map_err(|_| target.gone())?
+/// How a thread was found.
+#[derive(Clone, Copy, Debug)]
+enum Found {
+    /// In a call that waits.
+    Waits,
+    /// In no call.
+    Runs,
+}
+
+/// The threads to try that wait, the best first: one of each kind, because a thousand may wait for the same; and
+/// those that run. In each round others come first.
+fn candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Error> {
+    let threads = threads(target.pid).map_err(|_| target.gone())?;
+    let mut waiting: Vec<(Wait, u32)> = threads
         .iter()
         .filter_map(|thread| {
             let call = thread.call?;
@@ -130,11 +163,16 @@ fn candidates(target: &Target, round: usize) -> Result<Vec<u32>, Error> {
         .collect();
     waiting.sort_unstable();
     let kinds = waiting.chunk_by(|(one, _), (other, _)| one == other);
-    Ok(kinds.map(|kind| kind[round % kind.len()].1).collect())
+    let waiting = kinds.map(|kind| kind[round % kind.len()].1).collect();
+    let running = threads.iter().filter(|thread| thread.runs);
+    let mut running: Vec<u32> = running.map(|thread| thread.tid).collect();
+    let count = running.len().max(1);
+    running.rotate_left(round % count);
+    Ok((waiting, running))
 }
 
 /// Stops a thread, and lets it go where it is not safe.
-fn stop(target: &Target, tid: u32, calls: usize) -> Result<Borrowed, Not> {
+fn stop(target: &mut Target, tid: u32, found: Found, calls: usize) -> Result<Borrowed, Not> {
     let stopped = Stopped::interrupt(tid).map_err(|why| match why {
         NotStopped::Ended => Not::Now("its threads end"),
         NotStopped::Uninterruptible => Not::Sleeps,
@@ -146,7 +184,7 @@ fn stop(target: &Target, tid: u32, calls: usize) -> Result<Borrowed, Not> {
     if stopped.signal().is_some() {
         return Err(Not::Now("signals arrive"));
     }
-    match look(target, tid, &stopped, calls) {
+    match look(target, tid, found, &stopped, calls) {
         Ok((registers, state, blocked, end)) => Ok(Borrowed {
             tid,
             stopped,
@@ -174,13 +212,74 @@ fn stop(target: &Target, tid: u32, calls: usize) -> Result<Borrowed, Not> {
 
 type Looked = (libc::user_regs_struct, State, u64, u64);
 
-fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Looked, Not> {
-    const KILLED: Not = Not::Now("its threads end");
+const KILLED: Not = Not::Now("its threads end");
+
+fn look(
+    target: &mut Target,
+    tid: u32,
+    found: Found,
+    stopped: &Stopped,
+    calls: usize,
+) -> Result<Looked, Not> {
     let registers = stopped.registers().map_err(|_| KILLED)?;
     if registers.cs != USER_CODE {
         return Err(Not::Now("it runs code of 32 bits"));
     }
-    let r = &registers;
+    let again = match found {
+        Found::Waits => require_wait(target, &registers)?,
+        Found::Runs => require_code_of_the_program(target, tid, &registers)?,
+    };
+    // Each thread has filters of its own, and the new thread has those of this one.
+    require_calls(tid).map_err(Not::Ever)?;
+    let state = stopped.state().map_err(|_| KILLED)?;
+    let blocked = stopped.blocked().map_err(|_| KILLED)?;
+    let home = Home {
+        registers: again,
+        state: &state,
+        blocked,
+    };
+    let owner = Owner {
+        is_main: tid == target.pid,
+        end_on_stack: errand::end_on_stack(&home),
+        control_block: registers.fs_base,
+    };
+    let length = errand::length(calls, &home);
+    let end = place(&target.memory, &target.maps, owner, length);
+    let end = end.ok_or(Not::Now("a thread's stack has no room"))?;
+    Ok((again, state, blocked, end))
+}
+
+/// Whether a thread runs where it may be borrowed; as it goes on.
+fn require_code_of_the_program(
+    target: &mut Target,
+    tid: u32,
+    registers: &libc::user_regs_struct,
+) -> Result<libc::user_regs_struct, Not> {
+    if registers.orig_rax.cast_signed() >= 0 {
+        return Err(Not::Now("its threads make system calls"));
+    }
+    // The kernel would not let it begin a sequence anew that it left meanwhile (rseq(2)).
+    let area =
+        rseq_area(tid).map_err(|_| Not::Now("a thread runs, maybe in a restartable sequence"))?;
+    let sequence = area.map(|area| target.memory.word(area + RSEQ_CS));
+    if sequence.transpose().map_err(|_| KILLED)?.unwrap_or(0) != 0 {
+        return Err(Not::Now("a thread runs in a restartable sequence"));
+    }
+    let restorer = target.gadgets.restorer;
+    let Target {
+        running, memory, ..
+    } = target;
+    let borrowed = running.may_be_borrowed(memory, registers, restorer);
+    borrowed.map_err(Not::Now)?;
+    Ok(*registers)
+}
+
+/// Whether a thread waits where it may be borrowed; as it goes on.
+fn require_wait(
+    target: &Target,
+    registers: &libc::user_regs_struct,
+) -> Result<libc::user_regs_struct, Not> {
+    let r = registers;
     let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
     let wait = wait(r.orig_rax as i64, arguments);
     let wait = wait.ok_or(Not::Now("its threads do not wait long enough"))?;
@@ -195,28 +294,10 @@ fn look(target: &Target, tid: u32, stopped: &Stopped, calls: usize) -> Result<Lo
     let reads_others = wait == Wait::Reads && is_stream(target.pid, r.rdi);
     let is_allocator_likely = wait != Wait::Same && !reads_others;
     check_stack(target, r.rsp, is_allocator_likely).map_err(Not::Now)?;
-    // Each thread has filters of its own, and the new thread has those of this one.
-    require_calls(tid).map_err(Not::Ever)?;
-    let again = restart::again(&registers, code);
-    let again = again.ok_or(Not::Now(
+    let again = restart::again(registers, code);
+    again.ok_or(Not::Now(
         "a thread sleeps in a system call that cannot be identified from outside",
-    ))?;
-    let state = stopped.state().map_err(|_| KILLED)?;
-    let blocked = stopped.blocked().map_err(|_| KILLED)?;
-    let home = Home {
-        registers: again,
-        state: &state,
-        blocked,
-    };
-    let owner = Owner {
-        is_main: tid == target.pid,
-        end_on_stack: errand::end_on_stack(&home),
-        control_block: r.fs_base,
-    };
-    let length = errand::length(calls, &home);
-    let end = place(&target.memory, &target.maps, owner, length);
-    let end = end.ok_or(Not::Now("a thread's stack has no room"))?;
-    Ok((again, state, blocked, end))
+    ))
 }
 
 /// Whether a descriptor is a pipe, a socket or a terminal. The loader and allocators read files.

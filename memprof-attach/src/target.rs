@@ -11,6 +11,7 @@ use memprof_ptrace::memory::Memory;
 use memprof_ptrace::{Refusal, examine};
 
 use crate::error::Error;
+use crate::running::Running;
 
 /// A process that can load a library.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(crate) struct Target {
     /// The code of allocators that are libraries: a thread that waits in it may be in the midst of a change
     /// to memory of the allocator's.
     pub(crate) allocators: Vec<Range<u64>>,
+    /// What is known for threads that run.
+    pub(crate) running: Running,
     /// Where libc begins, as long as this program is executed.
     libc: u64,
 }
@@ -91,6 +94,7 @@ impl Target {
             memory,
             functions,
             gadgets,
+            running: Running::default(),
             libc,
             maps,
         })

@@ -68,7 +68,13 @@ fn behind_variables(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
 /// Where the program and the libraries that were loaded with it begin, up to the loader itself, which gives its own
 /// rest away to early allocations. What comes after it in the loader's list may be closed at any moment. Of a program
 /// without glibc's loader only itself is known, whose file is mapped lowest.
-fn lasting(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<u64>>> {
+///
+/// What counts is what the loader has added to the addresses in a file: nothing for a program that is not position
+/// independent.
+///
+/// # Errors
+/// The loader's list cannot be read.
+pub fn lasting(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<u64>>> {
     let images = || mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
     let is_loader = |image: &Mapping<'_>| image.file_name().starts_with(b"ld-linux");
     let Some(loader) = images().find(is_loader) else {

@@ -6,10 +6,12 @@
 #![expect(non_upper_case_globals, reason = "the kernel's names of calls")]
 
 use libc::{
-    SYS_accept, SYS_accept4, SYS_clock_nanosleep, SYS_epoll_pwait, SYS_epoll_pwait2,
-    SYS_epoll_wait, SYS_futex, SYS_io_getevents, SYS_nanosleep, SYS_pause, SYS_poll, SYS_ppoll,
-    SYS_pselect6, SYS_read, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigsuspend,
-    SYS_rt_sigtimedwait, SYS_select, SYS_wait4, SYS_waitid, user_regs_struct,
+    SYS_accept, SYS_accept4, SYS_clock_nanosleep, SYS_connect, SYS_epoll_pwait, SYS_epoll_pwait2,
+    SYS_epoll_wait, SYS_futex, SYS_io_getevents, SYS_io_uring_enter, SYS_msgrcv, SYS_msgsnd,
+    SYS_nanosleep, SYS_pause, SYS_poll, SYS_ppoll, SYS_pselect6, SYS_read, SYS_readv, SYS_recvfrom,
+    SYS_recvmmsg, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigsuspend, SYS_rt_sigtimedwait,
+    SYS_select, SYS_semop, SYS_semtimedop, SYS_sendmsg, SYS_sendto, SYS_wait4, SYS_waitid,
+    SYS_write, SYS_writev, user_regs_struct,
 };
 
 /// `mov $NUMBER,%eax` right before `syscall`, as libc calls the kernel.
@@ -24,6 +26,23 @@ const ERESTART_RESTARTBLOCK: i64 = -516;
 const FUTEX_WAIT_BITSET: u64 = 9;
 const FUTEX_WAIT_REQUEUE_PI: u64 = 11;
 const FUTEX_FLAGS: u64 = 0x180;
+
+/// Further calls that the kernel does not make again by itself, some of them with a timeout only, and which have done
+/// nothing where they fail with EINTR.
+const FAILS_BEFORE_IT_DOES: [i64; 12] = [
+    SYS_semop,
+    SYS_semtimedop,
+    SYS_msgsnd,
+    SYS_msgrcv,
+    SYS_connect,
+    SYS_sendto,
+    SYS_sendmsg,
+    SYS_write,
+    SYS_writev,
+    SYS_readv,
+    SYS_recvmmsg,
+    SYS_io_uring_enter,
+];
 
 /// How good a call is to take a thread out of; the first is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,7 +114,10 @@ fn is_interrupted(stopped: &user_regs_struct) -> bool {
     ];
     match stopped.rax as i64 {
         ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => true,
-        EINTR => wait(stopped.orig_rax as i64, arguments).is_some(),
+        EINTR => {
+            let number = stopped.orig_rax as i64;
+            wait(number, arguments).is_some() || FAILS_BEFORE_IT_DOES.contains(&number)
+        }
         _ => false,
     }
 }
@@ -143,6 +165,8 @@ mod tests {
         check(SYS_epoll_wait, 3, Some((0x1002, 3)));
         check(SYS_epoll_wait, 0, Some((0x1002, 0)));
         check(SYS_read, -11, Some((0x1002, -11)));
+        // None to take a thread out of, but it must not see that it was looked at.
+        check(libc::SYS_semop, EINTR, Some((0x1000, libc::SYS_semop)));
         // EINTR of a call that did something before.
         check(libc::SYS_close, EINTR, Some((0x1002, EINTR)));
         // Not in a call.

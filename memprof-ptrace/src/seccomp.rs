@@ -12,7 +12,7 @@ use nix::errno::Errno;
 
 pub use filter::filters;
 pub use program::{Answer, Call, Instruction, Unknown, answer};
-pub use rseq::Rseq;
+pub use rseq::{Rseq, area as rseq_area};
 
 use crate::process::{Seccomp, Status};
 use crate::refusal::Refusal;

@@ -8,8 +8,10 @@ use std::io;
 pub struct Thread {
     /// Its number, as gettid(2) gives it.
     pub tid: u32,
-    /// The call in which it sleeps; `None` while it runs.
+    /// The call in which it sleeps; `None` while it runs, or sleeps elsewhere.
     pub call: Option<SystemCall>,
+    /// Whether it runs, or could.
+    pub runs: bool,
 }
 
 /// A system call in which a thread sleeps.
@@ -32,18 +34,27 @@ pub struct SystemCall {
 pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let thread = |tid| Thread {
-        tid,
-        call: system_call(pid, tid),
+    let thread = |tid| {
+        let line = line(pid, tid);
+        Thread {
+            tid,
+            call: line.as_deref().and_then(parse),
+            runs: line.is_some_and(|line| line.trim_end() == RUNNING),
+        }
     };
     Ok(tids.map(thread).collect())
 }
 
 /// The call in which a thread sleeps; `None` while it runs, and where it has ended.
 pub fn system_call(pid: u32, tid: u32) -> Option<SystemCall> {
-    let line = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall"));
-    parse(&line.ok()?)
+    parse(&line(pid, tid)?)
 }
+
+fn line(pid: u32, tid: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()
+}
+
+const RUNNING: &str = "running";
 
 /// `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c`: number, arguments, stack,
 /// instruction; `running`; `-1 0x7ffd1f28 0x7f5c0e1c` for one that sleeps elsewhere.
@@ -65,6 +76,9 @@ fn parse(line: &str) -> Option<SystemCall> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+
     use super::*;
 
     #[test]
@@ -77,7 +91,7 @@ mod tests {
             instruction: 0x7f5c_0e1c,
         };
         assert_eq!(call, Some(expected));
-        assert_eq!(parse("running\n"), None);
+        assert_eq!(parse(RUNNING), None);
         assert_eq!(parse("-1 0x7ffd1f28 0x7f5c0e1c\n"), None);
     }
 
@@ -98,5 +112,25 @@ mod tests {
         }
         drop(_writer);
         waits.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_runs_is_seen_to() {
+        static ENDED: AtomicBool = AtomicBool::new(false);
+        let (says, said) = mpsc::channel();
+        let spins = std::thread::spawn(move || {
+            says.send(nix::unistd::gettid().as_raw().cast_unsigned())
+                .unwrap();
+            while !ENDED.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let tid = said.recv().unwrap();
+        let runs = |thread: &Thread| thread.tid == tid && thread.runs && thread.call.is_none();
+        while !threads(std::process::id()).unwrap().iter().any(runs) {
+            std::thread::yield_now();
+        }
+        ENDED.store(true, Ordering::Relaxed);
+        spins.join().unwrap();
     }
 }

@@ -27,6 +27,12 @@ pub(super) fn run(form: Form) -> Result<String> {
     let mut stops = Vec::new();
     let seen = unnoticed(waits, &mut stops)?;
     let storm = in_a_storm("weather", weather, &mut stops)?;
+    let computing = form.pick(5, 200);
+    let mut running = Vec::new();
+    for kind in KINDS {
+        computes(kind, computing, &mut running)?;
+    }
+    let (median_running, longest_running) = median_and_longest(&mut running);
     let kills = form.pick(10, 200);
     let tries = killed("weather", kills)?;
     let mut all_stopped = Vec::new();
@@ -36,12 +42,18 @@ pub(super) fn run(form: Form) -> Result<String> {
     let (all_median, all_longest) = median_and_longest(&mut all_stopped);
     Ok(format!(
         "{waits} times in {seen} calls that wait: 0 EINTR, 0 early; {weather} times in a storm: {storm}; \
+         {computing} times in each of {} programs that only compute: 0 deaths, 0 wrong sums, stopped {median_running:.1} \
+         ms (median), {longest_running:.1} ms (longest); \
          {kills} of {tries} killed: alive each time, the next one works; stopped {median:.1} ms \
          (median), {longest:.1} ms (longest); with an allocator that is linked in {weather} times and {kills} of \
          {linked_tries} killed: alive, 0 values changed, its code as before; all stopped {all_median:.1} ms (median), \
-         {all_longest:.1} ms (longest)"
+         {all_longest:.1} ms (longest)",
+        KINDS.len()
     ))
 }
+
+/// What computes.c does.
+const KINDS: [&str; 3] = ["one", "two", "allocates"];
 
 /// The same program, with tcmalloc linked into it: its functions are led to memprof.
 const LINKED: &str = "weather_linked";
@@ -61,11 +73,12 @@ struct Target {
 }
 
 impl Target {
-    fn start(name: &str) -> Result<Self> {
+    fn start(name: &str, words: &[&str]) -> Result<Self> {
         let place = Place::new()?;
         let sockets = place.path().join("run");
         make_private(&sockets)?;
         let mut child = Command::new(dist().join("torture").join(name))
+            .args(words)
             .env("MEMPROF_SOCKET_DIR", &sockets)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -160,7 +173,7 @@ impl Drop for Target {
 
 /// Returns how many kinds of calls were counted.
 fn unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
-    let mut target = Target::start("waits")?;
+    let mut target = Target::start("waits", &[])?;
     let mut ready = String::new();
     target.output.read_line(&mut ready)?;
     for _ in 0..times {
@@ -181,8 +194,33 @@ fn unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     Ok(counts.lines().count())
 }
 
+/// A program whose threads make no system call.
+fn computes(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
+    let mut target = Target::start("computes", &[kind])?;
+    let mut ready = String::new();
+    target.output.read_line(&mut ready)?;
+    for time in 0..times {
+        let attached = target.attach();
+        stops.push(attached.with_context(|| format!("{kind}, time {time}"))?);
+        target.detach()?;
+    }
+    kill(
+        Pid::from_raw(target.child.id().cast_signed()),
+        Signal::SIGTERM,
+    )?;
+    let mut told = String::new();
+    target.output.read_to_string(&mut told)?;
+    let told = told.trim_end().split_once(' ');
+    let (rounds, wrong) = told.with_context(|| format!("{kind} is dead"))?;
+    ensure!(
+        wrong == "0" && rounds != "0",
+        "{kind}: {wrong} wrong sums in {rounds} rounds"
+    );
+    Ok(())
+}
+
 fn in_a_storm(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
-    let mut target = Target::start(name)?;
+    let mut target = Target::start(name, &[])?;
     target.ping()?;
     let code = target.code()?;
     let pid = target.pid();
@@ -204,7 +242,7 @@ fn in_a_storm(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
 
 /// Kills so many of them before they are done. Returns how many were begun.
 fn killed(name: &str, times: u32) -> Result<u32> {
-    let mut target = Target::start(name)?;
+    let mut target = Target::start(name, &[])?;
     // A process is there before its program is.
     target.ping()?;
     let code = target.code()?;

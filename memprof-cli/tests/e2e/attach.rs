@@ -304,13 +304,42 @@ fn what_cannot_be_attached_to_is_told_why() {
 }
 
 #[test]
-fn a_program_that_never_waits_is_left_alone() {
+fn a_program_that_never_waits_is_profiled_and_left() {
+    const COMPUTING: &str = r#"
+        my @kept;
+        print STDERR "ready\n";
+        while (1) { push @kept, "x" x 1000 for 1 .. 100; @kept = () if @kept > 50000 }
+    "#;
     let mut command = Command::new("perl");
-    command.args(["-e", "print STDERR \"ready\\n\"; 1 while 1"]);
+    command.args(["-e", COMPUTING]);
+    let host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    for _ in 0..3 {
+        attach(&host, &[]).exits(0);
+        host.memprof("activate", &["sample_interval=4KiB"]).exits(0);
+        let dump = host.dump_of(100_000);
+        let path = dump["path"].as_str().unwrap();
+        let report = memprof(host.place(), &["report", path]).exits(0).stdout;
+        assert!(report.contains("Perl_sv_grow"), "{report}");
+        detach(&host, &[]).exits(0);
+        wait_until_gone(&host);
+    }
+}
+
+#[test]
+fn a_program_that_runs_where_it_must_not_be_interrupted_is_left_alone() {
+    // In the handler of a signal, which may have interrupted anything.
+    const HANDLING: &str = r#"
+        $SIG{USR1} = sub { print STDERR "ready\n"; 1 while 1 };
+        kill USR1 => $$;
+        1 while 1;
+    "#;
+    let mut command = Command::new("perl");
+    command.args(["-e", HANDLING]).env("PERL_SIGNALS", "unsafe");
     let host = Host::spawn(command, tempfile::tempdir().unwrap());
     host.wait_for_log("ready");
     let refused = attach(&host, &[]).exits(4);
-    let words = "no thread came to a safe point in time: no thread waits in a system call";
+    let words = "no thread came to a safe point in time: its threads are in signal handlers";
     assert!(refused.stderr.contains(words), "{refused:?}");
 }
 

@@ -30,14 +30,24 @@ pub enum Rseq {
 
 /// What is to be expected of a thread that this one makes, which the caller has stopped by ptrace(2).
 pub(super) fn rseq(thread: u32) -> Rseq {
+    match area(thread) {
+        Ok(None) => Rseq::Unused,
+        // An older kernel does not tell.
+        _ => Rseq::Required,
+    }
+}
+
+/// Where the kernel looks for the restartable sequence that a stopped thread is in (`struct rseq` of linux/rseq.h), if it
+/// looks anywhere.
+///
+/// # Errors
+/// The kernel does not tell (before Linux 5.13); the thread was killed.
+pub fn area(thread: u32) -> Result<Option<u64>, Errno> {
     let mut configuration = Configuration::default();
     let size = size_of_val(&configuration);
     let place = &raw mut configuration;
     // SAFETY: ptrace(2) writes that many bytes there at the most.
     let written = unsafe { libc::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, thread, size, place) };
-    match Errno::result(written) {
-        Ok(_) if configuration.address == 0 => Rseq::Unused,
-        // An older kernel does not tell.
-        _ => Rseq::Required,
-    }
+    Errno::result(written)?;
+    Ok(Some(configuration.address).filter(|address| *address != 0))
 }
