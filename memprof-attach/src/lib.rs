@@ -31,5 +31,5 @@ pub use attachment::{Attachment, File};
 pub use entries::{Led, lead_entries, require_symbols, restore_entries};
 pub use error::{Error, NoInspector};
 pub use inject::attach;
-pub use node::attach_by_node_inspector;
+pub use node::{attach_by_node_inspector, remedy};
 pub use plugin::Plugin;

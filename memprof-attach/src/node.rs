@@ -44,6 +44,21 @@ const CLOSING: Duration = Duration::from_secs(5);
 const MOMENT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// What to do about a refusal, where anything can be done: a Node that this user may not trace has another way in.
+pub fn remedy(pid: u32, refusal: &Refusal) -> Option<String> {
+    let remedy = refusal.remedy();
+    match refusal {
+        Refusal::Denied { .. } if program::require_node(pid).is_ok() => {
+            let remedy = remedy.map(|remedy| format!("{remedy}; or "));
+            let remedy = remedy.unwrap_or_default();
+            Some(format!(
+                "{remedy}have this Node load the plugin itself: memprof attach --node-inspector {pid}"
+            ))
+        }
+        _ => remedy,
+    }
+}
+
 /// Has a Node load the plugin through its inspector, and start it.
 ///
 /// # Errors
@@ -214,5 +229,51 @@ impl From<io::Error> for NotLoaded {
             io::ErrorKind::TimedOut => Self::Late,
             _ => Self::Because(format!("Node's inspector: {error}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use memprof_ptrace::Denial;
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_node_that_may_not_be_traced_has_another_way_in() {
+        let denied = Refusal::Denied {
+            file: "/proc/PID/mem".to_owned(),
+            errno: Errno::EACCES,
+            denial: Denial::Yama(1),
+        };
+        let check = |program: &str, script: &str, refusal: &Refusal, is_named: bool| {
+            let mut command = Command::new(program);
+            let mut child = command
+                .args(["-e", script])
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut ready = String::new();
+            BufReader::new(child.stdout.take().unwrap())
+                .read_line(&mut ready)
+                .unwrap();
+            let remedy = remedy(child.id(), refusal).unwrap();
+            let words = format!(
+                "; or have this Node load the plugin itself: memprof attach --node-inspector {}",
+                child.id()
+            );
+            assert_eq!(remedy.ends_with(&words), is_named, "{remedy}");
+            assert!(remedy.starts_with(&refusal.remedy().unwrap()), "{remedy}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        };
+        let node = "setInterval(() => {}, 1000); console.log('ready')";
+        check("node", node, &denied, true);
+        check("node", node, &Refusal::Musl, false);
+        let perl = "$| = 1; $SIG{USR1} = sub {}; print qq(ready\n); sleep 1 while 1";
+        check("perl", perl, &denied, false);
     }
 }

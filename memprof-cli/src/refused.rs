@@ -15,7 +15,8 @@ pub(crate) fn refused(pid: u32, error: &Error) -> anyhow::Error {
     };
     match error {
         Error::Refused(refusal) => {
-            let remedy = refusal.remedy().map(|remedy| format!("; {remedy}"));
+            let remedy = memprof_attach::remedy(pid, refusal);
+            let remedy = remedy.map(|remedy| format!("; {remedy}"));
             let remedy = remedy.unwrap_or_default();
             coded(refusal.exit_code(), format!("{process}: {refusal}{remedy}"))
         }

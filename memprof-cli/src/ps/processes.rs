@@ -78,7 +78,7 @@ fn row(process: Surveyed, hosts: &HashSet<u32>) -> Row {
             (false, Some(_)) => State::Refused,
         },
         reason: refusal.map(Refusal::to_string),
-        remedy: refusal.and_then(Refusal::remedy),
+        remedy: refusal.and_then(|refusal| memprof_attach::remedy(process.pid, refusal)),
         note: process
             .outcome
             .as_ref()
