@@ -63,6 +63,11 @@ impl Process {
         process
     }
 
+    /// The process that was started, whose child may be meant.
+    pub(crate) fn started(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use memprof_ptrace::seccomp::{Instruction, Rseq, forbidden};
 use nix::errno::Errno;
@@ -10,6 +11,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 
 use crate::curl::as_user;
+use crate::host::PATIENCE;
 use crate::memprof::{Run, memprof};
 use crate::processes::{NOBODY, Process, compiled, memprof_as_nobody};
 
@@ -82,6 +84,28 @@ fn processes_in_no_state_for_it() {
 fn between_vfork_and_exec() {
     let words = "is between vfork and exec and runs in its parent's memory";
     let mut process = check(&["vfork"], words, 4);
+    process.type_line("");
+    assert_eq!(process.line(), "the child has executed a program\n");
+    process.is_unharmed();
+}
+
+#[test]
+fn a_thread_that_nothing_wakes() {
+    let (_place, program) = compiled("cc", "target.c", &["-pthread"]);
+    let mut process = Process::start(Command::new(program), &["vfork"]);
+    let parent = process.started();
+    // Until its child executes a program.
+    let state = || {
+        let status = std::fs::read_to_string(format!("/proc/{parent}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("State:"));
+        line.unwrap().to_owned()
+    };
+    assert!(state().contains("D (disk sleep)"), "{}", state());
+    let begun = Instant::now();
+    let words = "no thread came to a safe point in time: no thread waits in a system call that it could make again";
+    is_refused(attach(parent), parent, words, 4);
+    assert!(begun.elapsed() < PATIENCE / 4, "{:?}", begun.elapsed());
+    assert!(state().contains("D (disk sleep)"), "{}", state());
     process.type_line("");
     assert_eq!(process.line(), "the child has executed a program\n");
     process.is_unharmed();
