@@ -210,19 +210,27 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::process::Command;
+    use std::process::{Child, Command};
 
     use memprof_ptrace::stop::Stopped;
 
     use super::*;
 
+    /// Ends when dropped: it never does by itself.
+    struct Running(Child);
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
     #[test]
     fn the_calls_of_a_thread_that_runs_are_followed_to_its_start() {
-        let mut perl = Command::new("perl")
-            .args(["-e", "1 while 1"])
-            .spawn()
-            .unwrap();
-        let pid = perl.id();
+        let perl = Command::new("perl").args(["-e", "1 while 1"]).spawn();
+        let perl = Running(perl.unwrap());
+        let pid = perl.0.id();
         let exe = fs::canonicalize("/usr/bin/perl").unwrap();
         while fs::read_link(format!("/proc/{pid}/exe")).unwrap() != exe {
             std::thread::yield_now();
@@ -258,7 +266,5 @@ mod tests {
         };
         assert_eq!([called.as_str(), begun], ["libc.so.6"; 2], "{names:?}");
         assert!(main.contains("perl") && start.contains("perl"), "{names:?}");
-        perl.kill().unwrap();
-        perl.wait().unwrap();
     }
 }
