@@ -5,7 +5,9 @@
 //! `/proc/4711/ns/net/@memprof-4711-…`, with the namespace in which it can be connected to.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(any(feature = "adapter-attached", feature = "client"))]
+use std::path::PathBuf;
 
 /// What the names of control sockets begin with: a program may listen at abstract sockets of its own.
 const PREFIX: &str = "@memprof-";
