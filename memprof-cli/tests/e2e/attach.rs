@@ -339,7 +339,8 @@ fn a_program_that_runs_where_it_must_not_be_interrupted_is_left_alone() {
     let host = Host::spawn(command, tempfile::tempdir().unwrap());
     host.wait_for_log("ready");
     let refused = attach(&host, &[]).exits(4);
-    let words = "no thread came to a safe point in time: its threads are in signal handlers";
+    // Then comes the reason of the last look, which may have met the handler between two of its frames.
+    let words = "no thread came to a safe point in time: ";
     assert!(refused.stderr.contains(words), "{refused:?}");
 }
 

@@ -566,7 +566,7 @@ fn a_jemalloc_of_its_own_is_told_and_driven() {
 
 #[test]
 fn whatever_is_missing_the_program_runs_and_every_message_says_why() {
-    let check = |env: &[(&str, &str)], kind: &str, reason: &str| {
+    let check_told = |env: &[(&str, &str)], kind: &str, reason: &str, told: usize| {
         let mut command = Command::new("perl");
         command.args(["-e", GROWING]);
         let plugin = dist("plugins/memory_profile.so").display().to_string();
@@ -591,17 +591,20 @@ fn whatever_is_missing_the_program_runs_and_every_message_says_why() {
         host.wait_for_log(reason);
         let lines = host.log();
         let about: Vec<_> = lines.iter().filter(|line| line.contains(reason)).collect();
-        assert_eq!(about.len(), 1, "{lines:#?}");
+        assert_eq!(about.len(), told, "{lines:#?}");
         serves(&mut host, "still");
     };
+    let check = |env: &[_], kind: &str, reason: &str| check_told(env, kind, reason, 1);
     let jemalloc = ("LD_PRELOAD", "libjemalloc.so.2");
     let conf = ("MALLOC_CONF", "prof:true,prof_active:true");
     check(&[], "unsupported", "glibc 2.36 has no profiler");
     check(&[jemalloc], "unavailable", "opt.prof=false");
-    check(
+    // When it starts, and when a dump fails.
+    check_told(
         &[jemalloc, conf, ("MEMPROF_DUMP_DIR", "/proc/no/dumps")],
         "io",
-        "failed to use /proc/no/dumps",
+        "keep dumps in /proc/no/dumps: no way to write to /proc",
+        2,
     );
     check(
         &[jemalloc, conf, ("MEMPROF_CONFIG", "/no/such.toml")],
