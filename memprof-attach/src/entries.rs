@@ -31,7 +31,7 @@ use writing::{Away, Change, write};
 /// Functions of the program that lead to memprof's sampler where it has hooks for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Led {
-    /// How many.
+    /// The number of functions.
     pub functions: usize,
     /// Functions that only allocate and do not lead there: sentences that name each with the reason.
     pub left_out: Vec<String>,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::refused::refused;
 
-/// What came of it.
+/// Whether the functions lead to the sampler now.
 pub(crate) enum Entries {
     /// The plugin needs none of it.
     NotNeeded,

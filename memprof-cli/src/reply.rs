@@ -59,7 +59,7 @@ impl Reply {
     /// The body as a type.
     ///
     /// # Errors
-    /// It is of another type.
+    /// The body is no JSON, or not of that type.
     pub(crate) fn typed<T: DeserializeOwned>(self) -> serde_json::Result<T> {
         serde_json::from_value(match self.body {
             Body::Object(object) => object,

@@ -25,11 +25,11 @@ pub struct Table {
     pub mark: [u8; 16],
     /// How many of `entries` are in use.
     pub count: u64,
-    /// One for each function.
+    /// Of each function, in the order of the addresses.
     pub entries: [Entry; Self::MOST],
 }
 
-/// One function.
+/// A function that begins with a jump.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Entry {

@@ -9,7 +9,7 @@ use super::program::{Code, Function};
 use super::reach::{Reach, entered};
 use crate::error::Error;
 
-/// What is to be done.
+/// Which functions get jumps, and which do not.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) functions: Vec<Planned>,
@@ -17,7 +17,7 @@ pub(crate) struct Plan {
     pub(crate) left_out: Vec<String>,
 }
 
-/// One function.
+/// A function that gets a jump.
 #[derive(Debug)]
 pub(crate) struct Planned {
     /// The symbol whose hook serves it.

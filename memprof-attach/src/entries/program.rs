@@ -33,7 +33,7 @@ pub(crate) struct Code {
     functions: BTreeMap<u64, Function>,
 }
 
-/// One function.
+/// A function, as the symbols tell it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Function {
     /// In bytes.

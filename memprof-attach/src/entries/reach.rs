@@ -15,7 +15,8 @@ const MOST_LIKELY: usize = 1000;
 #[derive(Debug)]
 pub(crate) struct Reach<'a> {
     code: &'a Code,
-    known: HashMap<u64, Vec<u64>>,
+    /// `None`: its bytes are not all in the program's code.
+    known: HashMap<u64, Option<Vec<u64>>>,
     looked_at: usize,
 }
 
@@ -36,7 +37,10 @@ impl<'a> Reach<'a> {
             if self.looked_at > BUDGET {
                 return true;
             }
-            for target in self.targets(at).to_vec() {
+            let Some(targets) = self.targets(at) else {
+                return true;
+            };
+            for target in targets {
                 if others.contains(&target) {
                     return true;
                 }
@@ -51,14 +55,14 @@ impl<'a> Reach<'a> {
         false
     }
 
-    /// Where the jumps and calls of a function lead that leave it, and calls of itself.
-    fn targets(&mut self, function: u64) -> &[u64] {
-        self.known.entry(function).or_insert_with(|| {
+    /// Where the jumps and calls of a function lead that leave it, and calls of itself; `None` where not all are known.
+    fn targets(&mut self, function: u64) -> Option<Vec<u64>> {
+        let known = self.known.entry(function).or_insert_with(|| {
             let length = self
                 .code
                 .function(function)
                 .map_or(0, |(_, found)| found.length);
-            let bytes = self.code.bytes(function, length).unwrap_or_default();
+            let bytes = self.code.bytes(function, length)?;
             self.looked_at += bytes.len();
             let own = function..function.saturating_add(length);
             let instructions = decode(bytes, function);
@@ -66,8 +70,9 @@ impl<'a> Reach<'a> {
                 let target = branch_target(&each)?;
                 (!own.contains(&target) || each.is_call_near()).then_some(target)
             });
-            leaving.collect()
-        })
+            Some(leaving.collect())
+        });
+        known.clone()
     }
 }
 
@@ -107,11 +112,13 @@ pub(crate) fn entered(code: &Code, ranges: &[Range<u64>]) -> Option<(u64, usize)
 
 /// Whether these bytes are a jump to `target`, and no part of other instructions. Not known, they are.
 fn is_instruction(code: &Code, address: u64, target: u64) -> bool {
-    let Some((start, function)) = code.function(address) else {
-        return true;
-    };
-    let bytes = code.bytes(start, function.length).unwrap_or_default();
-    decode(bytes, start).any(|each| branch_target(&each) == Some(target))
+    let known = code.function(address).and_then(|(start, function)| {
+        let bytes = code.bytes(start, function.length)?;
+        Some((start, bytes))
+    });
+    known.is_none_or(|(start, bytes)| {
+        decode(bytes, start).any(|each| branch_target(&each) == Some(target))
+    })
 }
 
 #[cfg(test)]
@@ -157,6 +164,24 @@ mod tests {
         check(&[Some((CALL, 1, 0)), Some((JUMP, 1, 0)), None], &[2], false);
         check(&[Some((CALL, 0, 0)), None], &[0], true);
         check(&[Some((CALL, 1, 0)), Some((CALL, 0, 0))], &[0], true);
+    }
+
+    #[test]
+    fn a_function_that_is_longer_than_the_code_is_taken_for_the_worst() {
+        // jmp to 0x1015, within another instruction; of a function that claims 256 bytes.
+        let mut bytes = vec![0x90; 48];
+        bytes[..7].copy_from_slice(&[0x48, 0xb8, 0xe9, 0x0e, 0, 0, 0]);
+        let range = AT + 16..AT + 22;
+        let check = |length, expected| {
+            let functions = [(AT, length, "f"), (AT + 256, 16, "g")];
+            let code = Code::made(vec![(AT, bytes.clone())], &functions);
+            let found = entered(&code, std::slice::from_ref(&range));
+            assert_eq!(found, expected, "{length}");
+            let calls = Reach::of(&code).calls(AT, &HashSet::from([AT + 256]));
+            assert_eq!(calls, expected.is_some(), "{length}");
+        };
+        check(16, None);
+        check(256, Some((AT + 2, 0)));
     }
 
     #[test]

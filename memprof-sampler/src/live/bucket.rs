@@ -135,7 +135,7 @@ impl Claim<'_> {
         self.address
     }
 
-    /// What the place holds.
+    /// The sample that the place holds.
     pub(crate) fn sample(&self) -> Sample {
         self.kept.sample()
     }
