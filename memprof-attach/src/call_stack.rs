@@ -99,7 +99,7 @@ impl Object {
 }
 
 impl Rules for CallStacks {
-    fn rule_at(&mut self, address: usize) -> Packed {
+    fn rule_at(&mut self, address: usize, _: usize) -> Packed {
         let address = address as u64;
         let mut code = self.code.iter();
         let Some((_, object)) = code.find(|(range, _)| range.contains(&address)) else {

@@ -18,6 +18,8 @@ use crate::own_stack::{self, OwnStack, set_main_stack_top};
 use crate::rule::{Packed, Rule};
 use crate::table::Table;
 use crate::tail::Tail;
+use crate::thread::Thread;
+use crate::trail::{self, Following};
 use crate::walk::{End, Frame, Registers, Rules, as_frames, walk};
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3: fills the first array with at most so many program
@@ -76,6 +78,7 @@ pub fn forget_rules() {
 /// Forgets which stacks were read: threads may have ended.
 pub fn forget_stacks() {
     own_stack::forget();
+    trail::forget();
 }
 
 /// How often a rule was read from call frame information, in all.
@@ -240,8 +243,9 @@ impl Hook {
             }
             Some(_) | None => (0, room),
         };
+        // What it is compared with ends at code that was made while the program ran: libgcc's walk does.
         // SAFETY: the registers of the hook's caller; whoever armed it has prepared.
-        let (frames, end) = unsafe { walk_by(&mut Loaded, start, room) };
+        let (frames, end) = unsafe { walk_by(Packed::UNKNOWN, start, room) };
         match end {
             End::Outermost | End::Full => {}
             End::Unreadable => {
@@ -312,19 +316,25 @@ impl Hook {
 #[inline(always)]
 pub unsafe fn walk_this_thread(start: Registers, room: &mut [Frame]) -> (usize, End) {
     // SAFETY: promised by the caller.
-    unsafe { walk_by(&mut LoadedOrMade, start, room) }
+    unsafe { walk_by(Packed::FRAME_POINTER, start, room) }
 }
 
-/// The same by other rules.
+/// The same by that rule where no loader knows the code.
 ///
 /// # Safety
 /// As [`walk_this_thread`].
 #[inline(always)]
-unsafe fn walk_by(rules: &mut impl Rules, start: Registers, room: &mut [Frame]) -> (usize, End) {
-    let own = OwnStack::around(start.sp);
+unsafe fn walk_by(unknown: Packed, start: Registers, room: &mut [Frame]) -> (usize, End) {
+    let thread = Thread::this();
+    let own = OwnStack::around(start.sp, thread);
     // SAFETY: a stack pointer of this thread; and what `OwnStack` tells.
     let mut stack = unsafe { Stack::from(start.sp, &own.known) };
-    let walked = walk(start, room, rules, &mut stack);
+    let mut rules = Loaded {
+        following: Following::of(thread),
+        unknown,
+    };
+    let walked = walk(start, room, &mut rules, &mut stack);
+    rules.following.remember();
     if !own.known.contains(&start.sp) {
         own.remember(start.sp, stack.end());
     }
@@ -332,25 +342,18 @@ unsafe fn walk_by(rules: &mut impl Rules, start: Registers, room: &mut [Frame]) 
 }
 
 /// The rules of this process.
-struct Loaded;
+struct Loaded {
+    following: Following,
+    /// The one where no loader knows the code.
+    unknown: Packed,
+}
 
 impl Rules for Loaded {
     #[inline(always)]
-    fn rule_at(&mut self, address: usize) -> Packed {
-        RULES.get_or_find(address, read_rule)
-    }
-}
-
-/// The same for walks that nothing is compared with: libgcc's, and so jemalloc's, ends at code that was made while
-/// the program ran.
-struct LoadedOrMade;
-
-impl Rules for LoadedOrMade {
-    #[inline(always)]
-    fn rule_at(&mut self, address: usize) -> Packed {
-        let rule = Loaded.rule_at(address);
+    fn rule_at(&mut self, address: usize, sp: usize) -> Packed {
+        let rule = self.following.rule(&RULES, address, sp, read_rule);
         if rule == Packed::UNKNOWN {
-            Packed::FRAME_POINTER
+            self.unknown
         } else {
             rule
         }

@@ -27,6 +27,8 @@ mod own_stack;
 mod rule;
 mod table;
 mod tail;
+mod thread;
+mod trail;
 mod walk;
 
 pub use birth::set_birth;
@@ -41,6 +43,6 @@ pub use label::{
 pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
 pub use rule::{Cfa, Packed, Rule, SavedBp};
-pub use table::Table;
+pub use table::{Slot, Table};
 pub use tail::Tail;
 pub use walk::{End, Frame, Memory, Registers, Rules, as_frames, walk};

@@ -8,22 +8,19 @@
 //! A limit: when a thread ended, and another one has its control block at the same address but a
 //! smaller stack, what lay below is taken for known until [`forget`]. Only a walk that leaves a
 //! coroutine's stack in that very place at its top would read what is not there.
-#![expect(unsafe_code, reason = "the thread pointer")]
 
-use core::arch::asm;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::memory::{PAGE, is_readable, page_of};
+use crate::thread::Thread;
 
 /// One word for each thread, or for some of the threads if there are more.
 static KNOWN: [AtomicU64; 1 << INDEX_BITS] = [const { AtomicU64::new(0) }; 1 << INDEX_BITS];
 const INDEX_BITS: u32 = 9;
 
-/// A word holds the address of the control block, which is a multiple of 64, and how many pages up
-/// to the top are known.
-const ALIGNMENT_BITS: u32 = 6;
-const COUNT_BITS: u32 = 64 - (48 - ALIGNMENT_BITS);
+/// A word holds a thread's id, and how many pages up to the top are known.
+const COUNT_BITS: u32 = u64::BITS - Thread::ID_BITS;
 
 static MAIN_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
 
@@ -50,7 +47,7 @@ pub(crate) fn forget() {
 /// The stack of the calling thread, if it runs on its own.
 #[derive(Debug)]
 pub(crate) struct OwnStack {
-    control_block: u64,
+    thread: Thread,
     word: &'static AtomicU64,
     /// All of it can be read; empty when nothing is known.
     pub(crate) known: Range<usize>,
@@ -58,26 +55,21 @@ pub(crate) struct OwnStack {
 
 impl OwnStack {
     #[inline(always)]
-    pub(crate) fn around(sp: usize) -> Self {
-        let control_block = control_block();
-        let id = (control_block >> ALIGNMENT_BITS) as u64;
-        // Control blocks are often a power of two apart.
-        let index = id ^ id >> 8 ^ id >> 17;
-        Self::of(sp, control_block, &KNOWN[index as usize % KNOWN.len()])
+    pub(crate) fn around(sp: usize, thread: Thread) -> Self {
+        Self::of(sp, thread, &KNOWN[thread.index(INDEX_BITS)])
     }
 
     #[inline(always)]
-    fn of(sp: usize, control_block: usize, word: &'static AtomicU64) -> Self {
-        let top = top_of(sp, control_block);
-        let control_block = (control_block >> ALIGNMENT_BITS) as u64;
+    fn of(sp: usize, thread: Thread, word: &'static AtomicU64) -> Self {
+        let top = top_of(sp, thread);
         let bits = word.load(Relaxed);
-        let pages = if bits >> COUNT_BITS == control_block {
+        let pages = if bits >> COUNT_BITS == thread.id() {
             bits as usize & ((1 << COUNT_BITS) - 1)
         } else {
             0
         };
         Self {
-            control_block,
+            thread,
             word,
             known: top.wrapping_sub(pages * PAGE)..top,
         }
@@ -98,7 +90,7 @@ impl OwnStack {
         }
         if unknown.step_by(PAGE).all(is_readable) {
             let pages = ((top - page_of(sp)) / PAGE) as u64;
-            let bits = self.control_block << COUNT_BITS | pages;
+            let bits = self.thread.id() << COUNT_BITS | pages;
             self.word.store(bits, Relaxed);
         }
     }
@@ -106,8 +98,8 @@ impl OwnStack {
 
 /// The page above the stack on which `sp` lies, were it the thread's own; 0 if it is not.
 #[inline(always)]
-fn top_of(sp: usize, control_block: usize) -> usize {
-    let thread = page_of(control_block) + PAGE;
+fn top_of(sp: usize, thread: Thread) -> usize {
+    let thread = page_of(thread.control_block) + PAGE;
     let main = MAIN_STACK_TOP.load(Relaxed);
     let reaches = |top: usize| top.wrapping_sub(sp) < LARGEST;
     match (reaches(thread), reaches(main)) {
@@ -115,17 +107,6 @@ fn top_of(sp: usize, control_block: usize) -> usize {
         (false, true) => main,
         (false, false) => 0,
     }
-}
-
-/// The first word of the control block is its own address.
-#[inline(always)]
-fn control_block() -> usize {
-    let address;
-    // SAFETY: ELF TLS for x86-64: every thread has one from its first instruction on.
-    unsafe {
-        asm!("mov {}, fs:0", out(reg) address, options(nostack, readonly, pure, preserves_flags));
-    }
-    address
 }
 
 #[cfg(test)]
@@ -137,15 +118,16 @@ mod tests {
         static WORD: AtomicU64 = AtomicU64::new(0);
         let local = 0_usize;
         let sp = &raw const local as usize;
-        let around = |control_block| OwnStack::of(sp, control_block, &WORD);
-        let own = around(control_block());
+        let around = |thread| OwnStack::of(sp, thread, &WORD);
+        let own = around(Thread::this());
         assert!(own.known.is_empty());
         own.remember(sp, own.known.end - PAGE);
-        let own = around(control_block());
+        let own = around(Thread::this());
         assert!(own.known.contains(&sp));
-        assert!(own.known.contains(&control_block()));
+        assert!(own.known.contains(&Thread::this().control_block));
         // Another thread knows nothing of it.
-        assert!(around(control_block() + 64).known.is_empty());
+        let control_block = Thread::this().control_block + 64;
+        assert!(around(Thread { control_block }).known.is_empty());
     }
 
     #[test]
@@ -153,7 +135,7 @@ mod tests {
         static WORD: AtomicU64 = AtomicU64::new(0);
         let local = 0_usize;
         let sp = &raw const local as usize;
-        let own = OwnStack::of(sp, control_block(), &WORD);
+        let own = OwnStack::of(sp, Thread::this(), &WORD);
         own.remember(sp, own.known.end - MOST_ABOVE - PAGE);
         assert_eq!(WORD.load(Relaxed), 0);
     }

@@ -91,6 +91,8 @@ pub(crate) struct Usual {
 impl Packed {
     pub(crate) const BITS: u32 = KIND_BITS + CFA_BITS + BP_BITS;
 
+    /// [`Rule::Outermost`], where nearly all walks end.
+    pub(crate) const OUTERMOST: Self = Self(OUTERMOST);
     /// [`Rule::Unknown`] and [`Rule::FramePointer`].
     pub(crate) const UNKNOWN: Self = Self(OUTERMOST | UNKNOWN << KIND_BITS);
     pub(crate) const FRAME_POINTER: Self = Self(OUTERMOST | FRAME_POINTER << KIND_BITS);

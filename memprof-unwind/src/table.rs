@@ -27,6 +27,39 @@ pub struct Table {
     lines: [Line; 1 << LINE_BITS],
 }
 
+/// Where a rule lies in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(u16);
+
+const WAY_BITS: u32 = WAYS.ilog2();
+
+impl Slot {
+    /// How many bits tell it from the others.
+    pub const BITS: u32 = LINE_BITS + WAY_BITS;
+
+    #[inline(always)]
+    fn new(line: usize, way: usize) -> Self {
+        Self(((line << WAY_BITS) | (way % WAYS)) as u16)
+    }
+
+    /// As a number of so many bits.
+    #[inline(always)]
+    pub fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// Bits beyond those do not count.
+    #[inline(always)]
+    pub fn from_bits(bits: u16) -> Self {
+        Self(bits & ((1 << Self::BITS) - 1))
+    }
+
+    #[inline(always)]
+    fn line(self) -> usize {
+        usize::from(self.0 >> WAY_BITS)
+    }
+}
+
 /// What the processor fetches at once.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -66,12 +99,22 @@ impl Table {
         }
     }
 
-    /// The rule at an address, from `find` where it is not known.
+    /// The rule at an address, if it lies in that slot.
     #[inline(always)]
-    pub fn get_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Packed {
+    pub fn get(&self, slot: Slot, address: usize) -> Option<Packed> {
+        let place = Place::of(address as u64);
+        let rule = self.lines[slot.line()].get(slot.0.into(), place.tag);
+        rule.filter(|_| place.line == slot.line() && address >> ADDRESS_BITS == 0)
+    }
+
+    /// The rule at an address, from `find` where it is not known, and where it lies.
+    #[inline(always)]
+    pub fn get_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> (Packed, Slot) {
         let place = Place::of(address as u64);
         match self.lines[place.line].get(place.first, place.tag) {
-            Some(rule) if address >> ADDRESS_BITS == 0 => rule,
+            Some(rule) if address >> ADDRESS_BITS == 0 => {
+                (rule, Slot::new(place.line, place.first))
+            }
             _ => self.look_further_or_find(address, find),
         }
     }
@@ -79,20 +122,26 @@ impl Table {
     /// Out of the way of what is found at once.
     #[cold]
     #[inline(never)]
-    fn look_further_or_find(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Packed {
-        if address >> ADDRESS_BITS != 0 {
-            return Rule::Outermost.into();
-        }
+    fn look_further_or_find(
+        &self,
+        address: usize,
+        find: impl FnOnce(usize) -> Rule,
+    ) -> (Packed, Slot) {
         let place = Place::of(address as u64);
+        let slot = |way| Slot::new(place.line, way);
+        if address >> ADDRESS_BITS != 0 {
+            return (Rule::Outermost.into(), slot(place.first));
+        }
         let line = &self.lines[place.line];
         let mut ways = (0..WAYS).map(|offset| place.first + offset);
-        if let Some(rule) = ways.clone().find_map(|way| line.get(way, place.tag)) {
-            return rule;
+        let known = |way| Some((line.get(way, place.tag)?, slot(way)));
+        if let Some(found) = ways.clone().find_map(known) {
+            return found;
         }
         let rule = Packed::from(find(address));
-        let free = ways.find(|&way| line.is_free(way));
-        line.set(free.unwrap_or(place.first), place.tag, rule);
-        rule
+        let way = ways.find(|&way| line.is_free(way)).unwrap_or(place.first);
+        line.set(way, place.tag, rule);
+        (rule, slot(way))
     }
 
     /// Forgets all rules.
@@ -139,13 +188,22 @@ mod tests {
         }
     }
 
+    impl Table {
+        fn rule(&self, address: usize, find: impl FnOnce(usize) -> Rule) -> Packed {
+            let (rule, slot) = self.get_or_find(address, find);
+            let is_found = address >> ADDRESS_BITS == 0;
+            assert_eq!(self.get(slot, address), is_found.then_some(rule));
+            rule
+        }
+    }
+
     #[test]
     fn a_rule_is_found_once_and_again_after_a_clear() {
         let table = Table::new();
-        assert_eq!(table.get_or_find(0x5000, |_| frame(1)), frame(1).into());
-        assert_eq!(table.get_or_find(0x5000, |_| frame(2)), frame(1).into());
+        assert_eq!(table.rule(0x5000, |_| frame(1)), frame(1).into());
+        assert_eq!(table.rule(0x5000, |_| frame(2)), frame(1).into());
         table.clear();
-        assert_eq!(table.get_or_find(0x5000, |_| frame(3)), frame(3).into());
+        assert_eq!(table.rule(0x5000, |_| frame(3)), frame(3).into());
     }
 
     #[test]
@@ -154,8 +212,8 @@ mod tests {
         // Many times more than fit.
         for address in (0..1 << 20).map(|n: usize| 0x7F00_0000_0000 + n * 7) {
             let own = frame(1 + (address % 1009) as u16);
-            assert_eq!(table.get_or_find(address, |_| own), own.into());
-            let again = table.get_or_find(address, |_| Rule::Unsupported);
+            assert_eq!(table.rule(address, |_| own), own.into());
+            let again = table.rule(address, |_| Rule::Unsupported);
             assert_eq!(again, own.into());
         }
     }
@@ -164,14 +222,25 @@ mod tests {
     fn a_free_slot_is_no_rule() {
         let table = Table::new();
         // Of line 0 and tag 0.
-        assert_eq!(table.get_or_find(0, |_| frame(1)), frame(1).into());
+        assert_eq!(table.rule(0, |_| frame(1)), frame(1).into());
+    }
+
+    #[test]
+    fn a_slot_has_no_rule_of_another_address() {
+        let table = Table::new();
+        let (_, slot) = table.get_or_find(0x7F00_0000_5000, |_| frame(1));
+        for bit in 0..usize::BITS {
+            assert_eq!(table.get(slot, 0x7F00_0000_5000 ^ 1 << bit), None, "{bit}");
+        }
+        table.clear();
+        assert_eq!(table.get(slot, 0x7F00_0000_5000), None);
     }
 
     #[test]
     fn an_address_that_no_user_code_has_is_the_end() {
         let table = Table::new();
         let check = |address| {
-            let rule = table.get_or_find(address, |_| frame(1));
+            let rule = table.rule(address, |_| frame(1));
             assert_eq!(rule, Rule::Outermost.into(), "{address:#x}");
         };
         check(1 << 47);

@@ -41,8 +41,8 @@ pub fn as_frames(room: &mut [usize]) -> &mut [Frame] {
 
 /// Where a walk gets its rules from.
 pub trait Rules {
-    /// The rule at an address.
-    fn rule_at(&mut self, address: usize) -> Packed;
+    /// The rule at an address of the next frame, whose stack pointer is `sp`: asked once for each, the innermost first.
+    fn rule_at(&mut self, address: usize, sp: usize) -> Packed;
 }
 
 /// Where a walk reads the stack.
@@ -80,7 +80,7 @@ pub fn walk(
         };
         frame.write(pc);
         frames += 1;
-        let rule = rules.rule_at(pc.wrapping_sub(into_call));
+        let rule = rules.rule_at(pc.wrapping_sub(into_call), sp);
         if let Some(usual) = rule.usual() {
             let base = if usual.cfa_is_above_bp { bp } else { sp };
             let cfa = base.wrapping_add(usual.cfa * WORD);
@@ -94,6 +94,8 @@ pub fn walk(
                 bp = saved;
             }
             (pc, sp, into_call) = (return_address, cfa, 1);
+        } else if rule == Packed::OUTERMOST {
+            break;
         } else {
             match unusual_caller(Registers { pc, sp, bp }, rule.into(), memory) {
                 Ok((caller, was_interrupted)) => {
@@ -175,7 +177,7 @@ mod tests {
     struct Code;
 
     impl Rules for Code {
-        fn rule_at(&mut self, address: usize) -> Packed {
+        fn rule_at(&mut self, address: usize, _: usize) -> Packed {
             let made = address < 0x1000;
             let frame = Rule::Frame {
                 cfa: Cfa::Sp(1),

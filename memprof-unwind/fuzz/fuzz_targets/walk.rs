@@ -27,7 +27,7 @@ impl Memory for Stack<'_> {
 struct Chosen<'a>(&'a [(u8, u16, u16)]);
 
 impl Rules for Chosen<'_> {
-    fn rule_at(&mut self, address: usize) -> Packed {
+    fn rule_at(&mut self, address: usize, _: usize) -> Packed {
         let Some(&(kind, cfa, bp)) = self.0.get(address % self.0.len().max(1)) else {
             return Rule::Outermost.into();
         };
