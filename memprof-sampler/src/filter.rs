@@ -3,14 +3,13 @@
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
+use crate::hash::Hash;
+
 const COUNTERS: usize = 1 << LINE_BITS << LINES_BITS;
 
-/// A line of the cache has the counters of blocks that lie near each other: what is allocated together is mostly
-/// freed together.
+/// A line of the cache has the counters of blocks that lie near each other.
 const LINE_BITS: u32 = 6;
 const LINES_BITS: u32 = 11;
-/// So near: log2 of bytes.
-const NEAR: u32 = 14;
 
 /// A counter that reached its end stays there, and says "maybe" from then on.
 const FULL: u8 = u8::MAX;
@@ -54,24 +53,10 @@ impl Filter {
 
     #[inline(always)]
     fn counter(&self, address: usize) -> &AtomicU8 {
-        let line = scattered(address as u64 >> NEAR) >> (64 - LINES_BITS);
-        let counter = scattered(address as u64 >> 4) >> (64 - LINE_BITS);
-        &self.0[((line << LINE_BITS) | counter) as usize]
+        let hash = Hash::of(address);
+        let line = hash.shared(LINES_BITS);
+        &self.0[(line << LINE_BITS) | hash.own(LINE_BITS)]
     }
-}
-
-/// The upper bits depend on all.
-#[inline(always)]
-fn scattered(bits: u64) -> u64 {
-    bits.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-/// Of an address that an allocator gave. Mixed twice: one multiplication leaves addresses that
-/// begin a page side by side.
-#[inline(always)]
-pub(crate) fn hash(address: usize) -> u64 {
-    let hash = scattered(address as u64 >> 4);
-    (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
 #[cfg(test)]
@@ -81,6 +66,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     use super::*;
+    use crate::hash::NEAR;
 
     static FILTER: Filter = Filter::new();
 
@@ -131,14 +117,5 @@ mod tests {
         for stride in [16, 48, 208, 1024, 4096, 1 << 14, 1 << 16, 1 << 21] {
             check(stride);
         }
-    }
-
-    #[test]
-    fn hashes_of_pages_are_spread() {
-        let mut used = [false; 256];
-        for page in 0..4096 {
-            used[(hash(0x7f00_0000_0010 + page * 4096) >> 56) as usize] = true;
-        }
-        assert_eq!(used.iter().filter(|used| **used).count(), 256);
     }
 }

@@ -21,6 +21,7 @@ mod countdown;
 mod entries;
 mod filter;
 mod gate;
+mod hash;
 mod hooks;
 mod jemalloc;
 mod live;

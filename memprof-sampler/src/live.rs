@@ -9,6 +9,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire},
 };
 
+use crate::hash::Hash;
 use crate::mapping;
 
 mod bucket;
@@ -39,7 +40,7 @@ impl Live {
     }
 
     /// Claims a place for a sample; none where all tables are full.
-    pub(crate) fn claim(&self, hash: u64, address: usize) -> Option<Claim<'_>> {
+    pub(crate) fn claim(&self, hash: Hash, address: usize) -> Option<Claim<'_>> {
         (0..BUCKETS.len()).find_map(|generation| {
             let mut buckets = places(self.table(generation)?, hash);
             buckets.find_map(|bucket| bucket.claim(address))
@@ -47,7 +48,7 @@ impl Live {
     }
 
     /// Claims the place that the sample at an address has.
-    pub(crate) fn find(&self, hash: u64, address: usize) -> Option<Claim<'_>> {
+    pub(crate) fn find(&self, hash: Hash, address: usize) -> Option<Claim<'_>> {
         let mut buckets = self.made().flat_map(|table| places(table, hash));
         buckets.find_map(|bucket| bucket.find(address))
     }
@@ -121,16 +122,14 @@ fn existing(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
 }
 
 /// The two buckets that may hold an address.
-fn places(table: &[Bucket], hash: u64) -> impl Iterator<Item = &Bucket> {
+fn places(table: &[Bucket], hash: Hash) -> impl Iterator<Item = &Bucket> {
     let indices = indices(table.len(), hash).into_iter();
     indices.filter_map(|index| table.get(index))
 }
 
 /// Where these are, in a table of so many.
-fn indices(count: usize, hash: u64) -> [usize; 2] {
-    let mask = count - 1;
-    let first = hash as usize & mask;
-    let second = (hash >> 24) as usize & mask;
+fn indices(count: usize, hash: Hash) -> [usize; 2] {
+    let (first, second) = (hash.shared(count.ilog2()), hash.mixed(count.ilog2()));
     [first, if second == first { first ^ 1 } else { second }]
 }
 
@@ -147,7 +146,7 @@ pub(crate) fn ranges(tables: [u64; BUCKETS.len()]) -> impl Iterator<Item = Range
 /// The record of the sample at an address in another process, whose tables begin at `tables`.
 pub(crate) fn record_of(
     tables: [u64; BUCKETS.len()],
-    hash: u64,
+    hash: Hash,
     address: u64,
     mut word: impl FnMut(u64) -> Option<u64>,
 ) -> Option<u32> {
@@ -176,15 +175,14 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
-    use crate::filter::hash;
 
     impl Live {
         fn insert(&self, address: usize, sample: Sample) {
-            self.claim(hash(address), address).unwrap().fill(sample);
+            self.claim(Hash::of(address), address).unwrap().fill(sample);
         }
 
         fn remove(&self, address: usize) -> Option<Sample> {
-            let claim = self.find(hash(address), address)?;
+            let claim = self.find(Hash::of(address), address)?;
             Some(claim.sample())
         }
     }

@@ -11,6 +11,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
+use crate::hash::scattered;
 use crate::{mapping, tally};
 
 /// Frames of a stack that are kept, from the leaf on.
@@ -333,13 +334,13 @@ fn is(words: &[AtomicU64], start: u32, frames: &[usize], shape: u64, hash: u64) 
             .all(|(at, frame)| has(FRAMES + at, *frame as u64))
 }
 
+/// The multiplications need not wait for each other.
 fn hash_of(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
-    let mut hash = shape;
-    for frame in frames {
-        hash = (hash ^ frame).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        hash ^= hash >> 32;
-    }
-    hash
+    let hash = frames.fold(shape, |hash, frame| {
+        hash.rotate_left(7).wrapping_add(scattered(frame))
+    });
+    let hash = scattered(hash ^ (hash >> 32));
+    hash ^ (hash >> 32)
 }
 
 /// Four classes from each power of two to the next: at most a fifth apart from their mean.
@@ -351,6 +352,8 @@ fn size_class(size: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use core::array;
+
     use super::*;
 
     #[test]
@@ -395,6 +398,24 @@ mod tests {
         unsafe { records.clear() };
         // SAFETY: as above.
         unsafe { records.each(|record| panic!("{record:?}")) };
+    }
+
+    #[test]
+    fn stacks_that_are_alike_are_spread() {
+        let check = |stack: fn(u64) -> [u64; 100]| {
+            let mut used = [0_u8; 4096];
+            for at in 0..4096 {
+                let hash = hash_of(stack(at).into_iter(), 100);
+                used[hash as usize % 4096] += 1;
+            }
+            let most = used.into_iter().max().unwrap();
+            assert!(most <= 8, "{most} share a place");
+        };
+        const CODE: u64 = 0x55d5_1234_5678;
+        // They differ in one frame, or in how many.
+        check(|at| array::from_fn(|frame| CODE + if frame == 99 { at } else { 0 }));
+        check(|at| array::from_fn(|frame| CODE + if frame == 7 { 16 * at } else { 0 }));
+        check(|at| array::from_fn(|frame| CODE + if frame as u64 * 42 > at { at } else { 0 }));
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use core::ops::Range;
 
-use crate::filter::hash;
+use crate::hash::Hash;
 use crate::live::{BUCKETS, ranges, record_of};
 use crate::records::{MOST_FRAMES, frames_of};
 
 /// What stands before the tables in the variables of a process. The last byte tells the tables' form: it
 /// changes with what this module reads of them.
-pub const MARK: [u8; 16] = *b"memprof samples\x02";
+pub const MARK: [u8; 16] = *b"memprof samples\x03";
 
 /// Where the tables of another process lie.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ impl Remote {
         mut word: impl FnMut(u64) -> Option<u64>,
         room: &'r mut [u64; MOST_FRAMES],
     ) -> Option<&'r [u64]> {
-        let record = record_of(self.tables, hash(block as usize), block, &mut word)?;
+        let record = record_of(self.tables, Hash::of(block as usize), block, &mut word)?;
         frames_of(self.words, record, word, room)
     }
 }

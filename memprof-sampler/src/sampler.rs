@@ -8,8 +8,9 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memprof_unwind::{Registers, Tail, walk_this_thread};
 
 use crate::countdown;
-use crate::filter::{Filter, hash};
+use crate::filter::Filter;
 use crate::gate::Gate;
+use crate::hash::Hash;
 use crate::live::{Claim, Live, Sample};
 use crate::own_code::own_code;
 use crate::probes;
@@ -198,7 +199,7 @@ pub(crate) fn forget(block: usize) -> Option<Sample> {
     if block == 0 {
         return None;
     }
-    let claim = TABLES.live.find(hash(block), block)?;
+    let claim = TABLES.live.find(Hash::of(block), block)?;
     discount(&claim);
     probes::free(block);
     Some(claim.sample())
@@ -262,7 +263,7 @@ fn claim(block: usize) -> Option<Claim<'static>> {
     if may_be_sample(block) {
         forget(block);
     }
-    let claim = TABLES.live.claim(hash(block), block);
+    let claim = TABLES.live.claim(Hash::of(block), block);
     if claim.is_none() {
         lose();
     }

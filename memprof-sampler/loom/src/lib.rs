@@ -17,6 +17,8 @@ mod atomic {
 mod bucket;
 #[path = "../../src/gate.rs"]
 mod gate;
+#[path = "../../src/hash.rs"]
+mod hash;
 
 mod of_bucket;
 mod of_gate;

@@ -6,6 +6,8 @@ use crate::atomic::{
     fence,
 };
 
+use crate::hash::Hash;
+
 pub(super) const WAYS: usize = 8;
 
 /// No allocator gives an odd address: with this bit, a place is being filled or emptied.
@@ -59,21 +61,34 @@ impl Bucket {
         self.exchange(address, address)
     }
 
+    #[inline(always)]
     fn exchange(&self, from: usize, address: usize) -> Option<Claim<'_>> {
-        self.places()
-            .find(|(place, _)| {
-                // A look first: to exchange takes the line of the cache from others.
-                let claimed = address | CLAIMED;
-                place.load(Relaxed) == from
-                    && place
-                        .compare_exchange(from, claimed, Acquire, Relaxed)
-                        .is_ok()
-            })
-            .map(|(place, kept)| Claim {
-                place,
-                kept,
-                address,
-            })
+        let first = Hash::of(address).own(WAYS.ilog2());
+        self.exchange_at(first, from, address)
+            .or_else(|| self.exchange_after(first, from, address))
+    }
+
+    /// Out of the way of what is found at once.
+    #[cold]
+    #[inline(never)]
+    fn exchange_after(&self, first: usize, from: usize, address: usize) -> Option<Claim<'_>> {
+        let mut others = (1..WAYS).map(|after| (first + after) % WAYS);
+        others.find_map(|way| self.exchange_at(way, from, address))
+    }
+
+    #[inline(always)]
+    fn exchange_at(&self, way: usize, from: usize, address: usize) -> Option<Claim<'_>> {
+        let (place, kept) = (self.addresses.get(way)?, self.samples.get(way)?);
+        // A look first: to exchange takes the line of the cache from others.
+        let is_there = place.load(Relaxed) == from
+            && place
+                .compare_exchange(from, address | CLAIMED, Acquire, Relaxed)
+                .is_ok();
+        is_there.then(|| Claim {
+            place,
+            kept,
+            address,
+        })
     }
 
     /// Claims each sample, one after the other, and waits for what others have claimed. False where `wait` ends that.
