@@ -201,18 +201,32 @@ macro_rules! hook {
     };
     (reallocate $name:ident($($arg:ident: $type:ty),*) => $old:expr, $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), {
-            let is_due = !passes($bytes) && is_due($bytes);
-            if !TALLIED && !OUTER && !is_due && !may_be_sample($old as usize) {
+            let passes = passes($bytes);
+            if !TALLIED && !OUTER && passes && !may_be_sample($old as usize) {
                 // SAFETY: the caller's own arguments.
                 return unsafe { function::<Real>(&REAL)($($arg),*) };
             }
+            // SAFETY: as above.
+            unsafe { slowly::<TALLIED, OUTER>(passes, $($arg),*) }
+        },
+        /// Apart, so that what nearly all calls take saves no registers.
+        ///
+        /// # Safety
+        /// The arguments are those of the hook's caller.
+        #[cold]
+        #[inline(never)]
+        unsafe extern "C-unwind" fn slowly<const TALLIED: bool, const OUTER: bool>(
+            passes: bool,
+            $($arg: $type),*
+        ) -> Block {
+            let is_due = !passes && is_due($bytes);
             let before = match TALLIED {
                 true => tally::size_of_block($old as usize),
                 false => 0,
             };
             let forgotten = may_be_sample($old as usize).then(|| forget($old as usize)).flatten();
             let held = OUTER.then(Held::new);
-            // SAFETY: as above.
+            // SAFETY: promised by the caller.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
             drop(held);
             if TALLIED && (!block.is_null() || $bytes == 0) {
@@ -230,7 +244,7 @@ macro_rules! hook {
             block
         });
     };
-    (@module $name:ident, $result:ty, ($($arg:ident: $type:ty),*), $body:block) => {
+    (@module $name:ident, $result:ty, ($($arg:ident: $type:ty),*), $body:block $(, $slowly:item)?) => {
         #[allow(non_snake_case, reason = "C++ calls some of them so")]
         mod $name {
             use super::*;
@@ -241,6 +255,8 @@ macro_rules! hook {
             pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
                 $($arg: $type),*
             ) -> $result $body
+
+            $($slowly)?
         }
     };
 }
