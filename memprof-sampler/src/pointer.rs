@@ -3,6 +3,8 @@
 
 use core::arch::asm;
 
+use crate::hash::quickly_scattered;
+
 /// What tells this thread from the others: the address of its control block (`%fs:0`, x86-64 ABI,
 /// "Thread-Local Storage").
 #[inline(always)]
@@ -16,6 +18,6 @@ pub(crate) fn thread() -> usize {
 /// A hash of a thread pointer, in so many bits.
 #[inline(always)]
 pub(crate) fn hash_of(thread: usize, bits: u32) -> usize {
-    let hash = (thread as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (hash >> (64 - bits)) as usize
+    // Control blocks lie at multiples of 64.
+    quickly_scattered(thread as u64 >> 6, bits)
 }

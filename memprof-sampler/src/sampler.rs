@@ -195,8 +195,8 @@ pub(crate) fn may_be_sample(block: usize) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn forget(block: usize) -> Option<Sample> {
-    // Its hash may be another's, and an empty place holds 0 too.
-    if block == 0 {
+    // Its counter may be another's, and an empty place holds 0 too.
+    if block == 0 || !FILTER.may_well_hold(block) {
         return None;
     }
     let claim = TABLES.live.find(Hash::of(block), block)?;
