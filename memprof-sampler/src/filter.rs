@@ -13,7 +13,7 @@ const LINES_BITS: u32 = 11;
 
 /// Above its tags, a byte counts samples.
 const ONE: u8 = 1 << TAG_BITS;
-/// Below, it has the tags of all that it counts, one added to the other without carry: of a single one, its own.
+/// Below lies the exclusive or of the tags of all that it counts: of a single one, its own.
 const TAG_BITS: u32 = 3;
 const TAGS: u8 = ONE - 1;
 
@@ -37,7 +37,7 @@ impl Filter {
     }
 
     /// A second look, at the tags: false only where no sample has this address.
-    pub(crate) fn may_well_hold(&self, address: usize) -> bool {
+    pub(crate) fn probably_holds(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
         counter / ONE > 1 || counter == ONE | tag(address)
     }
@@ -98,18 +98,20 @@ mod tests {
         let blocks = 1 << NEAR >> 4;
         let taken = |but: usize| {
             let others = (0..blocks).filter(|at| *at != but);
-            others.filter(|at| FILTER.may_well_hold(block(*at))).count()
+            others
+                .filter(|at| FILTER.probably_holds(block(*at)))
+                .count()
         };
         for at in 0..blocks {
             FILTER.add(block(at));
-            assert!(FILTER.may_well_hold(block(at)));
+            assert!(FILTER.probably_holds(block(at)));
             assert!(taken(at) <= blocks / 256, "{at}: {}", taken(at));
             FILTER.subtract(block(at));
         }
         // Where several share a counter, each is found, and the last one alone.
         (0..blocks).for_each(|at| FILTER.add(block(at)));
         for at in 0..blocks {
-            assert!((at..blocks).all(|at| FILTER.may_well_hold(block(at))));
+            assert!((at..blocks).all(|at| FILTER.probably_holds(block(at))));
             FILTER.subtract(block(at));
         }
         assert_eq!(taken(blocks), 0);

@@ -196,7 +196,7 @@ pub(crate) fn may_be_sample(block: usize) -> bool {
 #[inline(never)]
 pub(crate) fn forget(block: usize) -> Option<Sample> {
     // Its counter may be another's, and an empty place holds 0 too.
-    if block == 0 || !FILTER.may_well_hold(block) {
+    if block == 0 || !FILTER.probably_holds(block) {
         return None;
     }
     let claim = TABLES.live.find(Hash::of(block), block)?;

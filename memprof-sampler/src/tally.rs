@@ -12,7 +12,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
-use crate::pointer::thread;
+use crate::pointer::{hash_of, thread};
 
 /// A thread tells the others of so many bytes at a time.
 const BATCH: i64 = 4096;
@@ -239,12 +239,12 @@ fn tell(account: &Account) {
 fn account(change: impl FnOnce(&Account, Add)) {
     const BITS: u32 = ACCOUNTS.ilog2();
     let thread = thread();
-    let hash = (thread as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - BITS);
-    let first = &THREADS[hash as usize];
+    let hash = hash_of(thread, BITS);
+    let first = &THREADS[hash];
     if first.owner.load(Relaxed) == thread {
         return change(first, Add::Alone);
     }
-    match found(hash as usize, thread) {
+    match found(hash, thread) {
         Some(account) => change(account, Add::Alone),
         None => change(&OTHERS, Add::Shared),
     }

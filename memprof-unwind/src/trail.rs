@@ -30,7 +30,7 @@ pub(crate) fn forget() {
     }
 }
 
-/// One thread's.
+/// The trail of one thread.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Trail {
@@ -194,8 +194,7 @@ impl Following {
     #[cold]
     #[inline(never)]
     fn write(&self) {
-        let made = self.made.get(..self.count).unwrap_or_default();
-        for (step, made) in self.steps.iter().zip(made) {
+        for (step, made) in self.steps.iter().zip(&self.made).take(self.count) {
             // SAFETY: `rule` wrote so many.
             let made = unsafe { made.assume_init() };
             step.store(made.0, Relaxed);

@@ -5,7 +5,6 @@ use crate::atomic::{
     Ordering::{Acquire, Relaxed, Release},
     fence,
 };
-
 use crate::hash::Hash;
 
 pub(super) const WAYS: usize = 8;
@@ -61,6 +60,7 @@ impl Bucket {
         self.exchange(address, address)
     }
 
+    /// Begins where the address says: neighbours have one bucket, and mostly meet none of each other's places so.
     #[inline(always)]
     fn exchange(&self, from: usize, address: usize) -> Option<Claim<'_>> {
         let first = Hash::of(address).own(WAYS.ilog2());
