@@ -93,9 +93,9 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
     let entries = led::lead(args.pid, &client.status()?);
     let reply = reply(args, &mut client, attached.as_ref(), &entries)?;
     if args.json {
-        output::print(&json!(reply).to_string())?;
+        output::print(&json!(reply).to_string());
     } else {
-        output::print(&reply.text)?;
+        output::print(&reply.text);
     }
     Ok(0.into())
 }

@@ -31,10 +31,10 @@ pub(crate) fn page<T>(
 
 /// Opens a file in the user's browser; where there is none, prints its path.
 pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
-    match start(file)? {
-        true => Ok(()),
-        false => output::print(&std::path::absolute(file)?.display().to_string()),
+    if !start(file)? {
+        output::print(&std::path::absolute(file)?.display().to_string());
     }
+    Ok(())
 }
 
 /// The same while stdout is for data: the path goes to stderr.

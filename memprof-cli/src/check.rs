@@ -43,7 +43,7 @@ pub(crate) fn in_child(plugin: &Path) -> Outcome {
         info.id,
         info.version,
         info.messages.join(", ")
-    ))?;
+    ));
     if let Some(warning) = warning {
         output::note(&format!("{}: {warning}", plugin.display()));
     }

@@ -70,9 +70,9 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
     };
     if args.json {
         let reply = json!({ "status": "ok", "text": text, "pids": pids });
-        output::print(&reply.to_string())?;
+        output::print(&reply.to_string());
     } else {
-        output::print(&text)?;
+        output::print(&text);
     }
     Ok(0.into())
 }

@@ -98,12 +98,12 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         output::publish(&args.budget, |out| {
             Ok(out.write_all(budget.text().as_bytes())?)
         })?;
-        output::print(&render::updated(&args.budget, &budget, &measured))?;
+        output::print(&render::updated(&args.budget, &budget, &measured));
         return Ok(ExitCode::SUCCESS);
     }
     let budget = known.unwrap_or_default();
     let verdict = Verdict::of(&measured, &stacks(&measured, &budget)?, &budget);
-    output::print(&render::verdict(&verdict, args)?)?;
+    output::print(&render::verdict(&verdict, args)?);
     Ok(match verdict.is_broken() {
         true => OVER_BUDGET.into(),
         false => ExitCode::SUCCESS,

@@ -102,9 +102,9 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     };
     output::clear();
     if args.to.json {
-        output::print(&serde_json::to_string(&leaks)?)?;
+        output::print(&serde_json::to_string(&leaks)?);
     } else {
-        output::print(&text(&leaks, args.top))?;
+        output::print(&text(&leaks, args.top));
     }
     Ok(0.into())
 }

@@ -55,8 +55,7 @@ fn main() -> ExitCode {
         .unwrap_or_else(|error| help::with_hint(error, std::env::args_os().nth(1)).exit());
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match run(args.command) {
-        Ok(code) => code,
-        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Ok(code) => output::exit_code(code),
         Err(error) => {
             output::tell(&format!("memprof: {}", exit::told(&error)));
             exit::code_of(&error)

@@ -29,7 +29,7 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
         Some(path) if Path::new(path).exists() => of_file(Path::new(path))?,
         Some(name) => of_file(&search(name.as_ref())?)?,
     };
-    output::print(&line)?;
+    output::print(&line);
     Ok(0.into())
 }
 

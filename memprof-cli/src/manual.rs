@@ -21,7 +21,7 @@ pub(crate) fn completions(shell: Shell) -> Outcome {
     let completer = shells.completer(&shell);
     let completer = completer.with_context(|| format!("no script for {shell}"))?;
     completer.write_registration(COMPLETE, "memprof", "memprof", "memprof", &mut script)?;
-    output::print(&String::from_utf8_lossy(&script))?;
+    output::print(&String::from_utf8_lossy(&script));
     Ok(0.into())
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn man(directory: Option<&Path>) -> Outcome {
     let Some(directory) = directory else {
         let mut page = Vec::new();
         Man::new(help::command()).render(&mut page)?;
-        output::print(&String::from_utf8_lossy(&page))?;
+        output::print(&String::from_utf8_lossy(&page));
         return Ok(0.into());
     };
     let failed = || format!("failed to write the pages to {}", directory.display());

@@ -137,8 +137,10 @@ fn is_unkeepable(reply: &Reply, args: &[String]) -> bool {
     kind == Some(ErrorKind::Io.word()) && !args.iter().any(|arg| arg.starts_with("keep="))
 }
 
-fn written(length: u64, file: &Path) {
-    if file != Path::new("-") {
+fn written(length: Option<u64>, file: &Path) {
+    if let Some(length) = length
+        && file != Path::new("-")
+    {
         output::tell(&format!("wrote {length} bytes to {}", file.display()));
     }
 }
@@ -153,13 +155,13 @@ fn file_name(id: &str) -> String {
 /// Prints a reply.
 pub(crate) fn show(reply: &Reply, json: bool) -> Outcome {
     match &reply.body {
-        Body::Bytes(bytes) => drop(output::save(&mut bytes.as_slice(), Path::new("-"))?),
-        Body::Object(object) if json => output::print(&object.to_string())?,
-        Body::Text(text) if json || reply.status == 0 => output::print(text)?,
+        Body::Bytes(bytes) => output::save(&mut bytes.as_slice(), Path::new("-"))?,
+        Body::Object(object) if json => output::print(&object.to_string()),
+        Body::Text(text) if json || reply.status == 0 => output::print(text),
         // What a doctor finds is data, whatever its status.
-        Body::Object(object) if object.get("findings").is_some() => output::print(&reply.text())?,
+        Body::Object(object) if object.get("findings").is_some() => output::print(&reply.text()),
         _ if reply.status != 0 => output::tell(&format!("memprof: {}", reply.text())),
-        _ => output::print(&reply.text())?,
+        _ => output::print(&reply.text()),
     }
     Ok(code_of_status(reply.status).into())
 }

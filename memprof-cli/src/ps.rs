@@ -73,13 +73,13 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         of_others = found.of_others;
     }
     if json {
-        output::print(&serde_json::to_string(&listing)?)?;
+        output::print(&serde_json::to_string(&listing)?);
         return Ok(0.into());
     }
     match &listing.processes {
-        Some(processes) => output::print(&processes::table(processes))?,
+        Some(processes) => output::print(&processes::table(processes)),
         None if listing.hosts.is_empty() => {}
-        None => output::print(&table(&listing.hosts))?,
+        None => output::print(&table(&listing.hosts)),
     }
     for one in listing.unreached.iter().take(NAMED) {
         output::note(&one.describe());

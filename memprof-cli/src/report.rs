@@ -187,12 +187,10 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
             tell(Ok(notes))?;
             return browser::open_beside_data(&page);
         }
-        Some(path) if path == Path::new("-") => {
-            return tell(write(&mut output::stdout()).map_err(Into::into));
-        }
+        Some(path) if path == Path::new("-") => return tell(to_stdout(write)),
         Some(path) => (path.clone(), output::publish(path, |out| Ok(write(out)?))?),
         None if args.open => browser::page(|out| Ok(write(out)?))?,
-        None => return tell(write(&mut output::stdout()).map_err(Into::into)),
+        None => return tell(to_stdout(write)),
     };
     tell(Ok(notes))?;
     match args.open {
@@ -244,8 +242,16 @@ pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
     };
     tell(match what.output.filter(|path| *path != Path::new("-")) {
         Some(path) => output::publish(path, |out| Ok(write(out)?)),
-        None => write(&mut output::stdout()).map_err(Into::into),
+        None => to_stdout(write),
     })
+}
+
+/// Writes a report to standard output, and returns its notes: none where its reader went away.
+fn to_stdout(
+    write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
+) -> anyhow::Result<Vec<String>> {
+    let notes = output::to_stdout(|out| Ok(write(out)?))?;
+    Ok(notes.unwrap_or_default())
 }
 
 fn tell(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {

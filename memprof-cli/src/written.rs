@@ -69,13 +69,16 @@ impl<'a> Written<'a> {
                 let page = page();
                 return match self.output {
                     Some(path) => output::publish(path, |out| Ok(page.write(out)?)),
-                    None => Ok(page.write(&mut output::stdout())?),
+                    None => output::to_stdout(|out| Ok(page.write(out)?)).map(drop),
                 };
             }
         };
         match self.output {
             Some(path) => output::publish(path, |out| Ok(writeln!(out, "{text}")?)),
-            None => output::print(&text),
+            None => {
+                output::print(&text);
+                Ok(())
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Where `-o` leads.
 
+use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use nix::sys::stat::Mode;
@@ -89,4 +90,49 @@ fn a_dump_that_is_written_and_opened_is_fetched_once() {
     assert!(is_dump(&piped.stdout));
     let notes = String::from_utf8(piped.stderr).unwrap();
     assert!(notes.trim_end().ends_with(".html"), "{notes}");
+}
+
+#[test]
+fn output_that_cannot_be_written_changes_no_verdict() {
+    let place = tempfile::tempdir().unwrap();
+    let budget = place.path().join("budget.toml");
+    std::fs::write(&budget, "allocated = 1\n").unwrap();
+    let budget = budget.to_str().unwrap();
+    let named = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../memprof-report/tests/named.heap"
+    );
+    let full = || Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let closed = || Stdio::from(std::io::pipe().unwrap().1);
+    let sinks: [(&str, &dyn Fn() -> Stdio); 2] = [("full", &full), ("closed", &closed)];
+    // The code with stdout full, which loses what a success has to say, and in all other cases.
+    let check = |args: &[&str], full_code, code| {
+        for (stdout_name, stdout) in sinks {
+            for (stderr_name, stderr) in sinks {
+                let status = Command::new(dist("bin/memprof"))
+                    .args(args)
+                    .env("MEMPROF_SOCKET_DIR", place.path())
+                    .stdout(stdout())
+                    .stderr(stderr())
+                    .status()
+                    .unwrap();
+                let expected = if stdout_name == "full" {
+                    full_code
+                } else {
+                    code
+                };
+                let case = format!("{args:?}, stdout {stdout_name}, stderr {stderr_name}");
+                assert_eq!(status.code(), Some(expected), "{case}");
+            }
+        }
+    };
+    check(&["test", "--budget", budget, "--", "true"], 7, 7);
+    check(&["test", "--budget", "/no/such", "--", "true"], 2, 2);
+    check(&["status", "-t", "/no/such/socket"], 3, 3);
+    check(&["ps", "--json"], 1, 0);
+    check(&["leaks", "--prove", "1000000000"], 3, 3);
+    for format in ["text", "json", "html", "collapsed"] {
+        check(&["report", named, "--format", format], 1, 0);
+    }
+    check(&["man"], 1, 0);
 }
