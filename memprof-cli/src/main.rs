@@ -35,6 +35,7 @@ mod report;
 mod run;
 mod script;
 mod serve;
+mod sigpipe;
 mod target;
 mod written;
 

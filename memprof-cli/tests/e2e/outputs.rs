@@ -136,3 +136,38 @@ fn output_that_cannot_be_written_changes_no_verdict() {
     }
     check(&["man"], 1, 0);
 }
+
+#[test]
+fn started_programs_find_the_signals_that_memprof_found() {
+    let place = tempfile::tempdir().unwrap();
+    let budget = place.path().join("budget.toml");
+    std::fs::write(&budget, "peak = \"1GiB\"\n").unwrap();
+    let memprof = dist("bin/memprof");
+    let memprof = memprof.display();
+    let ways = [
+        format!("{memprof} run --"),
+        format!("{memprof} test --budget {} --", budget.display()),
+        format!("{memprof} leaks --prove --at-exit --"),
+    ];
+    // Blocked and ignored ones; glibc's own two (nptl(7)) lie behind them.
+    let signals = |before: &str, ignored: &str| -> Vec<u64> {
+        let script = format!("trap '' {ignored}; exec {before} grep ^Sig[BI] /proc/self/status");
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let masks = text.lines().filter_map(|line| line.split_once(":\t"));
+        let mask = |hex| u64::from_str_radix(hex, 16).unwrap() & 0x7fff_ffff;
+        masks.map(|(_, hex)| mask(hex)).collect()
+    };
+    let check = |ignored: &str, way: &str| {
+        let direct = signals("", ignored);
+        assert_eq!(direct.len(), 2, "{direct:?}");
+        let started = signals(way, ignored);
+        assert_eq!(started, direct, "{way}, ignored: {ignored:?}");
+    };
+    for way in &ways {
+        check("", way);
+        check("PIPE", way);
+        check("INT HUP USR1", way);
+        check("PIPE TERM CHLD", way);
+    }
+}
