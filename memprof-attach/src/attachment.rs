@@ -10,6 +10,8 @@ pub struct Attachment {
     /// When it leaves by itself.
     #[serde(rename = "lease_ms", serialize_with = "milliseconds")]
     pub lease: Duration,
+    /// Whether the children that it forks are attached to as well.
+    pub children: bool,
     /// The plugin's keys, as `key=value`; a dot opens a table.
     pub words: Vec<String>,
     /// A file with keys of the plugin's.
@@ -44,6 +46,7 @@ mod tests {
         let text = "# mine\n[[watch]]\nat_exit = true\n";
         let attachment = Attachment {
             lease: Duration::from_secs(3600),
+            children: false,
             words: vec!["dump_dir=/a \"b\"".to_owned()],
             file: Some(File {
                 path: "/p.toml".to_owned(),

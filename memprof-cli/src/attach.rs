@@ -41,6 +41,13 @@ pub(crate) struct AttachArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) lease: Duration,
 
+    /// Attach to the children too that it forks from now on
+    ///
+    /// Each has a thread of the plugin's from its first moment on, which hinders those that enter a user namespace
+    /// (unshare(2)), as sandboxes do. Without this, attach to a child by its own pid.
+    #[arg(long)]
+    pub(crate) children: bool,
+
     /// The plugin's file; by default the one that is installed with this program
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
@@ -130,6 +137,7 @@ impl AttachArgs {
         };
         Ok(Attachment {
             lease: self.lease,
+            children: self.children,
             words: self.args.clone(),
             file: self.config.as_ref().map(read).transpose()?,
         })

@@ -108,6 +108,7 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
             true => attach::LEASE,
             false => args.duration + 2 * GRACE,
         },
+        children: false,
         plugin: args.plugin.clone(),
         config: None,
         node_inspector: args.node_inspector,

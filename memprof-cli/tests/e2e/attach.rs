@@ -352,6 +352,44 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 #[test]
+fn forked_children_enter_user_namespaces_and_are_attached_to_by_themselves() {
+    // unshare(2), CLONE_NEWUSER, which fails in a process of more than one thread.
+    const SANDBOXING: &str = r#"
+        use POSIX ();
+        print STDERR "ready\n";
+        while (<STDIN>) {
+            my $refused = 0;
+            for (1..100) {
+                my $pid = fork() // die;
+                POSIX::_exit(syscall(272, 0x10000000) == 0 ? 0 : 1) unless $pid;
+                waitpid($pid, 0);
+                $refused++ if $?;
+            }
+            if (!fork()) { close STDIN; sleep 1 while getppid() != 1 }
+            print STDERR "refused $refused\n";
+        }
+    "#;
+    let mut command = Command::new("perl");
+    command.args(["-e", SANDBOXING]).stdin(Stdio::piped());
+    let mut host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    attach(&host, &[]).exits(0);
+    let activated = memprof(
+        &host.socket_dir(),
+        &["activate", "-t", &host.pid().to_string()],
+    );
+    activated.exits(0);
+    host.type_line("fork");
+    host.wait_for_log("refused 0");
+    let child = children(host.pid())[0].to_string();
+    let run = |args: &[&str]| memprof(&host.socket_dir(), args);
+    run(&["status", "-t", &child]).exits(3);
+    run(&["attach", &child]).exits(0);
+    run(&["detach", &child]).exits(0);
+    detach(&host, &[]).exits(0);
+}
+
+#[test]
 fn forked_children_are_attached_to_and_the_whole_tree_is_left() {
     const FORKING: &str = r#"
         print STDERR "ready\n";
@@ -361,7 +399,7 @@ fn forked_children_are_attached_to_and_the_whole_tree_is_left() {
     command.args(["-e", FORKING]).stdin(Stdio::piped());
     let mut host = Host::spawn(command, tempfile::tempdir().unwrap());
     host.wait_for_log("ready");
-    attach(&host, &[]).exits(0);
+    attach(&host, &["--children"]).exits(0);
     host.type_line("fork");
     let begun = Instant::now();
     let is_host = |pid: u32| {

@@ -5,8 +5,9 @@
 //! [`leave`]; it closes the socket and is the last one of ours to end. The library stays mapped, and the
 //! next attachment calls it again.
 //!
-//! A forked child has an attachment of its own, with the same end. Log lines go nowhere: the process's
-//! standard error is not ours.
+//! A forked child has an attachment of its own, with the same end, where that was asked for. Otherwise it has
+//! none: a process of more than one thread cannot enter a user namespace (unshare(2), setns(2)), as sandboxes do
+//! right after fork(2). Log lines go nowhere: the process's standard error is not ours.
 #![expect(
     unsafe_code,
     reason = "what memprof-attach calls, and a handler of fork"
@@ -71,6 +72,8 @@ const LEAVING: u32 = 2;
 
 /// When it ends, in milliseconds of the clock that runs while the machine sleeps.
 static END: AtomicU64 = AtomicU64::new(0);
+/// Forked children are attached to as well.
+static HAS_CHILDREN: AtomicBool = AtomicBool::new(false);
 /// The thread of [`STAY`] is one of a forked child.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 /// The instance was made here, not by another adapter.
@@ -81,6 +84,9 @@ static IS_OURS: AtomicBool = AtomicBool::new(false);
 struct Attachment {
     /// How long it lasts.
     lease_ms: u64,
+    /// Whether forked children are attached to as well.
+    #[serde(default)]
+    children: bool,
     /// The plugin's keys, as `key=value`.
     #[serde(default)]
     words: Vec<String>,
@@ -191,6 +197,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         // SAFETY: as above; without a socket nobody can ask for it.
         .inspect_err(|_| unsafe { instance::remove() })?;
     END.store(now_ms() + attachment.lease_ms, Ordering::Release);
+    HAS_CHILDREN.store(attachment.children, Ordering::Release);
     IS_CHILD.store(false, Ordering::Release);
     thread_limit::PUT_BACK.set(attachment.thread_limit);
     STATE.store(HERE, Ordering::Release);
@@ -280,14 +287,12 @@ fn follow_forks() {
 
 extern "C" fn forked() {
     contain((), || {
-        if STATE.load(Ordering::Acquire) == HERE {
-            IS_CHILD.store(true, Ordering::Release);
-            if memprof_own::spawn_plan(&STAY).is_err() {
-                STATE.store(AWAY, Ordering::Release);
-            }
-        } else {
-            // The thread that was to end it is the parent's.
+        let stays = STATE.load(Ordering::Acquire) == HERE && HAS_CHILDREN.load(Ordering::Acquire);
+        IS_CHILD.store(stays, Ordering::Release);
+        // Otherwise the thread that was to end it is the parent's.
+        if !stays || memprof_own::spawn_plan(&STAY).is_err() {
             STATE.store(AWAY, Ordering::Release);
+            thread_limit::PUT_BACK.now();
         }
     });
 }
