@@ -5,8 +5,9 @@ use std::arch::global_asm;
 use std::slice;
 
 use crate::page::{
-    ANSWER, BASE, DETACH, DLERROR, DLOPEN, DLSYM, ENTRY, ENTRY_NAME, LENGTH, MASK, MEMFD,
-    MEMFD_NAME, MUNMAP, PATH, PAUSE, SELF, STAGE, TEXT, TEXT_LENGTH, TOML, WANTS_MEMFD,
+    ANSWER, Answer, BASE, CREATE, CREATE_RESULT, CREATED, DETACH, DLERROR, DLOPEN, DLSYM, ENTRY,
+    ENTRY_NAME, LENGTH, MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE, SELF, STAGE, SYSTEM_CALL,
+    Stage, TEXT, TEXT_LENGTH, THREAD, TOML, WANTS_MEMFD,
 };
 
 /// The pauses, of 10 ms, that the thread waits for an answer of ours before it goes on alone.
@@ -15,8 +16,8 @@ const PAUSES: u32 = 1000;
 // rbx: the page; r12: the answer that it waits for; r13: pauses.
 global_asm!(
     ".pushsection .rodata.memprof_attach, \"a\"",
-    ".globl memprof_attach_code, memprof_attach_code_end",
-    ".hidden memprof_attach_code, memprof_attach_code_end",
+    ".globl memprof_attach_code, memprof_attach_create, memprof_attach_code_end",
+    ".hidden memprof_attach_code, memprof_attach_create, memprof_attach_code_end",
     "memprof_attach_code:",
     "push rbx",
     "push r12",
@@ -67,8 +68,16 @@ global_asm!(
     "test rax, rax",
     "je 5f",
     "4:",
+    "mov qword ptr [rbx + {STAGE}], {CALLING}",
+    // The stage is seen before the answer is looked at: one of the two sides knows of the other.
+    "mfence",
+    "cmp qword ptr [rbx + {ANSWER}], {CANCELLED}",
+    "je 41f",
     "lea rdi, [rbx + {TOML}]",
     "call rax",
+    "jmp 6f",
+    "41:",
+    "xor eax, eax",
     "jmp 6f",
     "5:",
     "call qword ptr [rbx + {DLERROR}]",
@@ -87,9 +96,19 @@ global_asm!(
     "dec ecx",
     "jne 61b",
     "7:",
-    "mov qword ptr [rbx + {STAGE}], 3",
+    "mov qword ptr [rbx + {STAGE}], {DONE}",
     "mov r12d, 2",
     "call 8f",
+    // The thread that made this one may not have left the code yet.
+    "71:",
+    "cmp qword ptr [rbx + {CREATED}], 0",
+    "jne 72f",
+    "lea rdi, [rbx + {PAUSE}]",
+    "xor esi, esi",
+    "mov eax, 35",
+    "syscall",
+    "jmp 71b",
+    "72:",
     // By a jump: no instruction of ours is left behind the call.
     "mov rdi, qword ptr [rbx + {BASE}]",
     "mov rsi, qword ptr [rbx + {LENGTH}]",
@@ -111,8 +130,37 @@ global_asm!(
     "jne 81b",
     "82:",
     "ret",
+    // What the borrowed thread calls, with the page.
+    "memprof_attach_create:",
+    "push rbx",
+    "mov rbx, rdi",
+    "lea rdi, [rbx + {THREAD}]",
+    "xor esi, esi",
+    "mov rdx, qword ptr [rbx + {BASE}]",
+    "mov rcx, rbx",
+    "call qword ptr [rbx + {CREATE}]",
+    "mov eax, eax",
+    "mov qword ptr [rbx + {CREATE_RESULT}], rax",
+    // By a jump into libc: rt_sigprocmask(2), which puts the signals that are blocked now, not none, where they tell
+    // that no instruction of ours is left.
+    "mov eax, 14",
+    "mov edi, 2",
+    "xor esi, esi",
+    "lea rdx, [rbx + {CREATED}]",
+    "mov r10d, 8",
+    "mov r9, qword ptr [rbx + {SYSTEM_CALL}]",
+    "pop rbx",
+    "jmp r9",
     "memprof_attach_code_end:",
     ".popsection",
+    CALLING = const Stage::Calling as u64,
+    CANCELLED = const Answer::Cancelled as u64,
+    CREATE = const CREATE,
+    CREATE_RESULT = const CREATE_RESULT,
+    CREATED = const CREATED,
+    DONE = const Stage::Done as u64,
+    SYSTEM_CALL = const SYSTEM_CALL,
+    THREAD = const THREAD,
     MASK = const MASK,
     SELF = const SELF,
     DETACH = const DETACH,
@@ -139,6 +187,7 @@ global_asm!(
 
 unsafe extern "C" {
     static memprof_attach_code: u8;
+    static memprof_attach_create: u8;
     static memprof_attach_code_end: u8;
 }
 
@@ -149,4 +198,11 @@ pub(crate) fn code() -> &'static [u8] {
     let end = &raw const memprof_attach_code_end;
     // SAFETY: both labels of one section, which is never written to.
     unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
+}
+
+/// Where in the code the function lies that makes the new thread. Its argument is the page.
+pub(crate) fn create_offset() -> u64 {
+    let start = &raw const memprof_attach_code;
+    let create = &raw const memprof_attach_create;
+    (create as usize - start as usize) as u64
 }

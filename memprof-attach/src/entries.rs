@@ -195,8 +195,7 @@ fn make_table(target: &mut Target, plan: &Plan) -> Result<(u64, Made), Error> {
         ),
     ];
     let sent = send(target, &maps, None, u64::MAX)?;
-    wait_until_mapped(target, base, &sent)?;
-    wait_until_mapped(target, code, &sent)?;
+    wait_until_mapped(target, &[base..code, code..base + table::LENGTH], &sent)?;
     let written = made.write(&target.memory, base);
     written.map_err(|cause| not_written(target, cause))?;
     target.look_again()?;

@@ -8,19 +8,24 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use libc::{PROT_EXEC, PROT_READ, PROT_WRITE, SYS_munmap};
+use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::Call;
+use nix::errno::Errno;
 
 use crate::attached::Attached;
 use crate::attachment::Attachment;
-use crate::code::code;
+use crate::code::{code, create_offset};
 use crate::error::Error;
 use crate::hole::hole;
 use crate::jvm;
 use crate::page::{self, Answer, Page, Stage, There};
 use crate::plugin::{ENTRY_NAME, Plugin, Source};
+use crate::room::require_room;
 use crate::root::Placed;
-use crate::sent::{ERRAND, LOOK_AGAIN, map, not_written, send, wait_until_mapped};
+use crate::sent::{
+    ERRAND, LOOK_AGAIN, Sent, give_back, is_back, map, not_written, send, unmap, wait_until_mapped,
+};
 use crate::target::Target;
 use crate::thread_limit::Raised;
 
@@ -59,6 +64,7 @@ pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Atta
 
 fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
     let mut target = Target::look_up(pid)?;
+    require_room(pid, &target.maps)?;
     let source = plugin.source(&target)?;
     let raised = Raised::by_need(pid)?;
     let limits = raised.as_ref().map(|raised| raised.limits);
@@ -79,31 +85,37 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
             PROT_READ | PROT_WRITE,
         ),
     ];
+    let mapped = [layout.code..layout.page, layout.page..layout.end];
     let first = send(&mut target, &maps, None, u64::MAX)?;
-    wait_until_mapped(&target, layout.page, &first)?;
+    wait_until_mapped(&mut target, &mapped, &first)?;
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
     let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code()));
     written.map_err(|cause| not_written(&target, cause))?;
 
     let create = [
-        Call::Function(
-            target.functions.pthread_create,
-            [
-                layout.page + page::THREAD as u64,
-                0,
-                layout.code,
-                layout.page,
-            ],
-        ),
-        Call::System(SYS_munmap, [layout.stack, STACK, 0, 0, 0, 0]),
+        Call::Function(layout.code + create_offset(), [layout.page, 0, 0, 0]),
+        unmap(&(layout.stack..layout.end)),
     ];
     let open = FAULTS.iter().chain([&SETUID]);
-    let second = send(&mut target, &create, Some(layout.end), all_but(open))?;
+    let second = send(&mut target, &create, Some(layout.end), all_but(open));
+    let second = second.inspect_err(|_| give_back(&mut target, &mapped))?;
     let there = There {
         memory: &target.memory,
         address: layout.page,
     };
-    match follow(&target, there, plugin)? {
+    let said = match follow(&target, there, plugin, &second)? {
+        Followed::Said(said) => said,
+        Followed::NoThread(errno) => {
+            // The stack was unmapped by the errand itself.
+            give_back(
+                &mut target,
+                &[layout.code..layout.page, layout.page..layout.stack],
+            );
+            require_room(pid, &target.maps)?;
+            return Err(Refusal::NoThread { errno }.into());
+        }
+    };
+    match said {
         said if said.is_empty() => {
             raised.into_iter().for_each(Raised::keep);
             Ok(Attached::ByThread {
@@ -150,6 +162,8 @@ fn fill(page: &mut Page, target: &Target, layout: &Layout, source: &Source) {
     page.set(page::DLSYM, functions.dlsym);
     page.set(page::DLERROR, functions.dlerror);
     page.set(page::MUNMAP, functions.munmap);
+    page.set(page::CREATE, functions.pthread_create);
+    page.set(page::SYSTEM_CALL, target.gadgets.system_call);
     page.set(page::SELF, functions.pthread_self);
     page.set(page::DETACH, functions.pthread_detach);
     page.set(page::BASE, layout.code);
@@ -182,12 +196,26 @@ fn left(target: &Target) -> Error {
     target.require_same().map_or_else(|gone| gone, alone)
 }
 
+/// What came of the new thread.
+enum Followed {
+    /// What the loader or the plugin says is wrong; empty where all is well.
+    Said(String),
+    /// It was not made.
+    NoThread(Errno),
+}
+
 /// Goes along with the new thread until the loader or the plugin has said what is wrong, or nothing.
-fn follow(target: &Target, there: There<'_>, plugin: &Plugin) -> Result<String, Error> {
+fn follow(
+    target: &Target,
+    there: There<'_>,
+    plugin: &Plugin,
+    maker: &Sent,
+) -> Result<Followed, Error> {
     let ended = |_| left(target);
     let failed = |why: &str| Err(Error::Failed(why.to_owned()));
     let begun = Instant::now();
     let mut has_memfd = false;
+    let mut is_cancelled = false;
     loop {
         let stage = there.stage().map_err(ended)?;
         match stage {
@@ -196,21 +224,47 @@ fn follow(target: &Target, there: There<'_>, plugin: &Plugin) -> Result<String, 
                 hand_over(target, there, &plugin.path)?;
                 has_memfd = true;
             }
-            Stage::None if begun.elapsed() > ERRAND => {
-                return failed(
-                    "it could not make a thread: is there a limit on their number (RLIMIT_NPROC, \
-                     pids.max of its cgroup)?",
-                );
+            // Its own answer: it has left the code, and no thread was made that could be in it.
+            Stage::None if has_failed(there).map_err(ended)? && is_back(target, maker) => {
+                let errno = there.word(page::CREATE_RESULT).map_err(ended)?;
+                return Ok(Followed::NoThread(Errno::from_raw(errno as i32)));
             }
-            _ if begun.elapsed() > LOADING => {
-                return failed("it is still loading the plugin after a minute");
+            Stage::None if begun.elapsed() > ERRAND && !is_cancelled => {
+                there.answer(Answer::Cancelled).map_err(ended)?;
+                is_cancelled = true;
+                // Looked at once more: it may have begun meanwhile.
+                if there.stage().map_err(ended)? == Stage::None {
+                    return failed(
+                        "its new thread did not begin for 5 s (is another one of a real-time priority at work?); if it does, \
+                         the plugin will not start",
+                    );
+                }
+            }
+            _ if begun.elapsed() > LOADING && !is_cancelled => {
+                there.answer(Answer::Cancelled).map_err(ended)?;
+                is_cancelled = true;
+                // From then on it is the plugin's own work that takes long.
+                if there.stage().map_err(ended)? < Stage::Calling {
+                    return failed(
+                        "it was still loading the plugin after a minute: the program holds the loader's lock, or a \
+                         constructor takes long; the plugin will not start there any more",
+                    );
+                }
+            }
+            _ if begun.elapsed() > 2 * LOADING => {
+                return failed("the plugin was still starting after two minutes");
             }
             _ => thread::sleep(LOOK_AGAIN),
         }
     }
     let said = there.text().map_err(ended)?;
     there.answer(Answer::Read).map_err(ended)?;
-    Ok(said)
+    Ok(Followed::Said(said))
+}
+
+/// Whether `pthread_create(3)` has failed.
+fn has_failed(there: There<'_>) -> io::Result<bool> {
+    Ok(there.word(page::CREATED)? != 0 && there.word(page::CREATE_RESULT)? != 0)
 }
 
 /// Fills the file in memory, and tells the thread its path.

@@ -19,6 +19,7 @@ mod jvm;
 mod node;
 mod page;
 mod plugin;
+mod room;
 mod root;
 mod running;
 mod safe_point;

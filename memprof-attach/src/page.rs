@@ -26,6 +26,14 @@ pub(crate) const WANTS_MEMFD: usize = 112;
 pub(crate) const ENTRY: usize = 120;
 /// Where `pthread_create(3)` puts its answer.
 pub(crate) const THREAD: usize = 128;
+/// libc's `pthread_create`.
+pub(crate) const CREATE: usize = 136;
+/// `syscall; ret` of libc's.
+pub(crate) const SYSTEM_CALL: usize = 144;
+/// What `pthread_create(3)` returned: 0, or an errno.
+pub(crate) const CREATE_RESULT: usize = 152;
+/// Not 0 once the thread that made the new one is out of the code.
+pub(crate) const CREATED: usize = 160;
 pub(crate) const ENTRY_NAME: usize = 256;
 pub(crate) const MEMFD_NAME: usize = 320;
 pub(crate) const TEXT: usize = 512;
@@ -43,8 +51,10 @@ pub(crate) enum Stage {
     Begun = 1,
     /// It made the file in memory and waits for what is in it.
     HasMemfd = 2,
+    /// The plugin is called, unless [`Answer::Cancelled`] was there before.
+    Calling = 3,
     /// The plugin was called, or could not be loaded.
-    Done = 3,
+    Done = 4,
 }
 
 /// What the thread waits for.
@@ -54,6 +64,8 @@ pub(crate) enum Answer {
     FileIsThere = 1,
     /// All was read: it may end.
     Read = 2,
+    /// Nobody waits any more: it may end without calling the plugin.
+    Cancelled = 3,
 }
 
 /// Numbers and texts at their places.
@@ -97,6 +109,7 @@ impl There<'_> {
             0 => Stage::None,
             1 => Stage::Begun,
             2 => Stage::HasMemfd,
+            3 => Stage::Calling,
             _ => Stage::Done,
         })
     }

@@ -1,15 +1,18 @@
 //! Threads of the process on errands.
 
 use std::io;
+use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use libc::{MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_PRIVATE, SYS_mmap};
+use libc::{MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_PRIVATE, SYS_mmap, SYS_munmap};
 use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::{Call, Places, errand};
+use memprof_ptrace::maps::mappings;
 use memprof_ptrace::threads::system_call;
 
 use crate::error::Error;
+use crate::room::require_room;
 use crate::safe_point::{Borrowed, NotBorrowed, borrow};
 use crate::target::Target;
 
@@ -108,22 +111,68 @@ pub(crate) fn not_written(target: &Target, cause: io::Error) -> Error {
     target.require_same().map_or_else(|gone| gone, failed)
 }
 
-/// Until a thread that was sent to map memory has mapped the page at `address`.
-pub(crate) fn wait_until_mapped(target: &Target, address: u64, sent: &Sent) -> Result<(), Error> {
+/// Unmaps memory.
+pub(crate) fn unmap(range: &Range<u64>) -> Call {
+    Call::System(
+        SYS_munmap,
+        [range.start, range.end - range.start, 0, 0, 0, 0],
+    )
+}
+
+/// Until a thread that was sent to map memory has mapped all of the ranges, of which the last is mapped last.
+pub(crate) fn wait_until_mapped(
+    target: &mut Target,
+    ranges: &[Range<u64>],
+    sent: &Sent,
+) -> Result<(), Error> {
     let begun = Instant::now();
     loop {
         // Looked at first: once it is back, its calls are made.
-        let call = system_call(target.pid, sent.tid);
-        let is_back = call.is_some_and(|call| call.stack == sent.stack);
-        let is_mapped = target.memory.word(address).is_ok();
-        if is_mapped {
+        let is_back = is_back(target, sent);
+        let is_mapped = |range: &Range<u64>| target.memory.word(range.start).is_ok();
+        if ranges.iter().rev().all(is_mapped) {
             return Ok(());
         }
         target.require_same()?;
-        if is_back || begun.elapsed() > ERRAND {
-            let message = "it could not map memory: is there a limit on its addresses (RLIMIT_AS)?";
+        if is_back {
+            give_back(target, ranges);
+            require_room(target.pid, &target.maps)?;
+            let message = "the kernel gave it no memory (its cgroup's or the machine's is used up, or \
+                           vm.overcommit_memory=2 promises no more); nothing is left behind";
+            return Err(Error::Failed(message.to_owned()));
+        }
+        if begun.elapsed() > ERRAND {
+            let message = "its thread did not map memory for 5 s, and may do so later: is it held up (SIGSTOP, a \
+                           debugger, no processor for its priority)?";
             return Err(Error::Failed(message.to_owned()));
         }
         thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Whether a thread has made its calls.
+pub(crate) fn is_back(target: &Target, sent: &Sent) -> bool {
+    system_call(target.pid, sent.tid).is_some_and(|call| call.stack == sent.stack)
+}
+
+/// Has what was mapped for an attachment unmapped again, as far as it is there: nothing runs in it.
+pub(crate) fn give_back(target: &mut Target, ranges: &[Range<u64>]) {
+    if target.look_again().is_err() {
+        return;
+    }
+    let is_there = |range: &&Range<u64>| {
+        let mut mappings = mappings(&target.maps);
+        mappings.any(|mapping| mapping.range == **range && mapping.inode == 0)
+    };
+    let calls: Vec<_> = ranges.iter().filter(is_there).map(unmap).collect();
+    if !calls.is_empty()
+        && let Ok(sent) = send(target, &calls, None, u64::MAX)
+    {
+        let begun = Instant::now();
+        while !is_back(target, &sent) && begun.elapsed() < ERRAND {
+            thread::sleep(LOOK_AGAIN);
+        }
+        // It fails for a process that has ended.
+        let _ = target.look_again();
     }
 }

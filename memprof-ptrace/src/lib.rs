@@ -27,5 +27,5 @@ mod trace;
 pub mod twin;
 
 pub use examine::{Examined, Purpose, denied_to_read, examine, examine_for};
-pub use refusal::{Denial, Refusal};
+pub use refusal::{Denial, Limit, Refusal};
 pub use survey::{Survey, Surveyed, survey};

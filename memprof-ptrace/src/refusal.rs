@@ -1,5 +1,7 @@
 //! Why a process cannot be attached to.
 
+use std::fmt;
+
 use nix::errno::Errno;
 
 /// Why a process is left alone. Each says it as a sentence whose subject is the process, and nothing in
@@ -117,6 +119,28 @@ pub enum Refusal {
         /// Why it could not be raised.
         errno: Errno,
     },
+    /// `pthread_create(3)` failed, and not for want of memory.
+    #[error("could not make a thread: {}", .errno.desc())]
+    NoThread {
+        /// Why.
+        errno: Errno,
+    },
+    /// A limit leaves less than an attachment takes.
+    #[error(
+        "has no room for memprof: {limit} is {is}, {used} of it are used, and memprof takes up to {needed}"
+    )]
+    NoRoom {
+        /// The process.
+        pid: u32,
+        /// Which limit.
+        limit: Limit,
+        /// The limit's value.
+        is: u64,
+        /// How much of it is used.
+        used: u64,
+        /// How much more an attachment takes at the most.
+        needed: u64,
+    },
     /// A file of /proc that could not be read or understood.
     #[error("failed to read {file}: {cause}")]
     Unreadable {
@@ -125,6 +149,61 @@ pub enum Refusal {
         /// Why.
         cause: String,
     },
+}
+
+/// A limit of a process that an attachment counts towards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The number of mappings that the kernel lets any process have.
+    Mappings,
+    /// Bytes of addresses.
+    Addresses,
+    /// Bytes of private writable memory.
+    Data,
+    /// Bytes that stay in memory.
+    Locked,
+    /// Descriptors.
+    Descriptors,
+}
+
+impl Limit {
+    /// As proc(5) and setrlimit(2) call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mappings => "vm.max_map_count",
+            Self::Addresses => "RLIMIT_AS",
+            Self::Data => "RLIMIT_DATA",
+            Self::Locked => "RLIMIT_MEMLOCK",
+            Self::Descriptors => "RLIMIT_NOFILE",
+        }
+    }
+
+    /// How much more than an attachment takes it is to be raised, for what is sampled and for the program itself.
+    fn spare(self) -> u64 {
+        match self {
+            Self::Mappings => 1 << 10,
+            Self::Addresses | Self::Data | Self::Locked => 128 << 20,
+            Self::Descriptors => 64,
+        }
+    }
+
+    /// The command by which root raises it for a process that runs.
+    pub fn raise(self, pid: u32, to: u64) -> String {
+        let option = match self {
+            Self::Mappings => return format!("sysctl vm.max_map_count={to}"),
+            Self::Addresses => "as",
+            Self::Data => "data",
+            Self::Locked => "memlock",
+            Self::Descriptors => "nofile",
+        };
+        format!("prlimit --pid {pid} --{option}={to}")
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Why the kernel does not let this user trace a process (`man 2 ptrace`, Ptrace access mode checking).
@@ -195,6 +274,17 @@ impl Refusal {
                 "run memprof as root with CAP_SYS_RESOURCE, or raise it where the program is configured \
                  (HAProxy: insecure-fork-wanted)".to_owned()
             }
+            Self::NoThread { .. } => {
+                "raise the number of threads that its cgroup allows (pids.max; systemd: TasksMax=), that its user may \
+                 have (prlimit --nproc), or that the machine has (sysctl kernel.threads-max)".to_owned()
+            }
+            Self::NoRoom {
+                pid,
+                limit,
+                used,
+                needed,
+                ..
+            } => format!("raise it as root: {}", limit.raise(*pid, used + needed + limit.spare())),
             Self::Executed => "try again".to_owned(),
             Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),
             Self::Itself

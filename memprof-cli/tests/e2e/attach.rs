@@ -352,6 +352,43 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 #[test]
+fn what_leaves_no_room_is_named_and_nothing_is_left_behind() {
+    let mut host = unprepared();
+    let pid = host.pid().to_string();
+    let mappings = || {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        maps.lines().count()
+    };
+    let before = mappings();
+    for (option, name, enough) in [
+        ("--data", "RLIMIT_DATA", "unlimited"),
+        ("--as", "RLIMIT_AS", "unlimited"),
+        ("--nofile", "RLIMIT_NOFILE", "1024"),
+    ] {
+        let set = |soft: &str| {
+            let limit = format!("{option}={soft}:");
+            let set = Command::new("prlimit")
+                .args(["--pid", &pid, &limit])
+                .status();
+            assert!(set.unwrap().success());
+        };
+        set("8");
+        let refused = attach(&host, &[]).exits(4);
+        let remedy = format!("raise it as root: prlimit --pid {pid} {option}=");
+        let named = format!("has no room for memprof: {name} is 8, ");
+        assert!(
+            refused.stderr.contains(&named) && refused.stderr.contains(&remedy),
+            "{refused:?}"
+        );
+        assert_eq!(mappings(), before);
+        set(enough);
+    }
+    serves(&mut host, "one");
+    attach(&host, &[]).exits(0);
+    detach(&host, &[]).exits(0);
+}
+
+#[test]
 fn forked_children_enter_user_namespaces_and_are_attached_to_by_themselves() {
     // unshare(2), CLONE_NEWUSER, which fails in a process of more than one thread.
     const SANDBOXING: &str = r#"
