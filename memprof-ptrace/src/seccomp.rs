@@ -16,7 +16,7 @@ pub use rseq::{Rseq, area as rseq_area};
 
 use crate::process::{Seccomp, Status};
 use crate::refusal::Refusal;
-use calls::{Need, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT};
+use calls::{Need, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, UNLOCKS};
 
 /// Fails where a call that the plugin makes is answered so that it could not be loaded, or would end
 /// the process. The thread must be one that the caller has stopped by ptrace(2); a new thread that it
@@ -26,7 +26,13 @@ use calls::{Need, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT};
 /// `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or where the caller has a
 /// filter too; `UnreadableFilter`.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
-    require(thread, |filters| forbidden(filters, rseq::rseq(thread)))
+    let locks = Status::read_thread(thread)?.locked > 0;
+    require(thread, |filters| {
+        match forbidden(filters, rseq::rseq(thread))? {
+            None if locks && answer(filters, &UNLOCKS.call)?.is_deadly() => Ok(Some(UNLOCKS.name)),
+            found => Ok(found),
+        }
+    })
 }
 
 /// The same for the calls that a snapshot is made by: clone(2) of the process, wait4(2), and the way home.

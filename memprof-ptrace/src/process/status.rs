@@ -27,6 +27,8 @@ pub struct Status {
     pub resident: u64,
     /// Mapped memory in bytes, now and at most; 0 without any memory.
     pub size: [u64; 2],
+    /// Memory that stays resident by mlock(2) or mlockall(2), in bytes.
+    pub locked: u64,
     /// Number of threads.
     pub threads: u32,
     /// Its permitted and its effective capabilities, bits of capabilities(7).
@@ -95,6 +97,7 @@ impl Status {
             ns_pids: fields.numbers("NSpid")?,
             resident: fields.kibibytes("VmRSS"),
             size: [fields.kibibytes("VmSize"), fields.kibibytes("VmPeak")],
+            locked: fields.kibibytes("VmLck"),
             threads: fields.number("Threads")?,
             capabilities: [fields.bits("CapPrm")?, fields.bits("CapEff")?],
             caught: fields.bits("SigCgt")?,

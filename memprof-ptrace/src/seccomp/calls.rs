@@ -149,6 +149,9 @@ pub(super) const SNAPSHOT: &[Need] = &[
 /// What each thread of glibc's begins with, where it uses that at all.
 pub(super) const RSEQ: Need = one("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);
 
+/// What the sampler's memory is taken out of the program's locked one by, where mlockall(2) put it there.
+pub(super) const UNLOCKS: Named = named("munlock", libc::SYS_munlock, [0, 4096, 0, 0]);
+
 /// What is made too, and may fail: something else is done then, or done without.
 pub(super) const OPTIONAL: &[Named] = &[
     named("brk", libc::SYS_brk, [0; 4]),
