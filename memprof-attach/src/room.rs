@@ -67,8 +67,9 @@ fn shortage(
     let bytes = BYTES + soft(limits, "Max stack size").unwrap_or(STACK);
     // mlockall(2), MCL_FUTURE: no file of /proc tells it, and nothing else locks as much.
     let locks_all = used.locked > used.addresses / 2 && used.capabilities & IPC_LOCK == 0;
-    let locked = if locks_all { bytes } else { 0 };
     let addresses = ADDRESSES.max(2 * bytes);
+    // Reserved addresses count as locked, whether there is memory behind them or not.
+    let locked = if locks_all { addresses } else { 0 };
     let soft = |name| soft(limits, name);
     let all = [
         (Limit::Mappings, most_mappings, used.mappings, MAPPINGS),
@@ -171,7 +172,7 @@ mod tests {
             locked: 4 << 20,
             ..used
         };
-        let command = "prlimit --pid 7 --memlock=37748736";
+        let command = "prlimit --pid 7 --memlock=541065216";
         check(all, locked, Some((Limit::Locked, command)));
         let may_lock = Used {
             capabilities: IPC_LOCK,

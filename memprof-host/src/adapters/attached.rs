@@ -39,6 +39,11 @@ use super::{contain, control};
 use crate::socket_dir::{self, abstract_name};
 use thread_limit::RaisedLimit;
 
+/// For the threads that an attachment begins with, and their heaps.
+const MEMORY: usize = 16 << 20;
+const NO_MEMORY: &CStr =
+    c"the process has no room left for it (RLIMIT_AS, RLIMIT_DATA or vm.max_map_count)";
+
 /// How long a forked child is left alone.
 const REST: Duration = Duration::from_millis(100);
 /// How long an attachment waits for the one before it to be gone.
@@ -111,6 +116,10 @@ pub unsafe fn attached(
     entry: &'static memprof_plugin_entry_t,
     toml: *const c_char,
 ) -> *const c_char {
+    // Before anything is allocated.
+    if memprof_own::require_memory(MEMORY).is_err() {
+        return NO_MEMORY.as_ptr();
+    }
     // SAFETY: promised by the caller.
     let toml = unsafe { CStr::from_ptr(toml) };
     contain(c"attaching panicked".as_ptr(), || {
