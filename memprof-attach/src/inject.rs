@@ -73,9 +73,38 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
         // Before the table of the file, which ends the keys of the attachment.
         toml = format!("thread_limit = {limits}\n{toml}");
     }
-    let mut page = Page::new(&toml);
-    let layout = Layout::of(&target, &page)?;
-    fill(&mut page, &target, &layout, &source);
+    let way = match enter(&mut target, plugin, &source, &toml) {
+        // The file is there, and not for this process: its user, noexec, a security module.
+        Err(Error::NotLoaded(said)) if source.is_refused(&said) => {
+            target.look_again()?;
+            enter(&mut target, plugin, &Source::Memory, &toml).map_err(|error| match error {
+                Error::NotLoaded(in_memory) => Refusal::NotOpened { said, in_memory }.into(),
+                error => error,
+            })
+        }
+        way => way,
+    }?;
+    raised.into_iter().for_each(Raised::keep);
+    Ok(Attached::ByThread {
+        stops: way.stops.to_vec(),
+        thread: way.thread,
+        thread_limit: limits.and_then(|limits| Some((limits.was.current?, limits.is.current?))),
+    })
+}
+
+/// How the plugin came in.
+struct Way {
+    /// How long a thread stood still, each time.
+    stops: [Duration; 2],
+    /// The thread that was borrowed last.
+    thread: u32,
+}
+
+/// Has the plugin loaded and called.
+fn enter(target: &mut Target, plugin: &Plugin, source: &Source, toml: &str) -> Result<Way, Error> {
+    let mut page = Page::new(toml);
+    let layout = Layout::of(target, &page)?;
+    fill(&mut page, target, &layout, source);
 
     let maps = [
         map(layout.code, PAGE, PROT_READ | PROT_EXEC),
@@ -86,45 +115,40 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
         ),
     ];
     let mapped = [layout.code..layout.page, layout.page..layout.end];
-    let first = send(&mut target, &maps, None, u64::MAX)?;
-    wait_until_mapped(&mut target, &mapped, &first)?;
+    let first = send(target, &maps, None, u64::MAX)?;
+    wait_until_mapped(target, &mapped, &first)?;
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
     let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code()));
-    written.map_err(|cause| not_written(&target, cause))?;
+    written.map_err(|cause| not_written(target, cause))?;
 
     let create = [
         Call::Function(layout.code + create_offset(), [layout.page, 0, 0, 0]),
         unmap(&(layout.stack..layout.end)),
     ];
     let open = FAULTS.iter().chain([&SETUID]);
-    let second = send(&mut target, &create, Some(layout.end), all_but(open));
-    let second = second.inspect_err(|_| give_back(&mut target, &mapped))?;
+    let second = send(target, &create, Some(layout.end), all_but(open));
+    let second = second.inspect_err(|_| give_back(target, &mapped))?;
     let there = There {
         memory: &target.memory,
         address: layout.page,
     };
-    let said = match follow(&target, there, plugin, &second)? {
+    let said = match follow(target, there, plugin, &second)? {
         Followed::Said(said) => said,
         Followed::NoThread(errno) => {
             // The stack was unmapped by the errand itself.
             give_back(
-                &mut target,
+                target,
                 &[layout.code..layout.page, layout.page..layout.stack],
             );
-            require_room(pid, &target.maps)?;
+            require_room(target.pid, &target.maps)?;
             return Err(Refusal::NoThread { errno }.into());
         }
     };
     match said {
-        said if said.is_empty() => {
-            raised.into_iter().for_each(Raised::keep);
-            Ok(Attached::ByThread {
-                stops: vec![first.stop, second.stop],
-                thread: second.tid,
-                thread_limit: limits
-                    .and_then(|limits| Some((limits.was.current?, limits.is.current?))),
-            })
-        }
+        said if said.is_empty() => Ok(Way {
+            stops: [first.stop, second.stop],
+            thread: second.tid,
+        }),
         said => Err(Error::NotLoaded(said)),
     }
 }

@@ -36,6 +36,18 @@ pub(crate) enum Source {
     Placed(Placed),
 }
 
+impl Source {
+    /// Whether the loader's words are that the process may not open or map the plugin's file.
+    pub(crate) fn is_refused(&self, said: &str) -> bool {
+        match self {
+            Self::Path(path) | Self::Placed(Placed { path, .. }) => said
+                .strip_prefix(&*path.to_string_lossy())
+                .is_some_and(|why| why.starts_with(": ")),
+            Self::Loaded(_) | Self::Memory => false,
+        }
+    }
+}
+
 impl Plugin {
     pub(crate) fn source(&self, target: &Target) -> Result<Source, Error> {
         if let Some(entry) = self.loaded(target) {
@@ -96,5 +108,27 @@ impl Plugin {
             let found = found.strip_prefix(b"memfd:").unwrap_or(found);
             Some(found) == name
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loader_s_refusal_of_the_file_is_told_from_what_else_is_said() {
+        let source = Source::Path(PathBuf::from("/a/memory_profile.so"));
+        let check = |said: &str, expected| assert_eq!(source.is_refused(said), expected, "{said}");
+        check(
+            "/a/memory_profile.so: cannot open shared object file: Permission denied",
+            true,
+        );
+        check(
+            "/a/memory_profile.so: failed to map segment from shared object",
+            true,
+        );
+        check("libgcc_s.so.1: cannot open shared object file", false);
+        check("it is attached already", false);
+        assert!(!Source::Memory.is_refused("/a/memory_profile.so: cannot open"));
     }
 }

@@ -111,6 +111,14 @@ pub enum Refusal {
         /// Why the last one cannot.
         cause: String,
     },
+    /// Neither by its path nor as a file in memory.
+    #[error("may not load the plugin's file ({said}), nor a file in memory ({in_memory})")]
+    NotOpened {
+        /// The loader's words of the file.
+        said: String,
+        /// The same of the file in memory.
+        in_memory: String,
+    },
     /// `HAProxy` sets it for itself.
     #[error("may have no more threads (RLIMIT_NPROC is {limit}), and the limit could not be raised: {}", .errno.desc())]
     ThreadLimit {
@@ -258,6 +266,11 @@ impl Refusal {
                 "try again if it has just started; attach needs glibc 2.34 or newer".to_owned()
             }
             Self::ShadowStack => "start it without SHSTK in GLIBC_TUNABLES".to_owned(),
+            // Allowed in itself, mostly: the family is what is forbidden.
+            Self::ForbiddenCall { call: "socket" } => {
+                "allow sockets of AF_UNIX in the filter (systemd: RestrictAddressFamilies=AF_UNIX, beside those that the \
+                 service has), or start the program with `memprof run`".to_owned()
+            }
             Self::ForbiddenCall { call } => format!(
                 "allow {call} in the filter (systemd: SystemCallFilter={call}), or start the program \
                  with `memprof run`"
@@ -269,6 +282,11 @@ impl Refusal {
             }
             Self::NoFile { .. } => {
                 "mount /proc there, or make a directory /tmp that is not mounted noexec".to_owned()
+            }
+            Self::NotOpened { .. } => {
+                "give it a copy by --plugin that its user may read, on a file system that is not mounted noexec \
+                 and that its security module (Landlock, AppArmor, SELinux) lets it map, or start the program with \
+                 `memprof run`".to_owned()
             }
             Self::ThreadLimit { .. } => {
                 "run memprof as root with CAP_SYS_RESOURCE, or raise it where the program is configured \

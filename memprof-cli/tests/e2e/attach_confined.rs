@@ -378,3 +378,42 @@ fn a_low_limit_of_threads_is_raised_for_the_attachment() {
     run(&["detach", &pid.to_string()]);
     is_left(pid, place.path(), &before);
 }
+
+/// Attaches with a copy of the plugin's file at a place, and detaches.
+fn is_entered_with_plugin_in(place: &Path, host: &Host) {
+    let copy = place.join("memory_profile.so");
+    let pid = host.pid().to_string();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(dist("bin/memprof"));
+        let output = command.args(args).env_remove("XDG_RUNTIME_DIR").output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    };
+    run(&["attach", &pid, "--plugin", copy.to_str().unwrap()]);
+    run(&["detach", &pid]);
+}
+
+#[test]
+fn a_plugin_that_the_process_may_not_open_comes_as_a_file_in_memory() {
+    assert!(
+        geteuid().is_root(),
+        "this test takes another user's part, and needs root"
+    );
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let file = dist("plugins/memory_profile.so");
+    fs::copy(file, place.path().join("memory_profile.so")).unwrap();
+    let other_user = [
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+    ];
+    is_entered_with_plugin_in(place.path(), &perl_after(&other_user, "cd /"));
+    let directory = place.path().display();
+    let noexec =
+        format!("mount --bind {directory} {directory} && mount -o remount,bind,noexec {directory}");
+    is_entered_with_plugin_in(place.path(), &perl_after(&["unshare", "--mount"], &noexec));
+}
