@@ -15,6 +15,8 @@ pub enum Attached {
         /// How many threads its user could have (`RLIMIT_NPROC`), and can have until the plugin leaves, where the
         /// limit was raised for it.
         thread_limit: Option<(u64, u64)>,
+        /// The signals whose handlers must not fork from now on, and might: the process had one thread only.
+        handled: Vec<String>,
     },
     /// The JVM in the process loaded it, and nothing stood still.
     ByJvm,

@@ -11,12 +11,14 @@ use std::time::{Duration, Instant, SystemTime};
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::Call;
+use memprof_ptrace::process::Status;
 use nix::errno::Errno;
 
 use crate::attached::Attached;
 use crate::attachment::Attachment;
 use crate::code::{code, create_offset};
 use crate::error::Error;
+use crate::fork;
 use crate::hole::hole;
 use crate::jvm;
 use crate::page::{self, Answer, Page, Stage, There};
@@ -66,6 +68,7 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
     let mut target = Target::look_up(pid)?;
     require_room(pid, &target.maps)?;
     let source = plugin.source(&target)?;
+    let handled = fork::handled(&target, &Status::read_thread(pid)?);
     let raised = Raised::by_need(pid)?;
     let limits = raised.as_ref().map(|raised| raised.limits);
     let mut toml = attachment.to_toml();
@@ -88,6 +91,7 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
     Ok(Attached::ByThread {
         stops: way.stops.to_vec(),
         thread: way.thread,
+        handled,
         thread_limit: limits.and_then(|limits| Some((limits.was.current?, limits.is.current?))),
     })
 }

@@ -13,6 +13,7 @@ mod call_stack;
 mod code;
 mod entries;
 mod error;
+mod fork;
 mod hole;
 mod inject;
 mod jvm;

@@ -178,13 +178,18 @@ fn reply(
         }) => format!("\nits limit of threads (RLIMIT_NPROC) is {is} until then; it was {was}"),
         _ => String::new(),
     };
+    let handled = match attached {
+        Some(Attached::ByThread { handled, .. }) => handlers(handled),
+        _ => None,
+    };
+    let handled = handled.map_or_else(String::new, |line| format!("\n{line}"));
     let text = match attached {
         None => format!(
             "{pid} ({name}) has the plugin already{}",
             entries.lines(pid)
         ),
         Some(_) => format!(
-            "attached to {pid} ({name}){how}; the plugin leaves by itself in {}{limit}{}\n\
+            "attached to {pid} ({name}){how}; the plugin leaves by itself in {}{limit}{handled}{}\n\
              next: memprof activate -t {pid}",
             humantime::format_duration(args.lease),
             entries.lines(pid)
@@ -200,4 +205,29 @@ fn reply(
         entries: entries.json(),
         allocators: status.field("allocators").clone(),
     })
+}
+
+/// What a program of one thread must not do any more, in a line; `None` where it does not.
+pub(crate) fn handlers(handled: &[String]) -> Option<String> {
+    let line = format!(
+        "it had one thread until now: if its handler of {} forks, that may wait for ever, also after `memprof detach` \
+         (restart the program then)",
+        handled.join(", ")
+    );
+    (!handled.is_empty()).then_some(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handlers_are_named_by_their_signals() {
+        assert_eq!(handlers(&[]), None);
+        let line = handlers(&["SIGALRM", "signal 50"].map(str::to_owned)).unwrap();
+        assert!(
+            line.contains("its handler of SIGALRM, signal 50 forks"),
+            "{line}"
+        );
+    }
 }

@@ -115,6 +115,11 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
         json: false,
         args: Vec::new(),
     })?;
+    if let Attached::ByThread { handled, .. } = &attached
+        && let Some(line) = attach::handlers(handled)
+    {
+        output::note(&line);
+    }
     if let Attached::ByNode {
         address,
         port: Port::StillOpen,

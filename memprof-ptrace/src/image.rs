@@ -5,6 +5,8 @@ use std::io;
 
 use crate::memory::Memory;
 
+/// `ET_EXEC`: a program that lies where its file says.
+const FIXED: u16 = 2;
 const PT_DYNAMIC: u32 = 2;
 const DT_NULL: u64 = 0;
 const DT_STRTAB: u64 = 5;
@@ -23,7 +25,8 @@ const DYNAMIC_LIMIT: u64 = 1024;
 /// The dynamic symbols of a library.
 #[derive(Debug)]
 pub struct Image {
-    base: u64,
+    /// What is added to the addresses in the file.
+    bias: u64,
     symbols: Vec<u8>,
     names: Vec<u8>,
 }
@@ -38,13 +41,17 @@ impl Image {
         if header[..5] != *b"\x7fELF\x02" {
             return Err(malformed("no ELF file of 64 bits"));
         }
+        let bias = match half(&header, 16) {
+            FIXED => 0,
+            _ => base,
+        };
         let segments = base.wrapping_add(word(&header, 32));
         let count = u64::from(half(&header, 56));
         let mut dynamic = None;
         for at in 0..count.min(SEGMENT_LIMIT) {
             let segment: [u8; 56] = memory.bytes(segments.wrapping_add(at * 56))?;
             if int(&segment, 0) == PT_DYNAMIC {
-                dynamic = Some(base.wrapping_add(word(&segment, 16)));
+                dynamic = Some(bias.wrapping_add(word(&segment, 16)));
             }
         }
         let dynamic = dynamic.ok_or_else(|| malformed("no dynamic section"))?;
@@ -73,7 +80,7 @@ impl Image {
         let length = length.filter(|_| size < TABLE_LIMIT);
         let length = length.ok_or_else(|| malformed("its symbols lie behind their names"))?;
         let mut image = Self {
-            base,
+            bias,
             symbols: vec![0; length as usize],
             names: vec![0; size as usize],
         };
@@ -84,15 +91,26 @@ impl Image {
 
     /// The address of a symbol that the library defines.
     pub fn symbol(&self, name: &str) -> Option<u64> {
-        let is_called = |symbol: &&[u8]| {
-            let is_defined = half(symbol, 6) != 0;
+        let found = self.called(name).find(|symbol| is_defined(symbol))?;
+        Some(self.bias.wrapping_add(word(found, 8)))
+    }
+
+    /// Whether it uses a symbol that another library defines.
+    pub fn imports(&self, name: &str) -> bool {
+        self.called(name).any(|symbol| !is_defined(symbol))
+    }
+
+    fn called(&self, name: &str) -> impl Iterator<Item = &[u8]> {
+        self.symbols.chunks_exact(SYMBOL).filter(move |symbol| {
             let rest = self.names.get(int(symbol, 0) as usize..);
             let rest = rest.and_then(|rest| rest.strip_prefix(name.as_bytes()));
-            is_defined && rest.is_some_and(|rest| rest.first() == Some(&0))
-        };
-        let found = self.symbols.chunks_exact(SYMBOL).find(is_called)?;
-        Some(self.base.wrapping_add(word(found, 8)))
+            rest.is_some_and(|rest| rest.first() == Some(&0))
+        })
     }
+}
+
+fn is_defined(symbol: &[u8]) -> bool {
+    half(symbol, 6) != 0
 }
 
 fn malformed(why: &str) -> io::Error {
@@ -133,6 +151,8 @@ mod tests {
         assert_eq!(libc.symbol("no_such_function"), None);
         // A prefix of others.
         assert_eq!(libc.symbol("pthread_"), None);
+        assert!(libc.imports("__tls_get_addr"));
+        assert!(!libc.imports("pthread_create") && !libc.imports("no_such_function"));
     }
 
     #[test]

@@ -389,6 +389,28 @@ fn what_leaves_no_room_is_named_and_nothing_is_left_behind() {
 }
 
 #[test]
+fn a_program_of_one_thread_that_may_fork_in_a_handler_is_told_of() {
+    let mut command = Command::new("perl");
+    command
+        .args(["-e", &format!("$SIG{{ALRM}} = sub {{}}; {GROWING}")])
+        .stdin(Stdio::piped());
+    let host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    let text = |run: crate::memprof::Run| run.exits(0).json()["text"].to_string();
+    let attached = text(attach(&host, &[]));
+    assert!(
+        attached.contains("if its handler of SIGALRM forks"),
+        "{attached}"
+    );
+    detach(&host, &[]).exits(0);
+    // No handler.
+    let host = unprepared();
+    let attached = text(attach(&host, &[]));
+    assert!(!attached.contains("handler"), "{attached}");
+    detach(&host, &[]).exits(0);
+}
+
+#[test]
 fn forked_children_enter_user_namespaces_and_are_attached_to_by_themselves() {
     // unshare(2), CLONE_NEWUSER, which fails in a process of more than one thread.
     const SANDBOXING: &str = r#"
