@@ -7,6 +7,7 @@
 //! jumps; the next attachment writes those that are missing, or a detachment takes those away that are there.
 
 mod moved;
+mod pause;
 mod plan;
 mod program;
 mod reach;
@@ -43,14 +44,18 @@ pub struct Led {
 /// where the program has no `malloc` of its own that serves its libraries too.
 ///
 /// # Errors
-/// `NotLed`: which function cannot be changed, and why. The process goes on as before.
-pub fn lead_entries(pid: u32) -> Result<Option<Led>, Error> {
+/// `LongPause`: its threads would stand still for longer than `most`. `NotLed`: which function cannot be changed, and why.
+/// The process goes on as before.
+pub fn lead_entries(pid: u32, most: Duration) -> Result<Option<Led>, Error> {
     let Some(code) = Code::read(pid)? else {
         return Ok(None);
     };
     let plan = Plan::of(&code)?;
     let mut target = Target::look_up(pid)?;
     require_file(&target, &plan)?;
+    if table::find(&target.memory, &target.maps).is_none() {
+        pause::require_short(&target, most)?;
+    }
     let (base, made) = make_table(&mut target, &plan)?;
     let gone = |cause| not_written(&target, cause);
     let standing = table::read(&target.memory, base).map_err(gone)?;
@@ -75,7 +80,10 @@ pub fn lead_entries(pid: u32) -> Result<Option<Led>, Error> {
     }
     let stop = match changes.is_empty() {
         true => Duration::ZERO,
-        false => write(&mut target, &changes, &away)?,
+        false => {
+            pause::require_short(&target, most)?;
+            write(&mut target, &changes, &away)?
+        }
     };
     Ok(Some(Led {
         functions: standing.len(),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use memprof_ptrace::Refusal;
 
@@ -23,6 +24,22 @@ pub enum Error {
     /// The calls of its allocator cannot be led to memprof: which function, and why.
     #[error("its own malloc cannot be led to memprof: {0}")]
     NotLed(String),
+    /// The calls of its allocator would be led to memprof while all its threads stand still.
+    #[error(
+        "its own malloc was not led to memprof: its {threads} threads would stand still for about {} ms, more than the \
+         {} ms that are allowed; allow it by `memprof attach --max-pause {}ms`",
+        .estimate.as_millis(),
+        .most.as_millis(),
+        2 * .estimate.as_millis()
+    )]
+    LongPause {
+        /// How many there are.
+        threads: u32,
+        /// How long they would.
+        estimate: Duration,
+        /// How long they may.
+        most: Duration,
+    },
     /// The loader, or the plugin itself, said so.
     #[error("{0}")]
     NotLoaded(String),

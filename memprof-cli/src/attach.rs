@@ -17,6 +17,9 @@ use crate::reply::ask;
 use crate::run::plugin;
 use crate::{output, target};
 
+/// How long all threads of a process may stand still unless told otherwise.
+pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(100);
+
 /// Said of an inspector that was opened and is not closed yet.
 pub(crate) const STILL_OPEN: &str =
     "is still open until its JavaScript is back in the event loop and no debugger is connected";
@@ -40,6 +43,11 @@ pub(crate) struct AttachArgs {
     /// Detach after this time
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) lease: Duration,
+
+    /// How long all threads may stand still for jumps to be written into a malloc that is linked into the program;
+    /// memprof estimates that first, and leaves it out if it is longer
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub(crate) max_pause: Duration,
 
     /// Attach to the children too that it forks from now on
     ///
@@ -97,7 +105,7 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
             (client, Some(attached))
         }
     };
-    let entries = led::lead(args.pid, &client.status()?);
+    let entries = led::lead(args.pid, &client.status()?, args.max_pause);
     let reply = reply(args, &mut client, attached.as_ref(), &entries)?;
     if args.json {
         output::print(&json!(reply).to_string());

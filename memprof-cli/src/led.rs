@@ -1,6 +1,8 @@
 //! The functions of an allocator that is linked into the program, led to memprof's sampler when the plugin comes and
 //! given back when it goes.
 
+use std::time::Duration;
+
 use memprof_attach::{Led, lead_entries, require_symbols, restore_entries};
 use memprof_messages::{AllocatorStatus, Status, Through};
 use serde_json::{Value, json};
@@ -16,10 +18,11 @@ pub(crate) enum Entries {
     Not(anyhow::Error),
 }
 
-/// Leads the program's own `malloc` to memprof where `status` says that nothing else does.
-pub(crate) fn lead(pid: u32, status: &Status) -> Entries {
+/// Leads the program's own `malloc` to memprof where `status` says that nothing else does, unless its threads would
+/// stand still for longer than `most`.
+pub(crate) fn lead(pid: u32, status: &Status, most: Duration) -> Entries {
     let led = if status.allocators.iter().any(needs_it) {
-        lead_entries(pid)
+        lead_entries(pid, most)
     } else if status.unknown_malloc.is_some() {
         // It may be one that memprof knows by its symbols.
         require_symbols(pid).map(|()| None)

@@ -108,6 +108,7 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
             true => attach::LEASE,
             false => args.duration + 2 * GRACE,
         },
+        max_pause: attach::MAX_PAUSE,
         children: false,
         plugin: args.plugin.clone(),
         config: None,
@@ -129,7 +130,7 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
     }
     // Where the status fails, what follows does, and says so.
     if let Ok(status) = client.status()
-        && let Entries::Not(why) = led::lead(pid, &status)
+        && let Entries::Not(why) = led::lead(pid, &status, attach::MAX_PAUSE)
     {
         output::note(&format!("{why:#}"));
     }

@@ -288,6 +288,24 @@ fn at_the_end_of_an_attachment_the_jumps_stay_until_detach() {
 }
 
 #[test]
+fn threads_that_would_stand_still_for_too_long_are_left_alone_until_that_is_allowed() {
+    let program = LINKED[2].start(&[]);
+    let before = program.text();
+    let text = |args: &[&str]| attach(&program.host, args).exits(0).json()["entries"].to_string();
+    let refused = text(&["--max-pause", "1ms"]);
+    assert!(
+        refused.contains(" ms, more than the 1 ms that are allowed; allow it by"),
+        "{refused}"
+    );
+    assert!(before == program.text());
+    let led = text(&["--max-pause", "1s"]);
+    assert!(led.contains("functions"), "{led}");
+    assert!(before != program.text());
+    detach(&program.host, &[]).exits(0);
+    assert!(before == program.text());
+}
+
+#[test]
 fn a_plugin_that_was_there_stays_when_its_jumps_are_taken_away() {
     let memprof = dist("bin/memprof");
     let mut program = LINKED[0].start_by(&[memprof.to_str().unwrap(), "run", "--"], &[]);
