@@ -68,11 +68,15 @@ pub(crate) fn write(
 }
 
 fn try_once(target: &Target, changes: &[Change], away: &[Away]) -> Result<Duration, Not> {
+    // Before they stand still: a process of many threads has many mappings.
+    let mapped: Vec<_> = mappings(&target.maps)
+        .map(|mapping| mapping.range)
+        .collect();
     let begun = Instant::now();
     let mut threads = Vec::new();
     let stopped = stop_all(target.pid, begun + STOP, &mut threads);
     let done = stopped.map_err(|why| refused(target, why)).and_then(|()| {
-        let moved = place_all(target, &threads, away)?;
+        let moved = place_all(target, &mapped, &threads, away)?;
         for (stopped, registers) in moved {
             let placed = stopped.set_registers(&registers);
             placed.map_err(|_| Not::Now("a thread ends"))?;
@@ -104,6 +108,7 @@ type Placed<'a> = Vec<(&'a Stopped, user_regs_struct)>;
 /// there, whether the changes are made or not.
 fn place_all<'a>(
     target: &Target,
+    mapped: &[Range<u64>],
     threads: &'a [(u32, Stopped)],
     away: &[Away],
 ) -> Result<Placed<'a>, Not> {
@@ -114,7 +119,7 @@ fn place_all<'a>(
     for (_, stopped) in threads {
         let ends = |_| Not::Now("a thread ends");
         let mut registers = stopped.registers().map_err(ends)?;
-        check_stack(target, registers.rsp, away)?;
+        check_stack(target, mapped, registers.rsp, away)?;
         let Some(place) = place(registers.rip, away).map_err(Not::Now)? else {
             continue;
         };
@@ -125,13 +130,18 @@ fn place_all<'a>(
 }
 
 /// A signal handler may return to where it interrupted its thread, in the midst of what moves.
-fn check_stack(target: &Target, pointer: u64, away: &[Away]) -> Result<(), Not> {
-    let Some(stack) = mappings(&target.maps).find(|mapping| mapping.range.contains(&pointer))
-    else {
+fn check_stack(
+    target: &Target,
+    mapped: &[Range<u64>],
+    pointer: u64,
+    away: &[Away],
+) -> Result<(), Not> {
+    let stack = mapped.get(mapped.partition_point(|range| range.end <= pointer));
+    let Some(stack) = stack.filter(|range| range.contains(&pointer)) else {
         // Mapped since: a thread that has just begun.
         return Err(Not::Now("a thread has no stack"));
     };
-    let length = (stack.range.end - pointer).min(SEARCHED) & !7;
+    let length = (stack.end - pointer).min(SEARCHED) & !7;
     let mut bytes = vec![0; length as usize];
     let read = target.memory.read(pointer, &mut bytes);
     read.map_err(|_| Not::Now("a thread's stack cannot be read"))?;
