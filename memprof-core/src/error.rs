@@ -5,6 +5,8 @@ use std::{fmt, io};
 pub use memprof_messages::ErrorKind;
 use rustix::io::Errno;
 
+use crate::system::limit;
+
 /// A result whose error is [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -51,6 +53,14 @@ impl Error {
         self
     }
 
+    /// That remedy, unless there is one.
+    pub(crate) fn or_remedy(self, remedy: &str) -> Self {
+        match self.remedy.is_empty() {
+            true => self.remedy(remedy),
+            false => self,
+        }
+    }
+
     pub(crate) fn errno(mut self, errno: Errno) -> Self {
         self.source = Some(Cause::Errno(errno));
         self
@@ -61,15 +71,21 @@ impl Error {
         Self::new(ErrorKind::Allocator, message)
     }
 
-    /// The operating system refused `act`, for example `"open /var/lib/x"`.
+    /// The operating system refused `act`, for example `"open /var/lib/x"`. Where it met a limit, the remedy is to
+    /// raise that.
     pub(crate) fn io(act: &str, cause: &io::Error) -> Self {
         let source = match cause.raw_os_error() {
             Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
             None => Cause::Text(cause.to_string()),
         };
+        let limit = match source {
+            Cause::Errno(errno) => limit::remedy(errno),
+            Cause::Text(_) => None,
+        };
         Self {
             act: Some(act.to_owned()),
             source: Some(source),
+            remedy: limit.unwrap_or_default(),
             ..Self::new(ErrorKind::Io, format!("failed to {act}"))
         }
     }

@@ -2,4 +2,5 @@
 
 pub(crate) mod cgroup;
 pub(crate) mod leash;
+pub(crate) mod limit;
 pub(crate) mod seccomp;

@@ -257,7 +257,7 @@ impl Drop for Scratch {
 
 fn no_memory_file(cause: &io::Error) -> Error {
     Error::io("create a memory file for the dump (memfd_create)", cause)
-        .remedy("allow memfd_create to this program, or mount a tmpfs at /dev/shm")
+        .or_remedy("allow memfd_create to this program, or mount a tmpfs at /dev/shm")
 }
 
 /// Opens a directory, if it is of a memory file system.

@@ -137,7 +137,7 @@ impl Store {
         self.make_room(&directory, &newcomer)?;
         let bytes = publish(&directory, &file_name(name), body).map_err(|(act, cause)| {
             self.unusable(&format!("{act} in"), cause)
-                .remedy("free space or choose another dump_dir in the plugin's config")
+                .or_remedy("free space or choose another dump_dir in the plugin's config")
         })?;
         Ok(self.kept(&Entry {
             name: name.clone(),
@@ -218,7 +218,7 @@ impl Store {
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(directory),
             Err(errno) => Err(self
                 .unusable("create a file in", errno.into())
-                .remedy("set dump_dir to a directory that this user can write to")),
+                .or_remedy("set dump_dir to a directory that this user can write to")),
         }
     }
 
@@ -237,7 +237,7 @@ impl Store {
                 self.directory.display()
             );
             Error::io(&format!("{act} {}", existing.display()), &errno.into())
-                .remedy("set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)")
+                .or_remedy("set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)")
         })
     }
 
