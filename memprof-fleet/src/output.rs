@@ -1,5 +1,4 @@
 //! What is printed: answers to stdout, notes to stderr. What came from other machines is made printable.
-#![expect(clippy::print_stderr, reason = "the one place where notes are printed")]
 
 use std::fmt;
 use std::io::{self, Write};
@@ -39,19 +38,27 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     coded.map_or(1, |coded| coded.code)
 }
 
-/// Writes lines to stdout.
+/// Writes lines to stdout. A reader that went away, as `head` does, is no error: the command's exit status is
+/// the one that it would have had.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(printable(text).as_bytes())?;
-    if !text.ends_with('\n') {
-        stdout.write_all(b"\n")?;
+    match write_lines(&mut io::stdout().lock(), text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
     }
-    Ok(stdout.flush()?)
 }
 
-/// Writes a line to stderr.
+/// Writes a line to stderr. Where that fails, on a full disk or a closed pipe, the line is lost and nothing else.
 pub(crate) fn tell(text: &str) {
-    eprintln!("{}", printable(text));
+    write_lines(&mut io::stderr().lock(), text).unwrap_or_default();
+}
+
+fn write_lines(to: &mut impl Write, text: &str) -> io::Result<()> {
+    let mut text = printable(text);
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    to.write_all(text.as_bytes())?;
+    to.flush()
 }
 
 /// Writes a note to stderr.
@@ -59,9 +66,18 @@ pub(crate) fn note(text: &str) {
     tell(&format!("memprof: note: {text}"));
 }
 
-/// Text without what controls a terminal, but for line feeds.
+/// Text without characters that control a terminal or the direction of writing, but for line feeds.
 fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
+    let is_direction = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.replace(
+        |c: char| (c.is_control() && c != '\n') || is_direction(c),
+        "\u{fffd}",
+    )
+}
+
+/// A name that another process chose, as part of one line.
+pub(crate) fn in_line(name: &str) -> String {
+    name.replace(['\n', '\u{2028}', '\u{2029}'], "\u{fffd}")
 }
 
 /// True when the reader of stdout went away, as `head` does.
@@ -70,4 +86,30 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .find_map(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_from_elsewhere_neither_makes_a_line_nor_turns_one_around() {
+        let check = |name: &str, expected: &str| assert_eq!(printable(&in_line(name)), expected);
+        check("cart", "cart");
+        check("cart\nshop", "cart\u{fffd}shop");
+        check("cart\r\u{1b}[2J", "cart\u{fffd}\u{fffd}[2J");
+        check("cart\u{202e}pohs", "cart\u{fffd}pohs");
+        check("cart\u{2028}shop", "cart\u{fffd}shop");
+        check("cart\u{2066}shop", "cart\u{fffd}shop");
+    }
+
+    #[test]
+    fn a_stream_that_fails_is_an_error_and_no_panic() {
+        let mut full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        let error = write_lines(&mut full, "a line").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    }
 }

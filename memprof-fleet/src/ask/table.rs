@@ -2,6 +2,8 @@
 
 use memprof_report::{SampleType, amount};
 
+use crate::output::in_line;
+
 /// `1.50MiB`
 pub(super) fn bytes(bytes: i64) -> String {
     amount(bytes, SampleType::InuseSpace)
@@ -15,6 +17,10 @@ pub(super) fn signed(value: i64) -> String {
 
 /// Columns as wide as their longest cell.
 pub(super) fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
+    let rows: Vec<_> = rows
+        .into_iter()
+        .map(|row| row.map(|cell| in_line(&cell)))
+        .collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([heads[column].len()]).max().unwrap_or_default()
@@ -40,5 +46,7 @@ mod tests {
             ["bcd".to_owned(), String::new()],
         ];
         assert_eq!(table(["X", "Y"], rows), "X    Y\na    long\nbcd");
+        let forged = vec![["a\nb".to_owned(), "1".to_owned()]];
+        assert_eq!(table(["X", "Y"], forged), "X    Y\na\u{fffd}b  1");
     }
 }
