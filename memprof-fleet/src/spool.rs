@@ -13,11 +13,12 @@
 //! again, to the same bytes with the same names, and nothing leaves outbox/ while there is a batch/.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::dumped::Dumped;
 use crate::output;
@@ -110,7 +111,7 @@ impl Spool {
                 break;
             }
             rename(&dumps, &batch)?;
-            fs::create_dir(&dumps).with_context(|| dumps.display().to_string())?;
+            fs::create_dir_all(&dumps).with_context(|| dumps.display().to_string())?;
         }
         Ok(())
     }
@@ -132,11 +133,18 @@ impl Spool {
     fn read(&self, directory: &Path) -> anyhow::Result<Vec<Dumped>> {
         let mut dumped = Vec::new();
         for file in entries(directory)? {
-            let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
-            match serde_json::from_slice(&bytes) {
+            let read = match fs::read(&file) {
+                Err(error) if is_of_this_moment(&error) => {
+                    return Err(error).with_context(|| file.display().to_string());
+                }
+                read => read.map_err(anyhow::Error::from),
+            };
+            match read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)) {
                 Ok(one) => dumped.push(one),
                 Err(error) => {
-                    let aside = self.place.join("damaged").join(file_name(&file));
+                    let damaged = self.place.join("damaged");
+                    fs::create_dir_all(&damaged).with_context(|| damaged.display().to_string())?;
+                    let aside = damaged.join(file_name(&file));
                     let (from, to) = (file.display(), aside.display());
                     output::note(&format!("{from} is damaged, and now {to}: {error}"));
                     rename(&file, &aside)?;
@@ -191,10 +199,20 @@ fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// Writes a file that is whole or not there, and on the disk.
+/// Whether a failure to read is the machine's at this moment, and says nothing of the file.
+fn is_of_this_moment(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN)
+    )
+}
+
+/// Writes a file that is whole or not there, and on the disk. The directory is made where it is missing: a disk
+/// that was full for a moment may have left the spool without it.
 fn publish(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     let (fresh, path) = (directory.join(".new"), directory.join(name));
     let failed = || format!("failed to write {}", path.display());
+    fs::create_dir_all(directory).with_context(failed)?;
     let mut file = File::create(&fresh).with_context(failed)?;
     file.write_all(bytes).with_context(failed)?;
     file.sync_all().with_context(failed)?;
@@ -211,4 +229,72 @@ fn rename(from: &Path, to: &Path) -> anyhow::Result<()> {
             .with_context(failed)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Dumped, Path, Spool, fs};
+    use crate::dumped::Context;
+    use crate::time::Instant;
+
+    fn dumped() -> Dumped {
+        Dumped {
+            context: Context {
+                time: Instant(0),
+                start_time: Instant(0),
+                service: "cart".to_owned(),
+                instance: "node/7.1".to_owned(),
+                host: "node".to_owned(),
+                pid: 7,
+                build_id: String::new(),
+                trigger: "agent".to_owned(),
+                labels: std::collections::BTreeMap::new(),
+                sample_interval: 1,
+                rss_bytes: None,
+                clock_offset_ms: None,
+            },
+            samples: Vec::new(),
+            stacks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_spool_that_lost_its_directories_keeps_on() {
+        for lost in ["dumps", "outbox", "damaged"] {
+            let place = tempfile::tempdir().unwrap();
+            let mut spool = Spool::open(place.path()).unwrap();
+            fs::remove_dir_all(place.path().join(lost)).unwrap();
+            spool.add(&dumped()).unwrap();
+            fs::write(place.path().join("dumps/0.json"), "{").unwrap();
+            let file = ("samples/x".to_owned(), b"x".to_vec());
+            spool.batch(|_| Ok(vec![file.clone()])).unwrap();
+            assert_eq!(spool.outgoing().unwrap().len(), 1, "{lost}");
+        }
+    }
+
+    #[test]
+    fn a_dump_that_cannot_be_read_is_put_aside() {
+        let check = |what: &str, make: fn(&Path)| {
+            let place = tempfile::tempdir().unwrap();
+            let mut spool = Spool::open(place.path()).unwrap();
+            make(&place.path().join("dumps/0.json"));
+            spool.add(&dumped()).unwrap();
+            let read = std::cell::Cell::new(0);
+            let count = |dumped: &[Dumped]| {
+                read.set(dumped.len());
+                Ok(Vec::new())
+            };
+            spool.batch(count).unwrap();
+            assert_eq!(read.get(), 1, "{what}");
+            let aside = place.path().join("damaged/0.json");
+            assert!(fs::symlink_metadata(aside).is_ok(), "{what}");
+        };
+        check("half of it", |file| fs::write(file, "{").unwrap());
+        check("empty", |file| fs::write(file, "").unwrap());
+        check("no text", |file| fs::write(file, [0xff; 8]).unwrap());
+        check("a directory", |file| fs::create_dir(file).unwrap());
+        check("a link to nothing", |file| {
+            std::os::unix::fs::symlink("/nonexistent", file).unwrap();
+        });
+    }
 }
