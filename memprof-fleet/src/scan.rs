@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -26,6 +27,12 @@ use crate::time::{Hour, Instant};
 const BATCH: usize = 32 << 10;
 /// Files up to this size are read at once: a request takes longer than their bytes.
 const WHOLE: u64 = 4 << 20;
+/// The most rows for each byte of a file, and a number of rows that any file may have.
+const MOST_ROWS: u64 = 4;
+const LEAST_ROWS: u64 = 64 << 10;
+/// The most bytes for each byte of a file, and a number of them that any file may have.
+const MOST_PACKED: u64 = 200;
+const LEAST_PACKED: u64 = 64 << 20;
 /// How much is read where the length of what is needed is not known.
 const PIECE: u64 = 64 << 10;
 
@@ -96,6 +103,10 @@ fn hour(name: &str, prefix: &str) -> Option<Hour> {
 
 /// The files that are in a merged one.
 fn read_sources(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
+    contain(|| read_sources_of(store, object))
+}
+
+fn read_sources_of(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
     let reader = open(store, object)?;
     let entries = reader.metadata().file_metadata().key_value_metadata();
     let mut entries = entries.into_iter().flatten();
@@ -111,6 +122,29 @@ fn read_sources(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<Strin
 /// Reads columns of a file, batch by batch; of a service, only pages that may hold it. Returns how many rows
 /// were read. A damaged file may have given some of its rows before that is noticed.
 pub(crate) fn scan(
+    store: &Arc<Store>,
+    object: &Object,
+    columns: &[&str],
+    service: Option<&str>,
+    each: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
+) -> anyhow::Result<usize> {
+    contain(|| scan_rows(store, object, columns, service, each))
+}
+
+/// Reads a file. The Parquet reader panics on some that are damaged: that is an error of the file.
+fn contain<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    // What `read` changed is rows of that file, which an error may leave incomplete as well.
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        let why = panic.downcast_ref::<String>().map(String::as_str);
+        let why = why.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(anyhow::anyhow!(
+            "the reader gave up: {}",
+            why.unwrap_or("it panicked")
+        ))
+    })
+}
+
+fn scan_rows(
     store: &Arc<Store>,
     object: &Object,
     columns: &[&str],
@@ -157,8 +191,33 @@ fn open(
         whole,
     };
     let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Optional);
-    ParquetRecordBatchReaderBuilder::try_new_with_options(chunks, options)
-        .with_context(|| format!("{} is not a Parquet file that can be read", object.name))
+    let reader = ParquetRecordBatchReaderBuilder::try_new_with_options(chunks, options)
+        .with_context(|| format!("{} is not a Parquet file that can be read", object.name))?;
+    let groups = reader.metadata().row_groups().iter();
+    let claimed = groups.fold((0, 0), |(rows, bytes): (u64, u64), group| {
+        (
+            rows.saturating_add(group.num_rows().max(0).unsigned_abs()),
+            bytes.saturating_add(group.total_byte_size().max(0).unsigned_abs()),
+        )
+    });
+    limit(object.size, claimed)?;
+    Ok(reader)
+}
+
+/// An error where a file claims more rows or bytes than memprof's own files of its size have: what is packed
+/// so much would take all memory when it is read.
+fn limit(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
+    let most = size.saturating_mul(MOST_ROWS).max(LEAST_ROWS);
+    anyhow::ensure!(
+        rows <= most,
+        "it is too large: {rows} rows in {size} bytes, and at most {most} are read"
+    );
+    let most = size.saturating_mul(MOST_PACKED).max(LEAST_PACKED);
+    anyhow::ensure!(
+        bytes <= most,
+        "it is too large: {bytes} bytes packed into {size}, and at most {most} are read"
+    );
+    Ok(())
 }
 
 /// The rows of pages that may hold `value` in a column of text.
@@ -344,4 +403,34 @@ impl<'b> Texts<'b> {
 
 fn wrong_type(column: &str) -> String {
     format!("its column {column} is of another type")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_reader_is_an_error_of_the_file() {
+        let check = |read: fn() -> anyhow::Result<()>, expected: &str| {
+            let error = contain(read).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(|| panic!("negative"), "negative");
+        check(|| panic!("column {}", 7), "column 7");
+        check(|| std::panic::panic_any(7), "panicked");
+        check(|| Err(anyhow::anyhow!("an error")), "an error");
+    }
+
+    #[test]
+    fn a_file_that_claims_too_much_is_not_read() {
+        let check = |size, claimed, is_read: bool| {
+            assert_eq!(limit(size, claimed).is_ok(), is_read, "{size} {claimed:?}");
+        };
+        check(2_000, (20, 4_000), true);
+        check(2_000, (64 << 10, 64 << 20), true);
+        check(1_300_000, (20_000_000, 1_000_000), false);
+        check(1_300_000, (20_000, 6 << 30), false);
+        check(100, (u64::MAX, 0), false);
+        check(u64::MAX, (u64::MAX, u64::MAX), true);
+    }
 }
