@@ -22,7 +22,7 @@ use crate::bus::{Event, answer};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
-use crate::output::{NO_DATA, coded, note, tell};
+use crate::output::{NO_DATA, coded, in_line, note, tell};
 use crate::policy::{Rule, chosen, rule};
 use crate::prune::prune;
 use crate::schema::files;
@@ -30,7 +30,7 @@ use crate::scraped;
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::take::{Machine, take};
-use crate::time::{Hour, Instant};
+use crate::time::{Hour, Instant, Uptime};
 
 /// How often hosts are looked for.
 const TURN: Duration = Duration::from_secs(5);
@@ -40,6 +40,9 @@ const BATCH_BYTES: u64 = 4 << 20;
 const LEAVE: Duration = Duration::from_secs(10);
 /// How often the store is merged and pruned.
 const HOUSEKEEPING: Duration = Duration::from_secs(1800);
+/// How long an agent takes profiles before it reads files of others: one that ends an agent must not do so
+/// before each profile.
+const SETTLING: Duration = Duration::from_secs(660);
 
 /// How the name of a host begins that was not reached.
 const UNREACHED: &str = "not reached: ";
@@ -71,7 +74,7 @@ struct Agent {
     /// The stacks that this agent put into the store, by hour.
     known: HashSet<(Hour, i64)>,
     /// By process: when it was dumped last, or first seen.
-    seen: HashMap<String, Instant>,
+    seen: HashMap<String, Uptime>,
     /// What was said last of each thing, so that it is not said each time.
     told: HashMap<String, String>,
 }
@@ -109,22 +112,22 @@ impl Agent {
         }
         scraped::start(&self.config.http)?;
         tell(&format!("memprof: profiles go to {}", self.store.url()));
-        let mut rest_until = Instant(0);
-        let mut batched = Instant::now();
-        let mut leave_until = Instant(0);
-        let mut kept_house = Instant(0);
+        let mut rest_until = Uptime(0);
+        let mut batched = Uptime::now();
+        let mut leave_until = Uptime(0);
+        let mut keep_house_at = batched.after(SETTLING);
         loop {
-            let now = Instant::now();
+            let now = Uptime::now();
             self.attach();
             for (host, rule) in self.hosts() {
-                if Instant::now() >= rest_until && self.is_due(&host, &rule) {
+                if Uptime::now() >= rest_until && self.is_due(&host, &rule) {
                     let begun = std::time::Instant::now();
                     let dumped = self.dump(&host, &rule);
-                    rest_until = after(rule.rest(begun.elapsed()));
+                    rest_until = Uptime::now().after(rule.rest(begun.elapsed()));
                     self.tell_change(self.describe(&host), dumped.map(drop));
                 }
             }
-            let is_time = batched <= now.before(self.config.batch);
+            let is_time = now.since(batched) >= self.config.batch;
             if is_time || self.spool.dump_bytes()? >= BATCH_BYTES {
                 let done = self.batch();
                 self.tell_change("the spool".to_owned(), done);
@@ -137,14 +140,14 @@ impl Agent {
                         self.machine.clock_offset_ms = drained.clock_offset_ms;
                     }
                     Ok(_) => {}
-                    Err(_) => leave_until = after(LEAVE),
+                    Err(_) => leave_until = Uptime::now().after(LEAVE),
                 }
                 self.tell_change("the store".to_owned(), drained.map(drop));
             }
-            if kept_house <= now.before(HOUSEKEEPING) {
-                let kept = self.keep_house(now);
+            if keep_house_at <= now {
+                let kept = self.keep_house(Instant::now());
                 self.tell_change("merging".to_owned(), kept);
-                kept_house = now;
+                keep_house_at = now.after(HOUSEKEEPING);
             }
             match events.recv_timeout(TURN) {
                 Err(RecvTimeoutError::Timeout) => {}
@@ -240,7 +243,7 @@ impl Agent {
 
     fn is_due(&mut self, host: &Running, rule: &Rule) -> bool {
         let instance = self.machine.instance(host);
-        let now = Instant::now();
+        let now = Uptime::now();
         let last = *self.seen.entry(instance.clone()).or_insert(now);
         let is_due = rule.is_due(&instance, last, now);
         if is_due {
@@ -274,7 +277,12 @@ impl Agent {
     }
 
     fn describe(&self, host: &Running) -> String {
-        format!("{} {}/{}", host.info.name, self.machine.name, host.pid)
+        format!(
+            "{} {}/{}",
+            in_line(&host.info.name),
+            self.machine.name,
+            host.pid
+        )
     }
 
     /// Makes files of what was dumped.
@@ -309,7 +317,14 @@ impl Agent {
             }
         }
         compact(&self.store, now.before(crate::compact::GRACE))?;
-        prune(&self.store, now.before(self.config.keep))?;
+        let deleted = prune(&self.store, self.config.keep, now)?;
+        for (hour, files) in deleted {
+            tell(&format!(
+                "memprof: {}: deleted {files} files of {}: older than `keep`",
+                self.store.url(),
+                hour.directory()
+            ));
+        }
         Ok(())
     }
 
@@ -332,11 +347,6 @@ impl Agent {
     }
 }
 
-fn after(time: Duration) -> Instant {
-    let time = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-    Instant(Instant::now().0.saturating_add(time))
-}
-
 /// Sends a word when the agent is to end.
 fn until_signal(send: Sender<Event>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -346,14 +356,17 @@ fn until_signal(send: Sender<Event>) -> anyhow::Result<()> {
         anyhow::Ok([
             signal(SignalKind::terminate())?,
             signal(SignalKind::interrupt())?,
+            signal(SignalKind::hangup())?,
         ])
     });
-    let [mut terminate, mut interrupt] = signals.context("failed to wait for signals")?;
+    let [mut terminate, mut interrupt, mut hangup] =
+        signals.context("failed to wait for signals")?;
     thread::spawn(move || {
         runtime.block_on(async {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
             }
         });
         // Who does not listen any more has ended.

@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail};
 
 use crate::policy::Rule;
 use crate::take::{Machine, start_ticks};
-use crate::time::Instant;
+use crate::time::Uptime;
 
 /// How long the plugin stays where an agent was killed. A new attachment knows nothing of what was
 /// allocated before, so a living agent should have to make none.
@@ -30,7 +30,7 @@ pub(crate) struct Attached {
     /// By instance: the pid.
     held: HashMap<String, u32>,
     /// By instance: when it was tried last, in vain.
-    refused: HashMap<String, Instant>,
+    refused: HashMap<String, Uptime>,
     /// By instance: what the processes are called whose attempts run, on threads of their own.
     under_way: HashMap<String, String>,
     /// The attempts that ended.
@@ -101,7 +101,7 @@ impl Attached {
                 continue;
             };
             let tried = self.refused.get(&instance);
-            let is_resting = tried.is_some_and(|tried| *tried > Instant::now().before(rule.period));
+            let is_resting = tried.is_some_and(|tried| Uptime::now().since(*tried) < rule.period);
             if !is_resting && !self.under_way.contains_key(&instance) {
                 let name = format!("{program} {}/{pid}", machine.name);
                 candidates.push(Candidate {
@@ -136,7 +136,7 @@ impl Attached {
         self.under_way.remove(&instance);
         match &attempt {
             Ok(()) => self.held.insert(instance, pid).map(drop),
-            Err(_) => self.refused.insert(instance, Instant::now()).map(drop),
+            Err(_) => self.refused.insert(instance, Uptime::now()).map(drop),
         };
         (name, attempt)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 
-use crate::time::Instant;
+use crate::time::Uptime;
 use crate::units::duration;
 
 /// How often the processes of a service are dumped.
@@ -65,10 +65,10 @@ impl Rule {
 
     /// Whether a process is due that was dumped, or first seen, at `last`. Each has a phase of its own in
     /// the period, so that a thousand agents that start together do not dump together.
-    pub(crate) fn is_due(&self, instance: &str, last: Instant, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, instance: &str, last: Uptime, now: Uptime) -> bool {
         let period = i64::try_from(self.period.as_millis()).unwrap_or(i64::MAX);
         let phase = (number(instance) % period.unsigned_abs()).cast_signed();
-        let turn = |time: Instant| (time.0 - phase).div_euclid(period);
+        let turn = |time: Uptime| (time.0 - phase).div_euclid(period);
         turn(now) > turn(last)
     }
 
@@ -153,14 +153,14 @@ mod tests {
     #[test]
     fn each_process_is_dumped_once_a_period_and_not_all_at_once() {
         let rule = Rule::default();
-        let start = Instant(1_795_000_000_000);
+        let start = Uptime(1_795_000_000_000);
         let mut by_minute = [0; 10];
         for index in 0..1000 {
             let instance = format!("node/{index}");
             let mut last = start;
             let mut dumps = 0;
             for minute in 0..60 {
-                let now = Instant(start.0 + minute * 60_000);
+                let now = Uptime(start.0 + minute * 60_000);
                 if rule.is_due(&instance, last, now) {
                     (last, dumps) = (now, dumps + 1);
                     by_minute[minute as usize % 10] += 1;

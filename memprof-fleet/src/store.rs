@@ -1,12 +1,13 @@
 //! The store: objects by name, in a directory or on S3. The questions of this program wait for it.
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
 use futures::TryStreamExt;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
@@ -17,7 +18,7 @@ use object_store::{
 use tokio::runtime::Runtime;
 
 use crate::output::{UNREACHABLE, USAGE, coded};
-use crate::time::Instant;
+use crate::time::{Instant, Uptime};
 use crate::tls::is_untrusted;
 
 /// How long a server may take: what waits for it is on this machine's disk, and is tried again.
@@ -141,6 +142,18 @@ impl Store {
         }
     }
 
+    /// The store's clock: when an object that is written for that is said to have been written.
+    pub(crate) fn now(&self) -> anyhow::Result<Instant> {
+        let ticks = Uptime::now().0;
+        let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
+        self.create(&name, Bytes::from_static(b"now"))?;
+        let shown = self.head(&name);
+        self.delete(&name)?;
+        let shown =
+            shown?.with_context(|| format!("{}: {name} was written and is not there", self.url))?;
+        Ok(shown.written)
+    }
+
     /// Deletes an object, which may be gone already.
     pub(crate) fn delete(&self, name: &str) -> anyhow::Result<()> {
         match self
@@ -206,11 +219,21 @@ fn s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
         retry_timeout: PATIENCE,
         backoff: BackoffConfig::default(),
     };
+    let settings = settings(std::env::vars_os())?;
+    let allows_http = settings
+        .iter()
+        .any(|(name, value)| name == "AWS_ALLOW_HTTP" && is_yes(value));
     let client = ClientOptions::new()
         .with_timeout(PATIENCE)
         .with_connect_timeout(CONNECTING)
-        .with_allow_http(std::env::var("AWS_ALLOW_HTTP").is_ok_and(|value| value == "true"));
-    let bucket = AmazonS3Builder::from_env()
+        .with_allow_http(allows_http);
+    let mut builder = AmazonS3Builder::new();
+    for (name, value) in &settings {
+        if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let bucket = builder
         .with_url(url)
         .with_client_options(client)
         .with_retry(retry)
@@ -222,9 +245,100 @@ fn s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     })
 }
 
+/// The environment's settings of S3. Blanks and line ends around a value, which files and secrets have, are no
+/// part of it; an empty one is not set. What is wrong within a value is named: the libraries below panic on it.
+fn settings(
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> anyhow::Result<Vec<(String, String)>> {
+    let mut settings = Vec::new();
+    for (name, value) in environment {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("AWS_")) else {
+            continue;
+        };
+        if name
+            .to_ascii_lowercase()
+            .parse::<AmazonS3ConfigKey>()
+            .is_err()
+        {
+            continue;
+        }
+        let wrong = |why: &str| coded(USAGE, format!("the environment's {name} {why}"));
+        let value = value.to_str().map(str::trim);
+        let value = value.ok_or_else(|| wrong("is no UTF-8 text"))?;
+        if value.is_empty() {
+            continue;
+        }
+        if value.contains(|c: char| c.is_control() || c.is_whitespace() || !c.is_ascii()) {
+            return Err(wrong(
+                "holds a blank, a line end or a character that is not of ASCII in its middle",
+            ));
+        }
+        if name.contains("ENDPOINT") {
+            let address = reqwest::Url::parse(value).ok();
+            let is_http = |url: &reqwest::Url| ["http", "https"].contains(&url.scheme());
+            if !address.is_some_and(|url| is_http(&url) && url.has_host()) {
+                return Err(wrong(
+                    "is no address: give https://HOST or http://HOST:PORT",
+                ));
+            }
+        }
+        settings.push((name.to_owned(), value.to_owned()));
+    }
+    Ok(settings)
+}
+
+fn is_yes(value: &str) -> bool {
+    ["1", "true", "yes", "on"]
+        .iter()
+        .any(|yes| value.eq_ignore_ascii_case(yes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn malformed_settings_of_s3_are_trimmed_or_named() {
+        let check = |name: &str, value: &str, expected: Result<Option<&str>, &str>| {
+            let found = settings([(name.into(), value.into())].into_iter());
+            let found = found.map(|found| found.into_iter().next().map(|(_, value)| value));
+            match (found, expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found.as_deref(), expected, "{value:?}"),
+                (Err(error), Err(part)) => {
+                    assert_eq!(crate::output::code_of(&error), USAGE);
+                    assert!(error.to_string().contains(part), "{error}");
+                }
+                (found, _) => panic!("{name}={value:?}: {found:?}"),
+            }
+        };
+        check("AWS_ACCESS_KEY_ID", "key\n", Ok(Some("key")));
+        check("AWS_SECRET_ACCESS_KEY", " a/b+c ", Ok(Some("a/b+c")));
+        check("AWS_SESSION_TOKEN", "token\r\n", Ok(Some("token")));
+        check("AWS_REGION", "", Ok(None));
+        check("AWS_REGION", " \n", Ok(None));
+        check("AWS_REGION", "eu west", Err("AWS_REGION"));
+        check(
+            "AWS_SECRET_ACCESS_KEY",
+            "a\nb",
+            Err("AWS_SECRET_ACCESS_KEY"),
+        );
+        check("AWS_SESSION_TOKEN", "tokén", Err("AWS_SESSION_TOKEN"));
+        check(
+            "AWS_ENDPOINT_URL",
+            "http://s3:9000 ",
+            Ok(Some("http://s3:9000")),
+        );
+        for wrong in ["s3:9000", "s3", "http://", "ftp://s3", "https://a:b:c"] {
+            check("AWS_ENDPOINT_URL", wrong, Err("AWS_ENDPOINT_URL"));
+        }
+        check("AWS_SOMETHING_ELSE", "a b", Ok(None));
+    }
+
+    #[test]
+    fn http_is_allowed_in_the_usual_words() {
+        assert!(["1", "true", "TRUE", "yes"].into_iter().all(is_yes));
+        assert!(!["0", "false", "", "maybe"].into_iter().any(is_yes));
+    }
 
     #[test]
     fn an_error_of_s3_is_said_in_words() {

@@ -8,6 +8,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Instant(pub(crate) i64);
 
+/// A point in time for waiting: milliseconds since the machine was started, with those in which it slept
+/// (`CLOCK_BOOTTIME`). Unlike the wall clock nothing sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Uptime(pub(crate) i64);
+
 /// The hour of a file: its directories in the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Hour {
@@ -50,6 +55,23 @@ impl Instant {
             date: text[..10].to_owned(),
             hour: text[11..13].to_owned(),
         }
+    }
+}
+
+impl Uptime {
+    pub(crate) fn now() -> Self {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Self(now.tv_sec * 1000 + now.tv_nsec / 1_000_000)
+    }
+
+    /// The time that has passed since an earlier one.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0).max(0).unsigned_abs())
+    }
+
+    pub(crate) fn after(self, length: Duration) -> Self {
+        let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_add(length))
     }
 }
 
