@@ -6,12 +6,19 @@ use std::slice;
 
 use crate::page::{
     ANSWER, Answer, BASE, CREATE, CREATE_RESULT, CREATED, DETACH, DLERROR, DLOPEN, DLSYM, ENTRY,
-    ENTRY_NAME, LENGTH, MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE, SELF, STAGE, SYSTEM_CALL,
-    Stage, TEXT, TEXT_LENGTH, THREAD, TOML, WANTS_MEMFD,
+    ENTRY_NAME, FREE, FREE_NAME, IS_MISALIGNED, LENGTH, MALLOC, MALLOC_NAME, MASK, MEMFD,
+    MEMFD_NAME, MUNMAP, PATH, PAUSE, SELF, STAGE, SYSTEM_CALL, Stage, TEXT, TEXT_LENGTH, THREAD,
+    TOML, WANTS_MEMFD,
 };
 
 /// The pauses, of 10 ms, that the thread waits for an answer of ours before it goes on alone.
 const PAUSES: u32 = 1000;
+
+/// The blocks that the thread allocates before it loads anything: [`BLOCKS_OF_SIZE`] of each size from 24 bytes on, in
+/// steps of 8. An allocator that aligns to 8 places one of them between two multiples of 16, be it by
+/// size classes, by headers of 8 bytes or one behind the other.
+const BLOCKS: u32 = 32;
+const BLOCKS_OF_SIZE: u32 = 4;
 
 // rbx: the page; r12: the answer that it waits for; r13: pauses.
 global_asm!(
@@ -34,6 +41,45 @@ global_asm!(
     "mov rdi, rax",
     "call qword ptr [rbx + {DETACH}]",
     "mov qword ptr [rbx + {STAGE}], 1",
+    // The compiler's code counts on `malloc` aligning to 16 (x86-64 psABI, `max_align_t`), the plugin's too: movaps.
+    "xor edi, edi",
+    "lea rsi, [rbx + {MALLOC_NAME}]",
+    "call qword ptr [rbx + {DLSYM}]",
+    "mov qword ptr [rbx + {MALLOC}], rax",
+    "xor edi, edi",
+    "lea rsi, [rbx + {FREE_NAME}]",
+    "call qword ptr [rbx + {DLSYM}]",
+    "mov qword ptr [rbx + {FREE}], rax",
+    "test rax, rax",
+    "je 5f",
+    "cmp qword ptr [rbx + {MALLOC}], 0",
+    "je 5f",
+    "sub rsp, 8 * {BLOCKS}",
+    "xor r12d, r12d",
+    "xor r13d, r13d",
+    "32:",
+    "mov eax, r12d",
+    "xor edx, edx",
+    "mov ecx, {BLOCKS_OF_SIZE}",
+    "div ecx",
+    "lea rdi, [rax * 8 + 24]",
+    "call qword ptr [rbx + {MALLOC}]",
+    "mov qword ptr [rsp + r12 * 8], rax",
+    "or r13, rax",
+    "inc r12d",
+    "cmp r12d, {BLOCKS}",
+    "jne 32b",
+    "33:",
+    "dec r12d",
+    "mov rdi, qword ptr [rsp + r12 * 8]",
+    "call qword ptr [rbx + {FREE}]",
+    "test r12d, r12d",
+    "jne 33b",
+    "add rsp, 8 * {BLOCKS}",
+    "xor eax, eax",
+    "and r13d, 15",
+    "mov qword ptr [rbx + {IS_MISALIGNED}], r13",
+    "jne 6f",
     "mov rax, qword ptr [rbx + {ENTRY}]",
     "test rax, rax",
     "jne 4f",
@@ -178,6 +224,13 @@ global_asm!(
     TEXT = const TEXT,
     TEXT_LENGTH = const TEXT_LENGTH,
     BASE = const BASE,
+    BLOCKS = const BLOCKS,
+    BLOCKS_OF_SIZE = const BLOCKS_OF_SIZE,
+    MALLOC = const MALLOC,
+    MALLOC_NAME = const MALLOC_NAME,
+    FREE = const FREE,
+    FREE_NAME = const FREE_NAME,
+    IS_MISALIGNED = const IS_MISALIGNED,
     LENGTH = const LENGTH,
     MUNMAP = const MUNMAP,
     ANSWER = const ANSWER,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::Call;
+use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::Status;
 use nix::errno::Errno;
 
@@ -28,7 +29,7 @@ use crate::root::Placed;
 use crate::sent::{
     ERRAND, LOOK_AGAIN, Sent, give_back, is_back, map, not_written, send, unmap, wait_until_mapped,
 };
-use crate::target::Target;
+use crate::target::{Target, read_maps};
 use crate::thread_limit::Raised;
 
 const PAGE: u64 = 4096;
@@ -199,6 +200,8 @@ fn fill(page: &mut Page, target: &Target, layout: &Layout, source: &Source) {
     let open = FAULTS.iter().chain([&SETUID, &CANCEL]);
     page.set(page::MASK, all_but(open));
     page.set(page::PAUSE + 8, PAUSE_NS);
+    page.set_text(page::MALLOC_NAME, b"malloc");
+    page.set_text(page::FREE_NAME, b"free");
     page.set_text(page::ENTRY_NAME, ENTRY_NAME.as_bytes());
     page.set_text(page::MEMFD_NAME, b"memory_profile.so");
     match source {
@@ -285,9 +288,26 @@ fn follow(
             _ => thread::sleep(LOOK_AGAIN),
         }
     }
+    if there.word(page::IS_MISALIGNED).map_err(ended)? != 0 {
+        let malloc = there.word(page::MALLOC).map_err(ended)?;
+        there.answer(Answer::Read).map_err(ended)?;
+        return Err(Refusal::Misaligned {
+            allocator: file_at(target.pid, malloc),
+        }
+        .into());
+    }
     let said = there.text().map_err(ended)?;
     there.answer(Answer::Read).map_err(ended)?;
     Ok(Followed::Said(said))
+}
+
+/// The file that is mapped at an address, in words.
+fn file_at(pid: u32, address: u64) -> String {
+    let maps = read_maps(pid).unwrap_or_default();
+    let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));
+    let name = mapping.map(|mapping| String::from_utf8_lossy(mapping.file_name()).into_owned());
+    name.filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "of no file".to_owned())
 }
 
 /// Whether `pthread_create(3)` has failed.

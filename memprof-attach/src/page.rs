@@ -34,6 +34,13 @@ pub(crate) const SYSTEM_CALL: usize = 144;
 pub(crate) const CREATE_RESULT: usize = 152;
 /// Not 0 once the thread that made the new one is out of the code.
 pub(crate) const CREATED: usize = 160;
+/// The program's `malloc` and `free`, as the loader finds them.
+pub(crate) const MALLOC: usize = 168;
+pub(crate) const FREE: usize = 176;
+/// Not 0 where `malloc` gave memory that is not aligned to 16 bytes. Nothing was loaded then.
+pub(crate) const IS_MISALIGNED: usize = 184;
+pub(crate) const MALLOC_NAME: usize = 192;
+pub(crate) const FREE_NAME: usize = 200;
 pub(crate) const ENTRY_NAME: usize = 256;
 pub(crate) const MEMFD_NAME: usize = 320;
 pub(crate) const TEXT: usize = 512;

@@ -149,6 +149,14 @@ pub enum Refusal {
         /// How much more an attachment takes at the most.
         needed: u64,
     },
+    /// Code of C and Rust counts on 16, with instructions that end the process otherwise.
+    #[error(
+        "its malloc ({allocator}) does not align to 16 bytes as the C ABI requires, so a library could crash in it"
+    )]
+    Misaligned {
+        /// The file that the allocator is in.
+        allocator: String,
+    },
     /// A file of /proc that could not be read or understood.
     #[error("failed to read {file}: {cause}")]
     Unreadable {
@@ -303,6 +311,9 @@ impl Refusal {
                 needed,
                 ..
             } => format!("raise it as root: {}", limit.raise(*pid, used + needed + limit.spare())),
+            Self::Misaligned { .. } => {
+                "start it with an allocator that aligns to 16 (Electric Fence: EF_ALIGNMENT=16)".to_owned()
+            }
             Self::Executed => "try again".to_owned(),
             Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),
             Self::Itself

@@ -172,6 +172,25 @@ fn programs_that_can_load_no_library() {
 }
 
 #[test]
+fn a_malloc_that_aligns_to_8_bytes() {
+    let check = |way: &str| {
+        let (_place, library) = compiled("cc", "align8.c", &["-shared", "-fPIC", way]);
+        let (_place, program) = compiled("cc", "echo.c", &[]);
+        let mut command = Command::new(program);
+        command.env("LD_PRELOAD", &library);
+        let mut process = Process::start(command, &[]);
+        let words = "its malloc (target) does not align to 16 bytes as the C ABI requires, so a library could crash in it";
+        is_refused(attach(process.pid), process.pid, words, 4);
+        process.is_unharmed();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.pid)).unwrap();
+        assert!(!maps.contains("memory_profile.so"), "{maps}");
+    };
+    ["-DBEHIND", "-DHEADERS", "-DCLASSES"]
+        .into_iter()
+        .for_each(check);
+}
+
+#[test]
 fn a_program_in_go() {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("target");
