@@ -292,7 +292,7 @@ fn require_wait(
     }
     // No allocator waits for descriptors or children, nor reads what other programs write.
     let reads_others = wait == Wait::Reads && is_stream(target.pid, r.rdi);
-    let is_allocator_likely = wait != Wait::Same && !reads_others;
+    let is_allocator_likely = ![Wait::Same, Wait::Events].contains(&wait) && !reads_others;
     check_stack(target, r.rsp, is_allocator_likely).map_err(Not::Now)?;
     let again = restart::again(registers, code);
     again.ok_or(Not::Now(

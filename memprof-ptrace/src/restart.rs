@@ -49,6 +49,8 @@ const FAILS_BEFORE_IT_DOES: [i64; 12] = [
 pub enum Wait {
     /// Made again, it waits for the same, and no longer.
     Same,
+    /// Waits for descriptors, and made again for its whole time again.
+    Events,
     /// Made again, it may wait for its whole time again.
     Longer,
     /// Reads something, perhaps for the loader or an allocator.
@@ -61,8 +63,15 @@ pub enum Wait {
 pub fn wait(number: i64, arguments: [u64; 6]) -> Option<Wait> {
     let operation = arguments[1] & !FUTEX_FLAGS;
     let waits_for_ever = arguments[2] as i32 == -1;
+    let awaits_events_for_ever = match number {
+        SYS_epoll_pwait2 => arguments[3] == 0,
+        _ => (arguments[3] as i32) < 0,
+    };
     Some(match number {
         SYS_poll if !waits_for_ever => Wait::Longer,
+        SYS_epoll_wait | SYS_epoll_pwait | SYS_epoll_pwait2 if !awaits_events_for_ever => {
+            Wait::Events
+        }
         SYS_epoll_wait | SYS_epoll_pwait | SYS_epoll_pwait2 | SYS_poll | SYS_ppoll | SYS_select
         | SYS_pselect6 | SYS_accept | SYS_accept4 | SYS_wait4 | SYS_waitid | SYS_pause
         | SYS_rt_sigsuspend => Wait::Same,
@@ -94,7 +103,19 @@ pub fn again(stopped: &user_regs_struct, code: [u8; CALL_LENGTH]) -> Option<user
     };
     registers.rip -= 2;
     registers.orig_rax = u64::MAX;
+    sleep_for_the_rest(&mut registers);
     Some(registers)
+}
+
+/// Has an interrupted sleep ask for what the kernel wrote that is left of it, where the program has a place for that:
+/// the kernel's own note of the end is gone by then. One without such a place begins anew.
+fn sleep_for_the_rest(registers: &mut user_regs_struct) {
+    let is_absolute = registers.rsi as i32 & libc::TIMER_ABSTIME != 0;
+    match registers.rax as i64 {
+        SYS_nanosleep if registers.rsi != 0 => registers.rdi = registers.rsi,
+        SYS_clock_nanosleep if registers.r10 != 0 && !is_absolute => registers.rdx = registers.r10,
+        _ => {}
+    }
 }
 
 /// Whether the thread, let go as it is, would see its call fail although the kernel could not tell
@@ -174,10 +195,64 @@ mod tests {
     }
 
     #[test]
+    fn a_sleep_goes_on_for_what_is_left_of_it() {
+        let check = |number, by_kernel, rsi, r10, expected: (u64, u64)| {
+            let mut sleeping = stopped(by_kernel, ERESTART_RESTARTBLOCK);
+            (sleeping.rdi, sleeping.rsi) = (0x10, rsi);
+            (sleeping.rdx, sleeping.r10) = (0x30, r10);
+            let [low, high, ..] = (number as u32).to_le_bytes();
+            let again = again(&sleeping, [0xb8, low, high, 0, 0, 0x0f, 0x05]).unwrap();
+            assert_eq!((again.rdi, again.rdx), expected, "{number} {rsi} {r10}");
+        };
+        check(SYS_nanosleep, SYS_nanosleep, 0x20, 0, (0x20, 0x30));
+        check(SYS_nanosleep, SYS_restart_syscall, 0x20, 0, (0x20, 0x30));
+        check(
+            SYS_clock_nanosleep,
+            SYS_clock_nanosleep,
+            0,
+            0x40,
+            (0x10, 0x40),
+        );
+        check(
+            SYS_clock_nanosleep,
+            SYS_restart_syscall,
+            0,
+            0x40,
+            (0x10, 0x40),
+        );
+        // Nowhere to write it; until a time; another call.
+        check(SYS_nanosleep, SYS_nanosleep, 0, 0x40, (0x10, 0x30));
+        check(SYS_clock_nanosleep, SYS_clock_nanosleep, 0, 0, (0x10, 0x30));
+        check(
+            SYS_clock_nanosleep,
+            SYS_clock_nanosleep,
+            1,
+            0x40,
+            (0x10, 0x30),
+        );
+        check(SYS_poll, SYS_poll, 0x20, 0x40, (0x10, 0x30));
+    }
+
+    #[test]
     fn a_sleep_whose_call_is_unknown_is_left_to_the_kernel() {
         let registers = stopped(SYS_restart_syscall, ERESTART_RESTARTBLOCK);
         let code = [0x44, 0x89, 0xc0, 0x89, 0xf8, 0x0f, 0x05];
         assert!(again(&registers, code).is_none());
+    }
+
+    #[test]
+    fn a_thread_that_loses_no_time_is_taken_first() {
+        let check = |number, timeout: i64, expected| {
+            let arguments = [0, 0, 0, timeout as u64, 0, 0];
+            assert_eq!(wait(number, arguments), Some(expected), "{number}");
+        };
+        check(SYS_epoll_wait, -1, Wait::Same);
+        check(SYS_epoll_wait, 0xffff_ffff, Wait::Same);
+        check(SYS_epoll_wait, 6000, Wait::Events);
+        check(SYS_epoll_pwait, 6000, Wait::Events);
+        check(SYS_epoll_pwait2, 0, Wait::Same);
+        check(SYS_epoll_pwait2, 0x7fff_0000_1000, Wait::Events);
+        assert!(Wait::Same < Wait::Events && Wait::Events < Wait::Longer);
     }
 
     #[test]
