@@ -1,9 +1,10 @@
 //! Reading the store's tables: which files count, and the rows of one.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::io::Cursor;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::{Arc, Once};
 
 use anyhow::Context as _;
 use arrow_array::cast::AsArray;
@@ -131,10 +132,27 @@ pub(crate) fn scan(
     contain(|| scan_rows(store, object, columns, service, each))
 }
 
+thread_local! {
+    /// Whether a panic of this thread is caught and told as an error.
+    static IS_CONTAINED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Reads a file. The Parquet reader panics on some that are damaged: that is an error of the file.
 fn contain<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let hook = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !IS_CONTAINED.get() {
+                hook(panic);
+            }
+        }));
+    });
+    let outer = IS_CONTAINED.replace(true);
     // What `read` changed is rows of that file, which an error may leave incomplete as well.
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+    let outcome = catch_unwind(AssertUnwindSafe(read));
+    IS_CONTAINED.set(outer);
+    outcome.unwrap_or_else(|panic| {
         let why = panic.downcast_ref::<String>().map(String::as_str);
         let why = why.or_else(|| panic.downcast_ref::<&str>().copied());
         Err(anyhow::anyhow!(
