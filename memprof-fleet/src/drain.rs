@@ -21,6 +21,7 @@ pub(crate) struct Drained {
 /// same bytes: neither the answer to a write, which may be lost, nor "exists" is believed.
 pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
     let mut drained = Drained::default();
+    let mut foreign = None;
     for outgoing in spool.outgoing()? {
         let failed = || outgoing.file.display().to_string();
         let bytes = Bytes::from(fs::read(&outgoing.file).with_context(failed)?);
@@ -34,12 +35,14 @@ pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
             (Created::Exists, Some(_)) => store.read(&outgoing.name)? == bytes,
         };
         if !is_same {
-            bail!(
+            // Those behind it do not wait for somebody to look at it.
+            foreign = Some(format!(
                 "{}: {} is not what was written; {} stays in the spool; move the store's file away if it is foreign",
                 store.url(),
                 outgoing.name,
                 outgoing.file.display()
-            );
+            ));
+            continue;
         }
         if created == Created::New
             && let Some(object) = shown
@@ -49,5 +52,42 @@ pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
         fs::remove_file(&outgoing.file).with_context(failed)?;
         drained.files += 1;
     }
-    Ok(drained)
+    match foreign {
+        Some(foreign) => bail!(foreign),
+        None => Ok(drained),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_object_in_the_store_keeps_no_other_file_in_the_spool() {
+        let check = |foreign: &[u8]| {
+            let place = tempfile::tempdir().unwrap();
+            let (spool, objects) = (place.path().join("spool"), place.path().join("store"));
+            let store = Store::open(&format!("file://{}", objects.display())).unwrap();
+            let spool = Spool::open(&spool).unwrap();
+            let outbox = place.path().join("spool/outbox");
+            for name in ["a", "b", "c"] {
+                fs::write(outbox.join(format!("samples!{name}")), "written").unwrap();
+            }
+            let foreign = Bytes::copy_from_slice(foreign);
+            store.create("samples/a", foreign.clone()).unwrap();
+            let error = drain(&spool, &store).unwrap_err().to_string();
+            assert!(
+                error.contains("samples/a is not what was written"),
+                "{error}"
+            );
+            let left = spool.outgoing().unwrap();
+            let left: Vec<_> = left.iter().map(|one| one.name.as_str()).collect();
+            assert_eq!(left, ["samples/a"]);
+            assert_eq!(store.read("samples/a").unwrap(), foreign);
+            assert_eq!(store.read("samples/c").unwrap(), "written");
+        };
+        for foreign in ["", "x", "writteN", "written and more"] {
+            check(foreign.as_bytes());
+        }
+    }
 }
