@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use memprof_host::{Reach, survey};
 
 use super::Agent;
-use crate::bus::{Asked, Event, Reply, process};
+use crate::bus::{Asked, Event, Reply, agent_id, process};
 use crate::drain::drain;
 use crate::policy::{is_part, rule};
 
@@ -58,9 +58,14 @@ impl Agent {
         self.tell_change("the store".to_owned(), stored);
         for (asked, processes) in asked.into_iter().zip(told) {
             let host = self.machine.name.clone();
+            let agent = agent_id().to_owned();
             asked
                 .replies
-                .send(Reply::Done { host, processes })
+                .send(Reply::Done {
+                    host,
+                    agent,
+                    processes,
+                })
                 .unwrap_or_default();
         }
         is_end

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_nats::StatusCode;
 use futures::StreamExt;
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
@@ -14,7 +15,7 @@ use crate::args::{DumpArgs, Processes, Window};
 use crate::ask::{Asked, profiles};
 use crate::bus::{Process, Reply, Request, Verb, connect, subject};
 use crate::config::Config;
-use crate::output::{UNREACHABLE, coded, note, print};
+use crate::output::{NO_DATA, UNREACHABLE, coded, note, print};
 use crate::target::Target;
 
 /// How long agents may take to say that they are there.
@@ -28,12 +29,14 @@ const DUMPING: Duration = Duration::from_secs(300);
 /// Which agents are expected: those that wrote a profile in this time.
 const KNOWN: Duration = Duration::from_secs(3600);
 
+type Agents = BTreeMap<(String, String), (usize, Option<usize>)>;
+
 /// The agents' replies to one question.
 #[derive(Default)]
 struct Gathered {
     processes: Vec<Process>,
-    /// By machine: how many processes it told of, and how many it says that it told of.
-    agents: BTreeMap<String, (usize, Option<usize>)>,
+    /// By machine and agent: how many processes it told of, and how many it says that it told of.
+    agents: Agents,
 }
 
 /// `memprof fleet ps` over the bus.
@@ -117,15 +120,33 @@ fn show(
     for (host, why) in &missing {
         note(&format!("missing: {host}: {why}"));
     }
+    for host in shared_names(&agents) {
+        note(&format!(
+            "{host} is the name of more than one machine: their profiles cannot be told apart by it"
+        ));
+    }
+    if processes.is_empty() && missing.is_empty() && verb == Verb::Dump {
+        return Err(coded(
+            NO_DATA,
+            format!("no process of {target} runs where agents answered"),
+        ));
+    }
     let failed = processes.iter().any(|one| one.failed.is_some());
     Ok(u8::from(failed || !missing.is_empty()).into())
 }
 
-fn unfinished(agents: &BTreeMap<String, (usize, Option<usize>)>) -> usize {
+fn unfinished(agents: &Agents) -> usize {
     agents
         .values()
         .filter(|(told, of)| *of != Some(*told))
         .count()
+}
+
+/// The names that more than one agent has.
+fn shared_names(agents: &Agents) -> BTreeSet<&str> {
+    let names = agents.keys().zip(agents.keys().skip(1));
+    let shared = names.filter(|((one, _), (next, _))| one == next);
+    shared.map(|((name, _), _)| name.as_str()).collect()
 }
 
 /// The agents that did not answer, or not to the end, and what is known of each.
@@ -140,7 +161,7 @@ fn missing(config: &Config, target: &Target, gathered: &Gathered) -> BTreeMap<St
         Ok(known) => {
             let silent = known
                 .into_iter()
-                .filter(|one| !gathered.agents.contains_key(&one.host));
+                .filter(|one| !gathered.agents.keys().any(|(host, _)| *host == one.host));
             missing.extend(silent.map(|one| {
                 (
                     one.host,
@@ -155,7 +176,7 @@ fn missing(config: &Config, target: &Target, gathered: &Gathered) -> BTreeMap<St
             "agents that do not answer cannot be listed: {error:#}"
         )),
     }
-    for (host, (told, of)) in &gathered.agents {
+    for ((host, _), (told, of)) in &gathered.agents {
         let why = match of {
             None => "its answer was not complete in time".to_owned(),
             Some(of) if of != told => format!("only {told} of its {of} processes were received"),
@@ -220,19 +241,48 @@ async fn gather(
         let Ok(Some(message)) = timeout_at(until, replies.next()).await else {
             continue;
         };
+        if message.status == Some(StatusCode::NO_RESPONDERS) {
+            return Ok(gathered);
+        }
         heard = Instant::now();
         match serde_json::from_slice(&message.payload) {
-            Ok(Reply::Here { host }) => {
-                gathered.agents.entry(host).or_default();
+            Ok(Reply::Here { host, agent }) => {
+                gathered.agents.entry((host, agent)).or_default();
             }
             Ok(Reply::Process(process)) => {
-                gathered.agents.entry(process.host.clone()).or_default().0 += 1;
+                let agent = (process.host.clone(), process.agent.clone());
+                gathered.agents.entry(agent).or_default().0 += 1;
                 gathered.processes.push(process);
             }
-            Ok(Reply::Done { host, processes }) => {
-                gathered.agents.entry(host).or_default().1 = Some(processes);
+            Ok(Reply::Done {
+                host,
+                agent,
+                processes,
+            }) => {
+                gathered.agents.entry((host, agent)).or_default().1 = Some(processes);
             }
             Err(error) => note(&format!("ignored a reply that is not memprof's: {error}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_machines_of_one_name_are_two_agents() {
+        let check = |agents: &[(&str, &str)], expected: &[&str]| {
+            let agents = agents
+                .iter()
+                .map(|(host, agent)| (((*host).to_owned(), (*agent).to_owned()), (1, Some(1))));
+            let agents = agents.collect();
+            assert_eq!(unfinished(&agents), 0);
+            assert!(shared_names(&agents).iter().eq(expected), "{expected:?}");
+        };
+        check(&[], &[]);
+        check(&[("a", "1"), ("b", "2")], &[]);
+        check(&[("a", "1"), ("a", "2"), ("b", "3")], &["a"]);
+        check(&[("a", "1"), ("a", "2"), ("a", "3")], &["a"]);
     }
 }

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::select_all;
 use memprof_host::{Reach, Running, survey};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::{Process, Reply, Request, connect, subjects};
+use super::{Process, Reply, Request, agent_id, connect, subjects};
 use crate::config::Nats;
 use crate::output::note;
 use crate::policy::part;
@@ -20,6 +21,11 @@ use crate::take::resident;
 
 /// How long a server that does not answer is left alone.
 const LEAVE: Duration = Duration::from_secs(5);
+/// The most requests whose answers are not complete. More are ignored: each waits as long as it says.
+const MOST_WAITING: usize = 256;
+static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
+/// The longest time over which the agents of a request spread their starts.
+const LONGEST_SPREAD: Duration = Duration::from_secs(24 * 3600);
 
 /// What an agent that waits is woken by.
 #[derive(Debug)]
@@ -92,14 +98,28 @@ async fn reply(client: Client, host: Arc<str>, dumps: Sender<Event>, message: Me
             message.subject
         ));
     };
+    if !is_inbox(&to) {
+        return note(&format!(
+            "ignored a request at {}: it wants its answer at {to}, which is no inbox",
+            message.subject
+        ));
+    }
+    let Ok(_waiting) = WAITING.try_acquire() else {
+        return note(&format!(
+            "ignored a request at {}: {MOST_WAITING} others wait for their answers",
+            message.subject
+        ));
+    };
     let (send, mut replies) = unbounded_channel();
     let here = Reply::Here {
         host: host.to_string(),
+        agent: agent_id().to_owned(),
     };
     // The other end is below.
     send.send(here).unwrap_or_default();
     if message.subject.ends_with(".dump") {
-        let spread = Duration::from_millis(request.spread_ms).mul_f64(part(&host));
+        let spread = Duration::from_millis(request.spread_ms).min(LONGEST_SPREAD);
+        let spread = spread.mul_f64(part(&host));
         tokio::spawn(async move {
             tokio::time::sleep(spread).await;
             let asked = Asked {
@@ -141,6 +161,7 @@ fn list(host: &str, request: &Request, replies: &UnboundedSender<Reply>) {
     }
     let done = Reply::Done {
         host: host.to_owned(),
+        agent: agent_id().to_owned(),
         processes,
     };
     replies.send(done).unwrap_or_default();
@@ -149,11 +170,38 @@ fn list(host: &str, request: &Request, replies: &UnboundedSender<Reply>) {
 pub(crate) fn process(host: &str, of: &Running, profiling: String) -> Process {
     Process {
         host: host.to_owned(),
+        agent: agent_id().to_owned(),
         pid: of.pid,
         service: of.info.name.clone(),
         profiling,
         rss_bytes: resident(of.pid),
         inuse_bytes: None,
         failed: None,
+    }
+}
+
+/// Whether a subject is an inbox, on which only the one who asks listens. An answer elsewhere would be this agent's
+/// word with this agent's rights.
+fn is_inbox(subject: &str) -> bool {
+    subject.starts_with("_INBOX.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_go_to_inboxes_only() {
+        assert!(is_inbox("_INBOX.a1b2.1"));
+        for other in [
+            "memprof.v1.all.ps",
+            "$SYS.REQ",
+            "_INBOX",
+            "x._INBOX.a",
+            "_inbox.a",
+            "",
+        ] {
+            assert!(!is_inbox(other), "{other}");
+        }
     }
 }

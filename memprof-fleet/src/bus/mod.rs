@@ -5,10 +5,12 @@ mod answer;
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::Context;
 use async_nats::{Client, ConnectOptions};
+use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Nats;
@@ -56,15 +58,27 @@ pub(crate) struct Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum Reply {
-    Here { host: String },
+    Here {
+        host: String,
+        #[serde(default)]
+        agent: String,
+    },
     Process(Process),
-    Done { host: String, processes: usize },
+    Done {
+        host: String,
+        #[serde(default)]
+        agent: String,
+        processes: usize,
+    },
 }
 
 /// A process of an agent's machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) host: String,
+    /// The agent that tells of it: two machines may have one name.
+    #[serde(default)]
+    pub(crate) agent: String,
     pub(crate) pid: u32,
     pub(crate) service: String,
     pub(crate) profiling: String,
@@ -72,6 +86,17 @@ pub(crate) struct Process {
     /// Of a dump: bytes in use, or why there is none.
     pub(crate) inuse_bytes: Option<i64>,
     pub(crate) failed: Option<String>,
+}
+
+/// This agent's id, which no other one has.
+pub(crate) fn agent_id() -> &'static str {
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| {
+        let mut bytes = [0; 8];
+        // Early in a boot there may be no random bytes yet: without them it has the name of its process only.
+        rustix::rand::getrandom(&mut bytes, GetRandomFlags::NONBLOCK).unwrap_or_default();
+        format!("{:016x}-{}", u64::from_le_bytes(bytes), std::process::id())
+    })
 }
 
 /// The subject of a question: by machine and service, so that a server's permissions can tell them apart.
