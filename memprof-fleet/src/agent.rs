@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
+use bytes::Bytes;
 use memprof_host::{Reach, Running, Unreached, survey};
 use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
@@ -56,6 +57,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         config,
         attached: Attached::new(),
         known: HashSet::new(),
+        known_by: None,
         seen: HashMap::new(),
         told: HashMap::new(),
     };
@@ -73,6 +75,8 @@ struct Agent {
     attached: Attached,
     /// The stacks that this agent put into the store, by hour.
     known: HashSet<(Hour, i64)>,
+    /// The id of the store that has them.
+    known_by: Option<Bytes>,
     /// By process: when it was dumped last, or first seen.
     seen: HashMap<String, Uptime>,
     /// What was said last of each thing, so that it is not said each time.
@@ -285,8 +289,22 @@ impl Agent {
         )
     }
 
+    /// Forgets the stacks that are in a store which was emptied or replaced since. One that does not answer may have
+    /// been: frames that it gets twice are better than none.
+    fn forget_other_store(&mut self) {
+        if self.known.is_empty() {
+            return;
+        }
+        let store = self.store.id().ok();
+        if store.is_none() || store != self.known_by {
+            self.known.clear();
+            self.known_by = store;
+        }
+    }
+
     /// Makes files of what was dumped.
     fn batch(&mut self) -> anyhow::Result<()> {
+        self.forget_other_store();
         let put = RefCell::new(Vec::new());
         self.spool.batch(|dumped| {
             let files = files(dumped, &self.known)?;

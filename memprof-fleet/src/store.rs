@@ -15,6 +15,7 @@ use object_store::{
     BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     RetryConfig,
 };
+use rustix::rand::GetRandomFlags;
 use tokio::runtime::Runtime;
 
 use crate::output::{UNREACHABLE, USAGE, coded};
@@ -25,6 +26,8 @@ use crate::tls::is_untrusted;
 const PATIENCE: Duration = Duration::from_secs(20);
 const CONNECTING: Duration = Duration::from_secs(5);
 const TRIES: usize = 3;
+/// The object that holds the store's id.
+const ID: &str = "store-id";
 
 /// A store that was opened. Nothing was asked of it yet.
 #[derive(Debug)]
@@ -140,6 +143,17 @@ impl Store {
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.failed(&format!("look at {name}"), error)),
         }
+    }
+
+    /// What tells this store from one that is put in its place, or that is emptied: the bytes of an object that
+    /// the first who asks makes.
+    pub(crate) fn id(&self) -> anyhow::Result<Bytes> {
+        if self.head(ID)?.is_none() {
+            let mut random = [0; 16];
+            rustix::rand::getrandom(&mut random, GetRandomFlags::empty())?;
+            self.create(ID, Bytes::copy_from_slice(&random))?;
+        }
+        self.read(ID)
     }
 
     /// The store's clock: when an object that is written for that is said to have been written.
@@ -332,6 +346,49 @@ mod tests {
             check("AWS_ENDPOINT_URL", wrong, Err("AWS_ENDPOINT_URL"));
         }
         check("AWS_SOMETHING_ELSE", "a b", Ok(None));
+    }
+
+    #[test]
+    fn a_store_that_is_emptied_or_replaced_is_another_one() {
+        let check = |what: &str, change: fn(&std::path::Path), is_same: bool| {
+            let place = tempfile::tempdir().unwrap();
+            let root = place.path().join("store");
+            let url = format!("file://{}", root.display());
+            let store = Store::open(&url).unwrap();
+            store.create("samples/a", Bytes::from_static(b"a")).unwrap();
+            let id = store.id().unwrap();
+            change(&root);
+            let again = Store::open(&url).unwrap().id().unwrap();
+            assert_eq!(again == id, is_same, "{what}");
+        };
+        let empty = |root: &std::path::Path| {
+            std::fs::remove_dir_all(root).unwrap();
+            std::fs::create_dir(root).unwrap();
+        };
+        check("nothing", |_| (), true);
+        check(
+            "a file is gone",
+            |root| std::fs::remove_file(root.join("samples/a")).unwrap(),
+            true,
+        );
+        check("emptied", empty, false);
+        check(
+            "replaced",
+            |root| {
+                std::fs::rename(root, root.with_extension("old")).unwrap();
+                std::fs::create_dir(root).unwrap();
+            },
+            false,
+        );
+        check(
+            "moved",
+            |root| {
+                let old = root.with_extension("old");
+                std::fs::rename(root, &old).unwrap();
+                std::fs::rename(&old, root).unwrap();
+            },
+            true,
+        );
     }
 
     #[test]
