@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_ptrace::Refusal;
+use memprof_ptrace::control_block::is_of_c_library;
 use memprof_ptrace::errand::{self, Home, is_handler};
 use memprof_ptrace::place::{Owner, place};
 use memprof_ptrace::restart::{self, CALL_LENGTH, Wait, wait, would_see_eintr};
@@ -224,6 +225,11 @@ fn look(
     let registers = stopped.registers().map_err(|_| KILLED)?;
     if registers.cs != USER_CODE {
         return Err(Not::Now("it runs code of 32 bits"));
+    }
+    if !is_of_c_library(&target.memory, tid, tid == target.pid, registers.fs_base) {
+        return Err(Not::Now(
+            "a thread has no control block of the C library's (made by clone(2) alone?)",
+        ));
     }
     let again = match found {
         Found::Waits => require_wait(target, &registers)?,

@@ -8,6 +8,7 @@ use memprof_ptrace::errand::Gadgets;
 use memprof_ptrace::image::Image;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
+use memprof_ptrace::place::loaded;
 use memprof_ptrace::{Refusal, examine};
 
 use crate::error::Error;
@@ -67,15 +68,24 @@ impl Target {
         examine(pid)?;
         let memory = memory.map_err(Error::io(path))?;
         let maps = read_maps(pid)?;
-        let libc = mappings(&maps)
-            .find(|mapping| mapping.offset == 0 && mapping.file_name() == b"libc.so.6");
+        // Another file of that name may be mapped as data, and another namespace has a libc of its own.
+        let loaded = loaded(&memory, &maps).map_err(Error::io("its loader's list of libraries"))?;
+        let libc = mappings(&maps).find(|mapping| {
+            mapping.file_name() == b"libc.so.6" && loaded.contains(&mapping.range.start)
+        });
         let libc = libc.ok_or(Refusal::NoGlibc)?;
+        let is_code = {
+            let (start, device, inode) = (libc.range.start, libc.device.to_vec(), libc.inode);
+            move |mapping: &Mapping<'_>| {
+                mapping.is_executable()
+                    && mapping.range.start >= start
+                    && (mapping.device, mapping.inode) == (device.as_slice(), inode)
+            }
+        };
         let libc = libc.range.start;
         let image = Image::read(&memory, libc);
         let image = image.map_err(Error::io("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
-        let is_code =
-            |mapping: &Mapping<'_>| mapping.is_executable() && mapping.file_name() == b"libc.so.6";
         let gadgets = mappings(&maps)
             .filter(is_code)
             .take(CODE_MAPPINGS)

@@ -4,6 +4,7 @@
 //! memprof-host's client.
 
 mod caller;
+pub mod control_block;
 mod directory;
 pub mod ending;
 pub mod errand;

@@ -75,25 +75,49 @@ fn behind_variables(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
 /// # Errors
 /// The loader's list cannot be read.
 pub fn lasting(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<u64>>> {
+    let (bases, loader) = list(memory, maps)?;
+    let Some(loader) = loader else {
+        return Ok(Some(bases));
+    };
+    let place = bases.iter().position(|base| *base == loader);
+    Ok(place.map(|place| bases[..place].to_vec()))
+}
+
+/// Where the program and the libraries begin that are in its own namespace, not one of dlmopen(3) or `LD_AUDIT`.
+///
+/// # Errors
+/// The loader's list cannot be read.
+pub fn loaded(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
+    Ok(list(memory, maps)?.0)
+}
+
+/// The loader's list, and where the loader itself begins.
+fn list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
     let images = || mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
     let is_loader = |image: &Mapping<'_>| image.file_name().starts_with(b"ld-linux");
     let Some(loader) = images().find(is_loader) else {
-        return Ok(images().next().map(|program| vec![program.range.start]));
+        return Ok((
+            images()
+                .map(|program| program.range.start)
+                .take(1)
+                .collect(),
+            None,
+        ));
     };
     let loader = loader.range.start;
     let Some(list) = Image::read(memory, loader)?.symbol("_r_debug") else {
-        return Ok(None);
+        return Ok((Vec::new(), Some(loader)));
     };
     let mut bases = Vec::new();
     let mut entry = memory.word(list.wrapping_add(8))?;
     for _ in 0..LIST_LIMIT {
-        match memory.word(entry)? {
-            base if base == loader => return Ok(Some(bases)),
-            base => bases.push(base),
+        if entry == 0 {
+            break;
         }
+        bases.push(memory.word(entry)?);
         entry = memory.word(entry.wrapping_add(24))?;
     }
-    Ok(None)
+    Ok((bases, Some(loader)))
 }
 
 /// The bytes between the variables of a library and the end of their page.

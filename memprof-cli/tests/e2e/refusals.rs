@@ -172,6 +172,18 @@ fn programs_that_can_load_no_library() {
 }
 
 #[test]
+fn a_libc_that_is_mapped_as_data_is_not_called() {
+    let options = ["-shared", "-fPIC", "-D_GNU_SOURCE"];
+    let (_place, library) = compiled("cc", "maps_libc.c", &options);
+    let (_place, program) = compiled("cc", "echo.c", &[]);
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", &library);
+    let mut process = Process::start(command, &[]);
+    attach(process.pid).exits(0);
+    process.is_unharmed();
+}
+
+#[test]
 fn a_malloc_that_aligns_to_8_bytes() {
     let check = |way: &str| {
         let (_place, library) = compiled("cc", "align8.c", &["-shared", "-fPIC", way]);
