@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use memprof_ptrace::errand::Gadgets;
@@ -9,7 +10,7 @@ use memprof_ptrace::image::Image;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::place::loaded;
-use memprof_ptrace::{Refusal, examine};
+use memprof_ptrace::{Refusal, examine, sanitizer};
 
 use crate::error::Error;
 use crate::running::Running;
@@ -68,6 +69,8 @@ impl Target {
         examine(pid)?;
         let memory = memory.map_err(Error::io(path))?;
         let maps = read_maps(pid)?;
+        let program = fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| gone(pid))?;
+        sanitizer::require_none_linked(&memory, &maps, program.as_os_str().as_bytes())?;
         // Another file of that name may be mapped as data, and another namespace has a libc of its own.
         let loaded = loaded(&memory, &maps).map_err(Error::io("its loader's list of libraries"))?;
         let libc = mappings(&maps).find(|mapping| {

@@ -14,6 +14,7 @@ use crate::maps::Mapping;
 use crate::process::{Seccomp, Stat, State, Status, shares_memory_with_parent};
 use crate::program::{has_plugin, loader, require_glibc};
 use crate::refusal::{Denial, Refusal};
+use crate::sanitizer;
 
 /// A process that can be attached to, as far as /proc tells.
 #[derive(Clone, Debug)]
@@ -127,6 +128,9 @@ impl Caller {
             (_, loader) => require_glibc(loader?, &maps, |mapping, limit| {
                 first_bytes(&memory, mapping, limit)
             })?,
+        }
+        if purpose == Purpose::Load {
+            sanitizer::require_none_mapped(&maps)?;
         }
         if status.has_shadow_stack {
             return Err(Refusal::ShadowStack);

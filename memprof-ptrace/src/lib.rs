@@ -18,6 +18,7 @@ pub mod process;
 pub mod program;
 mod refusal;
 pub mod restart;
+pub mod sanitizer;
 pub mod seccomp;
 pub mod standstill;
 pub mod state;

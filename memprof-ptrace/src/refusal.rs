@@ -90,6 +90,17 @@ pub enum Refusal {
         /// The system call.
         call: &'static str,
     },
+    /// By `PR_SET_SYSCALL_USER_DISPATCH` of prctl(2): calls from code that is not its own end it.
+    #[error("handles system calls itself (syscall user dispatch, as Wine does)")]
+    UserDispatch,
+    /// Threads that the sanitizer did not see being made end the process.
+    #[error(
+        "was built with {sanitizer}, which ends it when a thread comes by another way than its own"
+    )]
+    Sanitizer {
+        /// Its name.
+        sanitizer: &'static str,
+    },
     /// Only four system calls are left to it.
     #[error("is in seccomp's strict mode, which forbids clone3")]
     StrictSeccomp,
@@ -283,6 +294,9 @@ impl Refusal {
                 "allow {call} in the filter (systemd: SystemCallFilter={call}), or start the program \
                  with `memprof run`"
             ),
+            Self::Sanitizer { .. } => {
+                "use a build without it, or start the program with `memprof run`".to_owned()
+            }
             Self::StrictSeccomp => "start the program with `memprof run`".to_owned(),
             Self::UnreadFilter => {
                 "run memprof as root, outside of a container, so that it can read the filter"
@@ -325,6 +339,7 @@ impl Refusal {
             | Self::KernelThread
             | Self::OtherArchitecture(_)
             | Self::UnreadableFilter(_)
+            | Self::UserDispatch
             | Self::Unreadable { .. } => return None,
         };
         Some(remedy)

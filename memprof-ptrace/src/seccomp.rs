@@ -1,9 +1,10 @@
-//! Whether the seccomp filters of a thread let live what is put into its process.
+//! Whether the seccomp filters of a thread, and its user dispatch, let live what is put into its process.
 //!
 //! A filter may end the process at a system call that it does not know. Its programs are read from the
 //! kernel and run here, for each call that the plugin makes, before anything is touched.
 
 mod calls;
+mod dispatch;
 mod filter;
 mod program;
 mod rseq;
@@ -23,7 +24,7 @@ use calls::{Need, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, UNLOCKS};
 /// makes has the same filters.
 ///
 /// # Errors
-/// `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or where the caller has a
+/// `UserDispatch`; `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or where the caller has a
 /// filter too; `UnreadableFilter`.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     let locks = Status::read_thread(thread)?.locked > 0;
@@ -47,7 +48,9 @@ fn require(
     thread: u32,
     forbidden: impl FnOnce(&[Vec<Instruction>]) -> Result<Option<&'static str>, Unknown>,
 ) -> Result<(), Refusal> {
-    match Status::read_thread(thread)?.seccomp {
+    let seccomp = Status::read_thread(thread)?.seccomp;
+    dispatch::require_none(thread)?;
+    match seccomp {
         Seccomp::Off => return Ok(()),
         Seccomp::Strict => return Err(Refusal::StrictSeccomp),
         Seccomp::Filter => {}

@@ -20,6 +20,7 @@ mod attach_confined;
 mod attach_jvm;
 mod attach_linked;
 mod attach_node;
+mod attach_strange;
 mod book;
 mod bus;
 mod bus_lua;

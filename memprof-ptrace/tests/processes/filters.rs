@@ -297,7 +297,8 @@ fn filters_come_as_they_were_given() {
 #[test]
 fn without_a_filter_nothing_is_asked() {
     let mut target = Target::new(&["serve"]);
-    assert_eq!(require_calls(target.pid), Ok(()));
+    let found = stopped(&target, || require_calls(target.pid));
+    assert_eq!(found, Ok(()));
     target.is_unharmed();
     drop(target);
     let mut child = Command::new("true").spawn().unwrap();

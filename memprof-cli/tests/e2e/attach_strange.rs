@@ -1,0 +1,104 @@
+//! `memprof attach`: programs in which a name leads elsewhere than usual, or whose threads are not the C library's.
+
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+use crate::attach::{attach, detach};
+use crate::dist::{source, tool_text};
+use crate::host::Host;
+use crate::memprof::memprof;
+
+/// strange.c, compiled with these options.
+fn build(options: &[&str]) -> (TempDir, String) {
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("strange").display().to_string();
+    let mut command = Command::new("cc");
+    command
+        .args(["-O1", "-Wall", "-Wextra", "-Werror"])
+        .args(options)
+        .arg(source("memprof-cli/tests/fixtures/strange.c"))
+        .args(["-o", &program]);
+    tool_text("gcc", &mut command);
+    (place, program)
+}
+
+fn program() -> &'static str {
+    static BUILT: OnceLock<(TempDir, String)> = OnceLock::new();
+    &BUILT.get_or_init(|| build(&[])).1
+}
+
+fn start(mut command: Command) -> Host {
+    command.stdin(Stdio::piped());
+    let host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("ready");
+    host
+}
+
+fn serves(host: &mut Host, line: &str) {
+    host.type_line(line);
+    host.wait_for_log(&format!("served {line}"));
+}
+
+/// Does what the program cannot bear where a function is called by its name alone.
+#[test]
+fn functions_of_the_thread_s_own_library_are_called() {
+    let check = |words: &[&str]| {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
+        let mut host = start(command);
+        for _ in 0..3 {
+            attach(&host, &[]).exits(0);
+            serves(&mut host, "attached");
+            host.memprof("activate", &["sample_interval=1KiB"]).exits(0);
+            detach(&host, &[]).exits(0);
+            serves(&mut host, "detached");
+        }
+    };
+    let program = program();
+    check(&[program, "nothing"]);
+    check(&[program, "data"]);
+    check(&[program, "data above"]);
+    check(&[program, "code"]);
+    check(&[program, "copy"]);
+    check(&[program, "namespaces"]);
+    check(&[program, "thread without variables"]);
+    check(&[program, "thread with other variables"]);
+    check(&[program, "thread like the C library's"]);
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    check(&[loader, program, "data"]);
+    let (_place, fixed) = build(&["-no-pie"]);
+    check(&[&fixed, "data"]);
+}
+
+#[test]
+fn programs_that_handle_system_calls_are_refused_and_go_on() {
+    let mut command = Command::new(program());
+    command.arg("dispatch");
+    let mut host = start(command);
+    let pid = host.pid().to_string();
+    let words = "handles system calls itself (syscall user dispatch, as Wine does)";
+    let refused = attach(&host, &[]).exits(4);
+    assert!(refused.stderr.contains(words), "{refused:?}");
+    for command in [&["leaks", "--prove"][..], &["holders"]] {
+        let args = [command, &[&pid]].concat();
+        let refused = memprof(&host.socket_dir(), &args).exits(4);
+        assert!(!refused.stderr.is_empty(), "{refused:?}");
+        serves(&mut host, command[0]);
+    }
+}
+
+#[test]
+fn programs_with_thread_sanitizer_are_refused_and_go_on() {
+    let check = |options: &[&str]| {
+        let (_place, program) = build(options);
+        let mut host = start(Command::new(program));
+        let refused = attach(&host, &[]).exits(4);
+        let words = "was built with ThreadSanitizer";
+        assert!(refused.stderr.contains(words), "{refused:?}");
+        serves(&mut host, "refused");
+    };
+    check(&["-fsanitize=thread"]);
+    check(&["-fsanitize=thread", "-static-libtsan"]);
+}
