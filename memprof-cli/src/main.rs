@@ -56,7 +56,8 @@ fn main() -> ExitCode {
         .unwrap_or_else(|error| help::with_hint(error, std::env::args_os().nth(1)).exit());
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match run(args.command) {
-        Ok(code) => output::exit_code(code),
+        Ok(ExitCode::SUCCESS) if !output::is_complete() => exit::FAILED.into(),
+        Ok(code) => code,
         Err(error) => {
             output::tell(&format!("memprof: {}", exit::told(&error)));
             exit::code_of(&error)

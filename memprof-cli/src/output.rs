@@ -12,7 +12,7 @@ use memprof_report::Limits;
 pub(crate) use file::publish;
 pub(crate) use printable::one_line;
 use printable::printable;
-pub(crate) use stdout::{exit_code, print, to_stdout};
+pub(crate) use stdout::{is_complete, print, to_stdout};
 
 /// Writes a line to stderr. Where that is closed or full, the line is lost: the command and its exit code are not.
 pub(crate) fn tell(text: &str) {

@@ -5,7 +5,7 @@ use std::{fmt, io};
 pub use memprof_messages::ErrorKind;
 use rustix::io::Errno;
 
-use crate::system::limit;
+use crate::limit;
 
 /// A result whose error is [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

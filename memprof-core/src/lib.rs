@@ -9,6 +9,8 @@
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
 // Each folder uses only those above it.
+mod limit;
+
 mod error;
 
 mod clock;

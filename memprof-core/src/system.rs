@@ -2,5 +2,4 @@
 
 pub(crate) mod cgroup;
 pub(crate) mod leash;
-pub(crate) mod limit;
 pub(crate) mod seccomp;

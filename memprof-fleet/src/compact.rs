@@ -9,10 +9,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::columns::Columns;
 use crate::config::Config;
 use crate::dumped::{Context, Frame, Sample, Stack};
 use crate::output::{note, print};
-use crate::scan::{Columns, files, scan};
+use crate::scan::{files, scan};
 use crate::schema::{INCOMING, Rows, Table, Totals};
 use crate::store::{Created, Object, Store};
 use crate::time::{Hour, Instant};
@@ -296,7 +297,7 @@ fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
 /// The columns that samples and profiles have in common.
 struct Contexts<'b> {
     times: [&'b [i64]; 2],
-    texts: [crate::scan::Texts<'b>; 5],
+    texts: [crate::columns::Texts<'b>; 5],
     pid: &'b [i32],
     labels: Vec<Vec<(String, String)>>,
     interval: &'b [i64],

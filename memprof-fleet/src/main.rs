@@ -35,6 +35,7 @@ mod otlp;
 
 mod ask;
 
+mod columns;
 mod compact;
 mod doctor;
 mod prune;

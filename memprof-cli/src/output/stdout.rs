@@ -1,12 +1,10 @@
 //! Standard output. A reader that goes away, as `head` does, or a full disk changes nothing that a command decides.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::printable::Printable;
 use super::tell;
-use crate::exit::FAILED;
 
 /// Large enough that a report takes few system calls.
 const BUFFER: usize = 256 << 10;
@@ -25,7 +23,7 @@ pub(crate) fn to_stdout<T>(
 }
 
 /// Prints what a command has to say. Where it cannot be written, that is said on standard error, once, and
-/// [`exit_code`] keeps it.
+/// [`is_complete`] keeps it.
 pub(crate) fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = super::printable(text);
@@ -41,13 +39,10 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// The exit code of a command that decided `code`. Only success is no longer one where its text was lost: who reads
-/// an empty file would take that for the answer.
-pub(crate) fn exit_code(code: ExitCode) -> ExitCode {
-    match code == ExitCode::SUCCESS && IS_INCOMPLETE.load(Ordering::Relaxed) {
-        true => FAILED.into(),
-        false => code,
-    }
+/// Whether all text was written. Where some was lost, success is none: who reads an empty file would take that for the
+/// answer.
+pub(crate) fn is_complete() -> bool {
+    !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
 fn fill<T>(

@@ -8,7 +8,8 @@ use memprof_report::{
 
 use crate::ask::Asked;
 use crate::ask::weigh::Sums;
-use crate::scan::{Columns, files, scan};
+use crate::columns::Columns;
+use crate::scan::{files, scan};
 use crate::schema::Table;
 
 /// The room that a module's functions have: an address each.

@@ -1,7 +1,8 @@
 //! The rows of PROFILES that a question is about.
 
 use crate::ask::Asked;
-use crate::scan::{Columns, files, scan};
+use crate::columns::Columns;
+use crate::scan::{files, scan};
 use crate::schema::Table;
 use crate::time::Instant;
 

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use crate::ask::{Asked, Profile};
-use crate::scan::{Columns, files, scan};
+use crate::columns::Columns;
+use crate::scan::{files, scan};
 use crate::schema::Table;
 use crate::time::Instant;
 
