@@ -7,11 +7,11 @@
 mod open;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::attachment::Attachment;
 use crate::error::Error;
@@ -21,6 +21,9 @@ use crate::plugin::{ENTRY_NAME, Plugin};
 const LONGEST: usize = 1024;
 /// Until the plugin is loaded: as long as for a borrowed thread.
 const LOADING: Duration = Duration::from_secs(60);
+
+/// More than a JVM answers to `load`: two lines, or the text of an exception.
+const REPLY_LIMIT: usize = 64 << 10;
 
 /// Has the JVM load the plugin, and start it. False: it has no door, or did not do it.
 pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<bool, Error> {
@@ -38,20 +41,44 @@ pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Resu
     if ask_to_load(&mut jvm, &plugin.path, &options).is_err() {
         return Ok(false);
     }
-    let mut reply = String::new();
-    let read = jvm.read_to_string(&mut reply);
+    let reply = read_reply(&mut jvm, Instant::now() + LOADING);
     let why = "the JVM did not say whether it loaded the plugin; `memprof ps` shows whether it is a host now";
-    read.map_err(Error::io(why))?;
-    Ok(is_loaded(&reply))
+    Ok(is_loaded(&reply.map_err(Error::io(why))?))
 }
 
 /// Version 1 of the protocol: texts that end with NUL. "true": the path is absolute.
-fn ask_to_load(jvm: &mut UnixStream, plugin: &Path, options: &str) -> std::io::Result<()> {
-    jvm.set_read_timeout(Some(LOADING))?;
+fn ask_to_load(jvm: &mut UnixStream, plugin: &Path, options: &str) -> io::Result<()> {
+    jvm.set_write_timeout(Some(LOADING))?;
     let words = [b"1", b"load".as_slice(), plugin.as_os_str().as_bytes()];
     let words = words.into_iter().chain([b"true", options.as_bytes()]);
     let request: Vec<u8> = words.flat_map(|word| [word, b"\0"].concat()).collect();
     jvm.write_all(&request)
+}
+
+/// Reads to the end of the reply. Whatever answers may be no JVM: it gets neither more time nor more memory.
+fn read_reply(jvm: &mut UnixStream, deadline: Instant) -> io::Result<String> {
+    let mut reply = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        jvm.set_read_timeout(Some(left))?;
+        match jvm.read(&mut piece) {
+            Ok(0) => return Ok(String::from_utf8_lossy(&reply).into_owned()),
+            Ok(length) => reply.extend_from_slice(&piece[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(error) => return Err(error),
+        }
+        if reply.len() > REPLY_LIMIT {
+            let message = "its reply is too long for one of a JVM";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+    }
 }
 
 /// The first line is the protocol's own code, the second what `Agent_OnAttach` returned, bare before Java 9.
@@ -65,6 +92,42 @@ fn is_loaded(reply: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What the other side writes and when it goes on being silent, as a process that is no JVM may do.
+    #[test]
+    fn replies_have_an_end_in_bytes_and_in_time() {
+        let check = |pieces: &'static [&'static [u8]],
+                     closes: bool,
+                     expected: Result<&str, io::ErrorKind>| {
+            let (mut own, mut other) = UnixStream::pair().unwrap();
+            let writer = std::thread::spawn(move || {
+                for piece in pieces {
+                    // The reader may have had enough.
+                    let _ = other.write_all(piece);
+                }
+                if closes {
+                    drop(other);
+                } else {
+                    std::mem::forget(other);
+                }
+            });
+            let deadline = Instant::now() + Duration::from_millis(if closes { 60_000 } else { 50 });
+            let reply = read_reply(&mut own, deadline).map_err(|error| error.kind());
+            drop(own);
+            writer.join().unwrap();
+            assert_eq!(reply.as_deref().map_err(|kind| *kind), expected);
+        };
+        const PIECE: &[u8] = &[b'x'; 32 << 10];
+        check(
+            &[b"0\n", b"return code: 0\n"],
+            true,
+            Ok("0\nreturn code: 0\n"),
+        );
+        check(&[b"0\n"], false, Err(io::ErrorKind::TimedOut));
+        check(&[], false, Err(io::ErrorKind::TimedOut));
+        check(&[PIECE; 64], true, Err(io::ErrorKind::InvalidData));
+        check(&[PIECE; 64], false, Err(io::ErrorKind::InvalidData));
+    }
 
     #[test]
     fn replies_of_java_8_and_17() {

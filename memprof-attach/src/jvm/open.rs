@@ -2,6 +2,7 @@
 //! temporary directory makes a socket there.
 
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -12,9 +13,10 @@ use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::{State, Status};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid, fchown, openat, openat2, unlinkat,
+    AtFlags, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, fchown, fstat, openat, openat2, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::root::Root;
@@ -91,7 +93,8 @@ impl Jvm {
         let name = format!(".java_pid{}", self.own_pid());
         let socket = openat2(&self.place, name, flags, Mode::empty(), resolve).ok()?;
         // The kernel's own link to what was opened, whatever lies by its name now.
-        let stream = UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).ok()?;
+        let address = format!("/proc/self/fd/{}", socket.as_raw_fd());
+        let stream = connect_at_once(&address).ok()?;
         let peer = getsockopt(&stream, PeerCredentials).ok()?;
         (u32::try_from(peer.pid()) == Ok(self.pid)).then_some(stream)
     }
@@ -100,6 +103,17 @@ impl Jvm {
     fn own_pid(&self) -> u32 {
         self.status.ns_pids.last().copied().unwrap_or(self.pid)
     }
+}
+
+/// Connects, unless that takes a wait: a listener that accepts nothing would decide how long.
+fn connect_at_once(path: &str) -> io::Result<UnixStream> {
+    let kind = SocketType::STREAM;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// The file by which a JVM tells this SIGQUIT from one that asks for its threads; removed when dropped.
@@ -112,16 +126,28 @@ struct Asked<'a> {
 impl<'a> Asked<'a> {
     fn new(jvm: &'a Jvm) -> Result<Self, Errno> {
         let place = &jvm.place;
+        let [_, user, ..] = jvm.status.uids;
+        if !may_write(&fstat(place)?, user) {
+            return Err(Errno::ACCESS);
+        }
         let name = format!(".attach_pid{}", jvm.own_pid());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(place, &name, flags, Mode::RUSR | Mode::WUSR)?;
         let asked = Self { place, name };
         // Java 8 does not heed a file of root's.
-        let [_, user, ..] = jvm.status.uids;
         let [_, group, ..] = jvm.status.gids;
         fchown(&file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
         Ok(asked)
     }
+}
+
+/// Whether a user can make files in a directory: in its own mount namespace a process has any directory of the machine
+/// as its /tmp, and root makes no file where the process could not.
+fn may_write(directory: &Stat, user: u32) -> bool {
+    const WRITABLE_BY_OWNER: u32 = 0o200;
+    const WRITABLE_BY_ALL: u32 = 0o002;
+    let is_own = directory.st_uid == user && directory.st_mode & WRITABLE_BY_OWNER != 0;
+    user == 0 || is_own || directory.st_mode & WRITABLE_BY_ALL != 0
 }
 
 impl Drop for Asked<'_> {
@@ -133,7 +159,44 @@ impl Drop for Asked<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    #[test]
+    fn files_are_made_only_where_the_process_s_user_could() {
+        let place = tempfile::tempdir().unwrap();
+        let check = |mode, user: u32, expected| {
+            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let directory = rustix::fs::stat(place.path()).unwrap();
+            assert_eq!(may_write(&directory, user), expected, "{mode:o} {user}");
+        };
+        let own = rustix::process::geteuid().as_raw();
+        check(0o700, own, true);
+        check(0o700, own + 1, false);
+        check(0o755, own + 1, false);
+        check(0o1777, own + 1, true);
+    }
+
+    /// As of a process that listens and accepts nothing.
+    #[test]
+    fn a_full_queue_is_not_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let path = path.to_str().unwrap();
+        let mut accepted = Vec::new();
+        let error = loop {
+            match connect_at_once(path) {
+                Ok(stream) => accepted.push(stream),
+                Err(error) => break error,
+            }
+            assert!(accepted.len() < 16);
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn which_jvm_has_the_door() {
