@@ -11,6 +11,7 @@ pub mod errand;
 mod examine;
 mod freezer;
 pub mod image;
+pub mod mapped_file;
 pub mod maps;
 pub mod memory;
 pub mod place;

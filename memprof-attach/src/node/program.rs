@@ -1,13 +1,11 @@
 //! Which process is a Node that opens its inspector on SIGUSR1. One without a handler would be ended by it.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 
-use memprof_ptrace::maps::{Mapping, mappings};
+use memprof_ptrace::mapped_file::open_mapped;
+use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::{State, Status};
 use memprof_ptrace::program::loader;
 use memprof_ptrace::{Refusal, denied_to_read};
@@ -90,7 +88,7 @@ fn require_program(pid: u32) -> Result<(), Error> {
     let is_node = exports_start(&file)
         || mappings(&maps)
             .filter(|mapping| mapping.offset == 0 && mapping.file_name().starts_with(LIBRARY))
-            .filter_map(|mapping| mapped_file(pid, &mapping))
+            .filter_map(|mapping| open_mapped(pid, &mapping))
             .any(|library| exports_start(&library));
     if !is_node {
         return Err(NoInspector::NotNode.into());
@@ -99,13 +97,6 @@ fn require_program(pid: u32) -> Result<(), Error> {
         return Err(Refusal::Musl.into());
     }
     Ok(())
-}
-
-fn mapped_file(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
-    let path = [format!("/proc/{pid}/root").as_bytes(), mapping.path].concat();
-    let file = File::open(OsStr::from_bytes(&path)).ok()?;
-    let is_same = file.metadata().ok()?.ino() == mapping.inode;
-    is_same.then_some(file)
 }
 
 fn exports_start(file: &File) -> bool {

@@ -1,9 +1,9 @@
 //! The variables of a process's files: from the symbols that the files have.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
+use memprof_ptrace::mapped_file::open_regular;
 use memprof_report::demangle;
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, ReadCache, SymbolKind};
@@ -113,15 +113,13 @@ impl Table {
 
 /// What a file says; `None` where it cannot be read, or is not the one that is mapped.
 fn table_of(pid: i32, region: &Region) -> Option<Table> {
-    let of_root = File::open(format!("/proc/{pid}/root{}", region.name));
-    let is_same = |file: &File| {
-        file.metadata()
-            .is_ok_and(|metadata| metadata.ino() == region.inode)
-    };
-    let file = of_root.ok().filter(is_same).or_else(|| {
+    let open = |path: String| open_regular(Path::new(&path), region.inode);
+    let file = open(format!("/proc/{pid}/root{}", region.name)).or_else(|| {
         let range = &region.range;
-        let path = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
-        File::open(path).ok()
+        open(format!(
+            "/proc/{pid}/map_files/{:x}-{:x}",
+            range.start, range.end
+        ))
     });
     let cache = ReadCache::new(file?);
     let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
