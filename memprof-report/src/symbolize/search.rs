@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use object::{Object as _, ReadCache};
@@ -201,5 +202,43 @@ pub(super) fn open(place: &Place) -> Option<File> {
         }
     };
     let file = File::from(file.ok()?);
-    file.metadata().ok()?.is_file().then_some(file)
+    let metadata = file.metadata().ok()?;
+    (metadata.is_file() && !is_mostly_holes(metadata.len(), metadata.blocks())).then_some(file)
+}
+
+/// Whether a file claims far more than it holds, in bytes and in blocks of 512: a section in a hole costs whoever made it
+/// nothing, and whoever reads it memory and time without a limit. No linker leaves large holes, and file systems that
+/// compress do not do so by that much.
+fn is_mostly_holes(length: u64, blocks: u64) -> bool {
+    const SMALL: u64 = 64 << 20;
+    const RATIO: u64 = 16;
+    length > SMALL && length / RATIO > blocks.saturating_mul(512)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_holes_is_not_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let check = |length: u64, bytes: usize, expected: bool| {
+            let path = directory.path().join("library.so");
+            std::fs::write(&path, vec![1; bytes]).unwrap();
+            File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(length)
+                .unwrap();
+            let root = PathBuf::new();
+            let opened = open(&Place { root, path });
+            assert_eq!(opened.is_some(), expected, "{length} {bytes}");
+        };
+        check(7 << 30, 20 << 10, false);
+        check(1 << 40, 1 << 20, false);
+        // As a library with an empty table may be.
+        check(1 << 20, 4096, true);
+        check(65 << 20, 8 << 20, true);
+    }
 }
