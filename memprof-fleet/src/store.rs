@@ -282,7 +282,11 @@ fn settings(
         if value.is_empty() {
             continue;
         }
-        if value.contains(|c: char| c.is_control() || c.is_whitespace() || !c.is_ascii()) {
+        // What signs is in no header: stores of one's own take any text for it.
+        let is_secret = name == "AWS_SECRET_ACCESS_KEY";
+        let is_wrong =
+            |c: char| c.is_control() || !is_secret && (c.is_whitespace() || !c.is_ascii());
+        if value.contains(is_wrong) {
             return Err(wrong(
                 "holds a blank, a line end or a character that is not of ASCII in its middle",
             ));
@@ -327,6 +331,7 @@ mod tests {
         };
         check("AWS_ACCESS_KEY_ID", "key\n", Ok(Some("key")));
         check("AWS_SECRET_ACCESS_KEY", " a/b+c ", Ok(Some("a/b+c")));
+        check("AWS_SECRET_ACCESS_KEY", "of words ", Ok(Some("of words")));
         check("AWS_SESSION_TOKEN", "token\r\n", Ok(Some("token")));
         check("AWS_REGION", "", Ok(None));
         check("AWS_REGION", " \n", Ok(None));
