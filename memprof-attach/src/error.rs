@@ -33,11 +33,11 @@ pub enum Error {
         2 * .estimate.as_millis()
     )]
     LongPause {
-        /// How many there are.
+        /// Threads of the process.
         threads: u32,
-        /// How long they would.
+        /// Estimated pause of all of them.
         estimate: Duration,
-        /// How long they may.
+        /// Longest pause allowed (`--max-pause`).
         most: Duration,
     },
     /// The loader, or the plugin itself, said so.

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 
 use crate::target::Target;
 
-/// Where these come, the program ends anyhow.
+/// Faults and aborts: a handler of these runs in a program that ends.
 const FAULTS: u64 = bit(libc::SIGSEGV)
     | bit(libc::SIGBUS)
     | bit(libc::SIGILL)

@@ -77,7 +77,7 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
         // Before the table of the file, which ends the keys of the attachment.
         toml = format!("thread_limit = {limits}\n{toml}");
     }
-    let way = match enter(&mut target, plugin, &source, &toml) {
+    let injection = match enter(&mut target, plugin, &source, &toml) {
         // The file is there, and not for this process: its user, noexec, a security module.
         Err(Error::NotLoaded(said)) if source.is_refused(&said) => {
             target.look_again()?;
@@ -86,27 +86,32 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
                 error => error,
             })
         }
-        way => way,
+        injection => injection,
     }?;
     raised.into_iter().for_each(Raised::keep);
     Ok(Attached::ByThread {
-        stops: way.stops.to_vec(),
-        thread: way.thread,
+        stops: injection.stops.to_vec(),
+        thread: injection.thread,
         handled,
         thread_limit: limits.and_then(|limits| Some((limits.was.current?, limits.is.current?))),
     })
 }
 
-/// How the plugin came in.
-struct Way {
-    /// How long a thread stood still, each time.
+/// A plugin that was loaded and started, and the threads that this took.
+struct Injection {
+    /// Pauses of the two borrowed threads, in the order of the calls.
     stops: [Duration; 2],
     /// The thread that was borrowed last.
     thread: u32,
 }
 
 /// Has the plugin loaded and called.
-fn enter(target: &mut Target, plugin: &Plugin, source: &Source, toml: &str) -> Result<Way, Error> {
+fn enter(
+    target: &mut Target,
+    plugin: &Plugin,
+    source: &Source,
+    toml: &str,
+) -> Result<Injection, Error> {
     let mut page = Page::new(toml);
     let layout = Layout::of(target, &page)?;
     fill(&mut page, target, &layout, source);
@@ -140,7 +145,7 @@ fn enter(target: &mut Target, plugin: &Plugin, source: &Source, toml: &str) -> R
     let said = match follow(target, there, plugin, &second)? {
         Followed::Said(said) => said,
         Followed::NoThread(errno) => {
-            // The stack was unmapped by the errand itself.
+            // The borrowed thread has unmapped the stack.
             give_back(
                 target,
                 &[layout.code..layout.page, layout.page..layout.stack],
@@ -150,7 +155,7 @@ fn enter(target: &mut Target, plugin: &Plugin, source: &Source, toml: &str) -> R
         }
     };
     match said {
-        said if said.is_empty() => Ok(Way {
+        said if said.is_empty() => Ok(Injection {
             stops: [first.stop, second.stop],
             thread: second.tid,
         }),
@@ -227,11 +232,11 @@ fn left(target: &Target) -> Error {
     target.require_same().map_or_else(|gone| gone, alone)
 }
 
-/// What came of the new thread.
+/// Outcome of making the new thread.
 enum Followed {
     /// What the loader or the plugin says is wrong; empty where all is well.
     Said(String),
-    /// It was not made.
+    /// `pthread_create(3)` failed, with this errno.
     NoThread(Errno),
 }
 

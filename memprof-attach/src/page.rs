@@ -30,7 +30,7 @@ pub(crate) const THREAD: usize = 128;
 pub(crate) const CREATE: usize = 136;
 /// `syscall; ret` of libc's.
 pub(crate) const SYSTEM_CALL: usize = 144;
-/// What `pthread_create(3)` returned: 0, or an errno.
+/// Result of `pthread_create(3)`: 0, or an errno.
 pub(crate) const CREATE_RESULT: usize = 152;
 /// Not 0 once the thread that made the new one is out of the code.
 pub(crate) const CREATED: usize = 160;

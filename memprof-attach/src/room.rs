@@ -19,7 +19,7 @@ const STACK: u64 = 8 << 20;
 /// `CAP_IPC_LOCK`, bit of capabilities(7): its holder may lock all memory.
 const IPC_LOCK: u64 = 1 << 14;
 
-/// What a process has, of each kind that is limited.
+/// Usage of each limited resource: counts, or bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Used {
     mappings: u64,

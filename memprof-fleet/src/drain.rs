@@ -35,7 +35,7 @@ pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
             (Created::Exists, Some(_)) => store.read(&outgoing.name)? == bytes,
         };
         if !is_same {
-            // Those behind it do not wait for somebody to look at it.
+            // An operator must look at it; the files behind it need not wait for that.
             foreign = Some(format!(
                 "{}: {} is not what was written; {} stays in the spool; move the store's file away if it is foreign",
                 store.url(),

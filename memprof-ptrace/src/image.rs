@@ -25,7 +25,7 @@ const DYNAMIC_LIMIT: u64 = 1024;
 /// The dynamic symbols of a library.
 #[derive(Debug)]
 pub struct Image {
-    /// What is added to the addresses in the file.
+    /// Load address minus the address in the file: 0 for a program that is not position independent.
     bias: u64,
     symbols: Vec<u8>,
     names: Vec<u8>,

@@ -35,7 +35,7 @@ fn unprepared() -> Host {
     host
 }
 
-fn serves(host: &mut Host, line: &str) {
+pub(crate) fn serves(host: &mut Host, line: &str) {
     host.type_line(line);
     host.wait_for_log(&format!("served {line}"));
 }

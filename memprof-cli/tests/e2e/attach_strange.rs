@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::attach::{attach, detach};
+use crate::attach::{attach, detach, serves};
 use crate::dist::{source, tool_text};
 use crate::host::Host;
 use crate::memprof::memprof;
@@ -34,11 +34,6 @@ fn start(mut command: Command) -> Host {
     let host = Host::spawn(command, tempfile::tempdir().unwrap());
     host.wait_for_log("ready");
     host
-}
-
-fn serves(host: &mut Host, line: &str) {
-    host.type_line(line);
-    host.wait_for_log(&format!("served {line}"));
 }
 
 /// Does what the program cannot bear where a function is called by its name alone.
