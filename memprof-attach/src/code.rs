@@ -5,10 +5,11 @@ use std::arch::global_asm;
 use std::slice;
 
 use crate::page::{
-    ANSWER, Answer, BASE, CREATE, CREATE_RESULT, CREATED, DETACH, DLERROR, DLOPEN, DLSYM, ENTRY,
-    ENTRY_NAME, FREE, FREE_NAME, IS_MISALIGNED, LENGTH, MALLOC, MALLOC_NAME, MASK, MEMFD,
-    MEMFD_NAME, MUNMAP, PATH, PAUSE, SELF, STAGE, SYSTEM_CALL, Stage, TEXT, TEXT_LENGTH, THREAD,
-    TOML, WANTS_MEMFD,
+    ANSWER, ATTRIBUTES, ATTRIBUTES_INIT, Answer, BASE, CREATE, CREATE_RESULT, CREATED, DETACH,
+    DLERROR, DLOPEN, DLSYM, ENTRY, ENTRY_NAME, FREE, FREE_NAME, GET_STACK_SIZE, IS_MISALIGNED,
+    LENGTH, MALLOC, MALLOC_NAME, MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE, SELF,
+    SET_STACK_SIZE, STACK_SIZE, STAGE, SYSTEM_CALL, Stage, TEXT, TEXT_LENGTH, THREAD, TOML,
+    WANTS_MEMFD,
 };
 
 /// The pauses, of 10 ms, that the thread waits for an answer of ours before it goes on alone.
@@ -19,6 +20,9 @@ const PAUSES: u32 = 1000;
 /// size classes, by headers of 8 bytes or one behind the other.
 const BLOCKS: u32 = 32;
 const BLOCKS_OF_SIZE: u32 = 4;
+
+/// The new thread's stack, at least: dlopen(3) of the plugin, and its constructors.
+const LEAST_STACK: u32 = 1 << 20;
 
 // rbx: the page; r12: the answer that it waits for; r13: pauses.
 global_asm!(
@@ -180,8 +184,20 @@ global_asm!(
     "memprof_attach_create:",
     "push rbx",
     "mov rbx, rdi",
+    // The loader needs more than the stacks of a program that is run with a low RLIMIT_STACK.
+    "lea rdi, [rbx + {ATTRIBUTES}]",
+    "call qword ptr [rbx + {ATTRIBUTES_INIT}]",
+    "lea rdi, [rbx + {ATTRIBUTES}]",
+    "lea rsi, [rbx + {STACK_SIZE}]",
+    "call qword ptr [rbx + {GET_STACK_SIZE}]",
+    "cmp qword ptr [rbx + {STACK_SIZE}], {LEAST_STACK}",
+    "jae 9f",
+    "lea rdi, [rbx + {ATTRIBUTES}]",
+    "mov esi, {LEAST_STACK}",
+    "call qword ptr [rbx + {SET_STACK_SIZE}]",
+    "9:",
     "lea rdi, [rbx + {THREAD}]",
-    "xor esi, esi",
+    "lea rsi, [rbx + {ATTRIBUTES}]",
     "mov rdx, qword ptr [rbx + {BASE}]",
     "mov rcx, rbx",
     "call qword ptr [rbx + {CREATE}]",
@@ -199,6 +215,12 @@ global_asm!(
     "jmp r9",
     "memprof_attach_code_end:",
     ".popsection",
+    ATTRIBUTES = const ATTRIBUTES,
+    ATTRIBUTES_INIT = const ATTRIBUTES_INIT,
+    GET_STACK_SIZE = const GET_STACK_SIZE,
+    LEAST_STACK = const LEAST_STACK,
+    SET_STACK_SIZE = const SET_STACK_SIZE,
+    STACK_SIZE = const STACK_SIZE,
     CALLING = const Stage::Calling as u64,
     CANCELLED = const Answer::Cancelled as u64,
     CREATE = const CREATE,

@@ -197,6 +197,9 @@ fn fill(page: &mut Page, target: &Target, layout: &Layout, source: &Source) {
     page.set(page::DLERROR, functions.dlerror);
     page.set(page::MUNMAP, functions.munmap);
     page.set(page::CREATE, functions.pthread_create);
+    page.set(page::ATTRIBUTES_INIT, functions.pthread_attr_init);
+    page.set(page::GET_STACK_SIZE, functions.pthread_attr_getstacksize);
+    page.set(page::SET_STACK_SIZE, functions.pthread_attr_setstacksize);
     page.set(page::SYSTEM_CALL, target.gadgets.system_call);
     page.set(page::SELF, functions.pthread_self);
     page.set(page::DETACH, functions.pthread_detach);

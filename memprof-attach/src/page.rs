@@ -43,6 +43,13 @@ pub(crate) const MALLOC_NAME: usize = 192;
 pub(crate) const FREE_NAME: usize = 200;
 pub(crate) const ENTRY_NAME: usize = 256;
 pub(crate) const MEMFD_NAME: usize = 320;
+/// libc's functions of the new thread's attributes, and where those are: `pthread_attr_t` has 56 bytes.
+pub(crate) const ATTRIBUTES_INIT: usize = 352;
+pub(crate) const GET_STACK_SIZE: usize = 360;
+pub(crate) const SET_STACK_SIZE: usize = 368;
+/// The stack's size, as the program's threads have it.
+pub(crate) const STACK_SIZE: usize = 376;
+pub(crate) const ATTRIBUTES: usize = 384;
 pub(crate) const TEXT: usize = 512;
 pub(crate) const TEXT_LENGTH: usize = 1024;
 pub(crate) const PATH: usize = 1536;

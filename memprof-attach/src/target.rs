@@ -37,6 +37,9 @@ pub(crate) struct Target {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Functions {
     pub(crate) pthread_create: u64,
+    pub(crate) pthread_attr_init: u64,
+    pub(crate) pthread_attr_getstacksize: u64,
+    pub(crate) pthread_attr_setstacksize: u64,
     pub(crate) pthread_self: u64,
     pub(crate) pthread_detach: u64,
     pub(crate) dlopen: u64,
@@ -143,6 +146,9 @@ impl Functions {
     fn find(libc: &Image) -> Option<Self> {
         Some(Self {
             pthread_create: libc.symbol("pthread_create")?,
+            pthread_attr_init: libc.symbol("pthread_attr_init")?,
+            pthread_attr_getstacksize: libc.symbol("pthread_attr_getstacksize")?,
+            pthread_attr_setstacksize: libc.symbol("pthread_attr_setstacksize")?,
             pthread_self: libc.symbol("pthread_self")?,
             pthread_detach: libc.symbol("pthread_detach")?,
             dlopen: libc.symbol("dlopen")?,

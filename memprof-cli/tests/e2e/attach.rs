@@ -26,6 +26,17 @@ const GROWING: &str = r#"
     while (<STDIN>) { grow(); print STDERR "served $_" }
 "#;
 
+/// The same in C, for little stack: perl needs more.
+const SMALL: &str = r#"
+    #include <string.h>
+    #include <unistd.h>
+    int main(void) {
+        char line[64] = "served ";
+        write(2, "ready\n", 6);
+        for (ssize_t n; (n = read(0, line + 7, 50)) > 0;) write(2, line, 7 + n);
+    }
+"#;
+
 /// Perl as it is, waiting for a line.
 fn unprepared() -> Host {
     let mut command = Command::new("perl");
@@ -408,6 +419,32 @@ fn a_program_of_one_thread_that_may_fork_in_a_handler_is_told_of() {
     let attached = text(attach(&host, &[]));
     assert!(!attached.contains("handler"), "{attached}");
     detach(&host, &[]).exits(0);
+}
+
+#[test]
+fn a_program_that_is_run_with_a_small_stack_is_attached_to() {
+    // Its new threads get stacks of that size, in which the loader finds no room.
+    for kibibytes in [48, 64, 256] {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -s {kibibytes}; exec \"$0\"");
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("small");
+        let source = place.path().join("small.c");
+        fs::write(&source, SMALL).unwrap();
+        tool_text(
+            "gcc",
+            Command::new("cc").arg("-o").arg(&program).arg(&source),
+        );
+        command
+            .args(["-c", &script])
+            .arg(&program)
+            .stdin(Stdio::piped());
+        let mut host = Host::spawn(command, place);
+        host.wait_for_log("ready");
+        attach(&host, &[]).exits(0);
+        detach(&host, &[]).exits(0);
+        serves(&mut host, "one");
+    }
 }
 
 #[test]
