@@ -7,10 +7,12 @@
     reason = "other code calls them in place of its allocator"
 )]
 
+use core::arch::naked_asm;
 use core::ffi::{CStr, c_int, c_void};
 use core::mem;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use crate::aligned::call_aligned;
 use crate::countdown::{Held, is_due, passes};
 use crate::sampler::{forget, may_be_sample, put_back, sample};
 use crate::tally;
@@ -147,14 +149,10 @@ macro_rules! role {
 
 macro_rules! hook {
     (allocate $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
-        hook!(@module $name, Block, ($($arg: $type),*), {
-            if !TALLIED && !OUTER && passes($bytes) {
-                // SAFETY: the caller's own arguments.
-                return unsafe { function::<Real>(&REAL)($($arg),*) };
-            }
-            let is_due = (!(TALLIED || OUTER) || !passes($bytes)) && is_due($bytes);
+        hook!(@module $name, Block, ($($arg: $type),*), passes($bytes), {
+            let is_due = !passes($bytes) && is_due($bytes);
             let held = OUTER.then(Held::new);
-            // SAFETY: as above.
+            // SAFETY: the caller's own arguments.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
             drop(held);
             if TALLIED {
@@ -167,7 +165,7 @@ macro_rules! hook {
         });
     };
     (store $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
-        hook!(@module $name, c_int, (place: *mut Block, $($arg: $type),*), {
+        hook!(@module $name, c_int, (place: *mut Block, $($arg: $type),*), passes($bytes), {
             let is_due = !passes($bytes) && is_due($bytes);
             let held = OUTER.then(Held::new);
             // SAFETY: the caller's own arguments.
@@ -187,7 +185,7 @@ macro_rules! hook {
         });
     };
     (free $name:ident($($arg:ident: $type:ty),*) => $block:expr) => {
-        hook!(@module $name, (), ($($arg: $type),*), {
+        hook!(@module $name, (), ($($arg: $type),*), !may_be_sample($block as usize), {
             if may_be_sample($block as usize) {
                 // Before the block is free, and another thread gets it.
                 forget($block as usize);
@@ -200,33 +198,15 @@ macro_rules! hook {
         });
     };
     (reallocate $name:ident($($arg:ident: $type:ty),*) => $old:expr, $bytes:expr) => {
-        hook!(@module $name, Block, ($($arg: $type),*), {
-            let passes = passes($bytes);
-            if !TALLIED && !OUTER && passes && !may_be_sample($old as usize) {
-                // SAFETY: the caller's own arguments.
-                return unsafe { function::<Real>(&REAL)($($arg),*) };
-            }
-            // SAFETY: as above.
-            unsafe { slowly::<TALLIED, OUTER>(passes, $($arg),*) }
-        },
-        /// Apart, so that what nearly all calls take saves no registers.
-        ///
-        /// # Safety
-        /// The arguments are those of the hook's caller.
-        #[cold]
-        #[inline(never)]
-        unsafe extern "C-unwind" fn slowly<const TALLIED: bool, const OUTER: bool>(
-            passes: bool,
-            $($arg: $type),*
-        ) -> Block {
-            let is_due = !passes && is_due($bytes);
+        hook!(@module $name, Block, ($($arg: $type),*), !may_be_sample($old as usize) && passes($bytes), {
+            let is_due = !passes($bytes) && is_due($bytes);
             let before = match TALLIED {
                 true => tally::size_of_block($old as usize),
                 false => 0,
             };
             let forgotten = may_be_sample($old as usize).then(|| forget($old as usize)).flatten();
             let held = OUTER.then(Held::new);
-            // SAFETY: promised by the caller.
+            // SAFETY: the caller's own arguments.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
             drop(held);
             if TALLIED && (!block.is_null() || $bytes == 0) {
@@ -244,7 +224,7 @@ macro_rules! hook {
             block
         });
     };
-    (@module $name:ident, $result:ty, ($($arg:ident: $type:ty),*), $body:block $(, $slowly:item)?) => {
+    (@module $name:ident, $result:ty, ($($arg:ident: $type:ty),*), $is_usual:expr, $slowly:block) => {
         #[allow(non_snake_case, reason = "C++ calls some of them so")]
         mod $name {
             use super::*;
@@ -252,11 +232,33 @@ macro_rules! hook {
             pub(super) type Real = unsafe extern "C-unwind" fn($($type),*) -> $result;
             pub(super) static REAL: AtomicUsize = AtomicUsize::new(0);
 
+            /// Jumps on without a frame of its own: the stack of the caller may have any alignment.
             pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
                 $($arg: $type),*
-            ) -> $result $body
+            ) -> $result {
+                if !TALLIED && !OUTER && $is_usual {
+                    // SAFETY: the caller's own arguments.
+                    return unsafe { function::<Real>(&REAL)($($arg),*) };
+                }
+                // SAFETY: as above.
+                unsafe { aligned::<TALLIED, OUTER>($($arg),*) }
+            }
 
-            $($slowly)?
+            /// # Safety
+            /// The arguments are those of the hook's caller.
+            #[cold]
+            #[unsafe(naked)]
+            unsafe extern "C-unwind" fn aligned<const TALLIED: bool, const OUTER: bool>(
+                $($arg: $type),*
+            ) -> $result {
+                call_aligned!(slowly::<TALLIED, OUTER>)
+            }
+
+            /// # Safety
+            /// The arguments are those of the hook's caller.
+            unsafe extern "C-unwind" fn slowly<const TALLIED: bool, const OUTER: bool>(
+                $($arg: $type),*
+            ) -> $result $slowly
         }
     };
 }

@@ -4,8 +4,10 @@
 //! jemalloc calls them after an allocation and before a free, and not from within one of them.
 #![expect(unsafe_code, reason = "jemalloc calls them")]
 
+use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
+use crate::aligned::call_aligned;
 use crate::countdown::{is_due, passes};
 use crate::sampler::{forget, may_be_sample, sample};
 
@@ -41,7 +43,31 @@ mod function {
     pub(super) const RALLOCX: c_int = 9;
 }
 
-unsafe extern "C" fn allocated(
+#[unsafe(naked)]
+unsafe extern "C" fn allocated(_: *mut c_void, _: c_int, _: usize, _: usize, _: *const usize) {
+    call_aligned!(take_allocated)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn freed(_: *mut c_void, _: c_int, _: usize, _: *const usize) {
+    call_aligned!(take_freed)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn expanded(
+    _: *mut c_void,
+    _: c_int,
+    _: usize,
+    _: usize,
+    _: usize,
+    _: usize,
+    _: *const usize,
+) {
+    // The last one lies on the stack, and the one before is not needed.
+    call_aligned!(take_expanded, "mov r9, [rsp + 8]")
+}
+
+unsafe extern "C" fn take_allocated(
     _: *mut c_void,
     function: c_int,
     block: usize,
@@ -61,19 +87,18 @@ unsafe extern "C" fn allocated(
     take(block, size);
 }
 
-unsafe extern "C" fn freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
+unsafe extern "C" fn take_freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
     if may_be_sample(block) {
         forget(block);
     }
 }
 
-unsafe extern "C" fn expanded(
+unsafe extern "C" fn take_expanded(
     _: *mut c_void,
     _: c_int,
     block: usize,
     before: usize,
     after: usize,
-    _: usize,
     args: *const usize,
 ) {
     // Nor did xallocx, where it refused.

@@ -16,6 +16,7 @@
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 
+mod aligned;
 mod atomic;
 mod countdown;
 mod entries;

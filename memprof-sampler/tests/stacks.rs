@@ -1,0 +1,138 @@
+//! Hooks on stacks that the ABI does not promise: misaligned by 8, and hardly larger than the allocator's own need.
+#![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
+#![expect(unsafe_code, reason = "machine code, and stacks of its own")]
+
+mod program;
+
+use std::arch::asm;
+use std::collections::HashSet;
+use std::mem::{offset_of, transmute};
+
+use memprof_sampler::{
+    Entries, Entry, Role, SIGNATURES, Signature, Table, clear, each_live, start, tally_all,
+};
+use program::{Program, RET};
+
+/// Calls a function with three arguments on the stack whose end is `top`.
+fn call_on(top: usize, function: usize, arguments: [usize; 3]) -> usize {
+    let result;
+    // SAFETY: a function of the C ABI, and a stack that nobody else uses.
+    unsafe {
+        asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {function}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            function = in(reg) function,
+            inlateout("rdi") arguments[0] => _,
+            inlateout("rsi") arguments[1] => _,
+            inlateout("rdx") arguments[2] => _,
+            lateout("rax") result,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+    result
+}
+
+fn block(index: usize) -> usize {
+    0x5500_0000_0000 + index * 4096
+}
+
+/// Code of a function that gives out the block with its index, and no other.
+fn code(index: usize, signature: &Signature) -> Vec<u8> {
+    let movabs_rax = [&[0x48, 0xb8][..], &block(index).to_le_bytes()].concat();
+    match signature.name {
+        "posix_memalign" => {
+            // mov %rax,(%rdi); xor %eax,%eax
+            [&movabs_rax[..], &[0x48, 0x89, 0x07, 0x31, 0xc0, RET]].concat()
+        }
+        _ if signature.is_free() => vec![RET],
+        _ => [&movabs_rax[..], &[RET]].concat(),
+    }
+}
+
+/// The program's functions begin with jumps, and lead to their hooks.
+fn hooked(is_outer: bool) -> (Program, Entries) {
+    let functions: Vec<_> = SIGNATURES
+        .iter()
+        .enumerate()
+        .map(|(index, signature)| (signature.name, code(index, signature)))
+        .collect();
+    let mut program = Program::new(&functions);
+    for index in 0..functions.len() {
+        program.jump(index);
+        let entry = offset_of!(Table, entries) + index * size_of::<Entry>();
+        program.put(entry + offset_of!(Entry, is_outer), &[u8::from(is_outer)]);
+    }
+    let entries = Entries::of(program.address(program.function(0))).unwrap();
+    assert_eq!(entries.take(), Some(functions.len()));
+    (program, entries)
+}
+
+fn live() -> HashSet<usize> {
+    let mut live = HashSet::new();
+    each_live(|sample| assert!(live.insert(sample.address)));
+    live
+}
+
+/// Calls every function once on the stack that ends at `top`: each that allocates gives a sample, each that frees takes
+/// one.
+fn check_all(program: &Program, top: usize) {
+    let mut stored = 0_usize;
+    let call =
+        |index: usize, arguments| call_on(top, program.address(program.function(index)), arguments);
+    let mut given = HashSet::new();
+    for (index, signature) in SIGNATURES.iter().enumerate() {
+        match (signature.role, signature.is_free()) {
+            (Role::Allocates, _) if signature.name == "posix_memalign" => {
+                assert_eq!(call(index, [&raw mut stored as usize, 64, 100]), 0);
+                assert_eq!(stored, block(index));
+            }
+            (Role::Allocates, _) => assert_eq!(call(index, [100, 3, 5]), block(index)),
+            (Role::Frees, true) => {
+                let old = given.iter().next().copied().unwrap_or(block(0));
+                call(index, [old, 100, 5]);
+                given.remove(&old);
+                continue;
+            }
+            (Role::Frees, false) => {
+                let old = given.iter().next().copied().unwrap_or(block(0));
+                assert_eq!(call(index, [old, 100, 5]), block(index));
+                given.remove(&old);
+            }
+        }
+        given.insert(block(index));
+        assert_eq!(live(), given, "{}", signature.name);
+    }
+    clear().unwrap();
+}
+
+fn prepare_walks() {
+    // SAFETY: dlsym(3) with a NUL-terminated name.
+    let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
+    // SAFETY: dlfcn.h gives the function of this name this type.
+    let find = unsafe { transmute::<*mut libc::c_void, memprof_unwind::FindObject>(find) };
+    // SAFETY: getauxval(3) reads a constant of this process.
+    memprof_unwind::prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
+}
+
+/// One test: there is one sampler in a process.
+#[test]
+fn stack_misaligned_or_small_serves_every_hook() {
+    prepare_walks();
+    start(1).unwrap();
+    for (is_outer, is_tallied) in [(false, false), (true, false), (false, true)] {
+        if is_tallied {
+            tally_all();
+        }
+        let (program, entries) = hooked(is_outer);
+        let stack = vec![0_u128; 64 << 10];
+        let end = stack.as_ptr_range().end as usize - 64;
+        for top in [end, end - 8] {
+            check_all(&program, top);
+        }
+        entries.give_back(None);
+    }
+}
