@@ -8,7 +8,8 @@
 //!
 //! What runs inside `malloc` (`hooks` and what they call) allocates nothing, takes no lock, touches
 //! no thread-local storage and cannot panic: it may be entered from a signal handler that
-//! interrupted it. Its memory comes from the kernel and is bounded. There is one sampler in a
+//! interrupted it. Its memory comes from the kernel and is bounded. It uses less than 1 KiB of a stack, of any alignment,
+//! beside what the allocator uses: a coroutine's may have 4 KiB. There is one sampler in a
 //! process, because a hook has no argument that could tell which.
 //!
 //! Only x86-64 Linux with glibc is built: `%fs:0` tells threads apart, and relocations have the

@@ -2,10 +2,9 @@
 #![expect(unsafe_code, reason = "tables that only one thread may clear")]
 
 use core::arch::asm;
-use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use memprof_unwind::{Registers, Tail, walk_this_thread};
+use memprof_unwind::{Registers, Tail, WORKSPACE_FRAMES, Workspace, walk_this_thread};
 
 use crate::countdown;
 use crate::filter::Filter;
@@ -41,6 +40,7 @@ const PATIENCE: u32 = 1000;
 
 /// Frames of hooks that a walk meets before the program's own.
 const OWN_FRAMES: usize = 8;
+const _: () = assert!(MOST_FRAMES + OWN_FRAMES <= WORKSPACE_FRAMES);
 
 /// What is known of samples, as [`Remote`](crate::Remote) finds it.
 #[repr(C)]
@@ -138,6 +138,7 @@ pub fn enter_child() {
     PROCESS.enter();
     tally::enter_child();
     TABLES.live.abandon();
+    Workspace::enter_child();
     GATE.open();
 }
 
@@ -232,9 +233,12 @@ pub(crate) fn sample(block: usize, size: usize) {
     let Some(claim) = claim(block) else {
         return;
     };
-    let mut room = [MaybeUninit::uninit(); MOST_FRAMES + OWN_FRAMES];
+    let Some(mut workspace) = Workspace::acquire() else {
+        return lose();
+    };
     // SAFETY: the registers of this function.
-    let (count, _) = unsafe { walk_this_thread(here(), &mut room) };
+    let (count, _) = unsafe { walk_this_thread(here(), &mut workspace) };
+    let room = workspace.frames();
     let walked = room.get(..count).unwrap_or_default();
     // SAFETY: the walk wrote so many.
     let walked = unsafe { &*(&raw const *walked as *const [usize]) };
@@ -243,7 +247,7 @@ pub(crate) fn sample(block: usize, size: usize) {
     let start = walked.iter().take_while(is_own).count();
     let tail = Tail::now();
     let end = count.min(start + tail.room_before(MOST_FRAMES));
-    let end = tail.end(&mut room, end);
+    let end = tail.end(room, end);
     let frames = room.get(start..end).unwrap_or_default();
     // SAFETY: the walk wrote these, and the tail the last ones.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };

@@ -6,12 +6,54 @@ mod program;
 
 use std::arch::asm;
 use std::collections::HashSet;
-use std::mem::{offset_of, transmute};
+use std::mem::{self, offset_of, transmute};
+use std::ptr;
+use std::slice;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use memprof_sampler::{
     Entries, Entry, Role, SIGNATURES, Signature, Table, clear, each_live, start, tally_all,
 };
+use memprof_unwind::forget_rules;
 use program::{Program, RET};
+
+/// More of its stack is not used by a hook, whatever it does, beside what the allocator uses.
+const NEED: usize = 1024;
+
+/// A page to run on, below which nothing can be written.
+struct Stack {
+    page: *mut u8,
+}
+
+const PAGE: usize = 4096;
+const PAINT: u8 = 0xa5;
+
+impl Stack {
+    fn new() -> Self {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: mmap(2): new memory.
+        let guard = unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(guard, libc::MAP_FAILED);
+        let page = guard.wrapping_byte_add(PAGE);
+        // SAFETY: mprotect(2): the second page of it.
+        let failed = unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(failed, 0);
+        let page = page.cast::<u8>();
+        // SAFETY: the page of above.
+        unsafe { page.write_bytes(PAINT, PAGE) };
+        Self { page }
+    }
+
+    fn end(&self) -> usize {
+        self.page as usize + PAGE
+    }
+
+    fn used(&self) -> usize {
+        // SAFETY: a page that nobody writes to now.
+        let bytes = unsafe { slice::from_raw_parts(self.page, PAGE) };
+        PAGE - bytes.iter().take_while(|byte| **byte == PAINT).count()
+    }
+}
 
 /// Calls a function with three arguments on the stack whose end is `top`.
 fn call_on(top: usize, function: usize, arguments: [usize; 3]) -> usize {
@@ -118,6 +160,52 @@ fn prepare_walks() {
     memprof_unwind::prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
 }
 
+static MALLOC: AtomicUsize = AtomicUsize::new(0);
+static PLACE: AtomicUsize = AtomicUsize::new(0);
+
+/// Allocates with a stack pointer off by 8 in a signal handler, on the smallest alternate stack that has room for it.
+fn in_handler() {
+    extern "C" fn handle(_: libc::c_int) {
+        let local = 0_u128;
+        let top = (&raw const local as usize & !15) - 256 - 8;
+        PLACE.store(call_on(top, MALLOC.load(Relaxed), [100, 3, 5]), Relaxed);
+    }
+    let (program, entries) = hooked(false);
+    MALLOC.store(program.address(program.function(0)), Relaxed);
+    forget_rules();
+    // SAFETY: getauxval(3) reads a constant of this process.
+    let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
+    let mut memory = vec![0_u8; frame.max(libc::MINSIGSTKSZ) + 512 + NEED];
+    let stack = libc::stack_t {
+        ss_sp: memory.as_mut_ptr().cast(),
+        ss_flags: 0,
+        ss_size: memory.len(),
+    };
+    // SAFETY: sigaltstack(2): memory that outlives its use below.
+    let failed = unsafe { libc::sigaltstack(&raw const stack, ptr::null_mut()) };
+    assert_eq!(failed, 0);
+    // SAFETY: zeros are a valid value.
+    let mut action = unsafe { mem::zeroed::<libc::sigaction>() };
+    action.sa_sigaction = handle as extern "C" fn(_) as usize;
+    action.sa_flags = libc::SA_ONSTACK;
+    // SAFETY: sigaction(2): a handler that calls machine code of this test.
+    let failed = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) };
+    assert_eq!(failed, 0);
+    // SAFETY: raise(3): returns when the handler has.
+    assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
+    assert_eq!(PLACE.load(Relaxed), block(0));
+    assert_eq!(live(), HashSet::from([block(0)]));
+    entries.give_back(None);
+    let off = libc::stack_t {
+        ss_flags: libc::SS_DISABLE,
+        ..stack
+    };
+    // SAFETY: sigaltstack(2): of this thread, which is not on it.
+    let failed = unsafe { libc::sigaltstack(&raw const off, ptr::null_mut()) };
+    assert_eq!(failed, 0);
+    clear().unwrap();
+}
+
 /// One test: there is one sampler in a process.
 #[test]
 fn stack_misaligned_or_small_serves_every_hook() {
@@ -128,11 +216,14 @@ fn stack_misaligned_or_small_serves_every_hook() {
             tally_all();
         }
         let (program, entries) = hooked(is_outer);
-        let stack = vec![0_u128; 64 << 10];
-        let end = stack.as_ptr_range().end as usize - 64;
-        for top in [end, end - 8] {
-            check_all(&program, top);
+        for off in [64, 72] {
+            // Rules are read again, which takes most.
+            forget_rules();
+            let stack = Stack::new();
+            check_all(&program, stack.end() - off);
+            assert!(stack.used() < NEED, "{}", stack.used());
         }
         entries.give_back(None);
     }
+    in_handler();
 }

@@ -3,7 +3,7 @@
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
-use core::mem::{self, offset_of};
+use core::mem::{self, MaybeUninit, offset_of};
 use core::slice;
 use core::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -19,8 +19,9 @@ use crate::rule::{Packed, Rule};
 use crate::table::Table;
 use crate::tail::Tail;
 use crate::thread::Thread;
-use crate::trail::{self, Following};
+use crate::trail::{self, Following, MOST_STEPS, Step};
 use crate::walk::{End, Frame, Registers, Rules, as_frames, walk};
+use crate::workspace::{self, Workspace};
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3: fills the first array with at most so many program
 /// counters from the leaf on, and sets how many. The count is 0 before the call.
@@ -243,9 +244,14 @@ impl Hook {
             }
             Some(_) | None => (0, room),
         };
+        let Some(mut workspace) = Workspace::acquire() else {
+            self.fallbacks.fetch_add(1, Relaxed);
+            return None;
+        };
+        let (_, steps, deep) = workspace.parts();
         // What it is compared with ends at code that was made while the program ran: libgcc's walk does.
         // SAFETY: the registers of the hook's caller; whoever armed it has prepared.
-        let (frames, end) = unsafe { walk_by(Packed::UNKNOWN, start, room) };
+        let (frames, end) = unsafe { walk_by(Packed::UNKNOWN, start, room, steps, deep) };
         match end {
             End::Outermost | End::Full => {}
             End::Unreadable => {
@@ -307,16 +313,17 @@ impl Hook {
     }
 }
 
-/// Writes the program counters of the calling thread into `room`, from `start` outwards, and returns
+/// Writes the program counters of the calling thread into the frames of `workspace`, from `start` outwards, and returns
 /// how many, and why no more. Ends where no rule leads on.
 ///
 /// # Safety
 /// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was
 /// called.
 #[inline(always)]
-pub unsafe fn walk_this_thread(start: Registers, room: &mut [Frame]) -> (usize, End) {
+pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (usize, End) {
+    let (room, steps, deep) = workspace.parts();
     // SAFETY: promised by the caller.
-    unsafe { walk_by(Packed::FRAME_POINTER, start, room) }
+    unsafe { walk_by(Packed::FRAME_POINTER, start, room, steps, deep) }
 }
 
 /// The same by that rule where no loader knows the code.
@@ -324,13 +331,20 @@ pub unsafe fn walk_this_thread(start: Registers, room: &mut [Frame]) -> (usize, 
 /// # Safety
 /// As [`walk_this_thread`].
 #[inline(always)]
-unsafe fn walk_by(unknown: Packed, start: Registers, room: &mut [Frame]) -> (usize, End) {
+unsafe fn walk_by(
+    unknown: Packed,
+    start: Registers,
+    room: &mut [Frame],
+    steps: &mut [MaybeUninit<Step>; MOST_STEPS],
+    deep: &mut workspace::Stack,
+) -> (usize, End) {
     let thread = Thread::this();
     let own = OwnStack::around(start.sp, thread);
     // SAFETY: a stack pointer of this thread; and what `OwnStack` tells.
     let mut stack = unsafe { Stack::from(start.sp, &own.known) };
     let mut rules = Loaded {
-        following: Following::of(thread),
+        following: Following::of(thread, steps),
+        deep,
         unknown,
     };
     let walked = walk(start, room, &mut rules, &mut stack);
@@ -342,16 +356,20 @@ unsafe fn walk_by(unknown: Packed, start: Registers, room: &mut [Frame]) -> (usi
 }
 
 /// The rules of this process.
-struct Loaded {
-    following: Following,
+struct Loaded<'a> {
+    following: Following<'a>,
+    /// The stack on which rules are read.
+    deep: &'a mut workspace::Stack,
     /// The one where no loader knows the code.
     unknown: Packed,
 }
 
-impl Rules for Loaded {
+impl Rules for Loaded<'_> {
     #[inline(always)]
     fn rule_at(&mut self, address: usize, sp: usize) -> Packed {
-        let rule = self.following.rule(&RULES, address, sp, read_rule);
+        let deep = &mut *self.deep;
+        let read = |address| Rule::from(deep.call(read_rule, address));
+        let rule = self.following.rule(&RULES, address, sp, read);
         if rule == Packed::UNKNOWN {
             self.unknown
         } else {
@@ -360,17 +378,18 @@ impl Rules for Loaded {
     }
 }
 
+/// The bits of the rule at an address, which is in no table.
 #[cold]
 #[inline(never)]
-fn read_rule(address: usize) -> Rule {
+extern "C" fn read_rule(address: usize) -> u32 {
     MISSES.fetch_add(1, Relaxed);
     let find = FIND_OBJECT.load(Acquire) as *const ();
     if find.is_null() {
-        return Rule::Unsupported;
+        return Packed::from(Rule::Unsupported).bits();
     }
     // SAFETY: `prepare` stored it.
     let find = unsafe { mem::transmute::<*const (), FindObject>(find) };
-    loaded_rule_at(find, address)
+    Packed::from(loaded_rule_at(find, address)).bits()
 }
 
 #[cfg(test)]

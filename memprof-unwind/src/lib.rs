@@ -25,11 +25,13 @@ mod memory;
 mod object;
 mod own_stack;
 mod rule;
+mod signals;
 mod table;
 mod tail;
 mod thread;
 mod trail;
 mod walk;
+mod workspace;
 
 pub use birth::set_birth;
 pub use counts::Counts;
@@ -46,3 +48,4 @@ pub use rule::{Cfa, Packed, Rule, SavedBp};
 pub use table::{Slot, Table};
 pub use tail::Tail;
 pub use walk::{End, Frame, Memory, Registers, Rules, as_frames, walk};
+pub use workspace::{WORKSPACE_FRAMES, Workspace};

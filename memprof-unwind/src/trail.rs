@@ -14,7 +14,7 @@ use crate::table::{Slot, Table};
 use crate::thread::Thread;
 
 /// With their owner's word, 1 KiB.
-const MOST_STEPS: usize = 127;
+pub(crate) const MOST_STEPS: usize = 127;
 
 /// More threads than this walk without.
 const TRAIL_BITS: u32 = 8;
@@ -65,7 +65,7 @@ impl Trail {
 
 /// One frame: its stack pointer, and where its rule lies.
 #[derive(Clone, Copy, Debug)]
-struct Step(u64);
+pub(crate) struct Step(u64);
 
 impl Step {
     #[inline(always)]
@@ -90,35 +90,36 @@ impl Step {
 
 /// A walk that follows its thread's trail.
 #[derive(Debug)]
-pub(crate) struct Following {
+pub(crate) struct Following<'a> {
     /// The trail; empty where the thread has none.
     steps: &'static [AtomicU64],
     /// Which of them the next frame is expected to be.
     next: usize,
     /// This walk's own steps.
-    made: [MaybeUninit<Step>; MOST_STEPS],
+    made: &'a mut [MaybeUninit<Step>; MOST_STEPS],
     count: usize,
     has_strayed: bool,
 }
 
-impl Following {
-    /// Begins at the innermost frame of a thread, which is the calling one.
+impl<'a> Following<'a> {
+    /// Begins at the innermost frame of a thread, which is the calling one. `made` is room for this walk's steps.
     #[inline(always)]
-    pub(crate) fn of(thread: Thread) -> Self {
+    pub(crate) fn of(thread: Thread, made: &'a mut [MaybeUninit<Step>; MOST_STEPS]) -> Self {
         let trail = &TRAILS[thread.index(TRAIL_BITS)];
-        Self::along(if trail.is_of(thread) {
+        let steps: &[_] = if trail.is_of(thread) {
             &trail.steps
         } else {
             &[]
-        })
+        };
+        Self::along(steps, made)
     }
 
     #[inline(always)]
-    fn along(steps: &'static [AtomicU64]) -> Self {
+    fn along(steps: &'static [AtomicU64], made: &'a mut [MaybeUninit<Step>; MOST_STEPS]) -> Self {
         Self {
             steps,
             next: 0,
-            made: [const { MaybeUninit::uninit() }; MOST_STEPS],
+            made,
             count: 0,
             has_strayed: false,
         }
@@ -194,7 +195,7 @@ impl Following {
     #[cold]
     #[inline(never)]
     fn write(&self) {
-        for (step, made) in self.steps.iter().zip(&self.made).take(self.count) {
+        for (step, made) in self.steps.iter().zip(self.made.iter()).take(self.count) {
             // SAFETY: `rule` wrote so many.
             let made = unsafe { made.assume_init() };
             step.store(made.0, Relaxed);
@@ -223,7 +224,8 @@ mod tests {
 
     /// Walks by frames of an address and a stack pointer; returns how many the trail did not expect.
     fn walk(trail: &'static Trail, frames: &[(usize, usize)]) -> usize {
-        let mut following = Following::along(&trail.steps);
+        let mut made = [const { MaybeUninit::uninit() }; MOST_STEPS];
+        let mut following = Following::along(&trail.steps, &mut made);
         let strays = frames.iter().filter(|(address, sp)| {
             let step = following.step();
             let is_expected = step.is_some_and(|step| TABLE.get(step.slot(), *address).is_some());
