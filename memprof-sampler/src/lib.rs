@@ -8,7 +8,7 @@
 //!
 //! What runs inside `malloc` (`hooks` and what they call) allocates nothing, takes no lock, touches
 //! no thread-local storage and cannot panic: it may be entered from a signal handler that
-//! interrupted it. Its memory comes from the kernel and is bounded. It uses less than 1 KiB of a stack, of any alignment,
+//! interrupted it. Its memory comes from the kernel and is bounded. It uses less than 1.5 KiB of a stack, of any alignment,
 //! beside what the allocator uses: a coroutine's may have 4 KiB. There is one sampler in a
 //! process, because a hook has no argument that could tell which.
 //!
@@ -43,7 +43,7 @@ pub use entries::{Entries, Entry, TABLE_MARK, TABLE_SIZE, Table, stub_offset};
 pub use hooks::{Role, SIGNATURES, Signature};
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use muted::{Muted, mute_this_thread};
-pub use records::{MOST_FRAMES, Record, RecordId};
+pub use records::{EVICTED, MOST_FRAMES, Record, RecordId};
 pub use remote::{MARK, Remote};
 pub use sampler::{
     Counts, LiveSample, Refused, clear, counts, each_live, each_record, enter_child, interval,

@@ -8,7 +8,7 @@ use crate::records::{MOST_FRAMES, frames_of};
 
 /// What stands before the tables in the variables of a process. The last byte tells the tables' form: it
 /// changes with what this module reads of them.
-pub const MARK: [u8; 16] = *b"memprof samples\x03";
+pub const MARK: [u8; 16] = *b"memprof samples\x04";
 
 /// Where the tables of another process lie.
 #[derive(Clone, Copy, Debug)]

@@ -115,7 +115,8 @@ pub(super) fn write_pinned(pinned: &Pinned<RecordId>, file: &File) -> io::Result
     unsafe {
         memprof_sampler::each_record(|record| {
             if outcome.is_ok()
-                && let Some(Share { samples, bytes }) = pinned.shares.get(&record.id)
+                && let Some(id) = &record.id
+                && let Some(Share { samples, bytes }) = pinned.shares.get(id)
             {
                 let counts = [*samples, *bytes, *samples, *bytes];
                 outcome = write_stack(&mut text, counts, record.frames);

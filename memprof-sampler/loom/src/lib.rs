@@ -15,10 +15,15 @@ mod atomic {
 
 #[path = "../../src/live/bucket.rs"]
 mod bucket;
+#[path = "../../src/records/free.rs"]
+mod free;
 #[path = "../../src/gate.rs"]
 mod gate;
 #[path = "../../src/hash.rs"]
 mod hash;
+#[path = "../../src/records/life.rs"]
+mod life;
 
 mod of_bucket;
 mod of_gate;
+mod of_records;

@@ -1,0 +1,57 @@
+//! Segments that no record has, as a stack without a lock.
+
+use crate::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// The first one in the lower half, 0 for none. The upper half counts changes, so a thread that was stopped between its
+/// look and its exchange does not take a segment that came back meanwhile.
+#[derive(Debug)]
+pub(crate) struct FreeSegments(pub(crate) AtomicU64);
+
+impl FreeSegments {
+    /// Adds the chain from `first` to `last`. `next` is where a segment names the next one.
+    pub(crate) fn push<'a>(
+        &self,
+        first: u32,
+        last: u32,
+        next: impl Fn(u32) -> Option<&'a AtomicU64>,
+    ) {
+        let Some(link) = next(last) else { return };
+        let mut head = self.0.load(Relaxed);
+        loop {
+            link.store(head & u64::from(u32::MAX), Relaxed);
+            match self
+                .0
+                .compare_exchange(head, changed(head, first), Release, Relaxed)
+            {
+                Ok(_) => return,
+                Err(other) => head = other,
+            }
+        }
+    }
+
+    /// Takes one.
+    pub(crate) fn pop<'a>(&self, next: impl Fn(u32) -> Option<&'a AtomicU64>) -> Option<u32> {
+        let mut head = self.0.load(Acquire);
+        loop {
+            let first = head as u32;
+            if first == 0 {
+                return None;
+            }
+            let second = next(first)?.load(Relaxed) as u32;
+            match self
+                .0
+                .compare_exchange(head, changed(head, second), Acquire, Acquire)
+            {
+                Ok(_) => return Some(first),
+                Err(other) => head = other,
+            }
+        }
+    }
+}
+
+fn changed(head: u64, first: u32) -> u64 {
+    (head >> 32).wrapping_add(1) << 32 | u64::from(first)
+}
