@@ -124,6 +124,10 @@ pub struct SamplerStatus {
     pub live_samples: u64,
     /// Of these, not remembered: its tables were full.
     pub lost: u64,
+    /// Blocks that were allocated again while their samples lived: the program freed them where memprof does not see
+    /// it, and the profile shows others like them as live.
+    #[serde(default)]
+    pub unseen_frees: u64,
     /// What its tables take, in bytes.
     pub table_bytes: u64,
 }

@@ -107,7 +107,7 @@ fn status() -> Value {
         "slots": {
             "patched": 7, "foreign": 1, "refused": 0, "unseen_objects": 2, "other_mallocs": 0,
         },
-        "samples": 12, "live_samples": 4, "lost": 0, "table_bytes": 4096,
+        "samples": 12, "live_samples": 4, "lost": 0, "unseen_frees": 0, "table_bytes": 4096,
         "sample_interval": 524_288, "can": ["dump"], "reason": "r", "remedy": "m",
         "config_prof": true, "opt_prof": false, "prof_thread_active_init": true, "lg_sample": 19,
     });

@@ -7,6 +7,9 @@ use crate::profile::{Profile, Sample, SampleType};
 /// Below this many samples a table says how large the error is.
 const FEW: u64 = 20;
 
+/// A table says the error also where such a share of the value may be missing.
+const NOTABLE: f64 = 0.02;
+
 /// What an estimate rests on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Evidence {
@@ -14,6 +17,8 @@ pub struct Evidence {
     pub samples: u64,
     /// In the square of the estimate's unit.
     pub variance: f64,
+    /// What samples that were lost may have shown besides, in the estimate's unit.
+    pub missing: f64,
 }
 
 impl Evidence {
@@ -33,6 +38,7 @@ impl Evidence {
             return Self {
                 samples: u64::from(samples),
                 variance: value * value / f64::from(samples),
+                missing: 0.0,
             };
         };
         let (objects, space) = match sample_type.is_alloc() {
@@ -44,21 +50,33 @@ impl Evidence {
         Self {
             samples: u64::from(samples),
             variance: value * value * missed / f64::from(samples),
+            missing: value.abs() * lost_share(profile),
         }
     }
 
-    /// The standard error, in the estimate's unit: the truth lies within two of them in 19 of 20 profiles.
+    /// The standard error, in the estimate's unit: the truth lies within two of them in 19 of 20 profiles. Besides, what
+    /// samples that were lost may have shown.
     pub fn error(self) -> f64 {
-        self.variance.sqrt()
+        self.variance.sqrt() + self.missing
     }
 
     /// `±29%` of a value with few samples; else nothing.
     pub(crate) fn doubt(self, value: i64) -> String {
-        if value == 0 || !(1..FEW).contains(&self.samples) {
+        let is_sure = self.samples >= FEW && self.missing < NOTABLE * value.abs() as f64;
+        if value == 0 || self.samples == 0 || is_sure {
             return String::new();
         }
         format!("±{:.0}%", 100.0 * self.error() / value.abs() as f64)
     }
+}
+
+/// Samples that were lost for each that was not.
+fn lost_share(profile: &Profile) -> f64 {
+    let origin = &profile.origin;
+    let (Some(lost), Some(samples)) = (origin.lost_samples, origin.samples) else {
+        return 0.0;
+    };
+    lost as f64 / samples.saturating_sub(lost).max(1) as f64
 }
 
 impl Add for Evidence {
@@ -68,6 +86,7 @@ impl Add for Evidence {
         Self {
             samples: self.samples + other.samples,
             variance: self.variance + other.variance,
+            missing: self.missing + other.missing,
         }
     }
 }

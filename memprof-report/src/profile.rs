@@ -216,6 +216,8 @@ pub struct Origin {
     pub samples: Option<u64>,
     /// How many of them it did not remember, because its tables were full.
     pub lost_samples: Option<u64>,
+    /// How many blocks were allocated again while their samples lived, because a free of them was not seen.
+    pub unseen_frees: Option<u64>,
     /// What all allocations were counted to, where they were: then what is told to live did at the peak.
     pub tally: Option<Tally>,
     /// The file of the plugin that took it, as mapped.
@@ -233,6 +235,9 @@ pub(crate) struct Claims {
 
 /// The frame of what nobody is known to hold, in a profile that [is pinned](Profile::is_pinned).
 pub(crate) const NOBODY: Address = Address(0x100);
+
+/// The frame of all stacks that memprof's sampler evicted from its tables: what they allocated was freed.
+pub(crate) const EVICTED: Address = Address(0x101);
 
 /// A heap profile. The parsers give raw values; [`unsample`](crate::unsample()) makes estimates of them.
 #[derive(Debug)]

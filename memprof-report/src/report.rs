@@ -70,6 +70,8 @@ pub fn report(
         normalize(&mut base.profile, &profile.profile, options.sample_type)?;
     }
     profile.profile.warnings.extend(lost(&profile.profile));
+    let unseen = unseen_frees(&profile.profile);
+    profile.profile.warnings.extend(unseen);
     let unattributed = unattributed(&profile.profile);
     profile.profile.warnings.extend(unattributed);
     if !options.format.is_raw() && !options.blame.flat {
@@ -111,6 +113,16 @@ fn lost(profile: &Profile) -> Option<String> {
              coarsely (sample_interval=4MiB)"
         )
     })
+}
+
+/// Where one free was not seen, others were not either.
+fn unseen_frees(profile: &Profile) -> Option<String> {
+    let unseen = profile.origin.unseen_frees.filter(|count| *count > 0)?;
+    Some(format!(
+        "{unseen} sampled blocks were given out again though memprof saw no free of them: the program frees by addresses \
+         that it keeps in its data, so values in use may hold freed memory; start the program with `memprof run \
+         --allocator jemalloc`, whose own profiler sees every free"
+    ))
 }
 
 /// What nobody is known to hold is in a row of its own.

@@ -23,7 +23,7 @@ use std::thread;
 use self::frames::Collected;
 use crate::error::Result;
 use crate::names::{Frame, Names};
-use crate::profile::{Address, FileOffset, NOBODY, Origin, Profile};
+use crate::profile::{Address, EVICTED, FileOffset, NOBODY, Origin, Profile};
 use crate::stacks::AddressId;
 
 /// Where binaries are looked for. The default is nowhere: every name is a number.
@@ -150,6 +150,15 @@ pub fn symbolize(
     Ok(names)
 }
 
+/// The name of a frame that stands for no code.
+fn pseudo_name(profile: &Profile, address: Address) -> Option<&'static str> {
+    match address {
+        NOBODY if profile.is_pinned => Some("[not attributable]"),
+        EVICTED if profile.origin.sampling_since.is_some() => Some("[stacks no longer kept]"),
+        _ => None,
+    }
+}
+
 /// Gives every address without frames its mapping and offset for a name. One in no mapping is its own name;
 /// a warning counts these, for a dump may be cut in the middle of its mappings.
 pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
@@ -160,20 +169,20 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
             continue;
         }
         let call = Address(address.0.wrapping_sub(1));
-        let is_nobody = profile.is_pinned && address == NOBODY;
-        let name = match profile
+        let pseudo = pseudo_name(profile, address);
+        let mapping = profile
             .mapping_of(call)
-            .map(|index| &profile.mappings[index])
-        {
-            _ if is_nobody => "[not attributable]".to_owned(),
-            None => {
+            .map(|index| &profile.mappings[index]);
+        let name = match (pseudo, mapping) {
+            (Some(name), _) => name.to_owned(),
+            (None, None) => {
                 unmapped += 1;
                 format!("{call}")
             }
-            Some(mapping) if mapping.is_file() || mapping.path.starts_with('[') => {
+            (None, Some(mapping)) if mapping.is_file() || mapping.path.starts_with('[') => {
                 format!("{}+{:#x}", mapping.file_name(), mapping.normalize(call).0)
             }
-            Some(mapping) => {
+            (None, Some(mapping)) => {
                 let kind = if mapping.executable {
                     "[jit]"
                 } else {
@@ -189,7 +198,7 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
                 function,
                 file: None,
                 line: 0,
-                named: is_nobody,
+                named: pseudo.is_some(),
             }],
         );
     }

@@ -30,6 +30,8 @@ pub(crate) struct Taken {
     pub samples: u64,
     /// Of these, not remembered: its tables were full.
     pub lost: u64,
+    /// Blocks that were allocated again while their samples lived.
+    pub unseen_frees: u64,
     /// When the first of them may have been taken.
     pub since: SystemTime,
     /// What all allocations were counted to, where they were.

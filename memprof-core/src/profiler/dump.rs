@@ -197,6 +197,7 @@ fn of_our_sampler(taken: Taken) -> String {
     let Taken {
         samples,
         lost,
+        unseen_frees,
         since,
         tally,
     } = taken;
@@ -211,7 +212,7 @@ fn of_our_sampler(taken: Taken) -> String {
     });
     format!(
         "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n\
-         {tallied}"
+         # unseen frees: {unseen_frees}\n{tallied}"
     )
 }
 

@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::Driven;
 use crate::system::seccomp;
 use crate::watching::reading::rss;
-use memprof_messages::{Dump, DumpReport, Kind, LabelSets, ProfileKind};
+use memprof_messages::{Dump, DumpReport, Kind, LabelSets, ProfileKind, SamplerStatus};
 
 /// What is dumped at a time, and how it came to that.
 struct Round {
@@ -67,6 +67,11 @@ impl Profiler {
                     let labels = self.switch.labels();
                     let is_marked = self.switch.age_width().is_some() || !labels.is_empty();
                     warnings.extend(is_marked.then(|| READ_BY_MEMPROF.to_owned()));
+                    let samplers = round
+                        .backends
+                        .iter()
+                        .filter_map(|each| each.sampler_status());
+                    warnings.extend(samplers.flat_map(|sampler| faults(&sampler)));
                     let sets = labels::sets().filter(|_| !labels.is_empty());
                     warnings.extend(sets.and_then(more_labels));
                     warnings
@@ -183,6 +188,30 @@ fn more_labels(sets: LabelSets) -> Option<String> {
              with fewer values, not one that differs in each request"
         )
     })
+}
+
+/// Why the profile of memprof's sampler may show too little or too much.
+fn faults(sampler: &SamplerStatus) -> impl Iterator<Item = String> + use<> {
+    let SamplerStatus {
+        samples,
+        lost,
+        unseen_frees,
+        ..
+    } = *sampler;
+    let lost = (lost > 0).then(|| {
+        format!(
+            "{lost} of {samples} samples were lost, because memprof's tables were full of stacks whose memory lives, \
+             so values are too low: `reset sample_interval=4MiB` samples more coarsely"
+        )
+    });
+    let unseen = (unseen_frees > 0).then(|| {
+        format!(
+            "{unseen_frees} sampled blocks were given out again though memprof saw no free of them: the program frees \
+             by addresses that it keeps in its data, so the profile shows freed memory as live; start the program with \
+             `memprof run --allocator jemalloc`, whose own profiler sees every free"
+        )
+    });
+    lost.into_iter().chain(unseen)
 }
 
 const READ_BY_MEMPROF: &str = "its stacks contain ages or labels, which other tools would read as addresses: \

@@ -42,6 +42,7 @@ impl Chosen<'_> {
             samples: counts.samples,
             live_samples: counts.live_samples,
             lost: counts.lost,
+            unseen_frees: counts.unseen_frees,
             table_bytes: counts.table_bytes,
         }
     }
@@ -255,6 +256,7 @@ impl Chosen<'_> {
         self.sampler.since.map(|since| Taken {
             samples: counts.samples,
             lost: counts.lost,
+            unseen_frees: counts.unseen_frees,
             since,
             tally: memprof_sampler::tally().map(|tally| Tally {
                 objects: tally.objects,

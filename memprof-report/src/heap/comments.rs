@@ -29,6 +29,7 @@ impl Dump<'_> {
             "sampling since" => origin.sampling_since = Some(value.into()),
             "samples" => origin.samples = value.parse().ok(),
             "lost samples" => origin.lost_samples = value.parse().ok(),
+            "unseen frees" => origin.unseen_frees = value.parse().ok(),
             "tally" => origin.tally = read_tally(value),
             "active-since" => origin.active_since = Some(value.into()),
             "labels" => self.profile.labels.read_keys(value),

@@ -84,6 +84,7 @@ struct Origin<'a> {
     samples: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     lost_samples: Option<u64>,
+    unseen_frees: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -273,6 +274,7 @@ fn origin(profile: &Profile) -> Origin<'_> {
         sampling_since: origin.sampling_since.as_deref(),
         samples: origin.samples,
         lost_samples: origin.lost_samples,
+        unseen_frees: origin.unseen_frees,
     }
 }
 

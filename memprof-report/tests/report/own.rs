@@ -95,4 +95,6 @@ fn a_profile_of_memprofs_sampler_says_since_when() {
     }
     let json = "\"sampling_since\": \"2026-11-21T11:13:00Z\",\n    \"samples\": 9,\n    \"lost_samples\": 2";
     check(Format::Json, json);
+    // Two of nine: for seven that were kept, two more.
+    check(Format::Text, "29%");
 }

@@ -82,6 +82,24 @@ fn profiling_text(status: &Status) -> String {
         text += &format!(", labels {}", status.labels.join(", "));
         text += &status.label_sets.map_or_else(String::new, sets_text);
     }
+    let samplers = status
+        .allocators
+        .iter()
+        .filter_map(|each| each.sampled.as_ref());
+    for sampler in samplers {
+        if sampler.lost > 0 {
+            text += &format!(
+                ", {} of {} samples lost (tables full)",
+                sampler.lost, sampler.samples
+            );
+        }
+        if sampler.unseen_frees > 0 {
+            text += &format!(
+                ", {} sampled blocks freed unseen and given out again",
+                sampler.unseen_frees
+            );
+        }
+    }
     joined(text, status.reason.iter().chain(&status.remedy))
 }
 
