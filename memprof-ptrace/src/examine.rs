@@ -12,7 +12,7 @@ use crate::caller::Caller;
 use crate::directory::Directory;
 use crate::maps::Mapping;
 use crate::process::{Seccomp, Stat, State, Status, shares_memory_with_parent};
-use crate::program::{has_plugin, loader, require_glibc};
+use crate::program::{glibc_by_name, has_plugin, loader, require_glibc};
 use crate::refusal::{Denial, Refusal};
 use crate::sanitizer;
 
@@ -44,6 +44,9 @@ pub enum Purpose {
     Load,
     /// Its memory is read. It may be linked statically, with whatever C library.
     Read,
+    /// It is listed among all others as one to load a library into. Nothing of its memory is read: a page of a
+    /// file may never come (FUSE), and not even SIGKILL ends that wait.
+    List,
 }
 
 /// Looks at a process without stopping it.
@@ -125,11 +128,14 @@ impl Caller {
         let maps = of.read("maps")?;
         match (purpose, loader) {
             (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
+            (Purpose::List, loader) => {
+                glibc_by_name(loader?, &maps)?;
+            }
             (_, loader) => require_glibc(loader?, &maps, |mapping, limit| {
                 first_bytes(&memory, mapping, limit)
             })?,
         }
-        if purpose == Purpose::Load {
+        if purpose != Purpose::Read {
             sanitizer::require_none_mapped(&maps)?;
         }
         if status.has_shadow_stack {

@@ -59,6 +59,17 @@ pub fn require_glibc(
     maps: &[u8],
     read: impl FnOnce(&Mapping<'_>, u64) -> Vec<u8>,
 ) -> Result<(), Refusal> {
+    match defines_2_34(&read(&glibc_by_name(loader, maps)?, LIBC_LIMIT)) {
+        true => Ok(()),
+        false => Err(Refusal::OldGlibc),
+    }
+}
+
+/// Finds the first mapping of a process's glibc by names alone. An old one under the name of later ones passes.
+///
+/// # Errors
+/// `Musl`, `NoGlibc`, `OldGlibc`.
+pub(crate) fn glibc_by_name<'a>(loader: &[u8], maps: &'a [u8]) -> Result<Mapping<'a>, Refusal> {
     if loader.starts_with(b"ld-musl-") {
         return Err(Refusal::Musl);
     }
@@ -72,11 +83,7 @@ pub fn require_glibc(
     }
     let is_libc =
         |mapping: &Mapping<'_>| mapping.file_name() == b"libc.so.6" && mapping.offset == 0;
-    let libc = mappings(maps).find(is_libc).ok_or(Refusal::NoGlibc)?;
-    match defines_2_34(&read(&libc, LIBC_LIMIT)) {
-        true => Ok(()),
-        false => Err(Refusal::OldGlibc),
-    }
+    mappings(maps).find(is_libc).ok_or(Refusal::NoGlibc)
 }
 
 /// Whether the first segment of a libc.so.6 has the name of that version among the strings of its
@@ -194,6 +201,10 @@ mod tests {
         let old = names.replace("GLIBC_2.34 GLIBC_2.36", "GLIBC_PRIVATE");
         check(glibc, libc, &old, Err(Refusal::OldGlibc));
         check(glibc, libc, "", Err(Refusal::OldGlibc));
+        // By names alone, as where a page of it may never come.
+        let maps = format!("7f0000-7f2000 r--p 00000000 fe:01 7     {libc}\n");
+        let by_name = glibc_by_name(glibc.as_bytes(), maps.as_bytes());
+        assert!(by_name.is_ok_and(|mapping| mapping.range == (0x7f_0000..0x7f_2000)));
         // Debian 11, CentOS 7.
         for path in [
             "/usr/lib/x86_64-linux-gnu/libc-2.31.so",

@@ -15,7 +15,7 @@ pub struct Surveyed {
     pub status: Status,
     /// What it was called with, joined by blanks; empty where it has removed that.
     pub command: String,
-    /// Whether it can be attached to.
+    /// Whether it can be attached to, as far as is known without its memory.
     pub outcome: Result<Examined, Refusal>,
 }
 
@@ -45,7 +45,7 @@ pub fn survey() -> Result<Survey, Refusal> {
         let Ok(status) = of.parse("status", Status::parse) else {
             continue;
         };
-        let outcome = caller.examine_known(Purpose::Load, &of, pid, status.clone());
+        let outcome = caller.examine_known(Purpose::List, &of, pid, status.clone());
         match outcome {
             Err(
                 Refusal::NoSuchProcess | Refusal::Zombie | Refusal::KernelThread | Refusal::Itself,
