@@ -8,6 +8,8 @@ use crate::memory::Memory;
 
 const PT_LOAD: u32 = 1;
 const WRITABLE: u32 = 2;
+/// Bytes of a program header (`Elf64_Phdr`).
+const ENTRY_SIZE: u64 = 56;
 const PAGE: u64 = 4096;
 /// A thread's stack is not larger than that between what it uses and its control block.
 const LARGEST_STACK: u64 = 64 << 20;
@@ -133,11 +135,16 @@ fn rest(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
     if header[..5] != *b"\x7fELF\x02" || header[16] != 3 {
         return Ok(None);
     }
-    let count = u64::from(header[56]);
+    let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    // `e_phentsize` and `e_phnum`.
+    let (entry_size, count) = (u64::from(half(54)), u64::from(half(56)));
+    if entry_size != ENTRY_SIZE {
+        return Ok(None);
+    }
     let mut last = None;
     for at in 0..count {
         let headers = base.wrapping_add(word(&header, 32));
-        let segment: [u8; 56] = memory.bytes(headers.wrapping_add(at * 56))?;
+        let segment: [u8; 56] = memory.bytes(headers.wrapping_add(at * ENTRY_SIZE))?;
         if int(&segment, 0) == PT_LOAD && int(&segment, 4) & WRITABLE != 0 {
             let start = base.checked_add(word(&segment, 16));
             let end = start.and_then(|start| start.checked_add(word(&segment, 40)));
@@ -169,5 +176,34 @@ mod tests {
         assert!(lasts(program.file_name().unwrap().as_encoded_bytes()));
         assert!(lasts(b"libc.so.6"));
         assert!(!lasts(b"libBrokenLocale.so.1"));
+    }
+
+    /// Of an object with that many program headers of that size, of which the last alone is writable.
+    #[test]
+    fn the_rest_is_that_behind_the_last_of_all_segments() {
+        let check = |count: u16, entry_size: u16, expected: bool| {
+            let mut object = vec![0_u8; 64 + usize::from(count) * 56];
+            object[..5].copy_from_slice(b"\x7fELF\x02");
+            object[16] = 3;
+            object[32..40].copy_from_slice(&64_u64.to_le_bytes());
+            object[54..56].copy_from_slice(&entry_size.to_le_bytes());
+            object[56..58].copy_from_slice(&count.to_le_bytes());
+            let last = object.len() - 56;
+            object[last..last + 4].copy_from_slice(&PT_LOAD.to_le_bytes());
+            object[last + 4..last + 8].copy_from_slice(&WRITABLE.to_le_bytes());
+            object[last + 40..last + 48].copy_from_slice(&0x10_0010_u64.to_le_bytes());
+            let memory = Memory::open(std::process::id()).unwrap();
+            let base = object.as_ptr() as u64;
+            let found = rest(&memory, base).unwrap();
+            let end = base + 0x10_0010;
+            let whole = (end, end.next_multiple_of(PAGE));
+            assert_eq!(found, expected.then_some(whole), "{count} of {entry_size}");
+        };
+        check(1, 56, true);
+        check(255, 56, true);
+        check(256, 56, true);
+        check(300, 56, true);
+        check(1, 32, false);
+        check(1, 0, false);
     }
 }
