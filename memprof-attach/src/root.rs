@@ -7,9 +7,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use memprof_ptrace::process::Status;
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat,
-    openat, openat2, statat, unlinkat,
+    AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat, StatVfsMountFlags, fchmod, fstat, fstatvfs,
+    mkdirat, openat, openat2, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -69,6 +70,10 @@ impl Root {
 
     fn place_in(&self, place: &str, bytes: &[u8]) -> io::Result<Placed> {
         let parent = self.directory(place)?;
+        let [_, user, ..] = Status::read_thread(self.pid)
+            .map_err(|refusal| io::Error::other(refusal.to_string()))?
+            .uids;
+        require_writable(&fstat(&parent)?, user)?;
         if fstatvfs(&parent)?
             .f_flag
             .contains(StatVfsMountFlags::NOEXEC)
@@ -99,6 +104,18 @@ impl Root {
     }
 }
 
+/// Fails where a user cannot make files in a directory: in its own mount namespace a process has any directory of the
+/// machine as its /tmp, and root makes no file where the process could not.
+pub(crate) fn require_writable(directory: &Stat, user: u32) -> Result<(), Errno> {
+    const WRITABLE_BY_OWNER: u32 = 0o200;
+    const WRITABLE_BY_ALL: u32 = 0o002;
+    let is_own = directory.st_uid == user && directory.st_mode & WRITABLE_BY_OWNER != 0;
+    match user == 0 || is_own || directory.st_mode & WRITABLE_BY_ALL != 0 {
+        true => Ok(()),
+        false => Err(Errno::ACCESS),
+    }
+}
+
 /// Makes a directory that nobody else has put there.
 fn make(parent: &OwnedFd, name: &str, mode: Mode) -> io::Result<OwnedFd> {
     mkdirat(parent, name, mode)?;
@@ -116,5 +133,58 @@ impl Drop for Placed {
         // What cannot be removed lies in a directory for what is left over.
         let _ = unlinkat(&self.directory, FILE, AtFlags::empty());
         let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn files_are_made_only_where_the_process_s_user_could() {
+        let place = tempfile::tempdir().unwrap();
+        let check = |mode, user: u32, expected| {
+            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let directory = rustix::fs::stat(place.path()).unwrap();
+            let found = require_writable(&directory, user).is_ok();
+            assert_eq!(found, expected, "{mode:o} {user}");
+        };
+        let own = rustix::process::geteuid().as_raw();
+        check(0o700, own, true);
+        check(0o700, own + 1, false);
+        check(0o755, own + 1, false);
+        check(0o1777, own + 1, true);
+    }
+
+    /// A directory in the place of /tmp that only root may write to, before a process of another user.
+    #[test]
+    fn nothing_is_placed_where_the_process_could_not() {
+        assert!(rustix::process::geteuid().is_root(), "this test needs root");
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir(place.path().join("tmp")).unwrap();
+        let mut sleeper = std::process::Command::new("sleep");
+        let mut sleeper = std::os::unix::process::CommandExt::uid(&mut sleeper, 65_534)
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let root = Root {
+            pid: sleeper.id(),
+            root: fs::File::open(place.path()).unwrap().into(),
+        };
+        let refused = root.place_in("tmp", b"plugin").err();
+        let left = fs::read_dir(place.path().join("tmp")).unwrap().count();
+        fs::set_permissions(place.path().join("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
+        let placed = root.place_in("tmp", b"plugin").is_ok();
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        assert_eq!(
+            refused.unwrap().raw_os_error(),
+            Some(Errno::ACCESS.raw_os_error())
+        );
+        assert_eq!(left, 0);
+        assert!(placed);
     }
 }

@@ -13,13 +13,13 @@ use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::{State, Status};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, fchown, fstat, openat, openat2, unlinkat,
+    AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid, fchown, fstat, openat, openat2, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::root::Root;
+use crate::root::{Root, require_writable};
 
 /// HotSpot's temporary directory, whatever `java.io.tmpdir` says.
 const TEMPORARY: &str = "tmp";
@@ -127,9 +127,7 @@ impl<'a> Asked<'a> {
     fn new(jvm: &'a Jvm) -> Result<Self, Errno> {
         let place = &jvm.place;
         let [_, user, ..] = jvm.status.uids;
-        if !may_write(&fstat(place)?, user) {
-            return Err(Errno::ACCESS);
-        }
+        require_writable(&fstat(place)?, user)?;
         let name = format!(".attach_pid{}", jvm.own_pid());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(place, &name, flags, Mode::RUSR | Mode::WUSR)?;
@@ -141,15 +139,6 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Whether a user can make files in a directory: in its own mount namespace a process has any directory of the machine
-/// as its /tmp, and root makes no file where the process could not.
-fn may_write(directory: &Stat, user: u32) -> bool {
-    const WRITABLE_BY_OWNER: u32 = 0o200;
-    const WRITABLE_BY_ALL: u32 = 0o002;
-    let is_own = directory.st_uid == user && directory.st_mode & WRITABLE_BY_OWNER != 0;
-    user == 0 || is_own || directory.st_mode & WRITABLE_BY_ALL != 0
-}
-
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         // An empty file in a directory for what is left over.
@@ -159,25 +148,9 @@ impl Drop for Asked<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
     use super::*;
-
-    #[test]
-    fn files_are_made_only_where_the_process_s_user_could() {
-        let place = tempfile::tempdir().unwrap();
-        let check = |mode, user: u32, expected| {
-            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
-            let directory = rustix::fs::stat(place.path()).unwrap();
-            assert_eq!(may_write(&directory, user), expected, "{mode:o} {user}");
-        };
-        let own = rustix::process::geteuid().as_raw();
-        check(0o700, own, true);
-        check(0o700, own + 1, false);
-        check(0o755, own + 1, false);
-        check(0o1777, own + 1, true);
-    }
 
     /// As of a process that listens and accepts nothing.
     #[test]
