@@ -87,6 +87,6 @@ pub use render::{
 pub use report::{Input, read, report};
 pub use shares::{Holding, held_by_labels};
 pub use stacks::{AddressId, StackId, Stacks};
-pub use symbolize::{Progress, Sources, symbolize};
+pub use symbolize::{LimitedFile, Progress, Sources, symbolize};
 pub use table::{Row, table};
 pub use unsample::unsample;

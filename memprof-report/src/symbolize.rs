@@ -5,6 +5,7 @@ mod dwarf;
 mod elf;
 mod frames;
 mod jitdump;
+mod limited_file;
 mod made_code;
 mod minidebug;
 mod narrowest;
@@ -19,6 +20,8 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+
+pub use self::limited_file::LimitedFile;
 
 use self::frames::Collected;
 use crate::error::Result;

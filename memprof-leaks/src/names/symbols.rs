@@ -1,16 +1,20 @@
 //! The variables of a process's files: from the symbols that the files have.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
 
 use memprof_ptrace::mapped_file::open_regular;
-use memprof_report::demangle;
+use memprof_report::{LimitedFile, demangle};
 use object::read::elf::{ElfFile64, ProgramHeader};
-use object::{Endianness, Object, ObjectSymbol, ReadCache, SymbolKind};
+use object::{Endianness, Object, ObjectSymbol, SymbolKind};
 
 use crate::pages::PAGE;
 use crate::regions::Region;
 use crate::view::View;
+
+/// The most that is read of a file's tables and names, which another user may have made.
+const READ_LIMIT: u64 = 128 << 20;
 
 /// A variable, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -121,8 +125,13 @@ fn table_of(pid: i32, region: &Region) -> Option<Table> {
             range.start, range.end
         ))
     });
-    let cache = ReadCache::new(file?);
-    let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
+    table(file?)
+}
+
+/// As far as the limit of reading lets it.
+fn table(file: File) -> Option<Table> {
+    let limited = LimitedFile::new(file, READ_LIMIT);
+    let file = ElfFile64::<Endianness, _>::parse(&limited).ok()?;
     let endian = file.endian();
     let mut loaded = file.elf_program_headers().iter();
     let first = loaded.find(|header| header.p_type(endian) == object::elf::PT_LOAD)?;

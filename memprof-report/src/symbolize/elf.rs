@@ -4,14 +4,15 @@ use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::thread;
 
-use object::{Object as _, ObjectSegment as _, ReadCache, ReadRef, SymbolKind};
+use object::{Object as _, ObjectSegment as _, ReadRef, SymbolKind};
 
 use super::address::LinkedAddress;
 use super::dwarf::Dwarf;
 use super::frames::{Collected, Frames};
+use super::limited_file::LimitedFile;
 use super::minidebug;
 use super::narrowest::Narrowest;
-use super::search::Binary;
+use super::search::{Binary, READ_LIMIT};
 use crate::profile::FileOffset;
 use crate::stacks::AddressId;
 
@@ -24,9 +25,10 @@ pub(super) fn name(
     queries: &[(FileOffset, AddressId)],
     is_main: bool,
 ) -> object::Result<(Vec<Collected>, Vec<String>)> {
-    let cache = ReadCache::new(&binary.file);
+    let cache = LimitedFile::new(&binary.file, READ_LIMIT);
     let file = object::File::parse(&cache)?;
-    let debug_cache = binary.debug.as_ref().map(ReadCache::new);
+    let debug_cache = binary.debug.as_ref();
+    let debug_cache = debug_cache.map(|file| LimitedFile::new(file, READ_LIMIT));
     let debug = debug_cache
         .as_ref()
         .and_then(|cache| object::File::parse(cache).ok());

@@ -8,15 +8,19 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use object::{Object as _, ReadCache};
+use object::Object as _;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use super::limited_file::LimitedFile;
 use super::{Likeness, Object, Sources};
 use crate::error::{Error, Result};
 
 /// Where distributions put debug files, below a root.
 const DEBUG: &str = "usr/lib/debug";
+
+/// The most that is read of one binary, and of its debug file.
+pub(super) const READ_LIMIT: u64 = 1 << 30;
 
 pub(super) enum Found {
     Binary(Binary),
@@ -44,11 +48,15 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
         _ => false,
     };
     let mut mismatch = None;
+    let mut is_too_large = false;
     for place in places(object, sources, foreign) {
         let Some(file) = open(&place) else {
             continue;
         };
-        let found = build_id(&file);
+        let Ok(found) = build_id(&file) else {
+            is_too_large = true;
+            continue;
+        };
         let likeness = match (object.build_id, &found) {
             (Some(expected), Some(found)) if expected == found => Likeness::Same,
             (Some(_), _) if sources.force => Likeness::Other,
@@ -73,6 +81,10 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
     }
     match mismatch {
         Some(error) => Err(error),
+        None if is_too_large => Ok(Found::Nothing(format!(
+            "its tables are larger than the {READ_LIMIT} bytes that are read, its frames are numbers; \
+             --binary-root names a directory with a stripped copy"
+        ))),
         None if foreign => Ok(Found::Nothing(
             "the profile is from another machine; --binary-root names a directory with its binaries, \
              their build ids must match"
@@ -133,7 +145,9 @@ fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -
                     root: root.to_path_buf(),
                     path,
                 });
-                if let Some(debug) = found.filter(|debug| build_id(debug).as_deref() == id) {
+                if let Some(debug) =
+                    found.filter(|debug| build_id(debug).is_ok_and(|found| found.as_deref() == id))
+                {
                     return Some(debug);
                 }
             }
@@ -152,7 +166,7 @@ fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -
             root: place.root.clone(),
             path,
         })?;
-        let same = match (build_id(&debug).as_deref(), id) {
+        let same = match (build_id(&debug).ok()?.as_deref(), id) {
             (Some(found), Some(id)) => found == id,
             _ => crc(&debug).is_some_and(|found| found == checksum),
         };
@@ -161,7 +175,7 @@ fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -
 }
 
 fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
-    let cache = ReadCache::new(file);
+    let cache = LimitedFile::new(file, READ_LIMIT);
     let object = object::File::parse(&cache).ok()?;
     let (name, checksum) = object.gnu_debuglink().ok()??;
     let name = str::from_utf8(name)
@@ -170,12 +184,20 @@ fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
     Some((name.into(), checksum))
 }
 
+/// A binary whose tables pass [`READ_LIMIT`].
+#[derive(Debug, PartialEq, Eq)]
+struct TooLarge;
+
 /// In hex; none where the file is no ELF or has none.
-fn build_id(file: &File) -> Option<String> {
-    let cache = ReadCache::new(file);
-    let object = object::File::parse(&cache).ok()?;
-    let id = object.build_id().ok()??;
-    Some(id.iter().map(|byte| format!("{byte:02x}")).collect())
+fn build_id(file: &File) -> std::result::Result<Option<String>, TooLarge> {
+    let cache = LimitedFile::new(file, READ_LIMIT);
+    let object = object::File::parse(&cache);
+    if cache.is_passed() {
+        return Err(TooLarge);
+    }
+    let id = object.and_then(|object| Ok(object.build_id()?.map(<[u8]>::to_vec)));
+    let hex = |id: Vec<u8>| id.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(id.ok().flatten().map(hex))
 }
 
 fn crc(mut file: &File) -> Option<u32> {

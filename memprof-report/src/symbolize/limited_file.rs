@@ -1,0 +1,111 @@
+//! A binary that another user may have made, and of which only a number of bytes is read: the sizes that its headers
+//! claim cost their writer nothing, be it a hole, a preallocated file, or one name that many symbols share.
+
+use std::cell::Cell;
+use std::io::{Read, Seek};
+use std::ops::Range;
+
+use object::{ReadCache, ReadRef};
+
+/// A file whose reading fails where it passes its limit. What is read twice counts twice.
+#[derive(Debug)]
+pub struct LimitedFile<R: Read + Seek> {
+    cache: ReadCache<R>,
+    left: Cell<u64>,
+    is_passed: Cell<bool>,
+}
+
+impl<R: Read + Seek> LimitedFile<R> {
+    /// Reads `file` for `limit` bytes at the most.
+    pub fn new(file: R, limit: u64) -> Self {
+        Self {
+            cache: ReadCache::new(file),
+            left: Cell::new(limit),
+            is_passed: Cell::new(false),
+        }
+    }
+
+    /// Whether a reading failed at the limit.
+    pub fn is_passed(&self) -> bool {
+        self.is_passed.get()
+    }
+
+    fn charge(&self, size: u64) -> Result<(), ()> {
+        let left = self.left.get().checked_sub(size);
+        self.is_passed.set(self.is_passed.get() || left.is_none());
+        self.left.set(left.ok_or(())?);
+        Ok(())
+    }
+}
+
+impl<'a, R: Read + Seek> ReadRef<'a> for &'a LimitedFile<R> {
+    fn len(self) -> Result<u64, ()> {
+        self.cache.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
+        self.charge(size)?;
+        self.cache.read_bytes_at(offset, size)
+    }
+
+    /// The cache reads a small part of a long range at the most, and is charged for what it found.
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        let bytes = self.cache.read_bytes_at_until(range, delimiter)?;
+        self.charge(bytes.len() as u64)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    #[test]
+    fn reading_ends_at_the_limit() {
+        let check = |reads: &[u64], expected: &[bool]| {
+            let file = LimitedFile::new(Cursor::new(vec![b'x'; 100]), 50);
+            let found: Vec<bool> = reads
+                .iter()
+                .map(|size| (&file).read_bytes_at(0, *size).is_ok())
+                .collect();
+            assert_eq!(found, expected, "{reads:?}");
+        };
+        check(&[50, 1], &[true, false]);
+        check(&[51, 50], &[false, true]);
+        check(&[u64::MAX, 10], &[false, true]);
+        check(&[20, 20, 20], &[true, true, false]);
+    }
+
+    #[test]
+    fn one_name_that_is_read_often_passes_the_limit() {
+        let file = LimitedFile::new(Cursor::new(b"name\0rest".to_vec()), 10);
+        let read = || (&file).read_bytes_at_until(0..9, 0);
+        assert_eq!(read(), Ok(b"name".as_slice()));
+        assert!(read().is_ok());
+        assert!(read().is_err());
+    }
+
+    /// A section in a hole, as one in preallocated blocks or in a disk's own, is never asked of the file.
+    #[test]
+    fn a_table_that_is_larger_than_the_limit_is_not_read() {
+        let mut elf = std::fs::read("/proc/self/exe").unwrap();
+        let word = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().unwrap()) as usize;
+        let half = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));
+        // `e_shoff`, `e_shentsize`, `e_shnum`; `sh_type` of a symbol table.
+        let (table, size, count) = (word(40), half(58), half(60));
+        let mut headers = (0..count).map(|index| table + index * size);
+        let symbols = headers.find(|at| elf[at + 4..at + 8] == 2_u32.to_le_bytes());
+        let symbols = symbols.expect("this test has symbols");
+        let end = elf.len() as u64 / 8 * 8 + 8;
+        elf[symbols + 24..symbols + 32].copy_from_slice(&end.to_le_bytes());
+        elf[symbols + 32..symbols + 40].copy_from_slice(&(24_u64 << 28).to_le_bytes());
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &elf).unwrap();
+        file.set_len(end + (24 << 28)).unwrap();
+        let limited = LimitedFile::new(&file, 64 << 20);
+        assert!(object::File::parse(&limited).is_err());
+        assert!(limited.is_passed());
+    }
+}
