@@ -7,6 +7,7 @@ pub(crate) mod embedded;
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod glibc;
+pub(crate) mod interposed;
 pub(crate) mod interval;
 pub(crate) mod jemalloc;
 pub(crate) mod mallctl;

@@ -49,5 +49,5 @@ pub use sampler::{
     Counts, LiveSample, Refused, clear, counts, each_live, each_record, enter_child, interval,
     start, stop,
 };
-pub use slots::{Owner, Patched, Slots, malloc};
+pub use slots::{Leads, Owner, Patched, Slots, malloc, own_calls};
 pub use tally::{Tally, tally, tally_all};

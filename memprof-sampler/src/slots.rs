@@ -7,6 +7,7 @@
 
 mod lock;
 mod object;
+mod own_calls;
 
 use core::ffi::{CStr, c_int, c_void};
 use core::mem;
@@ -26,6 +27,7 @@ use crate::own_code::{own_code, set_own_code};
 use crate::{mapping, tally};
 use lock::with_loader_locked;
 use object::{Object, Slot};
+pub use own_calls::{Leads, own_calls};
 
 /// More slots than any program has; the rest is counted as refused.
 const MOST: usize = 1 << 16;

@@ -13,6 +13,7 @@ use memchr::memmem;
 
 use crate::allocators::allocator::Allocator;
 use crate::allocators::glibc::{self, Glibc};
+use crate::allocators::interposed::interposed;
 use crate::allocators::jemalloc::{Candidate, identify};
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::mimalloc::{self, Mimalloc};
@@ -68,11 +69,32 @@ pub(crate) fn discover(
         .map(Allocator::Jemalloc)
         .collect();
     let identify = |symbols: &Symbols<'_>| Tcmalloc::identify(symbols).map(Allocator::Tcmalloc);
-    allocators.extend(identified(identify, tcmalloc::ANCHOR, &objects, &tables));
+    let is_own = tcmalloc::is_own_name;
+    allocators.extend(identified(
+        identify,
+        tcmalloc::ANCHOR,
+        is_own,
+        &objects,
+        &tables,
+    ));
     let identify = |symbols: &Symbols<'_>| Mimalloc::identify(symbols).map(Allocator::Mimalloc);
-    allocators.extend(identified(identify, mimalloc::ANCHOR, &objects, &tables));
+    let is_own = mimalloc::is_own_name;
+    allocators.extend(identified(
+        identify,
+        mimalloc::ANCHOR,
+        is_own,
+        &objects,
+        &tables,
+    ));
     let identify = |symbols: &Symbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
-    allocators.extend(identified(identify, glibc::ANCHOR, &objects, &tables));
+    // Its calls of itself are bound when it is linked, but for malloc and its kin.
+    allocators.extend(identified(
+        identify,
+        glibc::ANCHOR,
+        |_| false,
+        &objects,
+        &tables,
+    ));
 
     let is_known = allocators.iter().any(|each| each.identity().owns_malloc);
     let malloc = symbols::malloc().filter(|_| !is_known);
@@ -115,10 +137,12 @@ fn anchors() -> [&'static [u8]; 3] {
     ]
 }
 
-/// The allocators of one kind: wherever `anchor`, which names each of them, is found.
+/// The allocators of one kind: wherever `anchor`, which names each of them, is found. One that calls functions
+/// of another allocator, where it means its own, is left alone: their state differs.
 fn identified(
     identify: impl Fn(&Symbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
+    is_own_name: fn(&[u8]) -> bool,
     objects: &[LoadedObject],
     tables: &[Symbols<'_>],
 ) -> Vec<Allocator> {
@@ -134,8 +158,27 @@ fn identified(
         .iter()
         .chain(tables)
         .filter(|symbols| is_new(symbols))
+        .filter(|symbols| is_whole(symbols, anchor, is_own_name))
         .filter_map(identify)
         .collect()
+}
+
+fn is_whole(symbols: &Symbols<'_>, anchor: &CStr, is_own_name: fn(&[u8]) -> bool) -> bool {
+    let address = symbols.function(anchor);
+    let interposed = address.and_then(|address| interposed(address, is_own_name));
+    if let Some(name) = &interposed {
+        log::warn!(
+            "the allocator of {} is left alone: its {name} is replaced by another library's",
+            symbols.path().display()
+        );
+    }
+    interposed.is_none()
+}
+
+/// Whether a function is one of jemalloc's own that it calls by name, with any prefix.
+fn is_jemallocs_own(name: &[u8]) -> bool {
+    let known = [ANCHOR, "mallctlnametomib", "mallctlbymib", STATS_PRINT];
+    known.iter().any(|known| name.ends_with(known.as_bytes()))
 }
 
 /// Whether a symbol may be an allocator's. Asked of each symbol of the process.
@@ -156,20 +199,16 @@ fn candidates(
     objects: &[LoadedObject],
     tables: &[Symbols<'_>],
 ) -> Vec<Candidate> {
-    let from_host = host.map(|mallctl| Candidate {
-        mallctl,
-        found_by: FoundBy::Host,
-        prefix: None,
-    });
+    let from_host = host.map(|mallctl| Candidate::new(mallctl, FoundBy::Host, None, objects));
     let by_dlsym = PREFIXES.iter().filter_map(|prefix| {
         let anchor = CString::new(format!("{prefix}{ANCHOR}")).ok()?;
-        candidate(&Symbols::exported(objects, &anchor)?, prefix)
+        candidate(&Symbols::exported(objects, &anchor)?, prefix, objects)
     });
     let by_table = tables.iter().flat_map(|symbols| {
         let prefixes = symbols.names().filter_map(|name| name.strip_suffix(ANCHOR));
         prefixes
             .filter(|prefix| has_sibling(symbols, prefix))
-            .filter_map(|prefix| candidate(symbols, prefix))
+            .filter_map(|prefix| candidate(symbols, prefix, objects))
     });
 
     let mut found: Vec<Candidate> = Vec::new();
@@ -192,7 +231,7 @@ fn has_sibling(symbols: &Symbols<'_>, prefix: &str) -> bool {
         .any(|name| SIBLINGS.contains(&name))
 }
 
-fn candidate(symbols: &Symbols<'_>, prefix: &str) -> Option<Candidate> {
+fn candidate(symbols: &Symbols<'_>, prefix: &str, objects: &[LoadedObject]) -> Option<Candidate> {
     let address = |name: &str| {
         let name = CString::new(format!("{prefix}{name}")).ok()?;
         symbols.function(&name)
@@ -203,11 +242,38 @@ fn candidate(symbols: &Symbols<'_>, prefix: &str) -> Option<Candidate> {
     let stats_print = address(STATS_PRINT).map(|address| unsafe { as_function(address) });
     // SAFETY: both share one prefix and one object, which `Symbols` keeps loaded.
     let mallctl = unsafe { Mallctl::new(mallctl, stats_print) };
-    Some(Candidate {
-        mallctl,
-        found_by: symbols.found_by(),
-        prefix: Some(prefix.to_owned()),
-    })
+    let prefix = Some(prefix.to_owned());
+    Some(Candidate::new(mallctl, symbols.found_by(), prefix, objects))
+}
+
+impl Candidate {
+    /// Without `malloc_stats_print` where that would ask another allocator for its figures: a control that the
+    /// other one lacks makes it end the process.
+    fn new(
+        mallctl: Mallctl,
+        found_by: FoundBy,
+        prefix: Option<String>,
+        objects: &[LoadedObject],
+    ) -> Self {
+        let stranger = mallctl.stats_print().and_then(|print| {
+            let print = print as usize;
+            let home = objects.iter().find(|object| object.is_code(print));
+            if home.is_some_and(|home| !home.is_code(mallctl.address())) {
+                return Some(ANCHOR.to_owned());
+            }
+            interposed(print, is_jemallocs_own)
+        });
+        Self {
+            mallctl: if stranger.is_some() {
+                mallctl.without_stats_print()
+            } else {
+                mallctl
+            },
+            found_by,
+            prefix,
+            interposed: stranger,
+        }
+    }
 }
 
 #[cfg(test)]

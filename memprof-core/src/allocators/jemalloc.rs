@@ -46,6 +46,8 @@ pub(crate) struct Jemalloc {
     /// It can run threads of its own that give free pages back.
     pub has_background_threads: bool,
     readers: Readers,
+    /// As in [`Candidate`].
+    interposed: Option<String>,
 }
 
 /// Functions that may be a jemalloc's.
@@ -56,6 +58,8 @@ pub(crate) struct Candidate {
     /// What the functions' names start with (`""`, `"_rjem_"`, `"je_"`); unknown when the host
     /// handed them over and no symbol table names them.
     pub prefix: Option<String>,
+    /// Its function that another library replaces, without which `malloc_stats_print` must not be called.
+    pub interposed: Option<String>,
 }
 
 /// A candidate that does not answer as jemalloc(3) says is none.
@@ -64,6 +68,7 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         mallctl,
         found_by,
         prefix,
+        interposed,
     } = candidate;
     let version = mallctl.read_text(c"version").ok()?;
     if !version.starts_with(|first: char| first.is_ascii_digit()) {
@@ -103,6 +108,7 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         identity,
         mallctl,
         readers,
+        interposed,
     })
 }
 
@@ -213,6 +219,9 @@ impl Jemalloc {
 
 impl Jemalloc {
     fn cannot_print(&self) -> Error {
+        if let Some(name) = &self.interposed {
+            return self.calls_another(name);
+        }
         let function = format!("{}malloc_stats_print", self.prefix);
         Error::new(
             ErrorKind::Unsupported,
@@ -225,6 +234,18 @@ impl Jemalloc {
             "link the program with -Wl,-u,{function} (Rust: -C link-arg=-Wl,-u,{function}); the \
              totals need nothing"
         ))
+    }
+
+    fn calls_another(&self, name: &str) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} has no printout of its own here: its {name} is replaced by another library's, which \
+                 would be asked for the figures and may end the program",
+                self.identity
+            ),
+        )
+        .remedy("load one jemalloc only (see LD_PRELOAD and the program's libraries); the totals need nothing")
     }
 
     /// Whether threads that start from now on are sampled.
@@ -293,6 +314,7 @@ pub(crate) mod tests {
             mallctl: fake::<B>(),
             found_by: FoundBy::Host,
             prefix,
+            interposed: None,
         };
         identify(candidate, READERS).unwrap()
     }

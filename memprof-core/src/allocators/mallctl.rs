@@ -59,6 +59,14 @@ impl Mallctl {
         }
     }
 
+    /// As one whose `malloc_stats_print` was left out.
+    pub(crate) fn without_stats_print(self) -> Self {
+        Self {
+            stats_print: None,
+            ..self
+        }
+    }
+
     /// Where `mallctl` lies: the identity of a jemalloc within the process.
     pub fn address(&self) -> usize {
         self.mallctl as usize

@@ -17,6 +17,11 @@ pub(crate) const ANCHOR: &CStr = c"mi_version";
 /// What is looked up by name.
 pub(crate) const NAMES: &[&CStr] = &[ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
 
+/// Whether a function is one of mimalloc's own that it calls by name.
+pub(crate) fn is_own_name(name: &[u8]) -> bool {
+    name.starts_with(b"mi_") || name.starts_with(b"_mi_")
+}
+
 const IS_OWN: &CStr = c"mi_is_in_heap_region";
 const PROCESS_INFO: &CStr = c"mi_process_info";
 const STATS: &CStr = c"mi_stats_print_out";

@@ -119,6 +119,11 @@ impl<'a> Symbols<'a> {
         }
     }
 
+    /// The file of the object.
+    pub(crate) fn path(&self) -> PathBuf {
+        real_path(&self.object.path)
+    }
+
     pub(crate) fn found_by(&self) -> FoundBy {
         match &self.source {
             Source::Exported(_) => FoundBy::DynamicSymbol,

@@ -8,6 +8,8 @@ mod rate;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memchr::memmem;
+
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::printout::Printout;
 use crate::allocators::refusal::WhyNot;
@@ -38,6 +40,11 @@ pub(crate) const NAMES: &[&CStr] = &[
     profile::GROWTH_STACKS,
     rate::FLAG,
 ];
+
+/// Whether a function is one of gperftools' own that it calls by name, in C or C++.
+pub(crate) fn is_own_name(name: &[u8]) -> bool {
+    memmem::find(name, b"MallocExtension").is_some()
+}
 
 /// gperftools' advice: cheap, and a sample for each 512 KiB.
 const DEFAULT_INTERVAL: u64 = 512 << 10;

@@ -98,6 +98,7 @@ mod tests {
             mallctl: fake::<B>(),
             found_by: FoundBy::Host,
             prefix: None,
+            interposed: None,
         };
         require(&identify(candidate, READERS).unwrap(), max).unwrap_err()
     }

@@ -248,6 +248,7 @@ mod tests {
             mallctl: fake::<B>(),
             found_by: FoundBy::Host,
             prefix: None,
+            interposed: None,
         };
         let started = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564);
         let name = DumpName {

@@ -49,6 +49,8 @@ pub(super) struct Object {
 pub(super) struct Slot<'a> {
     pub(super) at: usize,
     pub(super) name: &'a CStr,
+    /// The function of that name of the object itself, which may not be the one that is called.
+    pub(super) own: Option<usize>,
     /// Filled at the first call where the object is not bound at its start.
     pub(super) may_be_lazy: bool,
 }
@@ -160,7 +162,9 @@ impl Object {
                 let index = (relocation.r_info >> 32) as usize;
                 // SAFETY: gABI: a relocation's symbol is in the table.
                 let symbol = unsafe { self.symbols.wrapping_add(index).read() };
+                let own = self.base.wrapping_add(symbol.st_value as usize);
                 Some(Slot {
+                    own: (symbol.st_shndx != 0).then_some(own),
                     at: self.base.wrapping_add(relocation.r_offset as usize),
                     name: self.name(&symbol),
                     may_be_lazy: kind == R_X86_64_JUMP_SLOT,
