@@ -1,5 +1,8 @@
 //! Whether a file can be given to `dlopen` without danger. A truncated shared library kills the
-//! process by SIGBUS there, so every range that its headers name must lie inside the file.
+//! process by SIGBUS there, so every range that its headers name must lie inside the file; and a part of zeros
+//! by SIGSEGV, so every table that the loader reads is looked through.
+
+mod tables;
 
 use object::Endianness;
 use object::elf::{
@@ -51,7 +54,7 @@ pub(crate) fn loadable(bytes: &[u8]) -> Result<(), String> {
             )?;
         }
     }
-    Ok(())
+    tables::check(bytes)
 }
 
 /// Whether the loader never unloads it (`ld -z nodelete`). False for what is no ELF file.
@@ -75,6 +78,10 @@ fn flags(bytes: &[u8]) -> object::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use object::Endianness;
+    use object::elf::FileHeader64;
+    use object::read::elf::{FileHeader as _, SectionHeader as _};
+
     use super::loadable;
 
     fn library() -> Vec<u8> {
@@ -109,6 +116,43 @@ mod tests {
             );
         }
         assert!(loadable(&library[..library.len() - 1]).is_err());
+    }
+
+    /// Each page of zeros is refused by name of the table, unless it is data, of which the file does not say
+    /// what it should be.
+    #[test]
+    fn a_library_with_a_page_of_zeros_where_the_loader_reads_is_not() {
+        const PAGE: usize = 4096;
+        let library = library();
+        let header = FileHeader64::<Endianness>::parse(&*library).unwrap();
+        let (endian, sections) = (
+            header.endian().unwrap(),
+            header.sections(Endianness::Little, &*library),
+        );
+        let sections = sections.unwrap();
+        let tables = [
+            ".dynsym",
+            ".dynstr",
+            ".gnu.hash",
+            ".rela.dyn",
+            ".dynamic",
+            ".gnu.version_r",
+        ];
+        for table in tables {
+            let (_, section) = sections.section_by_name(endian, table.as_bytes()).unwrap();
+            let (start, size) = (
+                section.sh_offset(endian) as usize,
+                section.sh_size(endian) as usize,
+            );
+            let pages = (start / PAGE)..(start + size).div_ceil(PAGE);
+            for page in pages.map(|page| page * PAGE) {
+                let mut copy = library.clone();
+                let end = copy.len().min(page + PAGE);
+                copy[page..end].fill(0);
+                let found = loadable(&copy);
+                assert!(found.is_err(), "{table}, {page:#x}");
+            }
+        }
     }
 
     #[test]
