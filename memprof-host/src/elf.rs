@@ -137,6 +137,8 @@ mod tests {
             ".rela.dyn",
             ".dynamic",
             ".gnu.version_r",
+            ".eh_frame",
+            ".eh_frame_hdr",
         ];
         for table in tables {
             let (_, section) = sections.section_by_name(endian, table.as_bytes()).unwrap();

@@ -11,7 +11,7 @@ use object::elf::{
     R_X86_64_IRELATIVE, R_X86_64_NONE, R_X86_64_RELATIVE, Rela64, SHT_DYNSYM, STT_SECTION, Sym64,
     Vernaux, Verneed,
 };
-use object::endian::{LittleEndian, U16, U32};
+use object::endian::{I32, LittleEndian, U16, U32};
 use object::pod::Pod;
 use object::read::ReadRef;
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _};
@@ -36,7 +36,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<()> {
         bytes,
         segments: segments.map_err(|error| error.to_string())?,
     };
-    library.check_unwinding()?;
+    library.check_functions()?;
     let dynamic = library.dynamic()?;
     let strings = library.strings(&dynamic)?;
     let needed = dynamic.all(DT_NEEDED);
@@ -168,15 +168,47 @@ impl<'a> Library<'a> {
         page.is_some_and(|page| page.iter().any(|&byte| byte != 0))
     }
 
-    /// LSB, "Eh_frame_hdr": a version of 1.
-    fn check_unwinding(&self) -> Result<()> {
+    /// No function has a page of zeros, which are instructions that write to memory. The unwind table names the
+    /// functions, sorted (LSB, "`.eh_frame_hdr`"); between them there may be anything.
+    fn check_functions(&self) -> Result<()> {
+        const TABLE: &str = "unwind table";
+        // Version 1; a pointer and the entries as all linkers encode them: 4 bytes each, from the table's start.
+        const HEAD: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
         let mut tables = self.segments.iter();
-        match tables.find(|segment| segment.p_type(LE) == PT_GNU_EH_FRAME) {
-            Some(table) if self.from(table.p_vaddr(LE), "unwind table")?.first() != Some(&1) => {
-                damaged("unwind table")
-            }
-            _ => Ok(()),
+        let Some(table) = tables.find(|segment| segment.p_type(LE) == PT_GNU_EH_FRAME) else {
+            return Ok(());
+        };
+        let start = table.p_vaddr(LE);
+        let bytes = self.from(start, TABLE)?;
+        match bytes.get(..4) {
+            Some(head) if head == HEAD => {}
+            Some([1, ..]) => return Ok(()),
+            _ => return damaged(TABLE),
         }
+        let count = self.slice::<U32<LittleEndian>>(start.saturating_add(8), 1, TABLE)?[0].get(LE);
+        let place = start.saturating_add(12);
+        let entries: &[[I32<LittleEndian>; 2]] = self.slice(place, count as usize, TABLE)?;
+        for [function, account] in entries {
+            let place =
+                |offset: &I32<LittleEndian>| start.wrapping_add_signed(offset.get(LE).into());
+            let (function, account) = (place(function), place(account));
+            let words: &[U32<LittleEndian>] = self.slice(account, 4, TABLE)?;
+            // Its own size, the place of what it shares with others, the function's place from here, its size.
+            let [size, _, begin, length] = [0, 1, 2, 3].map(|at| words[at].get(LE));
+            let begin = account
+                .wrapping_add(8)
+                .wrapping_add_signed((begin as i32).into());
+            if size == 0 || begin != function {
+                return damaged(TABLE);
+            }
+            let end = function.saturating_add(length.into());
+            let last = (length > 0).then(|| end - 1);
+            let mut pages = (function..end).step_by(PAGE).chain(last);
+            if !pages.all(|address| self.has_code(address)) {
+                return damaged("code");
+            }
+        }
+        Ok(())
     }
 
     fn dynamic(&self) -> Result<Dynamic<'a>> {
