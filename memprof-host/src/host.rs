@@ -48,6 +48,7 @@ impl Host {
                 name: program.name.to_owned(),
                 version: program.version.to_owned(),
                 allow_uids: config.control.allow_uids.clone(),
+                keeps_capabilities: true,
             };
             ControlSocket::open(listen, Arc::clone(&router))
                 .inspect_err(|error| log::error!("{error}; memprof cannot reach this host"))

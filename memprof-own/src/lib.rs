@@ -19,4 +19,4 @@ pub use lock::{Held, ProcessLock, ProcessOnce};
 pub use memory::require_memory;
 pub use privileges::Privileges;
 pub use reading::Reading;
-pub use thread::{Plan, Thread, spawn, spawn_plan};
+pub use thread::{Needs, Plan, Thread, spawn, spawn_plan, spawn_with};

@@ -36,12 +36,17 @@ pub struct Privileges {
 impl Privileges {
     /// Gives up all but those without which the program could be harmed.
     pub(crate) fn reduce() -> Self {
-        let mut privileges = Self {
-            kept: u64::MAX,
-            looked: None,
-        };
+        let mut privileges = Self::of_program();
         privileges.keep(NEEDED);
         privileges
+    }
+
+    /// Gives up none yet.
+    pub(crate) fn of_program() -> Self {
+        Self {
+            kept: u64::MAX,
+            looked: None,
+        }
     }
 
     /// Gives up those that the program's main thread does not have any more, or did not have a tenth

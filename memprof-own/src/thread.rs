@@ -14,6 +14,10 @@ use crate::privileges::Privileges;
 /// For our own frames.
 const STACK: usize = 256 << 10;
 
+/// For the frames of plugins, as memprof.h promises them. Address space only: the kernel gives a page when it
+/// is touched, unless the program locks all its memory (mlockall(2)).
+const STACK_FOR_PLUGINS: usize = 1 << 20;
+
 /// What an allocator maps for a new thread, at the most: jemalloc 2 MiB for a new arena, of which
 /// it maps twice as much to align it.
 const FOR_THE_ALLOCATOR: usize = 8 << 20;
@@ -26,6 +30,33 @@ pub struct Thread {
     id: libc::pthread_t,
     /// The process that has it: a forked child does not.
     process: u32,
+}
+
+/// The needs of a thread beside those of all of ours.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Needs {
+    /// It calls plugins, whose frames may be large.
+    pub calls_plugins: bool,
+    /// It keeps the capabilities of the thread that makes it: its plugins do what they do on the program's own
+    /// threads.
+    pub keeps_capabilities: bool,
+}
+
+impl Needs {
+    fn stack(self) -> usize {
+        let own = match self.calls_plugins {
+            true => STACK_FOR_PLUGINS,
+            false => STACK,
+        };
+        (own + least_stack()).next_multiple_of(rustix::param::page_size())
+    }
+
+    fn privileges(self) -> Privileges {
+        match self.keeps_capabilities {
+            true => Privileges::of_program(),
+            false => Privileges::reduce(),
+        }
+    }
 }
 
 /// A thread that can be made without allocating, as in a handler of fork(2).
@@ -46,9 +77,20 @@ pub fn spawn<W>(name: &'static CStr, work: W) -> io::Result<Thread>
 where
     W: FnOnce(&mut Privileges) + Send + 'static,
 {
-    let stack = stack_size();
+    spawn_with(name, Needs::default(), work)
+}
+
+/// As [`spawn`], for a thread with these needs.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_with<W>(name: &'static CStr, needs: Needs, work: W) -> io::Result<Thread>
+where
+    W: FnOnce(&mut Privileges) + Send + 'static,
+{
+    let stack = needs.stack();
     require_memory(stack + FOR_THE_ALLOCATOR)?;
-    let start = Box::into_raw(Box::new(Start { name, work }));
+    let start = Box::into_raw(Box::new(Start { name, needs, work }));
     // SAFETY: `run::<W>` takes exactly such a box, and `W` may go to another thread.
     unsafe { create(stack, run::<W>, start.cast()) }.inspect_err(|_| {
         // SAFETY: no thread was made that could have taken it.
@@ -63,7 +105,7 @@ where
 /// # Errors
 /// As [`spawn`].
 pub fn spawn_plan(plan: &'static Plan) -> io::Result<Thread> {
-    let stack = stack_size();
+    let stack = Needs::default().stack();
     require_memory(stack + FOR_THE_ALLOCATOR)?;
     // SAFETY: `run_plan` takes a plan, which is static and immutable.
     unsafe { create(stack, run_plan, ptr::from_ref(plan).cast_mut().cast()) }
@@ -71,29 +113,30 @@ pub fn spawn_plan(plan: &'static Plan) -> io::Result<Thread> {
 
 struct Start<W> {
     name: &'static CStr,
+    needs: Needs,
     work: W,
 }
 
 extern "C" fn run<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn` gave this thread the box.
-    let Start { name, work } = *unsafe { Box::from_raw(start.cast::<Start<W>>()) };
-    enter(name, work);
+    let Start { name, needs, work } = *unsafe { Box::from_raw(start.cast::<Start<W>>()) };
+    enter(name, needs, work);
     ptr::null_mut()
 }
 
 extern "C" fn run_plan(plan: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_plan` passes a static plan.
     let plan = unsafe { &*plan.cast::<Plan>() };
-    enter(plan.name, plan.work);
+    enter(plan.name, Needs::default(), plan.work);
     ptr::null_mut()
 }
 
-fn enter(name: &CStr, work: impl FnOnce(&mut Privileges)) {
+fn enter(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no conditions.
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name. One that is too long is not taken.
     unsafe { libc::pthread_setname_np(this, name.as_ptr()) };
-    let mut privileges = Privileges::reduce();
+    let mut privileges = needs.privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {
         // The hook has logged it. Dropping a payload runs foreign code, which may panic again.
@@ -125,32 +168,28 @@ unsafe fn create(
     })
 }
 
-/// For our own frames, and for the thread-local variables of the program and its libraries, which
-/// the C library puts on the same stack.
-fn stack_size() -> usize {
+/// The least size of a stack, with the thread-local variables of the program and its libraries, which the C
+/// library puts there.
+fn least_stack() -> usize {
+    type GetMinstack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     static KNOWN: AtomicUsize = AtomicUsize::new(0);
     // Asked once: the loader has a lock, which a handler of fork(2) must not wait for.
     let known = KNOWN.load(Ordering::Relaxed);
     if known != 0 {
         return known;
     }
-    let size = (STACK + least_stack()).next_multiple_of(rustix::param::page_size());
-    KNOWN.store(size, Ordering::Relaxed);
-    size
-}
-
-fn least_stack() -> usize {
-    type GetMinstack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     // SAFETY: dlsym(3) with a NUL-terminated name.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
-    if found.is_null() {
-        return libc::PTHREAD_STACK_MIN;
-    }
-    // SAFETY: glibc's function of that name has this type, on which Rust's standard library relies
-    // too.
-    let get_minstack = unsafe { mem::transmute::<*mut c_void, GetMinstack>(found) };
-    // SAFETY: it reads nothing of the attributes.
-    unsafe { get_minstack(ptr::null()) }
+    let least = if found.is_null() {
+        libc::PTHREAD_STACK_MIN
+    } else {
+        // SAFETY: glibc's function of that name has this type, on which Rust's standard library relies too.
+        let get_minstack = unsafe { mem::transmute::<*mut c_void, GetMinstack>(found) };
+        // SAFETY: it reads nothing of the attributes.
+        unsafe { get_minstack(ptr::null()) }
+    };
+    KNOWN.store(least, Ordering::Relaxed);
+    least
 }
 
 impl Thread {
@@ -262,6 +301,30 @@ mod tests {
         // All but SIGKILL and SIGSTOP, and the C library's own two.
         assert_eq!(blocked, "fffffffe7ffbfeff");
         assert_eq!(status_field("SigBlk:"), before);
+    }
+
+    /// Fills so many bytes of the stack.
+    #[inline(never)]
+    fn use_stack<const BYTES: usize>() -> u8 {
+        let filled = std::hint::black_box([1_u8; BYTES]);
+        filled[BYTES / 2]
+    }
+
+    #[test]
+    fn a_thread_that_calls_plugins_has_a_stack_for_large_frames() {
+        let (tell, told) = mpsc::channel();
+        let needs = Needs {
+            calls_plugins: true,
+            keeps_capabilities: true,
+        };
+        let before = status_field("CapEff:");
+        let thread = spawn_with(c"memprof-test", needs, move |privileges| {
+            privileges.follow();
+            tell.send((use_stack::<1_000_000>(), status_field("CapEff:")))
+                .unwrap();
+        });
+        thread.unwrap().join();
+        assert_eq!(told.recv(), Ok((1, before)));
     }
 
     #[test]

@@ -60,6 +60,7 @@ pub(super) fn open(
         name: program.name.to_owned(),
         version: program.version.to_owned(),
         allow_uids: Vec::new(),
+        keeps_capabilities: false,
     };
     match ControlSocket::open(listen, router) {
         Ok(socket) => {

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
-use memprof_own::{Ours, Privileges, Thread};
+use memprof_own::{Needs, Ours, Privileges, Thread};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::Value;
@@ -53,6 +53,9 @@ pub struct Listen {
     pub version: String,
     /// Users who may connect besides root and the host's own.
     pub allow_uids: Vec<u32>,
+    /// Messages are handled with the capabilities that the program has, as on its own threads, not with the few
+    /// that memory_profile needs.
+    pub keeps_capabilities: bool,
 }
 
 /// The socket cannot be opened.
@@ -101,6 +104,10 @@ impl ControlSocket {
     pub fn open(listen: Listen, router: Arc<Router>) -> Result<Self, ControlError> {
         let listener = Listener::bind(listen.path.as_deref())?;
         let path = listener.path().to_owned();
+        let needs = Needs {
+            calls_plugins: true,
+            keeps_capabilities: listen.keeps_capabilities,
+        };
         let info = HostInfo::own(listen.name, listen.version);
         let shared = Arc::new(Shared {
             configured: listen.path,
@@ -109,9 +116,9 @@ impl ControlSocket {
             allow_uids: listen.allow_uids,
             stopping: AtomicBool::new(false),
             conversations: Mutex::default(),
-            workers: Workers::default(),
+            workers: Workers::new(needs),
         });
-        let accepting = memprof_own::spawn(c"memprof-control", {
+        let accepting = memprof_own::spawn_with(c"memprof-control", needs, {
             let shared = Arc::clone(&shared);
             move |privileges| shared.accept(privileges)
         })

@@ -6,17 +6,18 @@ use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use memprof_own::{Privileges, Thread};
+use memprof_own::{Needs, Privileges, Thread};
 
 /// So long a thread waits for its next connection.
 const REST: Duration = Duration::from_secs(1);
 
 /// As many threads as connections were open at a time within the last second.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Workers(Arc<Office>);
 
 #[derive(Debug, Default)]
 struct Office {
+    needs: Needs,
     state: Mutex<State>,
     came: Condvar,
 }
@@ -32,6 +33,14 @@ struct State {
 }
 
 impl Workers {
+    /// Whose threads have these needs.
+    pub(super) fn new(needs: Needs) -> Self {
+        Self(Arc::new(Office {
+            needs,
+            ..Office::default()
+        }))
+    }
+
     /// Serves a connection by `serve`, which is the same for all of them, on a thread that rests, else on
     /// a new one.
     ///
@@ -51,7 +60,7 @@ impl Workers {
         state.next_id += 1;
         let id = state.next_id;
         let office = Arc::clone(&self.0);
-        let thread = memprof_own::spawn(c"memprof-conn", move |privileges| {
+        let thread = memprof_own::spawn_with(c"memprof-conn", self.0.needs, move |privileges| {
             let mut next = Some(connection);
             while let Some(connection) = next {
                 serve(connection, privileges);
@@ -124,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_thread_serves_one_connection_after_the_other() {
-        let workers = Workers::default();
+        let workers = Workers::new(Needs::default());
         let (served, order) = channel();
         let mut threads = Vec::new();
         for connection in 0..20 {
@@ -141,7 +150,7 @@ mod tests {
 
     #[test]
     fn connections_at_a_time_have_a_thread_each() {
-        let workers = Workers::default();
+        let workers = Workers::new(Needs::default());
         let (served, order) = channel();
         let go_on: Vec<_> = (0..5)
             .map(|connection| employ(&workers, connection, &served))
