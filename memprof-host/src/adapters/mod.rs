@@ -106,7 +106,27 @@ fn contain<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
 #[cfg(any(feature = "adapter-java", feature = "adapter-ruby"))]
 fn camel_case(name: &CStr) -> CString {
     let name = name.to_string_lossy();
-    let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
+    let capital = |word: &str| {
+        let mut letters = word.chars();
+        let first = letters.next().into_iter().flat_map(char::to_uppercase);
+        first.chain(letters).collect::<String>()
+    };
     let words = name.split('_').filter(|word| !word.is_empty());
     log::c_text(&words.map(capital).collect::<String>(), usize::MAX)
+}
+
+#[cfg(all(test, any(feature = "adapter-java", feature = "adapter-ruby")))]
+mod tests {
+    use super::camel_case;
+
+    #[test]
+    fn a_class_is_named_after_a_plugin_in_any_letters() {
+        let check = |name: &std::ffi::CStr, expected: &str| {
+            assert_eq!(camel_case(name).to_str(), Ok(expected));
+        };
+        check(c"memory_profile", "MemoryProfile");
+        check(c"_x__y_", "XY");
+        check(c"\u{e9}tat_\u{df}_\u{1f980}", "\u{c9}tatSS\u{1f980}");
+        check(c"", "");
+    }
 }
