@@ -7,8 +7,7 @@ use memprof_plugin_abi::Failure;
 
 use crate::config::{Config, ControlConfig, PluginConfig};
 use crate::control::{ControlSocket, Listen};
-use crate::instance::Instance;
-use crate::loader::load;
+use crate::loader::load_if;
 use crate::program::Program;
 use crate::reply::Reply;
 use crate::router::{Router, UnknownPlugin};
@@ -73,7 +72,7 @@ impl Host {
 }
 
 fn add(router: &mut Router, config: &PluginConfig, program: Program) {
-    let plugin = load(config, program).and_then(|instance| unique(router, instance));
+    let plugin = load_if(config, program, |info| check_unique(router, &info.id));
     let name = match &plugin {
         Ok(instance) => {
             let info = instance.info();
@@ -88,8 +87,7 @@ fn add(router: &mut Router, config: &PluginConfig, program: Program) {
     router.add(name, plugin);
 }
 
-fn unique(router: &Router, instance: Instance) -> Result<Instance, Failure> {
-    let id = &instance.info().id;
+fn check_unique(router: &Router, id: &str) -> Result<(), Failure> {
     if router.has(id) {
         let message = format!("a plugin with the id {id} is loaded already");
         return Err(Failure::new(
@@ -97,7 +95,7 @@ fn unique(router: &Router, instance: Instance) -> Result<Instance, Failure> {
             message,
         ));
     }
-    Ok(instance)
+    Ok(())
 }
 
 /// `None`: no socket; `Some(None)`: the default one.

@@ -4,6 +4,7 @@
 mod callbacks;
 mod collected;
 mod entry;
+mod sole;
 
 use memprof_plugin_abi::raw::{
     MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_OK, memprof_host_t, memprof_plugin_entry_t,
@@ -20,6 +21,7 @@ pub(crate) use entry::check_entry;
 #[cfg(feature = "adapters")]
 pub(crate) use entry::text;
 use entry::{EnterThread, find_enter_thread, incomplete};
+use sole::Sole;
 
 /// A plugin that was created. It is never unloaded, and destroyed when dropped.
 #[derive(Debug)]
@@ -29,12 +31,14 @@ pub struct Instance {
     plugin: *mut memprof_plugin_t,
     owner: Owner,
     enter_thread: Option<EnterThread>,
+    /// Given back once the plugin is destroyed.
+    _sole: Option<Sole>,
 }
 
 /// Who destroys a plugin.
 #[derive(Debug)]
 enum Owner {
-    /// Whoever created it, with what the callbacks find.
+    /// This host, with what the callbacks find.
     Us(&'static Context),
     /// Another copy of this library in the process, never.
     #[cfg(feature = "adapters")]
@@ -48,14 +52,14 @@ unsafe impl Send for Instance {}
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    /// Checks an entry's version and size, then creates its plugin.
+    /// Checks an entry's version and size, and that its library has no instance yet, then creates its plugin.
     ///
     /// # Safety
     /// `entry` is null or a plugin's `memprof_plugin_entry`, and its library stays loaded as
     /// long as the process.
     ///
     /// # Errors
-    /// Another ABI, an incomplete entry, or the reason that the plugin logged.
+    /// Another ABI, an incomplete entry, an instance elsewhere in the process, or the reason that the plugin logged.
     pub unsafe fn create(
         entry: *const memprof_plugin_entry_t,
         program: Program,
@@ -63,6 +67,7 @@ impl Instance {
     ) -> Result<Self, Failure> {
         // SAFETY: promised by the caller.
         let info = unsafe { check_entry(entry) }?;
+        let sole = Sole::claim(entry, &info.id)?;
         // SAFETY: `check_entry` found it whole, and it lives as long as the process.
         let entry: &'static memprof_plugin_entry_t = unsafe { &*entry };
         let context: &'static Context = Box::leak(Box::new(Context::of(program)));
@@ -86,6 +91,9 @@ impl Instance {
             let reason = errors
                 .pop()
                 .unwrap_or_else(|| format!("it gave no reason (status {status})"));
+            for error in errors {
+                context.log(log::Level::Error, &info.id, &error);
+            }
             let message = format!("plugin {} could not be created: {reason}", info.id);
             return Err(Failure::new(status, message));
         }
@@ -97,6 +105,7 @@ impl Instance {
             entry,
             plugin,
             owner: Owner::Us(context),
+            _sole: Some(sole),
             // SAFETY: `create` made it just now.
             enter_thread: unsafe { find_enter_thread(entry, plugin) },
         })
@@ -123,6 +132,7 @@ impl Instance {
             entry,
             plugin,
             owner: Owner::AnotherCopy,
+            _sole: None,
             // SAFETY: promised by the caller.
             enter_thread: unsafe { find_enter_thread(entry, plugin) },
         })
@@ -193,7 +203,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        match self.owner {
+        match &self.owner {
             Owner::Us(context) => {
                 if let Some(destroy) = self.entry.destroy {
                     // SAFETY: memprof.h, `destroy`: once, and `&mut self` proves that no call runs.

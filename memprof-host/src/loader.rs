@@ -7,10 +7,11 @@
 
 use std::error::Error;
 use std::fs::{File, Metadata};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use memmap2::Mmap;
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::abi_stable::library::AbiHeaderRef;
@@ -30,11 +31,22 @@ use crate::trust::trusted;
 /// # Errors
 /// The check that failed, or the reason why the plugin could not be created.
 pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Failure> {
+    load_if(config, program, |_| Ok(()))
+}
+
+/// As [`load`], if what the library says of itself is `allowed`. Nothing is created before.
+pub(crate) fn load_if(
+    config: &PluginConfig,
+    program: Program,
+    allowed: impl FnOnce(&PluginInfo) -> Result<(), Failure>,
+) -> Result<Instance, Failure> {
     let file = inspect(&config.path, config.sha256.as_deref())?;
     let Opened { entry, warning } = open(&file)?;
     if let Some(warning) = warning {
         log::warn!("{}: {warning}", config.path.display());
     }
+    // SAFETY: as below.
+    allowed(&unsafe { check_entry(entry) }?)?;
     // SAFETY: `open` found it in a library that it leaked.
     let created = unsafe { Instance::create(entry, program, &config.config_text()) };
     created.map_err(|mut refused| {
@@ -76,6 +88,9 @@ struct Inspected {
     identity: Identity,
     stays_loaded: bool,
 }
+
+/// dlopen(3) of Linux's C libraries; libloading does not name it.
+const RTLD_NOLOAD: i32 = 4;
 
 /// Device, inode, and when it was last written to, renamed or linked.
 type Identity = (u64, u64, i64, i64);
@@ -135,12 +150,48 @@ fn reason(error: &libloading::Error, path: &Path) -> String {
     cause.strip_prefix(&named).unwrap_or(&cause).to_owned()
 }
 
+/// Whether the loader has a library by that path, or that file by another path: it then hands out the one that
+/// it has, also where the file was replaced since.
+fn is_loaded(path: &Path) -> bool {
+    // SAFETY: dlopen(3), RTLD_NOLOAD: runs no code of the library's.
+    unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
+}
+
+/// Whether what lies at `address` is mapped from the file that the path leads to now. The kernel follows a file
+/// that is renamed, and tells of one that was deleted; device and inode are no proof, as an overlay shows
+/// others. Without /proc nothing is known, and the file is taken for the same.
+fn is_mapped_from(address: usize, path: &Path) -> bool {
+    match std::fs::read("/proc/self/maps") {
+        Ok(maps) => file_at(&maps, address).is_some_and(|file| file == path.as_os_str().as_bytes()),
+        Err(error) => {
+            log::debug!(
+                "{}: taken for the file that is loaded: {error}",
+                path.display()
+            );
+            true
+        }
+    }
+}
+
+/// The file that is mapped at `address`, by the lines of `/proc/PID/maps`.
+fn file_at(maps: &[u8], address: usize) -> Option<&[u8]> {
+    maps.split(|&byte| byte == b'\n').find_map(|line| {
+        let range = line.split(|&byte| byte == b' ').next()?;
+        let (start, end) = str::from_utf8(range).ok()?.split_once('-')?;
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        let path = line.iter().position(|&byte| byte == b'/')?;
+        let is_here = (number(start)?..number(end)?).contains(&address);
+        is_here.then(|| &line[path..])
+    })
+}
+
 /// Loads the library for good and returns its entry, after comparing layouts where it describes
 /// them.
 fn open(file: &Inspected) -> Result<Opened, Failure> {
     let path = file.path.as_path();
     let mismatch =
         |why: String| Failure::new(MEMPROF_ABI_MISMATCH, format!("{}: {why}", path.display()));
+    let was_loaded = is_loaded(path);
     // SAFETY: its constructors run, which is what loading a trusted plugin means.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| mismatch(format!("the loader refused it: {}", reason(&error, path))))?;
@@ -166,6 +217,14 @@ fn open(file: &Inspected) -> Result<Opened, Failure> {
     let entry = entry.map_err(|_| {
         mismatch("it exports no memprof_plugin_entry, so it is not a memprof plugin".to_owned())
     })?;
+    if was_loaded && !is_mapped_from(entry.addr(), path) {
+        let message = format!(
+            "{}: an older file of that name is loaded, whose code would run",
+            path.display()
+        );
+        let remedy = "restart the process, or give the new file another name";
+        return Err(Failure::new(MEMPROF_IO, message).remedy(remedy));
+    }
     // SAFETY: `open` leaked the library.
     unsafe { check_entry(entry) }.map_err(|refused| {
         let message = format!("{}: {}", path.display(), refused.message);
@@ -184,4 +243,23 @@ fn open(file: &Inspected) -> Result<Opened, Failure> {
         })?;
     }
     Ok(Opened { entry, warning })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::file_at;
+
+    #[test]
+    fn a_file_that_was_replaced_is_not_the_one_that_is_mapped() {
+        let maps = b"7f00-7f10 r-xp 00000000 00:2a 77 /opt/a b.so\n\
+                     7f10-7f20 r-xp 00000000 00:2a 78 /opt/c.so (deleted)\n\
+                     7f20-7f30 rw-p 00000000 00:00 0 \n";
+        let check = |address, expected: Option<&str>| {
+            assert_eq!(file_at(maps, address), expected.map(str::as_bytes));
+        };
+        check(0x7eff, None);
+        check(0x7f0f, Some("/opt/a b.so"));
+        check(0x7f10, Some("/opt/c.so (deleted)"));
+        check(0x7f20, None);
+    }
 }

@@ -62,7 +62,10 @@ impl Router {
     /// # Errors
     /// No plugin has that name.
     pub fn message(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, UnknownPlugin> {
-        let place = self.places.iter().find(|place| place.name == plugin);
+        let mut places = self.places.iter().filter(|place| place.name == plugin);
+        // A plugin that was made, whatever else failed under its name.
+        let made = places.clone().find(|place| place.plugin.is_ok());
+        let place = made.or_else(|| places.next());
         let place = place.ok_or_else(|| self.unknown(plugin))?;
         Ok(match &place.plugin {
             Ok(instance) => instance.message(name, args),
