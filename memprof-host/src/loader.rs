@@ -6,6 +6,7 @@
 )]
 
 use std::error::Error;
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -108,6 +109,25 @@ impl Inspected {
         let now = self.path.metadata();
         now.is_ok_and(|now| identity(&now) == self.identity)
     }
+
+    /// Whether what lies at `address` is mapped from this file, by whatever name. The kernel follows a file that
+    /// is renamed, and tells of one that was deleted; the device that it names there is no proof, as it may be
+    /// another one in an overlay. Without /proc nothing is known, and the file is taken for the same.
+    fn is_mapped_at(&self, address: usize) -> bool {
+        let maps = match std::fs::read("/proc/self/maps") {
+            Ok(maps) => maps,
+            Err(error) => {
+                let path = self.path.display();
+                log::debug!("{path}: taken for the file that is loaded: {error}");
+                return true;
+            }
+        };
+        let mapped = file_at(&maps, address).map(|file| Path::new(OsStr::from_bytes(file)));
+        mapped.is_some_and(|mapped| {
+            let found = mapped.metadata();
+            mapped == self.path || found.is_ok_and(|found| identity(&found) == self.identity)
+        })
+    }
 }
 
 /// The checks before the file is loaded.
@@ -157,22 +177,6 @@ fn is_loaded(path: &Path) -> bool {
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
 }
 
-/// Whether what lies at `address` is mapped from the file that the path leads to now. The kernel follows a file
-/// that is renamed, and tells of one that was deleted; device and inode are no proof, as an overlay shows
-/// others. Without /proc nothing is known, and the file is taken for the same.
-fn is_mapped_from(address: usize, path: &Path) -> bool {
-    match std::fs::read("/proc/self/maps") {
-        Ok(maps) => file_at(&maps, address).is_some_and(|file| file == path.as_os_str().as_bytes()),
-        Err(error) => {
-            log::debug!(
-                "{}: taken for the file that is loaded: {error}",
-                path.display()
-            );
-            true
-        }
-    }
-}
-
 /// The file that is mapped at `address`, by the lines of `/proc/PID/maps`.
 fn file_at(maps: &[u8], address: usize) -> Option<&[u8]> {
     maps.split(|&byte| byte == b'\n').find_map(|line| {
@@ -217,7 +221,7 @@ fn open(file: &Inspected) -> Result<Opened, Failure> {
     let entry = entry.map_err(|_| {
         mismatch("it exports no memprof_plugin_entry, so it is not a memprof plugin".to_owned())
     })?;
-    if was_loaded && !is_mapped_from(entry.addr(), path) {
+    if was_loaded && !file.is_mapped_at(entry.addr()) {
         let message = format!(
             "{}: an older file of that name is loaded, whose code would run",
             path.display()
