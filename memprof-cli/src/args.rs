@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
@@ -103,6 +104,9 @@ pub(crate) enum Command {
         /// The plugin's file.
         #[arg(value_name = "PLUGIN.so")]
         plugin: PathBuf,
+        /// How long loading it may take
+        #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = humantime::parse_duration)]
+        limit: Duration,
         /// Load it here.
         #[arg(long, hide = true)]
         in_child: bool,

@@ -105,11 +105,13 @@ fn run(command: Command) -> Outcome {
         }
         Command::Check {
             plugin,
+            limit,
             in_child: false,
-        } => check::run(&plugin),
+        } => check::run(&plugin, limit),
         Command::Check {
             plugin,
             in_child: true,
+            ..
         } => check::in_child(&plugin),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { directory } => manual::man(directory.as_deref()),

@@ -155,6 +155,80 @@ fn damaged_files() {
     check("arm.so", &arm, "another architecture");
 }
 
+/// A library whose constructor runs this C code.
+fn library_with_constructor(place: &Path, code: &str) -> PathBuf {
+    let (source, library) = (place.join("x.c"), place.join("x.so"));
+    let text = format!(
+        "#include <unistd.h>\n__attribute__((constructor)) static void begin(void) {{ {code} }}\n"
+    );
+    fs::write(&source, text).unwrap();
+    let mut cc = Command::new("cc");
+    let built = cc
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status();
+    assert!(built.unwrap().success());
+    library
+}
+
+#[test]
+fn a_check_that_a_constructor_ends_or_stops_is_failed() {
+    let place = tempfile::tempdir().unwrap();
+    let check = |code: &str, why: &str| {
+        let library = library_with_constructor(place.path(), code);
+        let mut memprof = Command::new(dist("bin/memprof"));
+        let memprof = memprof.args(["check", "--for", "2s"]).arg(&library);
+        let output = memprof.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains(why), "{code}: {text}");
+        assert!(!output.status.success(), "{code}");
+    };
+    check("_exit(0);", "by exit status 0");
+    check("_exit(3);", "by exit status 3");
+    check("close(0); close(1); _exit(0);", "by exit status 0");
+    check("for (;;) pause();", "did not end within 2 seconds");
+    check("__builtin_trap();", "by signal 4");
+    check("", "exports no memprof_plugin_entry");
+}
+
+/// Each page of zeros is refused, or harms nothing as the plugin is loaded.
+#[test]
+fn a_page_of_zeros_anywhere_never_harms_the_host() {
+    const PAGE: usize = 4096;
+    let place = tempfile::tempdir().unwrap();
+    let whole = fs::read(dist("plugins/hello_c.so")).unwrap();
+    for page in (0..whole.len()).step_by(PAGE) {
+        let mut damaged = whole.clone();
+        let end = damaged.len().min(page + PAGE);
+        damaged[page..end].fill(0);
+        let plugin = place.path().join("hello_c.so");
+        fs::write(&plugin, damaged).unwrap();
+        let host = host_with(&plugin, "");
+        drop(host);
+    }
+}
+
+#[test]
+fn the_same_library_twice_is_created_once() {
+    let place = tempfile::tempdir().unwrap();
+    let plugin = place.path().join("hello_c.so");
+    fs::copy(dist("plugins/hello_c.so"), &plugin).unwrap();
+    let (link, other) = (place.path().join("link.so"), place.path().join("other.so"));
+    std::os::unix::fs::symlink(&plugin, &link).unwrap();
+    fs::hard_link(&plugin, &other).unwrap();
+    for second in [&plugin, &link, &other] {
+        let more = format!("[[plugin]]\npath = {plugin:?}\n[[plugin]]\npath = {second:?}\n");
+        let host = Setup::of("c_host").more(&more).start();
+        let log = host.log();
+        let refused: Vec<_> = log
+            .iter()
+            .filter(|line| line.starts_with("ERROR"))
+            .collect();
+        assert_eq!(refused.len(), 1, "{log:#?}");
+        assert!(refused[0].contains("is loaded already"), "{}", refused[0]);
+    }
+}
+
 #[test]
 fn a_file_truncated_at_any_point_never_harms_the_host() {
     let place = tempfile::tempdir().unwrap();
