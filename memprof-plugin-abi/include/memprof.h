@@ -143,7 +143,8 @@ typedef struct {
   const memprof_message_t *const *messages;
   // The number of messages.
   size_t message_count;
-  // [control-thread] Makes the instance and stores it in `*plugin`. `config` is the text of
+  // [control-thread] Makes the instance and stores it in `*plugin`: one at a time in a process, so that
+  // state may lie in static variables. `config` is the text of
   // the plugin's TOML table. On failure log the reason at error level before returning: the
   // host repeats it to everyone who sends this plugin a message.
   memprof_status_t (*create)(const memprof_host_t *host,
@@ -151,6 +152,9 @@ typedef struct {
                              memprof_plugin_t **plugin);
   // [thread-safe] Answers one message; may be called on several threads at once.
   // `args` are `key=value` words. An error still writes a body that explains it.
+  // The thread is the program's own, or one of a control socket: that has 1 MiB of stack and every
+  // signal blocked, which children that are started there inherit unless their mask is set (sigprocmask
+  // after fork, `POSIX_SPAWN_SETSIGMASK`). No exception, `longjmp` or `pthread_exit` may leave the call.
   memprof_status_t (*handle_message)(memprof_plugin_t *plugin,
                                      memprof_str_t name,
                                      memprof_str_t args,

@@ -163,7 +163,8 @@ pub struct memprof_plugin_entry_t {
     pub messages: *const *const memprof_message_t,
     /// The number of messages.
     pub message_count: usize,
-    /// [control-thread] Makes the instance and stores it in `*plugin`. `config` is the text of
+    /// [control-thread] Makes the instance and stores it in `*plugin`: one at a time in a process, so that
+    /// state may lie in static variables. `config` is the text of
     /// the plugin's TOML table. On failure log the reason at error level before returning: the
     /// host repeats it to everyone who sends this plugin a message.
     pub create: Option<
@@ -175,6 +176,9 @@ pub struct memprof_plugin_entry_t {
     >,
     /// [thread-safe] Answers one message; may be called on several threads at once.
     /// `args` are `key=value` words. An error still writes a body that explains it.
+    /// The thread is the program's own, or one of a control socket: that has 1 MiB of stack and every
+    /// signal blocked, which children that are started there inherit unless their mask is set (sigprocmask
+    /// after fork, `POSIX_SPAWN_SETSIGMASK`). No exception, `longjmp` or `pthread_exit` may leave the call.
     pub handle_message: Option<
         unsafe extern "C" fn(
             plugin: *mut memprof_plugin_t,
