@@ -5,7 +5,10 @@
 //! allocator, a plugin or a host.
 
 mod descriptor;
+#[cfg(target_arch = "x86_64")]
+mod imports;
 mod kept;
+mod libc_symbol;
 mod loader;
 mod lock;
 mod memory;
@@ -14,7 +17,11 @@ mod reading;
 mod thread;
 
 pub use descriptor::Ours;
+#[cfg(target_arch = "x86_64")]
+#[doc(hidden)]
+pub use imports::bind_imports;
 pub use kept::Kept;
+pub use libc_symbol::libc_symbol;
 pub use lock::{Held, ProcessLock, ProcessOnce};
 pub use memory::require_memory;
 pub use privileges::Privileges;

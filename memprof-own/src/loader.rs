@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use rustix::thread::futex::{self, Flags};
 
+use crate::libc_symbol::libc_symbol;
+
 /// `pthread_mutex_t` of x86-64, in words: lock and depth, owner and users, kind and spins, and a list.
 const WORDS: usize = 5;
 /// The kind `PTHREAD_MUTEX_RECURSIVE`.
@@ -153,11 +155,7 @@ fn is_thread_here(thread: u32) -> bool {
 
 /// What the loader exports for the C library.
 fn loader_state() -> Option<&'static [AtomicUsize]> {
-    // SAFETY: dlsym(3) with a NUL-terminated name.
-    let start = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_rtld_global".as_ptr()) };
-    if start.is_null() {
-        return None;
-    }
+    let start = libc_symbol(c"_rtld_global")?.as_ptr();
     let mut info = MaybeUninit::uninit();
     let mut symbol = ptr::null_mut();
     // SAFETY: dladdr1(3): fills both, or returns 0.

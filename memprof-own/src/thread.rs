@@ -5,9 +5,10 @@ use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::panic::{self, AssertUnwindSafe};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::libc_symbol::libc_symbol;
 use crate::memory::require_memory;
 use crate::privileges::Privileges;
 
@@ -178,15 +179,14 @@ fn least_stack() -> usize {
     if known != 0 {
         return known;
     }
-    // SAFETY: dlsym(3) with a NUL-terminated name.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
-    let least = if found.is_null() {
-        libc::PTHREAD_STACK_MIN
-    } else {
-        // SAFETY: glibc's function of that name has this type, on which Rust's standard library relies too.
-        let get_minstack = unsafe { mem::transmute::<*mut c_void, GetMinstack>(found) };
-        // SAFETY: it reads nothing of the attributes.
-        unsafe { get_minstack(ptr::null()) }
+    let least = match libc_symbol(c"__pthread_get_minstack") {
+        None => libc::PTHREAD_STACK_MIN,
+        Some(found) => {
+            // SAFETY: glibc's function of that name has this type, on which Rust's standard library relies too.
+            let get_minstack = unsafe { mem::transmute::<NonNull<c_void>, GetMinstack>(found) };
+            // SAFETY: it reads nothing of the attributes.
+            unsafe { get_minstack(ptr::null()) }
+        }
     };
     KNOWN.store(least, Ordering::Relaxed);
     least

@@ -52,6 +52,7 @@ mod languages;
 mod ledger;
 mod operate;
 mod outputs;
+mod own_names;
 mod page;
 mod page_answers;
 mod pictures;

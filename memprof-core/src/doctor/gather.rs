@@ -53,7 +53,7 @@ pub(crate) fn gather(
         allocators: backends.iter().map(|each| Seen::of(each)).collect(),
         unknown_malloc,
         environment: malloc_variables(),
-        lock_free_unwinding: lookup(c"_dl_find_object") != 0,
+        lock_free_unwinding: memprof_own::libc_symbol(c"_dl_find_object").is_some(),
         is_musl: objects.iter().any(|object| is_musl(&object.path)),
         interposer: interposer(&objects),
         given_up_walks: Vec::new(),

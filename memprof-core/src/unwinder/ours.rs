@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::mem;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memprof_own::ProcessOnce;
@@ -196,10 +196,9 @@ fn hook_of(owner: usize) -> Option<&'static Hook> {
 }
 
 fn find_object() -> Option<FindObject> {
-    // SAFETY: dlsym(3) with a NUL-terminated name.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
+    let found = memprof_own::libc_symbol(c"_dl_find_object")?;
     // SAFETY: dlfcn.h of glibc gives the function under this name this type.
-    (!found.is_null()).then(|| unsafe { mem::transmute::<*mut c_void, FindObject>(found) })
+    Some(unsafe { mem::transmute::<NonNull<c_void>, FindObject>(found) })
 }
 
 /// Whether the kernel can be asked what can be read: a sandbox may answer in its place.

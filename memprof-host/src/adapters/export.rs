@@ -125,6 +125,23 @@ without!(__export_traffic_server, "adapter-traffic-server");
 #[macro_export]
 macro_rules! __export_instance {
     () => {
+        /// Runs before everything else of this library, also before other entries of `.init_array`.
+        #[used]
+        #[unsafe(link_section = ".init_array.00000")]
+        static MEMPROF_BIND_IMPORTS: unsafe extern "C" fn() = {
+            #[unsafe(naked)]
+            unsafe extern "C" fn bind_imports() {
+                ::std::arch::naked_asm!(
+                    "mov rdi, [rsp]",
+                    "lea rsi, [rip + __ehdr_start]",
+                    "lea rdx, [rip + _DYNAMIC]",
+                    "jmp {}",
+                    sym $crate::adapters::bind_imports
+                )
+            }
+            bind_imports
+        };
+
         /// The plugin, for another copy of this library in the same process; null where there is none.
         #[unsafe(no_mangle)]
         pub extern "C" fn memprof_adapter_instance() -> *mut ::std::ffi::c_void {

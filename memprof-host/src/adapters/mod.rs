@@ -93,6 +93,9 @@ pub mod traffic_server;
 use std::ffi::{CStr, CString};
 use std::panic::{self, AssertUnwindSafe};
 
+#[doc(hidden)]
+pub use memprof_own::bind_imports;
+
 /// Runs the code of an exported function; should it panic, the program gets `otherwise`.
 fn contain<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {

@@ -1,0 +1,53 @@
+//! The loader's list of the objects that it loaded (link.h).
+
+use super::object::{Object, read};
+
+/// The field `r_map` of `struct r_debug`.
+const MAP_OFFSET: usize = 8;
+/// The field `r_next` of `struct r_debug_extended`, present from version 2 on (glibc 2.35).
+const NEXT_NAMESPACE_OFFSET: usize = 40;
+
+/// An entry of the list: the address of a `struct link_map`, not null.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinkMap(usize);
+
+impl LinkMap {
+    /// The first entry of the namespace whose list has an object with that dynamic section.
+    ///
+    /// # Safety
+    /// `debug` is the loader's `_r_debug`, and the lists do not change.
+    pub(super) unsafe fn namespace_of(dynamic: usize, mut debug: usize) -> Option<Self> {
+        while debug != 0 {
+            let first = Self::from_address(read(debug + MAP_OFFSET));
+            if let Some(first) = first
+                && first.iter().any(|map| map.dynamic() == dynamic)
+            {
+                return Some(first);
+            }
+            let version: i32 = read(debug);
+            debug = match version {
+                ..2 => 0,
+                _ => read(debug + NEXT_NAMESPACE_OFFSET),
+            };
+        }
+        None
+    }
+
+    /// This entry and those after it.
+    pub(super) fn iter(self) -> impl Iterator<Item = Self> {
+        std::iter::successors(Some(self), |map| Self::from_address(read(map.0 + 24)))
+    }
+
+    pub(super) fn object(self) -> Object {
+        // SAFETY: the loader lists an object while it is loaded.
+        unsafe { Object::new(read(self.0), self.dynamic()) }
+    }
+
+    fn dynamic(self) -> usize {
+        read(self.0 + 16)
+    }
+
+    fn from_address(address: usize) -> Option<Self> {
+        (address != 0).then_some(Self(address))
+    }
+}

@@ -1,0 +1,79 @@
+//! Words of this library that the loader made read-only when it had relocated it.
+
+use std::arch::asm;
+use std::ops::Range;
+use std::ptr;
+
+use super::object::{program_headers, read};
+
+const PAGE_BYTES: usize = 4096;
+
+/// The pages of `PT_GNU_RELRO`: made writable by the first write that changes a word in them, and read-only again
+/// at the end.
+#[derive(Debug)]
+pub(super) struct WritableRelro {
+    pages: Range<usize>,
+    is_writable: bool,
+}
+
+impl WritableRelro {
+    /// Those of the object with that ELF header; its file's addresses begin at 0.
+    pub(super) fn new(header: usize) -> Self {
+        let relro = program_headers(header).find(|segment| segment.p_type == libc::PT_GNU_RELRO);
+        let pages = relro.map_or(0..0, |segment| {
+            let start = header + segment.p_vaddr as usize;
+            let end = start + segment.p_memsz as usize;
+            // As the loader rounds them (dl-reloc.c, `_dl_protect_relro`).
+            start & !(PAGE_BYTES - 1)..end & !(PAGE_BYTES - 1)
+        });
+        Self {
+            pages,
+            is_writable: false,
+        }
+    }
+
+    /// Writes a word, if it differs and can be made writable.
+    ///
+    /// # Safety
+    /// The word is the object's, and no thread uses it.
+    pub(super) unsafe fn write(&mut self, address: usize, value: usize) {
+        if read::<usize>(address) == value {
+            return;
+        }
+        if self.pages.contains(&address) && !self.is_writable {
+            self.is_writable = self.protect(libc::PROT_READ | libc::PROT_WRITE);
+            if !self.is_writable {
+                return;
+            }
+        }
+        // SAFETY: a writable word of the object, as the caller promises.
+        unsafe { ptr::write_volatile(address as *mut usize, value) };
+    }
+
+    /// Calls mprotect(2) of the kernel: libc's is an import.
+    fn protect(&self, access: i32) -> bool {
+        let result: isize;
+        // SAFETY: mprotect(2) of pages of this library, which stay readable.
+        unsafe {
+            asm!(
+                "syscall",
+                inlateout("rax") libc::SYS_mprotect as isize => result,
+                in("rdi") self.pages.start,
+                in("rsi") self.pages.end - self.pages.start,
+                in("rdx") access as isize,
+                lateout("rcx") _,
+                lateout("r11") _,
+            );
+        }
+        result == 0
+    }
+}
+
+impl Drop for WritableRelro {
+    fn drop(&mut self) {
+        if self.is_writable {
+            // It succeeded in the other direction; were it refused, the words would stay writable.
+            self.protect(libc::PROT_READ);
+        }
+    }
+}
