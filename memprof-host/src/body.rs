@@ -7,6 +7,8 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 
+#[cfg(feature = "control")]
+use memprof_own::above_stdio;
 use memprof_plugin_abi::COPY_LIMIT;
 use rustix::fs::{FileType, OFlags, SealFlags};
 
@@ -93,7 +95,8 @@ impl Body {
             Self::File(file, _) => return Ok(file),
         };
         let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
-        let mut file = File::from(rustix::fs::memfd_create("memprof-reply", flags)?);
+        let file = rustix::fs::memfd_create("memprof-reply", flags).and_then(above_stdio)?;
+        let mut file = File::from(file);
         file.write_all(&bytes)?;
         file.seek(SeekFrom::Start(0))?;
         rustix::fs::fcntl_add_seals(&file, SEALED | SealFlags::SEAL | SealFlags::GROW)?;

@@ -7,12 +7,13 @@
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
 use crate::lock::ProcessOnce;
+use crate::stdio::above_stdio;
 
 /// A descriptor of ours, known by what it was opened to. It is used and closed only while it still
 /// is that; the standard library closes whatever has the number. A forked child never has it.
@@ -38,11 +39,11 @@ impl Identity {
     }
 }
 
-impl<T: AsFd> Ours<T> {
-    /// Takes over a descriptor that was opened just now.
+impl<T: AsFd + From<OwnedFd>> Ours<T> {
+    /// Takes over a descriptor that was opened just now, and moves it [above](above_stdio) those of standard streams.
     ///
     /// # Errors
-    /// It cannot be looked at.
+    /// It cannot be looked at or moved.
     pub fn new(descriptor: T) -> io::Result<Self> {
         Self::new_if(descriptor, |_| true)
     }
@@ -58,6 +59,19 @@ impl<T: AsFd> Ours<T> {
         if !is_it(&descriptor) {
             return Err(Errno::BADF.into());
         }
+        let moved = Self::at_its_number(above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
+        match moved.opened == opened {
+            true => Ok(moved),
+            false => Err(Errno::BADF.into()),
+        }
+    }
+}
+
+impl<T: AsFd> Ours<T> {
+    /// Like [`new`](Self::new), but wherever it is.
+    pub(crate) fn at_its_number(descriptor: T) -> Result<Self, Errno> {
+        let descriptor = ManuallyDrop::new(descriptor);
+        let opened = Identity::of(&*descriptor)?;
         Ok(Self {
             place: Place::take(descriptor.as_fd().as_raw_fd(), opened),
             descriptor,

@@ -14,6 +14,7 @@ mod lock;
 mod memory;
 mod privileges;
 mod reading;
+mod stdio;
 mod thread;
 
 pub use descriptor::Ours;
@@ -26,4 +27,5 @@ pub use lock::{Held, ProcessLock, ProcessOnce};
 pub use memory::require_memory;
 pub use privileges::Privileges;
 pub use reading::Reading;
+pub use stdio::{StdioGuard, above_stdio};
 pub use thread::{Needs, Plan, Thread, spawn, spawn_plan, spawn_with};

@@ -50,6 +50,7 @@ mod http_users;
 mod labels;
 mod languages;
 mod ledger;
+mod no_stdio;
 mod operate;
 mod outputs;
 mod own_names;

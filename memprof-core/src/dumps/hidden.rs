@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use memprof_own::above_stdio;
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -24,7 +25,8 @@ pub(crate) fn name(dump: &DumpName, extension: &str) -> String {
 /// The name is taken, or the kernel refuses.
 pub(crate) fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = retry_on_intr(|| rustix::fs::openat(&directory, name, flags, PRIVATE))?;
+    let file = retry_on_intr(|| rustix::fs::openat(&directory, name, flags, PRIVATE))
+        .and_then(above_stdio)?;
     if let Err(errno) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         // Without locks on this file system nothing is swept either.
         log::debug!("{name} is not locked: {errno}");

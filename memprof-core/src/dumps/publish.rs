@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use memprof_own::above_stdio;
 use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -21,7 +22,8 @@ pub(crate) fn publish(
     body: &mut dyn Read,
 ) -> Result<u64, (&'static str, io::Error)> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let unnamed = retry_on_intr(|| rustix::fs::openat(directory, ".", flags, PRIVATE));
+    let unnamed =
+        retry_on_intr(|| rustix::fs::openat(directory, ".", flags, PRIVATE)).and_then(above_stdio);
     let length = match unnamed {
         Ok(unnamed) => {
             let mut file = File::from(unnamed);

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use memprof_own::Ours;
+use memprof_own::{Ours, above_stdio};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -224,7 +224,8 @@ impl Scratch {
             return Ok((file.try_clone()?, length + tail));
         };
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let opened = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty()))?;
+        let opened = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty()))
+            .and_then(above_stdio)?;
         Ok((File::from(opened), length + tail))
     }
 
@@ -263,7 +264,8 @@ fn no_memory_file(cause: &io::Error) -> Error {
 /// Opens a directory, if it is of a memory file system.
 fn memory_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let directory = retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))?;
+    let directory =
+        retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty())).and_then(above_stdio)?;
     if rustix::fs::fstatfs(&directory)?.f_type != TMPFS {
         return Err(io::ErrorKind::Unsupported.into());
     }

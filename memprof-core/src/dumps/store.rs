@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use memprof_own::above_stdio;
 use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -100,7 +101,9 @@ impl Store {
         // What is no regular file must not hold this thread up.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
-            match retry_on_intr(|| rustix::fs::openat(&directory, &name, flags, Mode::empty())) {
+            match retry_on_intr(|| rustix::fs::openat(&directory, &name, flags, Mode::empty()))
+                .and_then(above_stdio)
+            {
                 Err(Errno::NOENT | Errno::LOOP) => return Err(unknown()),
                 file => File::from(file.map_err(failed)?),
             };
@@ -266,6 +269,7 @@ impl Store {
     fn open(&self) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
+            .and_then(above_stdio)
     }
 
     /// The dumps in the directory, newest first.

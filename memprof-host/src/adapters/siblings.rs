@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use memprof_own::above_stdio;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -123,7 +124,8 @@ impl Asked {
     fn begin(pid: u32, request: &str) -> io::Result<Self> {
         let path = own_default_dir().join(format!("{pid}.sock"));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .and_then(above_stdio)?;
         connect(&socket, &SocketAddrUnix::new(&path)?)?;
         let peer = getsockopt(&socket, PeerCredentials)?;
         if peer.uid() != geteuid().as_raw() || u32::try_from(peer.pid()) != Ok(pid) {

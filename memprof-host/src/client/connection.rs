@@ -10,6 +10,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use memprof_own::above_stdio;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -158,7 +159,8 @@ impl Connection {
         let mut file = None;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                file = descriptors.map(File::from).last().or(file);
+                let last = descriptors.last().map(above_stdio).transpose()?;
+                file = last.map(File::from).or(file);
             }
         }
         Ok(file)
@@ -185,7 +187,7 @@ impl Connection {
 
 fn socket() -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None).and_then(above_stdio)?)
 }
 
 /// A socket of a network namespace, which may be another one than ours: it stays what it was made in.

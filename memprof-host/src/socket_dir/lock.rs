@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use memprof_own::above_stdio;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -32,6 +33,7 @@ pub fn lock(socket: &Path) -> io::Result<File> {
         OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     loop {
         let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)
+            .and_then(above_stdio)
             .map_err(|errno| squatted(&path, errno.into()))?;
         let opened = rustix::fs::fstat(&file)?;
         let own = rustix::process::geteuid().as_raw();
@@ -126,7 +128,8 @@ fn sweep_one(socket: &Path) {
 pub fn refuses(path: &Path) -> bool {
     let attempt = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .and_then(above_stdio)?;
         connect(&socket, &SocketAddrUnix::new(path)?)
     };
     attempt() == Err(Errno::CONNREFUSED)

@@ -2,6 +2,8 @@
 
 use std::io::{self, BufReader};
 
+use memprof_own::StdioGuard;
+
 use super::Jemalloc;
 use crate::dumps::heap::{Summary, summarize};
 use crate::dumps::scratch::Scratch;
@@ -14,6 +16,9 @@ impl Jemalloc {
     /// jemalloc or the kernel refused; what was written is damaged.
     pub(crate) fn dump_into(&self, scratch: &Scratch) -> Result<Summary> {
         self.leave_this_thread_out();
+        // jemalloc opens the path, and writes to the descriptor as the program's threads run.
+        let _guard = StdioGuard::acquire()
+            .map_err(|errno| Error::io("open a descriptor for the dump", &errno.into()))?;
         let path = scratch.path()?;
         let dumped = self.mallctl.write_path(c"prof.dump", &path);
         dumped.map_err(|errno| {

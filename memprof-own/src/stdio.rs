@@ -1,0 +1,134 @@
+//! Descriptors 0, 1 and 2 where the program closed them, as daemons do: the kernel gives such a number to the next
+//! file that is opened, and the program's next line to standard error goes into that file.
+
+#![cfg_attr(
+    test,
+    expect(unsafe_code, reason = "fork(2) and descriptors by number")
+)]
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::Ours;
+
+/// The lowest number that stands for no standard stream.
+const FIRST: RawFd = 3;
+
+/// Moves a descriptor that was opened just now above those of the standard streams. Until then, for about a
+/// microsecond, the program can write to it.
+///
+/// # Errors
+/// This process has no descriptor left.
+pub fn above_stdio<T: AsFd + From<OwnedFd>>(opened: T) -> Result<T, Errno> {
+    if opened.as_fd().as_raw_fd() >= FIRST {
+        return Ok(opened);
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&opened, FIRST)?.into())
+}
+
+/// Keeps the numbers of closed standard streams occupied, while code that cannot move its descriptors opens files.
+/// Reading and writing there fail with EBADF (open(2), `O_PATH`), as they do where nothing is open.
+#[derive(Debug)]
+pub struct StdioGuard {
+    _occupied: Vec<Ours<OwnedFd>>,
+}
+
+impl StdioGuard {
+    /// Occupies those that are closed.
+    ///
+    /// # Errors
+    /// This process has no descriptor left.
+    pub fn acquire() -> Result<Self, Errno> {
+        let mut occupied = Vec::new();
+        loop {
+            // The lowest free number.
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let opened = rustix::fs::openat(CWD, "/", flags, Mode::empty())?;
+            if opened.as_raw_fd() >= FIRST {
+                return Ok(Self {
+                    _occupied: occupied,
+                });
+            }
+            occupied.push(Ours::at_its_number(opened)?);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    /// Runs a check in a child that has closed these descriptors: true if it holds.
+    fn holds_without(closed: &[RawFd], check: fn() -> bool) -> bool {
+        // SAFETY: fork(2): the check opens files and allocates, which glibc makes ready in the child.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            for number in closed {
+                // SAFETY: close(2) takes any number; nothing is read from or written to these here.
+                unsafe { libc::close(*number) };
+            }
+            // SAFETY: _exit(2) runs nothing of this process.
+            unsafe { libc::_exit(i32::from(!check())) };
+        }
+        let mut status = -1;
+        // SAFETY: waitpid(2): a child of this process, and room for a number.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        status == 0
+    }
+
+    fn is_closed(number: RawFd) -> bool {
+        // SAFETY: fcntl(2) takes any number.
+        unsafe { libc::fcntl(number, libc::F_GETFD) == -1 }
+    }
+
+    fn null() -> File {
+        File::open("/dev/null").unwrap()
+    }
+
+    #[test]
+    fn closed_standard_streams_stay_closed() {
+        let check = || {
+            let moved = above_stdio(null()).unwrap();
+            let owned = Ours::new(null()).unwrap();
+            let numbers = [moved.as_raw_fd(), owned.get().unwrap().as_raw_fd()];
+            numbers.iter().all(|number| *number >= FIRST) && (0..FIRST).any(is_closed)
+        };
+        assert!(holds_without(&[0, 1, 2], || (0..FIRST).all(is_closed)));
+        for closed in [&[2][..], &[0], &[1], &[0, 2], &[0, 1, 2]] {
+            assert!(holds_without(closed, check), "{closed:?}");
+        }
+    }
+
+    #[test]
+    fn occupied_numbers_fail_as_closed_ones_and_are_closed_again() {
+        let check = || {
+            let guard = StdioGuard::acquire().unwrap();
+            let is_refused = |number| {
+                // SAFETY: write(2) of one byte.
+                let written = unsafe { libc::write(number, [0_u8].as_ptr().cast(), 1) };
+                written == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EBADF)
+            };
+            let holds = null().as_raw_fd() >= FIRST && (0..FIRST).all(is_refused);
+            drop(guard);
+            holds && (0..FIRST).all(is_closed)
+        };
+        assert!(holds_without(&[0, 1, 2], check));
+    }
+
+    #[test]
+    fn number_that_the_program_took_over_stays_open() {
+        let check = || {
+            let guard = StdioGuard::acquire().unwrap();
+            let file = null();
+            // SAFETY: dup2(2) of an open descriptor.
+            assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), 2) }, 2);
+            drop(guard);
+            is_closed(0) && is_closed(1) && !is_closed(2)
+        };
+        assert!(holds_without(&[0, 1, 2], check));
+    }
+}
