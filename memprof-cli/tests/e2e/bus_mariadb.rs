@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Instant;
 
+use crate::bus::free_port;
 use crate::dist::{dist, tool, tool_text};
 use crate::host::{Host, PATIENCE};
 use crate::memprof::memprof;
@@ -12,6 +13,10 @@ struct MariaDb(Host);
 
 impl MariaDb {
     fn start() -> Self {
+        Self::start_with(&["--skip-networking"])
+    }
+
+    fn start_with(options: &[&str]) -> Self {
         let place = open_place();
         let plugins = place.path().join("plugins");
         std::fs::create_dir(&plugins).unwrap();
@@ -25,14 +30,15 @@ impl MariaDb {
             .arg("--auth-root-authentication-method=normal")
             .arg(format!("--datadir={}", data.display()));
         tool_text("mariadb-server", not_as_root(&mut create));
-        Self::start_in(place)
+        Self::start_in(place, options)
     }
 
-    fn start_in(place: tempfile::TempDir) -> Self {
+    fn start_in(place: tempfile::TempDir, options: &[&str]) -> Self {
         let file = |name: &str| place.path().join(name).display().to_string();
         let mut command = Command::new("/usr/sbin/mariadbd");
         command
-            .args(["--no-defaults", "--skip-networking"])
+            .arg("--no-defaults")
+            .args(options)
             .arg(format!("--datadir={}", file("data")))
             .arg(format!("--plugin-dir={}", file("plugins")))
             .arg(format!("--socket={}", file("socket")))
@@ -96,6 +102,61 @@ impl MariaDb {
 }
 
 const CREATE: &str = include_str!("../../../hosts-examples/mariadb/install.sql");
+const DROP: &str = include_str!("../../../hosts-examples/mariadb/uninstall.sql");
+
+/// A server that writes a binary log, and one that replicates it and has no file of the plugin's.
+fn replicated() -> (MariaDb, MariaDb) {
+    let port = free_port();
+    let log = [
+        "--server-id=1",
+        "--log-bin",
+        "--bind-address=127.0.0.1",
+        &format!("--port={port}"),
+    ];
+    let primary = MariaDb::start_with(&log);
+    let replica = MariaDb::start_with(&["--server-id=2", "--skip-networking"]);
+    std::fs::remove_file(replica.0.place().join("plugins/memory_profile.so")).unwrap();
+    primary.sql(
+        "root",
+        "CREATE USER copier@'127.0.0.1'; GRANT REPLICATION SLAVE ON *.* TO copier@'127.0.0.1'",
+    );
+    let start = format!(
+        "CHANGE MASTER TO master_host = '127.0.0.1', master_port = {port}, master_user = 'copier', \
+         master_use_gtid = slave_pos; START SLAVE"
+    );
+    replica.sql("root", &start);
+    (primary, replica)
+}
+
+/// The replica has done all that the primary logged; what stopped it otherwise.
+fn catch_up(primary: &MariaDb, replica: &MariaDb) -> Result<(), String> {
+    let position = primary.sql("root", "SELECT @@gtid_binlog_pos");
+    let wait = format!("SELECT master_gtid_wait('{position}', 10)");
+    match replica.sql("root", &wait).as_str() {
+        "0" => Ok(()),
+        _ => Err(replica.sql("root", "SHOW SLAVE STATUS")),
+    }
+}
+
+#[test]
+fn replica_without_the_plugin_goes_on_through_install_and_uninstall() {
+    let (primary, replica) = replicated();
+    primary.sql("root", CREATE);
+    primary.sql("root", "SELECT memory_profile('status')");
+    primary.sql("root", "CREATE DATABASE after_install");
+    // By default (MIXED) the rows are logged, not the call.
+    primary.sql("root", "CREATE TABLE after_install.kept (status text)");
+    let insert = "INSERT INTO after_install.kept SELECT memory_profile('status')";
+    primary.sql("root", insert);
+    catch_up(&primary, &replica).unwrap();
+    let kept = replica.sql("root", "SELECT status FROM after_install.kept");
+    assert!(kept.starts_with("profiling is inactive"), "{kept}");
+    primary.sql("root", DROP);
+    primary.sql("root", "CREATE DATABASE after_uninstall");
+    catch_up(&primary, &replica).unwrap();
+    let databases = replica.sql("root", "SHOW DATABASES LIKE 'after%'");
+    assert_eq!(databases, "after_install\nafter_uninstall");
+}
 
 #[test]
 fn everybody_may_read_and_the_config_allows_more() {
@@ -207,7 +268,7 @@ fn it_survives_a_restart_and_a_drop_while_it_runs() {
     let status = server.sql("root", "SELECT memory_profile('status')");
     assert!(status.starts_with("profiling is active since "), "{status}");
     assert!(server.0.terminate().success());
-    let server = MariaDb::start_in(server.0.into_place());
+    let server = MariaDb::start_in(server.0.into_place(), &["--skip-networking"]);
     let status = server.sql("root", "SELECT memory_profile('status')");
     assert!(status.starts_with("profiling is inactive\n"), "{status}");
 }

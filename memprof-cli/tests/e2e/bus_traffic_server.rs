@@ -7,7 +7,8 @@ use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
 
-use nix::unistd::{User, geteuid};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User, geteuid};
 
 use crate::bus::{self, CONF, Load, Server, free_port};
 use crate::dist::{dist, tool_text};
@@ -18,15 +19,8 @@ struct TrafficServer {
     port: u16,
 }
 
-/// As an unprivileged user from its start: started as root it changes its user, and a process
-/// that did so ignores `LD_PRELOAD` and `MALLOC_CONF`. The manager wants these capabilities.
-const AS_ITS_USER: &[&str] = &[
-    "--reuid=trafficserver",
-    "--regid=trafficserver",
-    "--init-groups",
-    "--inh-caps=+chown,+dac_override,+fowner,+kill,+setgid,+setuid",
-    "--ambient-caps=+chown,+dac_override,+fowner,+kill,+setgid,+setuid",
-];
+const DROP_IN: &str =
+    include_str!("../../../hosts-examples/traffic-server/trafficserver.service.d.conf");
 
 impl Server for TrafficServer {
     const NAME: &'static str = "traffic_server";
@@ -90,13 +84,33 @@ impl Drop for TrafficServer {
     }
 }
 
+/// As an unprivileged user from its start: started as root it changes its user, and a process
+/// that did so ignores `LD_PRELOAD` and `MALLOC_CONF`.
 fn as_its_user(program: &str) -> Command {
     if !geteuid().is_root() {
         return Command::new(program);
     }
+    let (inherited, ambient) = (
+        format!("--inh-caps={}", capabilities()),
+        format!("--ambient-caps={}", capabilities()),
+    );
     let mut command = Command::new("setpriv");
-    command.args(AS_ITS_USER).arg(program);
     command
+        .args(["--reuid=trafficserver", "--regid=trafficserver"])
+        .args(["--init-groups", &inherited, &ambient, program]);
+    command
+}
+
+/// Those of the example's drop-in, as setpriv(1) writes them.
+fn capabilities() -> String {
+    let line = DROP_IN
+        .lines()
+        .find_map(|line| line.strip_prefix("AmbientCapabilities="));
+    let names = line.unwrap().split(' ').map(|name| {
+        let name = name.strip_prefix("CAP_").unwrap();
+        format!("+{}", name.to_lowercase())
+    });
+    names.collect::<Vec<_>>().join(",")
 }
 
 /// Config, state and plugins, where its user can read and write.
@@ -176,6 +190,25 @@ fn give(path: &Path, user: &User) {
 #[test]
 fn does_the_main_job() {
     bus::does_the_main_job::<TrafficServer>();
+}
+
+#[test]
+fn manager_with_the_capabilities_of_the_example_starts_a_crashed_server_again() {
+    let server = TrafficServer::start(&Load {
+        env: TrafficServer::ENV,
+        ..Load::default()
+    });
+    let manager = server.host.pid();
+    let children = fs::read_to_string(format!("/proc/{manager}/task/{manager}/children")).unwrap();
+    let is_server = |pid: &&str| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.contains("TS_MAIN") || name.contains("traffic_server")
+    };
+    let crashed = children.split_whitespace().find(is_server);
+    let crashed: i32 = crashed.expect(&children).parse().unwrap();
+    kill(Pid::from_raw(crashed), Signal::SIGSEGV).unwrap();
+    server.host.wait_for_lines("traffic server running", 2);
+    server.work();
 }
 
 #[test]
