@@ -1,9 +1,10 @@
 //! The root directory of a process, where it is another one than ours, as after chroot(2). What lies there
 //! is the process's: no link in it leads outside.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -70,10 +71,12 @@ impl Root {
 
     fn place_in(&self, place: &str, bytes: &[u8]) -> io::Result<Placed> {
         let parent = self.directory(place)?;
-        let [_, user, ..] = Status::read_thread(self.pid)
-            .map_err(|refusal| io::Error::other(refusal.to_string()))?
-            .uids;
-        require_writable(&fstat(&parent)?, user)?;
+        if !self.is_chosen_by_the_system() {
+            let [_, user, ..] = Status::read_thread(self.pid)
+                .map_err(|refusal| io::Error::other(refusal.to_string()))?
+                .uids;
+            require_writable(&fstat(&parent)?, user)?;
+        }
         if fstatvfs(&parent)?
             .f_flag
             .contains(StatVfsMountFlags::NOEXEC)
@@ -97,6 +100,17 @@ impl Root {
         Ok(placed)
     }
 
+    /// Whether the process is in the user namespace of this one, where only a privileged process changes roots and
+    /// mounts. In a namespace of its own any process makes any directory of the machine its /tmp.
+    fn is_chosen_by_the_system(&self) -> bool {
+        let namespace = |process: &str| {
+            let namespace = fs::metadata(format!("/proc/{process}/ns/user"));
+            namespace.map(|namespace| (namespace.dev(), namespace.ino()))
+        };
+        let its = namespace(&self.pid.to_string());
+        its.is_ok_and(|its| namespace("self").is_ok_and(|own| own == its))
+    }
+
     pub(crate) fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -104,8 +118,7 @@ impl Root {
     }
 }
 
-/// Fails where a user cannot make files in a directory: in its own mount namespace a process has any directory of the
-/// machine as its /tmp, and root makes no file where the process could not.
+/// Fails where a user cannot make files in a directory: root makes none for a process where the process could not.
 pub(crate) fn require_writable(directory: &Stat, user: u32) -> Result<(), Errno> {
     const WRITABLE_BY_OWNER: u32 = 0o200;
     const WRITABLE_BY_ALL: u32 = 0o002;
@@ -138,8 +151,10 @@ impl Drop for Placed {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
 
     use super::*;
 
@@ -159,32 +174,44 @@ mod tests {
         check(0o1777, own + 1, true);
     }
 
-    /// A directory in the place of /tmp that only root may write to, before a process of another user.
+    /// A directory in the place of /tmp that only root may write to, before a process of another user: in a user
+    /// namespace of its own, and as a privileged process arranged it.
     #[test]
     fn nothing_is_placed_where_the_process_could_not() {
         assert!(rustix::process::geteuid().is_root(), "this test needs root");
-        let place = tempfile::tempdir().unwrap();
-        fs::create_dir(place.path().join("tmp")).unwrap();
-        let mut sleeper = std::process::Command::new("sleep");
-        let mut sleeper = std::os::unix::process::CommandExt::uid(&mut sleeper, 65_534)
-            .arg("60")
-            .spawn()
-            .unwrap();
-        let root = Root {
-            pid: sleeper.id(),
-            root: fs::File::open(place.path()).unwrap().into(),
+        let check = |before: &[&str], is_placed: bool| {
+            let place = tempfile::tempdir().unwrap();
+            let tmp = place.path().join("tmp");
+            fs::create_dir(&tmp).unwrap();
+            let words = [before, &["sh", "-c", "echo; exec sleep 60"]].concat();
+            let mut process = Command::new(words[0])
+                .args(&words[1..])
+                .uid(65_534)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            process.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+            let root = Root {
+                pid: process.id(),
+                root: File::open(place.path()).unwrap().into(),
+            };
+            let placed = root.place_in("tmp", b"plugin").map(drop);
+            let left = fs::read_dir(&tmp).unwrap().count();
+            fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).unwrap();
+            let placed_for_all = root.place_in("tmp", b"plugin").map(drop);
+            process.kill().unwrap();
+            process.wait().unwrap();
+            match is_placed {
+                true => placed.unwrap(),
+                false => {
+                    let denied = Some(Errno::ACCESS.raw_os_error());
+                    assert_eq!(placed.unwrap_err().raw_os_error(), denied);
+                }
+            }
+            assert_eq!(left, 0);
+            placed_for_all.unwrap();
         };
-        let refused = root.place_in("tmp", b"plugin").err();
-        let left = fs::read_dir(place.path().join("tmp")).unwrap().count();
-        fs::set_permissions(place.path().join("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
-        let placed = root.place_in("tmp", b"plugin").is_ok();
-        sleeper.kill().unwrap();
-        sleeper.wait().unwrap();
-        assert_eq!(
-            refused.unwrap().raw_os_error(),
-            Some(Errno::ACCESS.raw_os_error())
-        );
-        assert_eq!(left, 0);
-        assert!(placed);
+        check(&["unshare", "--user"], false);
+        check(&[], true);
     }
 }
