@@ -3,7 +3,7 @@
 //! Loading runs the file's constructors, so it happens in a child: a plugin that crashes there
 //! is a finding, not the end.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -12,6 +12,10 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::Timespec;
 
 use crate::exit::{FAILED, Outcome, code_of_status, coded};
 use crate::output;
@@ -19,16 +23,9 @@ use crate::output;
 /// The child's last word: it made the check, whatever the file's code did.
 const DONE: u8 = b'.';
 
-/// The end of the time that loading may take.
-enum End {
-    Done,
-    Left,
-    TooLate,
-}
-
 pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
-    let (proof, childs) = UnixStream::pair().context("failed to make a socket pair")?;
+    let (mut proof, childs) = UnixStream::pair().context("failed to make a socket pair")?;
     let mut child = Command::new(own)
         .arg("check")
         .arg("--in-child")
@@ -36,54 +33,46 @@ pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
         .stdin(OwnedFd::from(childs))
         .spawn()
         .context("failed to start the child that loads the plugin")?;
-    let end = wait(&proof, limit)?;
-    if !matches!(end, End::Done) {
-        // It may go on though it closed the socket. One that has ended keeps its status.
+    let has_ended = wait(&child, limit)?;
+    if !has_ended {
         child
             .kill()
             .context("failed to end the child that loads the plugin")?;
     }
-    verdict(plugin, limit, &end, &mut child)
-}
-
-fn verdict(plugin: &Path, limit: Duration, end: &End, child: &mut Child) -> Outcome {
     let status = child.wait().context("failed to wait for the child")?;
+    // What the plugin left behind may hold the other end open.
+    proof
+        .set_nonblocking(true)
+        .context("failed to read the child's last word")?;
+    let mut word = [0];
+    let is_done = proof.read_exact(&mut word).is_ok() && word == [DONE];
     let failed = |why: String| Err(coded(FAILED, format!("{}: {why}", plugin.display())));
-    match (end, status.signal(), status.code()) {
-        (End::TooLate, ..) => failed(format!(
+    match (status.signal(), status.code()) {
+        _ if !has_ended => failed(format!(
             "loading it did not end within {} seconds; its constructors or destructors wait for something",
             limit.as_secs()
         )),
-        (_, Some(signal), _) => failed(format!("loading it ended the process by signal {signal}")),
-        (End::Left, _, code) => failed(format!(
-            "loading it ended the process by exit status {}, as a constructor may do, before the check was made",
-            code.unwrap_or_default()
-        )),
-        (End::Done, _, code) => {
+        (Some(signal), _) => failed(format!("loading it ended the process by signal {signal}")),
+        (None, code) if is_done => {
             let code = code.and_then(|code| u8::try_from(code).ok());
             Ok(code.unwrap_or(FAILED).into())
         }
+        (None, code) => failed(format!(
+            "loading it ended the process by exit status {}, as a constructor may do, before the check was made",
+            code.unwrap_or_default()
+        )),
     }
 }
 
-/// Waits until the child has ended, which closes the socket.
-fn wait(mut proof: &UnixStream, limit: Duration) -> Result<End> {
-    proof
-        .set_read_timeout(Some(limit))
-        .context("failed to set the time limit")?;
-    let mut end = End::Left;
-    let mut word = [0];
-    loop {
-        match proof.read(&mut word) {
-            Ok(0) => return Ok(end),
-            Ok(_) if word == [DONE] => end = End::Done,
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(End::TooLate),
-            Err(error) => {
-                return Err(error).context("failed to wait for the child that loads the plugin");
-            }
-        }
-    }
+/// Waits until the child has ended; false where it has not within `limit`.
+fn wait(child: &Child, limit: Duration) -> Result<bool> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
+        .context("failed to watch the child that loads the plugin")?;
+    let limit = Timespec::try_from(limit).context("--for is too long")?;
+    let mut ends = [PollFd::new(&process, PollFlags::IN)];
+    let ready = retry_on_intr(|| poll(&mut ends, Some(&limit)))
+        .context("failed to wait for the child that loads the plugin")?;
+    Ok(ready > 0)
 }
 
 /// The check itself, and its last word on the standard input, which [`run`] made a socket.
