@@ -13,7 +13,21 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use rustix::io::Errno;
 
 use crate::lock::ProcessOnce;
-use crate::stdio::above_stdio;
+
+/// The lowest number that stands for no standard stream.
+pub(crate) const FIRST: RawFd = 3;
+
+/// Moves a descriptor that was opened just now above those of the standard streams. Until then, for about a
+/// microsecond, the program can write to it.
+///
+/// # Errors
+/// This process has no descriptor left.
+pub fn above_stdio<T: AsFd + From<OwnedFd>>(opened: T) -> Result<T, Errno> {
+    if opened.as_fd().as_raw_fd() >= FIRST {
+        return Ok(opened);
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&opened, FIRST)?.into())
+}
 
 /// A descriptor of ours, known by what it was opened to. It is used and closed only while it still
 /// is that; the standard library closes whatever has the number. A forked child never has it.

@@ -17,7 +17,7 @@ mod reading;
 mod stdio;
 mod thread;
 
-pub use descriptor::Ours;
+pub use descriptor::{Ours, above_stdio};
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub use imports::bind_imports;
@@ -27,5 +27,5 @@ pub use lock::{Held, ProcessLock, ProcessOnce};
 pub use memory::require_memory;
 pub use privileges::Privileges;
 pub use reading::Reading;
-pub use stdio::{StdioGuard, above_stdio};
+pub use stdio::StdioGuard;
 pub use thread::{Needs, Plan, Thread, spawn, spawn_plan, spawn_with};

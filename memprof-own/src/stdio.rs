@@ -6,27 +6,12 @@
     expect(unsafe_code, reason = "fork(2) and descriptors by number")
 )]
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::Ours;
-
-/// The lowest number that stands for no standard stream.
-const FIRST: RawFd = 3;
-
-/// Moves a descriptor that was opened just now above those of the standard streams. Until then, for about a
-/// microsecond, the program can write to it.
-///
-/// # Errors
-/// This process has no descriptor left.
-pub fn above_stdio<T: AsFd + From<OwnedFd>>(opened: T) -> Result<T, Errno> {
-    if opened.as_fd().as_raw_fd() >= FIRST {
-        return Ok(opened);
-    }
-    Ok(rustix::io::fcntl_dupfd_cloexec(&opened, FIRST)?.into())
-}
+use crate::descriptor::{FIRST, Ours};
 
 /// Keeps the numbers of closed standard streams occupied, while code that cannot move its descriptors opens files.
 /// Reading and writing there fail with EBADF (open(2), `O_PATH`), as they do where nothing is open.
@@ -59,8 +44,10 @@ impl StdioGuard {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::RawFd;
 
     use super::*;
+    use crate::above_stdio;
 
     /// Runs a check in a child that has closed these descriptors: true if it holds.
     fn holds_without(closed: &[RawFd], check: fn() -> bool) -> bool {
