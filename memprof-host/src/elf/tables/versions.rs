@@ -1,0 +1,68 @@
+//! The versions of the symbols that a library needs (gABI, "Symbol Versioning").
+
+use object::elf::{DT_NEEDED, DT_VERNEED, DT_VERNEEDNUM, DT_VERSYM, Vernaux, Verneed};
+use object::endian::{LittleEndian, U16};
+
+use super::{Dynamic, LE, Library, Result, Strings, damaged};
+
+/// The largest index of a symbol's version, without its flag (gABI, "Symbol Version Table").
+const VERSION_INDEX: u16 = 0x7fff;
+
+impl Library<'_> {
+    /// The loader ends the process for a version of a library that is not needed.
+    pub(super) fn check_versions(
+        &self,
+        dynamic: &Dynamic<'_>,
+        strings: &Strings<'_>,
+        symbols: usize,
+    ) -> Result<()> {
+        const TABLE: &str = "table of versions";
+        let needed: Vec<_> = dynamic
+            .all(DT_NEEDED)
+            .filter_map(|name| strings.name(name, TABLE).ok())
+            .collect();
+        let mut most = 1;
+        let mut next = dynamic.one(DT_VERNEED);
+        let count = dynamic.one(DT_VERNEEDNUM).unwrap_or(0);
+        for at in 0..count {
+            let Some(address) = next else {
+                return damaged(TABLE);
+            };
+            let entry: &Verneed<LittleEndian> = &self.slice(address, 1, TABLE)?[0];
+            let file = strings.name(entry.vn_file.get(LE).into(), TABLE)?;
+            let versions = entry.vn_cnt.get(LE);
+            if entry.vn_version.get(LE) != 1 || versions == 0 || !needed.contains(&file) {
+                return damaged(TABLE);
+            }
+            let mut version = address.saturating_add(entry.vn_aux.get(LE).into());
+            for at in 0..versions {
+                let aux: &Vernaux<LittleEndian> = &self.slice(version, 1, TABLE)?[0];
+                let name = strings.name(aux.vna_name.get(LE).into(), TABLE)?;
+                let step = aux.vna_next.get(LE);
+                if object::elf::hash(name) != aux.vna_hash.get(LE)
+                    || (step == 0) != (at + 1 == versions)
+                {
+                    return damaged(TABLE);
+                }
+                most = most.max(aux.vna_other.get(LE).0 & VERSION_INDEX);
+                version = version.saturating_add(step.into());
+            }
+            let step = entry.vn_next.get(LE);
+            if (step == 0) != (at + 1 == count) {
+                return damaged(TABLE);
+            }
+            next = Some(address.saturating_add(step.into()));
+        }
+        let Some(address) = dynamic.one(DT_VERSYM) else {
+            return Ok(());
+        };
+        let versions: &[U16<LittleEndian>] = self.slice(address, symbols, TABLE)?;
+        let has_own = dynamic.one(object::elf::DT_VERDEF).is_some();
+        let known = |version: &U16<LittleEndian>| version.get(LE) & VERSION_INDEX <= most;
+        if has_own || versions.iter().all(known) {
+            Ok(())
+        } else {
+            damaged(TABLE)
+        }
+    }
+}
