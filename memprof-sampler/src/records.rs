@@ -6,9 +6,12 @@
 //! only right where they are nearly alike.
 #![expect(unsafe_code, reason = "tables outside of every allocator")]
 
+mod counts;
 mod evicted;
 mod free;
 mod life;
+mod places;
+mod record;
 mod segments;
 
 use core::ptr;
@@ -18,31 +21,21 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
+pub use record::{MOST_FRAMES, Record, RecordId};
+
+use counts::{live, remember_peak};
 use evicted::Evicted;
 use life::Life;
+use places::{Idle, Key, Mapped, PLACES, PROBES, VACANT, hash_of, life};
 use segments::{
-    FREED_BYTES, FREED_OBJECTS, FrameCursor, HASH, LIFE, NEXT, PEAK, PEAK_BYTES, PEAK_OBJECTS,
-    SHAPE, Segments, TOTAL_BYTES, TOTAL_OBJECTS, WORDS, frames, offset, word,
+    FREED_BYTES, FREED_OBJECTS, FrameCursor, HASH, NEXT, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE,
+    Segments, TOTAL_BYTES, TOTAL_OBJECTS, WORDS, frames, offset, word,
 };
 
-use crate::hash::scattered;
-use crate::{mapping, tally};
-
-/// Frames of a stack that are kept, from the leaf on.
-pub const MOST_FRAMES: usize = 128;
+use crate::mapping;
 
 /// The frame of all records that were evicted: an address at which there is nothing.
 pub const EVICTED: u64 = 0x101;
-
-/// Room for so many records, at the most.
-const PLACES: usize = 1 << 17;
-/// A stack has its place within so many of its first one.
-const PROBES: usize = 64;
-/// Records that are compared before the one with fewest samples is evicted.
-const CANDIDATES: usize = 8;
-
-/// Where a record was before it was evicted: a search goes on there, unlike at 0.
-const VACANT: u64 = u32::MAX as u64;
 
 /// All records of the process.
 #[repr(C)]
@@ -54,54 +47,6 @@ pub(crate) struct Records {
     /// The last generation of a record.
     generation: AtomicU32,
     evicted: Evicted,
-}
-
-/// Which record a sample belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RecordId {
-    record: u32,
-    generation: u32,
-}
-
-/// What was sampled with one stack, of about one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
-    /// Another record has it neither before nor after the next [`clear`](crate::clear). `None` for the sum of records
-    /// that were evicted.
-    pub id: Option<RecordId>,
-    /// Program counters, leaf first. All but interrupted ones lie behind a call.
-    pub frames: &'a [u64],
-    /// Samples that were not freed.
-    pub objects: u64,
-    /// Their sizes together.
-    pub bytes: u64,
-    /// All samples since the last [`clear`](crate::clear).
-    pub total_objects: u64,
-    /// Their sizes together.
-    pub total_bytes: u64,
-    /// Samples that lived at the last peak of the [`tally`](crate::tally()), and their sizes together.
-    pub at_peak: [u64; 2],
-}
-
-/// A stack and a size, as they are looked for.
-struct Key<'a> {
-    frames: &'a [usize],
-    shape: u64,
-    hash: u64,
-}
-
-/// A record of which no sample lived in that generation.
-struct Idle<'a> {
-    place: &'a AtomicU64,
-    record: u32,
-    generation: u32,
-}
-
-/// The tables, once they are mapped.
-#[derive(Clone, Copy)]
-struct Mapped<'a> {
-    places: &'a [AtomicU64],
-    words: &'a [AtomicU64],
 }
 
 impl Records {
@@ -343,134 +288,6 @@ impl Records {
     }
 }
 
-impl<'a> Key<'a> {
-    fn new(frames: &'a [usize], size: u64) -> Self {
-        let shape = (u64::from(size_class(size)) << 32) | frames.len() as u64;
-        Self {
-            frames,
-            shape,
-            hash: hash_of(frames.iter().map(|frame| *frame as u64), shape),
-        }
-    }
-}
-
-impl<'a> Mapped<'a> {
-    /// The places that the record of a hash may have, the first one first.
-    fn near(self, hash: u64) -> impl Iterator<Item = &'a AtomicU64> {
-        let indices = (0..PROBES).map(move |probe| (hash as usize).wrapping_add(probe));
-        indices.filter_map(move |index| self.places.get(index & (PLACES - 1)))
-    }
-
-    fn life(self, record: u32) -> Option<&'a Life> {
-        life(self.words, record)
-    }
-
-    /// The record with a key, which has one more user then.
-    fn find(self, key: &Key<'_>) -> Option<u32> {
-        for place in self.near(key.hash) {
-            let known = place.load(Acquire);
-            if known == 0 {
-                break;
-            }
-            if known == VACANT || (known ^ key.hash) >> 32 != 0 {
-                continue;
-            }
-            let record = known as u32;
-            let Some(life) = self.life(record).filter(|life| life.acquire()) else {
-                continue;
-            };
-            if self.is(record, key) {
-                return Some(record);
-            }
-            life.release();
-        }
-        None
-    }
-
-    fn is(self, record: u32, key: &Key<'_>) -> bool {
-        let has = |at: usize, value: u64| {
-            word(self.words, record, at).is_some_and(|word| word.load(Relaxed) == value)
-        };
-        has(HASH, key.hash)
-            && has(SHAPE, key.shape)
-            && frames(self.words, record)
-                .zip(key.frames)
-                .all(|(word, frame)| word.load(Relaxed) == *frame as u64)
-    }
-
-    /// Of the first records near a hash of which no sample lives, the one that had fewest.
-    fn evictable(self, hash: u64) -> Option<Idle<'a>> {
-        let idle = self.near(hash).filter_map(|place| {
-            let record = record_at(place)?;
-            let generation = self.life(record)?.idle_generation()?;
-            // In this generation, it has no other place: an older one's was vacant before.
-            let is_here = record_at(place) == Some(record);
-            (is_here && !lived_at_peak(self.words, record)).then_some(Idle {
-                place,
-                record,
-                generation,
-            })
-        });
-        let samples = |idle: &Idle<'_>| {
-            word(self.words, idle.record, TOTAL_OBJECTS).map(|word| word.load(Relaxed))
-        };
-        idle.take(CANDIDATES).min_by_key(samples)
-    }
-
-    fn records(self) -> impl Iterator<Item = u32> {
-        self.places.iter().filter_map(record_at)
-    }
-
-    /// `None` if it was evicted.
-    fn read(self, record: u32, room: &mut [u64; MOST_FRAMES]) -> Option<Record<'_>> {
-        let mut count = 0;
-        let mut seen = self.life(record)?.read(|generation| {
-            let word = |at| Some(word(self.words, record, at)?.load(Relaxed));
-            count = (word(SHAPE)? as u32) as usize;
-            for (room, word) in room
-                .get_mut(..count)?
-                .iter_mut()
-                .zip(frames(self.words, record))
-            {
-                *room = word.load(Relaxed);
-            }
-            let [objects, bytes] = live(self.words, record)?;
-            Some(Record {
-                id: Some(RecordId { record, generation }),
-                frames: &[],
-                objects,
-                bytes,
-                total_objects: word(TOTAL_OBJECTS)?,
-                total_bytes: word(TOTAL_BYTES)?,
-                at_peak: match word(PEAK)? == tally::peaks() {
-                    true => [word(PEAK_OBJECTS)?, word(PEAK_BYTES)?],
-                    false => [objects, bytes],
-                },
-            })
-        })?;
-        seen.frames = room.get(..count)?;
-        Some(seen)
-    }
-}
-
-/// The record of a place, if it has one.
-fn record_at(place: &AtomicU64) -> Option<u32> {
-    let known = place.load(Acquire);
-    (known != 0 && known != VACANT).then_some(known as u32)
-}
-
-fn life(words: &[AtomicU64], record: u32) -> Option<&Life> {
-    let word = word(words, record, LIFE)?;
-    // SAFETY: of the same layout.
-    Some(unsafe { &*ptr::from_ref(word).cast::<Life>() })
-}
-
-/// Whether samples of an idle record lived at the last peak, which the profile of a tally shows.
-fn lived_at_peak(words: &[AtomicU64], record: u32) -> bool {
-    let has = |at, value| word(words, record, at).is_some_and(|word| word.load(Relaxed) == value);
-    has(PEAK, tally::peaks()) && !has(PEAK_OBJECTS, 0)
-}
-
 fn make<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
     if !mapping.load(Acquire).is_null() {
         return true;
@@ -495,36 +312,6 @@ fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     (!start.is_null()).then(|| unsafe { slice::from_raw_parts(start, count) })
 }
 
-/// Keeps what the record held at the last peak, before its first change since.
-fn remember_peak(words: &[AtomicU64], record: u32) {
-    let peak = tally::peaks();
-    let word = |at: usize| word(words, record, at);
-    let Some(known) = word(PEAK) else {
-        return;
-    };
-    // Nearly always it is known: a load is cheaper than an exchange.
-    if known.load(Relaxed) != peak
-        && known.swap(peak, Relaxed) != peak
-        && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
-        && let Some([objects, bytes]) = live(words, record)
-    {
-        at_peak.store(objects, Relaxed);
-        peak_bytes.store(bytes, Relaxed);
-    }
-}
-
-/// The samples of a record that were not freed, and their sizes together.
-fn live(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> {
-    // Freed first: what is freed meanwhile was counted before.
-    let word = |at: usize| word(words, record, at).map(|word| word.load(Acquire));
-    let freed = [word(FREED_OBJECTS)?, word(FREED_BYTES)?];
-    let total = [word(TOTAL_OBJECTS)?, word(TOTAL_BYTES)?];
-    Some([
-        total[0].saturating_sub(freed[0]),
-        total[1].saturating_sub(freed[1]),
-    ])
-}
-
 /// The frames of a record in the memory of another process, whose records begin at `words`. It proves itself by
 /// its hash.
 pub(crate) fn frames_of(
@@ -544,40 +331,11 @@ pub(crate) fn frames_of(
     (hash_of(frames.iter().copied(), shape) == hash).then_some(frames)
 }
 
-/// The multiplications need not wait for each other.
-fn hash_of(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
-    let hash = frames.fold(shape, |hash, frame| {
-        hash.rotate_left(7).wrapping_add(scattered(frame))
-    });
-    let hash = scattered(hash ^ (hash >> 32));
-    hash ^ (hash >> 32)
-}
-
-/// Four classes from each power of two to the next: at most a fifth apart from their mean.
-fn size_class(size: u64) -> u32 {
-    let size = size.max(8);
-    let exponent = size.ilog2();
-    exponent * 4 + ((size >> (exponent - 2)) as u32 & 3)
-}
-
 #[cfg(test)]
 mod tests {
     use core::array;
 
     use super::*;
-
-    #[test]
-    fn classes_hold_sizes_that_are_nearly_alike() {
-        let check = |size, class| assert_eq!(size_class(size), class, "{size}");
-        check(0, 12);
-        check(8, 12);
-        check(9, 12);
-        check(10, 13);
-        check(16, 16);
-        check(19, 16);
-        check(20, 17);
-        check(u64::MAX, 63 * 4 + 3);
-    }
 
     #[test]
     fn the_same_stack_and_size_class_is_one_record() {
