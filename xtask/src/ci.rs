@@ -1,9 +1,13 @@
 //! `cargo xtask test` and `cargo xtask ci`.
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::panic::resume_unwind;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use xtask::dist::{self, Profile};
 use xtask::packages;
@@ -38,47 +42,67 @@ fn changed_files() -> Result<BTreeSet<String>> {
     Ok(output(&mut status)?.lines().map(str::to_owned).collect())
 }
 
-/// Everything that must hold before a change lands.
+/// Everything that must hold before a change lands: what takes seconds first, and Debian's packages, which are waited
+/// for, beside what needs the processor.
 pub(crate) fn run_ci() -> Result<()> {
-    run(&mut cargo(&["fmt", "--all", "--check"]))?;
-    run(&mut cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--all-features",
-        "--quiet",
-        "--",
-        "-D",
-        "warnings",
-    ]))?;
-    features::check()?;
-    arrows::check()?;
-    test()?;
-    demo::demo()?;
-    fuzz::replay()?;
-    crate::torture(&["--short"])?;
-    let mut docs = cargo(&[
-        "doc",
-        "--workspace",
-        "--all-features",
-        "--no-deps",
-        "--document-private-items",
-        "--quiet",
-    ]);
-    run(docs.env("RUSTDOCFLAGS", "-D warnings"))?;
-    deny()
+    let mut steps = Steps::default();
+    steps.take("fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
+    steps.take("arrows", arrows::check)?;
+    thread::scope(|scope| {
+        let packages = scope.spawn(|| packages::require(packages::TEST));
+        steps.take("clippy", clippy)?;
+        steps.take("features", features::check)?;
+        steps.take("docs", docs)?;
+        steps.take("packages", || {
+            packages.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    })?;
+    steps.take("test", test)?;
+    steps.take("demo", demo::show)?;
+    steps.take("fuzz", fuzz::replay)?;
+    steps.take("torture", || crate::torture(&["--short"]))?;
+    println!("{steps}");
+    Ok(())
 }
 
-/// Licenses, sources and duplicate crates; the advisory database may be out of reach.
-fn deny() -> Result<()> {
+fn clippy() -> Result<()> {
+    let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"]);
+    run(clippy.args(["--quiet", "--", "-D", "warnings"]))
+}
+
+fn docs() -> Result<()> {
+    let mut docs = cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
+    docs.args(["--document-private-items", "--quiet"]);
+    run(docs.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// The time that each step took.
+#[derive(Default)]
+struct Steps(Vec<(&'static str, Duration)>);
+
+impl Steps {
+    fn take(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) -> Result<()> {
+        let begun = Instant::now();
+        step().context(name)?;
+        self.0.push((name, begun.elapsed()));
+        Ok(())
+    }
+}
+
+impl fmt::Display for Steps {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total: Duration = self.0.iter().map(|(_, time)| *time).sum();
+        for (name, time) in self.0.iter().chain(&[("all", total)]) {
+            writeln!(out, "{:6.0} s  {name}", time.as_secs_f64())?;
+        }
+        Ok(())
+    }
+}
+
+/// Licences, sources and wildcards; the advisory database may be out of reach. CI has no such tool, which takes minutes
+/// to build: a test of the crate `package` asks for the first two.
+pub(crate) fn deny() -> Result<()> {
     tool::require("cargo-deny", &[])?;
-    run(&mut cargo(&[
-        "deny",
-        "--log-level",
-        "error",
-        "check",
-        "bans",
-        "licenses",
-        "sources",
-    ]))
+    let mut deny = cargo(&["deny", "--log-level", "error", "check"]);
+    run(deny.args(["bans", "licenses", "sources"]))
 }

@@ -19,6 +19,11 @@ const START: Duration = Duration::from_secs(20);
 pub(crate) fn demo() -> Result<()> {
     println!("Building (the first time takes some minutes: it compiles jemalloc too) ...");
     dist::build_demo()?;
+    show()
+}
+
+/// The demo, with the programs in `target/dist`.
+pub(crate) fn show() -> Result<()> {
     let place = root().join("target/demo");
     fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
     let config = place.join("host.toml");

@@ -34,8 +34,9 @@ usage: cargo xtask COMMAND
   features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
   pictures            draw the pictures of README anew, from a run of Redis
-  ci                  format, clippy, features, arrows, test, demo, fuzz, torture --short, docs, deny:
-                      what CI runs";
+  deny                licences and sources of the crates that are built in, by cargo-deny: before a release
+  ci                  format, arrows, clippy, features, docs, test, demo, fuzz, torture --short: what CI
+                      runs, and how long each took";
 
 /// A crate of its own, so that the other commands need not wait until it is built.
 fn torture(args: &[&str]) -> anyhow::Result<()> {
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         ["features"] => features::check(),
         ["fuzz"] => fuzz::replay(),
         ["pictures"] => pictures::draw(),
+        ["deny"] => ci::deny(),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");
