@@ -1,5 +1,6 @@
 //! The table in the process, and the code behind it: for each function a stub and its moved instructions.
 
+use std::collections::HashSet;
 use std::io;
 use std::mem::offset_of;
 
@@ -110,15 +111,15 @@ impl Made {
 
 /// Where a process has a table, if it does.
 pub(crate) fn find(memory: &Memory, maps: &[u8]) -> Option<u64> {
-    let own = mappings(maps).filter(|mapping| mapping.inode == 0 && mapping.access == *b"rw-p");
-    let mut bases = own.map(|mapping| mapping.range.start);
-    let has_code = |base: &u64| {
-        let mut all = mappings(maps);
-        all.any(|mapping| {
-            mapping.range.start == base + TABLE_SIZE as u64 && mapping.access == *b"r-xp"
-        })
-    };
-    bases.find(|base| has_code(base) && memory.bytes(*base).is_ok_and(|mark| mark == TABLE_MARK))
+    let code: HashSet<u64> = mappings(maps)
+        .filter(|mapping| mapping.access == *b"r-xp")
+        .map(|mapping| mapping.range.start)
+        .collect();
+    mappings(maps)
+        .filter(|mapping| mapping.inode == 0 && mapping.access == *b"rw-p")
+        .map(|mapping| mapping.range.start)
+        .filter(|base| code.contains(&base.wrapping_add(TABLE_SIZE as u64)))
+        .find(|base| memory.bytes(*base).is_ok_and(|mark| mark == TABLE_MARK))
 }
 
 /// What a table says of its functions.

@@ -16,6 +16,7 @@ use object::{Endianness, elf};
 use crate::dist::tool_text;
 use crate::host::{Host, PATIENCE};
 use crate::memprof::memprof;
+use crate::place::copy_program;
 
 /// Grows without end, and answers a line with a line.
 const GROWING: &str = r#"
@@ -584,7 +585,7 @@ fn in_chroot(directories: &[&str], has_proc: bool) -> Host {
     {
         let copy = root.join(file.trim_start_matches('/'));
         fs::create_dir_all(copy.parent().unwrap()).unwrap();
-        fs::copy(file, copy).unwrap();
+        copy_program(file, copy);
     }
     let script = "test -z \"$PROC\" || mount -t proc proc \"$ROOT/proc\"; \
                   test ! -d \"$ROOT/dev/shm\" || mount -t tmpfs tmpfs \"$ROOT/dev/shm\"; exec env -u \

@@ -15,6 +15,7 @@ use nix::unistd::geteuid;
 use crate::dist::dist;
 use crate::host::{Host, PATIENCE};
 use crate::memprof::{Run, memprof};
+use crate::place::copy_program;
 
 /// What an attachment may change and has to give back.
 #[derive(Debug, PartialEq)]
@@ -328,7 +329,7 @@ fn a_low_limit_of_threads_is_raised_for_the_attachment() {
     // Another user's, who may not be able to enter where the original lies.
     let files = ["bin/memprof", "plugins/memory_profile.so"].map(|file| {
         let copy = place.path().join(Path::new(file).file_name().unwrap());
-        fs::copy(dist(file), &copy).unwrap();
+        copy_program(dist(file), &copy);
         copy
     });
     let [program, plugin] = files;

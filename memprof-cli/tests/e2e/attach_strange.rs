@@ -12,13 +12,17 @@ use crate::memprof::memprof;
 
 /// strange.c, compiled with these options.
 fn build(options: &[&str]) -> (TempDir, String) {
+    build_file("strange.c", options)
+}
+
+fn build_file(file: &str, options: &[&str]) -> (TempDir, String) {
     let place = tempfile::tempdir().unwrap();
-    let program = place.path().join("strange").display().to_string();
+    let program = place.path().join("program").display().to_string();
     let mut command = Command::new("cc");
     command
         .args(["-O1", "-Wall", "-Wextra", "-Werror"])
+        .arg(source("memprof-cli/tests/fixtures").join(file))
         .args(options)
-        .arg(source("memprof-cli/tests/fixtures/strange.c"))
         .args(["-o", &program]);
     tool_text("gcc", &mut command);
     (place, program)
@@ -96,4 +100,24 @@ fn programs_with_thread_sanitizer_are_refused_and_go_on() {
     };
     check(&["-fsanitize=thread"]);
     check(&["-fsanitize=thread", "-static-libtsan"]);
+}
+
+/// What compares each mapping with all others takes minutes here, and `detach` did.
+#[test]
+fn programs_with_as_many_mappings_as_the_kernel_allows_are_left() {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let limit: u32 = limit.trim().parse().unwrap();
+    let check = |allocator: &[&str]| {
+        let (_place, program) = build_file("many_mappings.c", allocator);
+        let mut command = Command::new(program);
+        command.arg((limit.min(65_530) - 300).to_string());
+        let mut host = start(command);
+        attach(&host, &["--max-pause=10s"]).exits(0);
+        host.memprof("activate", &[]).exits(0);
+        serves(&mut host, "attached");
+        detach(&host, &[]).exits(0);
+        serves(&mut host, "detached");
+    };
+    check(&[]);
+    check(&["-l:libjemalloc.a", "-lstdc++", "-lm"]);
 }

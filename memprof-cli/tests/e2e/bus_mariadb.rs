@@ -28,7 +28,9 @@ impl MariaDb {
         create
             .args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"])
             .arg("--auth-root-authentication-method=normal")
-            .arg(format!("--datadir={}", data.display()));
+            .arg(format!("--datadir={}", data.display()))
+            // Two at once take each other's temporary tables from a common one.
+            .arg(format!("--tmpdir={}", place.path().display()));
         tool_text("mariadb-server", not_as_root(&mut create));
         Self::start_in(place, options)
     }

@@ -15,7 +15,8 @@ use crate::dist::{source, tool, tool_text};
 use crate::host::{Host, PATIENCE};
 use crate::memprof::memprof;
 use crate::place::{
-    copy_of, copy_of_the_plugin, give, in_place, not_as_root, open_place, plugin, wait_for_hosts,
+    copy_of, copy_of_the_plugin, copy_program, give, in_place, not_as_root, open_place, plugin,
+    wait_for_hosts,
 };
 
 const PACKAGE: &str = "postgresql";
@@ -56,11 +57,8 @@ fn install(place: &Path) -> PathBuf {
     let programs = own.join(&lib).join("bin");
     fs::create_dir(&programs).unwrap();
     for program in ["postgres", "initdb"] {
-        fs::copy(
-            root.join(&lib).join("bin").join(program),
-            programs.join(program),
-        )
-        .unwrap();
+        let original = root.join(&lib).join("bin").join(program);
+        copy_program(original, programs.join(program));
     }
     for file in ["memory_profile.control", "memory_profile--1.0.sql"] {
         let text = fs::read_to_string(source("hosts-examples/postgresql").join(file)).unwrap();

@@ -15,6 +15,7 @@ use crate::dist::dist;
 use crate::host::{Host, PATIENCE};
 use crate::hosts::cumulative_percent;
 use crate::memprof::memprof;
+use crate::place::copy_program;
 
 /// Grows without end, and answers a line with a line.
 const GROWING: &str = r#"
@@ -666,7 +667,7 @@ fn what_nothing_can_be_preloaded_into_is_refused_with_the_reason() {
     );
     if nix::unistd::geteuid().is_root() {
         let copy = place.path().join("true");
-        std::fs::copy("/bin/true", &copy).unwrap();
+        copy_program("/bin/true", &copy);
         std::os::unix::fs::chown(&copy, Some(12_345), None).unwrap();
         std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o4755)).unwrap();
         check(

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use crate::dist::{dist, tool_text};
 use crate::host::{Host, PATIENCE};
 use crate::memprof::{Run, memprof};
+use crate::place::copy_program;
 
 /// The fleets of this run of the tests.
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -194,7 +195,7 @@ fn the_diff_of_two_builds_names_the_function_that_leaks() {
 fn without_its_program_the_command_says_what_is_missing() {
     let place = tempfile::tempdir().unwrap();
     let alone = place.path().join("memprof");
-    std::fs::copy(dist("bin/memprof"), &alone).unwrap();
+    copy_program(dist("bin/memprof"), &alone);
     let output = Command::new(&alone)
         .args(["fleet", "ps"])
         .env("PATH", "/nowhere")

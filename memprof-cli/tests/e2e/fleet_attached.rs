@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use crate::attach::our_threads_of;
 use crate::dist::{dist, tool_text};
 use crate::memprof::memprof;
+use crate::place::copy_program;
 
 /// A process that nobody prepared, ended when dropped.
 struct Unprepared(Child);
@@ -22,7 +23,7 @@ impl Unprepared {
     /// A copy of the example, under another name.
     fn start(place: &Path, name: &str) -> Self {
         let program = place.join(name);
-        fs::copy(dist("examples/unprepared"), &program).unwrap();
+        copy_program(dist("examples/unprepared"), &program);
         Self::run(&program)
     }
 
@@ -103,7 +104,7 @@ fn read_until(lines: &mut Lines<BufReader<ChildStderr>>, texts: &[&str], said: &
 fn agent_with_slow_memprof(place: &Path, slow: &Unprepared) -> PathBuf {
     let path = |name: &str| place.join(name);
     let program = path("memprof-fleet");
-    fs::copy(dist("bin/memprof-fleet"), &program).unwrap();
+    copy_program(dist("bin/memprof-fleet"), &program);
     mkfifo(&path("gate"), Mode::S_IRWXU).unwrap();
     let script = format!(
         "#!/bin/sh\nif [ \"$1 $2\" = \"attach {}\" ]; then : > {:?}; read -r line < {:?}; fi\nexec {:?} \"$@\"\n",

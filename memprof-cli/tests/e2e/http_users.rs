@@ -9,6 +9,7 @@ use std::process::Command;
 use crate::curl::{Got, curl, curl_as};
 use crate::dist::dist;
 use crate::host::{Host, Setup};
+use crate::place::copy_program;
 use crate::server::Server;
 
 /// Debian's nobody.
@@ -91,11 +92,7 @@ fn root_is_let_in_by_another_users_server() {
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
     // A program in a place that only root may enter cannot be run by others.
     let memprof = own.join("memprof");
-    // By another process: a child that a test beside this one forks would have it open for writing, and the kernel
-    // executes no such file (ETXTBSY).
-    let mut copy = Command::new("cp");
-    copy.arg(dist("bin/memprof")).arg(&memprof);
-    assert!(copy.status().unwrap().success());
+    copy_program(dist("bin/memprof"), &memprof);
     let server = Server::run_by(SOMEBODY, &memprof, &own);
     curl(&server.address, "H/api/v1/hosts").is(200);
     curl_as(SOMEBODY, &server.address, "H/api/v1/hosts").is(200);

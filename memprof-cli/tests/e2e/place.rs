@@ -49,6 +49,14 @@ pub(crate) fn copy_of(plugin: &str, path: &Path) {
     fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
 }
 
+/// Copies a program that a test runs, by another process: a child that a test beside this one forks would have the copy
+/// open for writing, and the kernel executes no such file (ETXTBSY).
+pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let mut copy = Command::new("cp");
+    copy.arg(from.as_ref()).arg(to.as_ref());
+    assert!(copy.status().unwrap().success());
+}
+
 /// Has a command run by nobody where root starts it: some servers insist on not being root.
 pub(crate) fn not_as_root(command: &mut Command) -> &mut Command {
     match geteuid().is_root() {

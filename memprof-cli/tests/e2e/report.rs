@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::dist::dist;
 use crate::host::{Host, Setup};
+use crate::place::copy_program;
 
 const EMPTY: &str = "heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
 
@@ -147,7 +148,7 @@ fn the_first_row_is_the_programs_own_function() {
 fn pid_names_a_process_whose_binary_was_replaced() {
     let directory = tempfile::tempdir().expect("a directory");
     let program = directory.path().join("server");
-    fs::copy(dist("examples/rust_host"), &program).expect("it can be copied");
+    copy_program(dist("examples/rust_host"), &program);
     let host = Setup::of("rust_host").program_at(&program).start();
     let dump = leak_of(&host, directory.path());
 
@@ -157,7 +158,7 @@ fn pid_names_a_process_whose_binary_was_replaced() {
     assert!(notes.contains("no such file here"), "{notes}");
     assert!(text(&numbers.stdout).contains("server+0x"));
 
-    fs::copy(dist("examples/c_host"), &program).expect("it can be replaced");
+    copy_program(dist("examples/c_host"), &program);
     let successor = report(&[&dump]);
     assert_eq!(successor.status.code(), Some(6));
     let problem = text(&successor.stderr);
