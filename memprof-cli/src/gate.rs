@@ -3,6 +3,7 @@
 //! Totals are counted, each allocation of them; who takes it is estimated from samples.
 
 mod budget;
+mod input;
 mod measured;
 mod names;
 mod render;
@@ -19,6 +20,7 @@ use clap::ValueEnum;
 use crate::exit::{OVER_BUDGET, Outcome, USAGE, coded, told};
 use crate::output;
 use budget::Budget;
+use input::Input;
 use measured::Measured;
 use names::Stacks;
 use verdict::Verdict;
@@ -85,8 +87,12 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         );
         return Err(coded(USAGE, message));
     }
+    let mut input = Input::for_runs(runs)?;
     let all: Vec<Measured> = (0..runs)
-        .map(|_| running::measure(args))
+        .map(|_| {
+            input.rewind()?;
+            running::measure(args)
+        })
         .collect::<anyhow::Result<_>>()?;
     let measured = measured::median(all).context("nothing was run")?;
     for note in &measured.notes {

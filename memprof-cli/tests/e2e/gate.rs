@@ -1,7 +1,9 @@
 //! `memprof test`, with programs whose memory grows with an argument.
 
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -33,22 +35,12 @@ fn in_cpp(place: &TempDir) -> String {
 }
 
 /// `memprof test` with the budget of `place`.
-fn gate(place: &Path, options: &[&str], command: &[&str]) -> Run {
-    let output = Command::new(dist("bin/memprof"))
-        .arg("test")
-        .arg("--budget")
-        .arg(place.join("budget.toml"))
-        .args(options)
-        .arg("--")
-        .args(command)
-        .env_remove("GITHUB_ACTIONS")
-        .output()
-        .unwrap();
-    Run {
-        code: output.status.code().unwrap_or(-1),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
+fn gate(place: &Path, options: &[&str], words: &[&str]) -> Run {
+    let mut command = Command::new(dist("bin/memprof"));
+    command.arg("test").arg("--budget");
+    command.arg(place.join("budget.toml")).args(options);
+    command.arg("--").args(words);
+    Run::of(command.env_remove("GITHUB_ACTIONS"))
 }
 
 /// What grows by five per cent is caught, what does not is let pass. Returns the guilty function.
@@ -208,6 +200,30 @@ fn totals_are_judged_where_the_program_was_replaced_meanwhile() {
     let unknown = "who broke the budget is not known: ";
     check("allocated = 1\n", 7, "BROKEN allocated: ", unknown);
     check("[functions.peak]\nkeep = 1\n", 6, "", "build id");
+}
+
+#[test]
+fn input_is_the_same_for_each_run() {
+    let place = tempfile::tempdir().unwrap();
+    let text = place.path().join("text");
+    std::fs::write(&text, vec![b'x'; 8 << 20]).unwrap();
+    let budget = place.path().join("budget.toml");
+    std::fs::write(&budget, "peak = \"4MiB\"\n").unwrap();
+    let check = |input: Stdio, code| {
+        let mut command = Command::new(dist("bin/memprof"));
+        command.args(["test", "--runs", "3", "--budget"]);
+        command.arg(&budget).env_remove("GITHUB_ACTIONS");
+        command.args(["--", "/usr/bin/python3", "-c"]);
+        command.arg("import sys; sys.stdin.buffer.read()");
+        Run::of(command.stdin(input)).exits(code)
+    };
+    check(Stdio::from(File::open(&text).unwrap()), 7);
+    let mut script = File::open(&text).unwrap();
+    script.seek(SeekFrom::Start(6 << 20)).unwrap();
+    check(Stdio::from(script), 0);
+    let (silent, _open) = std::io::pipe().unwrap();
+    let refused = check(Stdio::from(silent), 2);
+    assert!(refused.stderr.contains("--runs 1"), "{refused:?}");
 }
 
 #[test]

@@ -16,6 +16,16 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Runs a command to its end.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let output = command.output().unwrap();
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
     /// The JSON that it printed.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
@@ -30,14 +40,6 @@ impl Run {
 
 /// Runs `memprof` with sockets looked for in `sockets`.
 pub(crate) fn memprof(sockets: &Path, args: &[&str]) -> Run {
-    let output = Command::new(dist("bin/memprof"))
-        .args(args)
-        .env("MEMPROF_SOCKET_DIR", sockets)
-        .output()
-        .unwrap();
-    Run {
-        code: output.status.code().unwrap_or(-1),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
+    let mut command = Command::new(dist("bin/memprof"));
+    Run::of(command.args(args).env("MEMPROF_SOCKET_DIR", sockets))
 }
