@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use memprof_host::client::Client;
 use memprof_host::{Reach, Running, Unreached, of_pid, running, survey};
+use memprof_ptrace::Halt;
 
 use crate::completion;
 use crate::exit::{UNREACHABLE, USAGE, coded};
@@ -74,8 +75,14 @@ fn number(target: &str) -> Option<u32> {
 }
 
 fn find(target: Option<&str>) -> anyhow::Result<Running> {
-    if let Some(host) = target.and_then(number).and_then(of_pid) {
-        return Ok(host);
+    if let Some(pid) = target.and_then(number) {
+        if let Some(host) = of_pid(pid) {
+            return Ok(host);
+        }
+        if let Some(halt) = Halt::of(pid) {
+            let name = inspect(pid).map_or_else(String::new, |(_, name, _)| format!(" ({name})"));
+            return Err(coded(UNREACHABLE, format!("{pid}{name}: {halt}")));
+        }
     }
     let mut hosts = running();
     let mut unreached = Vec::new();

@@ -140,7 +140,8 @@ impl<T: Send> Survey<T> {
         let answers = side_by_side(candidates, |candidate| {
             let left = deadline.left().ok_or_else(|| {
                 let message = "it was not asked, because other hosts took too long to answer";
-                io::Error::new(io::ErrorKind::TimedOut, message)
+                let late = io::Error::new(io::ErrorKind::TimedOut, message);
+                (None, late.into())
             })?;
             let (mut client, host) = introduce(candidate, left.min(PATIENCE))?;
             Ok((host, question(&mut client)))
@@ -148,11 +149,11 @@ impl<T: Send> Survey<T> {
         for (candidate, answer) in candidates.iter().zip(answers) {
             match answer {
                 Ok(answer) => self.hosts.push(answer),
-                Err(ClientError::Unreachable(error)) if is_left_over(&error) => {
+                Err((_, ClientError::Unreachable(error))) if is_left_over(&error) => {
                     any_is_left_over = true;
                 }
-                Err(error) => self.unreached.push(Unreached {
-                    pid: candidate.process,
+                Err((pid, error)) => self.unreached.push(Unreached {
+                    pid: pid.or(candidate.process),
                     place: candidate.socket.clone(),
                     why: match error {
                         ClientError::Unreachable(error) => error.to_string(),
@@ -234,9 +235,14 @@ fn in_directories(unreached: &mut Vec<Unreached>) -> (Vec<Candidate>, Vec<PathBu
     (candidates.collect(), swept)
 }
 
-fn introduce(candidate: &Candidate, patience: Duration) -> Result<(Client, Running), ClientError> {
+/// Connects to a host and asks who it is. An error comes with the process at the other end, where that is known.
+fn introduce(
+    candidate: &Candidate,
+    patience: Duration,
+) -> Result<(Client, Running), (Option<u32>, ClientError)> {
     let deadline = Deadline::after(patience);
-    let mut client = Client::connect_until(&candidate.socket, deadline)?;
+    let connected = Client::connect_until(&candidate.socket, deadline);
+    let mut client = connected.map_err(|error| (None, error))?;
     client.set_deadline(deadline);
     let peer = client.peer();
     if !candidate.may_be_opened_by(peer) {
@@ -245,9 +251,9 @@ fn introduce(candidate: &Candidate, patience: Duration) -> Result<(Client, Runni
             peer.uid, candidate.owner
         );
         let refused = io::Error::new(io::ErrorKind::PermissionDenied, message);
-        return Err(ClientError::Unreachable(refused));
+        return Err((None, refused.into()));
     }
-    let info = client.host()?;
+    let info = client.host().map_err(|error| (peer.pid, error))?;
     let host = Running {
         socket: candidate.socket.clone(),
         pid: peer.pid.unwrap_or(info.pid),

@@ -10,6 +10,7 @@ pub mod ending;
 pub mod errand;
 mod examine;
 mod freezer;
+mod halt;
 pub mod image;
 pub mod mapped_file;
 pub mod maps;
@@ -30,5 +31,6 @@ mod trace;
 pub mod twin;
 
 pub use examine::{Examined, Purpose, denied_to_read, examine, examine_for};
+pub use halt::Halt;
 pub use refusal::{Denial, Limit, Refusal};
 pub use survey::{Survey, Surveyed, survey};

@@ -40,6 +40,7 @@ mod fleet_attached;
 mod fleet_page;
 mod fleet_scraped;
 mod gate;
+mod halted;
 mod help;
 mod host_pages;
 mod hosts;

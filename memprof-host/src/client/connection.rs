@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_own::above_stdio;
+use memprof_ptrace::Halt;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -27,6 +28,8 @@ use crate::socket_dir::abstract_name;
 /// byte in at most six; a command line has up to 128 KiB for each of its words.
 const LINE_LIMIT: usize = 1 << 20;
 const CHUNK: usize = 64 << 10;
+/// How often a process that does not answer is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// When to give up, and how long that was at the start.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +70,8 @@ pub struct Peer {
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,
+    /// The process at the other end, if it can be seen from here.
+    process: Option<u32>,
     buffer: Vec<u8>,
 }
 
@@ -93,18 +98,14 @@ impl Connection {
         }
         ioctl_fionbio(&socket, true)?;
         Ok(Self {
+            process: peer(&socket)?.pid,
             socket,
             buffer: Vec::new(),
         })
     }
 
     pub(super) fn peer(&self) -> io::Result<Peer> {
-        // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
-        let peer = getsockopt(&self.socket, PeerCredentials)?;
-        Ok(Peer {
-            uid: peer.uid(),
-            pid: u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0),
-        })
+        peer(&self.socket)
     }
 
     pub(super) fn write(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
@@ -166,23 +167,43 @@ impl Connection {
         Ok(file)
     }
 
+    /// Waits until the socket is ready; ends early where the process cannot answer, as it is stopped or frozen.
     fn wait(&self, events: PollFlags, deadline: Deadline) -> io::Result<()> {
+        let mut was_halted = false;
         loop {
             let left = deadline
                 .left()
-                .ok_or_else(|| deadline.passed("it did not answer"))?;
+                .ok_or_else(|| deadline.passed("it did not answer"))?
+                .min(LOOK_AGAIN);
             let timeout = Timespec {
                 tv_sec: left.as_secs().cast_signed(),
                 tv_nsec: left.subsec_nanos().into(),
             };
             let mut polled = [PollFd::from_borrowed_fd(self.socket.as_fd(), events)];
             match poll(&mut polled, Some(&timeout)) {
-                Ok(0) | Err(Errno::INTR) => {}
+                Ok(0) => {}
+                Err(Errno::INTR) => continue,
                 Ok(_) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
+            // Twice: a tracer stops a process for a moment, as memprof itself does.
+            match self.process.and_then(Halt::of) {
+                Some(halt) if was_halted => {
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, halt.to_string()));
+                }
+                halt => was_halted = halt.is_some(),
+            }
         }
     }
+}
+
+fn peer(socket: &OwnedFd) -> io::Result<Peer> {
+    // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
+    let peer = getsockopt(socket, PeerCredentials)?;
+    Ok(Peer {
+        uid: peer.uid(),
+        pid: u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0),
+    })
 }
 
 fn socket() -> io::Result<OwnedFd> {

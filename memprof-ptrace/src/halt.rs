@@ -1,0 +1,108 @@
+//! The reason why a process that does not answer cannot.
+
+use std::fmt;
+
+use crate::directory::Directory;
+use crate::freezer::Freezers;
+use crate::process::{State, Status};
+
+/// A process none of whose threads goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Halt {
+    pid: u32,
+    by: Cause,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// SIGSTOP and its relatives, which stop all threads.
+    Signal,
+    /// The process with that pid.
+    Tracer(u32),
+    Cgroup,
+    End,
+}
+
+impl Halt {
+    /// Looks at the main thread, and at the cgroup. `None` where the process goes on, where that is not to be seen, and
+    /// where its main thread has ended before others.
+    pub fn of(pid: u32) -> Option<Self> {
+        let directory = Directory::of(pid);
+        let status = match directory.parse("status", Status::parse) {
+            Ok(status) => status,
+            Err(_) => return None,
+        };
+        let is_frozen = || {
+            let cgroups = directory.read("cgroup").unwrap_or_default();
+            Freezers::mounted().hold(&String::from_utf8_lossy(&cgroups))
+        };
+        let by = match status.state {
+            State::Stopped => Cause::Signal,
+            State::Traced => Cause::Tracer(status.tracer.unwrap_or(0)),
+            State::Zombie if status.threads <= 1 => Cause::End,
+            State::Zombie => return None,
+            State::Alive if is_frozen() => Cause::Cgroup,
+            State::Alive => return None,
+        };
+        Some(Self { pid, by })
+    }
+}
+
+impl fmt::Display for Halt {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pid = self.pid;
+        match self.by {
+            Cause::Signal => write!(
+                out,
+                "it is stopped (SIGSTOP); continue it first (kill -CONT {pid})"
+            ),
+            Cause::Tracer(tracer) => write!(
+                out,
+                "it is held still by process {tracer}, which traces it (a debugger?); have that one continue it"
+            ),
+            Cause::Cgroup => out.write_str(
+                "it is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)",
+            ),
+            Cause::End => out.write_str("it has ended"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    #[test]
+    fn processes_that_cannot_go_on_are_told_with_the_reason() {
+        let mut sleeper = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = sleeper.id();
+        let process = Pid::from_raw(pid.cast_signed());
+        let wait = |event| {
+            waitid(Id::Pid(process), event | WaitPidFlag::WNOWAIT).unwrap();
+        };
+        let halt = || Halt::of(pid).map(|halt| halt.by);
+        assert_eq!(halt(), None);
+        kill(process, Signal::SIGSTOP).unwrap();
+        wait(WaitPidFlag::WSTOPPED);
+        assert_eq!(halt(), Some(Cause::Signal));
+        let words = Halt::of(pid).unwrap().to_string();
+        assert_eq!(
+            words,
+            format!("it is stopped (SIGSTOP); continue it first (kill -CONT {pid})")
+        );
+        kill(process, Signal::SIGCONT).unwrap();
+        wait(WaitPidFlag::WCONTINUED);
+        assert_eq!(halt(), None);
+        kill(process, Signal::SIGKILL).unwrap();
+        wait(WaitPidFlag::WEXITED);
+        assert_eq!(halt(), Some(Cause::End));
+        sleeper.wait().unwrap();
+        assert_eq!(halt(), None);
+    }
+}
