@@ -83,6 +83,14 @@ pub(crate) enum Command {
     Record(RecordArgs),
     Leaks(LeaksArgs),
     Holders(HoldersArgs),
+    /// Clean up after a `leaks --prove` or `holders` that is killed, which starts this.
+    #[command(hide = true)]
+    Reap {
+        /// The process that is searched.
+        pid: u32,
+        /// The memprof that searches it.
+        parent: u32,
+    },
     Report(ReportArgs),
     Serve(ServeArgs),
     /// Take heap profiles of this machine's hosts by a policy, for `memprof fleet`.

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::exit::coded;
 use crate::heap;
 use crate::output;
+use crate::reaper::ReaperGuard;
 
 /// The part of a reply that says how it was found.
 #[derive(Serialize)]
@@ -43,6 +44,7 @@ pub(crate) fn look<T>(
 ) -> anyhow::Result<T> {
     // What is given back then counts no more.
     heap::keep_small();
+    let _reaper = ReaperGuard::start(pid)?;
     looked(pid, look(options, &|step| progress(pid, step)))
 }
 

@@ -28,6 +28,7 @@ mod output;
 mod pid;
 mod prove;
 mod ps;
+mod reaper;
 mod record;
 mod refused;
 mod reply;
@@ -99,6 +100,7 @@ fn run(command: Command) -> Outcome {
         Command::Record(args) => record::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Holders(args) => holders::run(&args),
+        Command::Reap { pid, parent } => reaper::run(pid, parent),
         Command::Report(args) => {
             report::run(&args)?;
             Ok(ExitCode::SUCCESS)

@@ -84,10 +84,8 @@ pub enum Error {
         limit: u64,
     },
     /// clone(2) made no child.
-    #[error(
-        "could not be copied: clone(2) failed in it, perhaps because of its limit of processes (RLIMIT_NPROC)"
-    )]
-    NotCloned,
+    #[error("could not be copied: {}", not_cloned_reason(.0))]
+    NotCloned(io::Error),
     /// No allocator whose heap can be searched.
     #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
@@ -138,7 +136,7 @@ impl Error {
             Self::NoSamples => "run `memprof attach` and `memprof activate`, and ask again when it has allocated more; \
                                 or choose by --class or --size"
                 .to_owned(),
-            Self::NotCloned | Self::Io { .. } => return None,
+            Self::NotCloned(_) | Self::Io { .. } => return None,
         };
         Some(remedy)
     }
@@ -152,5 +150,17 @@ impl Error {
             Self::NoSamples => 5,
             _ => 4,
         }
+    }
+}
+
+fn not_cloned_reason(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN) => {
+            "its user has as many processes as it may (RLIMIT_NPROC), or its cgroup has (pids.max)"
+                .to_owned()
+        }
+        Some(libc::ESRCH) => "it was killed".to_owned(),
+        Some(_) => format!("clone(2) failed in it: {error}"),
+        None => "its thread did not reach clone(2) in time; try again".to_owned(),
     }
 }

@@ -30,3 +30,4 @@ pub use holders::{
 pub use look::{Looks, Options, Progress, Step};
 pub use memprof_ptrace::ending;
 pub use prove::{Proof, prove, prove_ending};
+pub use snapshot::{SearchEnd, reap_copies};

@@ -5,10 +5,12 @@
 
 mod lacking;
 mod limits;
+mod reap;
 mod smaps;
 mod threads;
 
 use std::fs;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -26,13 +28,14 @@ use memprof_ptrace::{Purpose, Refusal, examine_for};
 use crate::error::Error;
 pub(crate) use lacking::Lacking;
 use lacking::Plan;
+pub use reap::{SearchEnd, reap_copies};
 pub use threads::Registers;
 
 /// How long the copy may take after the threads stopped, beyond what was estimated: a machine may be busy.
 const CLONE_PATIENCE: Duration = Duration::from_secs(2);
-/// Until the child is reaped.
-const REAP_PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// Until a memprof that cleans up is done with a process.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How much of a process's code is searched for the instructions that lead a thread home.
 const CODE_MAPPINGS: usize = 64;
 
@@ -71,14 +74,14 @@ impl Subject {
     /// Why it cannot be copied.
     pub fn look_up(pid: u32) -> Result<Self, Error> {
         let memory = Memory::open(pid);
+        // First, because it traces the process meanwhile.
+        let locked = memory.as_ref().map(wait_for_lock);
         // It says why, where the memory could not be opened.
         let status = examine_for(Purpose::Read, pid)?.status;
+        locked
+            .unwrap_or(Ok(()))
+            .map_err(Error::io("another memprof is at work on it"))?;
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
-        // Whoever else writes to its threads' stacks takes this lock too.
-        memory.try_lock().map_err(|error| Error::Io {
-            what: "another memprof is at work on it".to_owned(),
-            cause: error.into(),
-        })?;
         let maps = read(pid, "maps")?;
         let gadgets = mappings(&maps)
             .filter(|mapping| mapping.is_executable() && mapping.inode != 0)
@@ -129,6 +132,7 @@ impl Subject {
         }
         let cloned = stopped.clone_by(
             &errand.registers,
+            &home,
             Instant::now() + estimate + CLONE_PATIENCE,
         );
         let lacking = cloned.as_ref().map(|(twin, _)| {
@@ -142,7 +146,7 @@ impl Subject {
         });
         let registers = threads.go_on(&maps);
         let stopped = begun.elapsed();
-        let twin = twin.map_err(|_| Error::NotCloned)?;
+        let twin = twin.map_err(Error::NotCloned)?;
         let mut snapshot = Snapshot {
             twin: Some(twin),
             pid: self.pid,
@@ -185,52 +189,6 @@ impl Subject {
         let code = self.memory.bytes(self.gadgets.system_call);
         code.is_ok_and(|code| code == errand::SYSTEM_CALL)
     }
-
-    /// Has the process wait for the zombie that a snapshot leaves: nobody else could.
-    fn reap(&self, child: &Status, child_pid: u32) -> Result<(), Error> {
-        let Some(own_number) = child.ns_pids.last() else {
-            return Ok(());
-        };
-        let options = (libc::__WALL | libc::WNOHANG) as u64;
-        let wait = errand::Call::System(
-            libc::SYS_wait4,
-            [u64::from(*own_number), 0, options, 0, 0, 0],
-        );
-        let begun = Instant::now();
-        while begun.elapsed() < REAP_PATIENCE {
-            if !self.is_same() {
-                return Err(gone(self.pid).into());
-            }
-            let maps = read(self.pid, "maps")?;
-            let mut threads = threads::stop_one(self.pid)?;
-            if let Ok((thread, stopped)) = threads.take_one(|thread| self.can_clone(&maps, thread))
-            {
-                let home = thread.home();
-                let calls = None;
-                let room = self.room(&maps, &home, thread.tid);
-                let home_place = room.ok_or(Error::NoThread("its stacks have no room"))?;
-                let places = errand::Places {
-                    home: home_place,
-                    calls,
-                };
-                let errand = errand::errand(&[wait], places, u64::MAX, self.gadgets, &home);
-                for (address, bytes) in &errand.writes {
-                    let written = self.memory.write(*address, bytes);
-                    written.map_err(Error::io("failed to write to a stack"))?;
-                }
-                stopped
-                    .leave_to(&errand.registers)
-                    .map_err(Error::io("failed to let it reap"))?;
-                while begun.elapsed() < REAP_PATIENCE && is_there(child_pid) {
-                    thread::sleep(LOOK_AGAIN);
-                }
-                return Ok(());
-            }
-            drop(threads);
-            thread::sleep(LOOK_AGAIN);
-        }
-        Ok(())
-    }
 }
 
 impl Snapshot {
@@ -266,7 +224,7 @@ impl Snapshot {
         let reaped = status
             .map_err(Error::from)
             .and_then(|status| subject.reap(&status, pid));
-        reaped.is_ok() && !is_there(pid)
+        reaped.is_ok() && !reap::is_there(pid)
     }
 
     /// Fails where the pages that were copied meanwhile leave too little memory.
@@ -278,8 +236,17 @@ impl Snapshot {
     }
 }
 
-fn is_there(pid: u32) -> bool {
-    fs::metadata(format!("/proc/{pid}")).is_ok()
+/// Excludes other processes of memprof that write to the stacks of the process. One that cleans up after a killed
+/// search holds the lock for a moment only.
+fn wait_for_lock(memory: &Memory) -> io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match memory.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(error) if begun.elapsed() > LOCK_TIMEOUT => return Err(error.into()),
+            Err(_) => thread::sleep(POLL_INTERVAL),
+        }
+    }
 }
 
 fn read(pid: u32, name: &str) -> Result<Vec<u8>, Error> {

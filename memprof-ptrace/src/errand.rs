@@ -147,6 +147,9 @@ pub fn errand(
     Errand { writes, registers }
 }
 
+/// The exit status of a child of [`clone_errand`] that was let run: memprof was killed just then.
+pub const COPY_EXIT_STATUS: u64 = 109;
+
 /// The frames with which a thread clones its process by the flags of clone(2) and goes home. Should the child
 /// ever run, it ends at once: it has a stack of its own, whose only frame leads to `exit_group(2)`.
 ///
@@ -166,7 +169,7 @@ pub fn clone_errand(
     let clone = Call::System(SYS_clone, [flags, stack, 0, 0, 0, 0]);
     let mut errand = errand(&[clone], places, blocked, gadgets, home);
     let mut ends = home.registers;
-    Call::System(SYS_exit_group, [0; 6]).load(&mut ends, gadgets);
+    Call::System(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0]).load(&mut ends, gadgets);
     ends.rsp = stack;
     errand
         .writes

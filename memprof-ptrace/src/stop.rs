@@ -11,6 +11,7 @@ use libc::{c_void, iovec, pid_t, user_regs_struct};
 
 pub use crate::trace::NotStopped;
 
+use crate::errand::Home;
 use crate::state::State;
 use crate::trace::{request, wait};
 use crate::twin::Twin;
@@ -21,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const NT_X86_XSTATE: usize = 0x202;
 /// What a kernel may write: AMX's tiles are 8 KiB of it.
 const STATE_LIMIT: usize = 64 << 10;
+
+/// What stops a thread at a system call (ptrace(2), `PTRACE_O_TRACESYSGOOD`).
+const SYSTEM_CALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
 /// The kernel's signals, of 64 bits.
 const SIGNALS: usize = 8;
@@ -172,48 +176,71 @@ impl Stopped {
         let place = ptr::from_ref(registers) as usize;
         request(libc::PTRACE_SETREGS, self.tid, 0, place)?;
         // Behind the registers: killed in between, we leave a thread that unblocks what it should.
-        let all = u64::MAX;
-        let place = &raw const all;
-        request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)?;
+        self.block(u64::MAX)?;
         self.is_held = false;
         request(libc::PTRACE_DETACH, self.tid, 0, 0)
+    }
+
+    fn block(&self, signals: u64) -> io::Result<()> {
+        let place = &raw const signals;
+        request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)
     }
 
     /// Sends it on an errand in which it clones its process ([`crate::errand::clone_errand`]). Both stand still
     /// then: it behind the call until it is dropped, and its child from the first instruction on.
     ///
     /// # Errors
-    /// `TimedOut`: there is none until then; the thread goes home. Or it was killed meanwhile.
+    /// The errno of clone(2): it goes home by itself. `TimedOut`: it did not reach the call before `until`, and is at
+    /// `home` again. `ESRCH`: it was killed.
     pub fn clone_by(
         mut self,
         registers: &user_regs_struct,
+        home: &Home<'_>,
         until: Instant,
     ) -> io::Result<(Twin, Self)> {
-        let place = ptr::from_ref(registers) as usize;
-        let options = libc::PTRACE_O_TRACECLONE as usize;
+        let options = (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD) as usize;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
-        request(libc::PTRACE_SETREGS, self.tid, 0, place)?;
-        let all = u64::MAX;
-        let place = &raw const all;
-        request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)?;
-        request(libc::PTRACE_CONT, self.tid, 0, 0)?;
-        let killed = || io::Error::from_raw_os_error(libc::ESRCH);
-        let status = match wait(self.tid, until) {
-            Ok(status) => status,
-            Err(NotStopped::Uninterruptible) => {
+        self.set_registers(registers)?;
+        self.block(u64::MAX)?;
+        let mut signal = 0;
+        loop {
+            let is_late = Instant::now() > until;
+            if is_late {
+                // It stops where it can be led home, unless it is in the midst of the call.
                 request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
-                wait(self.tid, Instant::now() + PATIENCE).map_err(|_| killed())?
             }
-            Err(_) => return Err(killed()),
-        };
-        if status >> 16 != libc::PTRACE_EVENT_CLONE {
-            // SIGSTOP, which nobody can block; or our own stop, in vain.
-            self.signal = if status >> 16 == 0 {
-                libc::WSTOPSIG(status)
-            } else {
-                0
+            request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
+            let deadline = match is_late {
+                true => Instant::now() + PATIENCE,
+                false => until,
             };
-            return Err(io::ErrorKind::TimedOut.into());
+            let status = match wait(self.tid, deadline) {
+                Err(NotStopped::Uninterruptible) if !is_late => {
+                    request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
+                    wait(self.tid, Instant::now() + PATIENCE)
+                }
+                waited => waited,
+            };
+            let status = status.map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+            signal = match CloneStep::from_status(status) {
+                CloneStep::Cloned => break,
+                CloneStep::SystemCall => {
+                    if let Some(error) = clone_error(&self.registers()?) {
+                        return Err(error);
+                    }
+                    signal = 0;
+                    continue;
+                }
+                CloneStep::Signal(signal) => signal,
+                CloneStep::GroupStop => 0,
+            };
+            if Instant::now() > until {
+                self.signal = signal;
+                // Killed in between, this program leaves a thread that goes home by way of clone(2).
+                self.block(home.blocked)?;
+                self.set_registers(&home.registers)?;
+                return Err(io::ErrorKind::TimedOut.into());
+            }
         }
         let mut child: libc::c_ulong = 0;
         let place = &raw mut child;
@@ -237,6 +264,42 @@ impl Drop for Stopped {
             let _ = request(libc::PTRACE_DETACH, self.tid, 0, self.signal as usize);
         }
     }
+}
+
+/// A stop of a thread on its way to clone(2).
+#[derive(Debug, PartialEq, Eq)]
+enum CloneStep {
+    /// It has a child.
+    Cloned,
+    /// It enters a system call, or leaves one.
+    SystemCall,
+    /// It is about to take this signal: SIGSTOP, because nothing blocks it. It must be passed on at once, as only the
+    /// kernel knows whether a SIGCONT has come meanwhile (kernel/signal.c, `JOBCTL_STOP_DEQUEUED`).
+    Signal(i32),
+    /// Its process was stopped or continued by a signal. It runs nevertheless, and stops when it is let go.
+    GroupStop,
+}
+
+impl CloneStep {
+    fn from_status(status: i32) -> Self {
+        match (status >> 16, libc::WSTOPSIG(status)) {
+            (libc::PTRACE_EVENT_CLONE, _) => Self::Cloned,
+            (0, SYSTEM_CALL_STOP) => Self::SystemCall,
+            (0, signal) => Self::Signal(signal),
+            _ => Self::GroupStop,
+        }
+    }
+}
+
+/// The error with which a thread leaves clone(2); `None` if it is not there yet, or the kernel repeats the call.
+fn clone_error(registers: &user_regs_struct) -> Option<io::Error> {
+    /// In the result's place while the call has not begun (arch/x86/entry), and for a call that is repeated after a
+    /// signal (include/linux/errno.h).
+    const NOT_ERRORS: [i32; 2] = [libc::ENOSYS, 513];
+    let is_clone = registers.orig_rax == libc::SYS_clone as u64;
+    let errno = i32::try_from(registers.rax.wrapping_neg()).ok()?;
+    let is_error = is_clone && (1..4096).contains(&errno) && !NOT_ERRORS.contains(&errno);
+    is_error.then(|| io::Error::from_raw_os_error(errno))
 }
 
 #[cfg(test)]
@@ -265,5 +328,38 @@ mod tests {
         assert!(cat.wait().unwrap().success());
         let ended = Stopped::interrupt(cat.id()).unwrap_err();
         assert_eq!(ended, NotStopped::Ended);
+    }
+
+    #[test]
+    fn stops_on_the_way_to_clone() {
+        let check = |event: i32, signal: i32, expected| {
+            let status = event << 16 | signal << 8 | 0x7f;
+            assert_eq!(CloneStep::from_status(status), expected);
+        };
+        check(libc::PTRACE_EVENT_CLONE, libc::SIGTRAP, CloneStep::Cloned);
+        check(0, libc::SIGTRAP | 0x80, CloneStep::SystemCall);
+        check(0, libc::SIGSTOP, CloneStep::Signal(libc::SIGSTOP));
+        for signal in [libc::SIGSTOP, libc::SIGTRAP] {
+            check(libc::PTRACE_EVENT_STOP, signal, CloneStep::GroupStop);
+        }
+    }
+
+    #[test]
+    fn only_an_errno_of_clone_is_its_error() {
+        let check = |call: i64, result: i64, expected: Option<i32>| {
+            // SAFETY: a struct of numbers.
+            let mut registers: user_regs_struct = unsafe { mem::zeroed() };
+            registers.orig_rax = call.cast_unsigned();
+            registers.rax = result.cast_unsigned();
+            let error = clone_error(&registers).and_then(|error| error.raw_os_error());
+            assert_eq!(error, expected, "{call} {result}");
+        };
+        let eagain = -i64::from(libc::EAGAIN);
+        check(libc::SYS_clone, eagain, Some(libc::EAGAIN));
+        check(libc::SYS_clone, -i64::from(libc::ENOSYS), None);
+        check(libc::SYS_clone, -513, None);
+        check(libc::SYS_clone, 4711, None);
+        check(libc::SYS_clone, 0, None);
+        check(libc::SYS_rt_sigreturn, eagain, None);
     }
 }

@@ -48,6 +48,7 @@ mod http_access;
 mod http_api;
 mod http_tools;
 mod http_users;
+mod interrupts;
 mod labels;
 mod languages;
 mod ledger;

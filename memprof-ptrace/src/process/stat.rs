@@ -11,6 +11,15 @@ const KERNEL_THREAD: u64 = 0x20_0000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     flags: u64,
+    /// Whether it has ended, and its parent has not asked for its exit status.
+    pub is_zombie: bool,
+    /// The process that made it, or has taken it over; 0 where that is in no namespace of this one's.
+    pub parent: u32,
+    /// The signal that tells its parent of its end, 0 for none; -1 for a thread that is not the first. `None` on
+    /// kernels before 2.6.
+    pub exit_signal: Option<i32>,
+    /// How it ended, as wait(2) reports it; 0 before, and where ptrace(2) is not allowed.
+    pub exit_code: Option<i32>,
     /// When it was started, in ticks since the machine's start: with the pid, this names one process.
     pub start_time: u64,
 }
@@ -25,14 +34,19 @@ impl Stat {
         let text = String::from_utf8_lossy(text);
         let (_, behind_name) = text.rsplit_once(')').ok_or(Malformed("comm"))?;
         // proc(5) counts from 1, and the state, the first here, is its third.
+        let word = |number: usize| behind_name.split_ascii_whitespace().nth(number - 3);
         let field = |number: usize, name| {
-            let mut fields = behind_name.split_ascii_whitespace();
-            let value = fields.nth(number - 3).and_then(|word| word.parse().ok());
+            let value: Option<u64> = word(number).and_then(|word| word.parse().ok());
             value.ok_or(Malformed(name))
         };
+        let number = |number: usize| word(number)?.parse().ok();
         Ok(Self {
+            is_zombie: word(3) == Some("Z"),
+            parent: field(4, "ppid")? as u32,
             flags: field(9, "flags")?,
             start_time: field(22, "starttime")?,
+            exit_signal: number(38),
+            exit_code: number(52),
         })
     }
 
@@ -75,5 +89,15 @@ mod tests {
     fn a_cut_file_is_refused() {
         assert_eq!(Stat::parse(b""), Err(Malformed("comm")));
         assert_eq!(Stat::parse(b"7 (web) S 1 7"), Err(Malformed("flags")));
+    }
+
+    #[test]
+    fn an_ended_process() {
+        let mut fields: Vec<String> = (3..=52).map(|number| number.to_string()).collect();
+        fields[0] = "Z".to_owned();
+        let stat = Stat::parse(format!("7 (web) {}", fields.join(" ")).as_bytes()).unwrap();
+        assert!(stat.is_zombie);
+        assert_eq!(stat.parent, 4);
+        assert_eq!((stat.exit_signal, stat.exit_code), (Some(38), Some(52)));
     }
 }
