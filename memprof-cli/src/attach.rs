@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use memprof_attach::{Attached, Attachment, File, Plugin, Port, attach_by_node_inspector};
 use memprof_host::client::Client;
+use memprof_messages::SamplerChoice;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -105,7 +106,7 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
             (client, Some(attached))
         }
     };
-    let entries = led::lead(args.pid, &client.status()?, args.max_pause);
+    let entries = led::lead(args.pid, &client.status()?, args.sampler(), args.max_pause);
     let reply = reply(args, &mut client, attached.as_ref(), &entries)?;
     if args.json {
         output::print(&json!(reply).to_string());
@@ -136,6 +137,13 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, Attached)> {
 }
 
 impl AttachArgs {
+    /// The sampler that its words ask for. A word that is none is refused by the plugin.
+    fn sampler(&self) -> SamplerChoice {
+        let mut words = self.args.iter().rev();
+        let word = words.find_map(|word| word.strip_prefix("sampler="));
+        word.and_then(|word| word.parse().ok()).unwrap_or_default()
+    }
+
     fn attachment(&self) -> anyhow::Result<Attachment> {
         let read = |path: &PathBuf| {
             let text = fs::read_to_string(path);

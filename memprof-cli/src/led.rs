@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use memprof_attach::{Led, lead_entries, require_symbols, restore_entries};
-use memprof_messages::{AllocatorStatus, Status, Through};
+use memprof_messages::{AllocatorStatus, SamplerChoice, Status, Through};
 use serde_json::{Value, json};
 
 use crate::refused::refused;
@@ -18,9 +18,11 @@ pub(crate) enum Entries {
     Not(anyhow::Error),
 }
 
-/// Leads the program's own `malloc` to memprof where `status` says that nothing else does, unless its threads would
-/// stand still for longer than `most`.
-pub(crate) fn lead(pid: u32, status: &Status, most: Duration) -> Entries {
+/// Leads the program's own `malloc` to memprof where `status` says that nothing else does, or memprof is to sample in
+/// place of its own sampler, unless its threads would stand still for longer than `most`.
+pub(crate) fn lead(pid: u32, status: &Status, sampler: SamplerChoice, most: Duration) -> Entries {
+    let needs_it =
+        |allocator: &AllocatorStatus| allocator.owns_malloc && !has_way(allocator, sampler);
     let led = if status.allocators.iter().any(needs_it) {
         lead_entries(pid, most)
     } else if status.unknown_malloc.is_some() {
@@ -36,17 +38,12 @@ pub(crate) fn lead(pid: u32, status: &Status, most: Duration) -> Entries {
     }
 }
 
-/// It does not sample by itself, and no slot leads to it. Jumps that lead to it may not be complete.
-fn needs_it(allocator: &AllocatorStatus) -> bool {
-    let through = allocator
-        .sampled
-        .as_ref()
-        .map(|sampled| sampled.through.clone());
-    let has_way = match through {
-        None => allocator.sampler.is_some(),
-        Some(through) => through == Through::Slots,
-    };
-    allocator.owns_malloc && !has_way
+/// It samples by itself, or slots lead to memprof. Jumps that lead there may not be complete.
+fn has_way(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
+    match &allocator.sampled {
+        None => allocator.sampler.is_some() && sampler != SamplerChoice::Ours,
+        Some(sampled) => sampled.through == Through::Slots,
+    }
 }
 
 /// Gives the program its first instructions back. Whether any were away.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use memprof_attach::{Attached, Port};
 use memprof_host::client::Client;
-use memprof_messages::{DumpReport, Profiling};
+use memprof_messages::{DumpReport, Profiling, SamplerChoice};
 use memprof_report::Options;
 
 use crate::attach::{self, AttachArgs};
@@ -130,7 +130,7 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
     }
     // Where the status fails, what follows does, and says so.
     if let Ok(status) = client.status()
-        && let Entries::Not(why) = led::lead(pid, &status, attach::MAX_PAUSE)
+        && let Entries::Not(why) = led::lead(pid, &status, SamplerChoice::Auto, attach::MAX_PAUSE)
     {
         output::note(&format!("{why:#}"));
     }

@@ -12,9 +12,9 @@ use crate::memprof::memprof;
 
 /// How a program is linked.
 #[derive(Clone, Copy, Debug)]
-struct Linked {
-    name: &'static str,
-    options: &'static [&'static str],
+pub(crate) struct Linked {
+    pub(crate) name: &'static str,
+    pub(crate) options: &'static [&'static str],
 }
 
 const LINKED: [Linked; 3] = [
@@ -33,8 +33,8 @@ const LINKED: [Linked; 3] = [
 ];
 
 /// The program, waiting for a line.
-struct Program {
-    host: Host,
+pub(crate) struct Program {
+    pub(crate) host: Host,
     lines: u32,
 }
 
@@ -44,7 +44,7 @@ impl Linked {
     }
 
     /// The same by another program, which executes it.
-    fn start_by(self, starter: &[&str], more: &[&str]) -> Program {
+    pub(crate) fn start_by(self, starter: &[&str], more: &[&str]) -> Program {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("linked");
         let mut cc = Command::new("cc");
@@ -62,7 +62,7 @@ impl Linked {
 
 impl Program {
     /// Has it do something, and waits until it has.
-    fn does(&mut self, what: &str) {
+    pub(crate) fn does(&mut self, what: &str) {
         self.lines += 1;
         let line = format!("{what} #{}", self.lines);
         self.host.type_line(&line);
@@ -88,14 +88,14 @@ impl Program {
         bytes.collect()
     }
 
-    fn own_malloc(&self) -> serde_json::Value {
+    pub(crate) fn own_malloc(&self) -> serde_json::Value {
         let status = self.host.memprof("status", &["--json"]).exits(0).json();
         let allocators = status["allocators"].as_array().unwrap().iter();
         let own = allocators.clone().find(|each| each["owns_malloc"] == true);
         own.unwrap_or_else(|| panic!("{status}")).clone()
     }
 
-    fn counts(&self) -> [i64; 2] {
+    pub(crate) fn counts(&self) -> [i64; 2] {
         let own = self.own_malloc();
         ["samples", "live_samples"].map(|count| own[count].as_i64().unwrap())
     }

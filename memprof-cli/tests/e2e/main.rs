@@ -21,6 +21,7 @@ mod attach_jvm;
 mod attach_linked;
 mod attach_node;
 mod attach_strange;
+mod attach_unhooked;
 mod book;
 mod bus;
 mod bus_lua;

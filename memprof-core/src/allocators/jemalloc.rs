@@ -21,7 +21,8 @@ use memprof_messages::{Kind, Totals};
 
 pub(crate) use bins::Bin;
 
-/// Calls memprof's sampler for each allocation. jemalloc 5.2 and newer; also where profiling was not compiled in.
+/// Calls memprof's sampler for each allocation. jemalloc 5.2 to 5.3, which newer ones dropped; also where profiling
+/// was not compiled in.
 pub(crate) const INSTALL_HOOKS: &CStr = c"experimental.hooks.install";
 
 /// A jemalloc that serves this process.

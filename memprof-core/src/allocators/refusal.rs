@@ -44,9 +44,22 @@ pub(crate) enum WhyNot {
     Undrivable(PathBuf),
     /// This file's `malloc` serves the process.
     UnknownMalloc(PathBuf),
+    /// The same as `why`, and memprof's sampler would serve it if `remedy` were done.
+    Unled { why: Box<Self>, remedy: String },
 }
 
 impl WhyNot {
+    /// For an allocator that memprof's sampler cannot serve either, because of `error`.
+    pub(crate) fn without_sampler(self, error: &Error) -> Self {
+        match error.remedy.as_str() {
+            "" => self,
+            remedy => Self::Unled {
+                why: Box::new(self),
+                remedy: remedy.to_owned(),
+            },
+        }
+    }
+
     /// Of an allocator whose kind has none, or of a process without an allocator.
     pub(crate) fn no_profiler(allocator: Option<&Identity>) -> Self {
         let allocator = allocator.map(Identity::to_string);
@@ -97,6 +110,7 @@ impl WhyNot {
             Self::OtherVariable { .. } => "wrong_variable",
             Self::Undrivable(_) => "hidden_jemalloc",
             Self::UnknownMalloc(_) => "unknown_malloc",
+            Self::Unled { why, .. } => why.word(),
         }
     }
 
@@ -135,6 +149,7 @@ impl WhyNot {
                  profile",
                 path.display()
             ),
+            Self::Unled { why, .. } => why.message(),
         }
     }
 
@@ -170,6 +185,7 @@ impl WhyNot {
                  (the extension memprof.jemalloc/1 of memprof.h)"
                 .to_owned(),
             Self::UnknownMalloc(_) => "start the program without that library".to_owned(),
+            Self::Unled { why, remedy } => format!("{}; or, as it runs, {remedy}", why.remedy()),
         }
     }
 }
@@ -186,6 +202,7 @@ impl From<WhyNot> for Error {
             | WhyNot::NotCompiledIn { .. }
             | WhyNot::Undrivable(_)
             | WhyNot::UnknownMalloc(_) => ErrorKind::Unsupported,
+            WhyNot::Unled { why, .. } => Self::from((**why).clone()).kind,
         };
         match why {
             WhyNot::Incomplete(error) => *error,
@@ -343,5 +360,24 @@ pub(crate) mod tests {
         assert_eq!(remedy(false), rebuild);
         let hooks = "; not in production, `activate sampler=ours` samples it as it is";
         assert_eq!(remedy(true), format!("{rebuild}{hooks}"));
+    }
+
+    #[test]
+    fn reason_with_a_way_for_the_sampler_keeps_its_words_and_adds_the_way() {
+        let why = || WhyNot::NotStarted {
+            allocator: "jemalloc 5.4.0".to_owned(),
+            variable: Some("MALLOC_CONF".to_owned()),
+        };
+        let error = Error::new(ErrorKind::Unsupported, "no slot leads to it");
+        assert_eq!(why().without_sampler(&error), why());
+        let unled = why().without_sampler(&error.remedy("`memprof attach 7 sampler=ours`"));
+        assert_eq!(
+            (unled.word(), unled.message()),
+            (why().word(), why().message())
+        );
+        let remedy = "restart this program with MALLOC_CONF=prof:true,prof_active:false; or, as it runs, \
+                      `memprof attach 7 sampler=ours`";
+        assert_eq!(unled.remedy(), remedy);
+        assert_eq!(Error::from(unled).kind, ErrorKind::Unavailable);
     }
 }

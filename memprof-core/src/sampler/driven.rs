@@ -94,10 +94,14 @@ impl Driven {
 
     /// Why it cannot be profiled in this process, where it cannot.
     pub(crate) fn why_not(&self) -> Option<WhyNot> {
-        match self.ours() {
-            Some(_) => None,
-            None => self.allocator.why_not(),
+        if self.ours().is_some() {
+            return None;
         }
+        let why = self.allocator.why_not()?;
+        Some(match self.ours.as_ref().and_then(Ours::error) {
+            Some(error) => why.without_sampler(error),
+            None => why,
+        })
     }
 
     /// Whether an activation that nobody ends would cost too much.

@@ -259,9 +259,9 @@ fn needed_no_more() -> Option<Role> {
 
 pub(super) fn linked_in() -> Error {
     let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
-                   experimental.hooks.install, as jemalloc 5.2 and newer have it";
+                   experimental.hooks.install, as jemalloc 5.2 to 5.3 have it";
     let remedy = format!(
-        "`memprof attach {}` leads the calls of its functions to memprof",
+        "`memprof attach {} sampler=ours` leads the calls of its functions to memprof",
         std::process::id()
     );
     Error::new(ErrorKind::Unsupported, message).remedy(remedy)

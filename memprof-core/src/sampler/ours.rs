@@ -17,7 +17,7 @@ use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::objects::Reading;
 use crate::allocators::symbols::malloc;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lock::lock;
 
 /// As jemalloc's and tcmalloc's own.
@@ -92,6 +92,11 @@ impl Ours {
         };
         let malloc = || malloc().and_then(Entries::of);
         !has_way && allocator.identity().owns_malloc && malloc().is_some()
+    }
+
+    /// Why it cannot serve this process.
+    pub(crate) fn error(&self) -> Option<&Error> {
+        self.sampler.as_ref().err()
     }
 
     /// Settles whether it samples from the next activation on.
