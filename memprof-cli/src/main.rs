@@ -17,6 +17,7 @@ mod gate;
 mod heap;
 mod help;
 mod holders;
+mod interrupts;
 mod leaks;
 mod led;
 mod ledger;

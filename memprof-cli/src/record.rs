@@ -1,10 +1,12 @@
 //! `memprof record`: a profile of the next half minute, and the host left as it was.
 
-use std::fs::File;
-use std::io::{IsTerminal, stderr};
+mod last_dump;
+mod sampling;
+
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use memprof_attach::{Attached, Port};
@@ -14,15 +16,18 @@ use memprof_report::Options;
 
 use crate::attach::{self, AttachArgs};
 use crate::detach;
-use crate::exit::{Outcome, USAGE, coded};
+use crate::exit::{Outcome, UNREACHABLE, USAGE, coded};
+use crate::interrupts::Interrupts;
 use crate::led::{self, Entries};
 use crate::message::{self, Dumped};
 use crate::report::{Show, show};
-use crate::{browser, completion, output, report, target};
+use crate::{browser, completion, exit, output, report, target};
+
+use last_dump::LastDump;
+use sampling::End;
 
 /// How much longer than the recording its activation lasts, should this program be killed.
 const GRACE: Duration = Duration::from_secs(60);
-const TICK: Duration = Duration::from_millis(250);
 const ROWS: usize = 20;
 
 /// Sample for a time, and show who allocated the memory that is still in use at its end
@@ -70,52 +75,108 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     }
     let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
     let file = &place.path().join("dump.heap");
+    let interrupts = Interrupts::watch(place.path())?;
     let recorded = match args.pid {
-        None => record(args, &mut target::connect(args.target.as_deref())?, file),
-        Some(pid) => record_attached(args, pid, file),
+        None => {
+            let client = &mut target::connect(args.target.as_deref())?;
+            record(args, client, &interrupts, file)
+        }
+        Some(pid) => record_attached(args, pid, &interrupts, file),
     };
-    let (pid, warnings) = recorded?;
-    if let Some(output) = &args.output {
-        let mut bytes = File::open(file).context("failed to read the dump again")?;
-        output::export(&mut bytes, output)?;
+    for remain in interrupts.take_all() {
+        output::note(&remain);
     }
-    for warning in &warnings {
-        output::note(warning);
+    let interrupted = interrupts.signal().map(|signal| 128 + signal as u8);
+    let shown = recorded.and_then(|recorded| recorded.show(args, file));
+    match (interrupted, shown) {
+        (Some(code), Ok(_)) => Ok(code.into()),
+        (Some(code), Err(error)) => Err(coded(code, exit::told(&error))),
+        (None, shown) => shown,
     }
-    show(&Show {
-        file,
-        pid,
-        options: Options {
-            top: Some(ROWS),
-            ..Options::default()
-        },
-        output: None,
-    })?;
-    if args.open {
-        browser::open(&report::page(file, pid)?)?;
+}
+
+/// What a recording gave.
+struct Recorded {
+    pid: u32,
+    warnings: Vec<String>,
+    end: End,
+}
+
+impl Recorded {
+    /// Shows the dump in `file`, if the host left one.
+    fn show(&self, args: &RecordArgs, file: &Path) -> Outcome {
+        let pid = self.pid;
+        if let End::Host(why) = &self.end
+            && !file.exists()
+        {
+            let message = format!("{pid} {why}; it left no profile");
+            return Err(coded(UNREACHABLE, message));
+        }
+        if let Some(output) = &args.output {
+            let mut bytes = File::open(file).context("failed to read the dump again")?;
+            output::export(&mut bytes, output)?;
+        }
+        for warning in &self.warnings {
+            output::note(warning);
+        }
+        if self.end == End::Interrupt {
+            output::note("interrupted: this is the profile until then");
+        }
+        show(&Show {
+            file,
+            pid,
+            options: Options {
+                top: Some(ROWS),
+                ..Options::default()
+            },
+            output: None,
+        })?;
+        if args.open {
+            browser::open(&report::page(file, pid)?)?;
+        }
+        match &self.end {
+            End::Host(why) => {
+                let message = format!("{pid} {why}; the profile is that of its exit");
+                Err(coded(UNREACHABLE, message))
+            }
+            End::Time | End::Interrupt => Ok(ExitCode::SUCCESS),
+        }
     }
-    Ok(0.into())
 }
 
 /// Records in a process that may have to be attached to, and leaves it as it was.
-fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(u32, Vec<String>)> {
+fn record_attached(
+    args: &RecordArgs,
+    pid: u32,
+    interrupts: &Interrupts,
+    file: &Path,
+) -> anyhow::Result<Recorded> {
     if let Some(mut client) = attach::host(pid) {
-        return record(args, &mut client, file);
+        return record(args, &mut client, interrupts, file);
     }
-    let (mut client, attached) = attach::attach(&AttachArgs {
+    // So that a process that ends meanwhile leaves its profile.
+    let config = file.with_file_name("attached.toml");
+    fs::write(&config, "[[watch]]\nat_exit = true\n").context("failed to write a configuration")?;
+    let lease = match args.keep_attached {
+        true => attach::LEASE,
+        false => args.duration + 2 * GRACE,
+    };
+    interrupts.add(format!(
+        "the plugin may be in {pid} for up to {}; `memprof detach {pid}` removes it now",
+        humantime::format_duration(lease)
+    ));
+    let attached = attach::attach(&AttachArgs {
         pid,
-        lease: match args.keep_attached {
-            true => attach::LEASE,
-            false => args.duration + 2 * GRACE,
-        },
+        lease,
         max_pause: attach::MAX_PAUSE,
         children: false,
         plugin: args.plugin.clone(),
-        config: None,
+        config: Some(config),
         node_inspector: args.node_inspector,
         json: false,
         args: Vec::new(),
-    })?;
+    });
+    let (mut client, attached) = attached.inspect_err(|_| interrupts.take_back())?;
     if let Attached::ByThread { handled, .. } = &attached
         && let Some(line) = attach::handlers(handled)
     {
@@ -134,62 +195,67 @@ fn record_attached(args: &RecordArgs, pid: u32, file: &Path) -> anyhow::Result<(
     {
         output::note(&format!("{why:#}"));
     }
-    let recorded = record(args, &mut client, file);
+    let recorded = record(args, &mut client, interrupts, file);
     drop(client);
-    if !args.keep_attached {
-        // What went wrong before is what matters.
-        let detached = detach::detach(pid);
-        return recorded.and_then(|recorded| detached.map(|_| recorded));
+    let is_left = match &recorded {
+        Ok(recorded) if matches!(recorded.end, End::Host(_)) => Ok(()),
+        _ if args.keep_attached => Ok(()),
+        _ => detach::detach(pid).map(drop),
+    };
+    if is_left.is_ok() {
+        // With the plugin, the sampling is gone too.
+        interrupts.take_all();
     }
-    recorded
+    // What went wrong first is what matters.
+    recorded.and_then(|recorded| is_left.map(|()| recorded))
 }
 
-/// Samples for the while, and fetches the dump into `file`. Returns the process and what the host warns of.
+/// Samples for the while, and fetches the dump into `file`.
 fn record(
     args: &RecordArgs,
     client: &mut Client,
+    interrupts: &Interrupts,
     file: &Path,
-) -> anyhow::Result<(u32, Vec<String>)> {
+) -> anyhow::Result<Recorded> {
     let pid = target::pid_of(client)?;
-    let was_active = client.status()?.profiling == Profiling::Active;
+    let status = client.status()?;
+    let last_dump = LastDump::before(pid, client.host()?.pid, &status);
+    let was_active = status.profiling == Profiling::Active;
     if !was_active {
         // A lease, so that the host does not stay active should this program be killed.
-        let lease = humantime::format_duration(args.duration + GRACE)
-            .to_string()
-            .replace(' ', "");
-        client.activate(&format!("for={lease}"))?;
+        let lease = humantime::format_duration(args.duration + GRACE).to_string();
+        interrupts.add(format!(
+            "{pid} samples for up to {lease}; `memprof deactivate -t {pid}` ends that now"
+        ));
+        let activated = client.activate(&format!("for={}", lease.replace(' ', "")));
+        activated.inspect_err(|_| interrupts.take_back())?;
     }
-    wait(args.duration);
+    let end = sampling::wait(args.duration, client, interrupts)?;
+    let mut recorded = Recorded {
+        pid,
+        warnings: Vec::new(),
+        end,
+    };
+    if let End::Host(_) = recorded.end {
+        if !was_active {
+            interrupts.take_back();
+        }
+        last_dump.copy(file)?;
+        return Ok(recorded);
+    }
     let dumped = message::take_here(client, &[]);
     if !was_active {
         client.deactivate()?;
+        interrupts.take_back();
     }
-    let warnings = match dumped? {
+    match dumped? {
         Dumped::Told(reply) => {
             let reply = reply.ok()?;
             let told: DumpReport = reply.typed().context("the reply to dump")?;
             output::save(&mut client.fetch(&told.largest.id)?, file)?;
-            told.warnings
+            recorded.warnings = told.warnings;
         }
-        Dumped::HandedOver(mut bytes) => {
-            output::save(&mut bytes, file)?;
-            Vec::new()
-        }
-    };
-    Ok((pid, warnings))
-}
-
-/// Waits, and shows how long it still takes where somebody looks.
-fn wait(duration: Duration) {
-    let begun = Instant::now();
-    let watched = stderr().is_terminal();
-    while let Some(left) = duration.checked_sub(begun.elapsed()) {
-        if watched {
-            let done = (begun.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
-            let bar = "#".repeat(done.min(30));
-            output::progress(&format!("sampling [{bar:<30}] {:>4}s left", left.as_secs()));
-        }
-        thread::sleep(left.min(if watched { TICK } else { duration }));
+        Dumped::HandedOver(mut bytes) => output::save(&mut bytes, file)?,
     }
-    output::clear();
+    Ok(recorded)
 }

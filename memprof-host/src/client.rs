@@ -195,6 +195,11 @@ impl Client {
         self.peer
     }
 
+    /// Whether the host holds the connection open.
+    pub fn is_connected(&self) -> bool {
+        self.connection.is_open()
+    }
+
     /// Who the host is, in its own words.
     ///
     /// # Errors

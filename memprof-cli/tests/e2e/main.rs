@@ -68,6 +68,7 @@ mod prove;
 mod prove_memory;
 mod prove_page;
 mod readme;
+mod record_ends;
 mod refusals;
 mod report;
 mod runtimes;

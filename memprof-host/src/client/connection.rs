@@ -18,7 +18,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, recvmsg, send, socket_with,
+    SocketFlags, SocketType, connect, recv, recvmsg, send, socket_with,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -106,6 +106,16 @@ impl Connection {
 
     pub(super) fn peer(&self) -> io::Result<Peer> {
         peer(&self.socket)
+    }
+
+    /// Whether the other end has not closed it.
+    pub(super) fn is_open(&self) -> bool {
+        let mut byte = [0];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match recv(&self.socket, &mut byte, flags) {
+            Ok((_, read)) => read > 0,
+            Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
+        }
     }
 
     pub(super) fn write(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {

@@ -1,0 +1,146 @@
+//! SIGINT, SIGTERM and SIGHUP while another process is changed: the first one ends the work early, the second one this
+//! program.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::output;
+
+const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// Watches for the signals, from a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Interrupts(Arc<Watched>);
+
+#[derive(Debug)]
+struct Watched {
+    /// Readable once a signal came that ends the work.
+    came: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    signal: Option<Signal>,
+    /// What the other process keeps where this one ends at once.
+    remains: Vec<String>,
+    /// Removed before this program ends.
+    folder: PathBuf,
+}
+
+impl Interrupts {
+    /// Begins. Signals that this program's caller ignores stay so (nohup(1)). While nothing [remains](Self::add), the
+    /// first signal ends this program.
+    ///
+    /// # Errors
+    /// No descriptor or thread is left.
+    pub(crate) fn watch(folder: &Path) -> Result<Self> {
+        let came = eventfd(0, EventfdFlags::CLOEXEC).context("failed to watch for signals")?;
+        let watched = Arc::new(Watched {
+            came,
+            state: Mutex::new(State {
+                signal: None,
+                remains: Vec::new(),
+                folder: folder.to_owned(),
+            }),
+        });
+        let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+        let ignored = ignored(&status);
+        let signals: SigSet = SIGNALS
+            .into_iter()
+            .filter(|signal| ignored & 1 << (*signal as i32 - 1) == 0)
+            .collect();
+        // Threads that are made from now on inherit this.
+        signals.thread_block().context("failed to block signals")?;
+        let watching = Arc::clone(&watched);
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                while let Ok(signal) = signals.wait() {
+                    watching.take(signal);
+                }
+            })
+            .context("failed to watch for signals")?;
+        Ok(Self(watched))
+    }
+
+    /// Adds what the other process keeps from now on where this program ends at once: until when, and how to end it.
+    pub(crate) fn add(&self, remain: String) {
+        self.0.lock().remains.push(remain);
+    }
+
+    /// Takes back what was added last: the other process keeps it no more.
+    pub(crate) fn take_back(&self) {
+        self.0.lock().remains.pop();
+    }
+
+    /// All that the other process keeps.
+    pub(crate) fn take_all(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().remains)
+    }
+
+    /// The signal that ended the work.
+    pub(crate) fn signal(&self) -> Option<Signal> {
+        self.0.lock().signal
+    }
+}
+
+/// Readable once a signal came.
+impl AsFd for Interrupts {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.came.as_fd()
+    }
+}
+
+impl Watched {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, signal: Signal) {
+        // Held to the end, so that nothing is changed any more.
+        let mut state = self.lock();
+        if !state.remains.is_empty() && state.signal.is_none() {
+            state.signal = Some(signal);
+            // It fails only where it is readable already.
+            let _ = rustix::io::write(&self.came, &1_u64.to_ne_bytes());
+            return;
+        }
+        output::clear();
+        if let Some(first) = state.remains.first() {
+            output::tell(&format!("memprof: left at once: {first}"));
+        }
+        // What cannot be removed lies in a directory for what is left over.
+        let _ = fs::remove_dir_all(&state.folder);
+        process::exit(128 + signal as i32);
+    }
+}
+
+/// The signals that a process ignores, the first in the lowest bit (proc(5), `SigIgn`).
+fn ignored(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read() {
+        assert_eq!(
+            ignored("SigBlk:\t00000000000000ff\nSigIgn:\t0000000000001001\n"),
+            0x1001
+        );
+        assert_eq!(ignored(""), 0);
+    }
+}

@@ -1,0 +1,71 @@
+//! The profile that a process leaves when it ends.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use memprof_messages::Status;
+use rustix::fs::OFlags;
+
+use crate::output;
+
+/// A directory of dumps, as it was before a process ended.
+#[derive(Debug)]
+pub(super) struct LastDump {
+    directory: PathBuf,
+    /// The user whose files its dumps are.
+    owner: Option<u32>,
+    /// A part of their names.
+    pid: String,
+    known: HashSet<OsString>,
+}
+
+impl LastDump {
+    /// `own_pid` is that by which the process knows itself.
+    pub(super) fn before(pid: u32, own_pid: u32, status: &Status) -> Self {
+        let directory = PathBuf::from(&status.dump_dir);
+        Self {
+            owner: fs::metadata(format!("/proc/{pid}")).map(|of| of.uid()).ok(),
+            pid: format!(".{own_pid}."),
+            known: names(&directory).collect(),
+            directory,
+        }
+    }
+
+    /// Copies the dump that the process took at its exit. Does nothing where there is none.
+    ///
+    /// # Errors
+    /// It cannot be copied.
+    pub(super) fn copy(&self, to: &Path) -> Result<()> {
+        let is_it = |name: &OsString| {
+            let text = name.to_string_lossy();
+            !self.known.contains(name) && text.contains(&self.pid) && text.contains(".at-exit.")
+        };
+        let Some(name) = names(&self.directory).find(is_it) else {
+            return Ok(());
+        };
+        // The directory is the process's user's: a link there leads where that user says, and so does a FIFO.
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let path = self.directory.join(name);
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(&path);
+        let mut file = file.with_context(|| path.display().to_string())?;
+        let found = file
+            .metadata()
+            .with_context(|| path.display().to_string())?;
+        if found.is_file() && Some(found.uid()) == self.owner {
+            output::save(&mut file, to)?;
+        }
+        Ok(())
+    }
+}
+
+fn names(directory: &Path) -> impl Iterator<Item = OsString> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name())
+}

@@ -1,0 +1,180 @@
+//! `memprof record --pid` that ends before its time.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::dist::{dist, tool_text};
+use crate::host::{Host, PATIENCE};
+use crate::memprof::memprof;
+
+/// Allocates until a line comes; then does what it says.
+const PROGRAM: &str = r#"
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+__attribute__((noinline)) void *leak_here(void) { return memset(malloc(100000), 1, 100000); }
+int main(void) {
+    struct pollfd input = {0, POLLIN, 0};
+    char line[20] = "";
+    fprintf(stderr, "ready\n");
+    while (!poll(&input, 1, 1))
+        if (!leak_here()) return 1;
+    if (read(0, line, sizeof line - 1) < 1 || !strcmp(line, "end\n")) return 7;
+    return execlp("sleep", "sleep", "60", NULL);
+}
+"#;
+
+fn start() -> Host {
+    let place = tempfile::tempdir().unwrap();
+    let source = place.path().join("program.c");
+    fs::write(&source, PROGRAM).unwrap();
+    let program = place.path().join("program");
+    let mut compile = Command::new("cc");
+    compile.args(["-O1", "-g", "-o"]).args([&program, &source]);
+    tool_text("gcc", &mut compile);
+    let mut command = Command::new(program);
+    command.stdin(Stdio::piped());
+    let host = Host::spawn(command, place);
+    host.wait_for_log("ready");
+    host
+}
+
+/// A recording that samples.
+struct Recording {
+    memprof: Child,
+    temporary: TempDir,
+}
+
+impl Recording {
+    /// Signals have their default actions, whatever runs the tests.
+    fn start(host: &Host) -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let pid = host.pid().to_string();
+        let memprof = Command::new("env")
+            .arg("--default-signal=INT,TERM,HUP")
+            .arg(dist("bin/memprof"))
+            .args(["record", "--for", "10m", "--pid", &pid])
+            .env("MEMPROF_SOCKET_DIR", host.socket_dir())
+            .env("TMPDIR", temporary.path())
+            .env("XDG_STATE_HOME", host.place())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        let dump = || host.memprof("dump", &["--json"]).stdout;
+        // Until something is in the profile.
+        while !dump().contains("\"stacks\":1") {
+            assert!(begun.elapsed() < PATIENCE);
+        }
+        Self { memprof, temporary }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.memprof.id().cast_signed());
+        kill(pid, signal).unwrap();
+    }
+
+    /// The exit status, what was written, and the number of files that are left.
+    fn end(mut self) -> (ExitStatus, String, usize) {
+        let status = self.memprof.wait().unwrap();
+        let mut text = String::new();
+        let (mut out, mut err) = (self.memprof.stdout.unwrap(), self.memprof.stderr.unwrap());
+        out.read_to_string(&mut text).unwrap();
+        err.read_to_string(&mut text).unwrap();
+        (
+            status,
+            text,
+            fs::read_dir(self.temporary.path()).unwrap().count(),
+        )
+    }
+}
+
+fn is_attached(host: &Host) -> bool {
+    let status = memprof(
+        &host.socket_dir(),
+        &["status", "-t", &host.pid().to_string()],
+    );
+    status.code == 0
+}
+
+#[test]
+fn interrupted_recordings_show_the_profile_so_far_and_detach() {
+    for (signal, code) in [
+        (Signal::SIGINT, 130),
+        (Signal::SIGTERM, 143),
+        (Signal::SIGHUP, 129),
+    ] {
+        let mut host = start();
+        let recording = Recording::start(&host);
+        recording.signal(signal);
+        let (status, text, left) = recording.end();
+        assert_eq!(status.code(), Some(code), "{text}");
+        assert!(text.contains("leak_here"), "{text}");
+        assert!(text.contains("interrupted"), "{text}");
+        assert_eq!(left, 0, "{text}");
+        assert!(!is_attached(&host));
+        assert!(host.is_alive());
+    }
+}
+
+#[test]
+fn second_interrupt_leaves_at_once_and_says_what_is_left() {
+    let host = start();
+    let recording = Recording::start(&host);
+    // The first one then waits for the process, to end the sampling.
+    host.signal(Signal::SIGSTOP);
+    recording.signal(Signal::SIGINT);
+    recording.signal(Signal::SIGTERM);
+    let (status, text, left) = recording.end();
+    host.signal(Signal::SIGCONT);
+    assert!([Some(130), Some(143)].contains(&status.code()), "{text}");
+    let remedy = format!("`memprof detach {}` removes it now", host.pid());
+    assert!(text.contains(&remedy), "{text}");
+    assert_eq!(left, 0, "{text}");
+    let detach = ["detach", &host.pid().to_string()];
+    let begun = Instant::now();
+    // The dump that memprof asked for first may be under way.
+    while memprof(&host.socket_dir(), &detach).code != 0 {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn recording_of_a_process_that_ends_shows_the_profile_of_its_exit() {
+    let mut host = start();
+    let recording = Recording::start(&host);
+    host.type_line("end");
+    let (status, text, left) = recording.end();
+    assert_eq!(status.code(), Some(3), "{text}");
+    assert!(text.contains("leak_here"), "{text}");
+    assert!(text.contains("has ended with status 7"), "{text}");
+    assert_eq!(left, 0, "{text}");
+}
+
+#[test]
+fn recording_of_a_process_that_is_killed_or_executes_another_program_says_so() {
+    let check = |end: fn(&mut Host), words: &str| {
+        let mut host = start();
+        let recording = Recording::start(&host);
+        end(&mut host);
+        let (status, text, left) = recording.end();
+        assert_eq!(status.code(), Some(3), "{text}");
+        assert!(text.contains(words), "{text}");
+        assert!(text.contains("no profile"), "{text}");
+        assert_eq!(left, 0, "{text}");
+    };
+    check(|host| host.signal(Signal::SIGKILL), "has ended by signal 9");
+    check(
+        |host| host.type_line("exec"),
+        "has executed another program",
+    );
+}
