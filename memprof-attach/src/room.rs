@@ -30,6 +30,23 @@ struct Used {
     capabilities: u64,
 }
 
+/// A limit's value, of setrlimit(2) or of the machine, which has no hard one.
+#[derive(Clone, Copy, Debug)]
+struct Value {
+    soft: u64,
+    /// `None` without a limit.
+    hard: Option<u64>,
+}
+
+/// A limit that leaves less than is needed.
+#[derive(Debug)]
+struct Shortage {
+    limit: Limit,
+    is: Value,
+    used: u64,
+    needed: u64,
+}
+
 /// Fails where an attachment could meet a limit of the process.
 pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -47,10 +64,16 @@ pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     };
     let most = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
     match shortage(used, &read("limits"), most.trim().parse().ok()) {
-        Some((limit, is, used, needed)) => Err(Refusal::NoRoom {
-            pid,
+        Some(Shortage {
             limit,
             is,
+            used,
+            needed,
+        }) => Err(Refusal::NoRoom {
+            pid,
+            limit,
+            is: is.soft,
+            hard: is.hard,
             used,
             needed,
         }),
@@ -58,51 +81,54 @@ pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// The first limit that leaves less than is needed: its value, what is used of it, and what is needed.
-fn shortage(
-    used: Used,
-    limits: &str,
-    most_mappings: Option<u64>,
-) -> Option<(Limit, u64, u64, u64)> {
-    let bytes = BYTES + soft(limits, "Max stack size").unwrap_or(STACK);
+/// The first limit that leaves less than is needed.
+fn shortage(used: Used, limits: &str, most_mappings: Option<u64>) -> Option<Shortage> {
+    let of = |name| value(limits, name);
+    let stack = of("Max stack size").map_or(STACK, |size| size.soft);
+    let bytes = BYTES + stack;
     // mlockall(2), MCL_FUTURE: no file of /proc tells it, and nothing else locks as much.
     let locks_all = used.locked > used.addresses / 2 && used.capabilities & IPC_LOCK == 0;
     let addresses = ADDRESSES.max(2 * bytes);
     // Reserved addresses count as locked, whether there is memory behind them or not.
     let locked = if locks_all { addresses } else { 0 };
-    let soft = |name| soft(limits, name);
+    let mappings = most_mappings.map(|soft| Value { soft, hard: None });
     let all = [
-        (Limit::Mappings, most_mappings, used.mappings, MAPPINGS),
+        (Limit::Mappings, mappings, used.mappings, MAPPINGS),
         (
             Limit::Addresses,
-            soft("Max address space"),
+            of("Max address space"),
             used.addresses,
             addresses,
         ),
-        (Limit::Data, soft("Max data size"), used.data, bytes),
-        (
-            Limit::Locked,
-            soft("Max locked memory"),
-            used.locked,
-            locked,
-        ),
+        (Limit::Data, of("Max data size"), used.data, bytes),
+        (Limit::Locked, of("Max locked memory"), used.locked, locked),
         (
             Limit::Descriptors,
-            soft("Max open files"),
+            of("Max open files"),
             used.descriptors,
             DESCRIPTORS,
         ),
     ];
     all.into_iter().find_map(|(limit, is, used, needed)| {
         let is = is?;
-        (needed > 0 && is < used.saturating_add(needed)).then_some((limit, is, used, needed))
+        let is_short = needed > 0 && is.soft < used.saturating_add(needed);
+        is_short.then_some(Shortage {
+            limit,
+            is,
+            used,
+            needed,
+        })
     })
 }
 
-/// `Max data size             unlimited            unlimited            bytes     `: `None` without a limit.
-fn soft(limits: &str, name: &str) -> Option<u64> {
+/// `Max data size             8388608              unlimited            bytes     `: `None` without a soft limit.
+fn value(limits: &str, name: &str) -> Option<Value> {
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
+    let mut values = line.split_whitespace().map(|value| value.parse().ok());
+    Some(Value {
+        soft: values.next()??,
+        hard: values.next()?,
+    })
 }
 
 /// `VmData: 224 kB`, in bytes; 0 where there is no such line.
@@ -131,8 +157,10 @@ mod tests {
         let check = |used: Used, limit: &str, expected: Option<(Limit, &str)>| {
             let limits = format!("Max stack size 8388608 unlimited bytes\n{limit}\n");
             let found = shortage(used, &limits, Some(65_530));
-            let found =
-                found.map(|(limit, _, used, needed)| (limit, limit.raise(7, used + needed)));
+            let found = found.map(|short| {
+                let to = short.used + short.needed;
+                (short.limit, short.limit.raise(7, to, short.is.hard))
+            });
             let expected = expected.map(|(limit, command)| (limit, command.to_owned()));
             assert_eq!(found, expected, "{limit}");
         };
@@ -153,12 +181,17 @@ mod tests {
         check(
             used,
             "Max address space 104857600 unlimited bytes",
-            Some((Limit::Addresses, "prlimit --pid 7 --as=541065216")),
+            Some((Limit::Addresses, "prlimit --pid 7 --as=541065216:")),
         );
         check(
             used,
             "Max open files 10 10 files",
             Some((Limit::Descriptors, "prlimit --pid 7 --nofile=11")),
+        );
+        check(
+            used,
+            "Max open files 10 11 files",
+            Some((Limit::Descriptors, "prlimit --pid 7 --nofile=11:")),
         );
         let many = Used {
             mappings: 65_500,

@@ -1,6 +1,10 @@
 //! Which limit an errno of the kernel tells of, whatever was being done, and the command that raises it.
 
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit};
+
+/// Descriptors that most servers have room for.
+const OPEN_FILES: u64 = 65_536;
 
 /// What helps where a limit of this process or of the machine was met; none for other errors.
 pub(crate) fn remedy(errno: Errno) -> Option<String> {
@@ -8,7 +12,7 @@ pub(crate) fn remedy(errno: Errno) -> Option<String> {
     Some(match errno {
         Errno::MFILE => format!(
             "raise its limit of open files (RLIMIT_NOFILE), {}",
-            raised("--nofile=65536")
+            raised(&open_files(getrlimit(Resource::Nofile)))
         ),
         Errno::NFILE => {
             "raise the machine's limit of open files, as root: sysctl fs.file-max=N".to_owned()
@@ -24,6 +28,15 @@ pub(crate) fn remedy(errno: Errno) -> Option<String> {
         ),
         _ => return None,
     })
+}
+
+/// The option of prlimit(1) that leaves room for more. A colon keeps the hard limit, which may be higher.
+fn open_files(limit: Rlimit) -> String {
+    let to = limit.current.unwrap_or(0).saturating_mul(2).max(OPEN_FILES);
+    match limit.maximum.is_none_or(|hard| to <= hard) {
+        true => format!("--nofile={to}:"),
+        false => format!("--nofile={to}"),
+    }
 }
 
 #[cfg(test)]
@@ -47,5 +60,19 @@ mod tests {
         );
         check(Errno::FBIG, &["RLIMIT_FSIZE", &pid, "--fsize="]);
         assert_eq!(remedy(Errno::NOSPC), None);
+    }
+
+    #[test]
+    fn raised_limit_of_open_files_lowers_no_hard_limit() {
+        let check = |current, maximum, expected: &str| {
+            assert_eq!(open_files(Rlimit { current, maximum }), expected);
+        };
+        check(Some(1024), Some(1024), "--nofile=65536");
+        check(Some(1024), Some(4096), "--nofile=65536");
+        check(Some(1024), Some(65_536), "--nofile=65536:");
+        check(Some(1024), Some(1 << 20), "--nofile=65536:");
+        check(Some(1024), None, "--nofile=65536:");
+        check(Some(65_536), Some(65_536), "--nofile=131072");
+        check(Some(1 << 19), Some(1 << 20), "--nofile=1048576:");
     }
 }

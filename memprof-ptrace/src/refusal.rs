@@ -155,6 +155,8 @@ pub enum Refusal {
         limit: Limit,
         /// The limit's value.
         is: u64,
+        /// What the process may raise it to (its hard limit); `None` without a limit.
+        hard: Option<u64>,
         /// How much of it is used.
         used: u64,
         /// How much more an attachment takes at the most.
@@ -214,8 +216,9 @@ impl Limit {
         }
     }
 
-    /// The command by which root raises it for a process that runs.
-    pub fn raise(self, pid: u32, to: u64) -> String {
+    /// The command by which root raises it for a process that runs. A hard limit that suffices stays: one that is lowered
+    /// can be raised again only with `CAP_SYS_RESOURCE`.
+    pub fn raise(self, pid: u32, to: u64, hard: Option<u64>) -> String {
         let option = match self {
             Self::Mappings => return format!("sysctl vm.max_map_count={to}"),
             Self::Addresses => "as",
@@ -223,7 +226,12 @@ impl Limit {
             Self::Locked => "memlock",
             Self::Descriptors => "nofile",
         };
-        format!("prlimit --pid {pid} --{option}={to}")
+        // prlimit(1): a value alone sets both limits, one before a colon the soft limit.
+        let kept = match hard.is_none_or(|hard| to <= hard) {
+            true => ":",
+            false => "",
+        };
+        format!("prlimit --pid {pid} --{option}={to}{kept}")
     }
 }
 
@@ -321,10 +329,11 @@ impl Refusal {
             Self::NoRoom {
                 pid,
                 limit,
+                hard,
                 used,
                 needed,
                 ..
-            } => format!("raise it as root: {}", limit.raise(*pid, used + needed + limit.spare())),
+            } => format!("raise it as root: {}", limit.raise(*pid, used + needed + limit.spare(), *hard)),
             Self::Misaligned { .. } => {
                 "start it with an allocator that aligns to 16 (Electric Fence: EF_ALIGNMENT=16)".to_owned()
             }

@@ -371,29 +371,37 @@ fn what_leaves_no_room_is_named_and_nothing_is_left_behind() {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
         maps.lines().count()
     };
-    let before = mappings();
-    for (option, name, enough) in [
-        ("--data", "RLIMIT_DATA", "unlimited"),
-        ("--as", "RLIMIT_AS", "unlimited"),
-        ("--nofile", "RLIMIT_NOFILE", "1024"),
+    let hard = |row: &str| {
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let line = limits.lines().find_map(|line| line.strip_prefix(row));
+        line.unwrap().split_whitespace().nth(1).unwrap().to_owned()
+    };
+    for (option, name, row) in [
+        ("--data", "RLIMIT_DATA", "Max data size"),
+        ("--as", "RLIMIT_AS", "Max address space"),
+        ("--nofile", "RLIMIT_NOFILE", "Max open files"),
     ] {
-        let set = |soft: &str| {
-            let limit = format!("{option}={soft}:");
-            let set = Command::new("prlimit")
-                .args(["--pid", &pid, &limit])
-                .status();
-            assert!(set.unwrap().success());
-        };
-        set("8");
+        let before = mappings();
+        let limit = format!("{option}=8:");
+        let mut prlimit = Command::new("prlimit");
+        tool_text("util-linux", prlimit.args(["--pid", &pid, &limit]));
+        let hard_before = hard(row);
         let refused = attach(&host, &[]).exits(4);
-        let remedy = format!("raise it as root: prlimit --pid {pid} {option}=");
         let named = format!("has no room for memprof: {name} is 8, ");
-        assert!(
-            refused.stderr.contains(&named) && refused.stderr.contains(&remedy),
-            "{refused:?}"
-        );
+        assert!(refused.stderr.contains(&named), "{refused:?}");
         assert_eq!(mappings(), before);
-        set(enough);
+        let (_, remedy) = refused
+            .stderr
+            .trim()
+            .rsplit_once("raise it as root: ")
+            .unwrap();
+        tool_text("util-linux", Command::new("sh").args(["-c", remedy]));
+        assert_eq!(hard(row), hard_before, "{remedy}");
+        attach(&host, &[]).exits(0);
+        detach(&host, &[]).exits(0);
+        let limit = format!("{option}={hard_before}:");
+        let mut prlimit = Command::new("prlimit");
+        tool_text("util-linux", prlimit.args(["--pid", &pid, &limit]));
     }
     serves(&mut host, "one");
     attach(&host, &[]).exits(0);
