@@ -4,33 +4,29 @@ use std::process::ExitCode;
 
 use crate::args::Engine;
 use crate::config::Config;
-use crate::output::print;
+use crate::output::{USAGE, coded, print};
 use crate::schema::{INCOMING, SOURCES, Table};
 use crate::store::Store;
 
 pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     let store = Store::open(&config.store)?;
+    let root = engine.root(store.url())?;
     let mut views = Vec::new();
     for table in Table::ALL {
         let has = |prefix: &str| anyhow::Ok(!store.list(prefix)?.is_empty());
         let has_merged = has(table.name())?;
         let has_incoming = has(&format!("{INCOMING}/{}", table.name()))?;
-        views.push(view(engine, store.url(), table, has_merged, has_incoming));
+        views.push(view(engine, &root, table, has_merged, has_incoming));
     }
     print(&views.join("\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The view of a table, over the files that there are: engines refuse a pattern that no file has.
-fn view(engine: Engine, store: &str, table: Table, has_merged: bool, has_incoming: bool) -> String {
+fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming: bool) -> String {
     let name = table.name();
-    // Engines know directories by their paths.
-    let root = store
-        .strip_prefix("file://")
-        .unwrap_or(store)
-        .trim_end_matches('/');
-    let files = format!("{root}/{name}/date=*/hour=*/*.parquet");
-    let incoming = format!("{root}/{INCOMING}/{name}/date=*/hour=*/*.parquet");
+    let files = engine.text(&format!("{root}/{name}/date=*/hour=*/*.parquet"));
+    let incoming = engine.text(&format!("{root}/{INCOMING}/{name}/date=*/hour=*/*.parquet"));
     let distinct = |rows: String| match table {
         // Agents may write one stack twice: a join would count its samples twice.
         Table::Stacks => format!(
@@ -43,7 +39,7 @@ fn view(engine: Engine, store: &str, table: Table, has_merged: bool, has_incomin
         Engine::Duckdb => {
             let read = |files: &str| {
                 format!(
-                    "read_parquet('{files}', hive_partitioning = true, union_by_name = true, \
+                    "read_parquet({files}, hive_partitioning = true, union_by_name = true, \
                      filename = true, hive_types = {{'date': VARCHAR, 'hour': VARCHAR}})"
                 )
             };
@@ -52,22 +48,101 @@ fn view(engine: Engine, store: &str, table: Table, has_merged: bool, has_incomin
             let rows = match (has_merged, has_incoming) {
                 (true, false) => merged,
                 (false, _) => fresh,
-                // A file whose rows are in a merged one does not count.
+                // A file whose rows are in a merged one does not count. Its name in the store is the last five parts of
+                // its path, whose start DuckDB may write otherwise than the config does (`//`, `..`).
                 (true, true) => format!(
-                    "{merged} UNION ALL BY NAME {fresh} WHERE filename NOT IN \
-                     (SELECT '{root}/' || unnest(string_split(decode(value), chr(10))) \
-                     FROM parquet_kv_metadata('{files}') WHERE decode(key) = '{SOURCES}')"
+                    "{merged} UNION ALL BY NAME {fresh} WHERE \
+                     array_to_string(string_split(filename, '/')[-5:], '/') NOT IN \
+                     (SELECT unnest(string_split(decode(value), chr(10))) \
+                     FROM parquet_kv_metadata({files}) WHERE decode(key) = '{SOURCES}')"
                 ),
             };
             format!("CREATE OR REPLACE VIEW {name} AS {};", distinct(rows))
         }
         Engine::Clickhouse => {
-            let rows = format!("SELECT * FROM file('{files}', Parquet)");
+            let rows = format!("SELECT * FROM file({files}, Parquet)");
             format!(
                 "-- hours that `memprof fleet compact` has merged\nCREATE VIEW {name} AS {} \
                  SETTINGS use_hive_partitioning = 1;",
                 distinct(rows)
             )
         }
+    }
+}
+
+impl Engine {
+    /// The start of patterns for files of a store, in which no character stands for others.
+    ///
+    /// # Errors
+    /// The engine cannot be given such a path.
+    fn root(self, store: &str) -> anyhow::Result<String> {
+        // Engines know directories by their paths.
+        let path = store.strip_prefix("file://").unwrap_or(store);
+        let path = path.trim_end_matches('/');
+        // DuckDB takes a backslash for a slash; ClickHouse has no way to write its wildcards as characters.
+        let (name, refused) = match self {
+            Self::Duckdb => ("DuckDB", "\\"),
+            Self::Clickhouse => ("ClickHouse", "*?{}"),
+        };
+        let is_refused = |c: &char| refused.contains(*c) || c.is_control();
+        if let Some(character) = path.chars().find(is_refused) {
+            let message = format!(
+                "{store} has a {character:?} in its path, which {name} cannot be given: name the store by a \
+                 symbolic link without it"
+            );
+            return Err(coded(USAGE, message));
+        }
+        Ok(match self {
+            Self::Duckdb => {
+                let quoted = path.chars().map(|c| match c {
+                    '*' | '?' | '[' => format!("[{c}]"),
+                    c => c.to_string(),
+                });
+                quoted.collect()
+            }
+            Self::Clickhouse => path.to_owned(),
+        })
+    }
+
+    /// A literal of SQL.
+    fn text(self, text: &str) -> String {
+        let text = match self {
+            Self::Duckdb => text.replace('\'', "''"),
+            Self::Clickhouse => text.replace('\\', "\\\\").replace('\'', "\\'"),
+        };
+        format!("'{text}'")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_with_characters_of_sql_or_globs_is_quoted_or_refused() {
+        let check = |engine: Engine, path: &str, expected: Option<&str>| {
+            let root = engine.root(&format!("file://{path}/"));
+            let view = root.map(|root| view(engine, &root, Table::Profiles, true, true));
+            assert_eq!(view.is_ok(), expected.is_some(), "{path}: {view:?}");
+            if let (Ok(view), Some(expected)) = (view, expected) {
+                let pattern = format!("('{expected}/profiles/date=*/hour=*/*.parquet'");
+                assert!(view.contains(&pattern), "{path}: {view}");
+            }
+        };
+        for engine in [Engine::Duckdb, Engine::Clickhouse] {
+            check(engine, "/s/plain date=1", Some("/s/plain date=1"));
+            check(engine, "/s/\u{1b}[2J", None);
+        }
+        check(Engine::Duckdb, "/s/it's", Some("/s/it''s"));
+        check(Engine::Duckdb, "/s/q*x?", Some("/s/q[*]x[?]"));
+        check(Engine::Duckdb, "/s/a[1]b", Some("/s/a[[]1]b"));
+        check(Engine::Duckdb, "/s/a{1,2}", Some("/s/a{1,2}"));
+        check(Engine::Duckdb, r"/s/w\y", None);
+        check(Engine::Clickhouse, "/s/it's", Some(r"/s/it\'s"));
+        check(Engine::Clickhouse, r"/s/w\y", Some(r"/s/w\\y"));
+        check(Engine::Clickhouse, "/s/a[1]b", Some("/s/a[1]b"));
+        check(Engine::Clickhouse, "/s/q*x", None);
+        check(Engine::Clickhouse, "/s/q?x", None);
+        check(Engine::Clickhouse, "/s/a{1,2}", None);
     }
 }
