@@ -201,7 +201,7 @@ impl Agent {
     fn tell_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {
-                tell(&format!("memprof: {name}: attached"));
+                tell(&format!("memprof: {}: attached", in_line(&name)));
             }
             self.tell_change(name, attempt);
         }
@@ -210,7 +210,7 @@ impl Agent {
     fn detach(&mut self) {
         for (name, detached) in self.attached.detach(&self.machine) {
             match detached {
-                Ok(()) => tell(&format!("memprof: {name}: detached")),
+                Ok(()) => tell(&format!("memprof: {}: detached", in_line(&name))),
                 Err(error) => note(&format!("{name}: {error:#}")),
             }
         }

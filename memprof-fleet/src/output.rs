@@ -47,7 +47,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a line to stderr. Where that fails, on a full disk or a closed pipe, the line is lost and nothing else.
+/// Writes lines to stderr. Where that fails, on a full disk or a closed pipe, they are lost and nothing else.
 pub(crate) fn tell(text: &str) {
     write_lines(&mut io::stderr().lock(), text).unwrap_or_default();
 }
@@ -61,9 +61,13 @@ fn write_lines(to: &mut impl Write, text: &str) -> io::Result<()> {
     to.flush()
 }
 
-/// Writes a note to stderr.
+/// Writes a note to stderr: one line, whatever names of hosts, objects and services are in it.
 pub(crate) fn note(text: &str) {
-    tell(&format!("memprof: note: {text}"));
+    tell(&note_line(text));
+}
+
+fn note_line(text: &str) -> String {
+    format!("memprof: note: {}", in_line(text))
 }
 
 /// Text without characters that control a terminal or the direction of writing, but for line feeds.
@@ -101,6 +105,15 @@ mod tests {
         check("cart\u{202e}pohs", "cart\u{fffd}pohs");
         check("cart\u{2028}shop", "cart\u{fffd}shop");
         check("cart\u{2066}shop", "cart\u{fffd}shop");
+    }
+
+    #[test]
+    fn name_in_a_note_forges_no_second_note() {
+        let line = note_line("missing: cart\nmemprof: note: all is well");
+        assert_eq!(
+            line,
+            "memprof: note: missing: cart\u{fffd}memprof: note: all is well"
+        );
     }
 
     #[test]
