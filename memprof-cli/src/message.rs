@@ -166,7 +166,8 @@ pub(crate) fn show(reply: &Reply, json: bool) -> Outcome {
     Ok(code_of_status(reply.status).into())
 }
 
-fn words(args: &[String]) -> String {
+/// Arguments of a message in one line.
+pub(crate) fn words(args: &[String]) -> String {
     Arguments::join(args.iter().map(String::as_str))
 }
 

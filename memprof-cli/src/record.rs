@@ -1,5 +1,6 @@
 //! `memprof record`: a profile of the next half minute, and the host left as it was.
 
+mod early_profile;
 mod last_dump;
 mod sampling;
 
@@ -23,14 +24,18 @@ use crate::message::{self, Dumped};
 use crate::report::{Show, show};
 use crate::{browser, completion, exit, output, report, target};
 
+use early_profile::EarlyProfile;
 use last_dump::LastDump;
-use sampling::End;
+use sampling::{End, HostProcess};
 
 /// How much longer than the recording its activation lasts, should this program be killed.
 const GRACE: Duration = Duration::from_secs(60);
 const ROWS: usize = 20;
 
 /// Sample for a time, and show who allocated the memory that is still in use at its end
+///
+/// Profiles are fetched meanwhile too, after 0.25 s and whenever the recording is twice as old. Where the process ends,
+/// executes another program or is stopped, the last of them is shown, and the exit code is 3.
 #[derive(clap::Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs
@@ -64,6 +69,17 @@ pub(crate) struct RecordArgs {
     /// Then open a report of it in a browser, or print the path of the report
     #[arg(long)]
     open: bool,
+
+    /// Sample and show only this allocator, as `memprof activate` and `memprof dump` do
+    #[arg(value_name = "allocator=NAME", value_parser = allocator_argument)]
+    allocator: Option<String>,
+}
+
+fn allocator_argument(word: &str) -> Result<String, String> {
+    match word.strip_prefix("allocator=") {
+        Some(_) => Ok(word.to_owned()),
+        None => Err("expected allocator=NAME".to_owned()),
+    }
 }
 
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
@@ -100,18 +116,39 @@ struct Recorded {
     pid: u32,
     warnings: Vec<String>,
     end: End,
+    /// How much of the recording the profile is of, where it is not the whole.
+    age: Option<Duration>,
+    /// Why the process is not as it was before.
+    stays: Option<anyhow::Error>,
 }
 
 impl Recorded {
-    /// Shows the dump in `file`, if the host left one.
-    fn show(&self, args: &RecordArgs, file: &Path) -> Outcome {
+    /// Shows the dump in `file`, if there is one.
+    fn show(self, args: &RecordArgs, file: &Path) -> Outcome {
+        let shown = match file.exists() {
+            true => self.show_profile(args, file),
+            false => Ok(()),
+        };
         let pid = self.pid;
-        if let End::Host(why) = &self.end
-            && !file.exists()
-        {
-            let message = format!("{pid} {why}; it left no profile");
-            return Err(coded(UNREACHABLE, message));
-        }
+        let why = match self.end {
+            End::Host(why) => why,
+            End::Halt(halt) => format!("does not answer: {halt}"),
+            End::Time | End::Interrupt => {
+                shown?;
+                return self.stays.map_or(Ok(ExitCode::SUCCESS), Err);
+            }
+        };
+        let profile = match (shown, self.age) {
+            (Err(error), _) => exit::told(&error),
+            (Ok(()), Some(age)) => format!("the profile is that of its first {age:.1?}"),
+            (Ok(()), None) if file.exists() => "the profile is that of its exit".to_owned(),
+            (Ok(()), None) => "it left no profile".to_owned(),
+        };
+        Err(coded(UNREACHABLE, format!("{pid} {why}; {profile}")))
+    }
+
+    fn show_profile(&self, args: &RecordArgs, file: &Path) -> anyhow::Result<()> {
+        let pid = self.pid;
         if let Some(output) = &args.output {
             let mut bytes = File::open(file).context("failed to read the dump again")?;
             output::export(&mut bytes, output)?;
@@ -134,13 +171,7 @@ impl Recorded {
         if args.open {
             browser::open(&report::page(file, pid)?)?;
         }
-        match &self.end {
-            End::Host(why) => {
-                let message = format!("{pid} {why}; the profile is that of its exit");
-                Err(coded(UNREACHABLE, message))
-            }
-            End::Time | End::Interrupt => Ok(ExitCode::SUCCESS),
-        }
+        Ok(())
     }
 }
 
@@ -207,7 +238,10 @@ fn record_attached(
         interrupts.take_all();
     }
     // What went wrong first is what matters.
-    recorded.and_then(|recorded| is_left.map(|()| recorded))
+    recorded.map(|recorded| Recorded {
+        stays: is_left.err(),
+        ..recorded
+    })
 }
 
 /// Samples for the while, and fetches the dump into `file`.
@@ -220,42 +254,90 @@ fn record(
     let pid = target::pid_of(client)?;
     let status = client.status()?;
     let last_dump = LastDump::before(pid, client.host()?.pid, &status);
+    let process = HostProcess::of(client);
+    let words = args.allocator.as_slice();
     let was_active = status.profiling == Profiling::Active;
+    let mut noted = Vec::new();
     if !was_active {
         // A lease, so that the host does not stay active should this program be killed.
         let lease = humantime::format_duration(args.duration + GRACE).to_string();
         interrupts.add(format!(
             "{pid} samples for up to {lease}; `memprof deactivate -t {pid}` ends that now"
         ));
-        let activated = client.activate(&format!("for={}", lease.replace(' ', "")));
-        activated.inspect_err(|_| interrupts.take_back())?;
+        let activate = [words, &[format!("for={}", lease.replace(' ', ""))]].concat();
+        let activated = client.activate(&message::words(&activate));
+        noted = activated.inspect_err(|_| interrupts.take_back())?.warnings;
+        for warning in &noted {
+            output::note(warning);
+        }
     }
-    let end = sampling::wait(args.duration, client, interrupts)?;
+    let mut early = EarlyProfile::new(file.with_file_name("early.heap"), words);
+    let end = sampling::wait(args.duration, client, &process, interrupts, &mut early)?;
     let mut recorded = Recorded {
         pid,
         warnings: Vec::new(),
         end,
+        age: None,
+        stays: None,
     };
-    if let End::Host(_) = recorded.end {
-        if !was_active {
-            interrupts.take_back();
+    if let End::Time | End::Interrupt = recorded.end {
+        match finish(client, words, !was_active, file) {
+            Ok(warnings) => {
+                let is_new = |warning: &String| !noted.contains(warning);
+                recorded.warnings = warnings.into_iter().filter(is_new).collect();
+            }
+            Err(error) => {
+                recorded.end = process
+                    .end(client.is_connected(), interrupts)?
+                    .ok_or(error)?;
+            }
         }
-        last_dump.copy(file)?;
-        return Ok(recorded);
     }
-    let dumped = message::take_here(client, &[]);
-    if !was_active {
+    match recorded.end {
+        End::Halt(_) => {}
+        End::Host(_) => {
+            if !was_active {
+                interrupts.take_back();
+            }
+            if let Err(error) = last_dump.copy(file) {
+                output::note(&format!("{error:#}"));
+            }
+        }
+        End::Time | End::Interrupt => {
+            if !was_active {
+                interrupts.take_back();
+            }
+            return Ok(recorded);
+        }
+    }
+    if early.age.is_some() && !file.exists() {
+        fs::rename(&early.file, file).context("failed to rename a profile")?;
+        recorded.age = early.age;
+    }
+    Ok(recorded)
+}
+
+/// Fetches the dump into `file`, and ends the sampling. Returns what the host warns of.
+fn finish(
+    client: &mut Client,
+    words: &[String],
+    deactivates: bool,
+    file: &Path,
+) -> anyhow::Result<Vec<String>> {
+    let dumped = message::take_here(client, words);
+    if deactivates {
         client.deactivate()?;
-        interrupts.take_back();
     }
     match dumped? {
         Dumped::Told(reply) => {
             let reply = reply.ok()?;
             let told: DumpReport = reply.typed().context("the reply to dump")?;
             output::save(&mut client.fetch(&told.largest.id)?, file)?;
-            recorded.warnings = told.warnings;
+            Ok(told.warnings)
         }
-        Dumped::HandedOver(mut bytes) => output::save(&mut bytes, file)?,
+        Dumped::HandedOver(mut bytes) => {
+            output::save(&mut bytes, file)?;
+            Ok(Vec::new())
+        }
     }
-    Ok(recorded)
 }

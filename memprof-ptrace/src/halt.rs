@@ -46,6 +46,11 @@ impl Halt {
         };
         Some(Self { pid, by })
     }
+
+    /// Whether it has ended, and waits for its parent.
+    pub fn is_end(&self) -> bool {
+        self.by == Cause::End
+    }
 }
 
 impl fmt::Display for Halt {

@@ -15,6 +15,7 @@ pub mod image;
 pub mod mapped_file;
 pub mod maps;
 pub mod memory;
+pub mod pidfd;
 pub mod place;
 pub mod process;
 pub mod program;

@@ -2,17 +2,20 @@
 
 use std::fs;
 use std::io::{IsTerminal, stderr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use memprof_host::client::Client;
 use memprof_ptrace::Halt;
+use memprof_ptrace::pidfd::PidFd;
 use memprof_ptrace::program::has_plugin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::early_profile::EarlyProfile;
 use crate::interrupts::Interrupts;
 use crate::output;
 
@@ -30,18 +33,29 @@ pub(super) enum End {
     Interrupt,
     /// The host is there no more, with the reason as far as it can be seen.
     Host(String),
+    /// The host cannot answer.
+    Halt(Halt),
+}
+
+/// The process of a host, from before its recording on.
+#[derive(Debug)]
+pub(super) struct HostProcess {
+    /// `None` in a PID namespace that cannot be seen from here.
+    pid: Option<u32>,
+    /// `None` before Linux 5.3.
+    descriptor: Option<PidFd>,
 }
 
 /// Waits, and shows how long it still takes where somebody looks.
 pub(super) fn wait(
     duration: Duration,
     client: &mut Client,
+    process: &HostProcess,
     interrupts: &Interrupts,
+    early: &mut EarlyProfile,
 ) -> Result<End> {
     let begun = Instant::now();
     let watched = stderr().is_terminal();
-    let pid = client.peer().pid;
-    let process = pid.and_then(open);
     let mut halted_looks = 0;
     let end = loop {
         let Some(left) = duration.checked_sub(begun.elapsed()) else {
@@ -52,15 +66,26 @@ pub(super) fn wait(
             let bar = "#".repeat(done.min(30));
             output::progress(&format!("sampling [{bar:<30}] {:>4}s left", left.as_secs()));
         }
-        let [is_interrupted, has_ended] = sleep(left.min(TICK), interrupts, process.as_ref())?;
+        let [is_interrupted, has_ended] = process.sleep(left.min(TICK), interrupts)?;
         if is_interrupted {
             break End::Interrupt;
         }
         if has_ended || !client.is_connected() && !reconnect(client) {
-            break End::Host(reason(pid, interrupts, process.as_ref())?);
+            break process.end(false, interrupts)?.unwrap_or_else(|| {
+                End::Host("has lost the plugin: something else detached it".to_owned())
+            });
         }
-        match pid.and_then(Halt::of) {
-            None => halted_looks = 0,
+        match process.pid.and_then(Halt::of) {
+            None => {
+                halted_looks = 0;
+                if let Err(error) = early.fetch_if_due(client)
+                    && !reconnect(client)
+                {
+                    break process
+                        .end(client.is_connected(), interrupts)?
+                        .ok_or(error)?;
+                }
+            }
             Some(halt) => {
                 halted_looks += 1;
                 // Said once, and not of the short stops of tracers.
@@ -75,39 +100,62 @@ pub(super) fn wait(
     Ok(end)
 }
 
-fn open(pid: u32) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(pid.cast_signed())?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
-}
-
-/// Sleeps, at most until a signal comes or the process ends.
-fn sleep(time: Duration, interrupts: &Interrupts, process: Option<&OwnedFd>) -> Result<[bool; 2]> {
-    let signal = PollFd::from_borrowed_fd(interrupts.as_fd(), PollFlags::IN);
-    let mut waited: Vec<_> = [signal]
-        .into_iter()
-        .chain(process.map(|process| PollFd::new(process, PollFlags::IN)))
-        .collect();
-    let time = Timespec::try_from(time).context("the time to wait")?;
-    match poll(&mut waited, Some(&time)) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(errno) => return Err(errno).context("failed to wait"),
+impl HostProcess {
+    pub(super) fn of(client: &Client) -> Self {
+        let pid = client.peer().pid;
+        let descriptor = pid.and_then(|pid| PidFd::open(pid).ok());
+        Self { pid, descriptor }
     }
-    let is_ready = |at: usize| waited.get(at).is_some_and(|one| !one.revents().is_empty());
-    Ok([is_ready(0), is_ready(1)])
+
+    /// Sleeps, at most until a signal comes or the process ends.
+    fn sleep(&self, time: Duration, interrupts: &Interrupts) -> Result<[bool; 2]> {
+        let signal = PollFd::from_borrowed_fd(interrupts.as_fd(), PollFlags::IN);
+        let process = self.descriptor.iter();
+        let mut waited: Vec<_> = [signal]
+            .into_iter()
+            .chain(process.map(|process| PollFd::new(process, PollFlags::IN)))
+            .collect();
+        let time = Timespec::try_from(time).context("the time to wait")?;
+        match poll(&mut waited, Some(&time)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno).context("failed to wait"),
+        }
+        let is_ready = |at: usize| waited.get(at).is_some_and(|one| !one.revents().is_empty());
+        Ok([is_ready(0), is_ready(1)])
+    }
+
+    /// The reason why a host does not answer; `None` if it goes on with the plugin. One that has closed its connection
+    /// may be about to end, which is waited for.
+    pub(super) fn end(&self, is_connected: bool, interrupts: &Interrupts) -> Result<Option<End>> {
+        let halt = || self.pid.and_then(Halt::of).filter(|halt| !halt.is_end());
+        if let Some(halt) = halt() {
+            return Ok(Some(End::Halt(halt)));
+        }
+        let maps = self
+            .pid
+            .and_then(|pid| fs::read(format!("/proc/{pid}/maps")).ok());
+        let may_end = maps.is_some_and(|maps| has_plugin(&maps));
+        let time = match may_end && !is_connected {
+            true => EXITING,
+            false => Duration::ZERO,
+        };
+        let [_, has_ended] = self.sleep(time, interrupts)?;
+        let status = self.descriptor.as_ref().and_then(PidFd::exit_status);
+        let words = match status {
+            Some(status) => format!("has ended {}", words(status)),
+            None if has_ended => "has ended; with what status, only its parent is told".to_owned(),
+            None if may_end => return Ok(None),
+            None => "has executed another program".to_owned(),
+        };
+        Ok(Some(End::Host(words)))
+    }
 }
 
-/// The reason why a host is there no more. One that is about to end is waited for.
-fn reason(pid: Option<u32>, interrupts: &Interrupts, process: Option<&OwnedFd>) -> Result<String> {
-    let maps = pid.and_then(|pid| fs::read(format!("/proc/{pid}/maps")).ok());
-    let may_end = maps.is_some_and(|maps| has_plugin(&maps));
-    let time = if may_end { EXITING } else { Duration::ZERO };
-    let [_, has_ended] = sleep(time, interrupts, process)?;
-    Ok(match pid.and_then(exit_status) {
-        Some(status) => format!("has ended {status}"),
-        None if has_ended => "has ended; with what status, only its parent is told".to_owned(),
-        None if may_end => "has lost the plugin: something else detached it".to_owned(),
-        None => "has executed another program".to_owned(),
-    })
+fn words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("with status {code}"),
+        (None, signal) => format!("by signal {}", signal.unwrap_or_default()),
+    }
 }
 
 /// Connects again: a host gives up idle connections where others want to connect.
@@ -122,19 +170,4 @@ fn reconnect(client: &mut Client) -> bool {
         }
         None => false,
     }
-}
-
-/// How a process ended, while its parent has not asked for that yet and this user may see it (proc(5),
-/// `/proc/PID/stat`, `exit_code`).
-fn exit_status(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_ascii_whitespace();
-    let state = fields.next()?;
-    // The 52nd field; the state is the third.
-    let status: i32 = fields.nth(52 - 4)?.parse().ok()?;
-    (state == "Z").then(|| match status & 0x7f {
-        0 => format!("with status {}", status >> 8),
-        signal => format!("by signal {signal}"),
-    })
 }

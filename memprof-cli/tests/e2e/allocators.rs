@@ -638,6 +638,13 @@ fn what_the_sampler_cannot_see_is_counted_and_told() {
     assert!(text.contains(foreign), "{text}");
     let copied = "1 library keeps the address of malloc or a relative of it in its data";
     assert!(text.contains(copied), "{text}");
+    host.memprof("deactivate", &[]).exits(0);
+    let recorded = host.memprof("record", &["--for=10ms", "allocator=glibc"]);
+    for note in [foreign, copied] {
+        assert_eq!(recorded.stderr.matches(note).count(), 1, "{recorded:?}");
+    }
+    let other = host.memprof("record", &["--for=10ms", "allocator=jemalloc"]);
+    assert!(other.exits(4).stderr.contains("no jemalloc"));
     answers(&mut host, "on");
 }
 

@@ -1,8 +1,9 @@
 //! `memprof record --pid` that ends before its time.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
@@ -76,6 +77,19 @@ impl Recording {
             assert!(begun.elapsed() < PATIENCE);
         }
         Self { memprof, temporary }
+    }
+
+    /// Waits for the first profile that is fetched meanwhile.
+    fn wait_for_early_profile(&self) {
+        let begun = Instant::now();
+        let is_there = || {
+            let mut directories = fs::read_dir(self.temporary.path()).unwrap().flatten();
+            directories.any(|directory| directory.path().join("early.heap").exists())
+        };
+        while !is_there() {
+            assert!(begun.elapsed() < PATIENCE);
+            thread::yield_now();
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -161,15 +175,17 @@ fn recording_of_a_process_that_ends_shows_the_profile_of_its_exit() {
 }
 
 #[test]
-fn recording_of_a_process_that_is_killed_or_executes_another_program_says_so() {
+fn recording_of_a_process_that_is_killed_or_executes_another_program_shows_what_it_has() {
     let check = |end: fn(&mut Host), words: &str| {
         let mut host = start();
         let recording = Recording::start(&host);
+        recording.wait_for_early_profile();
         end(&mut host);
         let (status, text, left) = recording.end();
         assert_eq!(status.code(), Some(3), "{text}");
         assert!(text.contains(words), "{text}");
-        assert!(text.contains("no profile"), "{text}");
+        assert!(text.contains("leak_here"), "{text}");
+        assert!(text.contains("the profile is that of its first"), "{text}");
         assert_eq!(left, 0, "{text}");
     };
     check(|host| host.signal(Signal::SIGKILL), "has ended by signal 9");
@@ -177,4 +193,27 @@ fn recording_of_a_process_that_is_killed_or_executes_another_program_says_so() {
         |host| host.type_line("exec"),
         "has executed another program",
     );
+}
+
+#[test]
+fn recording_of_a_stopped_process_says_so_at_once() {
+    let mut host = start();
+    let mut recording = Recording::start(&host);
+    recording.wait_for_early_profile();
+    host.signal(Signal::SIGSTOP);
+    let mut notes = BufReader::new(recording.memprof.stderr.as_mut().unwrap()).lines();
+    let stopped = notes.find(|line| line.as_ref().unwrap().contains("is stopped (SIGSTOP)"));
+    stopped.unwrap().unwrap();
+    recording.signal(Signal::SIGINT);
+    let (status, text, left) = recording.end();
+    assert_eq!(status.code(), Some(130), "{text}");
+    assert!(text.contains("leak_here"), "{text}");
+    // It is told what stays.
+    assert!(
+        text.contains(&format!("memprof detach {}", host.pid())),
+        "{text}"
+    );
+    assert_eq!(left, 0, "{text}");
+    host.signal(Signal::SIGCONT);
+    host.type_line("end");
 }
