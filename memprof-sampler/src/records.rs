@@ -87,7 +87,7 @@ impl Records {
                 None => return None,
             }
         };
-        let generation = self.write(words, record, key)?;
+        write(words, record, key)?;
         loop {
             let free = mapped.near(key.hash).find_map(|place| {
                 let was = place.load(Relaxed);
@@ -96,41 +96,21 @@ impl Records {
             if let Some((place, was)) = free {
                 let new = key.hash & !u64::from(u32::MAX) | u64::from(record);
                 if place.compare_exchange(was, new, AcqRel, Relaxed).is_ok() {
+                    // Only now: a thread that still knows an older record of this memory may become a user of any
+                    // that lives, and what has users cannot be given back below.
+                    mapped.life(record)?.begin(self.next_generation());
                     return Some(record);
                 }
             } else if !self.evict_near(mapped, key.hash) {
-                // Found by no other thread, so this one is its only user.
-                let life = mapped.life(record)?;
-                life.release();
-                life.evict(generation);
                 self.segments.give_back(words, record);
                 return None;
             }
         }
     }
 
-    /// Fills a record that no place points to yet, and begins its life. Returns the generation.
-    #[inline(never)]
-    fn write(&self, words: &[AtomicU64], record: u32, key: &Key<'_>) -> Option<u32> {
-        let zeros = [
-            FREED_OBJECTS,
-            FREED_BYTES,
-            TOTAL_OBJECTS,
-            TOTAL_BYTES,
-            PEAK,
-            PEAK_OBJECTS,
-            PEAK_BYTES,
-        ];
-        let head = zeros.into_iter().map(|at| (at, 0));
-        for (at, value) in head.chain([(HASH, key.hash), (SHAPE, key.shape)]) {
-            word(words, record, at)?.store(value, Relaxed);
-        }
-        for (word, frame) in frames(words, record).zip(key.frames) {
-            word.store(*frame as u64, Relaxed);
-        }
-        let generation = self.generation.fetch_add(1, Relaxed).wrapping_add(1).max(1);
-        life(words, record)?.begin(generation);
-        Some(generation)
+    fn next_generation(&self) -> u32 {
+        let last = self.generation.fetch_add(1, Relaxed);
+        last.wrapping_add(1).max(1)
     }
 
     /// Evicts a record from the places of a hash. False where samples of all live.
@@ -286,6 +266,28 @@ impl Records {
             words: slice_of(&self.words, WORDS)?,
         })
     }
+}
+
+/// Fills a record whose life has not begun.
+#[inline(never)]
+fn write(words: &[AtomicU64], record: u32, key: &Key<'_>) -> Option<()> {
+    let zeros = [
+        FREED_OBJECTS,
+        FREED_BYTES,
+        TOTAL_OBJECTS,
+        TOTAL_BYTES,
+        PEAK,
+        PEAK_OBJECTS,
+        PEAK_BYTES,
+    ];
+    let head = zeros.into_iter().map(|at| (at, 0));
+    for (at, value) in head.chain([(HASH, key.hash), (SHAPE, key.shape)]) {
+        word(words, record, at)?.store(value, Relaxed);
+    }
+    for (word, frame) in frames(words, record).zip(key.frames) {
+        word.store(*frame as u64, Relaxed);
+    }
+    Some(())
 }
 
 fn make<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {

@@ -86,6 +86,23 @@ fn record_read_during_eviction_is_one_of_both_or_none() {
 }
 
 #[test]
+fn record_read_while_its_memory_is_given_back_is_the_old_one_or_none() {
+    model(|| {
+        let record = Arc::new(Record::new());
+        let other = beside(&record, |record| {
+            let is_evicted = record.life.evict(1);
+            // As `FreeSegments::push` does with a segment's link.
+            record.stack[0].store(8, Relaxed);
+            is_evicted
+        });
+        if let Some(words) = record.life.read(|_| Some(record.words())) {
+            assert_eq!(words, [7, 7]);
+        }
+        assert!(other.join().unwrap());
+    });
+}
+
+#[test]
 fn concurrent_eviction_succeeds_once() {
     model(|| {
         let record = Arc::new(Record::new());

@@ -56,7 +56,10 @@ impl Life {
     /// Ends that generation, unless there is a user: true for the one thread that may change the record then.
     pub(crate) fn evict(&self, generation: u32) -> bool {
         let idle = u64::from(generation) << 32;
-        self.0.compare_exchange(idle, 0, AcqRel, Relaxed).is_ok()
+        let is_evicted = self.0.compare_exchange(idle, 0, AcqRel, Relaxed).is_ok();
+        // A reader that sees what this thread writes from now on sees that the generation ended: `read`.
+        fence(Release);
+        is_evicted
     }
 
     /// The generation now; 0 for none.

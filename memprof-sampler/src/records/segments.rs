@@ -109,11 +109,11 @@ impl Segments {
                 self.give_back(words, chain);
                 return None;
             };
+            // A reader that sees what is written from now on sees that an older record ended: `Life::read`.
+            fence(Release);
             word(words, segment, NEXT)?.store(chain.into(), Relaxed);
             chain = segment;
         }
-        // A reader that sees what is written now sees that an older record ended: `Life::read`.
-        fence(Release);
         Some(chain)
     }
 
