@@ -4,6 +4,7 @@
 mod accuracy;
 mod attach;
 mod bombs;
+mod churn;
 mod clients;
 mod closefrom;
 mod disk;
@@ -92,6 +93,7 @@ const SUITES: &[Suite] = &[
     ("leaks", leaks::run),
     ("sampler", sampler::run),
     ("accuracy", accuracy::run),
+    ("churn", churn::run),
     ("gate", gate::run),
     ("fleet", fleet::run),
     ("servers", servers::run),

@@ -17,6 +17,7 @@ pub(crate) fn build() -> Result<()> {
     compile("forker.c", "torture/forker", &dynamic(&library))?;
     compile("beginner.c", "torture/beginner", &THREADS)?;
     compile("accuracy.c", "torture/accuracy", &dynamic(&library))?;
+    compile("churn.c", "torture/churn", &dynamic(&library))?;
     for name in ["waits", "weather", "computes"] {
         let (source, place) = (format!("attach/{name}.c"), format!("torture/{name}"));
         compile(&source, &place, &THREADS)?;
