@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
 use memprof_report::{Format, Options};
 
 use crate::exit::Outcome;
 use crate::message::{self, Dumped, Short};
 use crate::report::{FormatArg, Show, show};
-use crate::{output, target};
+use crate::scratch::ScratchFile;
+use crate::target;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct LedgerArgs {
@@ -49,15 +49,14 @@ fn pinned(args: &LedgerArgs) -> Outcome {
         Dumped::HandedOver(bytes) => bytes,
         Dumped::Told(reply) => return message::show(&reply, short.to.json),
     };
-    let place = tempfile::tempdir().context("failed to make a directory for the profile")?;
-    let file = &place.path().join("pinned.heap");
-    output::save(&mut bytes, file)?;
+    let mut profile = ScratchFile::new()?;
+    profile.append(&mut bytes)?;
     let format = match short.to.json {
         true => Format::Json,
         false => format.map_or(Format::Text, Into::into),
     };
     show(&Show {
-        file,
+        file: &profile.path(),
         pid: target::pid_of(&mut client)?,
         options: Options {
             format,

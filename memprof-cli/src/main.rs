@@ -35,6 +35,7 @@ mod refused;
 mod reply;
 mod report;
 mod run;
+mod scratch;
 mod script;
 mod serve;
 mod sigpipe;

@@ -11,6 +11,7 @@ use memprof_plugin_abi::{Arguments, ErrorKind, JSON};
 
 use crate::exit::{Outcome, code_of_status};
 use crate::reply::{Body, Reply, ask};
+use crate::scratch::ScratchFile;
 use crate::target::{self, To};
 use crate::{browser, completion, output, report};
 
@@ -75,15 +76,15 @@ pub(crate) fn dump(short: &Short, file: Option<&Path>, open: bool) -> Outcome {
     };
     let to_stdout = file == Some(Path::new("-"));
     if open {
-        let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
-        let fetched = place.path().join(format!("{name}.heap"));
-        output::save(&mut bytes, &fetched)?;
+        let mut fetched = ScratchFile::new()?;
+        fetched.append(&mut bytes)?;
         if let Some(file) = file {
-            let mut bytes = File::open(&fetched).context("failed to read the dump again")?;
+            let mut bytes = File::open(fetched.path()).context("failed to read the dump again")?;
             written(output::export(&mut bytes, file)?, file);
         }
         output::tell(&text);
-        let page = report::page(&fetched, target::pid_of(&mut client)?)?;
+        let pid = target::pid_of(&mut client)?;
+        let page = report::page(&fetched.path(), &format!("{name}.heap"), pid)?;
         if to_stdout {
             browser::open_beside_data(&page)?;
         } else {

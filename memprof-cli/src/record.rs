@@ -169,7 +169,7 @@ impl Recorded {
             output: None,
         })?;
         if args.open {
-            browser::open(&report::page(file, pid)?)?;
+            browser::open(&report::page(file, "dump.heap", pid)?)?;
         }
         Ok(())
     }

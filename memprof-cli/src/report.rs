@@ -199,11 +199,10 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Makes a page of a dump of a living process, and returns its path.
-pub(crate) fn page(file: &Path, pid: u32) -> anyhow::Result<PathBuf> {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
+/// Makes a page of a dump of a living process that has this name on the page, and returns its path.
+pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf> {
     let input = Input {
-        name: &name,
+        name,
         bytes: &mut open_input(file)?,
     };
     let options = Options {
