@@ -3,6 +3,7 @@
 //! Totals are counted, each allocation of them; who takes it is estimated from samples.
 
 mod budget;
+mod command;
 mod input;
 mod measured;
 mod names;

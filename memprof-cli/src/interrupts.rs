@@ -37,7 +37,7 @@ struct State {
 }
 
 impl Interrupts {
-    /// Begins. Signals that this program's caller ignores stay so (nohup(1)). While nothing [remains](Self::add), the
+    /// Begins ([`block`]). While nothing [remains](Self::add), the
     /// first signal ends this program.
     ///
     /// # Errors
@@ -52,14 +52,7 @@ impl Interrupts {
                 folder: folder.to_owned(),
             }),
         });
-        let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
-        let ignored = ignored(&status);
-        let signals: SigSet = SIGNALS
-            .into_iter()
-            .filter(|signal| ignored & 1 << (*signal as i32 - 1) == 0)
-            .collect();
-        // Threads that are made from now on inherit this.
-        signals.thread_block().context("failed to block signals")?;
+        let signals = block()?;
         let watching = Arc::clone(&watched);
         thread::Builder::new()
             .name("signals".to_owned())
@@ -120,8 +113,26 @@ impl Watched {
         }
         // What cannot be removed lies in a directory for what is left over.
         let _ = fs::remove_dir_all(&state.folder);
-        process::exit(128 + signal as i32);
+        process::exit(exit_code(signal).into());
     }
+}
+
+/// Blocks the signals in this thread and in those that it makes from now on. Those that this program's caller ignores
+/// stay so (nohup(1)). Programs that are started do not inherit it: `std::process::Command` unblocks all.
+pub(crate) fn block() -> Result<SigSet> {
+    let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let ignored = ignored(&status);
+    let signals: SigSet = SIGNALS
+        .into_iter()
+        .filter(|signal| ignored & 1 << (*signal as i32 - 1) == 0)
+        .collect();
+    signals.thread_block().context("failed to block signals")?;
+    Ok(signals)
+}
+
+/// The exit code of a program that a signal ends, as shells report it.
+pub(crate) fn exit_code(signal: Signal) -> u8 {
+    128 + signal as u8
 }
 
 /// The signals that a process ignores, the first in the lowest bit (proc(5), `SigIgn`).

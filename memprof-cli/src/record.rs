@@ -18,7 +18,7 @@ use memprof_report::Options;
 use crate::attach::{self, AttachArgs};
 use crate::detach;
 use crate::exit::{Outcome, UNREACHABLE, USAGE, coded};
-use crate::interrupts::Interrupts;
+use crate::interrupts::{Interrupts, exit_code};
 use crate::led::{self, Entries};
 use crate::message::{self, Dumped};
 use crate::report::{Show, show};
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     for remain in interrupts.take_all() {
         output::note(&remain);
     }
-    let interrupted = interrupts.signal().map(|signal| 128 + signal as u8);
+    let interrupted = interrupts.signal().map(exit_code);
     let shown = recorded.and_then(|recorded| recorded.show(args, file));
     match (interrupted, shown) {
         (Some(code), Ok(_)) => Ok(code.into()),

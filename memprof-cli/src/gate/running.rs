@@ -9,9 +9,11 @@ use std::process::{ExitStatus, Stdio};
 use anyhow::Context;
 use memprof_report::{Limits, Origin};
 
+use super::command::{self, CommandEnd};
 use super::measured::Measured;
 use super::{FormatArg, TestArgs};
 use crate::exit::{FAILED, NO_DATA, coded};
+use crate::interrupts;
 use crate::run::{Run, preloading};
 
 /// The plugin's keys: each process leaves one dump. Nobody talks to it.
@@ -40,10 +42,16 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measured> {
         command.stdout(Stdio::from(std::io::stderr()));
     }
     let name = command.get_program().display().to_string();
-    let ended = command.status();
-    let ended = ended.with_context(|| format!("failed to start {name}"))?;
-    if !ended.success() {
-        return Err(coded(FAILED, format!("{name} failed: {}", told(ended))));
+    let end = command::run(&mut command);
+    match end.with_context(|| format!("failed to run {name}"))? {
+        CommandEnd::Status(status) if status.success() => {}
+        CommandEnd::Status(status) => {
+            return Err(coded(FAILED, format!("{name} failed: {}", told(status))));
+        }
+        CommandEnd::Interrupted(signal) => {
+            let message = format!("{signal}: ended {name} too; nothing is compared or written");
+            return Err(coded(interrupts::exit_code(signal), message));
+        }
     }
     let mut measured = read(&dumps)?;
     measured.dumps.place = Some(place);

@@ -1,14 +1,19 @@
 //! `memprof test`, with programs whose memory grows with an argument.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::dist::{dist, source, tool_text};
+use crate::host::PATIENCE;
 use crate::memprof::Run;
 
 /// Records, in hundreds: what the budget is written for.
@@ -256,4 +261,67 @@ fn what_cannot_be_judged_is_an_error_with_a_code_of_its_own() {
     check(&["/usr/bin/python3", "-c", no_exit], 5, "left no figures");
     std::fs::write(place.path().join("budget.toml"), "peek = 1\n").unwrap();
     check(&["/bin/true"], 2, "unknown field `peek`");
+}
+
+/// Starts `memprof test` with a command that has started another process, and returns that one's pid too. `trap` is
+/// the shell's word for what the command does on signals.
+fn started(place: &Path, trap: &str) -> (Child, u32) {
+    let file = place.join("pid");
+    let script = format!(
+        "{trap}; sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; wait; wait",
+        file.display()
+    );
+    // Signals have their default actions, whatever runs the tests.
+    let mut command = Command::new("env");
+    command
+        .arg("--default-signal=INT,TERM,HUP")
+        .arg(dist("bin/memprof"));
+    command.args(["test", "--update", "--runs", "1", "--budget"]);
+    command.arg(place.join("budget.toml"));
+    command
+        .args(["--", "sh", "-c", &script])
+        .env("TMPDIR", place);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let gate = command.spawn().unwrap();
+    let begun = Instant::now();
+    while !file.exists() {
+        assert!(begun.elapsed() < PATIENCE, "the command does not start");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let pid = fs::read_to_string(file).unwrap();
+    (gate, pid.trim().parse().unwrap())
+}
+
+/// Whether a process is there and no zombie, which the first process of a container may leave.
+fn runs(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+fn ended_gate_ends_the_command_and_what_that_started() {
+    let check = |trap: &str, signals: &[Signal], code: i32| {
+        let place = tempfile::tempdir().unwrap();
+        let (gate, pid) = started(place.path(), trap);
+        for signal in signals {
+            kill(Pid::from_raw(gate.id().cast_signed()), *signal).unwrap();
+        }
+        let ended = gate.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(code), "{ended:?}");
+        assert!(!runs(pid), "{signals:?} left the command's process");
+        let files = fs::read_dir(place.path()).unwrap();
+        let files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(files, ["pid"], "{signals:?}");
+    };
+    check(":", &[Signal::SIGINT], 130);
+    check(":", &[Signal::SIGTERM], 143);
+    check(":", &[Signal::SIGHUP], 129);
+    check(
+        "trap '' INT TERM HUP",
+        &[Signal::SIGHUP, Signal::SIGTERM],
+        129,
+    );
 }

@@ -15,6 +15,8 @@ pub struct Stat {
     pub is_zombie: bool,
     /// The process that made it, or has taken it over; 0 where that is in no namespace of this one's.
     pub parent: u32,
+    /// Its process group.
+    pub group: u32,
     /// The signal that tells its parent of its end, 0 for none; -1 for a thread that is not the first. `None` on
     /// kernels before 2.6.
     pub exit_signal: Option<i32>,
@@ -43,6 +45,7 @@ impl Stat {
         Ok(Self {
             is_zombie: word(3) == Some("Z"),
             parent: field(4, "ppid")? as u32,
+            group: field(5, "pgrp")? as u32,
             flags: field(9, "flags")?,
             start_time: field(22, "starttime")?,
             exit_signal: number(38),
@@ -97,7 +100,7 @@ mod tests {
         fields[0] = "Z".to_owned();
         let stat = Stat::parse(format!("7 (web) {}", fields.join(" ")).as_bytes()).unwrap();
         assert!(stat.is_zombie);
-        assert_eq!(stat.parent, 4);
+        assert_eq!((stat.parent, stat.group), (4, 5));
         assert_eq!((stat.exit_signal, stat.exit_code), (Some(38), Some(52)));
     }
 }
