@@ -35,6 +35,7 @@ mod bus_web;
 mod compat;
 mod control;
 mod dumps;
+mod exit_dumps;
 mod exports;
 mod fleet;
 mod fleet_attached;

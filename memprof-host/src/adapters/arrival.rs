@@ -1,7 +1,8 @@
 //! Programs whose config knows nothing of memprof: the environment says it, and they get a control socket.
 //!
 //! A thread waits for 100 ms before it makes the plugin and opens the socket: a process that ends or
-//! executes another program sooner is not touched, unless it has a message.
+//! executes another program sooner is not touched, unless it has a message. Where there is a config of the plugin's, an
+//! exit in that time waits until the plugin is there: it may dump at the exit, or the config may be wrong.
 //!
 //! - A forked child closes its parent's socket at once, and opens one of its own by the same
 //!   rule. Children made by `vfork`, `_Fork` or a bare `clone` are not noticed until they execute a program.
@@ -12,7 +13,6 @@
 use std::io::{self, IoSlice};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
@@ -38,10 +38,9 @@ const REST: Duration = Duration::from_millis(100);
 static ARRIVAL: Plan = Plan {
     name: c"memprof-arrival",
     work: |privileges| {
-        contain((), || {
-            thread::sleep(REST);
-            arrive(privileges);
-        });
+        EXITS.wait(REST);
+        contain((), || arrive(privileges));
+        HAS_ARRIVED.happen();
     },
 };
 
@@ -64,6 +63,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 static IS_ALONE: AtomicBool = AtomicBool::new(false);
 
 static SAMPLES: Event = Event::new();
+/// The program has called exit(3).
+static EXITS: Event = Event::new();
 static HAS_ARRIVED: Event = Event::new();
 
 /// What the environment said when the library was loaded or first used. It is not read again, because the
@@ -93,6 +94,9 @@ static ARRIVING: AtomicU32 = AtomicU32::new(0);
 /// Begins to wait for the moment to open the socket, once in a process.
 pub(super) fn begin(entry: &'static memprof_plugin_entry_t) {
     let _begun = start(entry, &ARRIVAL, unchanged(), environment::settings);
+    if environment::has_config() {
+        wait_at_exit();
+    }
 }
 
 /// The same in a program that has settings of its own, and replaces its standard error by its log.
@@ -108,6 +112,11 @@ pub(super) fn begin_with(
 pub(super) fn begin_at_once(entry: &'static memprof_plugin_entry_t) {
     IS_ALONE.store(true, Ordering::Release);
     let _begun = start(entry, &ARRIVAL_AT_ONCE, unchanged(), environment::settings);
+    wait_at_exit();
+}
+
+/// Has an exit wait for the plugin. Children that were forked do not wait.
+fn wait_at_exit() {
     // The C library does not free the lock of its list in a forked child, which exit(3) takes.
     let _no_fork = Reading::begin();
     // SAFETY: atexit(3): this library is never unloaded. What the plugin registers later is called before,
@@ -123,6 +132,11 @@ pub fn begun_to_sample() {
 }
 
 extern "C" fn wait_for_arrival() {
+    // A child's thread stays where it is: its exit does not wait, so it would make the plugin in a process that ends.
+    if HAS_ARRIVED.has_happened() {
+        return;
+    }
+    EXITS.happen();
     HAS_ARRIVED.wait(PATIENCE);
 }
 

@@ -10,10 +10,17 @@ use super::config::{self, Settings};
 pub(super) const ACTIVE: &str = "MEMPROF_ACTIVE";
 pub(super) const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
 
+const CONFIG: &str = "MEMPROF_CONFIG";
+
+/// Whether there is a config of the plugin's.
+pub(super) fn has_config() -> bool {
+    variable(CONFIG).is_some()
+}
+
 /// The words of the environment, as other programs have them in their configs.
 pub(super) fn settings() -> Result<Settings, Failure> {
     let named = [
-        ("config", "MEMPROF_CONFIG"),
+        ("config", CONFIG),
         ("dump_dir", "MEMPROF_DUMP_DIR"),
         ("activate_at_start", ACTIVE),
         ("lg_sample", LG_SAMPLE),

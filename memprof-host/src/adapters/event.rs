@@ -24,6 +24,10 @@ impl Event {
         let _ = futex::wake(&self.0, Flags::PRIVATE, u32::MAX >> 1);
     }
 
+    pub(super) fn has_happened(&self) -> bool {
+        self.0.load(Ordering::Acquire) == HAPPENED
+    }
+
     /// Returns when it has happened, at the latest after `patience`.
     pub(super) fn wait(&self, patience: Duration) {
         let begun = Instant::now();
@@ -54,6 +58,7 @@ mod tests {
         let begun = Instant::now();
         EVENT.wait(Duration::from_millis(10));
         assert!(begun.elapsed() >= Duration::from_millis(10));
+        assert!(!EVENT.has_happened());
         let waiting = thread::spawn(|| EVENT.wait(Duration::from_secs(60)));
         EVENT.happen();
         waiting.join().unwrap();
