@@ -1,5 +1,7 @@
 //! Allocators that are in a process and whose heaps are of no form that is known here.
 
+use std::ops::Range;
+
 use memchr::memmem::find;
 
 use crate::regions::Region;
@@ -36,11 +38,44 @@ pub(super) fn jemalloc(view: &View) -> Option<&str> {
 }
 
 fn contains(view: &View, region: &Region, text: &[u8]) -> bool {
+    holds(&region.range, text, |start, block| view.read(start, block))
+}
+
+/// Whether a range has a text. Nothing behind its end is read: a program may be mapped in tens of thousands of pieces.
+fn holds(range: &Range<u64>, text: &[u8], mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
     let mut block = vec![0; BLOCK];
     // A text may lie across two blocks.
-    let starts = region.range.clone().step_by(BLOCK - text.len());
-    starts.into_iter().any(|start| {
-        let read = view.read(start, &mut block);
+    let mut starts = range.clone().step_by(BLOCK - text.len());
+    starts.any(|start| {
+        let length = BLOCK.min((range.end - start) as usize);
+        let read = read(start, &mut block[..length]);
         find(&block[..read], text).is_some()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_search_reads_no_byte_behind_its_range() {
+        let check = |length: u64, at: u64, expected: bool| {
+            let mut bytes = vec![0; length as usize + BLOCK];
+            bytes[at as usize..][..4].copy_from_slice(b"text");
+            let read = |start: u64, block: &mut [u8]| {
+                assert!(start + block.len() as u64 <= length, "{length} {start}");
+                block.copy_from_slice(&bytes[start as usize..][..block.len()]);
+                block.len()
+            };
+            assert_eq!(holds(&(0..length), b"text", read), expected, "{length}");
+        };
+        let block = BLOCK as u64;
+        check(4096, 0, true);
+        check(4096, 4092, true);
+        check(4096, 4093, false);
+        check(3 * block, block - 2, true);
+        check(3 * block, 2 * block - 8, true);
+        check(3 * block, 3 * block - 4, true);
+        check(3 * block + 1, 3 * block, false);
+    }
 }
