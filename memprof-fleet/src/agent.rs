@@ -23,6 +23,7 @@ use crate::bus::{Event, answer};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
+use crate::dumped::SamplerCounts;
 use crate::output::{NO_DATA, coded, in_line, note, tell};
 use crate::policy::{Rule, chosen, rule};
 use crate::prune::prune;
@@ -272,8 +273,14 @@ impl Agent {
             1 => "1 stack".to_owned(),
             stacks => format!("{stacks} stacks"),
         };
+        let lost = match dumped.context.sampler {
+            Some(SamplerCounts { samples, lost }) if lost > 0 => {
+                format!("; {lost} of {samples} samples were lost, memprof's tables are full")
+            }
+            _ => String::new(),
+        };
         tell(&format!(
-            "memprof: {}: {} in {stacks}",
+            "memprof: {}: {} in {stacks}{lost}",
             self.describe(host),
             amount(bytes, SampleType::InuseSpace)
         ));

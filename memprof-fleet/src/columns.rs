@@ -34,6 +34,14 @@ impl<'b> Columns<'b> {
         Ok(column.with_context(|| wrong_type(name))?.iter().collect())
     }
 
+    /// The same of a column that older files lack: null in each row.
+    pub(crate) fn added(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
+        match self.0.column_by_name(name) {
+            Some(_) => self.nullable(name),
+            None => Ok(vec![None; self.0.num_rows()]),
+        }
+    }
+
     pub(crate) fn pids(&self) -> anyhow::Result<&'b [i32]> {
         let column = self.array("pid")?.as_primitive_opt::<Int32Type>();
         Ok(column.with_context(|| wrong_type("pid"))?.values())

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use crate::columns::Columns;
 use crate::config::Config;
-use crate::dumped::{Context, Frame, Sample, Stack};
+use crate::dumped::{Context, Frame, Sample, SamplerCounts, Stack};
 use crate::output::{note, print};
 use crate::scan::{files, scan};
-use crate::schema::{INCOMING, Rows, Table, Totals};
+use crate::schema::{INCOMING, Rows, SAMPLER_COUNTS, Table, Totals};
 use crate::store::{Created, Object, Store};
 use crate::time::{Hour, Instant};
 
@@ -194,6 +194,8 @@ fn columns(table: Table) -> &'static [&'static str] {
             "alloc_objects",
             "rss_bytes",
             "clock_offset_ms",
+            SAMPLER_COUNTS[0],
+            SAMPLER_COUNTS[1],
         ],
     }
 }
@@ -255,11 +257,14 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
         columns.nullable("rss_bytes")?,
         columns.nullable("clock_offset_ms")?,
     );
+    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.added(name));
+    let (taken, lost) = (taken?, lost?);
     let contexts = Contexts::new(columns)?;
     for (at, samples) in samples.iter().enumerate() {
         rows.contexts.push(Context {
             rss_bytes: rss[at],
             clock_offset_ms: clock[at],
+            sampler: SamplerCounts::new(taken[at], lost[at]),
             ..contexts.get(at)
         });
         let totals = Totals {
@@ -338,6 +343,7 @@ impl<'b> Contexts<'b> {
             sample_interval: self.interval[row],
             rss_bytes: None,
             clock_offset_ms: None,
+            sampler: None,
         }
     }
 }

@@ -40,6 +40,32 @@ pub(crate) struct Context {
     pub(crate) rss_bytes: Option<i64>,
     /// How far this machine's clock is ahead of the store's.
     pub(crate) clock_offset_ms: Option<i64>,
+    /// `None` where the allocator sampled. Older agents did not write it.
+    #[serde(default)]
+    pub(crate) sampler: Option<SamplerCounts>,
+}
+
+/// The samples that memprof's sampler took since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SamplerCounts {
+    pub(crate) samples: i64,
+    /// How many of them are in no profile, because its tables were full.
+    pub(crate) lost: i64,
+}
+
+impl SamplerCounts {
+    /// Both counts, if they are there.
+    pub(crate) fn new(samples: Option<i64>, lost: Option<i64>) -> Option<Self> {
+        let (samples, lost) = samples.zip(lost)?;
+        Some(Self { samples, lost })
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            samples: self.samples.saturating_add(other.samples),
+            lost: self.lost.saturating_add(other.lost),
+        }
+    }
 }
 
 /// What one stack holds, unsampled.

@@ -38,6 +38,9 @@ pub(crate) const INCOMING: &str = "incoming";
 /// The key of a merged file's metadata that lists the files that are in it.
 pub(crate) const SOURCES: &str = "memprof.sources";
 
+/// Columns of PROFILES that files of older agents lack: samples that memprof's sampler took, and lost.
+pub(crate) const SAMPLER_COUNTS: [&str; 2] = ["taken_samples", "lost_samples"];
+
 /// The most rows of a page in an agent's file, so that a query of one service reads little of it.
 const PAGE: usize = 2048;
 /// The same of a merged file, of which a service has many more rows: what a page takes for itself in each column, with
@@ -194,7 +197,7 @@ impl Rows {
         self.profiles.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let rows = &self.profiles;
         let mut columns = context_columns(rows.iter().map(|(index, _)| &contexts[*index]));
-        let mut numbers: [Int64Builder; 7] = Default::default();
+        let mut numbers: [Int64Builder; 9] = Default::default();
         for (index, totals) in rows {
             let of = &contexts[*index];
             let [bytes, objects] = totals.alloc.map_or([None; 2], |both| both.map(Some));
@@ -206,6 +209,8 @@ impl Rows {
                 objects,
                 of.rss_bytes,
                 of.clock_offset_ms,
+                of.sampler.map(|counts| counts.samples),
+                of.sampler.map(|counts| counts.lost),
             ];
             for (column, value) in numbers.iter_mut().zip(values) {
                 column.append_option(value);
@@ -219,6 +224,8 @@ impl Rows {
             "alloc_objects",
             "rss_bytes",
             "clock_offset_ms",
+            SAMPLER_COUNTS[0],
+            SAMPLER_COUNTS[1],
         ];
         columns.extend(
             names

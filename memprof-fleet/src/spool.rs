@@ -252,6 +252,7 @@ mod tests {
                 sample_interval: 1,
                 rss_bytes: None,
                 clock_offset_ms: None,
+                sampler: None,
             },
             samples: Vec::new(),
             stacks: Vec::new(),

@@ -9,11 +9,11 @@ use memprof_host::Running;
 use memprof_host::client::Client;
 use memprof_messages::{ProfileKind, Profiling};
 use memprof_report::{
-    Blame, Folded, Granularity, Input, Named, Options, SampleType, Sources, StringId, Whose,
-    leave_out_memprof,
+    Blame, Folded, Granularity, Input, Named, Options, Origin, SampleType, Sources, StringId,
+    Whose, leave_out_memprof,
 };
 
-use crate::dumped::{Context, Dumped, Frame, Sample, Stack, stack_id};
+use crate::dumped::{Context, Dumped, Frame, Sample, SamplerCounts, Stack, stack_id};
 use crate::policy::Rule;
 use crate::time::Instant;
 
@@ -73,6 +73,7 @@ pub(crate) fn take(
     let mut sums = Sums::default();
     let mut build_id = String::new();
     let mut interval = 0;
+    let mut sampler: Option<SamplerCounts> = None;
     for dump in heaps {
         let mut bytes = BufReader::new(client.fetch(&dump.id)?);
         let input = Input {
@@ -88,6 +89,11 @@ pub(crate) fn take(
             .and_then(|main| main.build_id.clone())
             .unwrap_or(build_id);
         interval = interval.max(dump.sample_interval);
+        let counts = sampler_counts(&named.profile.origin);
+        sampler = sampler
+            .into_iter()
+            .chain(counts)
+            .reduce(SamplerCounts::plus);
         sums.add(&named);
     }
     let (samples, stacks) = sums.into_parts();
@@ -105,10 +111,16 @@ pub(crate) fn take(
             sample_interval: i64::try_from(interval).unwrap_or(i64::MAX),
             rss_bytes: resident(host.pid),
             clock_offset_ms: machine.clock_offset_ms,
+            sampler,
         },
         samples,
         stacks,
     })
+}
+
+fn sampler_counts(origin: &Origin) -> Option<SamplerCounts> {
+    let count = |count: Option<u64>| count.and_then(|count| i64::try_from(count).ok());
+    SamplerCounts::new(count(origin.samples), count(origin.lost_samples))
 }
 
 /// Switches sampling on, or keeps it on, where the rule says so.

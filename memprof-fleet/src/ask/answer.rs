@@ -4,7 +4,8 @@ use memprof_report::{Named, Options, Subject, render};
 
 use crate::ask::named::named;
 use crate::ask::weigh::{Each, Weights, sums};
-use crate::ask::{Asked, Profile};
+use crate::ask::{Asked, Profile, newest};
+use crate::dumped::SamplerCounts;
 
 /// A sum, or what it is more than another one.
 pub(crate) struct Answer {
@@ -48,7 +49,15 @@ fn sum(asked: &Asked, build: Option<&str>, each: Each) -> anyhow::Result<Named> 
     let profiles = asked.profiles(build)?;
     let weights = Weights::new(&profiles, each);
     note_counts(asked, &profiles, &weights);
-    named(asked, &sums(asked, &profiles, &weights)?)
+    let mut named = named(asked, &sums(asked, &profiles, &weights)?)?;
+    let counts = newest(&profiles).filter_map(|one| one.sampler);
+    // Errors of values are as much larger as samples were lost.
+    if let Some(sum) = counts.reduce(SamplerCounts::plus) {
+        let origin = &mut named.profile.origin;
+        origin.samples = u64::try_from(sum.samples).ok();
+        origin.lost_samples = u64::try_from(sum.lost).ok();
+    }
+    Ok(named)
 }
 
 impl Answer {

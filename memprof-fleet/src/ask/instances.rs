@@ -30,6 +30,8 @@ pub(crate) struct Process {
     profiles: usize,
     inuse_bytes: i64,
     rss_bytes: Option<i64>,
+    /// Of all samples since the start: how many are in no value.
+    lost_samples: Option<i64>,
 }
 
 /// What a process holds more than at the start.
@@ -43,6 +45,8 @@ pub(crate) struct Growth {
     inuse_bytes: [i64; 2],
     growth_bytes: i64,
     growth_bytes_per_hour: i64,
+    /// Of all samples until the last profile: how many are in no value.
+    lost_samples: Option<i64>,
 }
 
 /// `memprof fleet ps`, without a bus.
@@ -115,6 +119,7 @@ pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
             profiles,
             inuse_bytes: newest.inuse_bytes,
             rss_bytes: newest.rss_bytes,
+            lost_samples: newest.sampler.map(|counts| counts.lost),
         })
         .collect();
     rows.sort_by(|a, b| b.time.cmp(&a.time));
@@ -144,6 +149,7 @@ fn between(first: &Profile, last: &Profile) -> Option<Growth> {
         inuse_bytes: [first.inuse_bytes, last.inuse_bytes],
         growth_bytes: growth,
         growth_bytes_per_hour: (growth as f64 * 3_600_000.0 / length as f64) as i64,
+        lost_samples: last.sampler.map(|counts| counts.lost),
     })
 }
 

@@ -19,7 +19,7 @@ use anyhow::Context;
 use memprof_report::{Format, Options};
 
 pub(crate) use notes::Notes;
-pub(crate) use profiles::{Profile, profiles};
+pub(crate) use profiles::{Profile, newest, profiles};
 pub(crate) use weigh::Each;
 
 use crate::args::{DiffArgs, Drawn, FlameArgs, Question, Shown, Which, Window};

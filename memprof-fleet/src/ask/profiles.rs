@@ -2,14 +2,15 @@
 
 use crate::ask::Asked;
 use crate::columns::Columns;
+use crate::dumped::SamplerCounts;
 use crate::scan::{files, scan};
-use crate::schema::Table;
+use crate::schema::{SAMPLER_COUNTS, Table};
 use crate::time::Instant;
 
 /// A clock that is further off than this is told of.
 const CLOCK_MS: i64 = 2000;
 
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 13] = [
     "time",
     "service",
     "instance",
@@ -21,6 +22,8 @@ const COLUMNS: [&str; 11] = [
     "inuse_objects",
     "rss_bytes",
     "clock_offset_ms",
+    SAMPLER_COUNTS[0],
+    SAMPLER_COUNTS[1],
 ];
 
 /// A dump, without its samples.
@@ -35,6 +38,8 @@ pub(crate) struct Profile {
     pub(crate) sample_interval: i64,
     pub(crate) inuse_bytes: i64,
     pub(crate) rss_bytes: Option<i64>,
+    /// `None` where the allocator sampled.
+    pub(crate) sampler: Option<SamplerCounts>,
 }
 
 impl Profile {
@@ -89,7 +94,35 @@ pub(crate) fn profiles(asked: &Asked) -> anyhow::Result<Vec<Profile>> {
         ));
     }
     profiles.sort_by(|a: &Profile, b| (&a.instance, a.time).cmp(&(&b.instance, b.time)));
+    if let Some(note) = lost_note(&profiles) {
+        asked.notes.add(note);
+    }
     Ok(profiles)
+}
+
+/// Each process's newest profile, of profiles by process and time.
+pub(crate) fn newest(profiles: &[Profile]) -> impl Iterator<Item = &Profile> {
+    let processes = profiles.chunk_by(|a, b| a.instance == b.instance);
+    processes.filter_map(<[Profile]>::last)
+}
+
+/// Samples that were lost are in no value, and a value may fall because of them.
+fn lost_note(profiles: &[Profile]) -> Option<String> {
+    let share = |counts: &SamplerCounts| counts.lost as f64 / counts.samples.max(1) as f64;
+    let counted = newest(profiles).filter_map(|one| Some((one, one.sampler?)));
+    let losing: Vec<_> = counted.filter(|(_, counts)| counts.lost > 0).collect();
+    let most = losing
+        .iter()
+        .max_by(|(_, a), (_, b)| share(a).total_cmp(&share(b)));
+    let (one, SamplerCounts { samples, lost }) = most?;
+    Some(format!(
+        "{} of {} processes lost samples, because memprof's tables were full: their values are too low, and may fall \
+         while memory grows; most in {} ({lost} of {samples}): sample more coarsely (`memprof activate \
+         sample_interval=4MiB`)",
+        losing.len(),
+        newest(profiles).count(),
+        one.instance
+    ))
 }
 
 fn rows(
@@ -106,6 +139,8 @@ fn rows(
         columns.nullable("rss_bytes")?,
         columns.nullable("clock_offset_ms")?,
     );
+    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.added(name));
+    let (taken, lost) = (taken?, lost?);
     let mut rows = Vec::new();
     for (at, time) in times.iter().enumerate() {
         let time = Instant(*time);
@@ -126,7 +161,48 @@ fn rows(
             sample_interval: interval[at],
             inuse_bytes: inuse_bytes[at],
             rss_bytes: rss[at],
+            sampler: SamplerCounts::new(taken[at], lost[at]),
         });
     }
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(instance: &str, time: i64, sampler: Option<SamplerCounts>) -> Profile {
+        Profile {
+            time: Instant(time),
+            service: "cart".to_owned(),
+            instance: instance.to_owned(),
+            host: "node".to_owned(),
+            pid: 7,
+            build_id: String::new(),
+            sample_interval: 1,
+            inuse_bytes: 1,
+            rss_bytes: None,
+            sampler,
+        }
+    }
+
+    #[test]
+    fn lost_samples_of_newest_profiles_are_noted_once() {
+        let check = |rows: &[(&str, Option<(i64, i64)>)], expected: Option<&str>| {
+            let rows = rows.iter().enumerate().map(|(time, (instance, counts))| {
+                let sampler = counts.map(|(samples, lost)| SamplerCounts { samples, lost });
+                profile(instance, time as i64, sampler)
+            });
+            let note = lost_note(&rows.collect::<Vec<_>>());
+            assert_eq!(note.is_some(), expected.is_some(), "{note:?}");
+            assert!(note.unwrap_or_default().contains(expected.unwrap_or("")));
+        };
+        check(&[], None);
+        check(&[("a", None), ("b", Some((10, 0)))], None);
+        // The sampler began anew since.
+        check(&[("a", Some((10, 9))), ("a", Some((1, 0)))], None);
+        let rows = [("a", Some((100, 9))), ("b", Some((10, 5))), ("c", None)];
+        check(&rows, Some("2 of 3 processes lost samples"));
+        check(&rows, Some("most in b (5 of 10)"));
+    }
 }

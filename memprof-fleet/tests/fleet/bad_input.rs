@@ -217,3 +217,36 @@ fn clocks_that_are_an_hour_apart_are_told_of_and_change_no_time() {
     assert!(run.stderr.contains(told), "{run:?}");
     assert_eq!(run.stdout, "main;leak 1500\n");
 }
+
+#[test]
+fn lost_samples_are_noted_before_and_after_files_are_merged() {
+    let place = with_two_profiles();
+    place.spool(CART, START + 120_000, &[("leak", 500)]);
+    let dumps = place.path("spool/dumps").read_dir().unwrap();
+    let dump = dumps.last().unwrap().unwrap().path();
+    let text = fs::read_to_string(&dump).unwrap();
+    let counts = r#""clock_offset_ms":null,"sampler":{"samples":1370838,"lost":1193397}"#;
+    let lossy = text.replace("\"clock_offset_ms\":null", counts);
+    assert_ne!(lossy, text);
+    fs::write(&dump, lossy).unwrap();
+    place.drain();
+    let check = || {
+        let asked = |words: &[&str]| {
+            let window = ["--at", "2026-11-21T11:00:00Z"];
+            place.run(&[words, &window].concat()).exits(0)
+        };
+        let note = "1 of 1 processes lost samples";
+        let growth = asked(&["fleet", "growth", "--json"]);
+        assert!(growth.stderr.contains(note), "{growth:?}");
+        assert!(
+            growth.stdout.contains("\"lost_samples\":1193397"),
+            "{growth:?}"
+        );
+        let top = asked(&["fleet", "top", "--json"]);
+        assert!(top.stderr.contains(note), "{top:?}");
+        assert!(top.stdout.contains("\"lost_samples\": 1193397"), "{top:?}");
+    };
+    check();
+    place.run(&["fleet", "compact"]).exits(0);
+    check();
+}
