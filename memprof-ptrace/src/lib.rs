@@ -3,6 +3,7 @@
 //! memprof-attach loads the plugin through it, memprof-leaks takes snapshots. To talk to a process that holds the plugin already, use
 //! memprof-host's client.
 
+mod auxiliary;
 mod caller;
 pub mod control_block;
 mod directory;

@@ -6,7 +6,10 @@ use std::os::unix::fs::FileExt;
 
 /// An open /proc/PID/mem. It stays that of the process that had the number when it was opened.
 #[derive(Debug)]
-pub struct Memory(File);
+pub struct Memory {
+    file: File,
+    pid: u32,
+}
 
 impl Memory {
     /// Opens it for reading and writing.
@@ -19,7 +22,7 @@ impl Memory {
             .read(true)
             .write(true)
             .open(format!("/proc/{pid}/mem"));
-        opened.map(Self)
+        opened.map(|file| Self { file, pid })
     }
 
     /// Locks it for this process, until it is dropped or the process ends. Another user cannot hold this lock:
@@ -28,7 +31,7 @@ impl Memory {
     /// # Errors
     /// Somebody holds it.
     pub fn try_lock(&self) -> Result<(), TryLockError> {
-        self.0.try_lock()
+        self.file.try_lock()
     }
 
     /// Reads `buffer.len()` bytes.
@@ -36,7 +39,7 @@ impl Memory {
     /// # Errors
     /// A part is not mapped; the process has ended.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buffer, address)
+        self.file.read_exact_at(buffer, address)
     }
 
     /// Reads an array of bytes.
@@ -57,19 +60,27 @@ impl Memory {
         self.bytes(address).map(u64::from_le_bytes)
     }
 
+    /// The auxiliary vector of its program.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn auxiliary_vector(&self) -> io::Result<Vec<u8>> {
+        std::fs::read(format!("/proc/{}/auxv", self.pid))
+    }
+
     /// Writes, also where the process itself may not, as a debugger does.
     ///
     /// # Errors
     /// As [`read`](Self::read); what is shared with a file is not written against its protection.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(bytes, address)
+        self.file.write_all_at(bytes, address)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         // Else a child that another thread forks keeps the lock with the open file until it executes.
-        let _unlocked = self.0.unlock();
+        let _unlocked = self.file.unlock();
     }
 }
 
@@ -85,7 +96,7 @@ mod tests {
         let other = Memory::open(own).unwrap();
         other.try_lock().unwrap_err();
         // As fork(2) copies it.
-        let of_child = memory.0.try_clone().unwrap();
+        let of_child = memory.file.try_clone().unwrap();
         drop(memory);
         other.try_lock().unwrap();
         drop(of_child);

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::auxiliary::{self, AT_BASE, AT_PHDR};
 use crate::image::Image;
 use crate::maps::{Mapping, mappings};
 use crate::memory::Memory;
@@ -69,7 +70,7 @@ fn behind_variables(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
 
 /// Where the program and the libraries that were loaded with it begin, up to the loader itself, which gives its own
 /// rest away to early allocations. What comes after it in the loader's list may be closed at any moment. Of a program
-/// without glibc's loader only itself is known, whose file is mapped lowest.
+/// without glibc's loader only itself is known.
 ///
 /// What counts is what the loader has added to the addresses in a file: nothing for a program that is not position
 /// independent.
@@ -93,22 +94,22 @@ pub fn loaded(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
     Ok(list(memory, maps)?.0)
 }
 
-/// The loader's list, and where the loader itself begins.
+/// The loader's list, and where the loader itself begins, by what the kernel told the program: a file of the loader's
+/// name may be mapped as data, and the loader may have another name.
 fn list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
-    let images = || mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
-    let is_loader = |image: &Mapping<'_>| image.file_name().starts_with(b"ld-linux");
-    let Some(loader) = images().find(is_loader) else {
-        return Ok((
-            images()
-                .map(|program| program.range.start)
-                .take(1)
-                .collect(),
-            None,
-        ));
+    let vector = memory.auxiliary_vector()?;
+    let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
+    let program = match auxiliary::value(&vector, AT_PHDR) {
+        Some(headers) => images.find(|image| image.range.contains(&headers)),
+        None => images.next(),
     };
-    let loader = loader.range.start;
-    let Some(list) = Image::read(memory, loader)?.symbol("_r_debug") else {
-        return Ok((Vec::new(), Some(loader)));
+    let program = program.map(|image| image.range.start);
+    // A loader that was executed itself, with a program as its argument, is the program as the kernel sees it. A program
+    // without a loader has no symbols of one.
+    let loader = auxiliary::value(&vector, AT_BASE).or(program);
+    let symbol = |base| Image::read(memory, base).ok()?.symbol("_r_debug");
+    let Some((loader, list)) = loader.and_then(|base| Some((base, symbol(base)?))) else {
+        return Ok((program.into_iter().collect(), None));
     };
     let mut bases = Vec::new();
     let mut entry = memory.word(list.wrapping_add(8))?;
@@ -156,6 +157,10 @@ fn rest(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -176,6 +181,54 @@ mod tests {
         assert!(lasts(program.file_name().unwrap().as_encoded_bytes()));
         assert!(lasts(b"libc.so.6"));
         assert!(!lasts(b"libBrokenLocale.so.1"));
+    }
+
+    /// Where the libc of a process begins, and whether it is known to be loaded.
+    fn has_libc(pid: u32) -> bool {
+        let memory = Memory::open(pid).unwrap();
+        let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap();
+        let loaded = loaded(&memory, &maps).unwrap();
+        let mut libcs = mappings(&maps).filter(|image| image.file_name() == b"libc.so.6");
+        libcs.any(|image| loaded.contains(&image.range.start))
+    }
+
+    const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+    #[test]
+    fn file_of_the_loader_mapped_as_data_is_no_loader() {
+        let file = std::fs::File::open(LOADER).unwrap();
+        // Below everything that the kernel maps by itself.
+        let low = std::ptr::without_provenance_mut(0x1000_0000);
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: mmap(2) of an address that nothing is mapped at, which it checks.
+        #[expect(unsafe_code, reason = "a mapping at an address")]
+        let mapped = unsafe { libc::mmap(low, 4096, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
+        assert_eq!(mapped, low);
+        assert!(has_libc(std::process::id()));
+    }
+
+    #[test]
+    fn loader_of_another_name_is_known_also_where_it_was_executed() {
+        let place = tempfile::tempdir().unwrap();
+        let renamed = place.path().join("loader");
+        std::fs::copy(LOADER, &renamed).unwrap();
+        let mut child = Command::new(&renamed)
+            .arg("/bin/cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.as_ref().unwrap().write_all(b"!").unwrap();
+        let mut answer = [0];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut answer)
+            .unwrap();
+        assert!(has_libc(child.id()));
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
     }
 
     /// Of an object with that many program headers of that size, of which the last alone is writable.

@@ -1,0 +1,40 @@
+//! The auxiliary vector of a process (getauxval(3)): what the kernel gave its program at execve(2), by
+//! /proc/PID/auxv, which the program cannot write to.
+
+/// Where the loader begins; 0 where there is none, or where it was executed itself.
+pub(crate) const AT_BASE: u64 = 7;
+/// The program headers of the executed file.
+pub(crate) const AT_PHDR: u64 = 3;
+
+/// The value of a key. `None` if it is 0 or not there.
+pub(crate) fn value(vector: &[u8], key: u64) -> Option<u64> {
+    let (entries, _) = vector.as_chunks::<16>();
+    let words = entries.iter().map(|entry| {
+        let (key, value) = entry.split_at(8);
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        (word(key), word(value))
+    });
+    let mut found = words.filter(|(known, _)| *known == key);
+    found
+        .next()
+        .map(|(_, value)| value)
+        .filter(|value| *value != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn value_is_the_one_behind_its_key() {
+        let words = [AT_PHDR, 0x40, 6, AT_BASE, AT_BASE, 0x7000, 9, 0, 0, 0];
+        let vector: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let check = |key, expected| assert_eq!(value(&vector, key), expected);
+        check(AT_PHDR, Some(0x40));
+        check(AT_BASE, Some(0x7000));
+        check(9, None);
+        check(5, None);
+        assert_eq!(value(&vector[..40], AT_BASE), None);
+        assert_eq!(value(&[], AT_BASE), None);
+    }
+}
