@@ -55,7 +55,7 @@ pub(super) fn run(form: Form) -> Result<String> {
     for (preload, expected) in [("", IN_GLIBC), (JEMALLOC, IN_JEMALLOC)] {
         for _ in 0..rounds {
             let mut target = Target::start(preload)?;
-            found += recalled(&prove(target.child.id(), &mut stops)?, expected)?;
+            found += recalled(&prove(target.pid(), &mut stops)?, expected)?;
             planted += expected.iter().map(|(_, count)| count).sum::<u64>();
             target.answers()?;
         }
@@ -96,14 +96,14 @@ pub(super) fn run(form: Form) -> Result<String> {
 }
 
 /// planted.c with leaks.
-struct Target {
+pub(super) struct Target {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
 impl Target {
-    fn start(preload: &str) -> Result<Self> {
+    pub(super) fn start(preload: &str) -> Result<Self> {
         let mut command = Command::new(dist().join("torture/planted"));
         command.arg("leaks").env("LD_PRELOAD", preload);
         let mut child = command
@@ -126,7 +126,11 @@ impl Target {
         Ok(line)
     }
 
-    fn answers(&mut self) -> Result<()> {
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn answers(&mut self) -> Result<()> {
         self.input.write_all(b"ping\n").context("it is dead")?;
         let line = self.line()?;
         ensure!(line == "ping\n", "it answered {line:?}");
@@ -213,11 +217,11 @@ fn clean(
 fn killed(kills: usize) -> Result<usize> {
     let mut target = Target::start("")?;
     let begun = Instant::now();
-    prove(target.child.id(), &mut Vec::new())?;
+    prove(target.pid(), &mut Vec::new())?;
     let whole = begun.elapsed();
     let mut late = 0;
     for _ in 0..kills {
-        let mut tool = memprof(target.child.id());
+        let mut tool = memprof(target.pid());
         let mut tool = tool.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let life = whole.mul_f64(RandomState::new().hash_one(0) as f64 / u64::MAX as f64);
         let begun = Instant::now();
@@ -230,7 +234,7 @@ fn killed(kills: usize) -> Result<usize> {
         tool.wait()?;
         target.answers()?;
     }
-    let reply = prove(target.child.id(), &mut Vec::new())?;
+    let reply = prove(target.pid(), &mut Vec::new())?;
     recalled(&reply, IN_GLIBC).context("after the last kill")?;
     Ok(late)
 }

@@ -18,6 +18,7 @@ mod host;
 mod hostile;
 mod hosts;
 mod inject;
+mod interrupts;
 mod kill;
 mod leaks;
 pub mod many_stacks;
@@ -91,6 +92,7 @@ const SUITES: &[Suite] = &[
     ("fork", fork::run),
     ("attach", attach::run),
     ("leaks", leaks::run),
+    ("interrupts", interrupts::run),
     ("sampler", sampler::run),
     ("accuracy", accuracy::run),
     ("churn", churn::run),
