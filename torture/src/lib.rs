@@ -40,6 +40,7 @@ mod strace;
 mod survey;
 mod tls;
 mod unwind;
+mod zoo;
 
 use std::time::Instant;
 
@@ -100,6 +101,7 @@ const SUITES: &[Suite] = &[
     ("fleet", fleet::run),
     ("servers", servers::run),
     ("unwind", unwind::run),
+    ("zoo", zoo::run),
 ];
 
 /// `cargo xtask torture [SUITE] [--short]`.

@@ -26,6 +26,9 @@ pub(crate) fn build() -> Result<()> {
     let linked = [&tcmalloc[..], &THREADS].concat();
     compile("attach/weather.c", "torture/weather_linked", &linked)?;
     compile("guest.c", "torture/guest", &[])?;
+    for (name, options) in crate::zoo::LINKED {
+        compile("zoo/odd.c", &format!("torture/{name}"), options)?;
+    }
     let planted = "../../memprof-leaks/tests/processes/planted.c";
     compile(planted, "torture/planted", &THREADS)?;
     for kib in TLS_SIZES {

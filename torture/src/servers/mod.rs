@@ -12,7 +12,7 @@ use testkit::{Ending, SERVERS, Server};
 use super::Form;
 use attached::{Attached, attach};
 use sampled::{Seen, sample};
-use tools::Tools;
+pub(super) use tools::Tools;
 use xtask::packages;
 
 /// What the short form takes: servers that other tests have installed, and small ones.

@@ -25,14 +25,14 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Copies of what is installed.
 #[derive(Debug)]
-pub(super) struct Tools {
+pub(crate) struct Tools {
     place: TempDir,
     /// Where sockets and dumps of other users' hosts lay before.
     socket_directories: HashSet<PathBuf>,
 }
 
 impl Tools {
-    pub(super) fn install() -> Result<Self> {
+    pub(crate) fn install() -> Result<Self> {
         let place = tempfile::tempdir()?;
         fs::set_permissions(&place, Permissions::from_mode(0o755))?;
         for file in ["bin/memprof", "plugins/memory_profile.so"] {
@@ -47,7 +47,7 @@ impl Tools {
     }
 
     /// The copy of `memprof`.
-    fn program(&self) -> PathBuf {
+    pub(crate) fn program(&self) -> PathBuf {
         self.place.path().join("bin/memprof")
     }
 
@@ -72,7 +72,7 @@ impl Tools {
     }
 
     /// A directory that only the user of the process can write to, as dumps need it.
-    pub(super) fn give_to(&self, directory: &Path, pid: u32) -> Result<()> {
+    pub(crate) fn give_to(&self, directory: &Path, pid: u32) -> Result<()> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let effective = |field: &str| -> Result<u32> {
             let line = status.lines().find_map(|line| line.strip_prefix(field));

@@ -1,0 +1,186 @@
+//! Programs as they are: Debian's, and odd ones. Each is recorded, attached to, sampled, searched and left while it
+//! works, and must answer, end and hold the same as without memprof. A refusal that names its reason is no failure.
+
+mod held;
+mod lines;
+mod odd;
+mod packaged;
+mod round;
+mod subject;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::Form;
+use super::servers::Tools;
+use held::Held;
+pub(crate) use odd::LINKED;
+use round::round;
+use subject::{Running, Subject, subjects};
+
+/// So often each program is attached to in the long form, or as often as this variable says.
+const ROUNDS: usize = 20;
+const ROUNDS_VARIABLE: &str = "ZOO_ROUNDS";
+/// Of all programs, so many at the most may refuse something: more mean that memprof is broken.
+const REFUSE: usize = 3;
+/// Only programs with this text in their names.
+const ONLY_VARIABLE: &str = "ZOO_ONLY";
+
+pub(super) fn run(form: Form) -> Result<String> {
+    let rounds = match std::env::var(ROUNDS_VARIABLE) {
+        Ok(text) => text.parse().context(ROUNDS_VARIABLE)?,
+        Err(_) => form.pick(1, ROUNDS),
+    };
+    let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
+    let tools = Tools::install()?;
+    let mut tally = Tally::default();
+    for subject in subjects(form)? {
+        let name = subject.name();
+        if !name.contains(&only) {
+            continue;
+        }
+        tally.programs += 1;
+        match visit(&tools, &subject, rounds) {
+            Ok(visit) => {
+                println!(
+                    "  {name}: {} answers meanwhile{}",
+                    visit.answers,
+                    told(&visit.refusals)
+                );
+                tally.add(visit);
+            }
+            Err(error) => {
+                println!("  {name}: {error:#}");
+                tally.failed.push(name);
+            }
+        }
+    }
+    tally.line(rounds)
+}
+
+/// What came of a program.
+#[derive(Default)]
+struct Visit {
+    answers: usize,
+    /// How often each was told.
+    refusals: BTreeMap<String, usize>,
+}
+
+fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
+    let (expected, ending) = alone(subject).context("without memprof")?;
+    let mut running = subject.start()?;
+    let pid = running.pid()?;
+    running.warm()?;
+    let held = Held::of(pid)?;
+    let dumps = tempfile::tempdir()?;
+    tools.give_to(dumps.path(), pid)?;
+    let (mut visit, may_fail) = (Visit::default(), subject.may_fail());
+    for at in 0..rounds {
+        let (refusals, answers) = under_load(&mut running, &expected, || {
+            round(tools, pid, dumps.path(), may_fail)
+        })
+        .with_context(|| format!("round {at}"))?;
+        visit.answers += answers;
+        for refusal in refusals {
+            *visit
+                .refusals
+                .entry(refusal.replace(&pid.to_string(), "PID"))
+                .or_default() += 1;
+        }
+        let answer = running
+            .answer()
+            .with_context(|| format!("after round {at}"))?;
+        ensure!(answer == expected, "CHANGED: {answer:?}, not {expected:?}");
+        held.comes_back(pid)
+            .with_context(|| format!("after round {at}"))?;
+    }
+    let ended = running.end()?;
+    ensure!(
+        ended == ending,
+        "CHANGED: it ended with {ended:?}, not {ending:?}"
+    );
+    Ok(visit)
+}
+
+/// What it answers each time, and how it ends.
+fn alone(subject: &Subject) -> Result<(String, String)> {
+    let mut running = subject.start()?;
+    let answer = running.warm()?;
+    let again = running.answer()?;
+    ensure!(answer == again, "it answers {answer:?}, then {again:?}");
+    Ok((answer, running.end()?))
+}
+
+/// Does `harm` while the program works. Returns what that returns, and how often it answered meanwhile.
+fn under_load<T>(
+    running: &mut Running,
+    expected: &str,
+    harm: impl FnOnce() -> Result<T>,
+) -> Result<(T, usize)> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            let mut answers = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                let answer = running.answer()?;
+                ensure!(answer == expected, "CHANGED: {answer:?}, not {expected:?}");
+                answers += 1;
+            }
+            anyhow::Ok(answers)
+        });
+        let harmed = harm();
+        is_done.store(true, Ordering::Relaxed);
+        let answers = working.join().expect("it does not panic");
+        // What the program shows comes first: memprof fails where it is dead.
+        match (answers, harmed) {
+            (Ok(answers), Ok(harmed)) => Ok((harmed, answers)),
+            (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+            (Err(error), Err(cause)) => bail!("{error:#}; {cause:#}"),
+        }
+    })
+}
+
+fn told(refusals: &BTreeMap<String, usize>) -> String {
+    let told = refusals
+        .iter()
+        .map(|(refusal, times)| format!("\n    {times} x {refusal}"));
+    told.collect()
+}
+
+#[derive(Default)]
+struct Tally {
+    programs: usize,
+    answers: usize,
+    refused: usize,
+    failed: Vec<String>,
+}
+
+impl Tally {
+    fn add(&mut self, visit: Visit) {
+        self.answers += visit.answers;
+        self.refused += usize::from(!visit.refusals.is_empty());
+    }
+
+    fn line(self, rounds: usize) -> Result<String> {
+        let Self {
+            programs,
+            answers,
+            refused,
+            failed,
+        } = self;
+        if !failed.is_empty() {
+            bail!("{} of {programs}: {}", failed.len(), failed.join(", "));
+        }
+        ensure!(
+            refused * REFUSE <= programs || programs < REFUSE,
+            "{refused} of {programs} refused something"
+        );
+        Ok(format!(
+            "{programs} programs, {rounds} times each, with {answers} answers meanwhile: 0 deaths, 0 hangs, 0 changed, \
+             nothing left; {refused} refused something by name"
+        ))
+    }
+}

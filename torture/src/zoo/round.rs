@@ -1,0 +1,78 @@
+//! What is done to a program: recorded, attached to, sampled, dumped, searched, left.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+
+use crate::servers::Tools;
+
+/// What no command may take, in seconds.
+const LIMIT: &str = "60";
+
+/// The exit codes of a process that cannot be profiled, and of one that has no plugin any more, as after exec.
+const REFUSED: i32 = 4;
+const GONE: i32 = 3;
+/// The exit code of a profile without samples: little is allocated in so short a time.
+const EMPTY: i32 = 5;
+/// The exit code of all else.
+const FAILED: i32 = 1;
+
+/// How a command ended that did no harm.
+enum Outcome {
+    Done,
+    Refused(String),
+}
+
+/// All that is done once, while the program works. Returns the refusals. A program that `may_fail` a command is
+/// another one at any moment, or can write no file.
+pub(super) fn round(tools: &Tools, pid: u32, dumps: &Path, may_fail: bool) -> Result<Vec<String>> {
+    let pid = pid.to_string();
+    let dump_dir = format!("dump_dir={}", dumps.display());
+    let mut refusals = Vec::new();
+    let mut step = |args: &[&str]| -> Result<bool> {
+        match memprof(tools, args, may_fail)? {
+            Outcome::Done => Ok(true),
+            Outcome::Refused(reason) => {
+                refusals.push(format!("{}: {reason}", args[0]));
+                Ok(false)
+            }
+        }
+    };
+    step(&["record", "--pid", &pid, "--for", "100ms"])?;
+    if step(&["attach", &pid, &dump_dir])? {
+        step(&["activate", "-t", &pid, "sample_interval=4KiB"])?;
+        step(&["dump", "-t", &pid, "--json"])?;
+        step(&["status", "-t", &pid, "--json"])?;
+        step(&["holders", &pid, "--max-pause", "10s"])?;
+        step(&["leaks", "--prove", &pid, "--max-pause", "10s"])?;
+        step(&["detach", &pid])?;
+    } else {
+        step(&["holders", &pid, "--max-pause", "10s"])?;
+        step(&["leaks", "--prove", &pid, "--max-pause", "10s"])?;
+    }
+    Ok(refusals)
+}
+
+fn memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> {
+    let output = Command::new("timeout")
+        .args(["-k", "5", LIMIT])
+        .arg(tools.program())
+        .args(args)
+        .stdin(Stdio::null())
+        .output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    // Notes stand before it.
+    let reason = errors.lines().last().unwrap_or_default();
+    match output.status.code() {
+        Some(0 | EMPTY) => Ok(Outcome::Done),
+        Some(REFUSED | GONE) if !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
+        Some(FAILED) if may_fail && !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
+        Some(124 | 137) => bail!("HANGS: memprof {} takes {LIMIT} s", args.join(" ")),
+        _ => bail!(
+            "FAILED: memprof {}: {}: {errors}",
+            args.join(" "),
+            output.status
+        ),
+    }
+}
