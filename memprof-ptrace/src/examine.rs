@@ -11,6 +11,8 @@ use object::ReadCache;
 use crate::caller::Caller;
 use crate::directory::Directory;
 use crate::maps::Mapping;
+use crate::memory::Memory;
+use crate::place::loaded;
 use crate::process::{Seccomp, Stat, State, Status, shares_memory_with_parent};
 use crate::program::{glibc_by_name, has_plugin, loader, require_glibc};
 use crate::refusal::{Denial, Refusal};
@@ -131,9 +133,13 @@ impl Caller {
             (Purpose::List, loader) => {
                 glibc_by_name(loader?, &maps)?;
             }
-            (_, loader) => require_glibc(loader?, &maps, |mapping, limit| {
-                first_bytes(&memory, mapping, limit)
-            })?,
+            (_, loader) => {
+                let loader = loader?;
+                let loaded = loaded_libraries(of, pid, &maps)?;
+                require_glibc(loader, &maps, &loaded, |mapping, limit| {
+                    first_bytes(&memory, mapping, limit)
+                })?;
+            }
         }
         if purpose != Purpose::Read {
             sanitizer::require_none_mapped(&maps)?;
@@ -216,6 +222,15 @@ fn is_vfork(pid: u32, status: &Status) -> bool {
     let parent = Directory::of(status.parent).parse("status", Status::parse);
     // A parent outside of our pid namespace is not to be seen, and one that has ended waits for nobody.
     parent.is_ok_and(|parent| shares_memory_with_parent(pid, status, &parent))
+}
+
+/// Where the libraries of its loader's list begin.
+fn loaded_libraries(of: &Directory, pid: u32, maps: &[u8]) -> Result<Vec<u64>, Refusal> {
+    let list = Memory::open(pid).and_then(|memory| loaded(&memory, maps));
+    list.map_err(|error| Refusal::Unreadable {
+        file: of.file("mem"),
+        cause: error.to_string(),
+    })
 }
 
 /// What may be read of the first bytes of a mapping.

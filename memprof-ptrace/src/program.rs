@@ -50,26 +50,42 @@ pub fn loader<'data>(
 }
 
 /// Fails where a process with that loader and those mappings has a C library that the plugin cannot
-/// use. `read` reads so many bytes of the process's memory at the most.
+/// use. `loaded` is where its loader's libraries begin; `read` reads so many bytes of the process's memory at the most.
 ///
 /// # Errors
 /// `Musl`, `NoGlibc`, `OldGlibc`.
-pub fn require_glibc(
+pub(crate) fn require_glibc(
     loader: &[u8],
     maps: &[u8],
+    loaded: &[u64],
     read: impl FnOnce(&Mapping<'_>, u64) -> Vec<u8>,
 ) -> Result<(), Refusal> {
-    match defines_2_34(&read(&glibc_by_name(loader, maps)?, LIBC_LIMIT)) {
+    let is_loaded = |mapping: &Mapping<'_>| loaded.contains(&mapping.range.start);
+    match defines_2_34(&read(&glibc(loader, maps, is_loaded)?, LIBC_LIMIT)) {
         true => Ok(()),
         false => Err(Refusal::OldGlibc),
     }
 }
 
-/// Finds the first mapping of a process's glibc by names alone. An old one under the name of later ones passes.
+/// Finds the first mapping of a process's glibc by its name and its code, without its memory. An old one under the name of
+/// later ones passes, and so does one of another namespace.
 ///
 /// # Errors
 /// `Musl`, `NoGlibc`, `OldGlibc`.
 pub(crate) fn glibc_by_name<'a>(loader: &[u8], maps: &'a [u8]) -> Result<Mapping<'a>, Refusal> {
+    // A file that is mapped as data has no code.
+    glibc(loader, maps, |image| {
+        let is_its =
+            |mapping: &Mapping<'_>| (mapping.device, mapping.inode) == (image.device, image.inode);
+        mappings(maps).any(|mapping| mapping.is_executable() && is_its(&mapping))
+    })
+}
+
+fn glibc<'a>(
+    loader: &[u8],
+    maps: &'a [u8],
+    is_loaded: impl Fn(&Mapping<'_>) -> bool,
+) -> Result<Mapping<'a>, Refusal> {
     if loader.starts_with(b"ld-musl-") {
         return Err(Refusal::Musl);
     }
@@ -78,12 +94,13 @@ pub(crate) fn glibc_by_name<'a>(loader: &[u8], maps: &'a [u8]) -> Result<Mapping
         let version = mapping.file_name().strip_prefix(b"libc-2.");
         version.is_some_and(|version| version.first().is_some_and(u8::is_ascii_digit))
     };
-    if mappings(maps).any(|mapping| is_old(&mapping)) {
-        return Err(Refusal::OldGlibc);
+    let is_libc = |mapping: &Mapping<'_>| is_old(mapping) || mapping.file_name() == b"libc.so.6";
+    let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && is_libc(mapping));
+    let libc = images.find(is_loaded).ok_or(Refusal::NoGlibc)?;
+    match is_old(&libc) {
+        true => Err(Refusal::OldGlibc),
+        false => Ok(libc),
     }
-    let is_libc =
-        |mapping: &Mapping<'_>| mapping.file_name() == b"libc.so.6" && mapping.offset == 0;
-    mappings(maps).find(is_libc).ok_or(Refusal::NoGlibc)
 }
 
 /// Whether the first segment of a libc.so.6 has the name of that version among the strings of its
@@ -181,14 +198,19 @@ mod tests {
     #[test]
     fn the_c_library_of_a_process() {
         let check = |loader: &str, path: &str, segment: &str, expected: Result<(), Refusal>| {
-            let maps = format!("7f0000-7f2000 r--p 00000000 fe:01 7     {path}\n");
+            // Another file of that name, as data.
+            let maps = format!(
+                "5f0000-5f2000 r--p 00000000 fe:01 6     /srv/libc.so.6\n\
+                 5f3000-5f5000 r--p 00000000 fe:01 5     /srv/libc-2.31.so\n\
+                 7f0000-7f2000 r--p 00000000 fe:01 7     {path}\n"
+            );
             let read = |mapping: &Mapping<'_>, limit| {
                 assert_eq!(mapping.range, 0x7f_0000..0x7f_2000);
                 assert!(limit > 0x2000);
                 segment.replace(' ', "\0").into_bytes()
             };
             assert_eq!(
-                require_glibc(loader.as_bytes(), maps.as_bytes(), read),
+                require_glibc(loader.as_bytes(), maps.as_bytes(), &[0x7f_0000], read),
                 expected,
                 "{path}"
             );
@@ -202,9 +224,18 @@ mod tests {
         check(glibc, libc, &old, Err(Refusal::OldGlibc));
         check(glibc, libc, "", Err(Refusal::OldGlibc));
         // By names alone, as where a page of it may never come.
-        let maps = format!("7f0000-7f2000 r--p 00000000 fe:01 7     {libc}\n");
-        let by_name = glibc_by_name(glibc.as_bytes(), maps.as_bytes());
-        assert!(by_name.is_ok_and(|mapping| mapping.range == (0x7f_0000..0x7f_2000)));
+        let by_name = |first: &str| {
+            let maps = format!(
+                "5f0000-5f2000 r--p 00000000 fe:01 6     {first}\n\
+                 7f0000-7f2000 r--p 00000000 fe:01 7     {libc}\n\
+                 7f2000-7f4000 r-xp 00002000 fe:01 7     {libc}\n"
+            );
+            let found = glibc_by_name(glibc.as_bytes(), maps.as_bytes());
+            found.map(|mapping| mapping.range)
+        };
+        for first in ["/srv/web", "/srv/libc.so.6", "/srv/libc-2.31.so"] {
+            assert_eq!(by_name(first), Ok(0x7f_0000..0x7f_2000), "{first}");
+        }
         // Debian 11, CentOS 7.
         for path in [
             "/usr/lib/x86_64-linux-gnu/libc-2.31.so",
