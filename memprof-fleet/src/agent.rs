@@ -23,7 +23,6 @@ use crate::bus::{Event, answer};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
-use crate::dumped::SamplerCounts;
 use crate::output::{NO_DATA, coded, in_line, note, tell};
 use crate::policy::{Rule, chosen, rule};
 use crate::prune::prune;
@@ -273,11 +272,10 @@ impl Agent {
             1 => "1 stack".to_owned(),
             stacks => format!("{stacks} stacks"),
         };
-        let lost = match dumped.context.sampler {
-            Some(SamplerCounts { samples, lost }) if lost > 0 => {
-                format!("; {lost} of {samples} samples were lost, memprof's tables are full")
-            }
-            _ => String::new(),
+        let counts = dumped.context.sampler.unwrap_or_default();
+        let lost = match counts.lost {
+            0 => String::new(),
+            lost => format!("; {lost} of {} samples were lost", counts.samples),
         };
         tell(&format!(
             "memprof: {}: {} in {stacks}{lost}",
