@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
-use memprof_ptrace::Refusal;
 use memprof_ptrace::errand::Call;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::Status;
+use memprof_ptrace::{HaltWatch, Refusal};
 use nix::errno::Errno;
 
 use crate::attached::Attached;
@@ -255,8 +255,18 @@ fn follow(
     let begun = Instant::now();
     let mut has_memfd = false;
     let mut is_cancelled = false;
+    let mut halts = HaltWatch::new(target.pid);
     loop {
         let stage = there.stage().map_err(ended)?;
+        if let Some(halt) = halts.look() {
+            there.answer(Answer::Cancelled).map_err(ended)?;
+            return Err(match there.stage().map_err(ended)? {
+                Stage::Calling | Stage::Done => {
+                    Error::Failed(format!("{halt}; the plugin is there"))
+                }
+                _ => Error::Failed(format!("{halt}; the plugin will not start there")),
+            });
+        }
         match stage {
             Stage::Done => break,
             Stage::HasMemfd if !has_memfd => {

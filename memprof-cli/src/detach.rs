@@ -6,9 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_host::{Reach, Running, survey};
+use memprof_ptrace::HaltWatch;
 use serde_json::json;
 
-use crate::exit::{FAILED, Outcome, coded};
+use crate::exit::{FAILED, Outcome, UNREACHABLE, coded};
 use crate::reply::ask;
 use crate::{led, output, target};
 
@@ -98,7 +99,12 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<Left> {
     }
     drop(client);
     let begun = Instant::now();
+    let mut halts = HaltWatch::new(pid);
     while has_our_threads(pid) {
+        if let Some(halt) = halts.look().filter(|halt| !halt.is_end()) {
+            let message = format!("{pid} detaches when it goes on: {halt}");
+            return Err(coded(UNREACHABLE, message));
+        }
         if begun.elapsed() > PATIENCE {
             let message = format!("{pid} has detached, but a thread of the plugin's still runs");
             return Err(coded(FAILED, message));

@@ -1,10 +1,14 @@
 //! The reason why a process that does not answer cannot.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use crate::directory::Directory;
 use crate::freezer::Freezers;
 use crate::process::{State, Status};
+
+/// Between two looks at a process.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A process none of whose threads goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +54,37 @@ impl Halt {
     /// Whether it has ended, and waits for its parent.
     pub fn is_end(&self) -> bool {
         self.by == Cause::End
+    }
+}
+
+/// A process that is waited for, looked at now and then.
+#[derive(Debug)]
+pub struct HaltWatch {
+    pid: u32,
+    next: Instant,
+    was_halted: bool,
+}
+
+impl HaltWatch {
+    /// The first look is taken a little later: most waits are short.
+    pub fn new(pid: u32) -> Self {
+        Self {
+            pid,
+            next: Instant::now() + POLL_INTERVAL,
+            was_halted: false,
+        }
+    }
+
+    /// Looks if it is time for that. `None` unless it was halted at the look before too: a tracer stops a process for a
+    /// moment, as memprof itself does.
+    pub fn look(&mut self) -> Option<Halt> {
+        if Instant::now() < self.next {
+            return None;
+        }
+        self.next = Instant::now() + POLL_INTERVAL;
+        let halt = Halt::of(self.pid);
+        let was_halted = std::mem::replace(&mut self.was_halted, halt.is_some());
+        halt.filter(|_| was_halted)
     }
 }
 

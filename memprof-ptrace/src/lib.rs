@@ -33,6 +33,6 @@ mod trace;
 pub mod twin;
 
 pub use examine::{Examined, Purpose, denied_to_read, examine, examine_for};
-pub use halt::Halt;
+pub use halt::{Halt, HaltWatch};
 pub use refusal::{Denial, Limit, Refusal};
 pub use survey::{Survey, Surveyed, survey};
