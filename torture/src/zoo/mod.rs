@@ -74,7 +74,7 @@ fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
     let mut running = subject.start()?;
     let pid = running.pid()?;
     running.warm()?;
-    let held = Held::of(pid)?;
+    let held = Held::settled(pid, subject.is_odd())?;
     let dumps = tempfile::tempdir()?;
     tools.give_to(dumps.path(), pid)?;
     let (mut visit, may_fail) = (Visit::default(), subject.may_fail());
@@ -94,7 +94,7 @@ fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
             .answer()
             .with_context(|| format!("after round {at}"))?;
         ensure!(answer == expected, "CHANGED: {answer:?}, not {expected:?}");
-        held.comes_back(pid)
+        held.comes_back(pid, subject.is_odd())
             .with_context(|| format!("after round {at}"))?;
     }
     let ended = running.end()?;

@@ -344,7 +344,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
     long(
         "sqlite3",
         "sqlite3",
-        &["sqlite3", "-interactive", ":memory:"],
+        &["sqlite3", "-batch", ":memory:"],
         "with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) select count(*), \
              group_concat(i) from n;\n",
     ),

@@ -62,6 +62,11 @@ impl Subject {
         }
     }
 
+    /// Whether it is one of odd.c's kinds, all of whose threads are known.
+    pub(super) fn is_odd(&self) -> bool {
+        matches!(self, Self::Lines(name, _) if name.starts_with("odd"))
+    }
+
     /// Whether a command may fail that is begun, as it does where the program executes itself anew, or where the dump
     /// cannot be written.
     pub(super) fn may_fail(&self) -> bool {
