@@ -14,6 +14,7 @@ mod lock;
 mod memory;
 mod privileges;
 mod reading;
+mod reserve;
 mod stdio;
 mod thread;
 
@@ -24,8 +25,9 @@ pub use imports::bind_imports;
 pub use kept::Kept;
 pub use libc_symbol::libc_symbol;
 pub use lock::{Held, ProcessLock, ProcessOnce};
-pub use memory::require_memory;
+pub use memory::{allocate_thread_locals, require_memory};
 pub use privileges::Privileges;
 pub use reading::Reading;
+pub use reserve::ReservedAllocator;
 pub use stdio::StdioGuard;
 pub use thread::{Needs, Plan, Thread, spawn, spawn_plan, spawn_with};

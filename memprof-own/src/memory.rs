@@ -1,17 +1,23 @@
 //! Memory that is asked for before it is needed: where an allocation fails, Rust ends the process.
 #![expect(unsafe_code, reason = "mmap(2)")]
 
+use std::cell::Cell;
+use std::hint::black_box;
 use std::io;
 use std::ptr;
+
+use crate::reserve::is_scarce;
 
 /// Into how many mappings it is split for the test: a thread's stack and its heap are two each, and
 /// what the work itself maps comes besides.
 const MAPPINGS: usize = 16;
 const PAGE: usize = 4096;
+/// More than the thread-local variables of a plugin.
+const THREAD_LOCAL_BYTES: usize = 1024;
 
 /// Fails where the kernel does not map that many bytes, or allows too few mappings besides
-/// (`vm.max_map_count`). What another thread takes between this and
-/// their use is not there any more: `bytes` should leave room for it.
+/// (`vm.max_map_count`), and while much of the reserve of [`ReservedAllocator`](crate::ReservedAllocator) is in use.
+/// What another thread takes between this and their use is not there any more: `bytes` should leave room for it.
 ///
 /// The allocator is not asked what it still has: jemalloc 5.3 reads through a null pointer where
 /// it can map nothing for a thread's first sample.
@@ -19,6 +25,9 @@ const PAGE: usize = 4096;
 /// # Errors
 /// ENOMEM, or what else mmap(2) gives.
 pub fn require_memory(bytes: usize) -> io::Result<()> {
+    if is_scarce() {
+        return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+    }
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: mmap(2): a new mapping, at an address that the kernel chooses.
@@ -37,6 +46,24 @@ pub fn require_memory(bytes: usize) -> io::Result<()> {
     // SAFETY: as above.
     unsafe { libc::munmap(mapped, bytes) };
     error.map_or(Ok(()), Err)
+}
+
+thread_local! {
+    static IS_ALLOCATED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has the loader allocate this library's thread-local variables for the calling thread, if the program's allocator has
+/// a block for them: the loader does so when the first of them is used, and ends the process where it gets none.
+#[must_use]
+pub fn allocate_thread_locals() -> bool {
+    // SAFETY: malloc(3) has no conditions.
+    let block = black_box(unsafe { libc::malloc(THREAD_LOCAL_BYTES) });
+    // SAFETY: free(3): null, or the block just allocated.
+    unsafe { libc::free(block) };
+    if !block.is_null() {
+        IS_ALLOCATED.set(true);
+    }
+    !block.is_null()
 }
 
 #[cfg(test)]

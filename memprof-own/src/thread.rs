@@ -7,10 +7,12 @@ use std::mem::{self, MaybeUninit};
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::libc_symbol::libc_symbol;
-use crate::memory::require_memory;
+use crate::memory::{allocate_thread_locals, require_memory};
 use crate::privileges::Privileges;
+use crate::reserve::MEMORY_POLL_INTERVAL;
 
 /// For our own frames.
 const STACK: usize = 256 << 10;
@@ -70,7 +72,7 @@ pub struct Plan {
 }
 
 /// Runs `work` on a new thread called `name`, which has at most 15 bytes. A panic ends the thread
-/// only.
+/// only. Where the program's allocator has nothing for the thread's variables, `work` begins once it has.
 ///
 /// # Errors
 /// The system has no memory or no thread left; then nothing was run.
@@ -137,6 +139,9 @@ fn enter(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name. One that is too long is not taken.
     unsafe { libc::pthread_setname_np(this, name.as_ptr()) };
+    while !allocate_thread_locals() {
+        thread::sleep(MEMORY_POLL_INTERVAL);
+    }
     let mut privileges = needs.privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {

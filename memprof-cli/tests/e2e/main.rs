@@ -54,6 +54,7 @@ mod interrupts;
 mod labels;
 mod languages;
 mod ledger;
+mod no_memory;
 mod no_stdio;
 mod operate;
 mod outputs;

@@ -117,7 +117,7 @@ pub unsafe fn attached(
     toml: *const c_char,
 ) -> *const c_char {
     // Before anything is allocated.
-    if memprof_own::require_memory(MEMORY).is_err() {
+    if memprof_own::require_memory(MEMORY).is_err() || !memprof_own::allocate_thread_locals() {
         return NO_MEMORY.as_ptr();
     }
     // SAFETY: promised by the caller.

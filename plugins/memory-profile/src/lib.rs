@@ -12,5 +12,9 @@ mod shim;
 mod stats_format;
 mod text;
 
+/// What fails here would end the program.
+#[global_allocator]
+static ALLOCATOR: memprof_own::ReservedAllocator = memprof_own::ReservedAllocator;
+
 memprof_plugin_abi::export_plugin!(messages::MemoryProfile);
 memprof_host::export_adapters!(memprof_plugin_entry);
