@@ -20,7 +20,7 @@ use memprof_ptrace::ending::Ending;
 use memprof_ptrace::errand::{self, Gadgets, Home, clone_errand, clone_length};
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
-use memprof_ptrace::place::{Owner, place};
+use memprof_ptrace::place::{Owner, loaded, place};
 use memprof_ptrace::process::Status;
 use memprof_ptrace::twin::Twin;
 use memprof_ptrace::{Purpose, Refusal, examine_for};
@@ -144,7 +144,9 @@ impl Subject {
             drop(stopped);
             twin
         });
-        let registers = threads.go_on(&maps);
+        // Unread, all registers count, those that functions of it leave behind too.
+        let loaded = loaded(&self.memory, &maps).unwrap_or_default();
+        let registers = threads.go_on(&maps, &loaded);
         let stopped = begun.elapsed();
         let twin = twin.map_err(Error::NotCloned)?;
         let mut snapshot = Snapshot {
@@ -195,7 +197,10 @@ impl Snapshot {
     /// Of a program that is about to end: it stands still itself.
     pub(crate) fn of_ending(ending: &Ending) -> Result<Self, Error> {
         let pid = ending.pid();
-        let registers = Registers::read(pid, ending.thread(), &read(pid, "maps")?);
+        let maps = read(pid, "maps")?;
+        let loaded = Memory::open(pid).and_then(|memory| loaded(&memory, &maps));
+        let loaded = loaded.unwrap_or_default();
+        let registers = Registers::read(pid, ending.thread(), &maps, &loaded);
         Ok(Self {
             twin: None,
             pid,

@@ -24,14 +24,20 @@ const NO_CALL: i64 = -1;
 /// Of all ptrace(2) calls together, on top of the limit, on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The code of glibc, in which functions make system calls for others.
-fn c_library(maps: &[u8]) -> Vec<Range<u64>> {
-    let is_of_it = |mapping: &Mapping<'_>| {
-        let name = mapping.file_name();
+/// The code of glibc, in which functions make system calls for others. `loaded` is where the libraries of the loader's
+/// list begin: a program may map other files of these names, and run code of its own there.
+fn c_library(maps: &[u8], loaded: &[u64]) -> Vec<Range<u64>> {
+    let is_of_it = |image: &Mapping<'_>| {
         let starts = [&b"libc.so.6"[..], b"libc-2.", b"libpthread-2."];
-        mapping.is_executable() && starts.iter().any(|start| name.starts_with(start))
+        let name = image.file_name();
+        loaded.contains(&image.range.start) && starts.iter().any(|start| name.starts_with(start))
     };
-    let code = mappings(maps).filter(is_of_it);
+    let images: Vec<_> = mappings(maps).filter(is_of_it).collect();
+    let is_code = |mapping: &Mapping<'_>| {
+        let mut files = images.iter().map(|image| (image.device, image.inode));
+        mapping.is_executable() && files.any(|file| file == (mapping.device, mapping.inode))
+    };
+    let code = mappings(maps).filter(is_code);
     code.map(|mapping| mapping.range).collect()
 }
 
@@ -188,10 +194,10 @@ impl Threads {
         Err(why)
     }
 
-    /// Lets all go, and tells what they had.
-    pub(super) fn go_on(mut self, maps: &[u8]) -> Vec<Registers> {
+    /// Lets all go, and tells what they had. `loaded` as for [`Registers::read`].
+    pub(super) fn go_on(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
         self.let_go();
-        let library = c_library(maps);
+        let library = c_library(maps, loaded);
         self.held
             .iter()
             .map(|(thread, _)| {
@@ -218,10 +224,15 @@ impl Drop for Threads {
 }
 
 impl Registers {
-    /// Those of a thread that stands still.
-    pub(super) fn read(tid: u32, stopped: &Stopped, maps: &[u8]) -> io::Result<Self> {
+    /// Those of a thread that stands still. `loaded` is where the libraries begin that its loader loaded.
+    pub(super) fn read(
+        tid: u32,
+        stopped: &Stopped,
+        maps: &[u8],
+        loaded: &[u64],
+    ) -> io::Result<Self> {
         let (registers, state) = (stopped.registers()?, stopped.state()?);
-        Ok(Self::of(tid, &registers, &state, &c_library(maps)))
+        Ok(Self::of(tid, &registers, &state, &c_library(maps, loaded)))
     }
 
     fn of(tid: u32, r: &user_regs_struct, state: &State, library: &[Range<u64>]) -> Self {
@@ -244,5 +255,25 @@ impl Registers {
             control_block: r.fs_base,
             words,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_of_other_files_of_its_name_is_not_the_c_librarys() {
+        let maps = b"400000-401000 r-xp 00000000 fe:01 5     /srv/libc.so.6\n\
+            7f0000-7f1000 r--p 00000000 fe:01 7     /lib/libc.so.6\n\
+            7f1000-7f2000 r-xp 00001000 fe:01 7     /lib/libc.so.6\n\
+            7f3000-7f4000 r-xp 00000000 fe:01 8     /srv/web\n";
+        let check = |loaded: &[u64], expected: Option<Range<u64>>| {
+            let found = c_library(maps, loaded).into_iter();
+            assert!(found.eq(expected), "{loaded:x?}");
+        };
+        check(&[0x7f_0000, 0x7f_3000], Some(0x7f_1000..0x7f_2000));
+        check(&[0x7f_3000], None);
+        check(&[], None);
     }
 }
