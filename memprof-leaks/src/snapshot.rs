@@ -67,6 +67,12 @@ pub struct Snapshot {
     pub(crate) devices: Vec<Range<u64>>,
 }
 
+/// Whether a file is called as glibc's is, since 2.34 or before.
+fn is_c_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    name.starts_with(b"libc.so") || name.starts_with(b"libc-2.")
+}
+
 impl Subject {
     /// Looks at a process without touching it.
     ///
@@ -83,10 +89,13 @@ impl Subject {
             .map_err(Error::io("another memprof is at work on it"))?;
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
         let maps = read(pid, "maps")?;
-        let gadgets = mappings(&maps)
-            .filter(|mapping| mapping.is_executable() && mapping.inode != 0)
+        let code = || mappings(&maps).filter(|each| each.is_executable() && each.inode != 0);
+        // A program may have more libraries than are searched. A name proves nothing: the instructions do.
+        let gadgets = code()
+            .filter(|each| is_c_library(each.path))
+            .chain(code())
             .take(CODE_MAPPINGS)
-            .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
+            .find_map(|each| Gadgets::find(&memory, &each.range));
         let gadgets = gadgets.ok_or(Error::NoThread(
             "memprof does not know the signal return code of its C library",
         ))?;

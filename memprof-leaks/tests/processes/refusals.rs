@@ -100,6 +100,21 @@ fn allocators_without_a_known_heap_are_named() {
     }
 }
 
+/// As gnuplot, whose C library is the 72nd of 82 objects by their addresses.
+#[test]
+fn a_c_library_behind_much_other_code_is_found() {
+    let library = built("many_code.so", |path| {
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]);
+        command.args(["many_code.c", "-o"]).arg(path);
+        command
+    });
+    let mut command = Command::new(compiled("planted"));
+    let mut target = Target::of(command.arg("clean").env("LD_PRELOAD", library));
+    prove(target.pid, PATIENT, &|_| {}).unwrap();
+    target.is_unharmed();
+}
+
 #[test]
 fn another_c_library_is_told() {
     let program = built("with_musl", |path| {
