@@ -79,10 +79,15 @@ fn text(text: memprof_str_t) -> &'static str {
 }
 
 /// Exports a type that implements [`Plugin`] as the library's plugin: defines the symbol
-/// `memprof_plugin_entry`. Call it once in a cdylib.
+/// `memprof_plugin_entry`. Call it once in a cdylib. One that is built with `panic = "abort"` is refused: its panics
+/// could not be contained.
 #[macro_export]
 macro_rules! export_plugin {
     ($plugin:ty) => {
+        #[cfg(panic = "abort")]
+        compile_error!(
+            "a panic of this plugin would end its host: build it with panic = \"unwind\" in the profile"
+        );
         $crate::__export_entry!($plugin);
         $crate::__export_layout!();
     };
