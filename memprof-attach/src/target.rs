@@ -4,6 +4,7 @@ use std::fs;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memprof_ptrace::errand::Gadgets;
 use memprof_ptrace::image::Image;
@@ -19,7 +20,7 @@ use crate::running::Running;
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) pid: u32,
-    pub(crate) memory: Memory,
+    pub(crate) memory: Arc<Memory>,
     /// /proc/PID/maps of this moment.
     pub(crate) maps: Vec<u8>,
     pub(crate) functions: Functions,
@@ -63,14 +64,21 @@ impl Target {
     /// Reads what an attachment needs to know, before any thread is stopped.
     pub(crate) fn look_up(pid: u32) -> Result<Self, Error> {
         let path = format!("/proc/{pid}/mem");
-        let memory = Memory::open(pid);
+        let memory = Memory::open_by_child(pid);
         if let Ok(memory) = &memory {
             // One memprof at a time: two would write their frames to the same place.
             memory.try_lock().map_err(|_| Error::Busy)?;
         }
         // It says why, where the memory could not be opened.
         examine(pid)?;
-        let memory = memory.map_err(Error::io(path))?;
+        let memory = Arc::new(memory.map_err(Error::io(path))?);
+        let target =
+            Self::look_into(pid, Arc::clone(&memory)).map_err(|error| memory.explain(error))?;
+        memory.go_direct()?;
+        Ok(target)
+    }
+
+    fn look_into(pid: u32, memory: Arc<Memory>) -> Result<Self, Error> {
         let maps = read_maps(pid)?;
         let program = fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| gone(pid))?;
         sanitizer::require_none_linked(&memory, &maps, program.as_os_str().as_bytes())?;

@@ -79,7 +79,7 @@ impl Subject {
     /// # Errors
     /// Why it cannot be copied.
     pub fn look_up(pid: u32) -> Result<Self, Error> {
-        let memory = Memory::open(pid);
+        let memory = Memory::open_by_child(pid);
         // First, because it traces the process meanwhile.
         let locked = memory.as_ref().map(wait_for_lock);
         // It says why, where the memory could not be opened.
@@ -96,6 +96,7 @@ impl Subject {
             .chain(code())
             .take(CODE_MAPPINGS)
             .find_map(|each| Gadgets::find(&memory, &each.range));
+        memory.go_direct()?;
         let gadgets = gadgets.ok_or(Error::NoThread(
             "memprof does not know the signal return code of its C library",
         ))?;

@@ -1,7 +1,7 @@
 //! What is known of a process before anything is done to it.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io;
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
@@ -118,7 +118,7 @@ impl Caller {
     ) -> Result<Examined, Refusal> {
         let stat = of.parse("stat", Stat::parse)?;
         require_process(pid, &status, stat)?;
-        let memory = self.require_access(of, &status)?;
+        self.require_access(of, &status)?;
         require_running(pid, &status)?;
         self.require_thawed(of)?;
         if stat.has_never_executed() && is_vfork(pid, &status) {
@@ -135,10 +135,18 @@ impl Caller {
             }
             (_, loader) => {
                 let loader = loader?;
-                let loaded = loaded_libraries(of, pid, &maps)?;
-                require_glibc(loader, &maps, &loaded, |mapping, limit| {
-                    first_bytes(&memory, mapping, limit)
-                })?;
+                let unreadable = |error: io::Error| Refusal::Unreadable {
+                    file: of.file("mem"),
+                    cause: error.to_string(),
+                };
+                let memory = Memory::open_by_child(pid).map_err(unreadable)?;
+                let loaded = loaded(&memory, &maps).map_err(unreadable);
+                let found = loaded.and_then(|loaded| {
+                    require_glibc(loader, &maps, &loaded, |mapping, limit| {
+                        first_bytes(&memory, mapping, limit)
+                    })
+                });
+                found.map_err(|refusal| memory.explain(refusal))?;
             }
         }
         if purpose != Purpose::Read {
@@ -224,20 +232,11 @@ fn is_vfork(pid: u32, status: &Status) -> bool {
     parent.is_ok_and(|parent| shares_memory_with_parent(pid, status, &parent))
 }
 
-/// Where the libraries of its loader's list begin.
-fn loaded_libraries(of: &Directory, pid: u32, maps: &[u8]) -> Result<Vec<u64>, Refusal> {
-    let list = Memory::open(pid).and_then(|memory| loaded(&memory, maps));
-    list.map_err(|error| Refusal::Unreadable {
-        file: of.file("mem"),
-        cause: error.to_string(),
-    })
-}
-
 /// What may be read of the first bytes of a mapping.
-fn first_bytes(memory: &File, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
+fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
     let length = (mapping.range.end - mapping.range.start).min(limit);
     let mut bytes = vec![0; length as usize];
-    let read = memory.read_at(&mut bytes, mapping.range.start).unwrap_or(0);
+    let read = memory.read_some(mapping.range.start, &mut bytes);
     bytes.truncate(read);
     bytes
 }

@@ -20,6 +20,7 @@ pub mod pidfd;
 pub mod place;
 pub mod process;
 pub mod program;
+mod reader;
 mod refusal;
 pub mod restart;
 pub mod sanitizer;

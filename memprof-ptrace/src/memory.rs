@@ -2,13 +2,24 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use crate::reader::PATIENCE;
+use crate::reader::Reader;
+use crate::refusal::Refusal;
 
 /// An open /proc/PID/mem. It stays that of the process that had the number when it was opened.
+///
+/// What is looked up before any thread is stopped, a child process reads ([`open_by_child`](Self::open_by_child)): where a
+/// page does not come for [`PATIENCE`], every call fails from then on.
 #[derive(Debug)]
 pub struct Memory {
     file: File,
     pid: u32,
+    /// Until all is looked up.
+    reader: Mutex<Option<Reader>>,
 }
 
 impl Memory {
@@ -22,7 +33,54 @@ impl Memory {
             .read(true)
             .write(true)
             .open(format!("/proc/{pid}/mem"));
-        opened.map(|file| Self { file, pid })
+        opened.map(|file| Self {
+            file,
+            pid,
+            reader: Mutex::new(None),
+        })
+    }
+
+    /// Opens it to be looked up in by a child, until [`go_direct`](Self::go_direct).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); there can be no child.
+    pub fn open_by_child(pid: u32) -> io::Result<Self> {
+        let memory = Self::open(pid)?;
+        // Opened anew: the child may last longer than this process, which takes the lock with it.
+        let again = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
+        *memory.reader() = Some(Reader::start(&again)?);
+        Ok(memory)
+    }
+
+    fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads without the child from now on, which would take too long while threads stand still: what was looked up has
+    /// come once.
+    ///
+    /// # Errors
+    /// `SilentMemory`.
+    pub fn go_direct(&self) -> Result<(), Refusal> {
+        self.require_answers()?;
+        *self.reader() = None;
+        Ok(())
+    }
+
+    /// Fails where a page did not come in time.
+    ///
+    /// # Errors
+    /// `SilentMemory`.
+    pub fn require_answers(&self) -> Result<(), Refusal> {
+        match self.reader().as_ref().is_some_and(Reader::is_silent) {
+            true => Err(Refusal::SilentMemory { pid: self.pid }),
+            false => Ok(()),
+        }
+    }
+
+    /// An error's true cause where a page did not come in time: what was not read makes all else fail.
+    pub fn explain<E: From<Refusal>>(&self, error: E) -> E {
+        self.require_answers().err().map_or(error, E::from)
     }
 
     /// Locks it for this process, until it is dropped or the process ends. Another user cannot hold this lock:
@@ -37,9 +95,20 @@ impl Memory {
     /// Reads `buffer.len()` bytes.
     ///
     /// # Errors
-    /// A part is not mapped; the process has ended.
+    /// A part is not mapped; the process has ended; a page does not come (`TimedOut`).
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buffer, address)
+        match self.reader().as_mut() {
+            Some(reader) => reader.read(address, buffer),
+            None => self.file.read_exact_at(buffer, address),
+        }
+    }
+
+    /// Reads what begins at an address, as much as can be read; its length in bytes.
+    pub fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize {
+        match self.reader().as_mut() {
+            Some(reader) => reader.read_some(address, buffer),
+            None => self.file.read_at(buffer, address).unwrap_or(0),
+        }
     }
 
     /// Reads an array of bytes.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use nix::errno::Errno;
 
+use crate::reader::PATIENCE;
+
 /// Why a process is left alone. Each says it as a sentence whose subject is the process, and nothing in
 /// the process was touched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -169,6 +171,12 @@ pub enum Refusal {
     Misaligned {
         /// The file that the allocator is in.
         allocator: String,
+    },
+    /// A page of it does not come: it is of a file whose server does not answer, or of userfaultfd(2).
+    #[error("has memory that did not come for {} s (files of FUSE or of the network, userfaultfd)", PATIENCE.as_secs())]
+    SilentMemory {
+        /// The process.
+        pid: u32,
     },
     /// A file of /proc that could not be read or understood.
     #[error("failed to read {file}: {cause}")]
@@ -337,6 +345,11 @@ impl Refusal {
             Self::Misaligned { .. } => {
                 "start it with an allocator that aligns to 16 (Electric Fence: EF_ALIGNMENT=16)".to_owned()
             }
+            Self::SilentMemory { pid } => format!(
+                "see which file systems it has (grep -E ' (fuse|nfs|9p|ceph|cifs)' /proc/{pid}/mountinfo), and mend the \
+                 server of the one that does not answer, or end its connection (FUSE: echo 1 > \
+                 /sys/fs/fuse/connections/N/abort, where its line begins with M K 0:N)"
+            ),
             Self::Executed => "try again".to_owned(),
             Self::NoSafePoint { .. } => "try again while it is less busy".to_owned(),
             Self::Itself
