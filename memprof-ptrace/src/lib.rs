@@ -13,6 +13,7 @@ mod examine;
 mod freezer;
 mod halt;
 pub mod image;
+mod limit;
 pub mod mapped_file;
 pub mod maps;
 pub mod memory;
@@ -35,5 +36,6 @@ pub mod twin;
 
 pub use examine::{Examined, Purpose, denied_to_read, examine, examine_for};
 pub use halt::{Halt, HaltWatch};
-pub use refusal::{Denial, Limit, Refusal};
+pub use limit::Limit;
+pub use refusal::{Denial, Refusal};
 pub use survey::{Survey, Surveyed, survey};

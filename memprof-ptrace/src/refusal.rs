@@ -1,9 +1,8 @@
 //! Why a process cannot be attached to.
 
-use std::fmt;
-
 use nix::errno::Errno;
 
+use crate::limit::Limit;
 use crate::reader::PATIENCE;
 
 /// Why a process is left alone. Each says it as a sentence whose subject is the process, and nothing in
@@ -173,6 +172,7 @@ pub enum Refusal {
         allocator: String,
     },
     /// A page of it does not come: it is of a file whose server does not answer, or of userfaultfd(2).
+    /// A page of it lies where nothing answers.
     #[error("has memory that did not come for {} s (files of FUSE or of the network, userfaultfd)", PATIENCE.as_secs())]
     SilentMemory {
         /// The process.
@@ -186,67 +186,6 @@ pub enum Refusal {
         /// Why.
         cause: String,
     },
-}
-
-/// A limit of a process that an attachment counts towards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// The number of mappings that the kernel lets any process have.
-    Mappings,
-    /// Bytes of addresses.
-    Addresses,
-    /// Bytes of private writable memory.
-    Data,
-    /// Bytes that stay in memory.
-    Locked,
-    /// Descriptors.
-    Descriptors,
-}
-
-impl Limit {
-    /// As proc(5) and setrlimit(2) call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mappings => "vm.max_map_count",
-            Self::Addresses => "RLIMIT_AS",
-            Self::Data => "RLIMIT_DATA",
-            Self::Locked => "RLIMIT_MEMLOCK",
-            Self::Descriptors => "RLIMIT_NOFILE",
-        }
-    }
-
-    /// How much more than an attachment takes it is to be raised, for what is sampled and for the program itself.
-    fn spare(self) -> u64 {
-        match self {
-            Self::Mappings => 1 << 10,
-            Self::Addresses | Self::Data | Self::Locked => 128 << 20,
-            Self::Descriptors => 64,
-        }
-    }
-
-    /// The command by which root raises it for a process that runs. A hard limit that suffices stays: one that is lowered
-    /// can be raised again only with `CAP_SYS_RESOURCE`.
-    pub fn raise(self, pid: u32, to: u64, hard: Option<u64>) -> String {
-        let option = match self {
-            Self::Mappings => return format!("sysctl vm.max_map_count={to}"),
-            Self::Addresses => "as",
-            Self::Data => "data",
-            Self::Locked => "memlock",
-            Self::Descriptors => "nofile",
-        };
-        // prlimit(1): a value alone sets both limits, one before a colon the soft limit.
-        let kept = match hard.is_none_or(|hard| to <= hard) {
-            true => ":",
-            false => "",
-        };
-        format!("prlimit --pid {pid} --{option}={to}{kept}")
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// Why the kernel does not let this user trace a process (`man 2 ptrace`, Ptrace access mode checking).
