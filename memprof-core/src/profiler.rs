@@ -53,7 +53,7 @@ use crate::allocators::stats::Readers;
 use crate::clock::rfc3339;
 use crate::dumps::store::{Fetched, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sampler::Driven;
+use crate::sampler::{self, Driven};
 use crate::unwinder::UnwinderSettings;
 use memprof_messages::SamplerChoice;
 use memprof_messages::{Kept, Profiling, Status};
@@ -110,6 +110,7 @@ enum State {
 impl Profiler {
     /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
     pub fn new(settings: Settings, now: SystemTime) -> Self {
+        memprof_own::at_thread_start(sampler::leave_this_thread_out);
         let mut profiler = Self {
             allocators: Allocators::look(&settings),
             switch: Switch::new(settings.unwinder),

@@ -30,4 +30,4 @@ pub use privileges::Privileges;
 pub use reading::Reading;
 pub use reserve::ReservedAllocator;
 pub use stdio::StdioGuard;
-pub use thread::{Needs, Plan, Thread, spawn, spawn_plan, spawn_with};
+pub use thread::{Needs, Plan, Thread, at_thread_start, spawn, spawn_plan, spawn_with};

@@ -9,6 +9,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use crate::kept::Kept;
 use crate::libc_symbol::libc_symbol;
 use crate::memory::{allocate_thread_locals, require_memory};
 use crate::privileges::Privileges;
@@ -134,11 +135,21 @@ extern "C" fn run_plan(plan: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
+static AT_START: Kept<fn()> = Kept::new();
+
+/// Has each thread that is made from now on call `act` before it allocates anything. A second call changes nothing.
+pub fn at_thread_start(act: fn()) {
+    AT_START.keep(act);
+}
+
 fn enter(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no conditions.
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name. One that is too long is not taken.
     unsafe { libc::pthread_setname_np(this, name.as_ptr()) };
+    if let Some(act) = AT_START.get() {
+        act();
+    }
     while !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
