@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 
 use crate::output;
+use crate::signals;
 
 /// Writes a page to a file that stays, readable by this user alone, and returns its path.
 pub(crate) fn page<T>(
@@ -77,11 +78,11 @@ fn browsers() -> Vec<String> {
 
 /// Starts it on its own: a browser may run for as long as its window is open.
 fn spawn(browser: &str, file: &Path) -> io::Result<()> {
-    Command::new(browser)
+    let mut command = Command::new(browser);
+    command
         .arg(file)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map(drop)
+        .stderr(Stdio::null());
+    signals::inherit(&mut command).spawn().map(drop)
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use crate::exit::{FAILED, Outcome, coded};
-use crate::sigpipe;
+use crate::signals;
 
 const PROGRAM: &str = "memprof-fleet";
 
@@ -20,7 +20,7 @@ pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
         true => beside.clone(),
         false => PathBuf::from(PROGRAM),
     };
-    let error = sigpipe::inherit(Command::new(&program).arg(command).args(args)).exec();
+    let error = signals::inherit(Command::new(&program).arg(command).args(args)).exec();
     if error.kind() == ErrorKind::NotFound {
         let message = format!(
             "{PROGRAM} is neither at {} nor in PATH: `memprof {command}` needs it; it is a package of its own, \

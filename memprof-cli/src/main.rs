@@ -38,7 +38,7 @@ mod run;
 mod scratch;
 mod script;
 mod serve;
-mod sigpipe;
+mod signals;
 mod target;
 mod written;
 

@@ -18,7 +18,7 @@ use crate::exit::{FAILED, Outcome, USAGE, coded};
 use crate::frames::frames;
 use crate::looked::{Looked, look, looked, name_of, parse_amount, progress, size};
 use crate::written::{Shape, Written};
-use crate::{heap, output, sigpipe};
+use crate::{heap, output, signals};
 
 /// How to look at a process.
 #[derive(clap::Args, Debug)]
@@ -130,7 +130,7 @@ fn at_exit(command: &[OsString], options: Options, top: usize, written: Written<
     let [program, args @ ..] = command else {
         return Err(coded(USAGE, "--at-exit needs a command"));
     };
-    let run = ending::run(sigpipe::inherit(Command::new(program).args(args)));
+    let run = ending::run(signals::inherit(Command::new(program).args(args)));
     let run = run.with_context(|| format!("failed to run {}", program.display()))?;
     let ending = match run {
         Run::Ending(ending) => ending,

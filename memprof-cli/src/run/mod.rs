@@ -16,7 +16,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, coded};
-use crate::{output, sigpipe};
+use crate::{output, signals};
 pub(crate) use allocator::Wanted;
 use allocator::{Library, Profiler};
 use environment::{malloc_conf, preload};
@@ -145,7 +145,7 @@ pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
         let config = found.with_context(|| format!("no config file at {}", config.display()))?;
         command.env(CONFIG, config);
     }
-    sigpipe::inherit(&mut command);
+    signals::inherit(&mut command);
     Ok(command)
 }
 
