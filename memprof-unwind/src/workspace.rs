@@ -58,6 +58,8 @@ pub struct Workspace {
 }
 
 impl core::fmt::Debug for Cell {
+    // Inline: what nothing formats is not compiled into code that runs inside of malloc.
+    #[inline]
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         formatter.debug_struct("Cell").finish_non_exhaustive()
     }

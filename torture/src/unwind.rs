@@ -36,8 +36,10 @@ const ALIVE: &[&str] = &["wild_frame_pointers", "reload_unattended"];
 const ROUNDS: (u32, u32) = (1, 20);
 
 /// What the walk may call beside itself: copies and comparisons of bytes, and gimli, which has no
-/// allocator either. The panics are of checks that cannot fail, one of gimli's among them.
+/// allocator either. The panics are of checks that cannot fail, one of gimli's among them, and what goes on after one
+/// is with them.
 const CALLED: &[&str] = &[
+    "_Unwind_Resume",
     "bcmp",
     "memcpy",
     "memmove",
