@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use memprof_ptrace::Refusal;
 use memprof_ptrace::process::Status;
 
 use crate::budget::Budget;
@@ -123,7 +124,9 @@ impl Looks {
             self.stopped.push(snapshot.stopped);
             self.estimate = snapshot.estimate;
             progress(Step::Walk);
+            let mut memories = Vec::new();
             let done = self.see(&snapshot).and_then(|seen| {
+                memories.extend(seen.view.memories());
                 // Another moment may mend it.
                 match seen.unproven.is_empty() || attempt == TRIES {
                     true => {
@@ -133,6 +136,14 @@ impl Looks {
                     false => Ok(None),
                 }
             });
+            // What was read besides is no answer.
+            let done = match memories
+                .iter()
+                .all(|memory| memory.require_answers().is_ok())
+            {
+                true => done,
+                false => Err(Refusal::SilentMemory { pid: snapshot.pid }.into()),
+            };
             let is_reaped = snapshot.release(subject);
             if !is_reaped {
                 let message = "a zombie child stays until the process ends, which could not be made to call wait4(2)";

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::IoSliceMut;
 use std::ops::Range;
+use std::sync::Arc;
 
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
@@ -37,7 +38,15 @@ pub(crate) struct Region {
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: Pid,
-    memory: Memory,
+    memory: Arc<Memory>,
+}
+
+impl Region {
+    /// Whether none of its pages has to be waited for, and the process itself may read them: those of files may never
+    /// come.
+    pub(crate) fn is_direct(&self) -> bool {
+        !self.has_no_access && !self.is_file
+    }
 }
 
 #[cfg(test)]
@@ -62,18 +71,27 @@ impl Region {
 
 impl Process {
     pub(crate) fn open(pid: u32) -> Result<Self, Error> {
-        let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
-        let pid = Pid::from_raw(pid.cast_signed());
-        Ok(Self { pid, memory })
+        let memory = Memory::open_by_child(pid);
+        let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
+        Ok(Self {
+            pid: Pid::from_raw(pid.cast_signed()),
+            memory: Arc::new(memory),
+        })
     }
 
     pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw()
     }
 
-    /// Reads what begins at an address, as much as can be read; the length in bytes.
-    pub(crate) fn read(&self, address: u64, buffer: &mut [u8], has_no_access: bool) -> usize {
-        if !has_no_access {
+    /// Knows, also later, whether a page did not come: what was read besides is no answer then.
+    pub(crate) fn memory(&self) -> Arc<Memory> {
+        Arc::clone(&self.memory)
+    }
+
+    /// Reads what begins at an address, as much as can be read; the length in bytes. `is_direct`: none of its pages has to
+    /// be waited for, and the process itself may read them.
+    pub(crate) fn read(&self, address: u64, buffer: &mut [u8], is_direct: bool) -> usize {
+        if is_direct {
             let length = buffer.len();
             let base = address as usize;
             let local = &mut [IoSliceMut::new(buffer)];

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use memprof_ptrace::memory::Memory;
+
 use crate::error::Error;
 use crate::pages::PAGE;
 use crate::regions::{Process, Region, regions};
@@ -21,6 +23,11 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// Both memories that are read.
+    pub(crate) fn memories(&self) -> [Arc<Memory>; 2] {
+        [self.copy.memory(), self.live.memory()]
+    }
+
     /// Reads the mappings of a snapshot, and which of their pages there are.
     ///
     /// # Errors
@@ -75,12 +82,12 @@ impl View {
     /// The same within a mapping.
     fn read_of(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         if !region.is_lacking {
-            return self.copy.read(address, buffer, region.has_no_access);
+            return self.copy.read(address, buffer, region.is_direct());
         }
         // Pages of a file that nobody wrote to are as they were.
         let mut read = 0;
         if region.is_file || !self.lacking.is_kept() {
-            read = self.live.read(address, buffer, region.has_no_access);
+            read = self.live.read(address, buffer, region.is_direct());
         }
         if !self.lacking.is_kept() {
             return read;

@@ -119,7 +119,7 @@ impl Lacking {
             .filter(|region| !overlaps(&region.range, &devices));
         let pages = readable.flat_map(|region| {
             let pages = region.pages.iter();
-            pages.map(|pages| (pages.clone(), region.has_no_access))
+            pages.map(|pages| (pages.clone(), region.is_direct()))
         });
         let pages: Vec<_> = pages.collect();
         let size: u64 = pages.iter().map(|(pages, _)| pages.end - pages.start).sum();
@@ -205,24 +205,25 @@ impl Lacking {
     }
 }
 
-/// Pages, and whether the process itself may not read them.
+/// Pages, and whether they are read [directly](Process::read).
 type Run = (Range<u64>, bool);
 
 /// Reads all; `None` where there is no time for that.
 fn keep(process: &Process, pages: &[Run], mut bytes: Vec<u8>, until: Instant) -> Option<Kept> {
     let (mut runs, mut end) = (Vec::new(), 0);
-    for (run, has_no_access) in pages {
+    for (run, is_direct) in pages {
         runs.push((run.clone(), end));
         for block in blocks(run) {
             if Instant::now() > until {
                 return None;
             }
             let length = (block.end - block.start) as usize;
-            let read = process.read(block.start, &mut bytes[end..end + length], *has_no_access);
+            let read = process.read(block.start, &mut bytes[end..end + length], *is_direct);
             bytes[end + read..end + length].fill(0);
             end += length;
         }
     }
+    process.memory().require_answers().ok()?;
     Some(Kept::Pages { runs, bytes })
 }
 
@@ -237,10 +238,10 @@ fn search(
     let most = room as usize / size_of::<(u64, u64)>();
     let mut bytes = vec![0; BLOCK as usize];
     let mut found = Vec::new();
-    for (run, has_no_access) in pages {
+    for (run, is_direct) in pages {
         for block in blocks(run) {
             let block_bytes = &mut bytes[..(block.end - block.start) as usize];
-            let read = process.read(block.start, block_bytes, *has_no_access);
+            let read = process.read(block.start, block_bytes, *is_direct);
             let words = block_bytes[..read].chunks_exact(8);
             let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
             let places = (block.start..).step_by(8);
@@ -251,6 +252,7 @@ fn search(
             }
         }
     }
+    process.memory().require_answers().ok()?;
     Some(Kept::Pointers(found))
 }
 
