@@ -49,11 +49,14 @@ pub fn require_memory(bytes: usize) -> io::Result<()> {
 }
 
 thread_local! {
-    static IS_ALLOCATED: Cell<bool> = const { Cell::new(false) };
+    static ANY: Cell<u8> = const { Cell::new(0) };
 }
 
 /// Has the loader allocate this library's thread-local variables for the calling thread, if the program's allocator has
 /// a block for them: the loader does so when the first of them is used, and ends the process where it gets none.
+///
+/// To the compiler the address of such a variable is a constant that it may ask for earlier than it is needed. What
+/// uses one after this call is a function that is not inlined beside it.
 #[must_use]
 pub fn allocate_thread_locals() -> bool {
     // SAFETY: malloc(3) has no conditions.
@@ -61,9 +64,17 @@ pub fn allocate_thread_locals() -> bool {
     // SAFETY: free(3): null, or the block just allocated.
     unsafe { libc::free(block) };
     if !block.is_null() {
-        IS_ALLOCATED.set(true);
+        use_thread_local();
     }
     !block.is_null()
+}
+
+/// A variable that is only written is none in an optimized library.
+#[inline(never)]
+fn use_thread_local() {
+    ANY.with(|any| {
+        black_box(any);
+    });
 }
 
 #[cfg(test)]

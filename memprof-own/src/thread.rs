@@ -153,6 +153,12 @@ fn enter(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     while !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
+    do_work(needs, work);
+}
+
+/// Has thread-local variables, and is not inlined ([`allocate_thread_locals`]).
+#[inline(never)]
+fn do_work(needs: Needs, work: impl FnOnce(&mut Privileges)) {
     let mut privileges = needs.privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {
