@@ -114,7 +114,8 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<Left> {
     Ok(Left::Plugin)
 }
 
-/// All of them are called so (memprof-own).
+/// All of them are called so (memprof-own). A thread that loads the plugin for a killed `memprof attach` is called
+/// otherwise.
 fn has_our_threads(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let mut tasks = tasks.into_iter().flatten().flatten();

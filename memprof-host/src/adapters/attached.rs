@@ -121,7 +121,12 @@ pub unsafe fn attached(
         return NO_MEMORY.as_ptr();
     }
     // SAFETY: promised by the caller.
-    let toml = unsafe { CStr::from_ptr(toml) };
+    attached_with_memory(entry, unsafe { CStr::from_ptr(toml) })
+}
+
+/// Not inlined, as [`memprof_own::allocate_thread_locals`] demands.
+#[inline(never)]
+fn attached_with_memory(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
     contain(c"attaching panicked".as_ptr(), || {
         name_this_thread();
         match attach(entry, &toml.to_string_lossy()) {
@@ -278,12 +283,13 @@ fn wait_until_away() -> Result<(), Failure> {
     }
 }
 
-/// Threads of ours are told by their names where an allocator asks.
+/// Names the thread that `memprof attach` has made, which is memprof's by the first seven letters. It is none of the
+/// plugin's: where its memprof was killed, it waits for that one's answers, up to 20 s, whatever is detached meanwhile.
 fn name_this_thread() {
     // SAFETY: pthread_self(3) has no conditions.
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name of at most 15 bytes.
-    unsafe { libc::pthread_setname_np(this, c"memprof-attach".as_ptr()) };
+    unsafe { libc::pthread_setname_np(this, c"memprof.loader".as_ptr()) };
 }
 
 fn follow_forks() {
