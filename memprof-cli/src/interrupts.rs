@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -30,26 +29,22 @@ struct Watched {
 #[derive(Debug)]
 struct State {
     signal: Option<Signal>,
-    /// What the other process keeps where this one ends at once.
+    /// Changes that stay in the other process if this one ends at once, and until when.
     remains: Vec<String>,
-    /// Removed before this program ends.
-    folder: PathBuf,
 }
 
 impl Interrupts {
-    /// Begins ([`block`]). While nothing [remains](Self::add), the
-    /// first signal ends this program.
+    /// Begins ([`block`]). While nothing [remains](Self::add), the first signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
-    pub(crate) fn watch(folder: &Path) -> Result<Self> {
+    pub(crate) fn watch() -> Result<Self> {
         let came = eventfd(0, EventfdFlags::CLOEXEC).context("failed to watch for signals")?;
         let watched = Arc::new(Watched {
             came,
             state: Mutex::new(State {
                 signal: None,
                 remains: Vec::new(),
-                folder: folder.to_owned(),
             }),
         });
         let signals = block()?;
@@ -111,14 +106,13 @@ impl Watched {
         if let Some(first) = state.remains.first() {
             output::tell(&format!("memprof: left at once: {first}"));
         }
-        // What cannot be removed lies in a directory for what is left over.
-        let _ = fs::remove_dir_all(&state.folder);
         process::exit(exit_code(signal).into());
     }
 }
 
 /// Blocks the signals in this thread and in those that it makes from now on. Those that this program's caller ignores
-/// stay so (nohup(1)). Programs that are started do not inherit it: `std::process::Command` unblocks all.
+/// stay so (nohup(1)). A program that is started has them blocked too, but for
+/// [`signals::inherit`](crate::signals::inherit).
 pub(crate) fn block() -> Result<SigSet> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let ignored = ignored(&status);

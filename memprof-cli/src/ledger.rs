@@ -57,6 +57,7 @@ fn pinned(args: &LedgerArgs) -> Outcome {
     };
     show(&Show {
         file: &profile.path(),
+        name: "dump.heap",
         pid: target::pid_of(&mut client)?,
         options: Options {
             format,

@@ -4,7 +4,7 @@ mod early_profile;
 mod last_dump;
 mod sampling;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use crate::interrupts::{Interrupts, exit_code};
 use crate::led::{self, Entries};
 use crate::message::{self, Dumped};
 use crate::report::{Show, show};
+use crate::scratch::ScratchFile;
 use crate::{browser, completion, exit, output, report, target};
 
 use early_profile::EarlyProfile;
@@ -31,6 +32,8 @@ use sampling::{End, HostProcess};
 /// How much longer than the recording its activation lasts, should this program be killed.
 const GRACE: Duration = Duration::from_secs(60);
 const ROWS: usize = 20;
+/// The name of the profile, which is in a file without one.
+const NAME: &str = "dump.heap";
 
 /// Sample for a time, and show who allocated the memory that is still in use at its end
 ///
@@ -89,21 +92,19 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             "standard output is for the table: give -o a file",
         ));
     }
-    let place = tempfile::tempdir().context("failed to make a directory for the dump")?;
-    let file = &place.path().join("dump.heap");
-    let interrupts = Interrupts::watch(place.path())?;
+    let interrupts = Interrupts::watch()?;
     let recorded = match args.pid {
         None => {
             let client = &mut target::connect(args.target.as_deref())?;
-            record(args, client, &interrupts, file)
+            record(args, client, &interrupts)
         }
-        Some(pid) => record_attached(args, pid, &interrupts, file),
+        Some(pid) => record_attached(args, pid, &interrupts),
     };
     for remain in interrupts.take_all() {
         output::note(&remain);
     }
     let interrupted = interrupts.signal().map(exit_code);
-    let shown = recorded.and_then(|recorded| recorded.show(args, file));
+    let shown = recorded.and_then(|recorded| recorded.show(args));
     match (interrupted, shown) {
         (Some(code), Ok(_)) => Ok(code.into()),
         (Some(code), Err(error)) => Err(coded(code, exit::told(&error))),
@@ -111,9 +112,10 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     }
 }
 
-/// What a recording gave.
+/// The outcome of a recording.
 struct Recorded {
     pid: u32,
+    profile: Option<ScratchFile>,
     warnings: Vec<String>,
     end: End,
     /// How much of the recording the profile is of, where it is not the whole.
@@ -123,11 +125,11 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Shows the dump in `file`, if there is one.
-    fn show(self, args: &RecordArgs, file: &Path) -> Outcome {
-        let shown = match file.exists() {
-            true => self.show_profile(args, file),
-            false => Ok(()),
+    /// Shows the profile, if there is one.
+    fn show(self, args: &RecordArgs) -> Outcome {
+        let shown = match &self.profile {
+            Some(profile) => self.show_profile(args, &profile.path()),
+            None => Ok(()),
         };
         let pid = self.pid;
         let why = match self.end {
@@ -141,7 +143,9 @@ impl Recorded {
         let profile = match (shown, self.age) {
             (Err(error), _) => exit::told(&error),
             (Ok(()), Some(age)) => format!("the profile is that of its first {age:.1?}"),
-            (Ok(()), None) if file.exists() => "the profile is that of its exit".to_owned(),
+            (Ok(()), None) if self.profile.is_some() => {
+                "the profile is that of its exit".to_owned()
+            }
             (Ok(()), None) => "it left no profile".to_owned(),
         };
         Err(coded(UNREACHABLE, format!("{pid} {why}; {profile}")))
@@ -161,6 +165,7 @@ impl Recorded {
         }
         show(&Show {
             file,
+            name: NAME,
             pid,
             options: Options {
                 top: Some(ROWS),
@@ -169,7 +174,7 @@ impl Recorded {
             output: None,
         })?;
         if args.open {
-            browser::open(&report::page(file, "dump.heap", pid)?)?;
+            browser::open(&report::page(file, NAME, pid)?)?;
         }
         Ok(())
     }
@@ -180,14 +185,13 @@ fn record_attached(
     args: &RecordArgs,
     pid: u32,
     interrupts: &Interrupts,
-    file: &Path,
 ) -> anyhow::Result<Recorded> {
     if let Some(mut client) = attach::host(pid) {
-        return record(args, &mut client, interrupts, file);
+        return record(args, &mut client, interrupts);
     }
     // So that a process that ends meanwhile leaves its profile.
-    let config = file.with_file_name("attached.toml");
-    fs::write(&config, "[[watch]]\nat_exit = true\n").context("failed to write a configuration")?;
+    let mut config = ScratchFile::new()?;
+    config.append(&mut &b"[[watch]]\nat_exit = true\n"[..])?;
     let lease = match args.keep_attached {
         true => attach::LEASE,
         false => args.duration + 2 * GRACE,
@@ -202,7 +206,7 @@ fn record_attached(
         max_pause: attach::MAX_PAUSE,
         children: false,
         plugin: args.plugin.clone(),
-        config: Some(config),
+        config: Some(config.path()),
         node_inspector: args.node_inspector,
         json: false,
         args: Vec::new(),
@@ -226,7 +230,7 @@ fn record_attached(
     {
         output::note(&format!("{why:#}"));
     }
-    let recorded = record(args, &mut client, interrupts, file);
+    let recorded = record(args, &mut client, interrupts);
     drop(client);
     let is_left = match &recorded {
         Ok(recorded) if matches!(recorded.end, End::Host(_)) => Ok(()),
@@ -244,12 +248,11 @@ fn record_attached(
     })
 }
 
-/// Samples for the while, and fetches the dump into `file`.
+/// Samples for the while, and fetches the dump.
 fn record(
     args: &RecordArgs,
     client: &mut Client,
     interrupts: &Interrupts,
-    file: &Path,
 ) -> anyhow::Result<Recorded> {
     let pid = target::pid_of(client)?;
     let status = client.status()?;
@@ -271,18 +274,20 @@ fn record(
             output::note(warning);
         }
     }
-    let mut early = EarlyProfile::new(file.with_file_name("early.heap"), words);
+    let mut early = EarlyProfile::new(words);
     let end = sampling::wait(args.duration, client, &process, interrupts, &mut early)?;
     let mut recorded = Recorded {
         pid,
+        profile: None,
         warnings: Vec::new(),
         end,
         age: None,
         stays: None,
     };
     if let End::Time | End::Interrupt = recorded.end {
-        match finish(client, words, !was_active, file) {
-            Ok(warnings) => {
+        match finish(client, words, (!was_active).then_some(interrupts)) {
+            Ok((profile, warnings)) => {
+                recorded.profile = Some(profile);
                 let is_new = |warning: &String| !noted.contains(warning);
                 recorded.warnings = warnings.into_iter().filter(is_new).collect();
             }
@@ -299,45 +304,45 @@ fn record(
             if !was_active {
                 interrupts.take_back();
             }
-            if let Err(error) = last_dump.copy(file) {
+            recorded.profile = last_dump.copy().unwrap_or_else(|error| {
                 output::note(&format!("{error:#}"));
-            }
+                None
+            });
         }
-        End::Time | End::Interrupt => {
-            if !was_active {
-                interrupts.take_back();
-            }
-            return Ok(recorded);
-        }
+        End::Time | End::Interrupt => return Ok(recorded),
     }
-    if early.age.is_some() && !file.exists() {
-        fs::rename(&early.file, file).context("failed to rename a profile")?;
-        recorded.age = early.age;
+    if recorded.profile.is_none()
+        && let Some((profile, age)) = early.into_last()
+    {
+        recorded.profile = Some(profile);
+        recorded.age = Some(age);
     }
     Ok(recorded)
 }
 
-/// Fetches the dump into `file`, and ends the sampling. Returns what the host warns of.
+/// Fetches the dump, and ends the sampling that was `activated`. Returns the profile, and what the host warns of.
 fn finish(
     client: &mut Client,
     words: &[String],
-    deactivates: bool,
-    file: &Path,
-) -> anyhow::Result<Vec<String>> {
+    activated: Option<&Interrupts>,
+) -> anyhow::Result<(ScratchFile, Vec<String>)> {
     let dumped = message::take_here(client, words);
-    if deactivates {
+    if let Some(interrupts) = activated {
         client.deactivate()?;
+        interrupts.take_back();
     }
-    match dumped? {
+    let mut profile = ScratchFile::new()?;
+    let warnings = match dumped? {
         Dumped::Told(reply) => {
             let reply = reply.ok()?;
             let told: DumpReport = reply.typed().context("the reply to dump")?;
-            output::save(&mut client.fetch(&told.largest.id)?, file)?;
-            Ok(told.warnings)
+            profile.append(&mut client.fetch(&told.largest.id)?)?;
+            told.warnings
         }
         Dumped::HandedOver(mut bytes) => {
-            output::save(&mut bytes, file)?;
-            Ok(Vec::new())
+            profile.append(&mut bytes)?;
+            Vec::new()
         }
-    }
+    };
+    Ok((profile, warnings))
 }

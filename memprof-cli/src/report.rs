@@ -222,6 +222,8 @@ pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf>
 #[derive(Debug)]
 pub(crate) struct Show<'a> {
     pub(crate) file: &'a Path,
+    /// What errors call it.
+    pub(crate) name: &'a str,
     pub(crate) pid: u32,
     pub(crate) options: Options,
     /// Where to, if not to standard output.
@@ -230,9 +232,8 @@ pub(crate) struct Show<'a> {
 
 /// Writes the report, and notes to standard error.
 pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
-    let name = what.file.display().to_string();
     let input = Input {
-        name: &name,
+        name: what.name,
         bytes: &mut open_input(what.file)?,
     };
     let sources = Sources::of_process(Some(what.pid));

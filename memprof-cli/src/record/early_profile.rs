@@ -1,12 +1,11 @@
 //! A profile from the midst of a recording, for a process that does not live to its end.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use memprof_host::client::Client;
 
 use crate::message::{self, Dumped};
-use crate::output;
+use crate::scratch::ScratchFile;
 
 /// Until the first one.
 const FIRST: Duration = Duration::from_millis(250);
@@ -15,24 +14,27 @@ const FIRST: Duration = Duration::from_millis(250);
 /// it is of half of the time at least, and that few are made.
 #[derive(Debug)]
 pub(super) struct EarlyProfile {
-    pub(super) file: PathBuf,
     words: Vec<String>,
     begun: Instant,
     next: Duration,
-    /// The recording's age at the last one.
-    pub(super) age: Option<Duration>,
+    /// With the recording's age then.
+    last: Option<(ScratchFile, Duration)>,
 }
 
 impl EarlyProfile {
     /// A recording begins. `words` are arguments of `dump`.
-    pub(super) fn new(file: PathBuf, words: &[String]) -> Self {
+    pub(super) fn new(words: &[String]) -> Self {
         Self {
-            file,
             words: [words, &["keep=off".to_owned()]].concat(),
             begun: Instant::now(),
             next: FIRST,
-            age: None,
+            last: None,
         }
+    }
+
+    /// The last one, and the recording's age then.
+    pub(super) fn into_last(self) -> Option<(ScratchFile, Duration)> {
+        self.last
     }
 
     /// Fetches the next one if it is time for that. What the host refuses is left out.
@@ -44,11 +46,18 @@ impl EarlyProfile {
         if age < self.next {
             return Ok(());
         }
-        if let Dumped::HandedOver(mut bytes) = message::take(client, &self.words)? {
-            output::save(&mut bytes, &self.file)?;
-            self.age = Some(age);
-        }
+        let fetched = self.fetch(client, age);
+        // Also where it failed: a full disk here does not have the host dump at each look.
         self.next = 2 * self.begun.elapsed();
+        fetched
+    }
+
+    fn fetch(&mut self, client: &mut Client, age: Duration) -> anyhow::Result<()> {
+        if let Dumped::HandedOver(mut bytes) = message::take(client, &self.words)? {
+            let mut file = ScratchFile::new()?;
+            file.append(&mut bytes)?;
+            self.last = Some((file, age));
+        }
         Ok(())
     }
 }

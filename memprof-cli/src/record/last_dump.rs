@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use memprof_messages::Status;
 use rustix::fs::OFlags;
 
-use crate::output;
+use crate::scratch::ScratchFile;
 
 /// A directory of dumps, as it was before a process ended.
 #[derive(Debug)]
@@ -35,17 +35,17 @@ impl LastDump {
         }
     }
 
-    /// Copies the dump that the process took at its exit. Does nothing where there is none.
+    /// Copies the dump that the process took at its exit, if there is one.
     ///
     /// # Errors
-    /// It cannot be copied.
-    pub(super) fn copy(&self, to: &Path) -> Result<()> {
+    /// The dump cannot be read, or the copy not be written.
+    pub(super) fn copy(&self) -> Result<Option<ScratchFile>> {
         let is_it = |name: &OsString| {
             let text = name.to_string_lossy();
             !self.known.contains(name) && text.contains(&self.pid) && text.contains(".at-exit.")
         };
         let Some(name) = names(&self.directory).find(is_it) else {
-            return Ok(());
+            return Ok(None);
         };
         // The directory is the process's user's: a link there leads where that user says, and so does a FIFO.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -58,10 +58,12 @@ impl LastDump {
         let found = file
             .metadata()
             .with_context(|| path.display().to_string())?;
-        if found.is_file() && Some(found.uid()) == self.owner {
-            output::save(&mut file, to)?;
+        if !found.is_file() || Some(found.uid()) != self.owner {
+            return Ok(None);
         }
-        Ok(())
+        let mut copy = ScratchFile::new()?;
+        copy.append(&mut file)?;
+        Ok(Some(copy))
     }
 }
 

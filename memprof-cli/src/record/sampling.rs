@@ -21,7 +21,7 @@ use crate::output;
 
 /// Longer than a host takes from the end of its control socket to its own: its dump at the exit has five seconds.
 const EXITING: Duration = Duration::from_secs(7);
-/// How often the process is looked at.
+/// Interval between two looks at the process.
 const TICK: Duration = Duration::from_millis(250);
 
 /// The end of the sampling.
@@ -154,7 +154,8 @@ impl HostProcess {
 fn words(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("with status {code}"),
-        (None, signal) => format!("by signal {}", signal.unwrap_or_default()),
+        (None, Some(signal)) => format!("by signal {signal}"),
+        (None, None) => format!("({status})"),
     }
 }
 
