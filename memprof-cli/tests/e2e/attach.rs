@@ -14,6 +14,7 @@ use object::read::elf::{FileHeader, Rela};
 use object::{Endianness, elf};
 
 use crate::dist::tool_text;
+use crate::fixture::{serves, start};
 use crate::host::{Host, PATIENCE};
 use crate::memprof::memprof;
 use crate::place::copy_program;
@@ -41,15 +42,8 @@ const SMALL: &str = r#"
 /// Perl as it is, waiting for a line.
 fn unprepared() -> Host {
     let mut command = Command::new("perl");
-    command.args(["-e", GROWING]).stdin(Stdio::piped());
-    let host = Host::spawn(command, tempfile::tempdir().unwrap());
-    host.wait_for_log("ready");
-    host
-}
-
-pub(crate) fn serves(host: &mut Host, line: &str) {
-    host.type_line(line);
-    host.wait_for_log(&format!("served {line}"));
+    command.args(["-e", GROWING]);
+    start(command)
 }
 
 pub(crate) fn attach(host: &Host, args: &[&str]) -> crate::memprof::Run {

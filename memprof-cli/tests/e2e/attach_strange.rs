@@ -1,43 +1,19 @@
 //! `memprof attach`: programs in which a name leads elsewhere than usual, or whose threads are not the C library's.
 
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::attach::{attach, detach, serves};
-use crate::dist::{source, tool_text};
-use crate::host::Host;
+use crate::attach::{attach, detach};
+use crate::fixture::{build, serves, start};
 use crate::memprof::memprof;
 
-/// strange.c, compiled with these options.
-fn build(options: &[&str]) -> (TempDir, String) {
-    build_file("strange.c", options)
-}
-
-fn build_file(file: &str, options: &[&str]) -> (TempDir, String) {
-    let place = tempfile::tempdir().unwrap();
-    let program = place.path().join("program").display().to_string();
-    let mut command = Command::new("cc");
-    command
-        .args(["-O1", "-Wall", "-Wextra", "-Werror"])
-        .arg(source("memprof-cli/tests/fixtures").join(file))
-        .args(options)
-        .args(["-o", &program]);
-    tool_text("gcc", &mut command);
-    (place, program)
-}
-
 fn program() -> &'static str {
-    static BUILT: OnceLock<(TempDir, String)> = OnceLock::new();
-    &BUILT.get_or_init(|| build(&[])).1
-}
-
-fn start(mut command: Command) -> Host {
-    command.stdin(Stdio::piped());
-    let host = Host::spawn(command, tempfile::tempdir().unwrap());
-    host.wait_for_log("ready");
-    host
+    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, program) = BUILT.get_or_init(|| build("strange.c", &[]));
+    program.to_str().unwrap()
 }
 
 /// Does what the program cannot bear where a function is called by its name alone.
@@ -67,8 +43,8 @@ fn functions_of_the_thread_s_own_library_are_called() {
     check(&[program, "thread like the C library's"]);
     let loader = "/lib64/ld-linux-x86-64.so.2";
     check(&[loader, program, "data"]);
-    let (_place, fixed) = build(&["-no-pie"]);
-    check(&[&fixed, "data"]);
+    let (_place, fixed) = build("strange.c", &["-no-pie"]);
+    check(&[fixed.to_str().unwrap(), "data"]);
 }
 
 #[test]
@@ -91,7 +67,7 @@ fn programs_that_handle_system_calls_are_refused_and_go_on() {
 #[test]
 fn programs_with_thread_sanitizer_are_refused_and_go_on() {
     let check = |options: &[&str]| {
-        let (_place, program) = build(options);
+        let (_place, program) = build("strange.c", options);
         let mut host = start(Command::new(program));
         let refused = attach(&host, &[]).exits(4);
         let words = "was built with ThreadSanitizer";
@@ -108,7 +84,7 @@ fn programs_with_as_many_mappings_as_the_kernel_allows_are_left() {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let limit: u32 = limit.trim().parse().unwrap();
     let check = |allocator: &[&str]| {
-        let (_place, program) = build_file("many_mappings.c", allocator);
+        let (_place, program) = build("many_mappings.c", allocator);
         let mut command = Command::new(program);
         command.arg((limit.min(65_530) - 300).to_string());
         let mut host = start(command);

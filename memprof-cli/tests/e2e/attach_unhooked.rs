@@ -16,7 +16,7 @@ const REMOVED: [&str; 2] = [
     "{NAME(\"remove\"), CTL(experimental_hooks_remove)},",
 ];
 
-/// Where cargo keeps the crate.
+/// The crate's folder, as cargo keeps it.
 fn crate_sources() -> PathBuf {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap());
     // Crates of other platforms are not there.

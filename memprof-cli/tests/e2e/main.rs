@@ -37,6 +37,7 @@ mod control;
 mod dumps;
 mod exit_dumps;
 mod exports;
+mod fixture;
 mod fleet;
 mod fleet_attached;
 mod fleet_page;

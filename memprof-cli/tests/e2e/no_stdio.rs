@@ -1,38 +1,15 @@
 //! Programs whose standard streams are closed: what memprof opens must not come in their place.
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-
-use tempfile::TempDir;
+use std::process::Command;
 
 use crate::attach::{attach, detach};
-use crate::dist::{dist, source, tool_text};
+use crate::dist::dist;
+use crate::fixture;
 use crate::host::Host;
 
-fn build() -> (TempDir, PathBuf) {
-    let place = tempfile::tempdir().unwrap();
-    let program = place.path().join("no_stdio");
-    let mut command = Command::new("cc");
-    command
-        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"])
-        .arg(source("memprof-cli/tests/fixtures/no_stdio.c"))
-        .arg("-o")
-        .arg(&program);
-    tool_text("gcc", &mut command);
-    (place, program)
-}
-
-fn start(mut command: Command) -> Host {
-    command.stdin(Stdio::piped());
-    let host = Host::spawn(command, tempfile::tempdir().unwrap());
-    host.wait_for_log("ready");
-    host
-}
-
 fn serves(host: &mut Host, line: &str) {
-    host.type_line(line);
-    host.wait_for_log(&format!("served {line}"));
+    fixture::serves(host, line);
     for number in 0..3 {
         let file = fs::read_link(format!("/proc/{}/fd/{number}", host.pid()));
         assert!(file.is_err(), "after {line}, {number} is {file:?}");
@@ -59,10 +36,10 @@ fn is_profiled(host: &mut Host) {
 #[test]
 fn daemon_without_standard_streams_is_profiled_and_left() {
     let check = |allocator: &[(&str, &str)]| {
-        let (_place, program) = build();
+        let (_place, program) = fixture::build("no_stdio.c", &["-pthread"]);
         let mut command = Command::new(program);
         command.envs(allocator.iter().copied());
-        let mut host = start(command);
+        let mut host = fixture::start(command);
         for _ in 0..3 {
             attach(&host, &[]).exits(0);
             serves(&mut host, "attached");
@@ -80,10 +57,10 @@ fn daemon_without_standard_streams_is_profiled_and_left() {
 
 #[test]
 fn program_that_closes_its_standard_streams_later_keeps_them_closed() {
-    let (_place, program) = build();
+    let (_place, program) = fixture::build("no_stdio.c", &["-pthread"]);
     let mut command = Command::new(dist("bin/memprof"));
     command.arg("run").arg(program);
-    let mut host = start(command);
+    let mut host = fixture::start(command);
     host.wait_for_thread("memprof-control");
     is_profiled(&mut host);
 }

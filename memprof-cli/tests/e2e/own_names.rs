@@ -3,13 +3,14 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use tempfile::TempDir;
 
 use crate::artifact::nm;
 use crate::attach::{attach, detach};
-use crate::dist::{dist, source, tool_text};
+use crate::dist::dist;
+use crate::fixture::{self, serves};
 use crate::host::Host;
 
 /// Names that stay with the program: its allocator and its replacement of threads serve the plugin, too. Variables are
@@ -58,29 +59,9 @@ fn build(names: &[String], options: &[&str]) -> (TempDir, PathBuf) {
     }
     let header = place.path().join("names.h");
     fs::write(&header, list).unwrap();
-    let program = place.path().join("own_names");
-    let mut command = Command::new("cc");
-    command
-        .args(["-O1", "-w", "-fno-builtin", "-rdynamic"])
-        .arg(format!("-DNAMES=\"{}\"", header.display()))
-        .args(options)
-        .arg(source("memprof-cli/tests/fixtures/own_names.c"))
-        .arg("-o")
-        .arg(&program);
-    tool_text("gcc", &mut command);
-    (place, program)
-}
-
-fn start(mut command: Command) -> Host {
-    command.stdin(Stdio::piped());
-    let host = Host::spawn(command, tempfile::tempdir().unwrap());
-    host.wait_for_log("ready");
-    host
-}
-
-fn serves(host: &mut Host, line: &str) {
-    host.type_line(line);
-    host.wait_for_log(&format!("served {line}"));
+    let include = format!("-DNAMES=\"{}\"", header.display());
+    let options = [&["-w", "-fno-builtin", "-rdynamic", &include], options].concat();
+    fixture::build("own_names.c", &options)
 }
 
 /// Has the plugin do all that it does for messages.
@@ -100,7 +81,7 @@ fn is_profiled(host: &mut Host) {
 fn attached_plugin_calls_no_function_of_the_program() {
     let check = |options: &[&str]| {
         let (_place, program) = build(&names(), options);
-        let mut host = start(Command::new(program));
+        let mut host = fixture::start(Command::new(program));
         for _ in 0..2 {
             attach(&host, &[]).exits(0);
             is_profiled(&mut host);
@@ -118,7 +99,7 @@ fn preloaded_plugin_calls_no_function_of_the_program() {
     let (_place, program) = build(&names(), &[]);
     let mut command = Command::new(dist("bin/memprof"));
     command.arg("run").arg(program).env("MEMPROF_LOG", "info");
-    let mut host = start(command);
+    let mut host = fixture::start(command);
     host.wait_for_log("control socket");
     is_profiled(&mut host);
 }

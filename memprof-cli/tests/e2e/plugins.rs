@@ -183,9 +183,9 @@ fn a_check_that_a_constructor_ends_or_stops_is_failed() {
         assert!(text.contains(why), "{code}: {text}");
         assert!(!output.status.success(), "{code}");
     };
-    check("_exit(0);", "by exit status 0");
-    check("_exit(3);", "by exit status 3");
-    check("close(0); close(1); _exit(0);", "by exit status 0");
+    check("_exit(0);", "exit status: 0");
+    check("_exit(3);", "exit status: 3");
+    check("close(0); close(1); _exit(0);", "exit status: 0");
     check("for (;;) pause();", "did not end within 2 seconds");
     check("__builtin_trap();", "by signal 4");
     check("", "exports no memprof_plugin_entry");

@@ -10,43 +10,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::dist::{dist, tool_text};
+use crate::dist::dist;
+use crate::fixture;
 use crate::host::{Host, PATIENCE};
 use crate::memprof::memprof;
 
-/// Allocates until a line comes; then does what it says.
-const PROGRAM: &str = r#"
-#include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-__attribute__((noinline)) void *leak_here(void) { return memset(malloc(100000), 1, 100000); }
-int main(void) {
-    struct pollfd input = {0, POLLIN, 0};
-    char line[20] = "";
-    fprintf(stderr, "ready\n");
-    while (!poll(&input, 1, 1))
-        if (!leak_here()) return 1;
-    /* The line and its end may come apart. */
-    if (read(0, line, sizeof line - 1) < 1 || !strncmp(line, "end", 3)) return 7;
-    return execlp("sleep", "sleep", "60", NULL);
-}
-"#;
-
-fn start() -> Host {
-    let place = tempfile::tempdir().unwrap();
-    let source = place.path().join("program.c");
-    fs::write(&source, PROGRAM).unwrap();
-    let program = place.path().join("program");
-    let mut compile = Command::new("cc");
-    compile.args(["-O1", "-g", "-o"]).args([&program, &source]);
-    tool_text("gcc", &mut compile);
-    let mut command = Command::new(program);
-    command.stdin(Stdio::piped());
-    let host = Host::spawn(command, place);
-    host.wait_for_log("ready");
-    host
+fn start() -> (TempDir, Host) {
+    let (place, program) = fixture::build("ends.c", &["-g"]);
+    (place, fixture::start(Command::new(program)))
 }
 
 /// A recording that samples.
@@ -128,7 +99,7 @@ fn interrupted_recordings_show_the_profile_so_far_and_detach() {
         (Signal::SIGTERM, 143),
         (Signal::SIGHUP, 129),
     ] {
-        let mut host = start();
+        let (_place, mut host) = start();
         let recording = Recording::start(&host);
         recording.signal(signal);
         let (status, text, left) = recording.end();
@@ -143,7 +114,7 @@ fn interrupted_recordings_show_the_profile_so_far_and_detach() {
 
 #[test]
 fn second_interrupt_leaves_at_once_and_says_what_is_left() {
-    let host = start();
+    let (_place, host) = start();
     let recording = Recording::start(&host);
     // The first one then waits for the process, to end the sampling.
     host.signal(Signal::SIGSTOP);
@@ -165,7 +136,7 @@ fn second_interrupt_leaves_at_once_and_says_what_is_left() {
 
 #[test]
 fn recording_of_a_process_that_ends_shows_the_profile_of_its_exit() {
-    let mut host = start();
+    let (_place, mut host) = start();
     let recording = Recording::start(&host);
     host.type_line("end");
     let (status, text, left) = recording.end();
@@ -178,7 +149,7 @@ fn recording_of_a_process_that_ends_shows_the_profile_of_its_exit() {
 #[test]
 fn recording_of_a_process_that_is_killed_or_executes_another_program_shows_what_it_has() {
     let check = |end: fn(&mut Host), words: &str| {
-        let mut host = start();
+        let (_place, mut host) = start();
         let recording = Recording::start(&host);
         recording.wait_for_early_profile();
         end(&mut host);
@@ -198,7 +169,7 @@ fn recording_of_a_process_that_is_killed_or_executes_another_program_shows_what_
 
 #[test]
 fn recording_of_a_stopped_process_says_so_at_once() {
-    let mut host = start();
+    let (_place, mut host) = start();
     let mut recording = Recording::start(&host);
     recording.wait_for_early_profile();
     host.signal(Signal::SIGSTOP);
