@@ -52,7 +52,7 @@ impl Memory {
         Ok(memory)
     }
 
-    fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
+    pub(crate) fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

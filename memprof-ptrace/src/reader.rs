@@ -282,6 +282,8 @@ fn close(first: u32, last: Option<u32>) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
     use super::*;
     use crate::memory::Memory;
     use crate::refusal::Refusal;
@@ -303,6 +305,38 @@ mod tests {
         }
         assert!(reader.is_silent());
         assert_eq!(read, [0; 8]);
+    }
+
+    /// A page of userfaultfd(2) that nothing serves: Linux 6.18 fails at once.
+    #[test]
+    fn page_that_userfaultfd_never_serves_is_an_error() {
+        const API: u64 = 0xaa;
+        const MISSING: u64 = 1;
+        const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+        const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+        // SAFETY: userfaultfd(2) takes a number.
+        let opened = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        if opened == -1 {
+            let error = io::Error::last_os_error();
+            eprintln!("SKIPPED (needs userfaultfd(2), root): {error}");
+            return;
+        }
+        // SAFETY: opened just now.
+        let faults = unsafe { OwnedFd::from_raw_fd(opened as i32) };
+        let page = Window::new().unwrap();
+        let mut api = [API, 0, 0];
+        // SAFETY: `struct uffdio_api`: three words.
+        let made = unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) };
+        assert_eq!(made, 0);
+        let mut region = [page.0 as u64, WINDOW as u64, MISSING, 0];
+        // SAFETY: `struct uffdio_register`: four words, of a mapping that nothing touches.
+        let registered =
+            unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_REGISTER, region.as_mut_ptr()) };
+        assert_eq!(registered, 0);
+        let pid = std::process::id();
+        let memory = Memory::open_by_child(pid).unwrap();
+        memory.reader().as_mut().unwrap().waited = PATIENCE;
+        memory.read(page.0 as u64 + 8, &mut [0; 8]).unwrap_err();
     }
 
     #[test]
