@@ -132,7 +132,12 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, Attached)> {
     };
     let attached = enter(args.pid, &plugin, &args.attachment()?);
     let attached = attached.map_err(|error| refused(args.pid, &error))?;
-    let client = target::connect(Some(&args.pid.to_string()))?;
+    let client = target::connect(Some(&args.pid.to_string())).with_context(|| {
+        let (pid, lease) = (args.pid, humantime::format_duration(args.lease));
+        format!(
+            "the plugin was loaded into {pid}, and leaves by itself in {lease}, but does not answer"
+        )
+    })?;
     Ok((client, attached))
 }
 

@@ -57,9 +57,8 @@ pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
             let code = code.and_then(|code| u8::try_from(code).ok());
             Ok(code.unwrap_or(FAILED).into())
         }
-        (None, code) => failed(format!(
-            "loading it ended the process by exit status {}, as a constructor may do, before the check was made",
-            code.unwrap_or_default()
+        (None, _) => failed(format!(
+            "loading it ended the process ({status}), as a constructor may do, before the check was made"
         )),
     }
 }
@@ -78,7 +77,7 @@ fn wait(child: &Child, limit: Duration) -> Result<bool> {
 /// The check itself, and its last word on the standard input, which [`run`] made a socket.
 pub(crate) fn in_child(plugin: &Path) -> Outcome {
     let outcome = load(plugin);
-    // By hand, the option has another input, where nobody waits for it.
+    // Typed by a user, the option has another standard input, which is no socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
         let _written = UnixStream::from(proof).write_all(&[DONE]);
     }

@@ -12,7 +12,17 @@ use std::time::Duration;
 /// Several times what a message takes; pages that are never used take no memory.
 const BYTES: usize = 512 << 10;
 
-/// How often a thread of memprof's that needs memory asks for it again.
+/// The largest block that is waited for.
+const MAX_AWAITED: usize = BYTES / 4;
+
+/// The unit of its blocks.
+const GRANULE_BYTES: usize = 64;
+/// The bytes of 64 granules, which one word of the map tells of. A larger block, or one of a larger alignment than a
+/// granule's, takes whole words.
+const WORD_BYTES: usize = 64 * GRANULE_BYTES;
+const WORDS: usize = BYTES / WORD_BYTES;
+
+/// Interval at which a thread of memprof's that needs memory asks for it again.
 pub(crate) const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Allocates from the program's allocator, and from a reserve of 512 KiB where that fails.
@@ -117,16 +127,6 @@ fn is_own_thread() -> bool {
 pub(crate) fn is_scarce() -> bool {
     RESERVE.used_granules() > WORDS * 32
 }
-
-/// The largest block that is waited for.
-const MAX_AWAITED: usize = BYTES / 4;
-
-/// The unit of its blocks.
-const GRANULE_BYTES: usize = 64;
-/// The bytes of 64 granules, which one word of the map tells of. A larger block, or one of a larger alignment than a
-/// granule's, takes whole words.
-const WORD_BYTES: usize = 64 * GRANULE_BYTES;
-const WORDS: usize = BYTES / WORD_BYTES;
 
 /// A region whose blocks are allocated without a lock.
 #[repr(align(4096))]

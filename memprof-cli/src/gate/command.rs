@@ -23,7 +23,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How the command ended.
+/// The end of the tested command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandEnd {
     /// By itself.
@@ -72,7 +72,7 @@ fn run_blocking(command: &mut Command, signals: &SigSet) -> anyhow::Result<Comma
 /// The process group that the command runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Group {
-    /// One of its own, so that all its processes can be reached.
+    /// The command's own, so that a signal reaches all its processes.
     Own,
     /// This program's, which is in the foreground of a terminal: only there the command may read from it.
     Shared,

@@ -9,7 +9,7 @@ use anyhow::Context;
 
 use crate::exit::{USAGE, coded};
 
-/// Where each run begins to read.
+/// The standard input that each run gets.
 #[derive(Debug)]
 pub(super) enum Input {
     /// A file at an offset, which is not always its start: an earlier command of a script may have read a part.

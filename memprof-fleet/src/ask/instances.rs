@@ -30,7 +30,7 @@ pub(crate) struct Process {
     profiles: usize,
     inuse_bytes: i64,
     rss_bytes: Option<i64>,
-    /// Of all samples since the start: how many are in no value.
+    /// Number of samples since the start that are in no value.
     lost_samples: Option<i64>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Growth {
     inuse_bytes: [i64; 2],
     growth_bytes: i64,
     growth_bytes_per_hour: i64,
-    /// Of all samples until the last profile: how many are in no value.
+    /// Number of samples until the last profile that are in no value.
     lost_samples: Option<i64>,
 }
 

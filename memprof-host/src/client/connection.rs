@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_own::above_stdio;
-use memprof_ptrace::Halt;
+use memprof_ptrace::HaltWatch;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -179,7 +179,7 @@ impl Connection {
 
     /// Waits until the socket is ready; ends early where the process cannot answer, as it is stopped or frozen.
     fn wait(&self, events: PollFlags, deadline: Deadline) -> io::Result<()> {
-        let mut was_halted = false;
+        let mut watch = self.process.map(HaltWatch::new);
         loop {
             let left = deadline
                 .left()
@@ -196,12 +196,8 @@ impl Connection {
                 Ok(_) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
-            // Twice: a tracer stops a process for a moment, as memprof itself does.
-            match self.process.and_then(Halt::of) {
-                Some(halt) if was_halted => {
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, halt.to_string()));
-                }
-                halt => was_halted = halt.is_some(),
+            if let Some(halt) = watch.as_mut().and_then(HaltWatch::look) {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, halt.to_string()));
             }
         }
     }
