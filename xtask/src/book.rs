@@ -6,11 +6,11 @@ use anyhow::Result;
 
 use xtask::run::{root, run};
 
-use crate::tool;
+use crate::cargo_tool;
 
 /// Builds it, with what mdBook calls an error.
 pub(crate) fn build() -> Result<()> {
-    tool::require("mdbook", &["--no-default-features"])?;
+    cargo_tool::require("mdbook", &["--no-default-features"])?;
     run(Command::new("mdbook")
         .args(["build", "docs"])
         .current_dir(root()))

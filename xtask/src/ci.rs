@@ -13,7 +13,7 @@ use xtask::dist::{self, Profile};
 use xtask::packages;
 use xtask::run::{cargo, output, root, run};
 
-use crate::{arrows, demo, features, fuzz, tool};
+use crate::{cargo_tool, demo, features, fuzz, lint};
 
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
@@ -30,7 +30,7 @@ pub(crate) fn test() -> Result<()> {
     Ok(())
 }
 
-/// What git calls changed or new; nothing in a tree without git.
+/// Files that git reports as changed or new; none in a tree without git.
 fn changed_files() -> Result<BTreeSet<String>> {
     if !root().join(".git").exists() {
         return Ok(BTreeSet::new());
@@ -47,7 +47,7 @@ fn changed_files() -> Result<BTreeSet<String>> {
 pub(crate) fn run_ci() -> Result<()> {
     let mut steps = Steps::default();
     steps.take("fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
-    steps.take("arrows", arrows::check)?;
+    steps.take("lint", lint::check)?;
     thread::scope(|scope| {
         let packages = scope.spawn(|| packages::require(packages::TEST));
         steps.take("clippy", clippy)?;
@@ -102,7 +102,7 @@ impl fmt::Display for Steps {
 /// Licences, sources and wildcards; the advisory database may be out of reach. CI has no such tool, which takes minutes
 /// to build: a test of the crate `package` asks for the first two.
 pub(crate) fn deny() -> Result<()> {
-    tool::require("cargo-deny", &[])?;
+    cargo_tool::require("cargo-deny", &[])?;
     let mut deny = cargo(&["deny", "--log-level", "error", "check"]);
     run(deny.args(["bans", "licenses", "sources"]))
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a leak, found in a host that loads the plugin, and in a process that nobody prepared.
+//! `cargo xtask demo`: a leak, found in a host that loads the plugin, and in an unmodified program that runs already.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use xtask::dist::{self, dist};
 use xtask::run::{output, root, run};
 
-/// How long the demo lets the leak grow.
+/// Time for which the demo lets the leak grow.
 const GROWTH: Duration = Duration::from_secs(5);
 
 /// Longer than a host needs to open its control socket.

@@ -14,29 +14,29 @@ use crate::run::{cargo, root, run};
 pub enum Profile {
     /// Quick to build; what demo and tests use.
     Dev,
-    /// What an operator installs.
+    /// Optimized, as an operator installs it.
     Release,
 }
 
-/// Where everything is laid out.
+/// Directory of everything that is built.
 pub fn dist() -> PathBuf {
     root().join("target/dist")
 }
 
-/// What cargo makes: package, file, and where that goes.
-type Made = (&'static str, &'static str, &'static str);
+/// Package, file that cargo builds of it, and path below [`dist`].
+type BuiltArtifact = (&'static str, &'static str, &'static str);
 
-const MEMORY_PROFILE: Made = (
+const MEMORY_PROFILE: BuiltArtifact = (
     "memory-profile",
     "libmemory_profile.so",
     "plugins/memory_profile.so",
 );
-const RUST_HOST: Made = ("rust-host", "rust_host", "examples/rust_host");
-const MEMPROF: Made = ("memprof-cli", "memprof", "bin/memprof");
+const RUST_HOST: BuiltArtifact = ("rust-host", "rust_host", "examples/rust_host");
+const MEMPROF: BuiltArtifact = ("memprof-cli", "memprof", "bin/memprof");
 
-/// What other people's processes load, and hosts with features of their own: each is built alone, because a build with
-/// others would unify features into it.
-const ALONE: &[Made] = &[
+/// Libraries that foreign processes load, and hosts with features of their own. Each is built alone: a build with others
+/// would unify features into it.
+const ALONE: &[BuiltArtifact] = &[
     MEMORY_PROFILE,
     ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
     (
@@ -50,11 +50,11 @@ const ALONE: &[Made] = &[
 ];
 
 /// Programs.
-const PROGRAMS: &[Made] = &[MEMPROF, ("rust-http", "rust_http", "examples/rust_http")];
+const PROGRAMS: &[BuiltArtifact] = &[MEMPROF, ("rust-http", "rust_http", "examples/rust_http")];
 
 /// Builds everything, `memprof-fleet` too, whose libraries take minutes.
 pub fn build_all(profile: Profile) -> Result<()> {
-    let fleet: Made = ("memprof-fleet", "memprof-fleet", "bin/memprof-fleet");
+    let fleet: BuiltArtifact = ("memprof-fleet", "memprof-fleet", "bin/memprof-fleet");
     build_with(&[PROGRAMS, &[fleet]].concat(), profile)?;
     let unit = root().join("memprof-fleet/memprof-agent.service");
     install(
@@ -68,7 +68,7 @@ pub fn build(profile: Profile) -> Result<()> {
     build_with(PROGRAMS, profile)
 }
 
-fn build_with(programs: &[Made], profile: Profile) -> Result<()> {
+fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     packages::require(packages::BUILD)?;
     make_alone(ALONE, profile)?;
     make_programs(programs, profile)?;
@@ -89,7 +89,7 @@ pub fn build_demo() -> Result<()> {
     build_unprepared()
 }
 
-fn make_alone(list: &[Made], profile: Profile) -> Result<()> {
+fn make_alone(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     for made in list {
         build_package(made.0, profile)?;
         lay_out(made, profile)?;
@@ -97,7 +97,7 @@ fn make_alone(list: &[Made], profile: Profile) -> Result<()> {
     Ok(())
 }
 
-fn make_programs(list: &[Made], profile: Profile) -> Result<()> {
+fn make_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     match profile {
         Profile::Dev => build_programs(list.iter().map(|made| made.1))?,
         Profile::Release => {
@@ -121,7 +121,7 @@ pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Resu
     run(&mut command)
 }
 
-fn lay_out((_, built, place): &Made, profile: Profile) -> Result<()> {
+fn lay_out((_, built, place): &BuiltArtifact, profile: Profile) -> Result<()> {
     install(&built_dir(profile).join(built), &dist().join(place))
 }
 
@@ -134,7 +134,7 @@ pub fn build_package(package: &str, profile: Profile) -> Result<()> {
     run(&mut command)
 }
 
-/// Where cargo puts what it built.
+/// Cargo's directory of a profile.
 pub fn built_dir(profile: Profile) -> PathBuf {
     root().join(match profile {
         Profile::Dev => "target/debug",
@@ -151,12 +151,12 @@ pub fn host_library() -> Result<String> {
         .to_owned())
 }
 
-/// How a program with that library is linked.
+/// Linker arguments of a program with that library.
 pub fn dynamic(host_library: &str) -> [&str; 4] {
     [host_library, "-lpthread", "-ldl", "-lm"]
 }
 
-/// The same with a jemalloc, not exported (-rdynamic), so that only its symbol table tells of it.
+/// Like [`dynamic`], but with a jemalloc whose symbols are not exported (no -rdynamic): only the symbol table has them.
 pub fn with_jemalloc(host_library: &str) -> [&str; 6] {
     [
         host_library,
@@ -168,7 +168,7 @@ pub fn with_jemalloc(host_library: &str) -> [&str; 6] {
     ]
 }
 
-/// What is not Rust.
+/// Compiles hosts and plugins in C and C++.
 fn build_c() -> Result<()> {
     let library = host_library()?;
     compile(
@@ -209,7 +209,7 @@ fn build_unprepared() -> Result<()> {
     compile("cc", source, "examples/unprepared", &[])
 }
 
-/// How a plugin in C is linked.
+/// Linker arguments of a plugin in C.
 const PLUGIN: &[&str] = &["-shared", "-fPIC", "-Wl,-z,nodelete"];
 
 /// Compiles one file of C or C++, with warnings as errors.

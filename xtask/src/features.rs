@@ -22,8 +22,8 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// What a manifest declares, and "" for none of it: without the default and, where there is only one, that one, both
-/// of which the whole workspace has under clippy.
+/// Features to check alone: those that a manifest declares, and "" for none of them. Left out are the default and the
+/// only feature of a crate, which clippy sees in the whole workspace.
 fn alone(manifest: &str) -> Vec<&str> {
     let lines = manifest.lines().skip_while(|line| *line != "[features]");
     let lines = lines.skip(1).take_while(|line| !line.starts_with('['));

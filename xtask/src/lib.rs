@@ -1,5 +1,5 @@
-//! What the project's commands share: where everything is built and laid out ([`dist`]), the packages of the
-//! distribution that this takes ([`packages`]), and other programs ([`run`](mod@run)).
+//! Shared by the project's commands: building and layout ([`dist`]), packages of the distribution that are needed for
+//! it ([`packages`]), and running other programs ([`run`](mod@run)).
 
 pub mod dist;
 pub mod packages;

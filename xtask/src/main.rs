@@ -1,13 +1,13 @@
 //! The project's commands.
 
-mod arrows;
 mod book;
+mod cargo_tool;
 mod ci;
 mod demo;
 mod features;
 mod fuzz;
+mod lint;
 mod pictures;
-mod tool;
 
 use std::process::{Command, ExitCode};
 
@@ -29,13 +29,13 @@ usage: cargo xtask COMMAND
                       the Debian and RPM packages, in target/package; --check also uses them in fresh
                       systems and builds them again, to compare; --try only uses those there are
   book                the book as HTML, in target/book
-  arrows              modules that use each other in a circle; in memprof-core, also a folder that
-                      uses one above it; files above 400 lines
+  lint                modules that use each other in a cycle, files above 400 lines, words that comments and
+                      names do not use; in memprof-core, also a folder that uses one above it
   features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
   pictures            draw the pictures of README anew, from a run of Redis
   deny                licences and sources of the crates that are built in, by cargo-deny: before a release
-  ci                  format, arrows, clippy, features, docs, test, demo, fuzz, torture --short: what CI
+  ci                  format, lint, clippy, features, docs, test, demo, fuzz, torture --short: what CI
                       runs, and how long each took";
 
 /// A crate of its own, so that the other commands need not wait until it is built.
@@ -45,7 +45,7 @@ fn torture(args: &[&str]) -> anyhow::Result<()> {
     run(Command::new(torture).args(args).current_dir(root()))
 }
 
-/// Where the peers are asked for, with the crates that are among them.
+/// With the crates that memprof is compared with, if the part `peers` is requested.
 fn bench(args: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo(&["run", "--release", "--quiet", "--package=bench"]);
     if args.contains(&"peers") || args.iter().all(|arg| arg.starts_with("--")) {
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
             run(cargo(&["run", "--quiet", "--package=package", "--"]).args(args))
         }
         ["book"] => book::build(),
-        ["arrows"] => arrows::check(),
+        ["lint"] => lint::check(),
         ["features"] => features::check(),
         ["fuzz"] => fuzz::replay(),
         ["pictures"] => pictures::draw(),

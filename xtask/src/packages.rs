@@ -87,7 +87,7 @@ pub fn require(packages: &[&str]) -> Result<()> {
         "Debian packages are missing; run as root: {line}"
     );
     eprintln!("installing Debian packages: {}", missing.join(" "));
-    let _servers_stay_down = NoServices::begin()?;
+    let _servers_stay_down = ServicePolicyGuard::install()?;
     let apt = |args: &[&str]| {
         let mut command = Command::new("apt-get");
         command
@@ -119,27 +119,28 @@ fn is_root() -> Result<bool> {
         == 0)
 }
 
-/// While it lives, installing a server does not start it (deb-systemd-invoke(1p)).
-struct NoServices {
-    ours: bool,
+/// Until it is dropped, installing a server does not start it (deb-systemd-invoke(1p)).
+struct ServicePolicyGuard {
+    /// The policy was written by this guard, which removes it.
+    is_own_file: bool,
 }
 
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-impl NoServices {
-    fn begin() -> Result<Self> {
-        let ours = !Path::new(POLICY).exists();
-        if ours {
+impl ServicePolicyGuard {
+    fn install() -> Result<Self> {
+        let is_own_file = !Path::new(POLICY).exists();
+        if is_own_file {
             fs::write(POLICY, "#!/bin/sh\nexit 101\n").context(POLICY)?;
             fs::set_permissions(POLICY, PermissionsExt::from_mode(0o755)).context(POLICY)?;
         }
-        Ok(Self { ours })
+        Ok(Self { is_own_file })
     }
 }
 
-impl Drop for NoServices {
+impl Drop for ServicePolicyGuard {
     fn drop(&mut self) {
-        if self.ours
+        if self.is_own_file
             && let Err(error) = fs::remove_file(POLICY)
         {
             eprintln!("failed to remove {POLICY}: {error}");

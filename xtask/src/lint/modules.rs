@@ -1,22 +1,20 @@
-//! Modules that use each other in a circle, folders that use one above them, and files that grew too
+//! Modules that use each other in a cycle, folders that use one above them, and files that grew too
 //! long: read from the sources of each crate, without tests.
 //!
-//! Modules are compared with their siblings: what a module uses of a sibling's, or of anything in
-//! it, is an arrow from the one to the other. A module and the file that declares it are one thing.
+//! Modules are compared with their siblings: a module depends on a sibling if it uses anything that lies in it. A module and the file that declares it are one thing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use syn::visit::Visit;
 use xtask::run::{members, root};
 
-/// The crate whose modules stand in the order of their floors.
-const IN_ORDER: &str = "memprof-core";
+/// The crate whose modules are declared in the order of their dependencies.
+const ORDERED_CRATE: &str = "memprof-core";
 
 /// The most lines of a file, without its tests.
-const MOST_LINES: usize = 400;
+const MAX_LINES: usize = 400;
 
 /// A module by its path in the crate; the crate itself has none.
 type Name = Vec<String>;
@@ -30,42 +28,38 @@ struct Module {
     imports: BTreeMap<String, Vec<String>>,
     /// Every path in it.
     paths: BTreeSet<Vec<String>>,
-    /// Of its file, without tests; 0 where it has none of its own.
+    /// Lines of its file, without tests; 0 if it has no file of its own.
     lines: usize,
 }
 
 /// All modules of a crate.
 type Modules = BTreeMap<Name, Module>;
 
-/// Checks every crate of the workspace.
-pub(crate) fn check() -> Result<()> {
-    let mut wrong = String::new();
+/// Faults of every crate, a line each.
+pub(super) fn faults() -> Result<Vec<String>> {
+    let mut faults = Vec::new();
     for (name, file) in crates()? {
         let modules = read(&file).with_context(|| format!("read {}", file.display()))?;
-        for circle in circles(&modules) {
-            writeln!(wrong, "{name}: {circle}")?;
-        }
+        let cycles = cycles(&modules);
+        faults.extend(cycles.into_iter().map(|cycle| format!("{name}: {cycle}")));
         for (module, Module { lines, .. }) in &modules {
-            if *lines > MOST_LINES {
+            if *lines > MAX_LINES {
                 let module = module.join("::");
-                writeln!(
-                    wrong,
-                    "{name}: crate::{module} has {lines} lines, not {MOST_LINES}"
-                )?;
+                faults.push(format!(
+                    "{name}: crate::{module} has {lines} lines, more than {MAX_LINES}"
+                ));
             }
         }
-        if name == IN_ORDER {
-            for arrow in upward(&modules) {
-                writeln!(wrong, "{name}: {arrow}")?;
-            }
+        if name == ORDERED_CRATE {
+            let upward = upward_dependencies(&modules);
+            faults.extend(
+                upward
+                    .into_iter()
+                    .map(|dependency| format!("{name}: {dependency}")),
+            );
         }
     }
-    let count = wrong.lines().count();
-    ensure!(
-        wrong.is_empty(),
-        "{count} circles, arrows upward or long files:\n{wrong}"
-    );
-    Ok(())
+    Ok(faults)
 }
 
 /// Each crate's name and its root file.
@@ -114,7 +108,7 @@ fn read_items(
     let mut module = Module::default();
     for item in items {
         let syn::Item::Mod(declared) = item else {
-            Reader(&mut module).visit_item(&item);
+            ImportVisitor(&mut module).visit_item(&item);
             continue;
         };
         if is_test(&declared.attrs) {
@@ -151,7 +145,7 @@ fn is_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Of `#[path]`, or of the first one that a condition sets.
+/// Value of `#[path]`, or of the first one that a `cfg_attr` sets.
 fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| {
         let tokens = match &attribute.meta {
@@ -173,9 +167,9 @@ fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
 }
 
 /// Collects the paths of one module.
-struct Reader<'a>(&'a mut Module);
+struct ImportVisitor<'a>(&'a mut Module);
 
-impl Reader<'_> {
+impl ImportVisitor<'_> {
     fn import(&mut self, tree: &syn::UseTree, mut path: Vec<String>) {
         match tree {
             syn::UseTree::Path(next) => {
@@ -210,7 +204,7 @@ impl Reader<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Reader<'_> {
+impl<'ast> Visit<'ast> for ImportVisitor<'_> {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         if !is_test(&item.attrs) {
             self.import(&item.tree, Vec::new());
@@ -261,9 +255,9 @@ fn resolve(modules: &Modules, at: &Name, path: &[String], depth: usize) -> Optio
     Some(now)
 }
 
-/// Who uses whom among the modules that `parent` declares.
-fn arrows(modules: &Modules, parent: &Name) -> BTreeMap<String, BTreeSet<String>> {
-    let mut arrows = BTreeMap::<_, BTreeSet<_>>::new();
+/// The modules that `parent` declares, each with those of them that it uses.
+fn dependencies(modules: &Modules, parent: &Name) -> BTreeMap<String, BTreeSet<String>> {
+    let mut dependencies = BTreeMap::<_, BTreeSet<_>>::new();
     let level = parent.len();
     let within = |name: &Name| name.len() > level && name.starts_with(parent);
     for (name, module) in modules.iter().filter(|(name, _)| within(name)) {
@@ -274,60 +268,66 @@ fn arrows(modules: &Modules, parent: &Name) -> BTreeMap<String, BTreeSet<String>
             .filter(within)
             .map(|target| target[level].clone())
             .filter(|target| *target != name[level]);
-        arrows
+        dependencies
             .entry(name[level].clone())
             .or_default()
             .extend(targets);
     }
-    arrows
+    dependencies
 }
 
-/// Every circle, as `a → b → a`: one for each set of modules that all reach each other.
-fn circles(modules: &Modules) -> Vec<String> {
-    let mut circles = Vec::new();
+/// Every cycle, as `a → b → a`: one for each set of modules that all reach each other.
+fn cycles(modules: &Modules) -> Vec<String> {
+    let mut cycles = Vec::new();
     for parent in modules.keys() {
-        let arrows = arrows(modules, parent);
+        let dependencies = dependencies(modules, parent);
         let mut known = BTreeSet::new();
-        for start in arrows.keys() {
-            let Some(circle) = way(&arrows, start, start).filter(|_| !known.contains(start)) else {
+        for start in dependencies.keys() {
+            let cycle = shortest_path(&dependencies, start, start);
+            let Some(cycle) = cycle.filter(|_| !known.contains(start)) else {
                 continue;
             };
             let reach_each_other = |other: &&String| {
-                way(&arrows, start, other).is_some() && way(&arrows, other, start).is_some()
+                shortest_path(&dependencies, start, other).is_some()
+                    && shortest_path(&dependencies, other, start).is_some()
             };
-            known.extend(arrows.keys().filter(reach_each_other).cloned());
-            circles.push(format!("crate::{}", parent.join("::")) + ": " + &circle.join(" → "));
+            known.extend(dependencies.keys().filter(reach_each_other).cloned());
+            cycles.push(format!("crate::{}", parent.join("::")) + ": " + &cycle.join(" → "));
         }
     }
-    circles
+    cycles
 }
 
-/// The shortest way along the arrows, both ends with it.
-fn way(arrows: &BTreeMap<String, BTreeSet<String>>, from: &str, to: &str) -> Option<Vec<String>> {
-    let mut ways = std::collections::VecDeque::from([vec![from.to_owned()]]);
+/// The shortest path along the dependencies, with both ends.
+fn shortest_path(
+    dependencies: &BTreeMap<String, BTreeSet<String>>,
+    from: &str,
+    to: &str,
+) -> Option<Vec<String>> {
+    let mut paths = std::collections::VecDeque::from([vec![from.to_owned()]]);
     let mut seen = BTreeSet::new();
-    while let Some(way) = ways.pop_front() {
-        for next in arrows.get(way.last()?)? {
-            let mut longer = way.clone();
+    while let Some(path) = paths.pop_front() {
+        for next in dependencies.get(path.last()?)? {
+            let mut longer = path.clone();
             longer.push(next.clone());
             if next == to {
                 return Some(longer);
             }
             if seen.insert(next) {
-                ways.push_back(longer);
+                paths.push_back(longer);
             }
         }
     }
     None
 }
 
-/// The arrows from a module to one that the crate declares after it.
-fn upward(modules: &Modules) -> Vec<String> {
+/// Dependencies of a module on one that the crate declares after it.
+fn upward_dependencies(modules: &Modules) -> Vec<String> {
     let order = &modules[&Name::new()].children;
-    let floor = |name: &String| order.iter().position(|each| each == name);
+    let position = |name: &String| order.iter().position(|each| each == name);
     let mut upward = Vec::new();
-    for (from, targets) in arrows(modules, &Name::new()) {
-        let above = targets.iter().filter(|to| floor(to) > floor(&from));
+    for (from, targets) in dependencies(modules, &Name::new()) {
+        let above = targets.iter().filter(|to| position(to) > position(&from));
         upward.extend(above.map(|to| format!("{from} uses {to}, which lib.rs declares after it")));
     }
     upward
@@ -348,9 +348,9 @@ mod tests {
     }
 
     #[test]
-    fn circles_are_found_at_every_level_and_through_reexports() {
+    fn cycles_are_found_at_every_level_and_through_reexports() {
         let check = |files: &[(&str, &str)], expected: &[&str]| {
-            assert_eq!(circles(&modules(files)), expected);
+            assert_eq!(cycles(&modules(files)), expected);
         };
         let lib = ("lib.rs", "mod a; mod b; pub use a::A;");
         let a = ("a.rs", "use crate::b::{B, C}; pub struct A;");
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_parents_make_no_circle() {
+    fn tests_and_parents_make_no_cycle() {
         let files = [
             ("lib.rs", "mod a; mod b; fn f() {}"),
             ("a.rs", "use crate::b::B; use crate::f; mod tests_of {}"),
@@ -386,7 +386,7 @@ mod tests {
                 "#[cfg(test)] mod tests { use crate::a; } #[cfg(test)] use crate::a;",
             ),
         ];
-        assert_eq!(circles(&modules(&files)), [""; 0]);
+        assert_eq!(cycles(&modules(&files)), [""; 0]);
     }
 
     #[test]
@@ -398,13 +398,13 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_to_what_is_declared_later_goes_up() {
+    fn dependency_on_a_later_module_goes_up() {
         let files = [
             ("lib.rs", "mod low; mod high;"),
             ("low.rs", "mod deep { use crate::high::High; }"),
             ("high.rs", ""),
         ];
         let expected = ["low uses high, which lib.rs declares after it"];
-        assert_eq!(upward(&modules(&files)), expected);
+        assert_eq!(upward_dependencies(&modules(&files)), expected);
     }
 }

@@ -1,0 +1,48 @@
+//! The files that are checked: those of each crate's `src`, with their tests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use xtask::run::{members, root};
+
+/// A file of Rust.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    /// Folder of the crate, as the workspace lists it.
+    pub(super) member: String,
+    /// Relative to the project's root.
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+}
+
+/// Reads the files of all crates.
+pub(super) fn read_all() -> Result<Vec<SourceFile>> {
+    let mut files = Vec::new();
+    for member in members()? {
+        let folder = root().join(&member).join("src");
+        if folder.is_dir() {
+            read_folder(&member, &folder, &mut files)?;
+        }
+    }
+    Ok(files)
+}
+
+fn read_folder(member: &str, folder: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            read_folder(member, &path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            let path = path.strip_prefix(root()).unwrap_or(&path).to_owned();
+            files.push(SourceFile {
+                member: member.to_owned(),
+                path,
+                text,
+            });
+        }
+    }
+    Ok(())
+}
