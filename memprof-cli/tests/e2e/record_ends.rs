@@ -1,7 +1,8 @@
 //! `memprof record --pid` that ends before its time.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Instant;
@@ -51,14 +52,17 @@ impl Recording {
         Self { memprof, temporary }
     }
 
-    /// Waits for the first profile that is fetched meanwhile.
+    /// Waits until the first early profile lies in a file of memprof's without a name, whole.
     fn wait_for_early_profile(&self) {
         let begun = Instant::now();
-        let is_there = || {
-            let mut directories = fs::read_dir(self.temporary.path()).unwrap().flatten();
-            directories.any(|directory| directory.path().join("early.heap").exists())
+        let files = format!("/proc/{}/fd", self.memprof.id());
+        let is_profile = |file: DirEntry| {
+            let is_temporary = |name: PathBuf| name.starts_with(self.temporary.path());
+            fs::read_link(file.path()).is_ok_and(is_temporary)
+                && fs::read(file.path())
+                    .is_ok_and(|text| String::from_utf8_lossy(&text).contains("# checksum: crc32"))
         };
-        while !is_there() {
+        while !fs::read_dir(&files).unwrap().flatten().any(is_profile) {
             assert!(begun.elapsed() < PATIENCE);
             thread::yield_now();
         }
