@@ -11,6 +11,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -194,7 +195,7 @@ fn names_in_file(
     anchors: &[&[u8]],
     wanted: impl Fn(&[u8]) -> bool,
 ) -> io::Result<Vec<(String, usize)>> {
-    let file = File::open(&object.path)?;
+    let file = open_object(&object.path)?;
     // SAFETY: read-only and private. Should another process truncate the file meanwhile, this
     // process loses its own mapping of it too.
     let bytes = unsafe { memmap2::Mmap::map(&file) }?;
@@ -222,6 +223,25 @@ fn names_in_file(
             Some((std::str::from_utf8(name).ok()?.to_owned(), address))
         });
     Ok(names.collect())
+}
+
+/// Opens the file of a loaded object, whose path may name anything meanwhile. A FIFO would keep this thread for ever;
+/// tables in a hole, which cost whoever made them nothing, would be read for minutes.
+fn open_object(path: &Path) -> io::Result<File> {
+    const SMALL: u64 = 64 << 20;
+    const RATIO: u64 = 16;
+    let mut options = File::options();
+    let options = options.read(true);
+    let file = options
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    let metadata = file.metadata()?;
+    let (length, held) = (metadata.len(), metadata.blocks().saturating_mul(512));
+    let is_mostly_holes = length > SMALL && length / RATIO > held;
+    match metadata.is_file() && !is_mostly_holes {
+        true => Ok(file),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 /// Whether a name of the file's tables contains the text.
@@ -299,6 +319,27 @@ mod tests {
         assert!(none.unwrap().is_none());
         libc.path = "/no/such/file".into();
         Symbols::in_file(libc, &anchors, wanted).unwrap_err();
+    }
+
+    /// Opened as other files are, the FIFO would wait for a writer.
+    #[test]
+    fn a_fifo_and_a_file_of_holes_in_place_of_an_object_are_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), kind, mode, 0).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path("device")).unwrap();
+        std::fs::write(path("holes"), "text").unwrap();
+        let holes = File::options().write(true).open(path("holes")).unwrap();
+        holes.set_len(7 << 30).unwrap();
+        std::fs::write(path("small"), "text").unwrap();
+        let check = |name: &str, expected: bool| {
+            assert_eq!(open_object(&path(name)).is_ok(), expected, "{name}");
+        };
+        check("fifo", false);
+        check("device", false);
+        check("holes", false);
+        check("small", true);
     }
 
     #[test]
