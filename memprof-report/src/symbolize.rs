@@ -1,5 +1,6 @@
 //! Addresses to names, outside of the host: from the files its mappings name.
 
+mod abbreviations;
 mod address;
 mod dwarf;
 mod elf;

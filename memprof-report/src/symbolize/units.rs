@@ -10,6 +10,7 @@ use addr2line::gimli::{
     DW_FORM_ref_addr, DW_UT_type, Dwarf, EndianSlice, Endianity as _, RunTimeEndian, UnitHeader,
 };
 
+use super::abbreviations::Budget;
 use super::address::LinkedAddress;
 
 /// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
@@ -39,8 +40,10 @@ pub(super) fn unneeded(
         .iter()
         .map(|unit| *is_asked.get(&unit.offset().0).unwrap_or(&true))
         .collect();
+    let mut budget = Budget::new();
     let mut unread: Vec<usize> = (0..units.len()).filter(|&unit| needed[unit]).collect();
     while let Some(unit) = unread.pop() {
+        budget.charge(&dwarf.debug_abbrev, units[unit].debug_abbrev_offset())?;
         for reference in references(dwarf, &units[unit])? {
             let after = units.partition_point(|unit| unit.offset().0 <= reference);
             let Some(unit) = after.checked_sub(1).filter(|&unit| !needed[unit]) else {
