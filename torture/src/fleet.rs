@@ -14,6 +14,7 @@ mod ground;
 mod nats;
 
 use ground::Fleet;
+pub(crate) use ground::dumped;
 use nats::Nats;
 
 const FAULTS: [Fault; 6] = [

@@ -26,6 +26,8 @@ pub(crate) fn build() -> Result<()> {
     let linked = [&tcmalloc[..], &THREADS].concat();
     compile("attach/weather.c", "torture/weather_linked", &linked)?;
     compile("guest.c", "torture/guest", &[])?;
+    compile("hostile/witness.c", "torture/witness", &[])?;
+    compile("hostile/attacker.c", "torture/attacker", &["-ldl"])?;
     for (name, options) in crate::zoo::LINKED {
         compile("zoo/odd.c", &format!("torture/{name}"), options)?;
     }
@@ -43,6 +45,8 @@ pub(crate) fn build() -> Result<()> {
     let without = [&THREADS[..], &["-Wl,--no-eh-frame-hdr"]].concat();
     compile("unwind/hazards.c", "torture/hazards_without_hdr", &without)?;
     let library = ["-shared", "-fPIC"];
+    let named = [&library[..], &["-Wl,--build-id"]].concat();
+    compile("hostile/library.c", "torture/attacker_library.so", &named)?;
     let small = [&library[..], &["-DFRAME=64"]].concat();
     compile("unwind/library.c", "torture/library_a.so", &small)?;
     let large = [&library[..], &["-DFRAME=96"]].concat();

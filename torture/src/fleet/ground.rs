@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::s3::BUCKET;
 use xtask::dist::dist;
@@ -17,6 +17,25 @@ const START: u64 = 1_795_255_200_000;
 const MINUTE: u64 = 60_000;
 /// How long an agent may take to answer again, or to drain.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A dump as an agent keeps it, of 1007 bytes and `number`.
+pub(crate) fn dumped(number: u64) -> Value {
+    let (time, bytes) = (START + number * MINUTE, 1000 + number);
+    let sample = |id: u64, bytes: u64| json!({ "stack_id": id, "inuse_bytes": bytes, "inuse_objects": 1, "alloc": null });
+    let stack = |id: u64| {
+        let frame = json!({ "function": format!("f{id}"), "module": "cart" });
+        json!({ "stack_id": id, "function": format!("f{id}"), "frames": [frame] })
+    };
+    json!({
+        "context": {
+            "time": time, "start_time": START, "service": "cart", "instance": format!("node/{number}.1"),
+            "host": "node", "pid": number, "build_id": "91cc00", "trigger": "agent", "labels": {},
+            "sample_interval": 524_288, "rss_bytes": 1 << 20, "clock_offset_ms": null,
+        },
+        "samples": [sample(1, bytes), sample(2, 7)],
+        "stacks": [stack(1), stack(2)],
+    })
+}
 
 /// A spool, and a store on S3.
 pub(super) struct Fleet {
@@ -71,20 +90,7 @@ impl Fleet {
     /// Puts a dump into the spool as an agent does. Returns its bytes.
     pub(super) fn dump(&self, number: u64) -> Result<u64> {
         let (time, bytes) = (START + number * MINUTE, 1000 + number);
-        let sample = |id: u64, bytes: u64| json!({ "stack_id": id, "inuse_bytes": bytes, "inuse_objects": 1, "alloc": null });
-        let stack = |id: u64| {
-            let frame = json!({ "function": format!("f{id}"), "module": "cart" });
-            json!({ "stack_id": id, "function": format!("f{id}"), "frames": [frame] })
-        };
-        let dumped = json!({
-            "context": {
-                "time": time, "start_time": START, "service": "cart", "instance": format!("node/{number}.1"),
-                "host": "node", "pid": number, "build_id": "91cc00", "trigger": "agent", "labels": {},
-                "sample_interval": 524_288, "rss_bytes": 1 << 20, "clock_offset_ms": null,
-            },
-            "samples": [sample(1, bytes), sample(2, 7)],
-            "stacks": [stack(1), stack(2)],
-        });
+        let dumped = dumped(number);
         let fresh = self.path("spool/dumps/.fresh");
         fs::write(&fresh, dumped.to_string())?;
         let name = format!("spool/dumps/{time:015}.{number}.json");

@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Descriptors, by their numbers and what they lead to; names of threads; timers; mappings of files and named ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(crate) struct Held {
     descriptors: BTreeSet<String>,
     threads: Vec<String>,
     timers: String,
@@ -25,7 +25,7 @@ pub(super) struct Held {
 impl Held {
     /// What it holds once it is done with its work: the same at two looks. Runtimes and servers make threads when they
     /// like, of which only memprof's count then.
-    pub(super) fn settled(pid: u32, has_own_threads: bool) -> Result<Self> {
+    pub(crate) fn settled(pid: u32, has_own_threads: bool) -> Result<Self> {
         let begun = Instant::now();
         let mut held = Self::of(pid, has_own_threads)?;
         loop {
@@ -75,7 +75,7 @@ impl Held {
     }
 
     /// Waits until a process holds this again, which its own threads may only do after a while.
-    pub(super) fn comes_back(&self, pid: u32, has_own_threads: bool) -> Result<()> {
+    pub(crate) fn comes_back(&self, pid: u32, has_own_threads: bool) -> Result<()> {
         let begun = Instant::now();
         loop {
             let now = Self::of(pid, has_own_threads)?;

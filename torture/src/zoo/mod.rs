@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::Form;
 use super::servers::Tools;
-use held::Held;
+pub(crate) use held::Held;
 pub(crate) use odd::LINKED;
 use round::round;
 use subject::{Running, Subject, subjects};

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::Form;
-use super::host::{PATIENCE, Setup, connect, is_pushed_out, send};
-use super::survey::survey;
+use crate::Form;
+use crate::host::{PATIENCE, Setup, connect, is_pushed_out, send};
+use crate::survey::survey;
 
 const BETWEEN_PROBES: Duration = Duration::from_millis(10);
 const LONG_LINE: usize = 1 << 20;

@@ -1,0 +1,8 @@
+// The library of an attacker, whose file is changed.
+#include <stdlib.h>
+
+__attribute__((noinline)) void *allocate(size_t size) {
+	void *block = malloc(size);
+	__asm__ volatile("" ::"r"(block) : "memory");
+	return block;
+}
