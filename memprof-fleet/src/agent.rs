@@ -23,6 +23,7 @@ use crate::bus::{Event, answer};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
+use crate::naming::Naming;
 use crate::output::{NO_DATA, coded, in_line, note, tell};
 use crate::policy::{Rule, chosen, rule};
 use crate::prune::prune;
@@ -30,7 +31,7 @@ use crate::schema::files;
 use crate::scraped;
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::take::{Machine, take};
+use crate::take::{Machine, Taken, take};
 use crate::time::{Hour, Instant, Uptime};
 
 /// How often hosts are looked for.
@@ -56,6 +57,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         machine: Machine::new(config.labels.clone()),
         config,
         attached: Attached::new(),
+        naming: Naming::default(),
         known: HashSet::new(),
         known_by: None,
         seen: HashMap::new(),
@@ -73,6 +75,7 @@ struct Agent {
     store: Arc<Store>,
     machine: Machine,
     attached: Attached,
+    naming: Naming,
     /// The stacks that this agent put into the store, by hour.
     known: HashSet<(Hour, i64)>,
     /// The id of the store that has them.
@@ -265,22 +268,15 @@ impl Agent {
             self.config.spool.display(),
             self.config.spool_limit
         );
-        let dumped = take(host, rule, &self.machine, "agent")?;
+        let Taken { dumped, named } = take(host, rule, &self.machine, &mut self.naming)?;
+        self.tell_change(format!("the names of {}", self.describe(host)), named);
         self.spool.add(&dumped)?;
         let [bytes, _] = dumped.inuse();
-        let stacks = match dumped.samples.len() {
-            1 => "1 stack".to_owned(),
-            stacks => format!("{stacks} stacks"),
-        };
-        let counts = dumped.context.sampler.unwrap_or_default();
-        let lost = match counts.lost {
-            0 => String::new(),
-            lost => format!("; {lost} of {} samples were lost", counts.samples),
-        };
         tell(&format!(
-            "memprof: {}: {} in {stacks}{lost}",
+            "memprof: {}: {} in {}",
             self.describe(host),
-            amount(bytes, SampleType::InuseSpace)
+            amount(bytes, SampleType::InuseSpace),
+            dumped.extent()
         ));
         Ok(bytes)
     }

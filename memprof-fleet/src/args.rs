@@ -29,6 +29,15 @@ pub(crate) enum Command {
     /// Query the profiles of many machines
     #[command(subcommand)]
     Fleet(Fleet),
+    #[command(hide = true)]
+    Name(NameArgs),
+}
+
+/// Read a dump from standard input, and write it with names (for an agent)
+#[derive(clap::Args, Debug)]
+pub(crate) struct NameArgs {
+    /// The process that was dumped
+    pub(crate) pid: u32,
 }
 
 /// Take heap profiles of this machine's hosts, and write them to the store

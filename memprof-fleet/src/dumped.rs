@@ -78,6 +78,26 @@ pub(crate) struct Sample {
     pub(crate) alloc: Option<[i64; 2]>,
 }
 
+impl Sample {
+    /// Both of one stack.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        let sum = |[bytes, objects]: [i64; 2], [more, of]: [i64; 2]| {
+            [bytes.saturating_add(more), objects.saturating_add(of)]
+        };
+        let inuse = [self.inuse_bytes, self.inuse_objects];
+        let [inuse_bytes, inuse_objects] = sum(inuse, [other.inuse_bytes, other.inuse_objects]);
+        Self {
+            stack_id: self.stack_id,
+            inuse_bytes,
+            inuse_objects,
+            alloc: self
+                .alloc
+                .zip(other.alloc)
+                .map(|(one, more)| sum(one, more)),
+        }
+    }
+}
+
 /// A stack by its names, so that those of two builds are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stack {
@@ -109,6 +129,19 @@ pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
 }
 
 impl Dumped {
+    /// How many stacks there are, and how many samples are missing.
+    pub(crate) fn extent(&self) -> String {
+        let stacks = match self.samples.len() {
+            1 => "1 stack".to_owned(),
+            stacks => format!("{stacks} stacks"),
+        };
+        let counts = self.context.sampler.unwrap_or_default();
+        match counts.lost {
+            0 => stacks,
+            lost => format!("{stacks}; {lost} of {} samples were lost", counts.samples),
+        }
+    }
+
     /// The sum of all samples: bytes and objects in use.
     pub(crate) fn inuse(&self) -> [i64; 2] {
         self.samples

@@ -12,10 +12,12 @@ mod tls;
 mod units;
 
 mod attached;
+mod naming;
 mod policy;
 mod take;
 
 mod dumped;
+mod heap;
 mod spool;
 
 mod schema;
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),
+        Command::Name(name) => naming::run(name),
         Command::Fleet(Fleet::Views { engine, at }) => views::run(*engine, &Config::read(at)?),
         Command::Serve(serve) => web::run(serve),
         Command::Fleet(Fleet::Ps { asked }) => {

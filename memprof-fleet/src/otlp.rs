@@ -114,7 +114,7 @@ mod tests {
 
     use super::messages::{Dictionary, Function, Location, Stack};
     use super::*;
-    use crate::take::tests::two_stacks;
+    use crate::heap::tests::two_stacks;
 
     const TIME: [Instant; 2] = [Instant(1000), Instant(3000)];
 

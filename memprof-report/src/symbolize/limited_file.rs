@@ -25,7 +25,7 @@ impl<R: Read + Seek> LimitedFile<R> {
         }
     }
 
-    /// Whether a reading failed at the limit.
+    /// Whether a reading failed at the limit, or at that of memory.
     pub fn is_passed(&self) -> bool {
         self.is_passed.get()
     }
@@ -45,7 +45,15 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a LimitedFile<R> {
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
         self.charge(size)?;
-        self.cache.read_bytes_at(offset, size)
+        let read = self.cache.read_bytes_at(offset, size);
+        // What lies in the file and is not read has found no memory, or is damaged on the disk.
+        let end = offset.checked_add(size);
+        if read.is_err()
+            && end.is_some_and(|end| self.cache.len().is_ok_and(|length| end <= length))
+        {
+            self.is_passed.set(true);
+        }
+        read
     }
 
     /// The cache reads a small part of a long range at the most, and is charged for what it found.

@@ -82,7 +82,7 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
     match mismatch {
         Some(error) => Err(error),
         None if is_too_large => Ok(Found::Nothing(format!(
-            "its tables are larger than the {READ_LIMIT} bytes that are read, its frames are numbers; \
+            "its tables are larger than the {READ_LIMIT} bytes that are read, or than memory, its frames are numbers; \
              --binary-root names a directory with a stripped copy"
         ))),
         None if foreign => Ok(Found::Nothing(
