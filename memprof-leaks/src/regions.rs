@@ -71,7 +71,12 @@ impl Region {
 
 impl Process {
     pub(crate) fn open(pid: u32) -> Result<Self, Error> {
-        let memory = Memory::open_by_child(pid);
+        Self::open_copy(pid, pid)
+    }
+
+    /// Opens a copy of process `of`.
+    pub(crate) fn open_copy(pid: u32, of: u32) -> Result<Self, Error> {
+        let memory = Memory::open_copy_by_child(pid, of);
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
         Ok(Self {
             pid: Pid::from_raw(pid.cast_signed()),

@@ -33,7 +33,7 @@ impl View {
     /// # Errors
     /// The copy was killed.
     pub(crate) fn of(snapshot: &Snapshot) -> Result<Self, Error> {
-        let copy = Process::open(snapshot.copy())?;
+        let copy = Process::open_copy(snapshot.copy(), snapshot.pid)?;
         let live = Process::open(snapshot.pid)?;
         let lacking = Arc::clone(&snapshot.lacking);
         let mut regions = regions(snapshot.copy(), |range| !lacking.has(range))?;

@@ -11,6 +11,7 @@ pub mod ending;
 pub mod errand;
 mod examine;
 mod freezer;
+mod given_up;
 mod halt;
 pub mod image;
 mod limit;

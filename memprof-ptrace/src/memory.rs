@@ -45,10 +45,19 @@ impl Memory {
     /// # Errors
     /// As [`open`](Self::open); there can be no child.
     pub fn open_by_child(pid: u32) -> io::Result<Self> {
+        Self::open_copy_by_child(pid, pid)
+    }
+
+    /// The same of a copy of process `of`. Where a child of an earlier command still waits for memory of that one, this one
+    /// does not answer from the beginning.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_copy_by_child(pid: u32, of: u32) -> io::Result<Self> {
         let memory = Self::open(pid)?;
         // Opened anew: the child may last longer than this process, which takes the lock with it.
         let again = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
-        *memory.reader() = Some(Reader::start(&again)?);
+        *memory.reader() = Some(Reader::start(&again, of)?);
         Ok(memory)
     }
 

@@ -20,6 +20,8 @@ use libc::pid_t;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow};
 
+use crate::given_up;
+
 /// Longest wait for the memory of one process, in all: what disks and swap take is not counted.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// What one page takes that is swapped out to a slow disk.
@@ -47,14 +49,16 @@ struct Window(*mut u8);
 unsafe impl Send for Window {}
 
 impl Reader {
-    /// Starts the child, which reads by the opened /proc/PID/mem.
-    pub(crate) fn start(memory: &File) -> io::Result<Self> {
+    /// Starts the child, which reads by the opened /proc/PID/mem. It is silent from the beginning where an earlier one
+    /// still waits for that process.
+    pub(crate) fn start(memory: &File, pid: u32) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         let window = Window::new()?;
         let served = Served {
             socket: theirs.as_raw_fd(),
             memory: memory.as_raw_fd(),
             window: window.0,
+            name: given_up::name(pid),
         };
         // SAFETY: makes the child; see `fork_without_signals`.
         let child = unsafe { fork_without_signals(&served) }?;
@@ -63,7 +67,7 @@ impl Reader {
             socket,
             window,
             waited: Duration::ZERO,
-            is_silent: false,
+            is_silent: given_up::waits_for(pid),
         })
     }
 
@@ -180,6 +184,8 @@ struct Served {
     socket: i32,
     memory: i32,
     window: *mut u8,
+    /// Tells later commands of it.
+    name: [u8; 16],
 }
 
 /// Makes a child that serves, with all signals blocked: a Ctrl-C is for memprof itself.
@@ -218,6 +224,8 @@ impl Served {
         close(0, low.checked_sub(1));
         close(low + 1, high.checked_sub(1));
         close(high + 1, Some(u32::MAX));
+        // SAFETY: prctl(2) reads a text with its zero.
+        unsafe { libc::prctl(libc::PR_SET_NAME, self.name.as_ptr()) };
         let mut request = [0_u64; 2];
         loop {
             // SAFETY: fills two words.
@@ -292,7 +300,7 @@ mod tests {
     #[test]
     fn memory_that_does_not_answer_is_refused_and_not_asked_again() {
         let file = File::open("/proc/self/mem").unwrap();
-        let mut reader = Reader::start(&file).unwrap();
+        let mut reader = Reader::start(&file, std::process::id()).unwrap();
         reader.waited = PATIENCE;
         // SAFETY: kill(2) takes numbers; the child is this test's.
         unsafe { libc::kill(reader.child, libc::SIGSTOP) };
