@@ -14,7 +14,7 @@ use xtask::dist::{self, Profile, dist};
 use xtask::packages;
 use xtask::run::root;
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 use processes::{MACHINES, PROCESSES, Processes};
 
 /// At most 24: they are those of one day.
@@ -30,7 +30,7 @@ const ROUNDS: usize = 3;
 const NO_DATA: i32 = 5;
 
 /// Measures.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     packages::require(&["python3-venv"])?;
     let engines = testkit::python::interpreter(&ENGINES)?;
     dist::build_all(Profile::Release)?;
@@ -41,7 +41,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     let bytes = size(&place.path().join("store/samples"))?;
     let more = format!("{samples} samples of {PROCESSES} processes, {HOURS} h");
     let each = bytes as f64 / samples as f64;
-    figures.tell("compacted bytes of a sample", each, more)?;
+    figures.record("compacted bytes of a sample", each, more)?;
 
     // A service that was deployed in the middle of the time.
     let (service, [base, build]) = processes.builds(0);
@@ -67,7 +67,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
         ),
     ];
     for (figure, args) in questions {
-        figures.tell(figure, store.time(&args)?, "")?;
+        figures.record(figure, store.time(&args)?, "")?;
     }
     store.compare(&engines, &processes)
 }
@@ -140,7 +140,7 @@ impl<'p> Store<'p> {
     }
 
     /// The same at the end of the time.
-    fn ask_at_the_end(&self, args: &[&str]) -> Result<String> {
+    fn query_at_end(&self, args: &[&str]) -> Result<String> {
         let at = format!("2026-11-21T{:02}:59:59.999Z", HOURS - 1);
         self.ask(&[args, &["--at", &at]].concat())
     }
@@ -150,7 +150,7 @@ impl<'p> Store<'p> {
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
             let begun = Instant::now();
-            self.ask_at_the_end(args)?;
+            self.query_at_end(args)?;
             times.push(begun.elapsed().as_secs_f64() * 1e3);
         }
         times.sort_by(f64::total_cmp);
@@ -176,11 +176,11 @@ impl<'p> Store<'p> {
         ensure!(output.status.success(), "totals.py: {output:?}");
         let counted: Value = serde_json::from_slice(&output.stdout)?;
 
-        let newest: Value = serde_json::from_str(&self.ask_at_the_end(&["top", "--json"])?)?;
+        let newest: Value = serde_json::from_str(&self.query_at_end(&["top", "--json"])?)?;
         let newest = ["inuse_space", "inuse_objects"].map(|kind| newest["totals"][kind].as_f64());
         let all = format!("{HOURS}h");
         let flame = ["flame", "--format", "collapsed", "--for", &all];
-        let flame = self.ask_at_the_end(&flame)?;
+        let flame = self.query_at_end(&flame)?;
         let values = flame.lines().filter_map(|line| line.rsplit(' ').next());
         let mean: f64 = values.map(|value| value.parse().unwrap_or(f64::NAN)).sum();
         let written = processes.totals;

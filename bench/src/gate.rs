@@ -1,7 +1,7 @@
 //! `cargo xtask bench gate`: how much longer a command takes under `memprof test` than by itself, and how often its
 //! verdict is right.
 
-mod verdicts;
+mod accuracy;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use xtask::dist::{self, dist};
 use xtask::packages;
 use xtask::run::{root, run};
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 use crate::ratios::Ratios;
 
 const ROUNDS: usize = 9;
@@ -47,7 +47,7 @@ const PROGRAMS: &[Program] = &[
 ];
 
 /// Measures and prints.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     build()?;
     let place = tempfile::tempdir()?;
@@ -61,12 +61,12 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
         let pairs = Pairs::of(&[command, &[*records][..]].concat(), place.path());
         let pairs = pairs.with_context(of_it)?;
         let ratios = pairs.ratios();
-        figures.tell(
+        figures.record(
             &format!("run time under memprof test / bare, {language}"),
             ratios.median(),
             format_args!("{ratios}; bare {:.2} s", median(&pairs.bare)),
         )?;
-        verdicts::measure(language, command, place.path(), figures).with_context(of_it)?;
+        accuracy::measure(language, command, place.path(), figures).with_context(of_it)?;
     }
     Ok(())
 }

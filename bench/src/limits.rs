@@ -91,17 +91,17 @@ const LIMITS: &[Limit] = &[
 
 /// The figures of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct Measurements {
     measured: Vec<&'static str>,
     broken: Vec<String>,
 }
 
-impl Figures {
+impl Measurements {
     /// Prints a figure of the table beside its limit, and what else was seen.
     ///
     /// # Errors
     /// The table has no such figure.
-    pub(crate) fn tell(&mut self, figure: &str, value: f64, more: impl Display) -> Result<()> {
+    pub(crate) fn record(&mut self, figure: &str, value: f64, more: impl Display) -> Result<()> {
         let found = LIMITS.iter().find(|(known, ..)| *known == figure);
         let (known, bound, unit, digits) =
             found.with_context(|| format!("the table of limits has no {figure:?}"))?;
@@ -143,7 +143,7 @@ impl Figures {
 
 #[cfg(test)]
 mod tests {
-    use super::{Figures, LIMITS};
+    use super::{LIMITS, Measurements};
 
     #[test]
     fn each_figure_has_one_limit() {
@@ -155,10 +155,10 @@ mod tests {
 
     #[test]
     fn a_broken_limit_is_named() {
-        let mut figures = Figures::default();
-        figures.tell("viewer in gzip", 25.0, "").unwrap();
+        let mut figures = Measurements::default();
+        figures.record("viewer in gzip", 25.0, "").unwrap();
         figures
-            .tell("control round trips, one client", 5000.0, "")
+            .record("control round trips, one client", 5000.0, "")
             .unwrap();
         let said = figures.check().unwrap();
         let count = LIMITS.len();
@@ -172,9 +172,9 @@ mod tests {
             "{said}"
         );
         assert!(!said.contains("viewer in gzip"), "{said}");
-        figures.tell("viewer in gzip", 25.1, "more").unwrap();
+        figures.record("viewer in gzip", 25.1, "more").unwrap();
         figures
-            .tell("control round trips, one client", 4999.0, "")
+            .record("control round trips, one client", 4999.0, "")
             .unwrap();
         let error = figures.check().unwrap_err().to_string();
         assert!(error.contains("2 of 4"), "{error}");
@@ -182,6 +182,6 @@ mod tests {
             error.contains("viewer in gzip: 25.1 kB (at most 25); more"),
             "{error}"
         );
-        assert!(figures.tell("speed of light", 3e8, "").is_err());
+        assert!(figures.record("speed of light", 3e8, "").is_err());
     }
 }

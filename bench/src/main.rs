@@ -1,7 +1,6 @@
 //! `cargo xtask bench`: what the plugin costs its host, how fast the reader and the page are, and how cost grows.
 //! Each figure stands beside its limit ([`limits`]) or its peer, both measured in this run.
 
-mod answers;
 mod fleet;
 mod gate;
 mod limits;
@@ -9,6 +8,7 @@ mod limits;
 mod peers;
 mod plugin;
 mod ratios;
+mod response_times;
 mod sampler;
 mod scale;
 mod server;
@@ -23,15 +23,15 @@ use anyhow::{Context, Result, bail};
 use xtask::dist::{self, Profile};
 use xtask::run::root;
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 
 /// A part: its name, and what measures and prints it.
-type Part = (&'static str, fn(&mut Figures) -> Result<()>);
+type Part = (&'static str, fn(&mut Measurements) -> Result<()>);
 
 /// The parts, in the order in which they run.
 const PARTS: &[Part] = &[
     ("plugin", plugin::measure),
-    ("answers", answers::measure),
+    ("answers", response_times::measure),
     ("server", server::measure),
     ("scale", scale::measure),
     ("viewer", viewer::measure),
@@ -86,7 +86,7 @@ fn bench(args: &[&str]) -> Result<()> {
     std::fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
     let load = std::fs::read_to_string("/proc/loadavg")?;
     println!("load average at the start: {}", load.trim_end());
-    let mut figures = Figures::default();
+    let mut figures = Measurements::default();
     for (name, measure) in PARTS.iter().filter(|(name, _)| wanted.contains(name)) {
         measure(&mut figures).with_context(|| (*name).to_owned())?;
     }

@@ -4,9 +4,9 @@
 //! itself, and reads what its child used.
 
 mod big;
+mod measure;
 mod names;
 mod roles;
-mod usage;
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -18,8 +18,8 @@ use anyhow::{Context, Result, bail};
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
-use self::usage::{Usage, in_role};
-use crate::limits::Figures;
+use self::measure::{ProcessUsage, in_role};
+use crate::limits::Measurements;
 
 pub(crate) use self::roles::play;
 
@@ -27,14 +27,14 @@ pub(crate) use self::roles::play;
 const PROGRAM: &str = "/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus";
 
 /// Measures.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     let place = tempfile::tempdir()?;
     let (real, big) = dumps(place.path())?;
     let memprof = dist().join("bin/memprof");
     let report = |arguments: &[&str], file: &Path| {
         let mut report = Command::new(&memprof);
         report.arg("report").args(arguments).arg(file);
-        Usage::of(&report, 5)
+        ProcessUsage::of(&report, 5)
     };
     for (file, figure) in [
         (&real, "jeprof's seconds / ours, cc1plus.heap"),
@@ -42,15 +42,16 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     ] {
         let mut jeprof = Command::new("jeprof");
         jeprof.args(["--collapsed", PROGRAM]).arg(file);
-        let peer = Usage::of(&jeprof, 1).context("jeprof is in the package libjemalloc-dev")?;
-        report(&["--format=collapsed"], file)?.tell(figure, peer, figures)?;
+        let peer =
+            ProcessUsage::of(&jeprof, 1).context("jeprof is in the package libjemalloc-dev")?;
+        report(&["--format=collapsed"], file)?.record_against(figure, peer, figures)?;
     }
-    let peer = Usage::of(&in_role(&["pprof_util".as_ref(), big.as_ref()])?, 5)?;
+    let peer = ProcessUsage::of(&in_role(&["pprof_util".as_ref(), big.as_ref()])?, 5)?;
     let ours = report(&["--format=pprof", "--no-symbols"], &big)?;
-    ours.tell("pprof_util's seconds / ours, big.heap", peer, figures)?;
+    ours.record_against("pprof_util's seconds / ours, big.heap", peer, figures)?;
     for reader in ["memprof", "blazesym"] {
         let mut naming = in_role(&["names".as_ref(), reader.as_ref()])?;
-        let usage = Usage::of(&naming, 3)?;
+        let usage = ProcessUsage::of(&naming, 3)?;
         println!(
             "10,000 addresses of this program by {reader}: {usage}; seconds of naming and names: {}",
             output(&mut naming)?.trim()
@@ -60,7 +61,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
 }
 
 /// Parse, unsample and intern: against memchr, and their memory.
-fn parsing(file: &Path, figures: &mut Figures) -> Result<()> {
+fn parsing(file: &Path, figures: &mut Measurements) -> Result<()> {
     let mut seconds = in_role(&["memchr".as_ref(), file.as_ref()])?;
     // Freed memory stays mapped (mallopt(3)): of twenty runs the fastest pays for its own work, not for page
     // faults, as memchr does not.
@@ -73,7 +74,7 @@ fn parsing(file: &Path, figures: &mut Figures) -> Result<()> {
     let [ours, lines, nothing] = seconds[..] else {
         bail!("not three numbers: {seconds:?}");
     };
-    figures.tell(
+    figures.record(
         "parsing / memchr_iter for line ends, big.heap",
         ours / lines,
         format_args!(
@@ -82,9 +83,9 @@ fn parsing(file: &Path, figures: &mut Figures) -> Result<()> {
             ours / nothing
         ),
     )?;
-    let parse = Usage::of(&in_role(&["parse".as_ref(), file.as_ref()])?, 3)?;
+    let parse = ProcessUsage::of(&in_role(&["parse".as_ref(), file.as_ref()])?, 3)?;
     let size = fs::metadata(file)?.len() as f64;
-    figures.tell(
+    figures.record(
         "memory of parsing / bytes, big.heap",
         parse.peak / size,
         parse,

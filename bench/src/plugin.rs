@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use memprof_host::client::Client;
-use memprof_host::{Config, Program};
+use memprof_host::{Config, HostProgram};
 
 use xtask::dist::dist;
 use xtask::run::root;
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 
 const ROUND_TRIPS: u32 = 50_000;
 const DISPATCHES: u32 = 500_000;
 const IDLE: Duration = Duration::from_secs(10);
 
 /// Measures.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     dispatch(figures)?;
     resident(figures)?;
     let host = Host::start()?;
@@ -54,8 +54,8 @@ impl log::Log for Counter {
     fn flush(&self) {}
 }
 
-fn program() -> Program {
-    Program {
+fn program() -> HostProgram {
+    HostProgram {
         name: "bench",
         version: "0",
         log: &LINES,
@@ -73,11 +73,11 @@ fn load(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
 }
 
 /// From the host into the plugin, from there into the host's log, and back with a reply.
-fn dispatch(figures: &mut Figures) -> Result<()> {
+fn dispatch(figures: &mut Measurements) -> Result<()> {
     let plugin = load("plugins/hello_c.so", "")?;
     let over = fastest(|| drop(black_box(plugin.message("hello", ""))));
     let direct = fastest(|| drop(black_box(hello())));
-    figures.tell(
+    figures.record(
         "host -> plugin -> host log -> reply / the same in the host",
         over / direct,
         format_args!("{over:.0} ns and {direct:.0}"),
@@ -103,7 +103,7 @@ fn fastest(call: impl Fn()) -> f64 {
 }
 
 /// What the loaded plugin adds to the resident memory of a process.
-fn resident(figures: &mut Figures) -> Result<()> {
+fn resident(figures: &mut Measurements) -> Result<()> {
     let before = anonymous_kib()?;
     let place = root().join("target/bench");
     let plugin = load(
@@ -111,7 +111,7 @@ fn resident(figures: &mut Figures) -> Result<()> {
         &format!("dump_dir = {place:?}"),
     )?;
     black_box(plugin.message("status", ""));
-    figures.tell(
+    figures.record(
         "private memory of the idle plugin",
         (anonymous_kib()? - before) as f64,
         format_args!(
@@ -150,7 +150,7 @@ fn file_kib(name: &str) -> Result<i64> {
 }
 
 /// One client, one request after the other, beside a bare ping-pong of as many bytes.
-fn round_trips(host: &Host, figures: &mut Figures) -> Result<()> {
+fn round_trips(host: &Host, figures: &mut Measurements) -> Result<()> {
     let mut client = Client::connect(&host.socket)?;
     let begun = Instant::now();
     for _ in 0..ROUND_TRIPS {
@@ -158,7 +158,7 @@ fn round_trips(host: &Host, figures: &mut Figures) -> Result<()> {
     }
     let ours = f64::from(ROUND_TRIPS) / begun.elapsed().as_secs_f64();
     let bare = bare_round_trips()?;
-    figures.tell(
+    figures.record(
         "control round trips, one client",
         ours,
         format_args!(
@@ -193,7 +193,7 @@ fn bare_round_trips() -> Result<f64> {
 }
 
 /// How often memprof's own threads wake up while nobody talks to the host.
-fn idle(host: &Host, figures: &mut Figures) -> Result<()> {
+fn idle(host: &Host, figures: &mut Measurements) -> Result<()> {
     let before = wakeups(host.child.id())?;
     thread::sleep(IDLE);
     let after = wakeups(host.child.id())?;
@@ -201,7 +201,7 @@ fn idle(host: &Host, figures: &mut Figures) -> Result<()> {
         .iter()
         .map(|(task, count)| count - before.get(task).unwrap_or(&0))
         .sum();
-    figures.tell(
+    figures.record(
         "wakeups of an idle plugin in 10 s",
         woken as f64,
         format_args!("of {} threads", after.len()),

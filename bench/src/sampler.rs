@@ -13,7 +13,7 @@ use xtask::dist::{self, dist};
 use xtask::packages;
 use xtask::run::{output, root};
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 use crate::ratios::Ratios;
 
 const ROUNDS: &str = "15";
@@ -25,7 +25,7 @@ const SAMPLED: f64 = 0.0606;
 const STATES: [&str; 5] = ["512KiB", "64KiB", "16KiB", "deactivated", "after"];
 
 /// Measures and prints.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     packages::require(packages::BENCH)?;
     build_pairs()?;
@@ -41,7 +41,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     {
         let key = ((*state).to_owned(), blocks.to_owned());
         let of_ours = Ratios::of(&ours[&key]);
-        figures.tell(
+        figures.record(
             &format!("sampled pair / bare, {blocks} bytes, {state}"),
             of_ours.median(),
             format_args!(
@@ -57,12 +57,12 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
             "mixed bytes that are freed at once, {state}: {ours}; jemalloc's own sampling: {jemalloc}"
         );
     }
-    tell_peers()?;
+    measure_peers()?;
     for (whose, costs) in [("memprof's sampler", &ours), ("jemalloc's", &jemalloc)] {
         let costs = &costs[&("marked".to_owned(), "64".to_owned())];
         let costs = Ratios::of(costs);
         let figure = format!("age and label of a sample, {whose}");
-        figures.tell(&figure, costs.median(), format_args!("{costs}"))?;
+        figures.record(&figure, costs.median(), format_args!("{costs}"))?;
     }
     programs::measure(figures)
 }
@@ -75,7 +75,7 @@ fn build_pairs() -> Result<()> {
 }
 
 /// What others cost that cannot be switched on and off in a running program: each beside the same program without it.
-fn tell_peers() -> Result<()> {
+fn measure_peers() -> Result<()> {
     let tcmalloc = ("LD_PRELOAD", "libtcmalloc.so.4");
     let samples = ("TCMALLOC_SAMPLE_PARAMETER", "524288");
     let place = tempfile::tempdir()?;

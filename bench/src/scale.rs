@@ -3,21 +3,21 @@
 
 mod host;
 mod hosts;
-mod inside;
+mod plugin;
 mod report;
 
 use std::fmt;
 
 use anyhow::{Context, Result};
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 
 /// Measures.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     let place = tempfile::tempdir()?;
-    inside::dump_with_stacks(place.path(), figures)?;
-    inside::with_libraries(place.path(), figures)?;
-    inside::kept_dumps(place.path(), figures)?;
+    plugin::dump_with_stacks(place.path(), figures)?;
+    plugin::with_libraries(place.path(), figures)?;
+    plugin::kept_dumps(place.path(), figures)?;
     report::by_size(place.path(), figures)?;
     hosts::questions(place.path(), figures)?;
     hosts::clients_that_come_and_go(place.path(), figures)
@@ -43,9 +43,9 @@ impl Growth {
         (square > 0.0).then_some(along / square)
     }
 
-    fn tell(&self, figure: &str, figures: &mut Figures) -> Result<()> {
+    fn record_exponent(&self, figure: &str, figures: &mut Measurements) -> Result<()> {
         let exponent = self.exponent().context("one amount of work")?;
-        figures.tell(figure, exponent, self)
+        figures.record(figure, exponent, self)
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use torture::many_stacks::{ManyStacks, Server};
 use xtask::run::root;
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 
 /// Each leaves one dump, and as many are kept unless configured otherwise.
 const ROUNDS: usize = KEPT;
@@ -24,7 +24,7 @@ const STACKS: usize = 1 << 14;
 const IDLE: Duration = Duration::from_secs(4);
 
 /// Measures.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     let place = root().join("target/bench");
     let host = ManyStacks::start(&place, STACKS)?;
     let http = place.join("http.sock");
@@ -47,7 +47,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     bare.sort();
     served.sort();
     // What else runs on the machine only adds: the fastest round tells what each costs.
-    figures.tell(
+    figures.record(
         "/pprof/heap / a bare dump",
         ratio(served[0], bare[0]),
         format_args!(
@@ -63,7 +63,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
 }
 
 /// What the server keeps of the memory that reports take.
-fn reports(http: &Path, server: &Server, figures: &mut Figures) -> Result<()> {
+fn reports(http: &Path, server: &Server, figures: &mut Measurements) -> Result<()> {
     let list = String::from_utf8(get(http, "/api/v1/dumps")?)?;
     let id = list
         .split("\"id\":\"")
@@ -76,7 +76,7 @@ fn reports(http: &Path, server: &Server, figures: &mut Figures) -> Result<()> {
     }
     let during = server.status("VmHWM:")?;
     thread::sleep(IDLE);
-    figures.tell(
+    figures.record(
         "memprof serve after four reports",
         (server.status("RssAnon:")? >> 10) as f64,
         format_args!(
@@ -87,7 +87,7 @@ fn reports(http: &Path, server: &Server, figures: &mut Figures) -> Result<()> {
     )
 }
 
-fn list(http: &Path, figures: &mut Figures) -> Result<()> {
+fn list(http: &Path, figures: &mut Measurements) -> Result<()> {
     let mut times = Vec::new();
     let mut kept = 0;
     for _ in 0..ROUNDS {
@@ -100,7 +100,7 @@ fn list(http: &Path, figures: &mut Figures) -> Result<()> {
     ensure!(kept == KEPT, "{kept} dumps are kept, not {KEPT}");
     times.sort();
     let time = times[ROUNDS / 2].as_secs_f64() * 1e3;
-    figures.tell("32 kept dumps listed over HTTP", time, "")
+    figures.record("32 kept dumps listed over HTTP", time, "")
 }
 
 /// The length of a reply, whose bytes are read into one place: room for all of them would be the reader's cost.

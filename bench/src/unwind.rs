@@ -12,7 +12,7 @@ use xtask::dist::{self, Profile, dist};
 use xtask::packages;
 use xtask::run::output;
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 use crate::ratios::Ratios;
 use crate::work;
 
@@ -25,7 +25,7 @@ const RUNS: usize = 5;
 const LG_SAMPLE: u32 = 14;
 
 /// Measures and prints.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     build_probe(Profile::Release)?;
     let threads = ["-lpthread", "-ldl"];
@@ -34,10 +34,10 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
         micro(lg_sample, figures)?;
     }
     let perl = real("perl", work::perl)?;
-    figures.tell("our walk / jemalloc's, perl", perl.ratios.median(), perl)?;
+    figures.record("our walk / jemalloc's, perl", perl.ratios.median(), perl)?;
     let compiler = real("cc1plus", work::compiler)?;
     let median = compiler.ratios.median();
-    figures.tell("our walk / jemalloc's, cc1plus", median, compiler)?;
+    figures.record("our walk / jemalloc's, cc1plus", median, compiler)?;
     let python = real("python3", work::python)?;
     println!("our walk / jemalloc's, python3: {python}");
     println!("our walk / jemalloc's, redis-server: {}", redis()?);
@@ -45,7 +45,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
 }
 
 /// What a sample costs at the end of twenty calls: (ours − off) / (theirs − off).
-fn micro(lg_sample: u32, figures: &mut Figures) -> Result<()> {
+fn micro(lg_sample: u32, figures: &mut Measurements) -> Result<()> {
     let micro = dist().join("bench/micro");
     let place = tempfile::tempdir()?;
     let mut timed = work::command(&micro.to_string_lossy(), &[ROUNDS, ALLOCATIONS]);
@@ -68,7 +68,7 @@ fn micro(lg_sample: u32, figures: &mut Figures) -> Result<()> {
     let compared = work::command(&micro.to_string_lossy(), &["0", "3000000"]);
     let report = probe::run(compared, "micro", Mode::Compared, lg_sample)?;
     let ours = Ratios::of(&ours);
-    figures.tell(
+    figures.record(
         &format!("our walk / jemalloc's, micro, lg {lg_sample}"),
         ours.median(),
         format_args!(
@@ -80,12 +80,12 @@ fn micro(lg_sample: u32, figures: &mut Figures) -> Result<()> {
 }
 
 /// The walk alone in a real program, and whether it finds the same.
-struct Walk {
+struct WalkCost {
     ratios: Ratios,
     compared: Report,
 }
 
-impl fmt::Display for Walk {
+impl fmt::Display for WalkCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ratios, compared } = self;
         write!(
@@ -98,11 +98,11 @@ impl fmt::Display for Walk {
     }
 }
 
-fn real(program: &str, command: impl Fn() -> Command) -> Result<Walk> {
-    Walk::of(|mode| probe::run(command(), program, mode, LG_SAMPLE))
+fn real(program: &str, command: impl Fn() -> Command) -> Result<WalkCost> {
+    WalkCost::of(|mode| probe::run(command(), program, mode, LG_SAMPLE))
 }
 
-impl Walk {
+impl WalkCost {
     fn of(run: impl Fn(Mode) -> Result<Report>) -> Result<Self> {
         let timed = (0..RUNS).map(|_| run(Mode::Timed));
         let timed = timed.collect::<Result<Vec<_>>>()?;
@@ -117,8 +117,8 @@ impl Walk {
 }
 
 /// redis-server under its own benchmark.
-fn redis() -> Result<Walk> {
-    Walk::of(redis_once)
+fn redis() -> Result<WalkCost> {
+    WalkCost::of(redis_once)
 }
 
 fn redis_once(mode: Mode) -> Result<Report> {

@@ -11,7 +11,7 @@ use xtask::dist::dist;
 use xtask::packages;
 use xtask::run::{root, run};
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 use crate::synthetic;
 
 const NODES: usize = 100_000;
@@ -40,7 +40,7 @@ const TIME: &str = "
     };";
 
 /// Measures.
-pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
+pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     let place = root().join("target/bench");
     packages::require(&["chromium", "chromium-driver"])?;
     let (dump, page) = (place.join("viewer.heap"), place.join("viewer.html"));
@@ -52,7 +52,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     let data = html.find("<script id=\"data\"").context("no data")?;
     let end = data + html[data..].find("</script>").context("no end of data")?;
     let viewer = gzip(&[&html[..data], &html[end..]].concat())?;
-    figures.tell("viewer in gzip", viewer as f64 / 1e3, "")?;
+    figures.record("viewer in gzip", viewer as f64 / 1e3, "")?;
 
     let browser = Browser::open();
     let address = format!("file://{}", page.display());
@@ -82,7 +82,7 @@ pub(crate) fn measure(figures: &mut Figures) -> Result<()> {
     let mut show = |figure: &str, round: &dyn Fn() -> serde_json::Value| {
         let times = fastest(round);
         let median = times[ROUNDS / 2];
-        figures.tell(figure, times[0], format_args!("median {median:.0}"))
+        figures.record(figure, times[0], format_args!("median {median:.0}"))
     };
     show("viewer, first paint", &load)?;
     show("viewer, zoom into a callee", &|| {

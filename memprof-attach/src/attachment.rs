@@ -15,12 +15,12 @@ pub struct Attachment {
     /// The plugin's keys, as `key=value`; a dot opens a table.
     pub words: Vec<String>,
     /// A file with keys of the plugin's.
-    pub file: Option<File>,
+    pub file: Option<ConfigFile>,
 }
 
 /// A file that was read here: the process may not see it.
 #[derive(Clone, Debug, Serialize)]
-pub struct File {
+pub struct ConfigFile {
     /// Its path, for errors.
     pub path: String,
     /// TOML, as the file holds it.
@@ -48,7 +48,7 @@ mod tests {
             lease: Duration::from_secs(3600),
             children: false,
             words: vec!["dump_dir=/a \"b\"".to_owned()],
-            file: Some(File {
+            file: Some(ConfigFile {
                 path: "/p.toml".to_owned(),
                 text: text.to_owned(),
             }),

@@ -8,7 +8,7 @@ use std::ops::Range;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_unwind::cfi::{Section, rule_at};
-use memprof_unwind::{End, Packed, Registers, Rule, Rules, as_frames, walk};
+use memprof_unwind::{PackedRule, Registers, Rule, RuleSource, WalkEnd, as_frames, walk};
 
 const PT_LOAD: u32 = 1;
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
@@ -25,7 +25,7 @@ const RELATIVE: u8 = 0x1b;
 
 /// A file in memory, as far as /proc/PID/maps tells.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Object {
+struct MappedObject {
     /// Where its first byte lies.
     base: u64,
     device: Vec<u8>,
@@ -36,16 +36,16 @@ struct Object {
 /// What leads from each frame to its caller.
 #[derive(Debug, Default)]
 pub(crate) struct CallStacks {
-    code: Vec<(Range<u64>, Object)>,
+    code: Vec<(Range<u64>, MappedObject)>,
     /// `None` where there is none to be had.
-    information: HashMap<Object, Option<Information>>,
+    information: HashMap<MappedObject, Option<UnwindInfo>>,
     /// What was missing in a walk: it is read while no thread stands still.
-    missing: Vec<Object>,
+    missing: Vec<MappedObject>,
 }
 
 /// `.eh_frame_hdr` and `.eh_frame`, and what surrounds them.
 #[derive(Debug)]
-struct Information {
+struct UnwindInfo {
     address: u64,
     bytes: Vec<u8>,
     hdr: u64,
@@ -53,14 +53,14 @@ struct Information {
 
 impl CallStacks {
     /// Reads what the last walks missed, and which code there is now.
-    pub(crate) fn look_again(&mut self, memory: &Memory, maps: &[u8]) {
-        let mut object: Option<Object> = None;
+    pub(crate) fn refresh(&mut self, memory: &Memory, maps: &[u8]) {
+        let mut object: Option<MappedObject> = None;
         self.code.clear();
         for mapping in mappings(maps).filter(|mapping| mapping.inode != 0) {
-            let found = Object::of(&mapping);
+            let found = MappedObject::of(&mapping);
             object = match object {
                 _ if mapping.offset == 0 => Some(found),
-                Some(object) if object.is_of_the_file_of(&found) => Some(object),
+                Some(object) if object.is_same_file(&found) => Some(object),
                 _ => None,
             };
             if let Some(object) = object.clone().filter(|_| mapping.is_executable()) {
@@ -68,22 +68,22 @@ impl CallStacks {
             }
         }
         for object in std::mem::take(&mut self.missing) {
-            let information = Information::read(memory, object.base).ok();
+            let information = UnwindInfo::read(memory, object.base).ok();
             self.information.insert(object, information);
         }
     }
 
     /// The program counters of a thread, the innermost one first: all of them, up to the outermost.
-    pub(crate) fn frames(&mut self, memory: &Memory, start: Registers) -> Option<Vec<u64>> {
+    pub(crate) fn unwind(&mut self, memory: &Memory, start: Registers) -> Option<Vec<u64>> {
         let mut room = vec![0; DEEPEST];
-        let mut stack = Words(memory);
+        let mut stack = StackWords(memory);
         let (count, end) = walk(start, as_frames(&mut room), self, &mut stack);
         room.truncate(count);
-        (end == End::Outermost).then(|| room.into_iter().map(|pc| pc as u64).collect())
+        (end == WalkEnd::Outermost).then(|| room.into_iter().map(|pc| pc as u64).collect())
     }
 }
 
-impl Object {
+impl MappedObject {
     fn of(mapping: &Mapping<'_>) -> Self {
         Self {
             base: mapping.range.start,
@@ -93,13 +93,13 @@ impl Object {
         }
     }
 
-    fn is_of_the_file_of(&self, other: &Self) -> bool {
+    fn is_same_file(&self, other: &Self) -> bool {
         (self.inode, &self.device) == (other.inode, &other.device)
     }
 }
 
-impl Rules for CallStacks {
-    fn rule_at(&mut self, address: usize, _: usize) -> Packed {
+impl RuleSource for CallStacks {
+    fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
         let address = address as u64;
         let mut code = self.code.iter();
         let Some((_, object)) = code.find(|(range, _)| range.contains(&address)) else {
@@ -121,14 +121,14 @@ impl Rules for CallStacks {
     }
 }
 
-impl Information {
+impl UnwindInfo {
     fn read(memory: &Memory, base: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.bytes(base)?;
         if header[..5] != *b"\x7fELF\x02" {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let headers = base.wrapping_add(word(&header, 32));
-        let count = u64::from(half(&header, 56)).min(SEGMENT_LIMIT);
+        let count = u64::from(read_u16(&header, 56)).min(SEGMENT_LIMIT);
         let mut segments = Vec::new();
         for at in 0..count {
             let segment: [u8; 56] = memory.bytes(headers.wrapping_add(at * 56))?;
@@ -137,7 +137,7 @@ impl Information {
         let of_kind = |kind: u32| {
             segments
                 .iter()
-                .filter(move |segment| int(*segment, 0) == kind)
+                .filter(move |segment| read_u32(*segment, 0) == kind)
         };
         // What a program that is not position independent says of addresses is true as it stands.
         let first = of_kind(PT_LOAD).next().ok_or(io::ErrorKind::NotFound)?;
@@ -148,13 +148,13 @@ impl Information {
         };
         let hdr = of_kind(PT_GNU_EH_FRAME).next().map(addresses);
         let hdr = hdr.ok_or(io::ErrorKind::NotFound)?.start;
-        let mut readable = of_kind(PT_LOAD).filter(|segment| int(*segment, 4) & READABLE != 0);
+        let mut readable = of_kind(PT_LOAD).filter(|segment| read_u32(*segment, 4) & READABLE != 0);
         let segment = readable.find(|segment| addresses(segment).contains(&hdr));
         let segment = addresses(segment.ok_or(io::ErrorKind::NotFound)?);
         // Linkers put `.eh_frame` behind its header, or right before it.
         let start: [u8; 8] = memory.bytes(hdr)?;
         let eh_frame = match start[1] {
-            RELATIVE => (hdr + 4).wrapping_add_signed(i64::from(int(&start, 4).cast_signed())),
+            RELATIVE => (hdr + 4).wrapping_add_signed(i64::from(read_u32(&start, 4).cast_signed())),
             _ => hdr,
         };
         let address = match segment.contains(&eh_frame) {
@@ -185,9 +185,9 @@ impl Information {
 }
 
 /// The words of a stack.
-struct Words<'a>(&'a Memory);
+struct StackWords<'a>(&'a Memory);
 
-impl memprof_unwind::Memory for Words<'_> {
+impl memprof_unwind::StackReader for StackWords<'_> {
     fn word(&mut self, address: usize) -> Option<usize> {
         let is_aligned = address.is_multiple_of(size_of::<usize>());
         let word = is_aligned.then(|| self.0.word(address as u64))?;
@@ -195,11 +195,11 @@ impl memprof_unwind::Memory for Words<'_> {
     }
 }
 
-fn half(bytes: &[u8], at: usize) -> u16 {
+fn read_u16(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-fn int(bytes: &[u8], at: usize) -> u32 {
+fn read_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
@@ -212,7 +212,7 @@ mod tests {
     use std::fs;
     use std::process::{Child, Command};
 
-    use memprof_ptrace::stop::Stopped;
+    use memprof_ptrace::stop::StoppedThread;
 
     use super::*;
 
@@ -240,15 +240,15 @@ mod tests {
         // What is missing is read between the looks; and it may still begin.
         let names = loop {
             let maps = fs::read(format!("/proc/{pid}/maps")).unwrap();
-            stacks.look_again(&memory, &maps);
-            let stopped = Stopped::interrupt(pid).unwrap();
+            stacks.refresh(&memory, &maps);
+            let stopped = StoppedThread::interrupt(pid).unwrap();
             let registers = stopped.registers().unwrap();
             let start = Registers {
                 pc: registers.rip as usize,
                 sp: registers.rsp as usize,
                 bp: registers.rbp as usize,
             };
-            let frames = stacks.frames(&memory, start).unwrap_or_default();
+            let frames = stacks.unwind(&memory, start).unwrap_or_default();
             drop(stopped);
             let name = |pc: &u64| {
                 let mapping = mappings(&maps).find(|mapping| mapping.range.contains(pc));

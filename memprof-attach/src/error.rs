@@ -14,7 +14,7 @@ pub enum Error {
     Refused(#[from] Refusal),
     /// It cannot be entered through Node's inspector.
     #[error(transparent)]
-    NoInspector(#[from] NoInspector),
+    NoInspector(#[from] InspectorError),
     /// Another memprof is at it.
     #[error("another memprof is attaching to it at this moment; try again")]
     Busy,
@@ -23,7 +23,7 @@ pub enum Error {
     Failed(String),
     /// The calls of its allocator cannot be led to memprof: which function, and why.
     #[error("its own malloc cannot be led to memprof: {0}")]
-    NotLed(String),
+    NotPatched(String),
     /// The calls of its allocator would be led to memprof while all its threads stand still.
     #[error(
         "its own malloc was not led to memprof: its {threads} threads would stand still for about {} ms, more than the \
@@ -56,7 +56,7 @@ pub enum Error {
 /// Why a process is not entered through Node's inspector: sentences whose subject is the process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoInspector {
+pub enum InspectorError {
     /// Another program, which may do anything on SIGUSR1.
     #[error("is no Node (nothing in it exports node::Start); attach without --node-inspector")]
     NotNode,
@@ -98,7 +98,7 @@ pub enum NoInspector {
     #[error(
         "did not open its inspector for 5 s after SIGUSR1: its JavaScript waits for native code, the program handles \
          SIGUSR1 itself, or the port is taken{}; if it opens it later, it leaves it open",
-        taken(.is_taken)
+        port_in_use_note(.is_taken)
     )]
     NotOpened {
         /// Whether another process has the port that Node takes unless told otherwise.
@@ -107,7 +107,7 @@ pub enum NoInspector {
     /// The inspector listens on a thread of its own, and passes on what it gets.
     #[error(
         "its JavaScript did not run for 10 s, and will not load the plugin when it runs again{}",
-        left_open(.address, .was_opened)
+        still_open_note(.address, .was_opened)
     )]
     Late {
         /// Where the inspector listens.
@@ -117,14 +117,14 @@ pub enum NoInspector {
     },
 }
 
-fn taken(is_taken: &bool) -> &'static str {
+fn port_in_use_note(is_taken: &bool) -> &'static str {
     match is_taken {
         true => " (another process listens on 9229)",
         false => "",
     }
 }
 
-fn left_open(address: &SocketAddr, was_opened: &bool) -> String {
+fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     match was_opened {
         true => format!("; until then its inspector is open at {address}"),
         false => String::new(),

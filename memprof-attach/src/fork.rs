@@ -5,9 +5,9 @@
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use memprof_ptrace::image::Image;
+use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::mappings;
-use memprof_ptrace::process::Status;
+use memprof_ptrace::process::ProcStatus;
 use nix::sys::signal::Signal;
 
 use crate::target::Target;
@@ -29,7 +29,7 @@ const fn bit(signal: i32) -> u64 {
 
 /// The signals whose handlers may fork, by name; none where it had more threads already, or the program itself does
 /// not call fork(3).
-pub(crate) fn handled(target: &Target, status: &Status) -> Vec<String> {
+pub(crate) fn handled(target: &Target, status: &ProcStatus) -> Vec<String> {
     let handled = of_status(status);
     if handled.is_empty() || !forks(target) {
         return Vec::new();
@@ -41,7 +41,7 @@ pub(crate) fn handled(target: &Target, status: &Status) -> Vec<String> {
     handled.into_iter().map(name).collect()
 }
 
-fn of_status(status: &Status) -> Vec<i32> {
+fn of_status(status: &ProcStatus) -> Vec<i32> {
     let caught = match status.threads {
         1 => status.caught & !FAULTS & !LIBC,
         _ => 0,
@@ -58,7 +58,7 @@ fn forks(target: &Target) -> bool {
     };
     let path = path.as_os_str().as_bytes();
     let start = mappings(&target.maps).find(|mapping| mapping.offset == 0 && mapping.path == path);
-    let image = start.and_then(|start| Image::read(&target.memory, start.range.start).ok());
+    let image = start.and_then(|start| LibraryImage::read(&target.memory, start.range.start).ok());
     image.is_some_and(|image| image.imports("fork"))
 }
 
@@ -69,9 +69,9 @@ mod tests {
     #[test]
     fn handlers_of_one_thread_count_and_those_of_faults_do_not() {
         let own = std::fs::read("/proc/self/status").unwrap();
-        let known = Status::parse(&own).unwrap();
+        let known = ProcStatus::parse(&own).unwrap();
         let check = |threads, caught, expected: &[i32]| {
-            let status = Status {
+            let status = ProcStatus {
                 threads,
                 caught,
                 ..known.clone()

@@ -9,28 +9,29 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
-use memprof_ptrace::errand::Call;
 use memprof_ptrace::maps::mappings;
-use memprof_ptrace::process::Status;
+use memprof_ptrace::process::ProcStatus;
+use memprof_ptrace::remote_call::RemoteCall;
 use memprof_ptrace::{HaltWatch, Refusal};
 use nix::errno::Errno;
 
-use crate::attached::Attached;
+use crate::address_gap::find_gap;
 use crate::attachment::Attachment;
-use crate::code::{code, create_offset};
 use crate::error::Error;
 use crate::fork;
-use crate::hole::hole;
+use crate::injected_code::{code, create_offset};
 use crate::jvm;
-use crate::page::{self, Answer, Page, Stage, There};
-use crate::plugin::{ENTRY_NAME, Plugin, Source};
+use crate::outcome::AttachOutcome;
+use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
-use crate::root::Placed;
-use crate::sent::{
-    ERRAND, LOOK_AGAIN, Sent, give_back, is_back, map, not_written, send, unmap, wait_until_mapped,
+use crate::run_calls::{
+    CallInProgress, ERRAND, LOOK_AGAIN, give_back, is_back, map, run_calls, unmap,
+    wait_until_mapped, write_error,
 };
+use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
 use crate::target::{Target, read_maps};
-use crate::thread_limit::Raised;
+use crate::target_root::TemporaryCopy;
+use crate::thread_limit::RaisedThreadLimit;
 
 const PAGE: u64 = 4096;
 /// For `pthread_create(3)`, and what the program's allocator does in it.
@@ -58,19 +59,23 @@ const SETUID: i32 = 33;
 ///
 /// # Errors
 /// Why not; the process goes on as before.
-pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
+pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<AttachOutcome, Error> {
     if jvm::attach(pid, plugin, attachment)? {
-        return Ok(Attached::ByJvm);
+        return Ok(AttachOutcome::ByJvm);
     }
-    borrow_threads(pid, plugin, attachment)
+    attach_by_threads(pid, plugin, attachment)
 }
 
-fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Attached, Error> {
-    let mut target = Target::look_up(pid)?;
+fn attach_by_threads(
+    pid: u32,
+    plugin: &Plugin,
+    attachment: &Attachment,
+) -> Result<AttachOutcome, Error> {
+    let mut target = Target::inspect(pid)?;
     require_room(pid, &target.maps)?;
     let source = plugin.source(&target)?;
-    let handled = fork::handled(&target, &Status::read_thread(pid)?);
-    let raised = Raised::by_need(pid)?;
+    let handled = fork::handled(&target, &ProcStatus::read_thread(pid)?);
+    let raised = RaisedThreadLimit::raise_if_needed(pid)?;
     let limits = raised.as_ref().map(|raised| raised.limits);
     let mut toml = attachment.to_toml();
     if let Some(limits) = limits {
@@ -80,16 +85,16 @@ fn borrow_threads(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<
     let injection = match enter(&mut target, plugin, &source, &toml) {
         // The file is there, and not for this process: its user, noexec, a security module.
         Err(Error::NotLoaded(said)) if source.is_refused(&said) => {
-            target.look_again()?;
-            enter(&mut target, plugin, &Source::Memory, &toml).map_err(|error| match error {
+            target.refresh()?;
+            enter(&mut target, plugin, &PluginSource::Memfd, &toml).map_err(|error| match error {
                 Error::NotLoaded(in_memory) => Refusal::NotOpened { said, in_memory }.into(),
                 error => error,
             })
         }
         injection => injection,
     }?;
-    raised.into_iter().for_each(Raised::keep);
-    Ok(Attached::ByThread {
+    raised.into_iter().for_each(RaisedThreadLimit::leave_raised);
+    Ok(AttachOutcome::ByThread {
         stops: injection.stops.to_vec(),
         thread: injection.thread,
         handled,
@@ -109,11 +114,11 @@ struct Injection {
 fn enter(
     target: &mut Target,
     plugin: &Plugin,
-    source: &Source,
+    source: &PluginSource,
     toml: &str,
 ) -> Result<Injection, Error> {
-    let mut page = Page::new(toml);
-    let layout = Layout::of(target, &page)?;
+    let mut page = SharedPage::new(toml);
+    let layout = TargetLayout::of(target, &page)?;
     fill(&mut page, target, &layout, source);
 
     let maps = [
@@ -125,24 +130,24 @@ fn enter(
         ),
     ];
     let mapped = [layout.code..layout.page, layout.page..layout.end];
-    let first = send(target, &maps, None, u64::MAX)?;
+    let first = run_calls(target, &maps, None, u64::MAX)?;
     wait_until_mapped(target, &mapped, &first)?;
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
     let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code()));
-    written.map_err(|cause| not_written(target, cause))?;
+    written.map_err(|cause| write_error(target, cause))?;
 
     let create = [
-        Call::Function(layout.code + create_offset(), [layout.page, 0, 0, 0]),
+        RemoteCall::Function(layout.code + create_offset(), [layout.page, 0, 0, 0]),
         unmap(&(layout.stack..layout.end)),
     ];
     let open = FAULTS.iter().chain([&SETUID]);
-    let second = send(target, &create, Some(layout.end), all_but(open));
+    let second = run_calls(target, &create, Some(layout.end), signals_except(open));
     let second = second.inspect_err(|_| give_back(target, &mapped))?;
-    let there = There {
+    let there = RemotePage {
         memory: &target.memory,
         address: layout.page,
     };
-    let said = match follow(target, there, plugin, &second)? {
+    let said = match wait_until_loaded(target, there, plugin, &second)? {
         Followed::Said(said) => said,
         Followed::NoThread(errno) => {
             // The borrowed thread has unmapped the stack.
@@ -165,17 +170,17 @@ fn enter(
 
 /// Where everything lies in the target, one behind the other.
 #[derive(Debug)]
-struct Layout {
+struct TargetLayout {
     code: u64,
     page: u64,
     stack: u64,
     end: u64,
 }
 
-impl Layout {
-    fn of(target: &Target, page: &Page) -> Result<Self, Error> {
+impl TargetLayout {
+    fn of(target: &Target, page: &SharedPage) -> Result<Self, Error> {
         let words = (page.bytes().len() as u64).next_multiple_of(PAGE);
-        let code = hole(&target.maps, PAGE + words + STACK);
+        let code = find_gap(&target.maps, PAGE + words + STACK);
         let code = code.ok_or_else(|| {
             Error::Failed("its address space has no room for memprof's pages".to_owned())
         })?;
@@ -190,43 +195,49 @@ impl Layout {
     }
 }
 
-fn fill(page: &mut Page, target: &Target, layout: &Layout, source: &Source) {
+fn fill(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &PluginSource) {
     let functions = &target.functions;
-    page.set(page::DLOPEN, functions.dlopen);
-    page.set(page::DLSYM, functions.dlsym);
-    page.set(page::DLERROR, functions.dlerror);
-    page.set(page::MUNMAP, functions.munmap);
-    page.set(page::CREATE, functions.pthread_create);
-    page.set(page::ATTRIBUTES_INIT, functions.pthread_attr_init);
-    page.set(page::GET_STACK_SIZE, functions.pthread_attr_getstacksize);
-    page.set(page::SET_STACK_SIZE, functions.pthread_attr_setstacksize);
-    page.set(page::SYSTEM_CALL, target.gadgets.system_call);
-    page.set(page::SELF, functions.pthread_self);
-    page.set(page::DETACH, functions.pthread_detach);
-    page.set(page::BASE, layout.code);
-    page.set(page::LENGTH, layout.stack - layout.code);
+    page.set(shared_page::DLOPEN, functions.dlopen);
+    page.set(shared_page::DLSYM, functions.dlsym);
+    page.set(shared_page::DLERROR, functions.dlerror);
+    page.set(shared_page::MUNMAP, functions.munmap);
+    page.set(shared_page::CREATE, functions.pthread_create);
+    page.set(shared_page::ATTRIBUTES_INIT, functions.pthread_attr_init);
+    page.set(
+        shared_page::GET_STACK_SIZE,
+        functions.pthread_attr_getstacksize,
+    );
+    page.set(
+        shared_page::SET_STACK_SIZE,
+        functions.pthread_attr_setstacksize,
+    );
+    page.set(shared_page::SYSTEM_CALL, target.gadgets.system_call);
+    page.set(shared_page::SELF, functions.pthread_self);
+    page.set(shared_page::DETACH, functions.pthread_detach);
+    page.set(shared_page::BASE, layout.code);
+    page.set(shared_page::LENGTH, layout.stack - layout.code);
     let open = FAULTS.iter().chain([&SETUID, &CANCEL]);
-    page.set(page::MASK, all_but(open));
-    page.set(page::PAUSE + 8, PAUSE_NS);
-    page.set_text(page::MALLOC_NAME, b"malloc");
-    page.set_text(page::FREE_NAME, b"free");
-    page.set_text(page::ENTRY_NAME, ENTRY_NAME.as_bytes());
-    page.set_text(page::MEMFD_NAME, b"memory_profile.so");
+    page.set(shared_page::MASK, signals_except(open));
+    page.set(shared_page::PAUSE + 8, PAUSE_NS);
+    page.set_text(shared_page::MALLOC_NAME, b"malloc");
+    page.set_text(shared_page::FREE_NAME, b"free");
+    page.set_text(shared_page::ENTRY_NAME, ENTRY_NAME.as_bytes());
+    page.set_text(shared_page::MEMFD_NAME, b"memory_profile.so");
     match source {
-        Source::Loaded(entry) => page.set(page::ENTRY, *entry),
-        Source::Path(path) | Source::Placed(Placed { path, .. }) => {
-            page.set_text(page::PATH, path.as_os_str().as_bytes());
+        PluginSource::Loaded(entry) => page.set(shared_page::ENTRY, *entry),
+        PluginSource::Path(path) | PluginSource::TemporaryCopy(TemporaryCopy { path, .. }) => {
+            page.set_text(shared_page::PATH, path.as_os_str().as_bytes());
         }
-        Source::Memory => page.set(page::WANTS_MEMFD, 1),
+        PluginSource::Memfd => page.set(shared_page::WANTS_MEMFD, 1),
     }
 }
 
-fn all_but<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
+fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
 }
 
 /// Why what we mapped is not there any more.
-fn left(target: &Target) -> Error {
+fn thread_lost_error(target: &Target) -> Error {
     let alone = |()| {
         let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
                        `memprof ps` tells whether it is a host now";
@@ -244,13 +255,13 @@ enum Followed {
 }
 
 /// Goes along with the new thread until the loader or the plugin has said what is wrong, or nothing.
-fn follow(
+fn wait_until_loaded(
     target: &Target,
-    there: There<'_>,
+    there: RemotePage<'_>,
     plugin: &Plugin,
-    maker: &Sent,
+    maker: &CallInProgress,
 ) -> Result<Followed, Error> {
-    let ended = |_| left(target);
+    let ended = |_| thread_lost_error(target);
     let failed = |why: &str| Err(Error::Failed(why.to_owned()));
     let begun = Instant::now();
     let mut has_memfd = false;
@@ -259,30 +270,32 @@ fn follow(
     loop {
         let stage = there.stage().map_err(ended)?;
         if let Some(halt) = halts.look() {
-            there.answer(Answer::Cancelled).map_err(ended)?;
+            there.answer(LoaderAck::Cancelled).map_err(ended)?;
             return Err(match there.stage().map_err(ended)? {
-                Stage::Calling | Stage::Done => {
+                LoaderStage::Calling | LoaderStage::Done => {
                     Error::Failed(format!("{halt}; the plugin is there"))
                 }
                 _ => Error::Failed(format!("{halt}; the plugin will not start there")),
             });
         }
         match stage {
-            Stage::Done => break,
-            Stage::HasMemfd if !has_memfd => {
-                hand_over(target, there, &plugin.path)?;
+            LoaderStage::Done => break,
+            LoaderStage::AwaitsFile if !has_memfd => {
+                provide_file(target, there, &plugin.path)?;
                 has_memfd = true;
             }
             // Its own answer: it has left the code, and no thread was made that could be in it.
-            Stage::None if has_failed(there).map_err(ended)? && is_back(target, maker) => {
-                let errno = there.word(page::CREATE_RESULT).map_err(ended)?;
+            LoaderStage::NotStarted
+                if has_failed(there).map_err(ended)? && is_back(target, maker) =>
+            {
+                let errno = there.word(shared_page::CREATE_RESULT).map_err(ended)?;
                 return Ok(Followed::NoThread(Errno::from_raw(errno as i32)));
             }
-            Stage::None if begun.elapsed() > ERRAND && !is_cancelled => {
-                there.answer(Answer::Cancelled).map_err(ended)?;
+            LoaderStage::NotStarted if begun.elapsed() > ERRAND && !is_cancelled => {
+                there.answer(LoaderAck::Cancelled).map_err(ended)?;
                 is_cancelled = true;
                 // Looked at once more: it may have begun meanwhile.
-                if there.stage().map_err(ended)? == Stage::None {
+                if there.stage().map_err(ended)? == LoaderStage::NotStarted {
                     return failed(
                         "its new thread did not begin for 5 s (is another one of a real-time priority at work?); if it does, \
                          the plugin will not start",
@@ -290,10 +303,10 @@ fn follow(
                 }
             }
             _ if begun.elapsed() > LOADING && !is_cancelled => {
-                there.answer(Answer::Cancelled).map_err(ended)?;
+                there.answer(LoaderAck::Cancelled).map_err(ended)?;
                 is_cancelled = true;
                 // From then on it is the plugin's own work that takes long.
-                if there.stage().map_err(ended)? < Stage::Calling {
+                if there.stage().map_err(ended)? < LoaderStage::Calling {
                     return failed(
                         "it was still loading the plugin after a minute: the program holds the loader's lock, or a \
                          constructor takes long; the plugin will not start there any more",
@@ -306,16 +319,16 @@ fn follow(
             _ => thread::sleep(LOOK_AGAIN),
         }
     }
-    if there.word(page::IS_MISALIGNED).map_err(ended)? != 0 {
-        let malloc = there.word(page::MALLOC).map_err(ended)?;
-        there.answer(Answer::Read).map_err(ended)?;
+    if there.word(shared_page::IS_MISALIGNED).map_err(ended)? != 0 {
+        let malloc = there.word(shared_page::MALLOC).map_err(ended)?;
+        there.answer(LoaderAck::ResultRead).map_err(ended)?;
         return Err(Refusal::Misaligned {
             allocator: file_at(target.pid, malloc),
         }
         .into());
     }
     let said = there.text().map_err(ended)?;
-    there.answer(Answer::Read).map_err(ended)?;
+    there.answer(LoaderAck::ResultRead).map_err(ended)?;
     Ok(Followed::Said(said))
 }
 
@@ -329,14 +342,14 @@ fn file_at(pid: u32, address: u64) -> String {
 }
 
 /// Whether `pthread_create(3)` has failed.
-fn has_failed(there: There<'_>) -> io::Result<bool> {
-    Ok(there.word(page::CREATED)? != 0 && there.word(page::CREATE_RESULT)? != 0)
+fn has_failed(there: RemotePage<'_>) -> io::Result<bool> {
+    Ok(there.word(shared_page::CREATED)? != 0 && there.word(shared_page::CREATE_RESULT)? != 0)
 }
 
 /// Fills the file in memory, and tells the thread its path.
-fn hand_over(target: &Target, there: There<'_>, plugin: &Path) -> Result<(), Error> {
-    let ended = |_| left(target);
-    let fd = there.word(page::MEMFD).map_err(ended)? as i64;
+fn provide_file(target: &Target, there: RemotePage<'_>, plugin: &Path) -> Result<(), Error> {
+    let ended = |_| thread_lost_error(target);
+    let fd = there.word(shared_page::MEMFD).map_err(ended)? as i64;
     if fd < 0 {
         let cause = io::Error::from_raw_os_error(fd.saturating_neg() as i32);
         let what = "it could not make a file in memory for the plugin".to_owned();
@@ -350,10 +363,10 @@ fn hand_over(target: &Target, there: There<'_>, plugin: &Path) -> Result<(), Err
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let slashes = "/".repeat(1 + now.map_or(0, |now| now.subsec_micros() as usize) % 64);
     let path = format!("/proc/self/fd{slashes}{fd}");
-    let at = there.address + page::PATH as u64;
+    let at = there.address + shared_page::PATH as u64;
     let written = target.memory.write(at, path.as_bytes());
     written.map_err(ended)?;
-    there.answer(Answer::FileIsThere).map_err(ended)
+    there.answer(LoaderAck::FileReady).map_err(ended)
 }
 
 /// Opens the file that the thread says it made, for writing. Its word is the process's: the number may be

@@ -4,7 +4,7 @@
 //! `open.rs` says when it is open: where it is not, or where it does not lead to the plugin, the way by a
 //! borrowed thread is taken, which can also say why the plugin did not start.
 
-mod open;
+mod attach_socket;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -35,10 +35,10 @@ pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Resu
     if !fits || !plugin.has_same_path(pid) || plugin.is_mapped_from_elsewhere(&maps) {
         return Ok(false);
     }
-    let Some(mut jvm) = open::open(pid, &maps) else {
+    let Some(mut jvm) = attach_socket::open(pid, &maps) else {
         return Ok(false);
     };
-    if ask_to_load(&mut jvm, &plugin.path, &options).is_err() {
+    if send_load_request(&mut jvm, &plugin.path, &options).is_err() {
         return Ok(false);
     }
     let reply = read_reply(&mut jvm, Instant::now() + LOADING);
@@ -47,7 +47,7 @@ pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Resu
 }
 
 /// Version 1 of the protocol: texts that end with NUL. "true": the path is absolute.
-fn ask_to_load(jvm: &mut UnixStream, plugin: &Path, options: &str) -> io::Result<()> {
+fn send_load_request(jvm: &mut UnixStream, plugin: &Path, options: &str) -> io::Result<()> {
     jvm.set_write_timeout(Some(LOADING))?;
     let words = [b"1", b"load".as_slice(), plugin.as_os_str().as_bytes()];
     let words = words.into_iter().chain([b"true", options.as_bytes()]);

@@ -5,9 +5,9 @@
 //! again. The expression that loads the plugin does that too: also where this program is killed meanwhile.
 
 mod connection;
-mod expression;
 mod inspector;
 mod listener;
+mod load_script;
 mod program;
 
 use std::fs;
@@ -20,14 +20,14 @@ use memprof_ptrace::Refusal;
 use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::attached::{Attached, Port};
 use crate::attachment::Attachment;
-use crate::error::{Error, NoInspector};
+use crate::error::{Error, InspectorError};
+use crate::outcome::{AttachOutcome, InspectorPort};
 use crate::plugin::Plugin;
 
-use expression::Expression;
 use inspector::Inspector;
 use listener::{Listener, listeners};
+use load_script::LoadScript;
 
 /// Node's own choice of a port.
 const PORT: u16 = 9229;
@@ -67,12 +67,12 @@ pub fn attach_by_node_inspector(
     pid: u32,
     plugin: &Plugin,
     attachment: &Attachment,
-) -> Result<Attached, Error> {
+) -> Result<AttachOutcome, Error> {
     let process = program::require_node(pid)?;
     require_same_network(pid)?;
-    let path = plugin.path_in(pid)?;
+    let path = plugin.path_in_target(pid)?;
     let door = open(pid, &process)?;
-    let expression = Expression {
+    let expression = LoadScript {
         path,
         toml: &attachment.to_toml(),
         patience: ANSWERING,
@@ -80,18 +80,18 @@ pub fn attach_by_node_inspector(
     };
     let address = door.listener.address;
     let loaded = door.inspector.evaluate(&expression.to_string(), ANSWERING);
-    if let Err(NotLoaded::Late) = loaded {
+    if let Err(LoadFailure::Late) = loaded {
         let was_opened = !door.was_open;
-        return Err(NoInspector::Late {
+        return Err(InspectorError::Late {
             address,
             was_opened,
         }
         .into());
     }
-    let port = door.leave(pid);
+    let port = door.wait_until_closed(pid);
     match loaded {
-        Ok(()) => Ok(Attached::ByNode { address, port }),
-        Err(why) if port == Port::StillOpen => Err(Error::NotLoaded(format!(
+        Ok(()) => Ok(AttachOutcome::ByNode { address, port }),
+        Err(why) if port == InspectorPort::StillOpen => Err(Error::NotLoaded(format!(
             "{why}; its inspector is still open at {address}"
         ))),
         Err(why) => Err(Error::NotLoaded(why.to_string())),
@@ -103,21 +103,21 @@ fn require_same_network(pid: u32) -> Result<(), Error> {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
     match of(&pid.to_string()) {
         Ok(network) if of("self").is_ok_and(|own| own == network) => Ok(()),
-        Ok(_) => Err(NoInspector::OtherNetwork { pid }.into()),
+        Ok(_) => Err(InspectorError::OtherNetwork { pid }.into()),
         Err(error) => Err(program::denied(pid, "ns/net", error)),
     }
 }
 
 impl Plugin {
     /// Its path, as JavaScript can open it.
-    fn path_in(&self, pid: u32) -> Result<&str, Error> {
+    fn path_in_target(&self, pid: u32) -> Result<&str, Error> {
         let path = self.path.to_str().filter(|_| self.has_same_path(pid));
-        let hidden = || NoInspector::HiddenPlugin(self.path.display().to_string());
+        let hidden = || InspectorError::HiddenPlugin(self.path.display().to_string());
         let path = path.ok_or_else(hidden)?;
         let maps = fs::read(format!("/proc/{pid}/maps"));
         let maps = maps.map_err(|error| program::denied(pid, "maps", error))?;
         match self.is_mapped_from_elsewhere(&maps) {
-            true => Err(NoInspector::OtherPlugin.into()),
+            true => Err(InspectorError::OtherPlugin.into()),
             false => Ok(path),
         }
     }
@@ -125,7 +125,7 @@ impl Plugin {
 
 /// The call of the main thread, which gets the signal, that would fail by it: as long as it lasts, and no longer
 /// than a moment.
-fn disturbed_call(pid: u32) -> Option<String> {
+fn interruptible_call(pid: u32) -> Option<String> {
     let begun = Instant::now();
     loop {
         let call = program::disturbed_call(pid)?;
@@ -138,24 +138,26 @@ fn disturbed_call(pid: u32) -> Option<String> {
 
 /// An open inspector.
 #[derive(Debug)]
-struct Door {
+struct OpenInspector {
     listener: Listener,
     inspector: Inspector,
     was_open: bool,
 }
 
 /// Finds the inspector of a Node, or has it opened.
-fn open(pid: u32, process: &OwnedFd) -> Result<Door, Error> {
+fn open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, Error> {
     let look = || listeners(pid).map_err(|error| program::denied(pid, "fd", error));
     let mut known = look()?;
     let at_its_port = known.iter().find(|known| known.address.port() == PORT);
-    if let Some(door) = at_its_port.and_then(|known| Door::at(known, true)) {
+    if let Some(door) = at_its_port.and_then(|known| OpenInspector::at(known, true)) {
         return Ok(door);
     }
     let before = known.clone();
-    if let Some(call) = disturbed_call(pid) {
-        let was_open = before.iter().find_map(|known| Door::at(known, true));
-        return was_open.ok_or_else(|| NoInspector::Disturbed { call }.into());
+    if let Some(call) = interruptible_call(pid) {
+        let was_open = before
+            .iter()
+            .find_map(|known| OpenInspector::at(known, true));
+        return was_open.ok_or_else(|| InspectorError::Disturbed { call }.into());
     }
     let signalled = pidfd_send_signal(process, Signal::USR1);
     signalled.map_err(|errno| match errno {
@@ -169,24 +171,25 @@ fn open(pid: u32, process: &OwnedFd) -> Result<Door, Error> {
             if known.contains(&listener) {
                 continue;
             }
-            if let Some(door) = Door::at(&listener, false) {
+            if let Some(door) = OpenInspector::at(&listener, false) {
                 return Ok(door);
             }
             known.push(listener);
         }
         if begun.elapsed() > HAS_DONE_NOTHING
             && let Some(listener) = not_asked.next()
-            && let Some(door) = Door::at(listener, true)
+            && let Some(door) = OpenInspector::at(listener, true)
         {
             return Ok(door);
         }
         thread::sleep(LOOK_AGAIN);
     }
-    let is_taken = listener::is_taken(PORT) && !before.iter().any(|own| own.address.port() == PORT);
-    Err(NoInspector::NotOpened { is_taken }.into())
+    let is_taken =
+        listener::is_port_in_use(PORT) && !before.iter().any(|own| own.address.port() == PORT);
+    Err(InspectorError::NotOpened { is_taken }.into())
 }
 
-impl Door {
+impl OpenInspector {
     fn at(listener: &Listener, was_open: bool) -> Option<Self> {
         Some(Self {
             listener: *listener,
@@ -196,25 +199,25 @@ impl Door {
     }
 
     /// Waits until Node has closed it, if that is to be.
-    fn leave(&self, pid: u32) -> Port {
+    fn wait_until_closed(&self, pid: u32) -> InspectorPort {
         if self.was_open {
-            return Port::WasOpen;
+            return InspectorPort::WasOpen;
         }
         let begun = Instant::now();
         while begun.elapsed() < CLOSING {
             // A process that has ended has no ports either.
             if listeners(pid).is_ok_and(|open| !open.contains(&self.listener)) {
-                return Port::Closed;
+                return InspectorPort::Closed;
             }
             thread::sleep(LOOK_AGAIN);
         }
-        Port::StillOpen
+        InspectorPort::StillOpen
     }
 }
 
 /// Why the plugin is not loaded, as far as the inspector tells.
 #[derive(Debug, thiserror::Error)]
-enum NotLoaded {
+enum LoadFailure {
     /// JavaScript does not run.
     #[error("no answer came in time")]
     Late,
@@ -223,7 +226,7 @@ enum NotLoaded {
     Because(String),
 }
 
-impl From<io::Error> for NotLoaded {
+impl From<io::Error> for LoadFailure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::TimedOut => Self::Late,

@@ -6,12 +6,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use memprof_ptrace::Refusal;
-use memprof_ptrace::image::Image;
+use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::{Mapping, mappings};
 
 use crate::error::Error;
-use crate::root::{Placed, Root};
 use crate::target::Target;
+use crate::target_root::{TargetRoot, TemporaryCopy};
 
 /// What the plugin exports for a process that was not prepared.
 pub(crate) const ENTRY_NAME: &str = "memprof_attached";
@@ -25,46 +25,46 @@ pub struct Plugin {
 
 /// How the target comes by the plugin.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum PluginSource {
     /// It lies in the process: the address of [`ENTRY_NAME`].
     Loaded(u64),
     /// By this path, which leads to the same file there.
     Path(PathBuf),
     /// By a file in memory that we fill.
-    Memory,
+    Memfd,
     /// By a copy in its root directory, where it has no /proc to open a file in memory by.
-    Placed(Placed),
+    TemporaryCopy(TemporaryCopy),
 }
 
-impl Source {
+impl PluginSource {
     /// Whether the loader's words are that the process may not open or map the plugin's file.
     pub(crate) fn is_refused(&self, said: &str) -> bool {
         match self {
-            Self::Path(path) | Self::Placed(Placed { path, .. }) => said
+            Self::Path(path) | Self::TemporaryCopy(TemporaryCopy { path, .. }) => said
                 .strip_prefix(&*path.to_string_lossy())
                 .is_some_and(|why| why.starts_with(": ")),
-            Self::Loaded(_) | Self::Memory => false,
+            Self::Loaded(_) | Self::Memfd => false,
         }
     }
 }
 
 impl Plugin {
-    pub(crate) fn source(&self, target: &Target) -> Result<Source, Error> {
+    pub(crate) fn source(&self, target: &Target) -> Result<PluginSource, Error> {
         if let Some(entry) = self.loaded(target) {
-            return Ok(Source::Loaded(entry));
+            return Ok(PluginSource::Loaded(entry));
         }
         if self.has_same_path(target.pid) {
-            return Ok(Source::Path(self.path.clone()));
+            return Ok(PluginSource::Path(self.path.clone()));
         }
-        let root = Root::of(target.pid).map_err(|_| target.gone())?;
+        let root = TargetRoot::of(target.pid).map_err(|_| target.process_gone_error())?;
         if root.has_proc() {
-            return Ok(Source::Memory);
+            return Ok(PluginSource::Memfd);
         }
         let bytes = fs::read(&self.path).map_err(Error::io(self.path.display().to_string()))?;
-        let placed = root.place(&bytes).map_err(|error| Refusal::NoFile {
+        let placed = root.put_file(&bytes).map_err(|error| Refusal::NoFile {
             cause: error.to_string(),
         })?;
-        Ok(Source::Placed(placed))
+        Ok(PluginSource::TemporaryCopy(placed))
     }
 
     /// Whether its path leads to the same file in the root directory and the mount namespace of a process.
@@ -87,7 +87,7 @@ impl Plugin {
         let bases = self.mappings(&target.maps);
         let bases = bases.filter(|mapping| mapping.offset == 0);
         let entry = |base| {
-            let image = Image::read(&target.memory, base).ok()?;
+            let image = LibraryImage::read(&target.memory, base).ok()?;
             image.symbol(ENTRY_NAME)
         };
         bases.map(|mapping| mapping.range.start).find_map(entry)
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_loader_s_refusal_of_the_file_is_told_from_what_else_is_said() {
-        let source = Source::Path(PathBuf::from("/a/memory_profile.so"));
+        let source = PluginSource::Path(PathBuf::from("/a/memory_profile.so"));
         let check = |said: &str, expected| assert_eq!(source.is_refused(said), expected, "{said}");
         check(
             "/a/memory_profile.so: cannot open shared object file: Permission denied",
@@ -129,6 +129,6 @@ mod tests {
         );
         check("libgcc_s.so.1: cannot open shared object file", false);
         check("it is attached already", false);
-        assert!(!Source::Memory.is_refused("/a/memory_profile.so: cannot open"));
+        assert!(!PluginSource::Memfd.is_refused("/a/memory_profile.so: cannot open"));
     }
 }

@@ -1,5 +1,5 @@
 //! A thread that can be borrowed: it waits in a call that it can make again, and holds no lock that the
-//! making of a thread needs. Where none waits for a while, one that [runs](crate::running).
+//! making of a thread needs. Where none waits for a while, one that [runs](crate::running_thread).
 
 use std::fs;
 use std::io;
@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use memprof_ptrace::Refusal;
 use memprof_ptrace::control_block::is_of_c_library;
-use memprof_ptrace::errand::{self, Home, is_handler};
-use memprof_ptrace::place::{Owner, place};
-use memprof_ptrace::restart::{self, CALL_LENGTH, Wait, wait, would_see_eintr};
+use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory};
+use memprof_ptrace::remote_call::{self, SavedContext, is_signal_frame};
 use memprof_ptrace::seccomp::{require_calls, rseq_area};
-use memprof_ptrace::state::State;
-use memprof_ptrace::stop::{NotStopped, Stopped};
+use memprof_ptrace::stop::{StopError, StoppedThread};
+use memprof_ptrace::syscall_restart::{
+    self, CALL_LENGTH, RestartClass, restart_class, would_see_eintr,
+};
 use memprof_ptrace::threads::threads;
+use memprof_ptrace::xstate::XState;
 
 use crate::error::Error;
 use crate::target::Target;
@@ -41,20 +43,20 @@ const USER_CODE: u64 = 0x33;
 
 /// A thread that stands still at a safe point.
 #[derive(Debug)]
-pub(crate) struct Borrowed {
+pub(crate) struct SafePointThread {
     pub(crate) tid: u32,
-    pub(crate) stopped: Stopped,
+    pub(crate) stopped: StoppedThread,
     pub(crate) registers: libc::user_regs_struct,
-    pub(crate) state: State,
+    pub(crate) state: XState,
     pub(crate) blocked: u64,
     /// Where its frames may end.
     pub(crate) end: u64,
 }
 
-impl Borrowed {
+impl SafePointThread {
     /// As it goes on.
-    pub(crate) fn home(&self) -> Home<'_> {
-        Home {
+    pub(crate) fn saved_context(&self) -> SavedContext<'_> {
+        SavedContext {
             registers: self.registers,
             state: &self.state,
             blocked: self.blocked,
@@ -64,39 +66,39 @@ impl Borrowed {
 
 /// Why none was borrowed.
 #[derive(Debug)]
-pub(crate) enum NotBorrowed {
+pub(crate) enum NoSafePoint {
     /// This thread does not stop (state D). It would stop as soon as it wakes, and is let go only when this
     /// thread of ours ends: ptrace(2) lets go of what has stopped.
-    Sleeps(u32),
+    Unstoppable(u32),
     /// There is none to borrow.
-    None(Error),
+    Failed(Error),
 }
 
-impl From<Error> for NotBorrowed {
+impl From<Error> for NoSafePoint {
     fn from(error: Error) -> Self {
-        Self::None(error)
+        Self::Failed(error)
     }
 }
 
 /// Why a thread cannot be borrowed.
 #[derive(Debug)]
-enum Not {
+enum UnsafeReason {
     /// At this moment.
-    Now(&'static str),
+    Retry(&'static str),
     /// It sleeps where nothing wakes it (state D).
-    Sleeps,
+    Unstoppable,
     /// Ever: its seccomp filters.
-    Ever(Refusal),
+    Refused(Refusal),
     /// Nor any other one.
-    AnyThread(Error),
+    Fatal(Error),
 }
 
 /// Stops the first thread that can be borrowed for an errand of so many calls at its own place.
-pub(crate) fn borrow(
+pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,
     avoided: &[u32],
-) -> Result<Borrowed, NotBorrowed> {
+) -> Result<SafePointThread, NoSafePoint> {
     let begun = Instant::now();
     let mut why = Refusal::NoSafePoint {
         reason: "no thread waits in a system call that it could make again".to_owned(),
@@ -105,11 +107,13 @@ pub(crate) fn borrow(
         let runs = begun.elapsed() > WAITED;
         let (waiting, running) = candidates(target, round)?;
         let running = running.into_iter().take(if runs { RUNNING } else { 0 });
-        let waiting = waiting.into_iter().map(|tid| (tid, Found::Waits));
+        let waiting = waiting
+            .into_iter()
+            .map(|tid| (tid, CandidateState::InSyscall));
         let candidates: Vec<_> = waiting
-            .chain(running.map(|tid| (tid, Found::Runs)))
+            .chain(running.map(|tid| (tid, CandidateState::Running)))
             .collect();
-        target.look_again()?;
+        target.refresh()?;
         if runs {
             let Target {
                 running,
@@ -118,20 +122,20 @@ pub(crate) fn borrow(
                 pid,
                 ..
             } = target;
-            running.look_again(*pid, memory, maps);
+            running.refresh(*pid, memory, maps);
         }
         for (tid, found) in candidates.iter().filter(|(tid, _)| !avoided.contains(tid)) {
             match stop(target, *tid, *found, calls) {
                 Ok(borrowed) => return Ok(borrowed),
-                Err(Not::Now(reason)) => {
+                Err(UnsafeReason::Retry(reason)) => {
                     let reason = reason.to_owned();
                     if let Refusal::NoSafePoint { .. } = why {
                         why = Refusal::NoSafePoint { reason };
                     }
                 }
-                Err(Not::Ever(refusal)) => why = refusal,
-                Err(Not::Sleeps) => return Err(NotBorrowed::Sleeps(*tid)),
-                Err(Not::AnyThread(error)) => return Err(error.into()),
+                Err(UnsafeReason::Refused(refusal)) => why = refusal,
+                Err(UnsafeReason::Unstoppable) => return Err(NoSafePoint::Unstoppable(*tid)),
+                Err(UnsafeReason::Fatal(error)) => return Err(error.into()),
             }
         }
         if begun.elapsed() > PATIENCE {
@@ -144,22 +148,22 @@ pub(crate) fn borrow(
 
 /// How a thread was found.
 #[derive(Clone, Copy, Debug)]
-enum Found {
+enum CandidateState {
     /// In a call that waits.
-    Waits,
+    InSyscall,
     /// In no call.
-    Runs,
+    Running,
 }
 
 /// The threads to try that wait, the best first: one of each kind, because a thousand may wait for the same; and
 /// those that run. In each round others come first.
 fn candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Error> {
-    let threads = threads(target.pid).map_err(|_| target.gone())?;
-    let mut waiting: Vec<(Wait, u32)> = threads
+    let threads = threads(target.pid).map_err(|_| target.process_gone_error())?;
+    let mut waiting: Vec<(RestartClass, u32)> = threads
         .iter()
         .filter_map(|thread| {
             let call = thread.call?;
-            Some((wait(call.number, call.arguments)?, thread.tid))
+            Some((restart_class(call.number, call.arguments)?, thread.tid))
         })
         .collect();
     waiting.sort_unstable();
@@ -173,20 +177,25 @@ fn candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Err
 }
 
 /// Stops a thread, and lets it go where it is not safe.
-fn stop(target: &mut Target, tid: u32, found: Found, calls: usize) -> Result<Borrowed, Not> {
-    let stopped = Stopped::interrupt(tid).map_err(|why| match why {
-        NotStopped::Ended => Not::Now("its threads end"),
-        NotStopped::Uninterruptible => Not::Sleeps,
-        NotStopped::Refused(code) => Not::AnyThread(Error::Io {
+fn stop(
+    target: &mut Target,
+    tid: u32,
+    found: CandidateState,
+    calls: usize,
+) -> Result<SafePointThread, UnsafeReason> {
+    let stopped = StoppedThread::interrupt(tid).map_err(|why| match why {
+        StopError::Ended => UnsafeReason::Retry("its threads end"),
+        StopError::Uninterruptible => UnsafeReason::Unstoppable,
+        StopError::Refused(code) => UnsafeReason::Fatal(Error::Io {
             what: format!("failed to trace thread {tid}"),
             cause: io::Error::from_raw_os_error(code),
         }),
     })?;
     if stopped.signal().is_some() {
-        return Err(Not::Now("signals arrive"));
+        return Err(UnsafeReason::Retry("signals arrive"));
     }
-    match look(target, tid, found, &stopped, calls) {
-        Ok((registers, state, blocked, end)) => Ok(Borrowed {
+    match inspect(target, tid, found, &stopped, calls) {
+        Ok((registers, state, blocked, end)) => Ok(SafePointThread {
             tid,
             stopped,
             registers,
@@ -200,108 +209,111 @@ fn stop(target: &mut Target, tid: u32, found: Found, calls: usize) -> Result<Bor
                 let code = target
                     .memory
                     .bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
-                restart::again(&registers, code.ok()?)
+                syscall_restart::restarted_registers(&registers, code.ok()?)
             });
             if let Some(registers) = made_again {
                 // It fails for a thread that was killed.
-                let _ = stopped.go_on(&registers);
+                let _ = stopped.resume_with(&registers);
             }
             Err(not)
         }
     }
 }
 
-type Looked = (libc::user_regs_struct, State, u64, u64);
+type ThreadSnapshot = (libc::user_regs_struct, XState, u64, u64);
 
-const KILLED: Not = Not::Now("its threads end");
+const KILLED: UnsafeReason = UnsafeReason::Retry("its threads end");
 
-fn look(
+fn inspect(
     target: &mut Target,
     tid: u32,
-    found: Found,
-    stopped: &Stopped,
+    found: CandidateState,
+    stopped: &StoppedThread,
     calls: usize,
-) -> Result<Looked, Not> {
+) -> Result<ThreadSnapshot, UnsafeReason> {
     let registers = stopped.registers().map_err(|_| KILLED)?;
     if registers.cs != USER_CODE {
-        return Err(Not::Now("it runs code of 32 bits"));
+        return Err(UnsafeReason::Retry("it runs code of 32 bits"));
     }
     if !is_of_c_library(&target.memory, tid, tid == target.pid, registers.fs_base) {
-        return Err(Not::Now(
+        return Err(UnsafeReason::Retry(
             "a thread has no control block of the C library's (made by clone(2) alone?)",
         ));
     }
     let again = match found {
-        Found::Waits => require_wait(target, &registers)?,
-        Found::Runs => require_code_of_the_program(target, tid, &registers)?,
+        CandidateState::InSyscall => require_waiting(target, &registers)?,
+        CandidateState::Running => require_program_code(target, tid, &registers)?,
     };
     // Each thread has filters of its own, and the new thread has those of this one.
-    require_calls(tid).map_err(Not::Ever)?;
+    require_calls(tid).map_err(UnsafeReason::Refused)?;
     let state = stopped.state().map_err(|_| KILLED)?;
-    let blocked = stopped.blocked().map_err(|_| KILLED)?;
-    let home = Home {
+    let blocked = stopped.signal_mask().map_err(|_| KILLED)?;
+    let home = SavedContext {
         registers: again,
         state: &state,
         blocked,
     };
-    let owner = Owner {
+    let owner = StackOwner {
         is_main: tid == target.pid,
-        end_on_stack: errand::end_on_stack(&home),
+        end_on_stack: remote_call::stack_limit(&home),
         control_block: registers.fs_base,
     };
-    let length = errand::length(calls, &home);
-    let end = place(&target.memory, &target.maps, owner, length);
-    let end = end.ok_or(Not::Now("a thread's stack has no room"))?;
+    let length = remote_call::frames_size(calls, &home);
+    let end = find_frame_memory(&target.memory, &target.maps, owner, length);
+    let end = end.ok_or(UnsafeReason::Retry("a thread's stack has no room"))?;
     Ok((again, state, blocked, end))
 }
 
 /// Whether a thread runs where it may be borrowed; as it goes on.
-fn require_code_of_the_program(
+fn require_program_code(
     target: &mut Target,
     tid: u32,
     registers: &libc::user_regs_struct,
-) -> Result<libc::user_regs_struct, Not> {
+) -> Result<libc::user_regs_struct, UnsafeReason> {
     if registers.orig_rax.cast_signed() >= 0 {
-        return Err(Not::Now("its threads make system calls"));
+        return Err(UnsafeReason::Retry("its threads make system calls"));
     }
     // The kernel would not let it begin a sequence anew that it left meanwhile (rseq(2)).
-    let area =
-        rseq_area(tid).map_err(|_| Not::Now("a thread runs, maybe in a restartable sequence"))?;
+    let area = rseq_area(tid)
+        .map_err(|_| UnsafeReason::Retry("a thread runs, maybe in a restartable sequence"))?;
     let sequence = area.map(|area| target.memory.word(area + RSEQ_CS));
     if sequence.transpose().map_err(|_| KILLED)?.unwrap_or(0) != 0 {
-        return Err(Not::Now("a thread runs in a restartable sequence"));
+        return Err(UnsafeReason::Retry(
+            "a thread runs in a restartable sequence",
+        ));
     }
     let restorer = target.gadgets.restorer;
     let Target {
         running, memory, ..
     } = target;
-    let borrowed = running.may_be_borrowed(memory, registers, restorer);
-    borrowed.map_err(Not::Now)?;
+    let borrowed = running.require_safe_point(memory, registers, restorer);
+    borrowed.map_err(UnsafeReason::Retry)?;
     Ok(*registers)
 }
 
 /// Whether a thread waits where it may be borrowed; as it goes on.
-fn require_wait(
+fn require_waiting(
     target: &Target,
     registers: &libc::user_regs_struct,
-) -> Result<libc::user_regs_struct, Not> {
+) -> Result<libc::user_regs_struct, UnsafeReason> {
     let r = registers;
     let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
-    let wait = wait(r.orig_rax as i64, arguments);
-    let wait = wait.ok_or(Not::Now("its threads do not wait long enough"))?;
+    let wait = restart_class(r.orig_rax as i64, arguments);
+    let wait = wait.ok_or(UnsafeReason::Retry("its threads do not wait long enough"))?;
     let code = target.memory.bytes(r.rip.wrapping_sub(CALL_LENGTH as u64));
     let code: [u8; CALL_LENGTH] = code.map_err(|_| KILLED)?;
     if !code.ends_with(&[0x0f, 0x05]) {
-        return Err(Not::Now(
+        return Err(UnsafeReason::Retry(
             "a thread waits elsewhere than at a syscall instruction",
         ));
     }
     // No allocator waits for descriptors or children, nor reads what other programs write.
-    let reads_others = wait == Wait::Reads && is_stream(target.pid, r.rdi);
-    let is_allocator_likely = ![Wait::Same, Wait::Events].contains(&wait) && !reads_others;
-    check_stack(target, r.rsp, is_allocator_likely).map_err(Not::Now)?;
-    let again = restart::again(registers, code);
-    again.ok_or(Not::Now(
+    let reads_others = wait == RestartClass::Read && is_stream(target.pid, r.rdi);
+    let is_allocator_likely =
+        ![RestartClass::Transparent, RestartClass::Events].contains(&wait) && !reads_others;
+    check_stack(target, r.rsp, is_allocator_likely).map_err(UnsafeReason::Retry)?;
+    let again = syscall_restart::restarted_registers(registers, code);
+    again.ok_or(UnsafeReason::Retry(
         "a thread sleeps in a system call that cannot be identified from outside",
     ))
 }
@@ -333,7 +345,7 @@ fn check_stack(
         .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
         .collect();
     let restorer = target.gadgets.restorer;
-    if (0..words.len()).any(|at| is_handler(&words[at..], restorer)) {
+    if (0..words.len()).any(|at| is_signal_frame(&words[at..], restorer)) {
         return Err("its threads are in signal handlers");
     }
     let is_allocator = |word: &u64| target.allocators.iter().any(|code| code.contains(word));

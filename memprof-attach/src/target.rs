@@ -6,15 +6,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memprof_ptrace::errand::Gadgets;
-use memprof_ptrace::image::Image;
+use memprof_ptrace::frame_memory::loaded;
+use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
-use memprof_ptrace::place::loaded;
+use memprof_ptrace::remote_call::Gadgets;
 use memprof_ptrace::{Refusal, examine, sanitizer};
 
 use crate::error::Error;
-use crate::running::Running;
+use crate::running_thread::ProgramCodeMap;
 
 /// A process that can load a library.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Target {
     /// to memory of the allocator's.
     pub(crate) allocators: Vec<Range<u64>>,
     /// What is known for threads that run.
-    pub(crate) running: Running,
+    pub(crate) running: ProgramCodeMap,
     /// Where libc begins, as long as this program is executed.
     libc: u64,
 }
@@ -62,7 +62,7 @@ const ALLOCATORS: [&[u8]; 4] = [
 
 impl Target {
     /// Reads what an attachment needs to know, before any thread is stopped.
-    pub(crate) fn look_up(pid: u32) -> Result<Self, Error> {
+    pub(crate) fn inspect(pid: u32) -> Result<Self, Error> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);
         if let Ok(memory) = &memory {
@@ -80,7 +80,8 @@ impl Target {
 
     fn look_into(pid: u32, memory: Arc<Memory>) -> Result<Self, Error> {
         let maps = read_maps(pid)?;
-        let program = fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| gone(pid))?;
+        let program =
+            fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| process_gone_error(pid))?;
         sanitizer::require_none_linked(&memory, &maps, program.as_os_str().as_bytes())?;
         // Another file of that name may be mapped as data, and another namespace has a libc of its own.
         let loaded = loaded(&memory, &maps).map_err(Error::io("its loader's list of libraries"))?;
@@ -97,7 +98,7 @@ impl Target {
             }
         };
         let libc = libc.range.start;
-        let image = Image::read(&memory, libc);
+        let image = LibraryImage::read(&memory, libc);
         let image = image.map_err(Error::io("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
         let gadgets = mappings(&maps)
@@ -118,14 +119,14 @@ impl Target {
             memory,
             functions,
             gadgets,
-            running: Running::default(),
+            running: ProgramCodeMap::default(),
             libc,
             maps,
         })
     }
 
     /// Reads the mappings anew.
-    pub(crate) fn look_again(&mut self) -> Result<(), Error> {
+    pub(crate) fn refresh(&mut self) -> Result<(), Error> {
         self.maps = read_maps(self.pid)?;
         self.require_same()
     }
@@ -135,13 +136,13 @@ impl Target {
         // The opened memory is the executed program's.
         match self.memory.word(self.libc) {
             Ok(_) => Ok(()),
-            Err(_) => Err(self.gone()),
+            Err(_) => Err(self.process_gone_error()),
         }
     }
 
     /// Why it cannot be reached any more.
-    pub(crate) fn gone(&self) -> Error {
-        gone(self.pid)
+    pub(crate) fn process_gone_error(&self) -> Error {
+        process_gone_error(self.pid)
     }
 
     /// The mapping in which an address lies.
@@ -151,7 +152,7 @@ impl Target {
 }
 
 impl Functions {
-    fn find(libc: &Image) -> Option<Self> {
+    fn find(libc: &LibraryImage) -> Option<Self> {
         Some(Self {
             pthread_create: libc.symbol("pthread_create")?,
             pthread_attr_init: libc.symbol("pthread_attr_init")?,
@@ -170,11 +171,11 @@ impl Functions {
 pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
     match fs::read(format!("/proc/{pid}/maps")) {
         Ok(maps) if !maps.is_empty() => Ok(maps),
-        _ => Err(gone(pid)),
+        _ => Err(process_gone_error(pid)),
     }
 }
 
-fn gone(pid: u32) -> Error {
+fn process_gone_error(pid: u32) -> Error {
     // Of a thread that has ended it cannot be read.
     let runs = |directory: &Path| fs::read_link(directory.join("exe")).is_ok();
     let process = Path::new("/proc").join(pid.to_string());
@@ -226,13 +227,13 @@ mod tests {
         let child = start("read x");
         let directory = File::open(format!("/proc/{}", child.id())).unwrap();
         directory.lock().unwrap();
-        let target = Target::look_up(child.id()).unwrap();
-        let second = Target::look_up(child.id()).unwrap_err();
+        let target = Target::inspect(child.id()).unwrap();
+        let second = Target::inspect(child.id()).unwrap_err();
         assert!(matches!(second, Error::Busy), "{second:?}");
         drop(target);
         // The child of a test beside this one has the lock too, until it executes its program.
         let again = loop {
-            match Target::look_up(child.id()) {
+            match Target::inspect(child.id()) {
                 Err(Error::Busy) => std::thread::yield_now(),
                 again => break again,
             }
@@ -250,13 +251,13 @@ mod tests {
         let child = command.stdin(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         wait_for(pid, "perl");
-        let mut target = Target::look_up(pid).unwrap();
+        let mut target = Target::inspect(pid).unwrap();
         child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
         let exe = format!("/proc/{pid}/exe");
         while fs::read_link(&exe).is_ok() {
             std::thread::yield_now();
         }
-        let error = target.look_again().unwrap_err().to_string();
+        let error = target.refresh().unwrap_err().to_string();
         assert!(error.starts_with("its main thread has ended"), "{error}");
         end(child);
     }
@@ -265,11 +266,11 @@ mod tests {
     fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
         let mut child = start("read x; exec cat");
         let pid = child.id();
-        let mut target = Target::look_up(pid).unwrap();
-        target.look_again().unwrap();
+        let mut target = Target::inspect(pid).unwrap();
+        target.refresh().unwrap();
         child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
         wait_for(pid, "cat");
-        let error = target.look_again().unwrap_err();
+        let error = target.refresh().unwrap_err();
         assert_eq!(error.to_string(), "has executed another program meanwhile");
         child.kill().unwrap();
         let exe = format!("/proc/{pid}/exe");

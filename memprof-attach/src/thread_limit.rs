@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 
 use memprof_ptrace::Refusal;
-use memprof_ptrace::process::Status;
+use memprof_ptrace::process::ProcStatus;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 /// For the plugin's threads, of which 32 answer connections. The kernel counts the threads of the user.
@@ -13,26 +13,26 @@ const ROOM: u64 = 64;
 
 /// A limit that was raised. Dropped, it is put back.
 #[derive(Debug)]
-pub(crate) struct Raised {
+pub(crate) struct RaisedThreadLimit {
     pid: Pid,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ThreadLimits,
     is_kept: bool,
 }
 
 /// What the limit was, and what it was raised to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ThreadLimits {
     pub(crate) was: Rlimit,
     pub(crate) is: Rlimit,
 }
 
-impl Raised {
+impl RaisedThreadLimit {
     /// Raises the limit of a process where it leaves no room.
     ///
     /// # Errors
     /// It has to be raised, and this user may not.
-    pub(crate) fn by_need(pid: u32) -> Result<Option<Self>, Refusal> {
-        let status = Status::read_thread(pid)?;
+    pub(crate) fn raise_if_needed(pid: u32) -> Result<Option<Self>, Refusal> {
+        let status = ProcStatus::read_thread(pid)?;
         let was = limit(pid).filter(|limit| {
             // Nor is root counted, and limits above what the process needs are quotas of its user's.
             let is_root = status.uids[0] == 0;
@@ -42,7 +42,7 @@ impl Raised {
         let Some(was) = was else {
             return Ok(None);
         };
-        let least = threads_of(status.uids[0]) + ROOM;
+        let least = user_thread_count(status.uids[0]) + ROOM;
         let raised = |limit: Option<u64>| limit.map(|limit| limit.max(least));
         let is = Rlimit {
             current: raised(was.current),
@@ -57,18 +57,18 @@ impl Raised {
         })?;
         Ok(Some(Self {
             pid,
-            limits: Limits { was, is },
+            limits: ThreadLimits { was, is },
             is_kept: false,
         }))
     }
 
     /// Leaves it to the plugin to put it back.
-    pub(crate) fn keep(mut self) {
+    pub(crate) fn leave_raised(mut self) {
         self.is_kept = true;
     }
 }
 
-impl Drop for Raised {
+impl Drop for RaisedThreadLimit {
     fn drop(&mut self) {
         if !self.is_kept {
             // It fails for a process that has ended.
@@ -77,7 +77,7 @@ impl Drop for Raised {
     }
 }
 
-impl fmt::Display for Limits {
+impl fmt::Display for ThreadLimits {
     /// As a table of TOML: soft and hard limits, -1 for none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pair = |limit: Rlimit| {
@@ -111,10 +111,10 @@ fn parse(limits: &str) -> Option<Rlimit> {
 }
 
 /// How many threads a user has.
-fn threads_of(uid: u32) -> u64 {
+fn user_thread_count(uid: u32) -> u64 {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let statuses = pids.filter_map(|pid| Status::read_thread(pid).ok());
+    let statuses = pids.filter_map(|pid| ProcStatus::read_thread(pid).ok());
     let its = statuses.filter(|status| status.uids[0] == uid);
     its.map(|status| u64::from(status.threads)).sum()
 }
@@ -135,7 +135,7 @@ mod tests {
         check("0   0", Some((Some(0), Some(0))));
         check("7   unlimited", Some((Some(7), None)));
         check("x   y", None);
-        let limits = Limits {
+        let limits = ThreadLimits {
             was: parse("Max processes 0 unlimited").unwrap(),
             is: parse("Max processes 66 unlimited").unwrap(),
         };

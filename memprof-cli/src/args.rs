@@ -13,10 +13,10 @@ use crate::gate::TestArgs;
 use crate::holders::HoldersArgs;
 use crate::leaks::LeaksArgs;
 use crate::ledger::LedgerArgs;
-use crate::message::{Send, Short};
+use crate::message::{MessageArgs, MsgArgs};
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
-use crate::run::Run;
+use crate::run::RunArgs;
 use crate::serve::ServeArgs;
 
 /// Heap profiler for running processes.
@@ -35,7 +35,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a program with the plugin preloaded; it keeps its own allocator.
-    Run(Run),
+    Run(RunArgs),
     Test(TestArgs),
     Attach(AttachArgs),
     Detach(DetachArgs),
@@ -50,18 +50,18 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Send any message to any plugin of a host.
-    Msg(Send),
+    Msg(MsgArgs),
     /// `plugin msg`: the spelling of traffic_ctl.
     #[command(hide = true)]
     Plugin {
         #[command(subcommand)]
         command: PluginCommand,
     },
-    Activate(Short),
-    Deactivate(Short),
+    Activate(MessageArgs),
+    Deactivate(MessageArgs),
     Dump {
         #[command(flatten)]
-        short: Short,
+        short: MessageArgs,
         /// Also write the dump to this file (`-`: stdout); the bytes come over the socket.
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
@@ -69,17 +69,17 @@ pub(crate) enum Command {
         #[arg(long)]
         open: bool,
     },
-    Stats(Short),
-    Status(Short),
-    Doctor(Short),
+    Stats(MessageArgs),
+    Status(MessageArgs),
+    Doctor(MessageArgs),
     Ledger(LedgerArgs),
-    Purge(Short),
+    Purge(MessageArgs),
     #[command(name = "background_thread")]
-    BackgroundThread(Short),
-    Reset(Short),
-    Gdump(Short),
-    Recent(Short),
-    List(Short),
+    BackgroundThread(MessageArgs),
+    Reset(MessageArgs),
+    Gdump(MessageArgs),
+    Recent(MessageArgs),
+    List(MessageArgs),
     Record(RecordArgs),
     Leaks(LeaksArgs),
     Holders(HoldersArgs),
@@ -141,5 +141,5 @@ pub(crate) enum Command {
 #[derive(Debug, Subcommand)]
 pub(crate) enum PluginCommand {
     /// Send a message to a plugin.
-    Msg(Send),
+    Msg(MsgArgs),
 }

@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_attach::{Attached, Attachment, File, Plugin, Port, attach_by_node_inspector};
+use memprof_attach::{
+    AttachOutcome, Attachment, ConfigFile, InspectorPort, Plugin, attach_by_node_inspector,
+};
 use memprof_host::client::Client;
 use memprof_messages::SamplerChoice;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::exit::Outcome;
-use crate::led::{self, Entries};
-use crate::refused::refused;
-use crate::reply::ask;
+use crate::patched_functions::{self, PatchOutcome};
+use crate::refusal_error::refused;
+use crate::reply::send_request;
 use crate::run::plugin;
 use crate::{output, target};
 
@@ -38,7 +40,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(3600);
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
     /// The process to attach to
-    #[arg(value_parser = crate::pid::parse)]
+    #[arg(value_parser = crate::pid_arg::parse)]
     pub(crate) pid: u32,
 
     /// Detach after this time
@@ -84,7 +86,7 @@ pub(crate) struct AttachArgs {
 
 /// What `memprof attach --json` prints.
 #[derive(Debug, Serialize)]
-struct Reply {
+struct AttachOutput {
     status: &'static str,
     text: String,
     pid: u32,
@@ -99,14 +101,19 @@ struct Reply {
 }
 
 pub(crate) fn run(args: &AttachArgs) -> Outcome {
-    let (mut client, attached) = match host(args.pid) {
+    let (mut client, attached) = match connect_existing(args.pid) {
         Some(client) => (client, None),
         None => {
             let (client, attached) = attach(args)?;
             (client, Some(attached))
         }
     };
-    let entries = led::lead(args.pid, &client.status()?, args.sampler(), args.max_pause);
+    let entries = patched_functions::patch_malloc(
+        args.pid,
+        &client.status()?,
+        args.sampler(),
+        args.max_pause,
+    );
     let reply = reply(args, &mut client, attached.as_ref(), &entries)?;
     if args.json {
         output::print(&json!(reply).to_string());
@@ -117,12 +124,12 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
 }
 
 /// The process, if it is a host already.
-pub(crate) fn host(pid: u32) -> Option<Client> {
+pub(crate) fn connect_existing(pid: u32) -> Option<Client> {
     target::connect(Some(&pid.to_string())).ok()
 }
 
 /// Attaches to a process that is no host.
-pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, Attached)> {
+pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
     let plugin = Plugin {
         path: plugin(args.plugin.as_deref())?,
     };
@@ -154,7 +161,7 @@ impl AttachArgs {
             let text = fs::read_to_string(path);
             let text = text.with_context(|| format!("failed to read {}", path.display()))?;
             let path = path.display().to_string();
-            anyhow::Ok(File { path, text })
+            anyhow::Ok(ConfigFile { path, text })
         };
         Ok(Attachment {
             lease: self.lease,
@@ -168,39 +175,41 @@ impl AttachArgs {
 fn reply(
     args: &AttachArgs,
     client: &mut Client,
-    attached: Option<&Attached>,
-    entries: &Entries,
-) -> anyhow::Result<Reply> {
+    attached: Option<&AttachOutcome>,
+    entries: &PatchOutcome,
+) -> anyhow::Result<AttachOutput> {
     let pid = args.pid;
     let name = client.host()?.name;
-    let status = ask(client, "status", "")?.ok()?;
+    let status = send_request(client, "status", "")?.ok()?;
     let (stopped, thread) = match attached {
-        Some(Attached::ByThread { stops, thread, .. }) => (stops.iter().sum(), Some(*thread)),
-        Some(Attached::ByJvm | Attached::ByNode { .. }) | None => (Duration::ZERO, None),
+        Some(AttachOutcome::ByThread { stops, thread, .. }) => (stops.iter().sum(), Some(*thread)),
+        Some(AttachOutcome::ByJvm | AttachOutcome::ByNode { .. }) | None => (Duration::ZERO, None),
     };
     let stopped_ms = stopped.as_micros() as f64 / 1000.0;
     let how = match attached {
-        Some(Attached::ByThread { .. }) => format!(", which was stopped for {stopped_ms:.1} ms"),
-        Some(Attached::ByJvm) => " by its JVM's attach protocol".to_owned(),
-        Some(Attached::ByNode { address, port }) => {
+        Some(AttachOutcome::ByThread { .. }) => {
+            format!(", which was stopped for {stopped_ms:.1} ms")
+        }
+        Some(AttachOutcome::ByJvm) => " by its JVM's attach protocol".to_owned(),
+        Some(AttachOutcome::ByNode { address, port }) => {
             let port = match port {
-                Port::Closed => "was closed again",
-                Port::WasOpen => "was open before and stays so",
-                Port::StillOpen => STILL_OPEN,
+                InspectorPort::Closed => "was closed again",
+                InspectorPort::WasOpen => "was open before and stays so",
+                InspectorPort::StillOpen => STILL_OPEN,
             };
             format!(" through its inspector, which {port} ({address})")
         }
         None => String::new(),
     };
     let limit = match attached {
-        Some(Attached::ByThread {
+        Some(AttachOutcome::ByThread {
             thread_limit: Some((was, is)),
             ..
         }) => format!("\nits limit of threads (RLIMIT_NPROC) is {is} until then; it was {was}"),
         _ => String::new(),
     };
     let handled = match attached {
-        Some(Attached::ByThread { handled, .. }) => handlers(handled),
+        Some(AttachOutcome::ByThread { handled, .. }) => handlers(handled),
         _ => None,
     };
     let handled = handled.map_or_else(String::new, |line| format!("\n{line}"));
@@ -216,7 +225,7 @@ fn reply(
             entries.lines(pid)
         ),
     };
-    Ok(Reply {
+    Ok(AttachOutput {
         status: "ok",
         text,
         pid,

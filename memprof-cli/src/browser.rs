@@ -41,7 +41,7 @@ pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
 /// The same while stdout is for data: the path goes to stderr.
 pub(crate) fn open_beside_data(file: &Path) -> anyhow::Result<()> {
     if !start(file)? {
-        output::tell(&std::path::absolute(file)?.display().to_string());
+        output::print_stderr(&std::path::absolute(file)?.display().to_string());
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ fn start(file: &Path) -> anyhow::Result<bool> {
             }
         });
     if started {
-        output::tell(&format!("opened {}", file.display()));
+        output::print_stderr(&format!("opened {}", file.display()));
     }
     Ok(started)
 }

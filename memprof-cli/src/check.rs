@@ -17,7 +17,7 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
 
-use crate::exit::{FAILED, Outcome, code_of_status, coded};
+use crate::exit::{FAILED, Outcome, code_of_status, with_exit_code};
 use crate::output;
 
 /// The child's last word: it made the check, whatever the file's code did.
@@ -46,7 +46,12 @@ pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
         .context("failed to read the child's last word")?;
     let mut word = [0];
     let is_done = proof.read_exact(&mut word).is_ok() && word == [DONE];
-    let failed = |why: String| Err(coded(FAILED, format!("{}: {why}", plugin.display())));
+    let failed = |why: String| {
+        Err(with_exit_code(
+            FAILED,
+            format!("{}: {why}", plugin.display()),
+        ))
+    };
     match (status.signal(), status.code()) {
         _ if !has_ended => failed(format!(
             "loading it did not end within {} seconds; its constructors or destructors wait for something",
@@ -86,7 +91,7 @@ pub(crate) fn in_child(plugin: &Path) -> Outcome {
 
 fn load(plugin: &Path) -> Outcome {
     let (info, warning) = memprof_host::check(plugin, None)
-        .map_err(|refused| coded(code_of_status(refused.status()), refused.to_string()))?;
+        .map_err(|refused| with_exit_code(code_of_status(refused.status()), refused.to_string()))?;
     output::print(&format!(
         "{}: plugin {} {}, messages: {}",
         plugin.display(),

@@ -6,14 +6,14 @@ use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use memprof_messages::{MESSAGES, PLUGIN};
 
 /// Completes to one of these.
-pub(crate) fn words(candidates: Vec<String>) -> ArgValueCompleter {
+pub(crate) fn one_of(candidates: Vec<String>) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| matching(&candidates, current))
 }
 
 /// Completes a target: the hosts that run, by pid and by name.
 pub(crate) fn targets() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let hosts = memprof_host::running();
+        let hosts = memprof_host::running_hosts();
         let by_pid = hosts.iter().map(|host| host.pid.to_string());
         let by_name = hosts.iter().map(|host| host.info.name.clone());
         // A shell would take a name apart, and show what is in it.
@@ -28,12 +28,12 @@ pub(crate) fn targets() -> ArgValueCompleter {
 
 /// Completes a plugin's name.
 pub(crate) fn plugins() -> ArgValueCompleter {
-    words(vec![PLUGIN.to_owned()])
+    one_of(vec![PLUGIN.to_owned()])
 }
 
 /// Completes a message of `memory_profile`.
 pub(crate) fn messages() -> ArgValueCompleter {
-    words(
+    one_of(
         MESSAGES
             .iter()
             .map(|message| message.name.to_owned())

@@ -5,13 +5,13 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_host::{Reach, Running, survey};
+use memprof_host::{DiscoveryScope, RunningHost, discover};
 use memprof_ptrace::HaltWatch;
 use serde_json::json;
 
-use crate::exit::{FAILED, Outcome, UNREACHABLE, coded};
-use crate::reply::ask;
-use crate::{led, output, target};
+use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
+use crate::reply::send_request;
+use crate::{output, patched_functions, target};
 
 /// How long the socket may take to close.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ const STAYS: &str = "its functions are as before, without a profile; the plugin 
 
 /// What has left a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum DetachOutcome {
     /// The plugin, and with it all that leads to it.
     Plugin,
     /// The jumps that `memprof attach` wrote for a plugin that was there already.
@@ -36,7 +36,7 @@ pub(crate) enum Left {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DetachArgs {
     /// The process to detach from
-    #[arg(value_parser = crate::pid::parse)]
+    #[arg(value_parser = crate::pid_arg::parse)]
     pid: u32,
 
     /// Also detach from its descendants, because forked children are attached to as well
@@ -57,12 +57,12 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
         // Says why there is none.
         target::connect(Some(&args.pid.to_string()))?;
     }
-    let mut left = Left::Plugin;
+    let mut left = DetachOutcome::Plugin;
     for pid in &pids {
         left = detach(*pid)?;
     }
     let text = match pids.as_slice() {
-        [pid] if left == Left::Entries => format!("detached from {pid}: {STAYS}"),
+        [pid] if left == DetachOutcome::Entries => format!("detached from {pid}: {STAYS}"),
         [pid] => format!("detached from {pid}: {LEFT}"),
         pids => {
             let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
@@ -79,44 +79,44 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
 }
 
 /// Has the plugin leave, gives the program its instructions back, and waits until the plugin has left.
-pub(crate) fn detach(pid: u32) -> anyhow::Result<Left> {
+pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let mut client = match target::connect(Some(&pid.to_string())) {
         Ok(client) => client,
         // The plugin left when its time was over: it cannot change code that threads execute.
-        Err(_) if led::restore(pid)? => return Ok(Left::Plugin),
+        Err(_) if patched_functions::restore(pid)? => return Ok(DetachOutcome::Plugin),
         Err(error) => return Err(error),
     };
-    let detached = ask(&mut client, "detach", "")?.ok();
-    let was_led = led::restore(pid)?;
+    let detached = send_request(&mut client, "detach", "")?.ok();
+    let was_led = patched_functions::restore(pid)?;
     if let Err(refused) = detached {
         if !was_led {
             return Err(refused);
         }
         for message in ["deactivate", "reset"] {
-            ask(&mut client, message, "")?.ok()?;
+            send_request(&mut client, message, "")?.ok()?;
         }
-        return Ok(Left::Entries);
+        return Ok(DetachOutcome::Entries);
     }
     drop(client);
     let begun = Instant::now();
     let mut halts = HaltWatch::new(pid);
-    while has_our_threads(pid) {
+    while has_memprof_threads(pid) {
         if let Some(halt) = halts.look().filter(|halt| !halt.is_end()) {
             let message = format!("{pid} detaches when it goes on: {halt}");
-            return Err(coded(UNREACHABLE, message));
+            return Err(with_exit_code(UNREACHABLE, message));
         }
         if begun.elapsed() > PATIENCE {
             let message = format!("{pid} has detached, but a thread of the plugin's still runs");
-            return Err(coded(FAILED, message));
+            return Err(with_exit_code(FAILED, message));
         }
         thread::sleep(LOOK_AGAIN);
     }
-    Ok(Left::Plugin)
+    Ok(DetachOutcome::Plugin)
 }
 
 /// All of them are called so (memprof-own). A thread that loads the plugin for a killed `memprof attach` is called
 /// otherwise.
-fn has_our_threads(pid: u32) -> bool {
+fn has_memprof_threads(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let mut tasks = tasks.into_iter().flatten().flatten();
     tasks.any(|task| {
@@ -127,7 +127,7 @@ fn has_our_threads(pid: u32) -> bool {
 
 /// The hosts among a process and its descendants.
 fn hosts_below(pid: u32) -> Vec<u32> {
-    let hosts = survey(Reach::Processes, |_| ()).hosts;
+    let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
     let parents = parents();
     let is_below = |host: &u32| {
         let mut at = *host;
@@ -143,7 +143,7 @@ fn hosts_below(pid: u32) -> Vec<u32> {
         }
         false
     };
-    let pids = hosts.into_iter().map(|(Running { pid, .. }, ())| pid);
+    let pids = hosts.into_iter().map(|(RunningHost { pid, .. }, ())| pid);
     pids.filter(is_below).collect()
 }
 

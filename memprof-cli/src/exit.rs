@@ -30,22 +30,22 @@ pub(crate) const OVER_BUDGET: u8 = 7;
 
 /// An error that has its own exit code.
 #[derive(Debug)]
-pub(crate) struct Coded {
+pub(crate) struct ExitError {
     pub(crate) code: u8,
     pub(crate) message: String,
 }
 
-impl fmt::Display for Coded {
+impl fmt::Display for ExitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Coded {}
+impl std::error::Error for ExitError {}
 
 /// An error with an exit code.
-pub(crate) fn coded(code: u8, message: impl Into<String>) -> anyhow::Error {
-    Coded {
+pub(crate) fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
+    ExitError {
         code,
         message: message.into(),
     }
@@ -53,7 +53,7 @@ pub(crate) fn coded(code: u8, message: impl Into<String>) -> anyhow::Error {
 }
 
 /// An error with its causes, each said once: some errors say their cause themselves.
-pub(crate) fn told(error: &anyhow::Error) -> String {
+pub(crate) fn error_chain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.ends_with(&cause) {
@@ -65,7 +65,7 @@ pub(crate) fn told(error: &anyhow::Error) -> String {
 
 /// The exit code for an error.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
-    let code = if let Some(coded) = error.downcast_ref::<Coded>() {
+    let code = if let Some(coded) = error.downcast_ref::<ExitError>() {
         coded.code
     } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {
         UNREACHABLE

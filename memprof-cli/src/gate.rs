@@ -5,10 +5,10 @@
 mod budget;
 mod command;
 mod input;
-mod measured;
-mod names;
+mod measure;
+mod measurement;
 mod render;
-mod running;
+mod stacks;
 mod verdict;
 
 use std::ffi::OsString;
@@ -18,13 +18,13 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::ValueEnum;
 
-use crate::exit::{OVER_BUDGET, Outcome, USAGE, coded, told};
+use crate::exit::{OVER_BUDGET, Outcome, USAGE, error_chain, with_exit_code};
 use crate::output;
 use budget::Budget;
 use input::Input;
-use measured::Measured;
-use names::Stacks;
-use verdict::Verdict;
+use measurement::Measurement;
+use stacks::Stacks;
+use verdict::BudgetVerdict;
 
 /// An update takes the median of so many runs, and says how far they lie apart.
 const RUNS_OF_UPDATE: usize = 5;
@@ -86,16 +86,16 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
             "no budget is at {}; --update writes one",
             args.budget.display()
         );
-        return Err(coded(USAGE, message));
+        return Err(with_exit_code(USAGE, message));
     }
     let mut input = Input::for_runs(runs)?;
-    let all: Vec<Measured> = (0..runs)
+    let all: Vec<Measurement> = (0..runs)
         .map(|_| {
             input.rewind()?;
-            running::measure(args)
+            measure::measure(args)
         })
         .collect::<anyhow::Result<_>>()?;
-    let measured = measured::median(all).context("nothing was run")?;
+    let measured = measurement::median(all).context("nothing was run")?;
     for note in &measured.notes {
         output::note(note);
     }
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let budget = known.unwrap_or_default();
-    let verdict = Verdict::of(&measured, &stacks(&measured, &budget)?, &budget);
+    let verdict = BudgetVerdict::of(&measured, &stacks(&measured, &budget)?, &budget);
     output::print(&render::verdict(&verdict, args)?);
     Ok(match verdict.is_broken() {
         true => OVER_BUDGET.into(),
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
 }
 
 /// The stacks that a verdict needs: none where only totals are limited, and kept.
-fn stacks(measured: &Measured, budget: &Budget) -> anyhow::Result<Stacks> {
+fn stacks(measured: &Measurement, budget: &Budget) -> anyhow::Result<Stacks> {
     if budget.limits_functions() {
         return Stacks::of(measured);
     }
@@ -129,7 +129,7 @@ fn stacks(measured: &Measured, budget: &Budget) -> anyhow::Result<Stacks> {
     Ok(Stacks::of(measured).unwrap_or_else(|error| {
         output::note(&format!(
             "who broke the budget is not known: {}",
-            told(&error)
+            error_chain(&error)
         ));
         Stacks::default()
     }))

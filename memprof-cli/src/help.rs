@@ -5,10 +5,10 @@ use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, Error};
-use memprof_messages::{Argument, Message, message};
+use memprof_messages::{ArgumentSpec, MessageSpec, message};
 
 use crate::args::Args;
-use crate::completion::words;
+use crate::completion::one_of;
 
 /// What the help of a command has beside clap's: examples.
 struct Help {
@@ -201,11 +201,11 @@ const COMMANDS: &[Help] = &[
 
 impl Help {
     /// None for a command that is no message.
-    fn message(&self) -> Option<&'static Message> {
+    fn message(&self) -> Option<&'static MessageSpec> {
         message(self.command)
     }
 
-    fn arguments(&self) -> &'static [Argument] {
+    fn arguments(&self) -> &'static [ArgumentSpec] {
         self.message().map_or(&[], |message| message.arguments)
     }
 
@@ -231,7 +231,7 @@ impl Help {
 
     fn candidates(&self) -> Vec<String> {
         let pairs = self.arguments().iter().flat_map(|argument| {
-            let offered = argument.values.offered().iter();
+            let offered = argument.values.completions().iter();
             offered.map(|value| format!("{}={value}", argument.key))
         });
         pairs.collect()
@@ -252,7 +252,7 @@ pub(crate) fn command() -> Command {
             };
             match candidates.is_empty() {
                 true => command,
-                false => command.mut_arg("args", |arg| arg.add(words(candidates))),
+                false => command.mut_arg("args", |arg| arg.add(one_of(candidates))),
             }
         });
     }

@@ -7,18 +7,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_leaks::{Detail, Holding, Kind, Method, Options, holders};
+use memprof_leaks::{AnalysisOptions, Detail, HeapObjectKind, Holding, Method, holders};
 use memprof_report::pattern;
 use regex::Regex;
 use serde::Serialize;
 
 use self::page::page;
-use self::rows::{Class, Row, Step, classes, largest, of_chain, of_kind, of_samples};
+use self::rows::{
+    ClassRow, HolderRow, HolderStep, classes, largest, row_for_object, rows_by_kind, rows_by_sample,
+};
 
-use crate::exit::{NO_DATA, Outcome, USAGE, coded};
-use crate::looked::{Looked, look, name_of, parse_amount, size};
+use crate::analysis_summary::{AnalysisSummary, analyze, name_of, parse_amount, size};
+use crate::exit::{NO_DATA, Outcome, USAGE, with_exit_code};
 use crate::output;
-use crate::written::{Shape, Written};
+use crate::result_output::{ResultFormat, ResultOutput};
 
 /// Show what keeps the memory of a process alive: variables, stacks and other memory
 ///
@@ -31,7 +33,7 @@ use crate::written::{Shape, Written};
 #[command(group = clap::ArgGroup::new("which").args(["class", "size", "stack", "address"]))]
 pub(crate) struct HoldersArgs {
     /// The process
-    #[arg(value_parser = crate::pid::parse)]
+    #[arg(value_parser = crate::pid_arg::parse)]
     pid: u32,
 
     /// Show what holds the objects of classes or types that this regular expression matches
@@ -73,7 +75,7 @@ pub(crate) struct HoldersArgs {
 
     /// What is written
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "json")]
-    format: Option<Shape>,
+    format: Option<ResultFormat>,
 
     /// Write it to this file, whole or not at all [default: standard output]
     #[arg(short, long, value_name = "FILE")]
@@ -85,7 +87,7 @@ fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
 }
 
 /// The objects whose holders are asked for.
-enum Which {
+enum ObjectFilter {
     Largest,
     Class(Regex),
     Size(u64),
@@ -94,10 +96,10 @@ enum Which {
     Object(u64),
 }
 
-impl Which {
+impl ObjectFilter {
     fn of(args: &HoldersArgs) -> anyhow::Result<Self> {
         let expression =
-            |text: &str| pattern(text).map_err(|error| coded(USAGE, error.to_string()));
+            |text: &str| pattern(text).map_err(|error| with_exit_code(USAGE, error.to_string()));
         Ok(match (&args.class, args.size, &args.stack, args.address) {
             (Some(class), ..) => Self::Class(expression(class)?),
             (_, Some(size), ..) => Self::Size(size),
@@ -116,7 +118,7 @@ impl Which {
     }
 
     /// Why nothing is shown.
-    fn missing(&self, sampled: Option<&Sampled>) -> String {
+    fn missing(&self, sampled: Option<&SampledSummary>) -> String {
         match (self, sampled) {
             (Self::Object(address), _) => {
                 format!("no object that is held contains the address {address:#x}")
@@ -134,21 +136,21 @@ impl Which {
 
 /// What `memprof holders --json` prints.
 #[derive(Serialize)]
-struct Reply<'a> {
+struct HoldersOutput<'a> {
     status: &'static str,
     text: String,
     #[serde(flatten)]
-    looked: Looked<'a>,
+    looked: AnalysisSummary<'a>,
     method: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    sampled: Option<Sampled>,
-    holders: Vec<Row>,
-    classes: Vec<Class>,
+    sampled: Option<SampledSummary>,
+    holders: Vec<HolderRow>,
+    classes: Vec<ClassRow>,
 }
 
 /// The objects of which a profiler in the process knows the stack.
 #[derive(Serialize)]
-struct Sampled {
+struct SampledSummary {
     /// All that are held.
     objects: usize,
     /// Those whose stacks were asked for.
@@ -156,50 +158,50 @@ struct Sampled {
 }
 
 pub(crate) fn run(args: &HoldersArgs) -> Outcome {
-    let which = Which::of(args)?;
-    let options = Options {
+    let which = ObjectFilter::of(args)?;
+    let options = AnalysisOptions {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
-    let holding = look(args.pid, options, |options, progress| {
+    let holding = analyze(args.pid, options, |options, progress| {
         holders(args.pid, which.detail(), options, progress)
     })?;
-    let written = Written::new(args.format, args.json, args.output.as_deref());
+    let written = ResultOutput::new(args.format, args.json, args.output.as_deref());
     let top = written.rows(args.top);
     let levels = &holding.levels;
     let mut sampled = None;
     let rows = match &which {
-        Which::Largest => largest(levels, top),
-        Which::Class(class) => of_kind(levels, top, |kind| match kind {
-            Kind::Class(name) => class.is_match(name),
-            Kind::Size(_) => false,
+        ObjectFilter::Largest => largest(levels, top),
+        ObjectFilter::Class(class) => rows_by_kind(levels, top, |kind| match kind {
+            HeapObjectKind::Class(name) => class.is_match(name),
+            HeapObjectKind::Size(_) => false,
         }),
-        Which::Size(size) => {
-            let meant = Kind::of_size(*size);
-            of_kind(levels, top, |kind| *kind == meant)
+        ObjectFilter::Size(size) => {
+            let meant = HeapObjectKind::of_size(*size);
+            rows_by_kind(levels, top, |kind| *kind == meant)
         }
-        Which::Stack(function) => {
+        ObjectFilter::Stack(function) => {
             let samples = holding.samples.as_ref();
             let samples = samples.context("samples were asked for")?;
             let found = samples.of(|stack| stack.iter().any(|name| function.is_match(name)));
-            sampled = Some(Sampled {
+            sampled = Some(SampledSummary {
                 objects: samples.count(),
                 matching: found.iter().map(|sampling| sampling.own.objects).sum(),
             });
-            of_samples(levels, top, found)
+            rows_by_sample(levels, top, found)
         }
-        Which::Object(_) => holding.object.iter().map(of_chain).collect(),
+        ObjectFilter::Object(_) => holding.object.iter().map(row_for_object).collect(),
     };
     if rows.is_empty() {
         for warning in &holding.looks.warnings {
             output::note(warning);
         }
-        return Err(coded(NO_DATA, which.missing(sampled.as_ref())));
+        return Err(with_exit_code(NO_DATA, which.missing(sampled.as_ref())));
     }
-    let mut reply = Reply {
+    let mut reply = HoldersOutput {
         status: "ok",
         text: String::new(),
-        looked: Looked::new(args.pid, &holding.looks),
+        looked: AnalysisSummary::new(args.pid, &holding.looks),
         method: match holding.method {
             Method::Dominators => "dominators",
             Method::ShortestPath => "shortest_path",
@@ -208,14 +210,14 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         holders: rows,
         classes: classes(levels),
     };
-    let is_overview = matches!(which, Which::Largest);
+    let is_overview = matches!(which, ObjectFilter::Largest);
     reply.text = text(&reply, &holding, top, is_overview);
     written.write(&reply, &reply.text, || page(&reply, &holding, is_overview))?;
     Ok(0.into())
 }
 
 /// The first lines.
-fn head(reply: &Reply<'_>, holding: &Holding) -> Vec<String> {
+fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     let all = &holding.levels[0];
     let name = name_of(reply.looked.pid);
     let how = match holding.method {
@@ -229,7 +231,7 @@ fn head(reply: &Reply<'_>, holding: &Holding) -> Vec<String> {
         size(all.held_bytes),
         all.held_objects
     )];
-    if let Some(Sampled { objects, matching }) = reply.sampled {
+    if let Some(SampledSummary { objects, matching }) = reply.sampled {
         lines.push(format!(
             "{matching} of {objects} sampled objects have such a stack; each stands for others, of which no stack is known"
         ));
@@ -237,11 +239,11 @@ fn head(reply: &Reply<'_>, holding: &Holding) -> Vec<String> {
     lines
 }
 
-fn text(reply: &Reply<'_>, holding: &Holding, top: usize, is_overview: bool) -> String {
-    let mut lines = head(reply, holding);
+fn text(reply: &HoldersOutput<'_>, holding: &Holding, top: usize, is_overview: bool) -> String {
+    let mut lines = summary_lines(reply, holding);
     lines.push(format!("\n{:>12} {:>10}  holder", "held", "objects"));
     for row in &reply.holders {
-        let names: Vec<_> = row.path.iter().map(told).collect();
+        let names: Vec<_> = row.path.iter().map(step_text).collect();
         let names = match is_overview {
             true => names[0].clone(),
             false => names.join(" <- "),
@@ -270,7 +272,7 @@ fn text(reply: &Reply<'_>, holding: &Holding, top: usize, is_overview: bool) -> 
     lines.join("\n")
 }
 
-fn told(step: &Step) -> String {
+fn step_text(step: &HolderStep) -> String {
     let at = step
         .address
         .as_ref()

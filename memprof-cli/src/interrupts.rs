@@ -104,7 +104,7 @@ impl Watched {
         }
         output::clear();
         if let Some(first) = state.remains.first() {
-            output::tell(&format!("memprof: left at once: {first}"));
+            output::print_stderr(&format!("memprof: left at once: {first}"));
         }
         process::exit(exit_code(signal).into());
     }

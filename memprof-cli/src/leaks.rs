@@ -9,18 +9,19 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_messages::{Kept, ProfileKind};
+use memprof_messages::{KeptDump, ProfileKind};
 use memprof_report::{
-    Blame, Folded, Granularity, Input, Named, Options, SampleType, Sources, amount, levels,
+    Folded, Granularity, Input, Options, OriginRules, SampleType, Sources, SymbolizedProfile,
+    amount, find_steady_growth,
 };
 use serde::Serialize;
 
-use crate::exit::{NO_DATA, Outcome, coded};
-use crate::frames::frames;
+use crate::exit::{NO_DATA, Outcome, with_exit_code};
 use crate::output;
 use crate::prove::{self, ProveArgs};
 use crate::report::progress;
-use crate::target::{self, To};
+use crate::stack_lines::frames;
+use crate::target::{self, TargetArgs};
 
 /// Two dumps make a difference, three a trend.
 const FEWEST: usize = 3;
@@ -32,7 +33,7 @@ const USUAL: usize = 5;
 #[derive(clap::Args, Debug)]
 pub(crate) struct LeaksArgs {
     #[command(flatten)]
-    to: To,
+    to: TargetArgs,
 
     #[command(flatten)]
     prove: ProveArgs,
@@ -53,7 +54,7 @@ type Stacks = HashMap<String, i64>;
 #[derive(Serialize)]
 struct Leaks {
     schema_version: u32,
-    by: By,
+    by: LeakMethod,
     /// Ids, oldest first.
     dumps: Vec<String>,
     span_seconds: u64,
@@ -63,7 +64,7 @@ struct Leaks {
 /// What a ranking of leaks is computed from: the ages in one dump, or several dumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum By {
+enum LeakMethod {
     Ages,
     Dumps,
 }
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
         return prove::run(&args.prove, args.top, args.to.json);
     }
     if args.last.is_some_and(|last| last < FEWEST) {
-        return Err(coded(
+        return Err(with_exit_code(
             crate::exit::USAGE,
             format!("--last must be at least {FEWEST}"),
         ));
@@ -91,7 +92,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     // In a container it calls itself, in its dumps too, by another number than it has here.
     let own_pid = client.host()?.pid;
     let kept = newest(&mut client, own_pid, args.last.unwrap_or(USUAL))?;
-    let sources = Sources::of_process(Some(target::pid_of(&mut client)?));
+    let sources = Sources::for_process(Some(target::pid_of(&mut client)?));
     let by_age = match (args.last, kept.last()) {
         (None, Some(newest)) => by_age(&mut client, newest, &sources)?,
         _ => None,
@@ -112,11 +113,11 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
 /// None where the samples have no ages, or span too few.
 fn by_age(
     client: &mut Client,
-    dump: &Comparable,
+    dump: &ComparedDump,
     sources: &Sources,
 ) -> anyhow::Result<Option<Leaks>> {
     let named = read(client, dump, sources)?;
-    let Ok(levels) = levels(&named, &told(&named)) else {
+    let Ok(levels) = find_steady_growth(&named, &fold_by_origin(&named)) else {
         return Ok(None);
     };
     let leaks = levels.stacks.into_iter().map(|level| Leak {
@@ -127,7 +128,7 @@ fn by_age(
     });
     Ok(Some(Leaks {
         schema_version: 1,
-        by: By::Ages,
+        by: LeakMethod::Ages,
         dumps: vec![dump.id.clone()],
         span_seconds: levels.span.as_secs(),
         stacks: largest_first(leaks.collect()),
@@ -136,7 +137,7 @@ fn by_age(
 
 fn by_dumps(
     client: &mut Client,
-    kept: Vec<Comparable>,
+    kept: Vec<ComparedDump>,
     sources: &Sources,
 ) -> anyhow::Result<Leaks> {
     if kept.len() < FEWEST {
@@ -148,11 +149,11 @@ fn by_dumps(
             "{dumps}, and {FEWEST} are needed to see what keeps growing: run `memprof dump` again, some minutes \
              apart; with `memprof activate ages=10s`, one dump after some minutes is enough"
         );
-        return Err(coded(NO_DATA, message));
+        return Err(with_exit_code(NO_DATA, message));
     }
     let dumps = kept
         .iter()
-        .map(|dump| Ok(stacks(&told(&read(client, dump, sources)?))));
+        .map(|dump| Ok(stacks(&fold_by_origin(&read(client, dump, sources)?))));
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
     let span = match (kept.first(), kept.last()) {
         // No time has passed where the clock was set back: then there is no rate.
@@ -161,32 +162,36 @@ fn by_dumps(
     };
     Ok(Leaks {
         schema_version: 1,
-        by: By::Dumps,
+        by: LeakMethod::Dumps,
         dumps: kept.into_iter().map(|dump| dump.id).collect(),
         span_seconds: span.as_secs(),
-        stacks: grown(&dumps, span),
+        stacks: growing_stacks(&dumps, span),
     })
 }
 
-struct Comparable {
+struct ComparedDump {
     id: String,
     taken: SystemTime,
 }
 
 /// The newest dumps of the running process, oldest first.
-fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Comparable>> {
+fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
     let mut kept = Vec::new();
     // A profile of growth tells of the past, not of what lives.
-    let is_comparable = |dump: &Kept| dump.pid == pid && dump.kind == ProfileKind::Heap;
+    let is_comparable = |dump: &KeptDump| dump.pid == pid && dump.kind == ProfileKind::Heap;
     for dump in client.list()?.into_iter().filter(is_comparable).take(count) {
         let taken = humantime::parse_rfc3339(&dump.taken).context("a dump's time")?;
-        kept.push(Comparable { id: dump.id, taken });
+        kept.push(ComparedDump { id: dump.id, taken });
     }
     kept.reverse();
     Ok(kept)
 }
 
-fn read(client: &mut Client, dump: &Comparable, sources: &Sources) -> anyhow::Result<Named> {
+fn read(
+    client: &mut Client,
+    dump: &ComparedDump,
+    sources: &Sources,
+) -> anyhow::Result<SymbolizedProfile> {
     let file = client.fetch(&dump.id)?;
     let input = Input {
         name: &dump.id,
@@ -197,9 +202,9 @@ fn read(client: &mut Client, dump: &Comparable, sources: &Sources) -> anyhow::Re
 }
 
 /// By the program's own functions.
-fn told(named: &Named) -> Folded {
+fn fold_by_origin(named: &SymbolizedProfile) -> Folded {
     let of = (SampleType::InuseSpace, Granularity::Functions);
-    Folded::new(named, None, of.0, of.1, &Blame::default()).told()
+    Folded::new(named, None, of.0, of.1, &OriginRules::default()).into_origin_filtered()
 }
 
 fn stacks(folded: &Folded) -> Stacks {
@@ -218,7 +223,7 @@ fn stacks(folded: &Folded) -> Stacks {
 }
 
 /// The stacks that grew at every step, the largest growth first.
-fn grown(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
+fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
     let (Some(first), Some(last)) = (dumps.first(), dumps.last()) else {
         return Vec::new();
     };
@@ -261,8 +266,8 @@ fn text(leaks: &Leaks, top: usize) -> String {
     let span = humantime::format_duration(Duration::from_secs(leaks.span_seconds));
     let (dumps, count) = (leaks.dumps.len(), leaks.stacks.len());
     let grew = match leaks.by {
-        By::Ages => format!("with memory of every age ({span})"),
-        By::Dumps => format!("that grew in each of the last {dumps} dumps ({span})"),
+        LeakMethod::Ages => format!("with memory of every age ({span})"),
+        LeakMethod::Dumps => format!("that grew in each of the last {dumps} dumps ({span})"),
     };
     if count == 0 {
         return format!("no stack {grew}");
@@ -311,7 +316,7 @@ mod tests {
                 ("main;new", 2),
             ]),
         ];
-        let found = grown(&dumps, Duration::from_secs(1800));
+        let found = growing_stacks(&dumps, Duration::from_secs(1800));
         let leak = |growth, now, stack: &[&str]| Leak {
             growth_bytes: growth,
             growth_bytes_per_hour: growth * 2,
@@ -330,7 +335,7 @@ mod tests {
     #[test]
     fn dumps_of_one_second_have_no_rate() {
         let dump = |bytes| Stacks::from([("main".to_owned(), bytes)]);
-        let found = grown(&[dump(1), dump(2), dump(3)], Duration::ZERO);
+        let found = growing_stacks(&[dump(1), dump(2), dump(3)], Duration::ZERO);
         assert_eq!(found[0].growth_bytes_per_hour, 0);
     }
 }

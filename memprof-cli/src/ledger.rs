@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use memprof_report::{Format, Options};
 
 use crate::exit::Outcome;
-use crate::message::{self, Dumped, Short};
+use crate::message::{self, MessageArgs, TakenDump};
 use crate::report::{FormatArg, Show, show};
 use crate::scratch::ScratchFile;
 use crate::target;
@@ -13,7 +13,7 @@ use crate::target;
 #[derive(clap::Args, Debug)]
 pub(crate) struct LedgerArgs {
     #[command(flatten)]
-    short: Short,
+    short: MessageArgs,
 
     /// Show whose objects keep nearly empty slabs in use, so that their free memory cannot go back to the kernel. For
     /// jemalloc, after `activate sampler=ours`
@@ -45,9 +45,9 @@ fn pinned(args: &LedgerArgs) -> Outcome {
     } = args;
     let kind = ["kind=pinned", "keep=off"].map(str::to_owned);
     let mut client = target::connect_to(&short.to)?;
-    let mut bytes = match message::take(&mut client, &[&kind, &short.args[..]].concat())? {
-        Dumped::HandedOver(bytes) => bytes,
-        Dumped::Told(reply) => return message::show(&reply, short.to.json),
+    let mut bytes = match message::take_dump(&mut client, &[&kind, &short.args[..]].concat())? {
+        TakenDump::Received(bytes) => bytes,
+        TakenDump::Kept(reply) => return message::show(&reply, short.to.json),
     };
     let mut profile = ScratchFile::new()?;
     profile.append(&mut bytes)?;

@@ -4,43 +4,43 @@
 // Hosts' texts reach a terminal only through `output`.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
+mod analysis_summary;
 mod args;
 mod attach;
 mod browser;
 mod check;
 mod completion;
 mod detach;
+mod exec_fleet;
 mod exit;
-mod fleet;
-mod frames;
 mod gate;
-mod heap;
 mod help;
 mod holders;
 mod interrupts;
 mod leaks;
-mod led;
 mod ledger;
-mod looked;
 mod malloc_conf;
 mod manual;
 mod message;
 mod output;
-mod pid;
+mod own_heap;
+mod patched_functions;
+mod pid_arg;
 mod prove;
 mod ps;
 mod reaper;
 mod record;
-mod refused;
+mod refusal_error;
 mod reply;
 mod report;
+mod result_output;
 mod run;
 mod scratch;
 mod script;
 mod serve;
 mod signals;
+mod stack_lines;
 mod target;
-mod written;
 
 use std::process::ExitCode;
 
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         Ok(ExitCode::SUCCESS) if !output::is_complete() => exit::FAILED.into(),
         Ok(code) => code,
         Err(error) => {
-            output::tell(&format!("memprof: {}", exit::told(&error)));
+            output::print_stderr(&format!("memprof: {}", exit::error_chain(&error)));
             exit::code_of(&error)
         }
     }
@@ -97,8 +97,8 @@ fn run(command: Command) -> Outcome {
             open,
         } => message::dump(&short, output.as_deref(), open),
         Command::Serve(args) => serve::run(&args),
-        Command::Agent { args } => fleet::run("agent", &args),
-        Command::Fleet { args } => fleet::run("fleet", &args),
+        Command::Agent { args } => exec_fleet::run("agent", &args),
+        Command::Fleet { args } => exec_fleet::run("fleet", &args),
         Command::Record(args) => record::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Holders(args) => holders::run(&args),

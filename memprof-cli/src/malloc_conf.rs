@@ -13,9 +13,9 @@ use object::elf::{ELFMAG, PF_W, PT_LOAD};
 use object::read::elf::{ElfFile64, ProgramHeader, SectionHeader, Sym};
 use object::{Endianness, Object, ReadCache, ReadRef};
 
-use crate::exit::{Outcome, UNAVAILABLE, coded};
+use crate::exit::{Outcome, UNAVAILABLE, with_exit_code};
 use crate::output;
-use crate::script::{head, named_interpreter, search};
+use crate::script::{named_interpreter, read_head, search};
 
 /// A program's file, of which only what is asked for is read: it may be large.
 type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
@@ -25,35 +25,35 @@ const OPTIONS: &str = "prof:true,prof_active:false";
 pub(crate) fn run(program: Option<&str>) -> Outcome {
     let line = match program {
         None => format!("MALLOC_CONF={OPTIONS}"),
-        Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => of_process(pid)?,
-        Some(path) if Path::new(path).exists() => of_file(Path::new(path))?,
-        Some(name) => of_file(&search(name.as_ref())?)?,
+        Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => for_process(pid)?,
+        Some(path) if Path::new(path).exists() => for_file(Path::new(path))?,
+        Some(name) => for_file(&search(name.as_ref())?)?,
     };
     output::print(&line);
     Ok(0.into())
 }
 
-fn of_process(pid: &str) -> anyhow::Result<String> {
+fn for_process(pid: &str) -> anyhow::Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
     let own = variable_in(&PathBuf::from(format!("/proc/{pid}/exe")))?;
     let shared = maps.lines().any(|line| line.contains("/libjemalloc.so"));
     match (own, shared) {
-        (Own::Variable(variable), _) => Ok(format!("{variable}={OPTIONS}")),
+        (JemallocInFile::Variable(variable), _) => Ok(format!("{variable}={OPTIONS}")),
         (_, true) => Ok(format!("MALLOC_CONF={OPTIONS}")),
         (own, false) => without_jemalloc(own, &format!("process {pid}")),
     }
 }
 
-fn of_file(path: &Path) -> anyhow::Result<String> {
+fn for_file(path: &Path) -> anyhow::Result<String> {
     match variable_in(path)? {
-        Own::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
+        JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
         own => without_jemalloc(own, &path.display().to_string()),
     }
 }
 
 /// What a program's file says of its jemalloc.
-pub(crate) enum Own {
+pub(crate) enum JemallocInFile {
     /// It is linked in, and configured by this variable.
     Variable(String),
     /// It is linked to the shared library.
@@ -66,17 +66,19 @@ pub(crate) enum Own {
     Stripped,
 }
 
-fn variable_in(path: &Path) -> anyhow::Result<Own> {
+fn variable_in(path: &Path) -> anyhow::Result<JemallocInFile> {
     let failed = || format!("failed to read {}", path.display());
     let file = File::open(path).with_context(failed)?;
-    let head = head(&file).with_context(failed)?;
+    let head = read_head(&file).with_context(failed)?;
     if !head.starts_with(&ELFMAG) {
-        return Err(no_program(path, &head));
+        return Err(not_a_program_error(path, &head));
     }
     let cache = ReadCache::new(&file);
     let elf = Elf::parse(&cache).with_context(failed)?;
     let own = variable_of(&elf, &file).with_context(failed)?;
-    if matches!(own, Own::Variable(_)) && !has_profiler(&elf, &file).with_context(failed)? {
+    if matches!(own, JemallocInFile::Variable(_))
+        && !has_profiler(&elf, &file).with_context(failed)?
+    {
         output::note(&format!(
             "the jemalloc of {} was built without profiling and refuses this; rebuild it with --enable-prof \
              (Rust: feature \"profiling\" of tikv-jemallocator)",
@@ -86,7 +88,7 @@ fn variable_in(path: &Path) -> anyhow::Result<Own> {
     Ok(own)
 }
 
-fn no_program(path: &Path, bytes: &[u8]) -> anyhow::Error {
+fn not_a_program_error(path: &Path, bytes: &[u8]) -> anyhow::Error {
     let path = path.display();
     match named_interpreter(bytes) {
         Some(interpreter) => anyhow::anyhow!(
@@ -120,7 +122,7 @@ const VARIABLE: &[u8] = b"malloc_conf";
 pub(crate) fn variable_of<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     file: &File,
-) -> anyhow::Result<Own> {
+) -> anyhow::Result<JemallocInFile> {
     /// Every build contains both. A program that only writes about jemalloc may contain one.
     const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
     let names = names(elf);
@@ -132,20 +134,20 @@ pub(crate) fn variable_of<'d, R: ReadRef<'d>>(
     let is_jemallocs = |prefix: &&[u8]| USUAL.contains(prefix) || has_variable(prefix);
     if let Some(prefix) = prefixes(FUNCTION).find(is_jemallocs) {
         let prefix = String::from_utf8_lossy(prefix).to_uppercase();
-        return Ok(Own::Variable(format!("{prefix}MALLOC_CONF")));
+        return Ok(JemallocInFile::Variable(format!("{prefix}MALLOC_CONF")));
     }
     let mut needed = elf.import_libraries()?;
     if needed.any(|library| library.is_ok_and(|l| l.name().starts_with(b"libjemalloc.so"))) {
-        return Ok(Own::Linked);
+        return Ok(JemallocInFile::Linked);
     }
     let [complaint, option] = TEXTS;
     let is_hidden = contains(elf, file, complaint)? && contains(elf, file, option)?;
     Ok(if is_hidden {
-        Own::Hidden
+        JemallocInFile::Hidden
     } else if elf.symbols().next().is_some() {
-        Own::Nothing
+        JemallocInFile::Nothing
     } else {
-        Own::Stripped
+        JemallocInFile::Stripped
     })
 }
 
@@ -197,23 +199,26 @@ fn contains<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File, text: &[u8]) -> i
     Ok(false)
 }
 
-fn without_jemalloc(own: Own, what: &str) -> anyhow::Result<String> {
+fn without_jemalloc(own: JemallocInFile, what: &str) -> anyhow::Result<String> {
     match own {
-        Own::Stripped | Own::Hidden => {
+        JemallocInFile::Stripped | JemallocInFile::Hidden => {
             output::note(&format!(
                 "{what} is stripped; if jemalloc is linked in, its own variable may be \
                  _RJEM_MALLOC_CONF (Rust) or MALLOC_CONF"
             ));
             Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
         }
-        Own::Nothing => {
+        JemallocInFile::Nothing => {
             output::note(&format!(
                 "{what} has no jemalloc, and needs none: `memprof activate` samples in its allocator's place; \
                  this line is for jemalloc's own sampling"
             ));
             Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
         }
-        Own::Linked => Ok(format!("MALLOC_CONF={OPTIONS}")),
-        Own::Variable(variable) => Err(coded(UNAVAILABLE, format!("{what} reads {variable}"))),
+        JemallocInFile::Linked => Ok(format!("MALLOC_CONF={OPTIONS}")),
+        JemallocInFile::Variable(variable) => Err(with_exit_code(
+            UNAVAILABLE,
+            format!("{what} reads {variable}"),
+        )),
     }
 }

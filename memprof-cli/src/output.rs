@@ -15,13 +15,13 @@ use printable::printable;
 pub(crate) use stdout::{is_complete, print, to_stdout};
 
 /// Writes a line to stderr. Where that is closed or full, the line is lost: the command and its exit code are not.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn print_stderr(text: &str) {
     to_stderr(&format!("{}\n", printable(text)));
 }
 
 /// Writes a note to stderr.
 pub(crate) fn note(text: &str) {
-    tell(&format!("memprof: note: {text}"));
+    print_stderr(&format!("memprof: note: {text}"));
 }
 
 /// Writes a line over the last one on the terminal, until [`clear`]; nothing where nobody looks.

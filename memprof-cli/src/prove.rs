@@ -9,16 +9,18 @@ use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_leaks::ending::{self, Run};
-use memprof_leaks::{Group, Options, Proof, prove, prove_ending};
+use memprof_leaks::exit_stop::{self, RunOutcome};
+use memprof_leaks::{AnalysisOptions, LeakGroup, Proof, prove, prove_at_exit};
 use serde::Serialize;
 
 use self::page::page;
-use crate::exit::{FAILED, Outcome, USAGE, coded};
-use crate::frames::frames;
-use crate::looked::{Looked, look, looked, name_of, parse_amount, progress, size};
-use crate::written::{Shape, Written};
-use crate::{heap, output, signals};
+use crate::analysis_summary::{
+    AnalysisSummary, analyze, finish_analysis, name_of, parse_amount, progress, size,
+};
+use crate::exit::{FAILED, Outcome, USAGE, with_exit_code};
+use crate::result_output::{ResultFormat, ResultOutput};
+use crate::stack_lines::frames;
+use crate::{output, own_heap, signals};
 
 /// How to look at a process.
 #[derive(clap::Args, Debug)]
@@ -36,7 +38,7 @@ pub(crate) struct ProveArgs {
     pub(crate) prove: bool,
 
     /// The process that --prove looks at
-    #[arg(requires = "prove", value_parser = crate::pid::parse)]
+    #[arg(requires = "prove", value_parser = crate::pid_arg::parse)]
     pid: Option<u32>,
 
     /// With --prove: run a command, and search it once, when it exits
@@ -66,7 +68,7 @@ pub(crate) struct ProveArgs {
         requires = "prove",
         conflicts_with = "json"
     )]
-    format: Option<Shape>,
+    format: Option<ResultFormat>,
 
     /// Write it to this file, whole or not at all [default: standard output]
     #[arg(short, long, value_name = "FILE", requires = "prove")]
@@ -79,23 +81,23 @@ pub(crate) struct ProveArgs {
 
 /// What `memprof leaks --prove --json` prints.
 #[derive(Serialize)]
-struct Reply<'a> {
+struct ProveOutput<'a> {
     status: &'static str,
     text: String,
     #[serde(flatten)]
-    looked: Looked<'a>,
-    leaked: Leaked<'a>,
+    looked: AnalysisSummary<'a>,
+    leaked: LeakedTotals<'a>,
 }
 
 #[derive(Serialize)]
-struct Leaked<'a> {
+struct LeakedTotals<'a> {
     objects: u64,
     bytes: u64,
-    by: Vec<By<'a>>,
+    by: Vec<LeakedGroup<'a>>,
 }
 
 #[derive(Serialize)]
-struct By<'a> {
+struct LeakedGroup<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<&'a str>,
     /// The functions by which they were allocated, root first, where they are samples of a profiler.
@@ -108,15 +110,15 @@ struct By<'a> {
 }
 
 pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
-    let options = Options {
+    let options = AnalysisOptions {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
-    let written = Written::new(args.format, json, args.output.as_deref());
+    let written = ResultOutput::new(args.format, json, args.output.as_deref());
     let Some(pid) = args.pid else {
         return at_exit(&args.command, options, top, written);
     };
-    let proof = look(pid, options, |options, progress| {
+    let proof = analyze(pid, options, |options, progress| {
         prove(pid, options, progress)
     })?;
     let reply = reply(pid, &proof, top);
@@ -126,34 +128,39 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
 }
 
 /// Runs a command, and says what it leaves behind.
-fn at_exit(command: &[OsString], options: Options, top: usize, written: Written<'_>) -> Outcome {
+fn at_exit(
+    command: &[OsString],
+    options: AnalysisOptions,
+    top: usize,
+    written: ResultOutput<'_>,
+) -> Outcome {
     let [program, args @ ..] = command else {
-        return Err(coded(USAGE, "--at-exit needs a command"));
+        return Err(with_exit_code(USAGE, "--at-exit needs a command"));
     };
-    let run = ending::run(signals::inherit(Command::new(program).args(args)));
+    let run = exit_stop::run(signals::inherit(Command::new(program).args(args)));
     let run = run.with_context(|| format!("failed to run {}", program.display()))?;
-    let ending = match run {
-        Run::Ending(ending) => ending,
-        Run::Ended(status) => {
+    let exiting = match run {
+        RunOutcome::AtExit(exiting) => exiting,
+        RunOutcome::Exited(status) => {
             let message = "not searched for leaks: a signal ended the command, or its main thread ended before others";
             output::note(&format!("{message} ({status})"));
-            return Ok(code_of(status, 0));
+            return Ok(exit_code(status, 0));
         }
     };
-    let pid = ending.pid();
-    heap::keep_small();
-    let proof = prove_ending(&ending, options, &|step| progress(pid, step));
-    let proof = looked(pid, proof)?;
+    let pid = exiting.pid();
+    own_heap::map_large_blocks();
+    let proof = prove_at_exit(&exiting, options, &|step| progress(pid, step));
+    let proof = finish_analysis(pid, proof)?;
     let reply = reply(pid, &proof, top);
-    match written.is_shown() {
-        true => output::tell(&reply.text),
+    match written.is_terminal_text() {
+        true => output::print_stderr(&reply.text),
         false => written.write(&reply, &reply.text, || page(&reply))?,
     }
-    Ok(code_of(ending.end()?, reply.leaked.objects))
+    Ok(exit_code(exiting.end()?, reply.leaked.objects))
 }
 
 /// A shell's code of a command; 1 where it is 0, and so many objects are leaked.
-fn code_of(status: ExitStatus, leaked: u64) -> ExitCode {
+fn exit_code(status: ExitStatus, leaked: u64) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     match code.unwrap_or(FAILED.into()) {
         0 if leaked > 0 => FAILED.into(),
@@ -161,9 +168,9 @@ fn code_of(status: ExitStatus, leaked: u64) -> ExitCode {
     }
 }
 
-fn reply(pid: u32, proof: &Proof, top: usize) -> Reply<'_> {
-    let sum = |of: fn(&Group) -> u64| proof.leaked.iter().map(of).sum();
-    let by = proof.leaked.iter().map(|group| By {
+fn reply(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
+    let sum = |of: fn(&LeakGroup) -> u64| proof.leaked.iter().map(of).sum();
+    let by = proof.leaked.iter().map(|group| LeakedGroup {
         class: group.class.as_deref(),
         stack: group
             .stack
@@ -174,11 +181,11 @@ fn reply(pid: u32, proof: &Proof, top: usize) -> Reply<'_> {
         bytes: group.bytes,
         example: format!("{:#x}", group.example),
     });
-    let mut reply = Reply {
+    let mut reply = ProveOutput {
         status: "ok",
         text: String::new(),
-        looked: Looked::new(pid, &proof.looks),
-        leaked: Leaked {
+        looked: AnalysisSummary::new(pid, &proof.looks),
+        leaked: LeakedTotals {
             objects: sum(|group| group.objects),
             bytes: sum(|group| group.bytes),
             by: by.collect(),
@@ -188,7 +195,7 @@ fn reply(pid: u32, proof: &Proof, top: usize) -> Reply<'_> {
     reply
 }
 
-fn heading(reply: &Reply<'_>) -> String {
+fn heading(reply: &ProveOutput<'_>) -> String {
     let name = name_of(reply.looked.pid);
     let leaked = &reply.leaked;
     match leaked.objects {
@@ -208,7 +215,7 @@ fn heading(reply: &Reply<'_>) -> String {
     }
 }
 
-fn text(reply: &Reply<'_>, top: usize) -> String {
+fn text(reply: &ProveOutput<'_>, top: usize) -> String {
     let leaked = &reply.leaked;
     let mut lines = vec![heading(reply)];
     if leaked.objects > 0 {

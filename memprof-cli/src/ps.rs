@@ -5,7 +5,7 @@ mod processes;
 use std::path::PathBuf;
 
 use memprof_host::client::Client;
-use memprof_host::{Reach, Running, Unreached, survey};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
 use memprof_messages::PLUGIN;
 use serde::Serialize;
 
@@ -19,25 +19,25 @@ const NAMED: usize = 10;
 #[derive(Serialize)]
 struct Listing {
     schema_version: u32,
-    hosts: Vec<Row>,
-    unreached: Vec<Missing>,
+    hosts: Vec<PsHostRow>,
+    unreached: Vec<UnreachableRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    processes: Option<Vec<processes::Row>>,
+    processes: Option<Vec<processes::ProcessRow>>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct PsHostRow {
     pid: u32,
     name: String,
     command: String,
     socket: PathBuf,
     #[serde(flatten)]
-    answer: Answer,
+    answer: PluginSummary,
 }
 
 /// What the plugins of a host say of it.
 #[derive(Default, Serialize)]
-struct Answer {
+struct PluginSummary {
     plugins: Vec<String>,
     /// The allocators of the process, by kind and version.
     allocator: String,
@@ -46,17 +46,17 @@ struct Answer {
 
 /// What may be a host and was not reached.
 #[derive(Serialize)]
-struct Missing {
+struct UnreachableRow {
     pid: Option<u32>,
     place: PathBuf,
     reason: String,
 }
 
 pub(crate) fn run(all: bool, json: bool) -> Outcome {
-    let found = survey(Reach::Processes, |client| {
-        ask_plugins(client).unwrap_or_else(|error| Answer {
+    let found = discover(DiscoveryScope::AllProcesses, |client| {
+        query_plugins(client).unwrap_or_else(|error| PluginSummary {
             profiling: format!("{error:#}"),
-            ..Answer::default()
+            ..PluginSummary::default()
         })
     });
     let mut listing = Listing {
@@ -94,14 +94,14 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         ));
     }
     if listing.hosts.is_empty() && !all {
-        output::tell("no process with the plugin is running that this user can reach");
-        output::tell(NEXT);
+        output::print_stderr("no process with the plugin is running that this user can reach");
+        output::print_stderr(NEXT);
     }
     Ok(0.into())
 }
 
-fn row((host, answer): (Running, Answer)) -> Row {
-    Row {
+fn row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
+    PsHostRow {
         pid: host.pid,
         name: host.info.name,
         command: host.info.command,
@@ -110,15 +110,15 @@ fn row((host, answer): (Running, Answer)) -> Row {
     }
 }
 
-fn missing(one: Unreached) -> Missing {
-    Missing {
+fn missing(one: UnreachableHost) -> UnreachableRow {
+    UnreachableRow {
         pid: one.pid,
         place: one.place,
         reason: one.why,
     }
 }
 
-impl Missing {
+impl UnreachableRow {
     fn describe(&self) -> String {
         let pid = self.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
         format!(
@@ -129,27 +129,27 @@ impl Missing {
     }
 }
 
-fn ask_plugins(client: &mut Client) -> anyhow::Result<Answer> {
+fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     let plugins = client.plugins()?.into_iter().map(|plugin| plugin.id);
     let plugins: Vec<_> = plugins.collect();
     if !plugins.iter().any(|id| id == PLUGIN) {
-        return Ok(Answer {
+        return Ok(PluginSummary {
             plugins,
             profiling: "no memory_profile".to_owned(),
-            ..Answer::default()
+            ..PluginSummary::default()
         });
     }
     let status = client.status()?;
     let names = status.allocators.iter().map(ToString::to_string);
-    Ok(Answer {
+    Ok(PluginSummary {
         plugins,
         allocator: names.collect::<Vec<_>>().join(", "),
         profiling: status.profiling.to_string(),
     })
 }
 
-fn table(hosts: &[Row]) -> String {
-    let cells = |host: &Row| {
+fn table(hosts: &[PsHostRow]) -> String {
+    let cells = |host: &PsHostRow| {
         let answer = &host.answer;
         let texts = [
             &host.name,

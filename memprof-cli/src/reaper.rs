@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use memprof_leaks::{SearchEnd, reap_copies};
-use memprof_ptrace::process::Stat;
+use memprof_ptrace::process::ProcStat;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::getppid;
 
@@ -70,7 +70,7 @@ pub(crate) fn run(pid: u32, parent: u32) -> Outcome {
     }
     ends.thread_block().context("failed to block signals")?;
     let own = std::fs::read("/proc/self/stat").context("/proc/self/stat")?;
-    let since = Stat::parse(&own).context("/proc/self/stat")?.start_time;
+    let since = ProcStat::parse(&own).context("/proc/self/stat")?.start_time;
     let mut message = Vec::new();
     io::stdin()
         .read_to_end(&mut message)

@@ -10,17 +10,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_attach::{Attached, Port};
+use memprof_attach::{AttachOutcome, InspectorPort};
 use memprof_host::client::Client;
 use memprof_messages::{DumpReport, Profiling, SamplerChoice};
 use memprof_report::Options;
 
 use crate::attach::{self, AttachArgs};
 use crate::detach;
-use crate::exit::{Outcome, UNREACHABLE, USAGE, coded};
+use crate::exit::{Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::interrupts::{Interrupts, exit_code};
-use crate::led::{self, Entries};
-use crate::message::{self, Dumped};
+use crate::message::{self, TakenDump};
+use crate::patched_functions::{self, PatchOutcome};
 use crate::report::{Show, show};
 use crate::scratch::ScratchFile;
 use crate::{browser, completion, exit, output, report, target};
@@ -46,7 +46,7 @@ pub(crate) struct RecordArgs {
     target: Option<String>,
 
     /// A running process without the plugin: attach to it, and detach afterwards
-    #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = crate::pid::parse)]
+    #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = crate::pid_arg::parse)]
     pid: Option<u32>,
 
     /// Leave the plugin in the process, as `memprof attach` does
@@ -87,7 +87,7 @@ fn allocator_argument(word: &str) -> Result<String, String> {
 
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
     if args.output.as_deref() == Some(Path::new("-")) {
-        return Err(coded(
+        return Err(with_exit_code(
             USAGE,
             "standard output is for the table: give -o a file",
         ));
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     let shown = recorded.and_then(|recorded| recorded.show(args));
     match (interrupted, shown) {
         (Some(code), Ok(_)) => Ok(code.into()),
-        (Some(code), Err(error)) => Err(coded(code, exit::told(&error))),
+        (Some(code), Err(error)) => Err(with_exit_code(code, exit::error_chain(&error))),
         (None, shown) => shown,
     }
 }
@@ -141,14 +141,17 @@ impl Recorded {
             }
         };
         let profile = match (shown, self.age) {
-            (Err(error), _) => exit::told(&error),
+            (Err(error), _) => exit::error_chain(&error),
             (Ok(()), Some(age)) => format!("the profile is that of its first {age:.1?}"),
             (Ok(()), None) if self.profile.is_some() => {
                 "the profile is that of its exit".to_owned()
             }
             (Ok(()), None) => "it left no profile".to_owned(),
         };
-        Err(coded(UNREACHABLE, format!("{pid} {why}; {profile}")))
+        Err(with_exit_code(
+            UNREACHABLE,
+            format!("{pid} {why}; {profile}"),
+        ))
     }
 
     fn show_profile(&self, args: &RecordArgs, file: &Path) -> anyhow::Result<()> {
@@ -186,7 +189,7 @@ fn record_attached(
     pid: u32,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Recorded> {
-    if let Some(mut client) = attach::host(pid) {
+    if let Some(mut client) = attach::connect_existing(pid) {
         return record(args, &mut client, interrupts);
     }
     // So that a process that ends meanwhile leaves its profile.
@@ -212,21 +215,22 @@ fn record_attached(
         args: Vec::new(),
     });
     let (mut client, attached) = attached.inspect_err(|_| interrupts.take_back())?;
-    if let Attached::ByThread { handled, .. } = &attached
+    if let AttachOutcome::ByThread { handled, .. } = &attached
         && let Some(line) = attach::handlers(handled)
     {
         output::note(&line);
     }
-    if let Attached::ByNode {
+    if let AttachOutcome::ByNode {
         address,
-        port: Port::StillOpen,
+        port: InspectorPort::StillOpen,
     } = attached
     {
         output::note(&format!("its inspector ({address}) {}", attach::STILL_OPEN));
     }
     // Where the status fails, what follows does, and says so.
     if let Ok(status) = client.status()
-        && let Entries::Not(why) = led::lead(pid, &status, SamplerChoice::Auto, attach::MAX_PAUSE)
+        && let PatchOutcome::Failed(why) =
+            patched_functions::patch_malloc(pid, &status, SamplerChoice::Auto, attach::MAX_PAUSE)
     {
         output::note(&format!("{why:#}"));
     }
@@ -268,14 +272,15 @@ fn record(
             "{pid} samples for up to {lease}; `memprof deactivate -t {pid}` ends that now"
         ));
         let activate = [words, &[format!("for={}", lease.replace(' ', ""))]].concat();
-        let activated = client.activate(&message::words(&activate));
+        let activated = client.activate(&message::join_args(&activate));
         noted = activated.inspect_err(|_| interrupts.take_back())?.warnings;
         for warning in &noted {
             output::note(warning);
         }
     }
     let mut early = EarlyProfile::new(words);
-    let end = sampling::wait(args.duration, client, &process, interrupts, &mut early)?;
+    let end =
+        sampling::sleep_with_progress(args.duration, client, &process, interrupts, &mut early)?;
     let mut recorded = Recorded {
         pid,
         profile: None,
@@ -326,20 +331,20 @@ fn finish(
     words: &[String],
     activated: Option<&Interrupts>,
 ) -> anyhow::Result<(ScratchFile, Vec<String>)> {
-    let dumped = message::take_here(client, words);
+    let dumped = message::take_dump_or_receive(client, words);
     if let Some(interrupts) = activated {
         client.deactivate()?;
         interrupts.take_back();
     }
     let mut profile = ScratchFile::new()?;
     let warnings = match dumped? {
-        Dumped::Told(reply) => {
+        TakenDump::Kept(reply) => {
             let reply = reply.ok()?;
             let told: DumpReport = reply.typed().context("the reply to dump")?;
             profile.append(&mut client.fetch(&told.largest.id)?)?;
             told.warnings
         }
-        Dumped::HandedOver(mut bytes) => {
+        TakenDump::Received(mut bytes) => {
             profile.append(&mut bytes)?;
             Vec::new()
         }

@@ -3,17 +3,17 @@
 use std::borrow::Cow;
 
 use anyhow::Context;
-use memprof_host::client::{Client, Delivered};
+use memprof_host::client::{Client, ReceivedBody};
 use memprof_messages::PLUGIN;
 use memprof_plugin_abi::{JSON, Status};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::exit::{code_of_status, coded};
+use crate::exit::{code_of_status, with_exit_code};
 
 /// What a plugin replied.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct ParsedReply {
     /// 0, or one of the negative codes of memprof.h.
     pub(crate) status: Status,
     pub(crate) body: Body,
@@ -30,10 +30,10 @@ pub(crate) enum Body {
     Bytes(Vec<u8>),
 }
 
-impl Reply {
+impl ParsedReply {
     /// # Errors
     /// A passed file cannot be read.
-    pub(crate) fn of(delivered: Delivered) -> anyhow::Result<Self> {
+    pub(crate) fn of(delivered: ReceivedBody) -> anyhow::Result<Self> {
         let status = delivered.result.status_code;
         let body = match (delivered.file.is_some(), delivered.result.body.as_ref()) {
             (false, Some(Value::String(_)) | None) | (true, _) => {
@@ -85,7 +85,7 @@ impl Reply {
         if self.status == 0 {
             return Ok(self);
         }
-        Err(coded(code_of_status(self.status), self.text()))
+        Err(with_exit_code(code_of_status(self.status), self.text()))
     }
 }
 
@@ -103,31 +103,35 @@ impl Body {
 }
 
 /// Sends a message to `memory_profile`; its own error is a reply.
-pub(crate) fn ask(client: &mut Client, message: &str, args: &str) -> anyhow::Result<Reply> {
-    Reply::of(client.message(PLUGIN, message, args, None)?)
+pub(crate) fn send_request(
+    client: &mut Client,
+    message: &str,
+    args: &str,
+) -> anyhow::Result<ParsedReply> {
+    ParsedReply::of(client.message(PLUGIN, message, args, None)?)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
-    use memprof_host::client::Passed;
+    use memprof_host::client::PassedFile;
     use memprof_host::protocol::MessageResult;
 
     use super::*;
 
-    fn delivered(content_type: &str, body: Option<Value>, passed: Option<&[u8]>) -> Delivered {
+    fn delivered(content_type: &str, body: Option<Value>, passed: Option<&[u8]>) -> ReceivedBody {
         let file = passed.map(|bytes| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bytes).unwrap();
-            Passed::new(file, bytes.len() as u64).unwrap()
+            PassedFile::new(file, bytes.len() as u64).unwrap()
         });
-        Delivered {
+        ReceivedBody {
             result: MessageResult {
                 status_code: 0,
                 content_type: content_type.to_owned(),
                 body,
-                size: file.as_ref().map(Passed::len),
+                size: file.as_ref().map(PassedFile::len),
             },
             file,
         }
@@ -139,15 +143,15 @@ mod tests {
         let bytes = status.to_string();
         let passed = delivered(JSON, None, Some(bytes.as_bytes()));
         for delivered in [delivered(JSON, Some(status), None), passed] {
-            let reply = Reply::of(delivered).unwrap();
+            let reply = ParsedReply::of(delivered).unwrap();
             assert_eq!(reply.field("profiling"), "active");
             assert_eq!(reply.text(), "profiling is active");
         }
         let text = Value::String("{\"profiling\": 1}".to_owned());
-        let plain = Reply::of(delivered("text/plain", Some(text), None)).unwrap();
+        let plain = ParsedReply::of(delivered("text/plain", Some(text), None)).unwrap();
         assert_eq!(plain.field("profiling"), &Value::Null);
         assert_eq!(plain.text(), "{\"profiling\": 1}");
-        let bytes = Reply::of(delivered("x", None, Some(b"\xff\x00"))).unwrap();
+        let bytes = ParsedReply::of(delivered("x", None, Some(b"\xff\x00"))).unwrap();
         assert!(matches!(bytes.body, Body::Bytes(_)), "{bytes:?}");
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::ValueEnum;
 use memprof_report::{
-    Blame, Error, ErrorKind, Filter, Format, Granularity, Input, Label, Limits, Options, Sources,
-    pattern,
+    Error, ErrorKind, Filter, Format, Granularity, Input, Label, Limits, Options, OriginRules,
+    Sources, pattern,
 };
 
 use crate::{browser, output};
@@ -92,7 +92,7 @@ pub(crate) struct ReportArgs {
     flat: bool,
 
     /// Read binaries as this living process sees them, below /proc/PID/root
-    #[arg(long, value_parser = crate::pid::parse)]
+    #[arg(long, value_parser = crate::pid_arg::parse)]
     pid: Option<u32>,
 
     /// Do not resolve function names; frames are file+0xoffset
@@ -209,7 +209,7 @@ pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf>
         format: Format::Html,
         ..Options::default()
     };
-    let sources = Sources::of_process(Some(pid));
+    let sources = Sources::for_process(Some(pid));
     let (page, notes) = browser::page(|out| {
         let report = memprof_report::report(input, None, Some(&sources), &options, &progress, out);
         Ok(report?)
@@ -236,7 +236,7 @@ pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
         name: what.name,
         bytes: &mut open_input(what.file)?,
     };
-    let sources = Sources::of_process(Some(what.pid));
+    let sources = Sources::for_process(Some(what.pid));
     let write = |out: &mut dyn Write| {
         memprof_report::report(input, None, Some(&sources), &what.options, &progress, out)
     };
@@ -292,7 +292,7 @@ impl ReportArgs {
             top: self.top,
             normalize: self.normalize,
             force: self.force,
-            blame: Blame {
+            blame: OriginRules {
                 flat: self.flat,
                 own: self.own.as_deref().map(pattern).transpose()?,
                 plumbing: self.plumbing.as_deref().map(pattern).transpose()?,
@@ -303,7 +303,7 @@ impl ReportArgs {
     }
 
     fn sources(&self) -> Sources {
-        let found = Sources::of_process(self.pid);
+        let found = Sources::for_process(self.pid);
         Sources {
             binary: self.binary.clone().or(found.binary),
             binary_root: self.binary_root.clone(),

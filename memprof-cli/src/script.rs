@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::exit::{USAGE, coded};
+use crate::exit::{USAGE, with_exit_code};
 
 /// The first bytes of a program, by which execve(2) tells what it is.
-pub(crate) fn head(program: &File) -> io::Result<Vec<u8>> {
+pub(crate) fn read_head(program: &File) -> io::Result<Vec<u8>> {
     // BINPRM_BUF_SIZE, include/uapi/linux/binfmts.h.
     let mut head = vec![0; 256];
     let length = program.read_at(&mut head, 0)?;
@@ -33,7 +33,7 @@ pub(crate) fn search(name: &OsStr) -> anyhow::Result<PathBuf> {
             file.metadata()
                 .is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0)
         });
-    found.ok_or_else(|| coded(USAGE, format!("no program {} is in PATH", name.display())))
+    found.ok_or_else(|| with_exit_code(USAGE, format!("no program {} is in PATH", name.display())))
 }
 
 /// The program that runs a script.

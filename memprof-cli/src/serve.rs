@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use memprof_http::{Compat, Hosts, Place, PlaceError, Remote, Settings, Wanted};
+use memprof_http::{
+    Compat, HostSelector, Hosts, ListenError, ListenOptions, RemoteHost, RouterSettings,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::exit::{Outcome, USAGE, coded};
-use crate::heap;
-use crate::{completion, fleet, output, target};
+use crate::exit::{Outcome, USAGE, with_exit_code};
+use crate::own_heap;
+use crate::{completion, exec_fleet, output, target};
 
 /// Requests that wait for hosts or make reports, at a time.
 const BLOCKING: usize = 64;
@@ -32,15 +34,15 @@ pub(crate) struct ServeArgs {
     store: Option<String>,
 
     #[command(flatten)]
-    place: Place,
+    place: ListenOptions,
 
     /// Which other systems' endpoints to serve [default: all; none with --allow-remote]
     #[arg(long, value_name = "SYSTEMS", value_enum, value_delimiter = ',')]
-    compat: Option<Vec<System>>,
+    compat: Option<Vec<CompatSystem>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum System {
+enum CompatSystem {
     Userver,
     Brpc,
     Libmtev,
@@ -53,20 +55,20 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     if args.store.is_some() {
         // What stands behind `serve` means the same there.
         let words: Vec<_> = env::args_os().skip(2).collect();
-        return fleet::run("serve", &words);
+        return exec_fleet::run("serve", &words);
     }
-    let (access, token) = args.place.access_with_token().map_err(refused)?;
-    let settings = Settings {
+    let (access, token) = args.place.access_with_new_token().map_err(refused)?;
+    let settings = RouterSettings {
         access,
         compat: compat(args),
     };
-    heap::keep_small();
+    own_heap::map_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING)
         .thread_keep_alive(IDLE)
         // It may have made a report.
-        .on_thread_stop(heap::give_back)
+        .on_thread_stop(own_heap::trim)
         .build()
         .context("failed to start")?;
     runtime.block_on(serve_until_signal(args, settings, token.as_deref()))?;
@@ -77,13 +79,13 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
 
 async fn serve_until_signal(
     args: &ServeArgs,
-    settings: Settings,
+    settings: RouterSettings,
     token: Option<&str>,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (listener, place) = args.place.listen(token).await?;
-    output::tell(&format!("memprof: serving {place}"));
+    output::print_stderr(&format!("memprof: serving {place}"));
     let end = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -95,9 +97,9 @@ async fn serve_until_signal(
     Ok(())
 }
 
-fn refused(error: PlaceError) -> anyhow::Error {
+fn refused(error: ListenError) -> anyhow::Error {
     match error {
-        PlaceError::Exposed(_) => coded(USAGE, error.to_string()),
+        ListenError::Exposed(_) => with_exit_code(USAGE, error.to_string()),
         error => error.into(),
     }
 }
@@ -111,11 +113,11 @@ fn compat(args: &ServeArgs) -> Compat {
         };
     };
     Compat {
-        userver: systems.contains(&System::Userver),
-        brpc: systems.contains(&System::Brpc),
-        libmtev: systems.contains(&System::Libmtev),
-        greptimedb: systems.contains(&System::Greptimedb),
-        go: systems.contains(&System::Go),
+        userver: systems.contains(&CompatSystem::Userver),
+        brpc: systems.contains(&CompatSystem::Brpc),
+        libmtev: systems.contains(&CompatSystem::Libmtev),
+        greptimedb: systems.contains(&CompatSystem::Greptimedb),
+        go: systems.contains(&CompatSystem::Go),
     }
 }
 
@@ -123,9 +125,9 @@ fn hosts(args: &ServeArgs) -> Hosts {
     let wanted = match args.target.as_deref() {
         None => return Hosts::running(),
         Some(target) => match target::socket(target) {
-            Some(path) => Wanted::Socket(path),
-            None => Wanted::Called(target.to_owned()),
+            Some(path) => HostSelector::Socket(path),
+            None => HostSelector::Named(target.to_owned()),
         },
     };
-    Hosts::one(Arc::new(Remote::new(wanted)))
+    Hosts::with_single(Arc::new(RemoteHost::new(wanted)))
 }

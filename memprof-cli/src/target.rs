@@ -6,15 +6,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_host::{Reach, Running, Unreached, of_pid, running, survey};
+use memprof_host::{
+    DiscoveryScope, RunningHost, UnreachableHost, discover, find_by_pid, running_hosts,
+};
 use memprof_ptrace::Halt;
 
 use crate::completion;
-use crate::exit::{UNREACHABLE, USAGE, coded};
+use crate::exit::{UNREACHABLE, USAGE, with_exit_code};
 
 // Where to, and how to print the reply. No doc comment: clap takes one for the help of each command with these options.
 #[derive(Debug, clap::Args)]
-pub(crate) struct To {
+pub(crate) struct TargetArgs {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
     #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     pub(crate) target: Option<String>,
@@ -31,7 +33,7 @@ pub(crate) const NEXT: &str = "load the plugin with `memprof attach PID` into a 
     `memprof run -- PROGRAM`; for a process of another user, run memprof as that user or as root";
 
 /// The host that the arguments name, with the timeout that they give.
-pub(crate) fn connect_to(to: &To) -> anyhow::Result<Client> {
+pub(crate) fn connect_to(to: &TargetArgs) -> anyhow::Result<Client> {
     let socket = socket_of(to.target.as_deref())?;
     let connected = match to.timeout {
         None => Client::connect(&socket),
@@ -74,21 +76,21 @@ fn number(target: &str) -> Option<u32> {
     target.parse().ok()
 }
 
-fn find(target: Option<&str>) -> anyhow::Result<Running> {
+fn find(target: Option<&str>) -> anyhow::Result<RunningHost> {
     if let Some(pid) = target.and_then(number) {
-        if let Some(host) = of_pid(pid) {
+        if let Some(host) = find_by_pid(pid) {
             return Ok(host);
         }
         if let Some(halt) = Halt::of(pid) {
             let name = inspect(pid).map_or_else(String::new, |(_, name, _)| format!(" ({name})"));
-            return Err(coded(UNREACHABLE, format!("{pid}{name}: {halt}")));
+            return Err(with_exit_code(UNREACHABLE, format!("{pid}{name}: {halt}")));
         }
     }
-    let mut hosts = running();
+    let mut hosts = running_hosts();
     let mut unreached = Vec::new();
-    let is_meant = |host: &Running| target.is_none_or(|target| host.is_called(target));
+    let is_meant = |host: &RunningHost| target.is_none_or(|target| host.matches(target));
     if !hosts.iter().any(is_meant) {
-        let everywhere = survey(Reach::Processes, |_| ());
+        let everywhere = discover(DiscoveryScope::AllProcesses, |_| ());
         hosts = everywhere
             .hosts
             .into_iter()
@@ -100,28 +102,31 @@ fn find(target: Option<&str>) -> anyhow::Result<Running> {
 }
 
 fn choose(
-    mut hosts: Vec<Running>,
-    unreached: &[Unreached],
+    mut hosts: Vec<RunningHost>,
+    unreached: &[UnreachableHost],
     target: Option<&str>,
-) -> anyhow::Result<Running> {
+) -> anyhow::Result<RunningHost> {
     let all = describe(&hosts);
     if let Some(target) = target {
-        hosts.retain(|host| host.is_called(target));
+        hosts.retain(|host| host.matches(target));
     }
     match (hosts.len(), target) {
         (1, _) => Ok(hosts.remove(0)),
-        (0, None) => Err(coded(
+        (0, None) => Err(with_exit_code(
             UNREACHABLE,
             format!("no process with the plugin is running that this user can reach: {NEXT}"),
         )),
-        (0, Some(target)) => Err(coded(UNREACHABLE, missing(target, &all, unreached))),
-        (_, None) => Err(coded(
+        (0, Some(target)) => Err(with_exit_code(
+            UNREACHABLE,
+            no_host_message(target, &all, unreached),
+        )),
+        (_, None) => Err(with_exit_code(
             USAGE,
             format!("several hosts are running, choose one with -t: {all}"),
         )),
         (_, Some(target)) => {
             let those = describe(&hosts);
-            Err(coded(
+            Err(with_exit_code(
                 USAGE,
                 format!("several hosts are called {target:?}, give a pid: {those}"),
             ))
@@ -130,8 +135,8 @@ fn choose(
 }
 
 /// Why there is no such host.
-fn missing(target: &str, running: &str, unreached: &[Unreached]) -> String {
-    let process = number(target).or_else(|| process_called(target));
+fn no_host_message(target: &str, running: &str, unreached: &[UnreachableHost]) -> String {
+    let process = number(target).or_else(|| find_process(target));
     let Some((pid, name, owner)) = process.and_then(inspect) else {
         return match number(target) {
             Some(pid) => format!("no process {pid} is running; hosts: {running}"),
@@ -163,14 +168,14 @@ fn inspect(pid: u32) -> Option<(u32, String, u32)> {
 }
 
 /// The first process of that name.
-fn process_called(name: &str) -> Option<u32> {
+fn find_process(name: &str) -> Option<u32> {
     let entries = std::fs::read_dir("/proc").ok()?.flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.find(|pid| inspect(*pid).is_some_and(|(_, found, _)| found == name))
 }
 
-fn describe(hosts: &[Running]) -> String {
-    let one = |host: &Running| format!("{} ({})", host.pid, host.info.name);
+fn describe(hosts: &[RunningHost]) -> String {
+    let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
     match hosts {
         [] => "none".to_owned(),
         hosts => hosts.iter().map(one).collect::<Vec<_>>().join(", "),
@@ -183,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    fn host(pid: u32, name: &str, command: &str) -> Running {
+    fn host(pid: u32, name: &str, command: &str) -> RunningHost {
         let info = HostInfo {
             pid,
             name: name.to_owned(),
@@ -191,7 +196,7 @@ mod tests {
             version: String::new(),
             started: 0,
         };
-        Running {
+        RunningHost {
             socket: PathBuf::from(format!("/run/{pid}.sock")),
             pid,
             info,
@@ -206,7 +211,7 @@ mod tests {
                 host(8, "db", "/usr/bin/server"),
             ]
         };
-        let check = |hosts: Vec<Running>, target: Option<&str>, expected: &str| {
+        let check = |hosts: Vec<RunningHost>, target: Option<&str>, expected: &str| {
             let found = match choose(hosts, &[], target) {
                 Ok(host) => host.pid.to_string(),
                 Err(error) => error.to_string(),
@@ -245,13 +250,13 @@ mod tests {
     fn a_process_that_is_no_host_is_told_why() {
         let own = std::process::id();
         let (_, name, _) = inspect(own).unwrap();
-        let check = |unreached: &[Unreached], expected: &str| {
+        let check = |unreached: &[UnreachableHost], expected: &str| {
             let error = choose(vec![], unreached, Some(&own.to_string())).unwrap_err();
             assert_eq!(error.to_string(), format!("{own} ({name}) {expected}"));
         };
         let remedy = format!("runs without the plugin: `memprof attach {own}` loads it");
         check(&[], &remedy);
-        let silent = Unreached {
+        let silent = UnreachableHost {
             pid: Some(own),
             place: "/run/h.sock".into(),
             why: "it did not answer within 3s".to_owned(),

@@ -3,19 +3,19 @@
 pub(crate) mod allocator;
 pub(crate) mod background;
 pub(crate) mod discover;
-pub(crate) mod embedded;
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod glibc;
 pub(crate) mod interposed;
 pub(crate) mod interval;
 pub(crate) mod jemalloc;
+pub(crate) mod loaded_objects;
 pub(crate) mod mallctl;
 pub(crate) mod mimalloc;
-pub(crate) mod objects;
 pub(crate) mod printout;
-pub(crate) mod refusal;
+pub(crate) mod profiler_exclusion;
 pub(crate) mod stats;
+pub(crate) mod stripped_jemalloc;
 pub(crate) mod symbols;
 pub(crate) mod tcmalloc;
-pub(crate) mod unsampled;
+pub(crate) mod unprofilable;

@@ -5,18 +5,18 @@ mod conf_sources;
 mod facts;
 mod gather;
 mod malloc_conf;
-mod own_heap;
 mod process;
+mod runtime_heap;
 
 use memprof_messages::{Finding, Severity};
 use std::path::Path;
 
-use allocator::{one_allocator, one_jemalloc};
-use facts::{DumpDir, Examined, Seen};
-use own_heap::hidden_objects;
+use allocator::{check_allocator, check_jemalloc};
+use facts::{AllocatorFacts, DumpDirFacts, JemallocFacts};
 use process::whole_process;
+use runtime_heap::report_runtime_heaps;
 
-use crate::allocators::refusal::WhyNot;
+use crate::allocators::unprofilable::Unprofilable;
 
 pub(crate) use facts::Facts;
 pub(crate) use gather::gather;
@@ -27,13 +27,13 @@ const LITTLE_ROOM: u64 = 64 << 20;
 /// Judges.
 pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    hidden_objects(facts, &mut findings);
+    report_runtime_heaps(facts, &mut findings);
     whole_process(facts, &mut findings);
     for allocator in &facts.allocators {
-        one_allocator(allocator, &mut findings);
+        check_allocator(allocator, &mut findings);
     }
     for jemalloc in &facts.jemallocs {
-        one_jemalloc(jemalloc, facts, &mut findings);
+        check_jemalloc(jemalloc, facts, &mut findings);
     }
     dump_dir(&facts.dump_dir, &mut findings);
     findings
@@ -54,13 +54,13 @@ fn finding(
 }
 
 /// Why profiling cannot be on, in the words of `activate`.
-fn refusal(why: &WhyNot, severity: Severity) -> Finding {
+fn refusal(why: &Unprofilable, severity: Severity) -> Finding {
     finding(why.word(), severity, why.message(), why.remedy())
 }
 
-fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
+fn dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
-    let path = |dir: &DumpDir| -> String { Path::display(&dir.path).to_string() };
+    let path = |dir: &DumpDirFacts| -> String { Path::display(&dir.path).to_string() };
     if let Some((message, remedy)) = &dir.unusable {
         findings.push(finding("dump_dir_unusable", Error, message, remedy));
     }
@@ -90,14 +90,14 @@ fn dump_dir(dir: &DumpDir, findings: &mut Vec<Finding>) {
 
 #[cfg(test)]
 mod tests {
-    use memprof_messages::Kind;
+    use memprof_messages::AllocatorKind;
 
-    use super::malloc_conf::Source;
+    use super::malloc_conf::ConfSource;
     use super::*;
-    use crate::allocators::refusal::tests::refusals;
+    use crate::allocators::unprofilable::tests::refusals;
 
-    fn healthy_jemalloc() -> Examined {
-        Examined {
+    fn healthy_jemalloc() -> JemallocFacts {
+        JemallocFacts {
             version: "5.3.0".to_owned(),
             conf_variable: Some("MALLOC_CONF".to_owned()),
             hidden_conf: None,
@@ -114,8 +114,8 @@ mod tests {
         }
     }
 
-    fn seen(kind: Kind) -> Seen {
-        Seen {
+    fn seen(kind: AllocatorKind) -> AllocatorFacts {
+        AllocatorFacts {
             name: format!("{kind} 1.0"),
             kind,
             in_place: None,
@@ -126,13 +126,13 @@ mod tests {
 
     fn healthy() -> Facts {
         Facts {
-            allocators: vec![seen(Kind::Jemalloc)],
+            allocators: vec![seen(AllocatorKind::Jemalloc)],
             jemallocs: vec![healthy_jemalloc()],
             lock_free_unwinding: true,
-            dump_dir: DumpDir {
+            dump_dir: DumpDirFacts {
                 path: "/d".into(),
                 room: Some(1 << 40),
-                ..DumpDir::default()
+                ..DumpDirFacts::default()
             },
             ..Facts::default()
         }
@@ -151,12 +151,12 @@ mod tests {
         assert!(!findings[0].remedy.is_empty());
     }
 
-    fn jemalloc(facts: &mut Facts) -> &mut Examined {
+    fn jemalloc(facts: &mut Facts) -> &mut JemallocFacts {
         &mut facts.jemallocs[0]
     }
 
-    fn not_started() -> WhyNot {
-        WhyNot::NotStarted {
+    fn not_started() -> Unprofilable {
+        Unprofilable::NotStarted {
             allocator: "jemalloc 5.3.0".to_owned(),
             variable: Some("MALLOC_CONF".to_owned()),
         }
@@ -177,9 +177,9 @@ mod tests {
         let remedy = "restart this program with MALLOC_CONF=prof:true";
         check(of_jemalloc, "not_started", Severity::Error, remedy);
         let of_glibc = |facts: &mut Facts| {
-            facts.allocators = vec![seen(Kind::Glibc)];
+            facts.allocators = vec![seen(AllocatorKind::Glibc)];
             facts.jemallocs.clear();
-            facts.unavailable = Some(WhyNot::NoProfiler {
+            facts.unavailable = Some(Unprofilable::NoProfiler {
                 allocator: Some("glibc 2.36".to_owned()),
             });
         };
@@ -209,7 +209,7 @@ mod tests {
     fn options_that_jemalloc_leaves_out() {
         use Severity::Warning;
         let options = |facts: &mut Facts| {
-            jemalloc(facts).sources = vec![Source {
+            jemalloc(facts).sources = vec![ConfSource {
                 name: "MALLOC_CONF".to_owned(),
                 text: "prof:true,lg_sample:12".to_owned(),
                 newer: Vec::new(),
@@ -222,7 +222,7 @@ mod tests {
                 ("MALLOC_CONF", "prof:true"),
                 ("x_2_conf_harder", "prof:false"),
             ]
-            .map(|(name, text)| Source {
+            .map(|(name, text)| ConfSource {
                 name: name.to_owned(),
                 text: text.to_owned(),
                 newer: Vec::new(),
@@ -273,9 +273,9 @@ mod tests {
         let fine = |facts: &mut Facts| facts.allocators[0].sample_interval = Some(512);
         check(fine, "fine_interval", Warning, "each 512 bytes");
         let pages = |facts: &mut Facts| {
-            facts.allocators = vec![Seen {
+            facts.allocators = vec![AllocatorFacts {
                 sample_interval: Some(64 << 10),
-                ..seen(Kind::Tcmalloc)
+                ..seen(AllocatorKind::Tcmalloc)
             }];
             facts.jemallocs.clear();
         };
@@ -317,7 +317,7 @@ mod tests {
         };
         let remedy = "-Wl,--export-dynamic-symbol=malloc_conf";
         check(conf, "hidden_malloc_conf", Warning, remedy);
-        let two = |facts: &mut Facts| facts.allocators.push(seen(Kind::Tcmalloc));
+        let two = |facts: &mut Facts| facts.allocators.push(seen(AllocatorKind::Tcmalloc));
         let names = "2 allocators serve this process (jemalloc 1.0, tcmalloc 1.0)";
         check(two, "several_allocators", Warning, names);
         let stranger = |facts: &mut Facts| facts.unknown_malloc = Some("/lib/libasan.so".into());
@@ -332,14 +332,14 @@ mod tests {
     #[test]
     fn the_c_librarys_malloc_beside_another_is_no_news() {
         let mut facts = healthy();
-        facts.allocators.push(seen(Kind::Glibc));
+        facts.allocators.push(seen(AllocatorKind::Glibc));
         assert_eq!(examine(&facts), []);
     }
 
     #[test]
     fn one_that_profiles_is_enough() {
         let mut facts = healthy();
-        facts.jemallocs.push(Examined {
+        facts.jemallocs.push(JemallocFacts {
             opt_prof: false,
             why_not: Some(not_started()),
             ..healthy_jemalloc()

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use memprof_messages::{Kind, release};
+use memprof_messages::{AllocatorKind, release};
 
 /// What an allocator is known by. Prints as `jemalloc 5.3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub kind: Kind,
+pub(crate) struct AllocatorIdentity {
+    pub kind: AllocatorKind,
     /// In its own words.
     pub version: String,
     pub found_by: FoundBy,
@@ -18,14 +18,14 @@ pub(crate) struct Identity {
     pub address: usize,
 }
 
-impl Identity {
+impl AllocatorIdentity {
     /// The version without the commit that a jemalloc was built from, which stands behind a dash.
     pub(crate) fn release(&self) -> &str {
         release(&self.version)
     }
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for AllocatorIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.release())
     }

@@ -29,7 +29,7 @@ mod unwinder;
 
 mod sampler;
 
-mod figures;
+mod accounting;
 
 mod watching;
 
@@ -37,21 +37,23 @@ mod doctor;
 
 mod profiler;
 
+pub use accounting::recent_allocations::RECENT;
 pub use allocators::interval::SampleInterval;
 pub use allocators::mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use allocators::printout::{PrintOptions, Printout};
-pub use allocators::refusal::is_secure_execution;
+pub use allocators::profiler_exclusion::ProfilerExclusion;
 pub use allocators::stats::{ReadFigures, ReadReport, Readers};
-pub use allocators::unsampled::Unsampled;
-pub use dumps::retention::Keep;
-pub use dumps::store::{Fetched, Store, default_dump_dir};
+pub use allocators::unprofilable::is_secure_execution;
+pub use dumps::retention::RetentionPolicy;
+pub use dumps::store::{OpenedDump, Store, default_dump_dir};
 pub use dumps::trigger::{Condition, Threshold, Trigger};
 pub use error::{Cause, Error, ErrorKind, Result};
-pub use figures::recent::RECENT;
 pub use identity::FoundBy;
-pub use profiler::{ActivateOptions, AgeWidth, LabelKeys, Profiler, SEEN_FROM_THE_START, Settings};
-pub use sampler::sample_at_once;
+pub use profiler::{
+    ActivateOptions, AgeBucketWidth, LabelKeys, Profiler, ProfilerSettings, SEEN_FROM_THE_START,
+};
+pub use sampler::sample_from_start;
 pub use system::seccomp::require_calls;
 pub use unwinder::UnwinderSettings;
 pub use watching::gdump::GdumpLimits;
-pub use watching::rule::Rule;
+pub use watching::rule::WatchRule;

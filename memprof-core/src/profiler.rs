@@ -3,60 +3,60 @@
 //! Its parts have a lock each, or none, and these are taken in one order:
 //!
 //! 1. [`DumpSlot`] waits for nobody: what meets a running dump is refused as busy.
-//! 2. [`Switch`] is held over the work of switching, also while allocators are called. What only whoever
+//! 2. [`SamplingSwitch`] is held over the work of switching, also while allocators are called. What only whoever
 //!    switches may change is reached by its guard alone.
 //! 3. All others are held for as long as a value is read or written, and no other lock of the profiler is
-//!    taken meanwhile: the list of [`Allocators`], [`KnownFigures`], [`Unasked`], and inside of the parts
+//!    taken meanwhile: the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], and inside of the parts
 //!    the unwinder's state, the labels' keys and the sampler's slots.
 //!
 //! Whoever holds the second may take those of the third; nobody takes the second holding one of the third.
 //! The loader's lock comes last: the sampler takes it to patch slots.
 
-mod ages;
+mod activation;
+mod age_clock;
 mod allocators;
-mod detaching;
-pub(crate) mod dump;
+mod automatic_dumps;
+mod detach;
+mod dump_backends;
 mod dump_slot;
 mod dumper;
-mod dumping;
-mod farewell;
-mod figures;
-mod heaps;
+mod exit_dump;
 mod labels;
 mod lease;
 mod recent;
-mod sampling;
+mod sampler_choice;
+mod sampling_switch;
+mod statistics;
 pub(crate) mod status;
-mod switch;
-mod switching;
-mod unsampled;
-mod watching;
+pub(crate) mod take_dump;
+mod thread_exclusion;
+mod usage_cache;
 
-pub use ages::AgeWidth;
+pub use activation::ActivateOptions;
+pub use age_clock::AgeBucketWidth;
 pub use labels::LabelKeys;
-pub use switching::ActivateOptions;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use self::allocators::Allocators;
+use self::automatic_dumps::AutomaticDumps;
 use self::dump_slot::DumpSlot;
-use self::heaps::KnownFigures;
+use self::sampling_switch::{ActivationTimes, SamplingSwitch};
 use self::status::allocator_status;
-use self::switch::{Activation, Switch};
-use self::watching::Unasked;
+use self::usage_cache::LedgerHistory;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
-use crate::allocators::refusal::WhyNot;
 use crate::allocators::stats::Readers;
+use crate::allocators::unprofilable::Unprofilable;
 use crate::clock::rfc3339;
-use crate::dumps::store::{Fetched, Store};
+use crate::dumps::store::{OpenedDump, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sampler::{self, Driven};
+use crate::sampler::{self, Backend};
 use crate::unwinder::UnwinderSettings;
 use memprof_messages::SamplerChoice;
-use memprof_messages::{Kept, Profiling, Status};
+use memprof_messages::{KeptDump, ProfilerStatus, Profiling};
 
 /// What helps where a profile lacks what was allocated before it began.
 pub const SEEN_FROM_THE_START: &str = "and appear only if they are allocated again; to see all, \
@@ -64,7 +64,7 @@ pub const SEEN_FROM_THE_START: &str = "and appear only if they are allocated aga
 
 /// What a profiler needs to know of its process.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ProfilerSettings {
     /// The program's name.
     pub program: String,
     /// The host's own jemalloc, where it hands it over.
@@ -87,42 +87,42 @@ pub struct Settings {
 /// The profiler of this process.
 #[derive(Debug)]
 pub struct Profiler {
-    settings: Settings,
+    settings: ProfilerSettings,
     started: SystemTime,
     allocators: Allocators,
-    switch: Switch,
+    switch: SamplingSwitch,
     dump_slot: DumpSlot,
-    figures: KnownFigures,
-    unasked: Unasked,
+    figures: LedgerHistory,
+    unasked: AutomaticDumps,
 }
 
 /// Whether allocations are sampled.
 #[derive(Debug)]
-enum State {
+enum ProfilingState {
     /// They cannot be.
-    Unavailable(WhyNot),
+    Unavailable(Unprofilable),
     /// They could be.
     Inactive,
     /// They are.
-    Active(Activation),
+    Active(ActivationTimes),
 }
 
 impl Profiler {
     /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
-    pub fn new(settings: Settings, now: SystemTime) -> Self {
+    pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
         memprof_own::at_thread_start(sampler::leave_this_thread_out);
         let mut profiler = Self {
-            allocators: Allocators::look(&settings),
-            switch: Switch::new(settings.unwinder),
+            allocators: Allocators::find_all(&settings),
+            switch: SamplingSwitch::new(settings.unwinder),
             dump_slot: DumpSlot::default(),
-            figures: KnownFigures::default(),
-            unasked: Unasked::default(),
+            figures: LedgerHistory::default(),
+            unasked: AutomaticDumps::default(),
             settings,
             started: now,
         };
         profiler.choose_by_default();
         if profiler.allocators.is_active() {
-            profiler.switch.found_on(now);
+            profiler.switch.mark_already_active(now);
         }
         if let Err(error) = profiler.dump_slot.dumper.start() {
             log::warn!("{error}; the first dump tries again");
@@ -131,20 +131,20 @@ impl Profiler {
     }
 
     /// The state, at once, also while a dump runs.
-    pub fn status(&self) -> Status {
-        self.renew();
+    pub fn status(&self) -> ProfilerStatus {
+        self.refresh_interception();
         let backends = self.allocators.all();
         let (kept, unreadable) = match self.settings.store.list() {
             Ok(kept) => (kept.len(), None),
             Err(error) => (0, Some(with_remedy(&error))),
         };
         let (profiling, unavailable, on) = match self.state() {
-            State::Unavailable(why) => (Profiling::Unavailable, Some(why), None),
-            State::Inactive => (Profiling::Inactive, None, None),
-            State::Active(on) => (Profiling::Active, None, Some(on)),
+            ProfilingState::Unavailable(why) => (Profiling::Unavailable, Some(why), None),
+            ProfilingState::Inactive => (Profiling::Inactive, None, None),
+            ProfilingState::Active(on) => (Profiling::Active, None, Some(on)),
         };
-        let reason = unavailable.as_ref().map(WhyNot::message);
-        Status {
+        let reason = unavailable.as_ref().map(Unprofilable::message);
+        ProfilerStatus {
             profiling: profiling.into(),
             reason: reason.or(unreadable),
             remedy: unavailable
@@ -155,16 +155,16 @@ impl Profiler {
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
             allocators: backends.iter().map(|each| allocator_status(each)).collect(),
             unknown_malloc: path_text(self.allocators.unknown_malloc()),
-            undrivable_jemalloc: path_text(self.allocators.undrivable()),
+            undrivable_jemalloc: path_text(self.allocators.stripped_jemalloc()),
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
-            busy: self.dump_slot.is_taken(),
+            busy: self.dump_slot.is_busy(),
             watch: self.watch_status(),
             gdump: self.gdump_status(),
             unwinder: self.switch.unwinder_status(),
             ages_s: self.switch.age_width(),
             labels: self.switch.labels(),
-            label_sets: labels::sets(),
+            label_sets: labels::set_stats(),
         }
     }
 
@@ -172,18 +172,18 @@ impl Profiler {
     /// which less is read than for all of it.
     pub fn unavailable(&self) -> Option<(String, String)> {
         match self.state() {
-            State::Unavailable(why) => Some((why.message(), why.remedy())),
-            State::Inactive | State::Active(_) => None,
+            ProfilingState::Unavailable(why) => Some((why.message(), why.remedy())),
+            ProfilingState::Inactive | ProfilingState::Active(_) => None,
         }
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> ProfilingState {
         if self.allocators.is_active() {
-            return State::Active(self.switch.activation());
+            return ProfilingState::Active(self.switch.activation());
         }
-        match self.allocators.why_not_any() {
-            Some(why) => State::Unavailable(why),
-            None => State::Inactive,
+        match self.allocators.default_unprofilable_reason() {
+            Some(why) => ProfilingState::Unavailable(why),
+            None => ProfilingState::Inactive,
         }
     }
 
@@ -191,7 +191,7 @@ impl Profiler {
     ///
     /// # Errors
     /// The dump directory cannot be read.
-    pub fn list(&self) -> Result<Vec<Kept>> {
+    pub fn list(&self) -> Result<Vec<KeptDump>> {
         self.settings.store.list()
     }
 
@@ -199,7 +199,7 @@ impl Profiler {
     ///
     /// # Errors
     /// No kept dump has that id.
-    pub fn fetch(&self, id: &str) -> Result<Fetched> {
+    pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
         self.settings.store.fetch(id)
     }
 }
@@ -210,8 +210,8 @@ impl Profiler {
 /// # Errors
 /// Why the first cannot, when none can; or one refused.
 fn with_each(
-    backends: &[Arc<Driven>],
-    work: impl Fn(&Driven) -> Result<Vec<String>>,
+    backends: &[Arc<Backend>],
+    work: impl Fn(&Backend) -> Result<Vec<String>>,
 ) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     let mut unable = None;
@@ -240,9 +240,9 @@ fn with_each(
 }
 
 /// Why a process without jemalloc is refused what `only jemalloc` completes.
-fn only_jemalloc(has: &str) -> Error {
+fn needs_jemalloc_error(has: &str) -> Error {
     let message = format!("only jemalloc {has}, and this process has none that memprof can find");
-    Error::new(ErrorKind::Unsupported, message).remedy(WhyNot::no_profiler(None).remedy())
+    Error::new(ErrorKind::Unsupported, message).remedy(Unprofilable::no_profiler(None).remedy())
 }
 
 fn path_text(path: Option<PathBuf>) -> Option<String> {
@@ -272,11 +272,14 @@ mod tests {
     fn activate_status_and_doctor_say_the_same() {
         let place = tempfile::tempdir().unwrap();
         for host in [None, Some(fake::<Off>())] {
-            let settings = Settings {
+            let settings = ProfilerSettings {
                 program: "test".to_owned(),
                 host,
                 own_image: 0,
-                store: Store::new(place.path().join("dumps"), crate::Keep::default()),
+                store: Store::new(
+                    place.path().join("dumps"),
+                    crate::RetentionPolicy::default(),
+                ),
                 readers: READERS,
                 unwinder: UnwinderSettings::default(),
                 sampler: SamplerChoice::Allocator,

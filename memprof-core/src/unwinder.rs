@@ -1,12 +1,12 @@
 //! Who walks the stack of a sample: the allocator itself, or our walk, which costs a fraction of
 //! it (`memprof-unwind`). Ours stays only while it finds what the allocator's own finds.
 
-#[cfg(target_arch = "x86_64")]
-mod contexts;
-#[cfg_attr(target_arch = "x86_64", path = "unwinder/ours.rs")]
-#[cfg_attr(not(target_arch = "x86_64"), path = "unwinder/elsewhere.rs")]
-mod ours;
+#[cfg_attr(target_arch = "x86_64", path = "unwinder/installed_walker.rs")]
+#[cfg_attr(not(target_arch = "x86_64"), path = "unwinder/unsupported.rs")]
+mod installed_walker;
 mod process_context;
+#[cfg(target_arch = "x86_64")]
+mod thread_contexts;
 mod tick;
 
 use std::sync::Mutex;
@@ -14,20 +14,20 @@ use std::time::SystemTime;
 
 use crate::allocators::jemalloc::Jemalloc;
 use crate::{clock::rfc3339, lock::lock};
-use memprof_messages::{UnwinderChoice, UnwinderStatus, Walker, Whose};
+use memprof_messages::{Provider, UnwinderChoice, UnwinderStatus, WalkerStatus};
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use contexts::{KeyNumbers, thread_contexts};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use ours::prepare_walks;
-pub(crate) use ours::{
-    Context, LabelSetCounts, MOST_KEYS, MOST_SETS, each_label_set, label_set_counts, set_birth,
-    set_labels, set_leased,
-};
+pub(crate) use installed_walker::prepare_walks;
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) use ours::{KeyNumbers, thread_contexts};
+pub(crate) use installed_walker::{KeyNumbers, thread_contexts};
+pub(crate) use installed_walker::{
+    LabelContext, LabelSetCounts, MOST_KEYS, MOST_SETS, for_each_label_set, label_set_counts,
+    set_alloc_time, set_labels, set_leased,
+};
 pub(crate) use process_context::attribute_keys;
-pub(crate) use tick::Tick;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use thread_contexts::{LabelKeyRegistry, thread_contexts};
+pub(crate) use tick::PeriodicTask;
 
 /// Where each thread has a pointer to its labels.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct ThreadContext {
 /// Who knows the names of the keys that records tell by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyNames {
-    Program(KeyNumbers),
+    Program(LabelKeyRegistry),
     /// The process context, where there is one: [`attribute_keys`].
     OpenTelemetry,
 }
@@ -69,21 +69,21 @@ impl Default for UnwinderSettings {
 #[derive(Debug)]
 pub(crate) struct Unwinder {
     settings: UnwinderSettings,
-    state: Mutex<State>,
+    state: Mutex<UnwinderState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct UnwinderState {
     setting: UnwinderChoice,
-    allocators: Vec<Known>,
-    loaded: tick::Loaded,
+    allocators: Vec<WalkerRecord>,
+    loaded: tick::LoadCounts,
 }
 
 /// What became of one allocator.
 #[derive(Debug)]
-struct Known {
+struct WalkerRecord {
     jemalloc: Jemalloc,
-    ours: Option<ours::Ours>,
+    ours: Option<installed_walker::InstalledWalker>,
     /// Why it is not installed.
     reason: Option<String>,
     since: Option<SystemTime>,
@@ -93,10 +93,10 @@ const INACTIVE: &str = "ours is installed by `activate`";
 
 impl Unwinder {
     pub(crate) fn new(settings: UnwinderSettings) -> Self {
-        let state = State {
+        let state = UnwinderState {
             setting: settings.choice,
             allocators: Vec::new(),
-            loaded: tick::Loaded::default(),
+            loaded: tick::LoadCounts::default(),
         };
         Self {
             settings,
@@ -113,18 +113,18 @@ impl Unwinder {
         let mut state = lock(&self.state);
         state.remove_all();
         state.setting = choice.unwrap_or(self.settings.choice);
-        state.loaded.forget_if_changed();
+        state.loaded.clear_if_changed();
         let setting = state.setting;
         let install = |jemalloc: &&Jemalloc| {
             let installed = match setting {
                 UnwinderChoice::Allocator => Err("as chosen".to_owned()),
-                choice => ours::Ours::install(
+                choice => installed_walker::InstalledWalker::install(
                     &jemalloc.mallctl,
-                    choice == UnwinderChoice::Ours,
+                    choice == UnwinderChoice::Memprof,
                     self.settings.compare,
                 ),
             };
-            Known {
+            WalkerRecord {
                 jemalloc: (*jemalloc).clone(),
                 since: installed.is_ok().then(SystemTime::now),
                 reason: installed.as_ref().err().cloned(),
@@ -133,7 +133,7 @@ impl Unwinder {
         };
         let able = jemallocs.iter().filter(|jemalloc| jemalloc.opt_prof);
         state.allocators = able.map(install).collect();
-        if setting != UnwinderChoice::Ours {
+        if setting != UnwinderChoice::Memprof {
             return Vec::new();
         }
         let refused = state.allocators.iter().filter_map(|known| {
@@ -150,23 +150,23 @@ impl Unwinder {
     }
 
     /// Forgets rules of code that is gone, and removes what found too little.
-    pub(crate) fn tend(&self) {
+    pub(crate) fn maintain(&self) {
         let mut state = lock(&self.state);
-        state.loaded.forget_if_changed();
-        ours::forget_stacks();
+        state.loaded.clear_if_changed();
+        installed_walker::clear_stack_cache();
         for known in &mut state.allocators {
-            known.remove_if_given_up();
+            known.remove_if_disagreeing();
         }
     }
 
     /// True while ours is installed somewhere.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn has_own_walker(&self) -> bool {
         let state = lock(&self.state);
         state.allocators.iter().any(|known| known.reason.is_none())
     }
 
     /// Why ours was removed, for each allocator where its stacks were not those of the allocator.
-    pub(crate) fn given_up(&self) -> Vec<String> {
+    pub(crate) fn disagreements(&self) -> Vec<String> {
         let state = lock(&self.state);
         let given_up = state
             .allocators
@@ -181,8 +181,8 @@ impl Unwinder {
         let state = lock(&self.state);
         UnwinderStatus {
             setting: state.setting.into(),
-            rules_read: ours::rules_read(),
-            walkers: state.allocators.iter().map(Known::status).collect(),
+            rules_read: installed_walker::rules_read(),
+            walkers: state.allocators.iter().map(WalkerRecord::status).collect(),
         }
     }
 }
@@ -193,7 +193,7 @@ impl Drop for Unwinder {
     }
 }
 
-impl State {
+impl UnwinderState {
     fn remove_all(&mut self) {
         for known in &mut self.allocators {
             known.remove(INACTIVE.to_owned());
@@ -201,7 +201,7 @@ impl State {
     }
 }
 
-impl Known {
+impl WalkerRecord {
     fn remove(&mut self, reason: String) {
         if self.reason.is_some() {
             return;
@@ -214,7 +214,7 @@ impl Known {
         }
     }
 
-    fn remove_if_given_up(&mut self) {
+    fn remove_if_disagreeing(&mut self) {
         let counts = self.counts();
         if self.reason.is_some() || !counts.given_up {
             return;
@@ -228,26 +228,27 @@ impl Known {
     }
 
     fn disagreement(&self) -> String {
-        let ours::Counts {
+        let installed_walker::HookStats {
             agreed, compared, ..
         } = self.counts();
         format!("only {agreed} of {compared} stacks were those that the allocator found")
     }
 
-    fn counts(&self) -> ours::Counts {
-        self.ours
-            .as_ref()
-            .map_or(ours::Counts::default(), ours::Ours::counts)
+    fn counts(&self) -> installed_walker::HookStats {
+        self.ours.as_ref().map_or(
+            installed_walker::HookStats::default(),
+            installed_walker::InstalledWalker::counts,
+        )
     }
 
-    fn status(&self) -> Walker {
+    fn status(&self) -> WalkerStatus {
         let counts = self.counts();
-        Walker {
+        WalkerStatus {
             allocator: self.jemalloc.identity.to_string(),
             walker: match &self.reason {
-                Some(_) => Whose::Allocator,
-                None if counts.given_up => Whose::Allocator,
-                None => Whose::Ours,
+                Some(_) => Provider::Allocator,
+                None if counts.given_up => Provider::Allocator,
+                None => Provider::Memprof,
             }
             .into(),
             reason: self.reason.clone(),
@@ -278,14 +279,14 @@ mod tests {
             let unwinder = Unwinder::new(UnwinderSettings::default());
             let warnings = unwinder.install(&[&jemalloc], choice);
             assert_eq!(!warnings.is_empty(), warned, "{warnings:?}");
-            assert!(!unwinder.is_ours());
+            assert!(!unwinder.has_own_walker());
             let status = unwinder.status();
-            assert_eq!(status.walkers[0].walker, Whose::Allocator);
+            assert_eq!(status.walkers[0].walker, Provider::Allocator);
             let told = status.walkers[0].reason.clone().unwrap();
             assert!(told.contains(reason), "{told}");
         };
         check(None, "this jemalloc has no hook for it", false);
-        check(Some(UnwinderChoice::Ours), "has no hook for it", true);
+        check(Some(UnwinderChoice::Memprof), "has no hook for it", true);
         check(Some(UnwinderChoice::Allocator), "as chosen", false);
     }
 }

@@ -1,6 +1,6 @@
 //! Dumps that nobody asks for: when one is due.
 
 pub(crate) mod gdump;
-pub(crate) mod reading;
+pub(crate) mod memory_reading;
 pub(crate) mod rule;
 pub(crate) mod watcher;

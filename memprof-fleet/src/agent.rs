@@ -1,6 +1,6 @@
 //! `memprof agent`: dumps by the policy, to the spool, to the store.
 
-mod asked;
+mod dump_requests;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -12,26 +12,26 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
-use memprof_host::{Reach, Running, Unreached, survey};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
 use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
 use crate::ask::writing_since;
-use crate::attached::Attached;
-use crate::bus::{Event, answer};
+use crate::attachments::Attachments;
+use crate::bus::{AgentEvent, answer};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
+use crate::metrics_server;
 use crate::naming::Naming;
-use crate::output::{NO_DATA, coded, in_line, note, tell};
-use crate::policy::{Rule, chosen, rule};
+use crate::output::{NO_DATA, coded, in_line, note, print_stderr};
+use crate::policy::{ServiceRule, elect, rule};
 use crate::prune::prune;
 use crate::schema::files;
-use crate::scraped;
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::take::{Machine, Taken, take};
+use crate::take_profile::{MachineInfo, Taken, take_profile};
 use crate::time::{Hour, Instant, Uptime};
 
 /// How often hosts are looked for.
@@ -54,9 +54,9 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let mut agent = Agent {
         spool: Spool::open(&config.spool)?,
         store: Arc::new(Store::open(&config.store)?),
-        machine: Machine::new(config.labels.clone()),
+        machine: MachineInfo::new(config.labels.clone()),
         config,
-        attached: Attached::new(),
+        attached: Attachments::new(),
         naming: Naming::default(),
         known: HashSet::new(),
         known_by: None,
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         told: HashMap::new(),
     };
     match args.once {
-        true => agent.once(),
+        true => agent.run_once(),
         false => agent.serve(),
     }
 }
@@ -73,8 +73,8 @@ struct Agent {
     config: Config,
     spool: Spool,
     store: Arc<Store>,
-    machine: Machine,
-    attached: Attached,
+    machine: MachineInfo,
+    attached: Attachments,
     naming: Naming,
     /// The stacks that this agent put into the store, by hour.
     known: HashSet<(Hour, i64)>,
@@ -87,7 +87,7 @@ struct Agent {
 }
 
 impl Agent {
-    fn once(&mut self) -> anyhow::Result<ExitCode> {
+    fn run_once(&mut self) -> anyhow::Result<ExitCode> {
         let hosts = self.hosts();
         let mut failed = false;
         let mut taken = 0;
@@ -100,7 +100,7 @@ impl Agent {
                 }
             }
         }
-        self.batch()?;
+        self.flush_batch()?;
         drain(&self.spool, &self.store)?;
         if taken == 0 && !failed {
             return Err(coded(
@@ -113,12 +113,12 @@ impl Agent {
 
     fn serve(&mut self) -> anyhow::Result<ExitCode> {
         let (send, events) = channel();
-        until_signal(send.clone())?;
+        notify_on_signal(send.clone())?;
         if self.config.nats.url.is_some() {
             answer(self.config.nats.clone(), self.machine.name.clone(), send)?;
         }
-        scraped::start(&self.config.http)?;
-        tell(&format!("memprof: profiles go to {}", self.store.url()));
+        metrics_server::serve_metrics(&self.config.http)?;
+        print_stderr(&format!("memprof: profiles go to {}", self.store.url()));
         let mut rest_until = Uptime(0);
         let mut batched = Uptime::now();
         let mut leave_until = Uptime(0);
@@ -130,14 +130,14 @@ impl Agent {
                 if Uptime::now() >= rest_until && self.is_due(&host, &rule) {
                     let begun = std::time::Instant::now();
                     let dumped = self.dump(&host, &rule);
-                    rest_until = Uptime::now().after(rule.rest(begun.elapsed()));
-                    self.tell_change(self.describe(&host), dumped.map(drop));
+                    rest_until = Uptime::now().after(rule.pause_after(begun.elapsed()));
+                    self.report_change(self.describe(&host), dumped.map(drop));
                 }
             }
             let is_time = now.since(batched) >= self.config.batch;
             if is_time || self.spool.dump_bytes()? >= BATCH_BYTES {
-                let done = self.batch();
-                self.tell_change("the spool".to_owned(), done);
+                let done = self.flush_batch();
+                self.report_change("the spool".to_owned(), done);
                 batched = now;
             }
             if leave_until <= now {
@@ -149,30 +149,30 @@ impl Agent {
                     Ok(_) => {}
                     Err(_) => leave_until = Uptime::now().after(LEAVE),
                 }
-                self.tell_change("the store".to_owned(), drained.map(drop));
+                self.report_change("the store".to_owned(), drained.map(drop));
             }
             if keep_house_at <= now {
-                let kept = self.keep_house(Instant::now());
-                self.tell_change("merging".to_owned(), kept);
+                let kept = self.compact_and_prune(Instant::now());
+                self.report_change("merging".to_owned(), kept);
                 keep_house_at = now.after(HOUSEKEEPING);
             }
             match events.recv_timeout(TURN) {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Event::Asked(asked)) => {
+                Ok(AgentEvent::Asked(asked)) => {
                     // Those who asked meanwhile get the same dumps.
-                    if self.dump_asked(asked, &events) {
+                    if self.handle_dump_requests(asked, &events) {
                         break;
                     }
                 }
-                Ok(Event::End) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(AgentEvent::End) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         self.detach();
-        let attempts = self.attached.finish();
-        self.tell_attempts(attempts);
+        let attempts = self.attached.wait_for_attempts();
+        self.report_attempts(attempts);
         self.detach();
         // What does not reach the store now does so the next time.
-        self.batch()?;
+        self.flush_batch()?;
         if let Err(error) = drain(&self.spool, &self.store) {
             note(&format!("{error:#}: what is in the spool stays there"));
         }
@@ -189,40 +189,40 @@ impl Agent {
         {
             return;
         }
-        let hosts = survey(Reach::Processes, |_| ()).hosts;
+        let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
         let hosts = hosts.into_iter().map(|(host, ())| host.pid).collect();
         let attempts = self
             .attached
             .attach(&self.config.service, &hosts, &self.machine);
         let attempts = match attempts {
             Ok(attempts) => attempts,
-            Err(error) => return self.tell_change("attaching".to_owned(), Err(error)),
+            Err(error) => return self.report_change("attaching".to_owned(), Err(error)),
         };
-        self.tell_attempts(attempts);
+        self.report_attempts(attempts);
     }
 
-    fn tell_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
+    fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {
-                tell(&format!("memprof: {}: attached", in_line(&name)));
+                print_stderr(&format!("memprof: {}: attached", in_line(&name)));
             }
-            self.tell_change(name, attempt);
+            self.report_change(name, attempt);
         }
     }
 
     fn detach(&mut self) {
         for (name, detached) in self.attached.detach(&self.machine) {
             match detached {
-                Ok(()) => tell(&format!("memprof: {}: detached", in_line(&name))),
+                Ok(()) => print_stderr(&format!("memprof: {}: detached", in_line(&name))),
                 Err(error) => note(&format!("{name}: {error:#}")),
             }
         }
     }
 
     /// The hosts that the policy names and that belong to its share.
-    fn hosts(&mut self) -> Vec<(Running, Rule)> {
-        let found = survey(Reach::Processes, |_| ());
-        let name = |one: &Unreached| {
+    fn hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
+        let found = discover(DiscoveryScope::AllProcesses, |_| ());
+        let name = |one: &UnreachableHost| {
             let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
             format!("{UNREACHED}{pid}{}", one.place.display())
         };
@@ -232,24 +232,24 @@ impl Agent {
             .retain(|what, _| !what.starts_with(UNREACHED) || unreached.contains(what));
         for one in &found.unreached {
             let what = name(one);
-            self.tell_change(what, Err(anyhow::anyhow!("{}", one.why)));
+            self.report_change(what, Err(anyhow::anyhow!("{}", one.why)));
         }
         let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
             let rule = rule(&self.config.service, &host.info.name)?;
-            let is_taken = rule.takes(&self.machine.instance(&host));
+            let is_taken = rule.includes(&self.machine.process_key(&host));
             is_taken.then(|| (host, rule.clone()))
         });
         let hosts: Vec<_> = hosts.collect();
         let running: HashSet<_> = hosts
             .iter()
-            .map(|(host, _)| self.machine.instance(host))
+            .map(|(host, _)| self.machine.process_key(host))
             .collect();
         self.seen.retain(|instance, _| running.contains(instance));
         hosts
     }
 
-    fn is_due(&mut self, host: &Running, rule: &Rule) -> bool {
-        let instance = self.machine.instance(host);
+    fn is_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
+        let instance = self.machine.process_key(host);
         let now = Uptime::now();
         let last = *self.seen.entry(instance.clone()).or_insert(now);
         let is_due = rule.is_due(&instance, last, now);
@@ -260,7 +260,7 @@ impl Agent {
     }
 
     /// Takes a dump, and keeps it in the spool. Returns the bytes in use.
-    fn dump(&mut self, host: &Running, rule: &Rule) -> anyhow::Result<i64> {
+    fn dump(&mut self, host: &RunningHost, rule: &ServiceRule) -> anyhow::Result<i64> {
         let waiting = self.spool.bytes()?;
         anyhow::ensure!(
             waiting <= self.config.spool_limit,
@@ -268,11 +268,11 @@ impl Agent {
             self.config.spool.display(),
             self.config.spool_limit
         );
-        let Taken { dumped, named } = take(host, rule, &self.machine, &mut self.naming)?;
-        self.tell_change(format!("the names of {}", self.describe(host)), named);
+        let Taken { dumped, named } = take_profile(host, rule, &self.machine, &mut self.naming)?;
+        self.report_change(format!("the names of {}", self.describe(host)), named);
         self.spool.add(&dumped)?;
         let [bytes, _] = dumped.inuse();
-        tell(&format!(
+        print_stderr(&format!(
             "memprof: {}: {} in {}",
             self.describe(host),
             amount(bytes, SampleType::InuseSpace),
@@ -281,7 +281,7 @@ impl Agent {
         Ok(bytes)
     }
 
-    fn describe(&self, host: &Running) -> String {
+    fn describe(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",
             in_line(&host.info.name),
@@ -304,7 +304,7 @@ impl Agent {
     }
 
     /// Makes files of what was dumped.
-    fn batch(&mut self) -> anyhow::Result<()> {
+    fn flush_batch(&mut self) -> anyhow::Result<()> {
         self.forget_other_store();
         let put = RefCell::new(Vec::new());
         self.spool.batch(|dumped| {
@@ -327,18 +327,18 @@ impl Agent {
     }
 
     /// Merges and prunes. Of the machines that write to a store that all share, one does in each hour.
-    fn keep_house(&self, now: Instant) -> anyhow::Result<()> {
+    fn compact_and_prune(&self, now: Instant) -> anyhow::Result<()> {
         if !self.store.is_local() {
             let writing = writing_since(&self.store, now.before(Duration::from_secs(3600)))?;
             let turn = now.hour().directory();
-            if chosen(writing.iter().map(String::as_str), &turn) != Some(&self.machine.name) {
+            if elect(writing.iter().map(String::as_str), &turn) != Some(&self.machine.name) {
                 return Ok(());
             }
         }
         compact(&self.store, now.before(crate::compact::GRACE))?;
         let deleted = prune(&self.store, self.config.keep, now)?;
         for (hour, files) in deleted {
-            tell(&format!(
+            print_stderr(&format!(
                 "memprof: {}: deleted {files} files of {}: older than `keep`",
                 self.store.url(),
                 hour.directory()
@@ -348,7 +348,7 @@ impl Agent {
     }
 
     /// Says what went wrong, or goes well again, unless that was said last of it.
-    fn tell_change(&mut self, what: String, outcome: anyhow::Result<()>) {
+    fn report_change(&mut self, what: String, outcome: anyhow::Result<()>) {
         match outcome {
             Ok(()) => {
                 if self.told.remove(&what).is_some() {
@@ -367,7 +367,7 @@ impl Agent {
 }
 
 /// Sends a word when the agent is to end.
-fn until_signal(send: Sender<Event>) -> anyhow::Result<()> {
+fn notify_on_signal(send: Sender<AgentEvent>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -389,7 +389,7 @@ fn until_signal(send: Sender<Event>) -> anyhow::Result<()> {
             }
         });
         // Who does not listen any more has ended.
-        send.send(Event::End).unwrap_or_default();
+        send.send(AgentEvent::End).unwrap_or_default();
     });
     Ok(())
 }

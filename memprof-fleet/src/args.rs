@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use memprof_http::Place;
+use memprof_http::ListenOptions;
 
 use crate::policy::parse_share;
 use crate::target::Target;
@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Query the profiles of many machines
     #[command(subcommand)]
-    Fleet(Fleet),
+    Fleet(FleetCommand),
     #[command(hide = true)]
     Name(NameArgs),
 }
@@ -47,10 +47,10 @@ pub(crate) struct NameArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct AgentArgs {
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: StoreArgs,
 
     #[command(flatten)]
-    pub(crate) bus: BusAt,
+    pub(crate) bus: BusArgs,
 
     /// Take a profile of each host now, write them to the store, and exit
     #[arg(long)]
@@ -61,15 +61,15 @@ pub(crate) struct AgentArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: StoreArgs,
 
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) place: ListenOptions,
 }
 
 /// The store and the configuration of a command.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct At {
+pub(crate) struct StoreArgs {
     /// The configuration [default: /etc/memprof/fleet.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -82,7 +82,7 @@ pub(crate) struct At {
 
 /// How agents are reached.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct BusAt {
+pub(crate) struct BusArgs {
     /// The NATS server that connects agents: `tls://HOST:4222` or `nats://HOST` [default:
     /// `MEMPROF_NATS`, else the configuration's]
     #[arg(long, value_name = "URL")]
@@ -98,21 +98,21 @@ pub(crate) struct BusAt {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Fleet {
+pub(crate) enum FleetCommand {
     /// List processes: with NATS, those that agents see now; without, those that have profiles in the store
     Ps {
         #[command(flatten)]
-        asked: Processes,
+        asked: ProcessArgs,
     },
     Dump(DumpArgs),
-    Top(Question),
+    Top(TopArgs),
     Growth(GrowthArgs),
     Diff(DiffArgs),
     Flame(FlameArgs),
     /// Print SQL views of the store's files
     Views {
         #[command(flatten)]
-        at: At,
+        at: StoreArgs,
         /// Which engine
         #[arg(long = "for", value_enum)]
         engine: Engine,
@@ -120,12 +120,12 @@ pub(crate) enum Fleet {
     /// Merge the small files of each past hour into one
     Compact {
         #[command(flatten)]
-        at: At,
+        at: StoreArgs,
     },
     /// Delete profiles that are older than --keep
     Prune {
         #[command(flatten)]
-        at: At,
+        at: StoreArgs,
         /// How long profiles are kept [default: the configuration's `keep`]
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
         keep: Option<Duration>,
@@ -133,18 +133,18 @@ pub(crate) enum Fleet {
     /// Check the configuration, the spool and the store, and every file in it
     Doctor {
         #[command(flatten)]
-        at: At,
+        at: StoreArgs,
     },
 }
 
 /// Which processes are asked for, and how.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Processes {
+pub(crate) struct ProcessArgs {
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: StoreArgs,
 
     #[command(flatten)]
-    pub(crate) bus: BusAt,
+    pub(crate) bus: BusArgs,
 
     /// Only these processes: @SERVICE, a machine, or MACHINE/PID
     #[arg(short, long, value_name = "@SERVICE|MACHINE[/PID]", default_value = "")]
@@ -162,7 +162,7 @@ pub(crate) struct Processes {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DumpArgs {
     #[command(flatten)]
-    pub(crate) asked: Processes,
+    pub(crate) asked: ProcessArgs,
 
     /// Only this share of the processes; always the same ones
     #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = parse_share)]
@@ -181,35 +181,35 @@ pub(crate) struct DumpArgs {
 ///
 /// Uses the newest profile of each process within the time.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Question {
+pub(crate) struct TopArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) which: SelectArgs,
 
     /// Only processes whose build id begins with ID
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
 
     #[command(flatten)]
-    pub(crate) shown: Shown,
+    pub(crate) shown: TableArgs,
 }
 
 /// The profiles of one service, build or process.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Which {
+pub(crate) struct SelectArgs {
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: StoreArgs,
 
     /// Only these processes: @SERVICE, a machine, or MACHINE/PID
     #[arg(short, long, value_name = "@SERVICE|MACHINE[/PID]", default_value = "")]
     pub(crate) target: Target,
 
     #[command(flatten)]
-    pub(crate) window: Window,
+    pub(crate) window: TimeWindow,
 }
 
 /// From when to when profiles count.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Window {
+pub(crate) struct TimeWindow {
     /// End of the time, in UTC: 14:30 (the last one), 2026-11-21T14:30:00Z, or 2h ago [default: now]
     #[arg(id = "until", long = "at", value_name = "TIME", value_parser = parse_instant)]
     pub(crate) until: Option<Instant>,
@@ -221,7 +221,7 @@ pub(crate) struct Window {
 
 /// How an answer is shown.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct TableArgs {
     /// Show this many functions
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) top: usize,
@@ -235,10 +235,10 @@ pub(crate) struct Shown {
 #[derive(clap::Args, Debug)]
 pub(crate) struct GrowthArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) which: SelectArgs,
 
     #[command(flatten)]
-    pub(crate) shown: Shown,
+    pub(crate) shown: TableArgs,
 }
 
 /// Compare two builds: what a process of one holds more than a process of the other, by function
@@ -247,7 +247,7 @@ pub(crate) struct GrowthArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DiffArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) which: SelectArgs,
 
     /// The build id, or its beginning
     #[arg(long, value_name = "ID")]
@@ -258,22 +258,22 @@ pub(crate) struct DiffArgs {
     pub(crate) base: String,
 
     #[command(flatten)]
-    pub(crate) shown: Shown,
+    pub(crate) shown: TableArgs,
 }
 
 /// Draw a flamegraph of all processes together, each as the mean of its profiles
 #[derive(clap::Args, Debug)]
 pub(crate) struct FlameArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) which: SelectArgs,
 
     /// Only processes whose build id begins with ID
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
 
     /// What to write
-    #[arg(long, value_enum, default_value_t = Drawn::Svg)]
-    pub(crate) format: Drawn,
+    #[arg(long, value_enum, default_value_t = FlameFormat::Svg)]
+    pub(crate) format: FlameFormat,
 
     /// Write to this file [default: standard output]
     #[arg(short, long, value_name = "FILE")]
@@ -282,7 +282,7 @@ pub(crate) struct FlameArgs {
 
 /// What `fleet flame` writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Drawn {
+pub(crate) enum FlameFormat {
     /// A flamegraph with zoom and search
     Svg,
     /// A page with flamegraph, table and search

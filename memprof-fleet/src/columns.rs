@@ -9,7 +9,7 @@ use arrow_array::{Array, RecordBatch};
 pub(crate) struct Columns<'b>(pub(crate) &'b RecordBatch);
 
 /// A column of texts, each distinct one kept once.
-pub(crate) struct Texts<'b> {
+pub(crate) struct TextColumn<'b> {
     keys: &'b [i32],
     values: Vec<&'b str>,
 }
@@ -55,7 +55,7 @@ impl<'b> Columns<'b> {
         Ok(column.with_context(|| wrong_type(name))?.values())
     }
 
-    pub(crate) fn texts(&self, name: &str) -> anyhow::Result<Texts<'b>> {
+    pub(crate) fn texts(&self, name: &str) -> anyhow::Result<TextColumn<'b>> {
         let wrong = || wrong_type(name);
         let column = self
             .array(name)?
@@ -65,7 +65,7 @@ impl<'b> Columns<'b> {
         let keys = column.keys();
         let is_whole = keys.null_count() == 0 && values.null_count() == 0;
         anyhow::ensure!(is_whole, wrong());
-        Ok(Texts {
+        Ok(TextColumn {
             keys: keys.values(),
             values: values.iter().flatten().collect(),
         })
@@ -113,7 +113,7 @@ impl<'b> Columns<'b> {
     }
 }
 
-impl<'b> Texts<'b> {
+impl<'b> TextColumn<'b> {
     pub(crate) fn get(&self, row: usize) -> &'b str {
         self.values[self.keys[row] as usize]
     }

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use crate::columns::Columns;
 use crate::config::Config;
-use crate::dumped::{Context, Frame, Sample, SamplerCounts, Stack};
 use crate::output::{note, print};
+use crate::process_profile::{Frame, ProfileContext, Sample, SamplerCounts, Stack};
 use crate::scan::{files, scan};
 use crate::schema::{INCOMING, Rows, SAMPLER_COUNTS, Table, Totals};
-use crate::store::{Created, Object, Store};
+use crate::store::{CreateOutcome, Object, Store};
 use crate::time::{Hour, Instant};
 
 /// How long after its end an hour's files are waited for.
@@ -23,7 +23,7 @@ pub(crate) const GRACE: Duration = Duration::from_secs(20 * 60);
 
 /// How many files were merged, and into how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Compacted {
+pub(crate) struct CompactStats {
     pub(crate) files: usize,
     pub(crate) into: usize,
 }
@@ -37,8 +37,8 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
 }
 
 /// Merges the files of all hours that ended before `until`.
-pub(crate) fn compact(store: &Arc<Store>, until: Instant) -> anyhow::Result<Compacted> {
-    let mut done = Compacted::default();
+pub(crate) fn compact(store: &Arc<Store>, until: Instant) -> anyhow::Result<CompactStats> {
+    let mut done = CompactStats::default();
     for table in Table::ALL {
         let found = files(store, table, (Instant(0), until))?;
         // What was merged before, and not deleted.
@@ -99,7 +99,7 @@ fn merge(
     });
     let next = numbers.max().map_or(0, |last| last + 1);
     let name = format!("{directory}/{next:05}.parquet");
-    if store.create(&name, bytes.into())? == Created::Exists {
+    if store.create(&name, bytes.into())? == CreateOutcome::Exists {
         // It may be ours, and its answer lost: who comes next finds out from what it names.
         note(&format!(
             "{name} was written meanwhile: that hour is looked at the next time"
@@ -137,7 +137,7 @@ impl Rows {
 }
 
 /// Reads all of a file.
-pub(crate) fn check_file(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<()> {
+pub(crate) fn verify_file(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<()> {
     read(store, table, object).map(drop)
 }
 
@@ -261,7 +261,7 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let (taken, lost) = (taken?, lost?);
     let contexts = Contexts::new(columns)?;
     for (at, samples) in samples.iter().enumerate() {
-        rows.contexts.push(Context {
+        rows.contexts.push(ProfileContext {
             rss_bytes: rss[at],
             clock_offset_ms: clock[at],
             sampler: SamplerCounts::new(taken[at], lost[at]),
@@ -302,7 +302,7 @@ fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
 /// The columns that samples and profiles have in common.
 struct Contexts<'b> {
     times: [&'b [i64]; 2],
-    texts: [crate::columns::Texts<'b>; 5],
+    texts: [crate::columns::TextColumn<'b>; 5],
     pid: &'b [i32],
     labels: Vec<Vec<(String, String)>>,
     interval: &'b [i64],
@@ -325,12 +325,12 @@ impl<'b> Contexts<'b> {
         })
     }
 
-    fn get(&self, row: usize) -> Context {
+    fn get(&self, row: usize) -> ProfileContext {
         let [service, instance, host, build_id, trigger] = self
             .texts
             .each_ref()
             .map(|column| column.get(row).to_owned());
-        Context {
+        ProfileContext {
             time: Instant(self.times[0][row]),
             start_time: Instant(self.times[1][row]),
             service,

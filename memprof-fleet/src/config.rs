@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Deserialize;
 
-use crate::args::{At, BusAt};
+use crate::args::{BusArgs, StoreArgs};
 use crate::output::{USAGE, coded};
-use crate::policy::Rule;
+use crate::policy::ServiceRule;
 use crate::units::{duration, size};
 
 const DEFAULT: &str = "/etc/memprof/fleet.toml";
@@ -41,7 +41,7 @@ pub(crate) struct Config {
     /// What each profile of this machine is marked with.
     pub(crate) labels: BTreeMap<String, String>,
     /// Which hosts; the first rule that fits a service counts.
-    pub(crate) service: Vec<Rule>,
+    pub(crate) service: Vec<ServiceRule>,
 }
 
 impl Default for Config {
@@ -56,14 +56,14 @@ impl Default for Config {
             nats: Nats::default(),
             http: Http::default(),
             labels: BTreeMap::new(),
-            service: vec![Rule::default()],
+            service: vec![ServiceRule::default()],
         }
     }
 }
 
 impl Config {
     /// The file's configuration, and what the command line says of it.
-    pub(crate) fn read(at: &At) -> anyhow::Result<Self> {
+    pub(crate) fn read(at: &StoreArgs) -> anyhow::Result<Self> {
         let path = at.config.as_deref().unwrap_or(Path::new(DEFAULT));
         let mut config = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == ErrorKind::NotFound && at.config.is_none() => {
@@ -86,8 +86,8 @@ impl Config {
     }
 
     /// With what the command line says of the bus.
-    pub(crate) fn with(mut self, bus: &BusAt) -> Self {
-        let BusAt {
+    pub(crate) fn with(mut self, bus: &BusArgs) -> Self {
+        let BusArgs {
             nats,
             nkey_file,
             ca_file,

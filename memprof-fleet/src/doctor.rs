@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::compact::check_file;
+use crate::compact::verify_file;
 use crate::config::Config;
 use crate::output::print;
 use crate::scan::files;
 use crate::schema::{Table, content_name};
-use crate::spool::waiting;
-use crate::store::{Created, Store};
+use crate::spool::pending_bytes;
+use crate::store::{CreateOutcome, Store};
 use crate::time::Instant;
 
 /// Where it is tried out whether the store does what is needed.
@@ -19,7 +19,7 @@ const PROBE: &str = "doctor";
 
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let mut findings = Vec::new();
-    let waiting = waiting(&config.spool)?;
+    let waiting = pending_bytes(&config.spool)?;
     if waiting > config.spool_limit {
         findings.push(format!(
             "{} is full: {waiting} bytes wait for the store, and no profile is taken; the agent's log says why",
@@ -27,7 +27,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
         ));
     }
     let store = Arc::new(Store::open(&config.store)?);
-    findings.extend(probe(&store)?);
+    findings.extend(probe_store(&store)?);
     let mut counted = 0;
     for table in Table::ALL {
         let found = files(&store, table, (Instant(0), Instant(i64::MAX)))?;
@@ -38,7 +38,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
         findings.extend(damaged.map(|(name, why)| format!("{name} is damaged: {why}")));
         for (_, object) in &found.counted {
             counted += 1;
-            if let Err(error) = check_file(&store, table, object) {
+            if let Err(error) = verify_file(&store, table, object) {
                 findings.push(format!("{} is damaged: {error:#}", object.name));
             }
         }
@@ -55,7 +55,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
 }
 
 /// Whether an object that exists is left as it is, which all counting once depends on.
-fn probe(store: &Store) -> anyhow::Result<Option<String>> {
+fn probe_store(store: &Store) -> anyhow::Result<Option<String>> {
     let name = format!("{PROBE}/{}", content_name(Instant::now().text().as_bytes()));
     let [first, second] = [Bytes::from_static(b"first"), Bytes::from_static(b"second")];
     let created = [
@@ -64,7 +64,7 @@ fn probe(store: &Store) -> anyhow::Result<Option<String>> {
     ];
     let left = store.read(&name)?;
     store.delete(&name)?;
-    let holds = created == [Created::New, Created::Exists] && left == first;
+    let holds = created == [CreateOutcome::New, CreateOutcome::Exists] && left == first;
     Ok((!holds).then(|| {
         "the store overwrites objects in spite of If-None-Match: profiles may be lost or counted twice; use one \
          that supports conditional writes"

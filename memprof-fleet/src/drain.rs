@@ -6,12 +6,12 @@ use anyhow::{Context, bail};
 use bytes::Bytes;
 
 use crate::spool::Spool;
-use crate::store::{Created, Store};
+use crate::store::{CreateOutcome, Store};
 use crate::time::Instant;
 
 /// How many files reached the store, and what its clock showed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Drained {
+pub(crate) struct DrainStats {
     pub(crate) files: usize,
     /// How far this machine's clock is ahead of the store's, where that is another machine.
     pub(crate) clock_offset_ms: Option<i64>,
@@ -19,8 +19,8 @@ pub(crate) struct Drained {
 
 /// Moves every file of the outbox to the store. A file leaves the spool when the store has shown one of the
 /// same bytes: neither the answer to a write, which may be lost, nor "exists" is believed.
-pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
-    let mut drained = Drained::default();
+pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<DrainStats> {
+    let mut drained = DrainStats::default();
     let mut foreign = None;
     for outgoing in spool.outgoing()? {
         let failed = || outgoing.file.display().to_string();
@@ -31,8 +31,8 @@ pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
         let shown = shown.filter(|object| object.size == bytes.len() as u64);
         let is_same = match (created, &shown) {
             (_, None) => false,
-            (Created::New, Some(_)) => true,
-            (Created::Exists, Some(_)) => store.read(&outgoing.name)? == bytes,
+            (CreateOutcome::New, Some(_)) => true,
+            (CreateOutcome::Exists, Some(_)) => store.read(&outgoing.name)? == bytes,
         };
         if !is_same {
             // An operator must look at it; the files behind it need not wait for that.
@@ -44,7 +44,7 @@ pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<Drained> {
             ));
             continue;
         }
-        if created == Created::New
+        if created == CreateOutcome::New
             && let Some(object) = shown
         {
             drained.clock_offset_ms = Some(before.0 - object.written.0);

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::mem;
 
 use memprof_report::{
-    Blame, Folded, Granularity, Input, Named, Options, Origin, SampleType, Sources, StringId,
-    Whose, leave_out_memprof,
+    CodeOrigin, Folded, Granularity, Input, Options, OriginRules, ProfileOrigin, SampleType,
+    Sources, StringId, SymbolizedProfile, drop_memprof_stacks,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::dumped::{Frame, Sample, SamplerCounts, Stack, stack_id};
+use crate::process_profile::{Frame, Sample, SamplerCounts, Stack, stack_id};
 
 /// Samples and stacks of one process, by the ids of the stacks.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,11 +53,11 @@ pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Resul
         bytes: &mut bytes,
     };
     let mut named = memprof_report::read(input, sources, &Options::default(), &|_, _| ())?;
-    leave_out_memprof(&mut named.profile, &named.names, &named.depths);
+    drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
     let main = named.profile.main_file();
     let build_id = main.and_then(|main| main.build_id.clone());
     let sampler = sampler_counts(&named.profile.origin);
-    let mut sums = Sums::default();
+    let mut sums = StackSums::default();
     sums.add(&named);
     let (samples, stacks) = sums.into_parts();
     Ok(Heap {
@@ -68,20 +68,20 @@ pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Resul
     })
 }
 
-fn sampler_counts(origin: &Origin) -> Option<SamplerCounts> {
+fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
     let count = |count: Option<u64>| count.and_then(|count| i64::try_from(count).ok());
     SamplerCounts::new(count(origin.samples), count(origin.lost_samples))
 }
 
 /// Profiles of one process, summed by stack.
 #[derive(Default)]
-struct Sums {
+struct StackSums {
     by_stack: HashMap<i64, (Sample, Stack)>,
 }
 
-impl Sums {
-    fn add(&mut self, named: &Named) {
-        let whose = whose(named);
+impl StackSums {
+    fn add(&mut self, named: &SymbolizedProfile) {
+        let whose = function_origins(named);
         let profile = &named.profile;
         for sample in &profile.samples {
             let frames = frames(named, sample.stack);
@@ -96,7 +96,7 @@ impl Sums {
                 };
                 let stack = Stack {
                     stack_id: id,
-                    function: telling(&frames, &whose),
+                    function: row_function(&frames, &whose),
                     frames,
                 };
                 (sample, stack)
@@ -118,8 +118,8 @@ impl Sums {
 }
 
 /// Whose each function is.
-fn whose(named: &Named) -> HashMap<String, Whose> {
-    let blame = Blame::default();
+fn function_origins(named: &SymbolizedProfile) -> HashMap<String, CodeOrigin> {
+    let blame = OriginRules::default();
     let functions = Granularity::Functions;
     let folded = Folded::new(named, None, SampleType::InuseSpace, functions, &blame);
     let name = |index: usize| folded.functions.get(StringId(index as u32)).to_owned();
@@ -128,7 +128,7 @@ fn whose(named: &Named) -> HashMap<String, Whose> {
 }
 
 /// The leaf-most function of the most telling kind.
-fn telling(frames: &[Frame], whose: &HashMap<String, Whose>) -> String {
+fn row_function(frames: &[Frame], whose: &HashMap<String, CodeOrigin>) -> String {
     let kind = |frame: &&Frame| whose.get(&frame.function).copied().unwrap_or_default();
     // The last one of equals.
     let frame = frames.iter().max_by_key(kind);
@@ -138,7 +138,7 @@ fn telling(frames: &[Frame], whose: &HashMap<String, Whose>) -> String {
 }
 
 /// A stack's functions, root first, without the allocator's.
-fn frames(named: &Named, stack: memprof_report::StackId) -> Vec<Frame> {
+fn frames(named: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Frame> {
     let profile = &named.profile;
     let depth = named.depths[stack.0 as usize] as usize;
     let addresses = &profile.stacks.frames(stack)[depth..];
@@ -164,7 +164,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// 400 bytes in use: 300 of `cart`, called by `libshop.so`, and 100 of that.
-    pub(crate) fn two_stacks() -> Named {
+    pub(crate) fn two_stacks() -> SymbolizedProfile {
         let text = "heap profile: 4: 400 [4: 400] @ heapprofile\n\
                     3: 300 [3: 300] @ 0x1001 0x2001\n1: 100 [1: 100] @ 0x2001\n\
                     \nMAPPED_LIBRARIES:\n1000-2000 r-xp 0 00:00 1 /bin/cart\n\
@@ -181,7 +181,7 @@ pub(crate) mod tests {
     #[test]
     fn a_profile_becomes_rows() {
         let named = two_stacks();
-        let mut sums = Sums::default();
+        let mut sums = StackSums::default();
         sums.add(&named);
         let (samples, stacks) = sums.into_parts();
         assert_eq!(

@@ -11,13 +11,13 @@ mod time;
 mod tls;
 mod units;
 
-mod attached;
+mod attachments;
 mod naming;
 mod policy;
-mod take;
+mod take_profile;
 
-mod dumped;
 mod heap;
+mod process_profile;
 mod spool;
 
 mod schema;
@@ -26,7 +26,7 @@ mod store;
 mod drain;
 
 mod bus;
-mod scraped;
+mod metrics_server;
 
 mod agent;
 
@@ -49,7 +49,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, Command, Fleet, Processes};
+use args::{Args, Command, FleetCommand, ProcessArgs};
 use config::Config;
 
 fn main() -> ExitCode {
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::tell(&format!("memprof: {error:#}"));
+            output::print_stderr(&format!("memprof: {error:#}"));
             output::code_of(&error).into()
         }
     }
@@ -67,10 +67,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),
         Command::Name(name) => naming::run(name),
-        Command::Fleet(Fleet::Views { engine, at }) => views::run(*engine, &Config::read(at)?),
+        Command::Fleet(FleetCommand::Views { engine, at }) => {
+            views::run(*engine, &Config::read(at)?)
+        }
         Command::Serve(serve) => web::run(serve),
-        Command::Fleet(Fleet::Ps { asked }) => {
-            let Processes {
+        Command::Fleet(FleetCommand::Ps { asked }) => {
+            let ProcessArgs {
                 at,
                 bus,
                 target,
@@ -78,17 +80,17 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             } = asked;
             let config = Config::read(at)?.with(bus);
             match config.nats.url {
-                Some(_) => ask::live::ps(&config, target, *json),
-                None => ask::instances::ps(&config, target, *json),
+                Some(_) => ask::agents::ps(&config, target, *json),
+                None => ask::processes::ps(&config, target, *json),
             }
         }
-        Command::Fleet(Fleet::Dump(dump)) => ask::live::dump(dump),
-        Command::Fleet(Fleet::Top(question)) => ask::top(question),
-        Command::Fleet(Fleet::Growth(growth)) => ask::instances::growth(growth),
-        Command::Fleet(Fleet::Flame(flame)) => ask::flame(flame),
-        Command::Fleet(Fleet::Diff(diff)) => ask::diff(diff),
-        Command::Fleet(Fleet::Compact { at }) => compact::run(&Config::read(at)?),
-        Command::Fleet(Fleet::Prune { at, keep }) => prune::run(&Config::read(at)?, *keep),
-        Command::Fleet(Fleet::Doctor { at }) => doctor::run(&Config::read(at)?),
+        Command::Fleet(FleetCommand::Dump(dump)) => ask::agents::dump(dump),
+        Command::Fleet(FleetCommand::Top(question)) => ask::top(question),
+        Command::Fleet(FleetCommand::Growth(growth)) => ask::processes::growth(growth),
+        Command::Fleet(FleetCommand::Flame(flame)) => ask::flame(flame),
+        Command::Fleet(FleetCommand::Diff(diff)) => ask::diff(diff),
+        Command::Fleet(FleetCommand::Compact { at }) => compact::run(&Config::read(at)?),
+        Command::Fleet(FleetCommand::Prune { at, keep }) => prune::run(&Config::read(at)?, *keep),
+        Command::Fleet(FleetCommand::Doctor { at }) => doctor::run(&Config::read(at)?),
     }
 }

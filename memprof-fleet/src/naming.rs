@@ -41,7 +41,7 @@ pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
     setrlimit(Resource::Core, limit(0))?;
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes)?;
-    let heap = read(&bytes, Some(&Sources::of_process(Some(args.pid))))?;
+    let heap = read(&bytes, Some(&Sources::for_process(Some(args.pid))))?;
     serde_json::to_writer(io::stdout().lock(), &heap)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ mod tables;
 
 use std::collections::HashMap;
 
-use memprof_report::{Named, SampleType};
+use memprof_report::{SampleType, SymbolizedProfile};
 use prost::Message;
 use sha2::{Digest, Sha256};
 
@@ -20,11 +20,16 @@ use tables::Tables;
 const TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
 
 /// The message, encoded. `service` is what the profile is called, and `from` and `to` are its time.
-pub(crate) fn encode(named: &Named, service: &str, from: Instant, to: Instant) -> Vec<u8> {
+pub(crate) fn encode(
+    named: &SymbolizedProfile,
+    service: &str,
+    from: Instant,
+    to: Instant,
+) -> Vec<u8> {
     message(named, service, from, to).encode_to_vec()
 }
 
-fn message(named: &Named, service: &str, from: Instant, to: Instant) -> ProfilesData {
+fn message(named: &SymbolizedProfile, service: &str, from: Instant, to: Instant) -> ProfilesData {
     let mut tables = Tables::new(named);
     let nanos = |Instant(ms): Instant| ms.unsigned_abs().saturating_mul(1_000_000);
     let mut profiles = TYPES.map(|sample_type| {
@@ -81,13 +86,17 @@ fn id(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Mean bytes between samples; 0 where that is not known.
-fn interval(named: &Named) -> i64 {
+fn interval(named: &SymbolizedProfile) -> i64 {
     let interval = named.profile.interval.unwrap_or(0);
     i64::try_from(interval).unwrap_or(i64::MAX)
 }
 
 /// The samples of a type, one for each stack.
-fn samples(named: &Named, sample_type: SampleType, tables: &mut Tables<'_>) -> Vec<Sample> {
+fn samples(
+    named: &SymbolizedProfile,
+    sample_type: SampleType,
+    tables: &mut Tables<'_>,
+) -> Vec<Sample> {
     let mut samples: Vec<Sample> = Vec::new();
     let mut known = HashMap::new();
     for sample in &named.profile.samples {
@@ -110,7 +119,7 @@ fn samples(named: &Named, sample_type: SampleType, tables: &mut Tables<'_>) -> V
 
 #[cfg(test)]
 mod tests {
-    use memprof_report::{Address, Frame, Mapping, Values};
+    use memprof_report::{Address, Frame, Mapping, SampleValues};
 
     use super::messages::{Dictionary, Function, Location, Stack};
     use super::*;
@@ -118,7 +127,7 @@ mod tests {
 
     const TIME: [Instant; 2] = [Instant(1000), Instant(3000)];
 
-    fn decoded(named: &Named, service: &str, [from, to]: [Instant; 2]) -> ProfilesData {
+    fn decoded(named: &SymbolizedProfile, service: &str, [from, to]: [Instant; 2]) -> ProfilesData {
         ProfilesData::decode(&*encode(named, service, from, to)).unwrap()
     }
 
@@ -163,7 +172,7 @@ mod tests {
 
     #[test]
     fn profiles_have_one_id_only_where_all_that_they_say_is_the_same() {
-        let ids = |named: &Named, service: &str, time| {
+        let ids = |named: &SymbolizedProfile, service: &str, time| {
             let message = decoded(named, service, time);
             let ids = profiles(&message).iter().map(|one| one.profile_id.clone());
             ids.collect::<Vec<_>>()
@@ -194,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_has_no_name_is_the_zero_entry_of_its_table() {
-        let mut named = Named {
+        let mut named = SymbolizedProfile {
             profile: Default::default(),
             names: Default::default(),
             depths: vec![0; 3],
@@ -221,7 +230,7 @@ mod tests {
             named.names.set(id, &[frame]);
             named.profile.stacks.push(id);
             let stack = named.profile.stacks.finish();
-            let mut values = Values::default();
+            let mut values = SampleValues::default();
             values[SampleType::InuseSpace] = 100;
             let sample = memprof_report::Sample::new(stack, values);
             named.profile.samples.push(sample);

@@ -12,29 +12,29 @@ pub(crate) const NO_DATA: u8 = 5;
 
 /// An error that has its own exit code.
 #[derive(Debug)]
-struct Coded {
+struct ExitError {
     code: u8,
     message: String,
 }
 
-impl fmt::Display for Coded {
+impl fmt::Display for ExitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Coded {}
+impl std::error::Error for ExitError {}
 
 pub(crate) fn coded(code: u8, message: impl Into<String>) -> anyhow::Error {
     let message = message.into();
-    Coded { code, message }.into()
+    ExitError { code, message }.into()
 }
 
 /// The exit code of an error: 1 where it has none of its own.
 pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let coded = error
         .chain()
-        .find_map(|cause| cause.downcast_ref::<Coded>());
+        .find_map(|cause| cause.downcast_ref::<ExitError>());
     coded.map_or(1, |coded| coded.code)
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Writes lines to stderr. Where that fails, on a full disk or a closed pipe, they are lost and nothing else.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn print_stderr(text: &str) {
     write_lines(&mut io::stderr().lock(), text).unwrap_or_default();
 }
 
@@ -63,7 +63,7 @@ fn write_lines(to: &mut impl Write, text: &str) -> io::Result<()> {
 
 /// Writes a note to stderr: one line, whatever names of hosts, objects and services are in it.
 pub(crate) fn note(text: &str) {
-    tell(&note_line(text));
+    print_stderr(&note_line(text));
 }
 
 fn note_line(text: &str) -> String {

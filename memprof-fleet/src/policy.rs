@@ -11,7 +11,7 @@ use crate::units::duration;
 /// How often the processes of a service are dumped.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Rule {
+pub(crate) struct ServiceRule {
     /// The services' names; `*` is any text.
     pub(crate) name: String,
     /// Between two dumps of one process.
@@ -29,7 +29,7 @@ pub(crate) struct Rule {
     pub(crate) attach: Vec<String>,
 }
 
-impl Default for Rule {
+impl Default for ServiceRule {
     fn default() -> Self {
         Self {
             name: "*".to_owned(),
@@ -43,19 +43,19 @@ impl Default for Rule {
 }
 
 /// The first rule for a service.
-pub(crate) fn rule<'r>(rules: &'r [Rule], service: &str) -> Option<&'r Rule> {
-    rules.iter().find(|rule| is_like(&rule.name, service))
+pub(crate) fn rule<'r>(rules: &'r [ServiceRule], service: &str) -> Option<&'r ServiceRule> {
+    rules.iter().find(|rule| matches_glob(&rule.name, service))
 }
 
-impl Rule {
+impl ServiceRule {
     /// Whether a process belongs to the share.
-    pub(crate) fn takes(&self, instance: &str) -> bool {
-        is_part(instance, self.share)
+    pub(crate) fn includes(&self, instance: &str) -> bool {
+        is_in_share(instance, self.share)
     }
 
     /// Whether a process of this program is attached to.
     pub(crate) fn attaches(&self, program: &str) -> bool {
-        self.attach.iter().any(|named| is_like(named, program))
+        self.attach.iter().any(|named| matches_glob(named, program))
     }
 
     /// Whether sampling is switched on where it is off.
@@ -67,41 +67,41 @@ impl Rule {
     /// the period, so that a thousand agents that start together do not dump together.
     pub(crate) fn is_due(&self, instance: &str, last: Uptime, now: Uptime) -> bool {
         let period = i64::try_from(self.period.as_millis()).unwrap_or(i64::MAX);
-        let phase = (number(instance) % period.unsigned_abs()).cast_signed();
+        let phase = (stable_hash(instance) % period.unsigned_abs()).cast_signed();
         let turn = |time: Uptime| (time.0 - phase).div_euclid(period);
         turn(now) > turn(last)
     }
 
     /// How long the machine rests after a dump that took so long.
-    pub(crate) fn rest(&self, took: Duration) -> Duration {
+    pub(crate) fn pause_after(&self, took: Duration) -> Duration {
         took.saturating_mul(self.pause)
     }
 }
 
 /// Whether a process belongs to a share: the same ones each time.
-pub(crate) fn is_part(instance: &str, share: f64) -> bool {
-    share >= 1.0 || part(instance) < share
+pub(crate) fn is_in_share(instance: &str, share: f64) -> bool {
+    share >= 1.0 || hash_fraction(instance) < share
 }
 
 /// A number from 0 to 1 that is the same for a text everywhere and always.
-pub(crate) fn part(text: &str) -> f64 {
-    number(text) as f64 / u64::MAX as f64
+pub(crate) fn hash_fraction(text: &str) -> f64 {
+    stable_hash(text) as f64 / u64::MAX as f64
 }
 
 /// Which of `machines` has a turn: all of them choose the same one, and another one where it is gone
 /// (rendezvous hashing).
-pub(crate) fn chosen<'m>(machines: impl Iterator<Item = &'m str>, turn: &str) -> Option<&'m str> {
-    machines.max_by_key(|machine| number(&format!("{machine} {turn}")))
+pub(crate) fn elect<'m>(machines: impl Iterator<Item = &'m str>, turn: &str) -> Option<&'m str> {
+    machines.max_by_key(|machine| stable_hash(&format!("{machine} {turn}")))
 }
 
 /// A number that is the same for a text everywhere and always.
-fn number(text: &str) -> u64 {
+fn stable_hash(text: &str) -> u64 {
     let digest = Sha256::digest(text);
     u64::from_be_bytes(std::array::from_fn(|at| digest[at]))
 }
 
 /// Whether `name` is `pattern`, in which `*` is any text.
-fn is_like(pattern: &str, name: &str) -> bool {
+fn matches_glob(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else {
         return pattern == name;
     };
@@ -109,7 +109,7 @@ fn is_like(pattern: &str, name: &str) -> bool {
         return false;
     };
     let mut ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
-    ends.any(|at| is_like(rest, &name[at..]))
+    ends.any(|at| matches_glob(rest, &name[at..]))
 }
 
 fn period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn names_are_matched() {
         let check = |pattern: &str, name: &str, expected: bool| {
-            assert_eq!(is_like(pattern, name), expected, "{pattern} {name}");
+            assert_eq!(matches_glob(pattern, name), expected, "{pattern} {name}");
         };
         check("*", "", true);
         check("cart", "cart", true);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn each_process_is_dumped_once_a_period_and_not_all_at_once() {
-        let rule = Rule::default();
+        let rule = ServiceRule::default();
         let start = Uptime(1_795_000_000_000);
         let mut by_minute = [0; 10];
         for index in 0..1000 {
@@ -180,26 +180,26 @@ mod tests {
         let mut turns = [0; 3];
         for hour in 0..300 {
             let turn = format!("hour={hour}");
-            let first = chosen(machines.into_iter(), &turn).unwrap();
-            assert_eq!(chosen(machines.into_iter().rev(), &turn), Some(first));
+            let first = elect(machines.into_iter(), &turn).unwrap();
+            assert_eq!(elect(machines.into_iter().rev(), &turn), Some(first));
             turns[machines.iter().position(|one| *one == first).unwrap()] += 1;
             // That another one is gone changes nothing.
             let gone = machines.into_iter().find(|one| *one != first);
             let left = machines.into_iter().filter(|one| Some(*one) != gone);
-            assert_eq!(chosen(left, &turn), Some(first));
+            assert_eq!(elect(left, &turn), Some(first));
         }
         assert!(turns.iter().all(|turns| *turns > 70), "{turns:?}");
-        assert_eq!(chosen([].into_iter(), "x"), None);
+        assert_eq!(elect([].into_iter(), "x"), None);
     }
 
     #[test]
     fn a_share_is_the_same_part_each_time() {
-        let rule = |share| Rule {
+        let rule = |share| ServiceRule {
             share,
-            ..Rule::default()
+            ..ServiceRule::default()
         };
         let taken =
-            |share| (0..10_000).filter(move |index| rule(share).takes(&format!("node/{index}")));
+            |share| (0..10_000).filter(move |index| rule(share).includes(&format!("node/{index}")));
         assert_eq!(taken(0.0).count(), 0);
         assert_eq!(taken(1.0).count(), 10_000);
         let some: Vec<_> = taken(0.05).collect();

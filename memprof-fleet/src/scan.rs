@@ -37,7 +37,7 @@ const PIECE: u64 = 64 << 10;
 
 /// The files of a table.
 #[derive(Debug, Default)]
-pub(crate) struct Files {
+pub(crate) struct TableFiles {
     /// Those that count, with their hours.
     pub(crate) counted: Vec<(Hour, Object)>,
     /// Those of agents whose rows are in merged files.
@@ -53,8 +53,8 @@ pub(crate) fn files(
     store: &Arc<Store>,
     table: Table,
     (from, to): (Instant, Instant),
-) -> anyhow::Result<Files> {
-    let mut files = Files::default();
+) -> anyhow::Result<TableFiles> {
+    let mut files = TableFiles::default();
     let mut sources = HashSet::new();
     for prefix in [
         table.name().to_owned(),
@@ -193,12 +193,12 @@ fn scan_rows(
 fn open(
     store: &Arc<Store>,
     object: &Object,
-) -> anyhow::Result<ParquetRecordBatchReaderBuilder<Chunks>> {
+) -> anyhow::Result<ParquetRecordBatchReaderBuilder<ObjectReader>> {
     let whole = match object.size <= WHOLE {
         true => Some(store.read(&object.name)?),
         false => None,
     };
-    let chunks = Chunks {
+    let chunks = ObjectReader {
         store: Arc::clone(store),
         name: object.name.clone(),
         size: whole
@@ -262,14 +262,14 @@ fn pages(metadata: &ParquetMetaData, column: usize, value: &[u8]) -> Option<RowS
 }
 
 /// The bytes of an object, for the Parquet reader.
-struct Chunks {
+struct ObjectReader {
     store: Arc<Store>,
     name: String,
     size: u64,
     whole: Option<Bytes>,
 }
 
-impl Chunks {
+impl ObjectReader {
     fn read(&self, start: u64, length: u64) -> Result<Bytes, ParquetError> {
         let end = start.checked_add(length).filter(|end| *end <= self.size);
         let end = end.ok_or_else(|| ParquetError::EOF("a part lies behind the end".to_owned()))?;
@@ -283,13 +283,13 @@ impl Chunks {
     }
 }
 
-impl Length for Chunks {
+impl Length for ObjectReader {
     fn len(&self) -> u64 {
         self.size
     }
 }
 
-impl ChunkReader for Chunks {
+impl ChunkReader for ObjectReader {
     type T = Cursor<Bytes>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {

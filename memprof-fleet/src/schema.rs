@@ -18,7 +18,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use sha2::{Digest, Sha256};
 
-use crate::dumped::{Context, Dumped, Sample, Stack};
+use crate::process_profile::{ProcessProfile, ProfileContext, Sample, Stack};
 use crate::time::Hour;
 
 /// A table, and the prefix of its files.
@@ -69,7 +69,7 @@ pub(crate) struct Rows {
     pub(crate) profiles: Vec<(usize, Totals)>,
     pub(crate) stacks: Vec<Stack>,
     /// What rows of samples and profiles have in common.
-    pub(crate) contexts: Vec<Context>,
+    pub(crate) contexts: Vec<ProfileContext>,
 }
 
 /// What a dump held in all.
@@ -83,7 +83,7 @@ pub(crate) struct Totals {
 /// The files of a batch of dumps: their names in the store, and their bytes, the same for the same dumps.
 /// `known` are stacks that are in the store already.
 pub(crate) fn files(
-    dumped: &[Dumped],
+    dumped: &[ProcessProfile],
     known: &HashSet<(Hour, i64)>,
 ) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut by_hour: BTreeMap<Hour, Rows> = BTreeMap::new();
@@ -121,7 +121,7 @@ pub(crate) fn content_name(bytes: &[u8]) -> String {
 }
 
 impl Totals {
-    fn of(dumped: &Dumped) -> Self {
+    fn of(dumped: &ProcessProfile) -> Self {
         Self {
             samples: dumped.samples.len() as i64,
             inuse: dumped.inuse(),
@@ -265,7 +265,7 @@ impl Rows {
 
 /// The columns that samples and profiles have in common.
 fn context_columns<'c>(
-    contexts: impl Iterator<Item = &'c Context>,
+    contexts: impl Iterator<Item = &'c ProfileContext>,
 ) -> Vec<(&'static str, ArrayRef)> {
     let time = || TimestampMillisecondBuilder::new().with_timezone("UTC");
     let [mut times, mut starts] = [time(), time()];

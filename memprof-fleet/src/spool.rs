@@ -20,8 +20,8 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::dumped::Dumped;
 use crate::output;
+use crate::process_profile::ProcessProfile;
 
 /// The spool, which one agent has.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Spool {
 
 /// A file for the store.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingFile {
     pub(crate) file: PathBuf,
     /// What it is called in the store.
     pub(crate) name: String,
@@ -66,7 +66,7 @@ impl Spool {
     }
 
     /// Keeps a dump: it is on the disk when this returns.
-    pub(crate) fn add(&mut self, dumped: &Dumped) -> anyhow::Result<()> {
+    pub(crate) fn add(&mut self, dumped: &ProcessProfile) -> anyhow::Result<()> {
         self.added += 1;
         let (time, added) = (dumped.context.time.0, self.added);
         let name = format!("{time:015}.{}.{added}.json", std::process::id());
@@ -79,7 +79,7 @@ impl Spool {
 
     /// The size of all files that wait, in bytes.
     pub(crate) fn bytes(&self) -> anyhow::Result<u64> {
-        waiting(&self.place)
+        pending_bytes(&self.place)
     }
 
     /// How many bytes of dumps wait for a batch.
@@ -91,10 +91,10 @@ impl Spool {
     /// must be the same each time.
     pub(crate) fn batch(
         &self,
-        convert: impl Fn(&[Dumped]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
+        convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
     ) -> anyhow::Result<()> {
         let (dumps, batch) = (self.place.join("dumps"), self.place.join("batch"));
-        self.forget_done()?;
+        self.remove_sent()?;
         // One that was not finished comes first.
         for _ in 0..2 {
             if batch.exists() {
@@ -105,7 +105,7 @@ impl Spool {
                     }
                 }
                 rename(&batch, &self.place.join("done"))?;
-                self.forget_done()?;
+                self.remove_sent()?;
             }
             if entries(&dumps)?.is_empty() {
                 break;
@@ -117,20 +117,20 @@ impl Spool {
     }
 
     /// The files for the store, by name; none while a batch is not finished.
-    pub(crate) fn outgoing(&self) -> anyhow::Result<Vec<Outgoing>> {
+    pub(crate) fn outgoing(&self) -> anyhow::Result<Vec<OutgoingFile>> {
         if self.place.join("batch").exists() {
             return Ok(Vec::new());
         }
         let files = entries(&self.place.join("outbox"))?.into_iter();
         let outgoing = files.filter_map(|file| {
             let name = file.file_name()?.to_str()?.replace('!', "/");
-            Some(Outgoing { file, name })
+            Some(OutgoingFile { file, name })
         });
         Ok(outgoing.collect())
     }
 
     /// The dumps of a directory, in order. One that cannot be read is put aside.
-    fn read(&self, directory: &Path) -> anyhow::Result<Vec<Dumped>> {
+    fn read(&self, directory: &Path) -> anyhow::Result<Vec<ProcessProfile>> {
         let mut dumped = Vec::new();
         for file in entries(directory)? {
             let read = match fs::read(&file) {
@@ -154,7 +154,7 @@ impl Spool {
         Ok(dumped)
     }
 
-    fn forget_done(&self) -> anyhow::Result<()> {
+    fn remove_sent(&self) -> anyhow::Result<()> {
         let done = self.place.join("done");
         match fs::remove_dir_all(&done) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -164,7 +164,7 @@ impl Spool {
 }
 
 /// How many bytes wait in a spool, which an agent may have.
-pub(crate) fn waiting(place: &Path) -> anyhow::Result<u64> {
+pub(crate) fn pending_bytes(place: &Path) -> anyhow::Result<u64> {
     let parts = ["dumps", "batch", "outbox"].iter();
     parts.map(|name| bytes_in(&place.join(name))).sum()
 }
@@ -233,13 +233,13 @@ fn rename(from: &Path, to: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Dumped, Path, Spool, fs};
-    use crate::dumped::Context;
+    use super::{Path, ProcessProfile, Spool, fs};
+    use crate::process_profile::ProfileContext;
     use crate::time::Instant;
 
-    fn dumped() -> Dumped {
-        Dumped {
-            context: Context {
+    fn dumped() -> ProcessProfile {
+        ProcessProfile {
+            context: ProfileContext {
                 time: Instant(0),
                 start_time: Instant(0),
                 service: "cart".to_owned(),
@@ -281,7 +281,7 @@ mod tests {
             make(&place.path().join("dumps/0.json"));
             spool.add(&dumped()).unwrap();
             let read = std::cell::Cell::new(0);
-            let count = |dumped: &[Dumped]| {
+            let count = |dumped: &[ProcessProfile]| {
                 read.set(dumped.len());
                 Ok(Vec::new())
             };

@@ -48,7 +48,7 @@ pub(crate) struct Object {
 
 /// What became of an object that must not exist yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Created {
+pub(crate) enum CreateOutcome {
     New,
     /// There is one of that name, or the server says so.
     Exists,
@@ -117,7 +117,7 @@ impl Store {
     }
 
     /// Writes an object that does not exist.
-    pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<Created> {
+    pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<CreateOutcome> {
         let options = PutOptions {
             mode: PutMode::Create,
             ..PutOptions::default()
@@ -125,9 +125,11 @@ impl Store {
         let path = Path::from(name);
         let put = self.objects.put_opts(&path, bytes.into(), options);
         match self.runtime.block_on(put) {
-            Ok(_) => Ok(Created::New),
+            Ok(_) => Ok(CreateOutcome::New),
             // S3 answers a race with 409 or 412.
-            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Created::Exists),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                Ok(CreateOutcome::Exists)
+            }
             Err(error) => Err(self.failed(&format!("write {name}"), error)),
         }
     }
@@ -198,14 +200,14 @@ impl Store {
         let message = format!(
             "{}: failed to {act}: {}{remedy}",
             self.url,
-            in_words(&cause)
+            plain_s3_error(&cause)
         );
         coded(UNREACHABLE, message)
     }
 }
 
 /// An error of S3 without its XML: `SignatureDoesNotMatch: The request signature …`.
-fn in_words(cause: &str) -> String {
+fn plain_s3_error(cause: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = cause.split_once(&format!("<{name}>"))?;
         Some(rest.split_once("</")?.0)
@@ -406,7 +408,7 @@ mod tests {
     fn an_error_of_s3_is_said_in_words() {
         let xml = "status code: 403 Forbidden: <?xml?>\n<Error><Code>AccessDenied</Code>\
                    <Message>No.</Message></Error>";
-        assert_eq!(in_words(xml), "AccessDenied: No.");
-        assert_eq!(in_words("Connection refused"), "Connection refused");
+        assert_eq!(plain_s3_error(xml), "AccessDenied: No.");
+        assert_eq!(plain_s3_error("Connection refused"), "Connection refused");
     }
 }

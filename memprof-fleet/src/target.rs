@@ -41,7 +41,7 @@ impl fmt::Display for Target {
 
 impl Target {
     /// Whether it means a process.
-    pub(crate) fn takes(&self, service: &str, host: &str, pid: i32) -> bool {
+    pub(crate) fn matches(&self, service: &str, host: &str, pid: i32) -> bool {
         match self {
             Self::All => true,
             Self::Service(meant) => meant == service,
@@ -68,7 +68,7 @@ mod tests {
         let check = |text: &str, expected: [bool; 3]| {
             let Ok(target) = text.parse::<Target>();
             let processes = [("cart", "a", 7), ("cart", "b", 7), ("shop", "a", 8)];
-            let taken = processes.map(|(service, host, pid)| target.takes(service, host, pid));
+            let taken = processes.map(|(service, host, pid)| target.matches(service, host, pid));
             assert_eq!(taken, expected, "{text}");
         };
         check("", [true; 3]);

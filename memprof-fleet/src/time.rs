@@ -28,11 +28,11 @@ const MINUTE_MS: i64 = 60 * 1000;
 
 impl Instant {
     pub(crate) fn now() -> Self {
-        Self::of(SystemTime::now())
+        Self::from_system_time(SystemTime::now())
     }
 
     /// A time before 1970 is 1970.
-    pub(crate) fn of(time: SystemTime) -> Self {
+    pub(crate) fn from_system_time(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
@@ -84,7 +84,9 @@ impl Hour {
     /// When it begins; none where these are no date and hour.
     pub(crate) fn start(&self) -> Option<Instant> {
         let text = format!("{}T{}:00:00Z", self.date, self.hour);
-        humantime::parse_rfc3339(&text).ok().map(Instant::of)
+        humantime::parse_rfc3339(&text)
+            .ok()
+            .map(Instant::from_system_time)
     }
 
     /// When it ends.
@@ -105,7 +107,7 @@ fn parse_at(text: &str, now: Instant) -> Result<Instant, String> {
         return Ok(now.before(ago));
     }
     if let Ok(time) = humantime::parse_rfc3339_weak(text) {
-        return Ok(Instant::of(time));
+        return Ok(Instant::from_system_time(time));
     }
     let (hour, minute) = text.split_once(':').ok_or(expected)?;
     let number = |text: &str, limit: i64| {

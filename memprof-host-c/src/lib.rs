@@ -9,7 +9,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use memprof_host::{Config, Host, Program};
+use memprof_host::{Config, Host, HostProgram};
 use memprof_labels::Mark;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_LOG_DEBUG, MEMPROF_LOG_ERROR,
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn memprof_host_start(
     if host.is_null() || options.name.is_null() || options.config_path.is_null() {
         return MEMPROF_INVALID_ARGUMENT;
     }
-    contain(|| match start(options) {
+    catch_panic(|| match start(options) {
         Ok(started) => {
             let started = Box::into_raw(Box::new(memprof_running_host_t(started)));
             // SAFETY: not null, and the caller's to write to.
@@ -107,13 +107,13 @@ pub unsafe extern "C" fn memprof_host_message(
     let [Ok(plugin), Ok(message), Ok(args)] = texts else {
         return MEMPROF_INVALID_ARGUMENT;
     };
-    contain(|| {
+    catch_panic(|| {
         let answer = match host.message(plugin, message, args) {
             Ok(answer) => answer,
             Err(unknown) => {
                 // SAFETY: memprof_host.h: `reply` is null or lives as long as the call.
                 unsafe {
-                    pass_on(
+                    forward_reply(
                         reply,
                         "text/plain; charset=utf-8",
                         unknown.to_string().as_bytes(),
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn memprof_host_message(
             return MEMPROF_INTERNAL;
         };
         // SAFETY: as above.
-        unsafe { pass_on(reply, &answer.content_type, &bytes) };
+        unsafe { forward_reply(reply, &answer.content_type, &bytes) };
         answer.status_code
     })
 }
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn memprof_host_stop(host: *mut memprof_running_host_t) {
     }
     // SAFETY: `memprof_host_start` made it from a box, and the caller gives it back.
     let host = unsafe { Box::from_raw(host) };
-    contain(|| {
+    catch_panic(|| {
         drop(host);
         MEMPROF_OK
     });
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn memprof_label_push(key: *const c_char, value: *const c_
     }
     // SAFETY: promised by the caller.
     let texts = [key, value].map(|text| unsafe { CStr::from_ptr(text) });
-    contain(|| {
+    catch_panic(|| {
         let [key, value] = texts.map(CStr::to_string_lossy);
         before = memprof_labels::push(&key, &value);
         MEMPROF_OK
@@ -184,7 +184,7 @@ pub extern "C" fn memprof_label_pop(before: u16) {
 /// Reads the config and starts; what goes wrong is logged.
 fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
     // The lines of this library too, beside those of plugins.
-    let logger: &'static ToCallback = Box::leak(Box::new(ToCallback {
+    let logger: &'static CallbackLogger = Box::leak(Box::new(CallbackLogger {
         log: options.log,
         ctx: options.log_ctx,
     }));
@@ -198,7 +198,7 @@ fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
     if let Ok(level) = config.log.level() {
         log::set_max_level(level);
     }
-    let program = Program {
+    let program = HostProgram {
         // SAFETY: `memprof_host_start` checked it for null.
         name: unsafe { leaked_text(options.name) },
         // SAFETY: memprof_host.h: null or NUL-terminated.
@@ -225,7 +225,7 @@ unsafe fn leaked_text(text: *const c_char) -> &'static str {
 
 /// # Safety
 /// `reply` is null, or a host's reply as memprof.h describes it.
-unsafe fn pass_on(reply: *const memprof_reply_t, content_type: &str, body: &[u8]) {
+unsafe fn forward_reply(reply: *const memprof_reply_t, content_type: &str, body: &[u8]) {
     // SAFETY: promised by the caller.
     let Some(reply) = (unsafe { reply.as_ref() }) else {
         return;
@@ -241,7 +241,7 @@ unsafe fn pass_on(reply: *const memprof_reply_t, content_type: &str, body: &[u8]
 }
 
 /// No panic leaves an exported function.
-fn contain(work: impl FnOnce() -> memprof_status_t) -> memprof_status_t {
+fn catch_panic(work: impl FnOnce() -> memprof_status_t) -> memprof_status_t {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         // Dropping a payload runs foreign code, which may panic again.
         std::mem::forget(payload);
@@ -250,17 +250,17 @@ fn contain(work: impl FnOnce() -> memprof_status_t) -> memprof_status_t {
 }
 
 /// A logger that calls the program.
-struct ToCallback {
+struct CallbackLogger {
     log: memprof_host_log_t,
     ctx: *mut c_void,
 }
 
 // SAFETY: memprof_host.h: the callback may be called on any thread.
-unsafe impl Send for ToCallback {}
+unsafe impl Send for CallbackLogger {}
 // SAFETY: as above.
-unsafe impl Sync for ToCallback {}
+unsafe impl Sync for CallbackLogger {}
 
-impl Log for ToCallback {
+impl Log for CallbackLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         self.log.is_some() && metadata.level() <= log::max_level()
     }

@@ -55,7 +55,7 @@ impl Body {
     ///
     /// # Errors
     /// `InvalidInput`: it is not a file of that size that only can be read. No descriptor is left.
-    pub fn of_file(fd: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
+    pub fn from_file(fd: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(invalid("it is not a regular file"));
@@ -197,7 +197,7 @@ mod tests {
         let (_place, path) = file_of(COPY_LIMIT + 1);
         let open = || {
             let file = File::open(&path).unwrap();
-            Body::of_file(file.as_fd(), COPY_LIMIT + 1).unwrap()
+            Body::from_file(file.as_fd(), COPY_LIMIT + 1).unwrap()
         };
         assert_eq!(open().len(), COPY_LIMIT + 1);
         let refused = open().into_bytes().unwrap_err().to_string();
@@ -213,7 +213,7 @@ mod tests {
     fn a_file_that_may_change_or_is_none_is_refused() {
         let (place, path) = file_of(3);
         let check = |file: File, size, expected: &str| {
-            let refused = Body::of_file(file.as_fd(), size).unwrap_err();
+            let refused = Body::from_file(file.as_fd(), size).unwrap_err();
             assert_eq!(refused.to_string(), expected);
         };
         let writable = || File::options().read(true).write(true).open(&path).unwrap();
@@ -234,7 +234,7 @@ mod tests {
             "it is not a regular file",
         );
         let read_only = File::open(&path).unwrap();
-        let body = Body::of_file(read_only.as_fd(), 2).unwrap();
+        let body = Body::from_file(read_only.as_fd(), 2).unwrap();
         assert_eq!(body.into_bytes().unwrap(), [0, 0]);
     }
 
@@ -246,7 +246,7 @@ mod tests {
         let mut file = body.into_file().unwrap();
         let refused = file.write_all(b"x").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-        assert!(Body::of_file(file.as_fd(), 4).is_ok());
+        assert!(Body::from_file(file.as_fd(), 4).is_ok());
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "dump");

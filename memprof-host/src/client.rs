@@ -15,26 +15,26 @@
 
 mod connection;
 mod messages;
-mod passed;
+mod passed_file;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use memprof_messages::{Pace, Refusal};
+use memprof_messages::{ErrorBody, ReplyLatency};
 use memprof_plugin_abi::Status;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::protocol::{
-    Deliver, HOST, HostInfo, MESSAGE, MessageParams, MessageResult, PLUGINS, PluginInfo, RpcError,
+    Delivery, HOST, HostInfo, MESSAGE, MessageParams, MessageResult, PLUGINS, PluginInfo, RpcError,
 };
 use connection::Connection;
 pub(crate) use connection::Deadline;
 pub use connection::Peer;
-pub use passed::Passed;
+pub use passed_file::PassedFile;
 
 /// How long connecting may take: a host accepts at once, also during a dump.
 const CONNECTING: Duration = Duration::from_secs(5);
@@ -66,7 +66,7 @@ pub enum ClientError {
         /// One of the negative codes of memprof.h.
         status: Status,
         /// Why.
-        refusal: Box<Refusal>,
+        refusal: Box<ErrorBody>,
     },
     /// What came is not the control protocol.
     #[error("the host's reply breaks the control protocol: {0}")]
@@ -75,14 +75,14 @@ pub enum ClientError {
 
 /// A body that was passed as a descriptor, or inline.
 #[derive(Debug)]
-pub struct Delivered {
+pub struct ReceivedBody {
     /// Status, content type, and the body when it is inline.
     pub result: MessageResult,
     /// The body when it is not.
-    pub file: Option<Passed>,
+    pub file: Option<PassedFile>,
 }
 
-impl Delivered {
+impl ReceivedBody {
     /// The body, to be read piece by piece.
     ///
     /// # Errors
@@ -124,19 +124,19 @@ impl Delivered {
 pub struct Client {
     connection: Connection,
     peer: Peer,
-    patience: Patience,
+    patience: Timeouts,
     next_id: u64,
 }
 
 /// How long answers may take.
 #[derive(Clone, Copy, Debug)]
-enum Patience {
+enum Timeouts {
     /// What suits the request.
-    Usual,
+    ByMessage,
     /// This long each.
-    Each(Duration),
+    PerReply(Duration),
     /// Until then all of them.
-    All(Deadline),
+    Overall(Deadline),
 }
 
 #[derive(Deserialize)]
@@ -174,7 +174,7 @@ impl Client {
         Ok(Self {
             connection,
             peer,
-            patience: Patience::Usual,
+            patience: Timeouts::ByMessage,
             next_id: 0,
         })
     }
@@ -182,12 +182,12 @@ impl Client {
     /// Gives up on each answer after `timeout`, in place of what suits its message: 10 seconds for
     /// what a host answers at once, 5 minutes for everything else.
     pub fn set_timeout(&mut self, timeout: Duration) {
-        self.patience = Patience::Each(timeout);
+        self.patience = Timeouts::PerReply(timeout);
     }
 
     /// Gives up on all answers at the same time.
     pub(crate) fn set_deadline(&mut self, deadline: Deadline) {
-        self.patience = Patience::All(deadline);
+        self.patience = Timeouts::Overall(deadline);
     }
 
     /// Who opened the socket.
@@ -227,8 +227,8 @@ impl Client {
         plugin: &str,
         message: &str,
         args: &str,
-        deliver: Option<Deliver>,
-    ) -> Result<Delivered, ClientError> {
+        deliver: Option<Delivery>,
+    ) -> Result<ReceivedBody, ClientError> {
         let params = MessageParams {
             plugin: plugin.to_owned(),
             message: message.to_owned(),
@@ -236,14 +236,14 @@ impl Client {
             deliver,
         };
         let usual = match memprof_messages::message(message) {
-            Some(known) if known.pace == Pace::AtOnce => AT_ONCE,
+            Some(known) if known.pace == ReplyLatency::Immediate => AT_ONCE,
             _ => WORK,
         };
         let (result, file): (MessageResult, _) = self.call(MESSAGE, json!(params), usual)?;
         let strange = |what: &str| ClientError::Protocol(what.to_owned());
         let file = match (file, result.size) {
             (Some(file), Some(size)) => Some(
-                Passed::new(file, size)
+                PassedFile::new(file, size)
                     .map_err(|error| ClientError::Protocol(error.to_string()))?,
             ),
             (None, Some(_)) => return Err(strange("it announced a file and passed none")),
@@ -251,7 +251,7 @@ impl Client {
             (Some(_), None) => None,
             (None, None) => None,
         };
-        Ok(Delivered { result, file })
+        Ok(ReceivedBody { result, file })
     }
 
     fn call<T: DeserializeOwned>(
@@ -262,9 +262,9 @@ impl Client {
     ) -> Result<(T, Option<File>), ClientError> {
         self.next_id += 1;
         let deadline = match self.patience {
-            Patience::Usual => Deadline::after(usual),
-            Patience::Each(timeout) => Deadline::after(timeout),
-            Patience::All(deadline) => deadline,
+            Timeouts::ByMessage => Deadline::after(usual),
+            Timeouts::PerReply(timeout) => Deadline::after(timeout),
+            Timeouts::Overall(deadline) => deadline,
         };
         let mut request = json!({ "jsonrpc": "2.0", "id": self.next_id, "method": method });
         if !params.is_null() {
@@ -381,7 +381,7 @@ mod tests {
                 sendmsg(&stream, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
                 Ok(())
             };
-            let fetch = |client: &mut Client| client.message("p", "fetch", "", Some(Deliver::Fd));
+            let fetch = |client: &mut Client| client.message("p", "fetch", "", Some(Delivery::Fd));
             let error = meet(LONG, host, fetch);
             assert!(error.contains(expected), "{error}");
         };

@@ -1,11 +1,11 @@
 //! The host's config file.
 
-mod in_place;
+mod plugin_table;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use in_place::as_in_the_file;
+pub(crate) use plugin_table::with_table_prefix;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -113,7 +113,7 @@ impl Config {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut config: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         for (index, plugin) in config.plugin.iter_mut().enumerate() {
-            plugin.in_place = in_place::in_place(text, index, &plugin.config);
+            plugin.in_place = plugin_table::blank_all_but(text, index, &plugin.config);
         }
         config.log.level()?;
         Ok(config)

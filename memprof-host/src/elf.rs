@@ -14,7 +14,7 @@ use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader};
 ///
 /// # Errors
 /// What is wrong with them.
-pub(crate) fn loadable(bytes: &[u8]) -> Result<(), String> {
+pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
     let damaged = |error: object::Error| format!("it is not a whole ELF file: {error}");
     let header = FileHeader64::<Endianness>::parse(bytes).map_err(damaged)?;
     let endian = header.endian().map_err(damaged)?;
@@ -82,7 +82,7 @@ mod tests {
     use object::elf::FileHeader64;
     use object::read::elf::{FileHeader as _, SectionHeader as _};
 
-    use super::loadable;
+    use super::check_loadable;
 
     fn library() -> Vec<u8> {
         let objects = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_library_is_loadable() {
-        assert_eq!(loadable(&library()), Ok(()));
+        assert_eq!(check_loadable(&library()), Ok(()));
     }
 
     #[test]
@@ -109,13 +109,13 @@ mod tests {
         for part in 0..200 {
             let cut = &library[..library.len() * part / 200];
             assert!(
-                loadable(cut).is_err(),
+                check_loadable(cut).is_err(),
                 "{} of {} bytes",
                 cut.len(),
                 library.len()
             );
         }
-        assert!(loadable(&library[..library.len() - 1]).is_err());
+        assert!(check_loadable(&library[..library.len() - 1]).is_err());
     }
 
     /// Each page of zeros is refused by name of the table, unless it is data, of which the file does not say
@@ -151,7 +151,7 @@ mod tests {
                 let mut copy = library.clone();
                 let end = copy.len().min(page + PAGE);
                 copy[page..end].fill(0);
-                let found = loadable(&copy);
+                let found = check_loadable(&copy);
                 assert!(found.is_err(), "{table}, {page:#x}");
             }
         }
@@ -166,7 +166,7 @@ mod tests {
             copy
         };
         let check = |bytes: &[u8], expected: &str| {
-            let found = loadable(bytes).unwrap_err();
+            let found = check_loadable(bytes).unwrap_err();
             assert!(found.contains(expected), "{found}");
         };
         check(b"#!/bin/sh\n", "not a whole ELF file");

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use memprof_plugin_abi::Failure;
 
 use crate::config::{Config, ControlConfig, PluginConfig};
-use crate::control::{ControlSocket, Listen};
+use crate::control::{ControlSocket, ListenConfig};
 use crate::loader::load_if;
-use crate::program::Program;
+use crate::program::HostProgram;
 use crate::reply::Reply;
 use crate::router::{Router, UnknownPlugin};
 
@@ -30,7 +30,7 @@ impl Host {
     ///
     /// # Errors
     /// `[control] socket` is neither a switch nor an absolute path.
-    pub fn start(config: &Config, mut program: Program) -> Result<Self, InvalidSocket> {
+    pub fn start(config: &Config, mut program: HostProgram) -> Result<Self, InvalidSocket> {
         let socket = socket_path(&config.control)?;
         if let Some(name) = &config.control.name {
             // Plugins borrow the name as long as they live, which is as long as the process.
@@ -42,7 +42,7 @@ impl Host {
         }
         let router = Arc::new(router);
         let control = socket.and_then(|path| {
-            let listen = Listen {
+            let listen = ListenConfig {
                 path,
                 name: program.name.to_owned(),
                 version: program.version.to_owned(),
@@ -71,7 +71,7 @@ impl Host {
     }
 }
 
-fn add(router: &mut Router, config: &PluginConfig, program: Program) {
+fn add(router: &mut Router, config: &PluginConfig, program: HostProgram) {
     let plugin = load_if(config, program, |info| check_unique(router, &info.id));
     let name = match &plugin {
         Ok(instance) => {

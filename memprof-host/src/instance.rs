@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "the ABI boundary")]
 
 mod callbacks;
-mod collected;
 mod entry;
+mod reply_collector;
 mod sole;
 
 use memprof_plugin_abi::raw::{
@@ -12,15 +12,15 @@ use memprof_plugin_abi::raw::{
 };
 use memprof_plugin_abi::{Failure, TEXT};
 
-use crate::program::Program;
+use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
 use crate::reply::Reply;
-use callbacks::{Context, get_extension, log_enabled, log_line};
-use collected::{Collected, begin_body, write_body};
+use callbacks::{HostContext, get_extension, log_enabled, log_line};
 pub(crate) use entry::check_entry;
 #[cfg(feature = "adapters")]
 pub(crate) use entry::text;
 use entry::{EnterThread, find_enter_thread, incomplete};
+use reply_collector::{ReplyCollector, begin_body, write_body};
 use sole::Sole;
 
 /// A plugin that was created. It is never unloaded, and destroyed when dropped.
@@ -29,7 +29,7 @@ pub struct Instance {
     info: PluginInfo,
     entry: &'static memprof_plugin_entry_t,
     plugin: *mut memprof_plugin_t,
-    owner: Owner,
+    owner: PluginOwner,
     enter_thread: Option<EnterThread>,
     /// Given back once the plugin is destroyed.
     _sole: Option<Sole>,
@@ -37,12 +37,12 @@ pub struct Instance {
 
 /// Who destroys a plugin.
 #[derive(Debug)]
-enum Owner {
+enum PluginOwner {
     /// This host, with what the callbacks find.
-    Us(&'static Context),
+    ThisLibrary(&'static HostContext),
     /// Another copy of this library in the process, never.
     #[cfg(feature = "adapters")]
-    AnotherCopy,
+    OtherCopy,
 }
 
 // SAFETY: memprof.h: `handle_message` is thread-safe, and `destroy` runs when no call can: it
@@ -62,7 +62,7 @@ impl Instance {
     /// Another ABI, an incomplete entry, an instance elsewhere in the process, or the reason that the plugin logged.
     pub unsafe fn create(
         entry: *const memprof_plugin_entry_t,
-        program: Program,
+        program: HostProgram,
         config: &str,
     ) -> Result<Self, Failure> {
         // SAFETY: promised by the caller.
@@ -70,7 +70,7 @@ impl Instance {
         let sole = Sole::claim(entry, &info.id)?;
         // SAFETY: `check_entry` found it whole, and it lives as long as the process.
         let entry: &'static memprof_plugin_entry_t = unsafe { &*entry };
-        let context: &'static Context = Box::leak(Box::new(Context::of(program)));
+        let context: &'static HostContext = Box::leak(Box::new(HostContext::of(program)));
         let host: &'static memprof_host_t = Box::leak(Box::new(memprof_host_t {
             struct_size: size_of::<memprof_host_t>(),
             abi_version: MEMPROF_ABI_VERSION,
@@ -86,7 +86,7 @@ impl Instance {
         let create = entry.create.ok_or_else(|| incomplete(&info.id))?;
         // SAFETY: memprof.h, `create`: the host struct is leaked, so it is valid until `destroy`.
         let status = unsafe { create(host, memprof_str_t::new(config), &raw mut plugin) };
-        let mut errors = context.end_creation();
+        let mut errors = context.take_creation_errors();
         if status != MEMPROF_OK {
             let reason = errors
                 .pop()
@@ -104,7 +104,7 @@ impl Instance {
             info,
             entry,
             plugin,
-            owner: Owner::Us(context),
+            owner: PluginOwner::ThisLibrary(context),
             _sole: Some(sole),
             // SAFETY: `create` made it just now.
             enter_thread: unsafe { find_enter_thread(entry, plugin) },
@@ -131,7 +131,7 @@ impl Instance {
             info,
             entry,
             plugin,
-            owner: Owner::AnotherCopy,
+            owner: PluginOwner::OtherCopy,
             _sole: None,
             // SAFETY: promised by the caller.
             enter_thread: unsafe { find_enter_thread(entry, plugin) },
@@ -141,7 +141,7 @@ impl Instance {
     /// What [`Instance::join`] takes, of a plugin that was created here.
     #[cfg(feature = "adapters")]
     pub(crate) fn created(&self) -> Option<*mut memprof_plugin_t> {
-        matches!(self.owner, Owner::Us(_)).then_some(self.plugin)
+        matches!(self.owner, PluginOwner::ThisLibrary(_)).then_some(self.plugin)
     }
 
     /// The entry of the library that the plugin is in.
@@ -173,7 +173,7 @@ impl Instance {
 
     /// Sends one message and collects the reply.
     pub fn message(&self, name: &str, args: &str) -> Reply {
-        let mut collected = Collected::default();
+        let mut collected = ReplyCollector::default();
         let reply = memprof_reply_t {
             struct_size: size_of::<memprof_reply_t>(),
             reserved: 0,
@@ -204,7 +204,7 @@ impl Instance {
 impl Drop for Instance {
     fn drop(&mut self) {
         match &self.owner {
-            Owner::Us(context) => {
+            PluginOwner::ThisLibrary(context) => {
                 if let Some(destroy) = self.entry.destroy {
                     // SAFETY: memprof.h, `destroy`: once, and `&mut self` proves that no call runs.
                     unsafe { destroy(self.plugin) };
@@ -212,7 +212,7 @@ impl Drop for Instance {
                 log::debug!("plugin {} of {context:?} is destroyed", self.info.id);
             }
             #[cfg(feature = "adapters")]
-            Owner::AnotherCopy => {}
+            PluginOwner::OtherCopy => {}
         }
     }
 }

@@ -25,8 +25,12 @@ pub mod client;
 mod config;
 #[cfg(feature = "control")]
 mod control;
+#[cfg(feature = "client")]
+mod discovery;
 #[cfg(feature = "loader")]
 mod elf;
+#[cfg(feature = "loader")]
+mod file_trust;
 #[cfg(all(feature = "loader", feature = "control"))]
 mod host;
 mod instance;
@@ -36,24 +40,23 @@ mod program;
 pub mod protocol;
 mod reply;
 mod router;
-#[cfg(feature = "client")]
-mod running;
 pub mod socket_dir;
-#[cfg(feature = "loader")]
-mod trust;
 
 pub use body::Body;
 #[cfg(feature = "loader")]
 pub use config::{Config, ConfigError, ControlConfig, LogConfig, PluginConfig};
 #[cfg(feature = "control")]
-pub use control::{ControlError, ControlSocket, Listen};
+pub use control::{ControlError, ControlSocket, ListenConfig};
+#[cfg(feature = "client")]
+pub use discovery::{
+    Discovery, DiscoveryScope, RunningHost, SILENT, UnreachableHost, discover, find_by_pid,
+    running_hosts,
+};
 #[cfg(all(feature = "loader", feature = "control"))]
 pub use host::Host;
 pub use instance::Instance;
 #[cfg(feature = "loader")]
 pub use loader::{check, load};
-pub use program::Program;
+pub use program::HostProgram;
 pub use reply::Reply;
 pub use router::{Router, UnknownPlugin};
-#[cfg(feature = "client")]
-pub use running::{Reach, Running, SILENT, Survey, Unreached, of_pid, running, survey};

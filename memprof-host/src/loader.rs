@@ -20,29 +20,29 @@ use memprof_plugin_abi::layout;
 use memprof_plugin_abi::raw::{MEMPROF_ABI_MISMATCH, MEMPROF_IO, memprof_plugin_entry_t};
 use sha2::{Digest, Sha256};
 
-use crate::config::{PluginConfig, as_in_the_file};
-use crate::elf::{loadable, stays_loaded};
+use crate::config::{PluginConfig, with_table_prefix};
+use crate::elf::{check_loadable, stays_loaded};
+use crate::file_trust::check_trusted;
 use crate::instance::{Instance, check_entry};
-use crate::program::Program;
+use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
-use crate::trust::trusted;
 
 /// Loads the plugin that `config` names, and creates it.
 ///
 /// # Errors
 /// The check that failed, or the reason why the plugin could not be created.
-pub fn load(config: &PluginConfig, program: Program) -> Result<Instance, Failure> {
+pub fn load(config: &PluginConfig, program: HostProgram) -> Result<Instance, Failure> {
     load_if(config, program, |_| Ok(()))
 }
 
 /// As [`load`], if what the library says of itself is `allowed`. Nothing is created before.
 pub(crate) fn load_if(
     config: &PluginConfig,
-    program: Program,
+    program: HostProgram,
     allowed: impl FnOnce(&PluginInfo) -> Result<(), Failure>,
 ) -> Result<Instance, Failure> {
     let file = inspect(&config.path, config.sha256.as_deref())?;
-    let Opened { entry, warning } = open(&file)?;
+    let LoadedLibrary { entry, warning } = open(&file)?;
     if let Some(warning) = warning {
         log::warn!("{}: {warning}", config.path.display());
     }
@@ -51,7 +51,7 @@ pub(crate) fn load_if(
     // SAFETY: `open` found it in a library that it leaked.
     let created = unsafe { Instance::create(entry, program, &config.config_text()) };
     created.map_err(|mut refused| {
-        refused.message = as_in_the_file(&refused.message);
+        refused.message = with_table_prefix(&refused.message);
         refused
     })
 }
@@ -76,17 +76,17 @@ const CAN_BE_UNLOADED: &str = "a host that unloads it crashes while one of its t
                                -Wl,-z,nodelete";
 
 /// A library that was loaded for good.
-struct Opened {
+struct LoadedLibrary {
     entry: *const memprof_plugin_entry_t,
     warning: Option<&'static str>,
 }
 
 /// A file that passed the checks, which the loader opens once more by its path.
-struct Inspected {
+struct CheckedFile {
     path: PathBuf,
     /// Held open, so that no other file gets its inode.
     _file: File,
-    identity: Identity,
+    identity: FileIdentity,
     stays_loaded: bool,
 }
 
@@ -94,14 +94,14 @@ struct Inspected {
 const RTLD_NOLOAD: i32 = 4;
 
 /// Device, inode, and when it was last written to, renamed or linked.
-type Identity = (u64, u64, i64, i64);
+type FileIdentity = (u64, u64, i64, i64);
 
-fn identity(metadata: &Metadata) -> Identity {
+fn identity(metadata: &Metadata) -> FileIdentity {
     let (changed, nanoseconds) = (metadata.ctime(), metadata.ctime_nsec());
     (metadata.dev(), metadata.ino(), changed, nanoseconds)
 }
 
-impl Inspected {
+impl CheckedFile {
     /// Whether the path still leads to the very file that was checked, unchanged: one that was put
     /// there and taken away again changed, too. What another file's constructors did, when a user who
     /// may write there put it there in between, is done by then.
@@ -131,16 +131,16 @@ impl Inspected {
 }
 
 /// The checks before the file is loaded.
-fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Failure> {
+fn inspect(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
     let refused = |why: String| Failure::new(MEMPROF_IO, format!("{}: {why}", path.display()));
     let own_uid = rustix::process::geteuid().as_raw();
-    let path = trusted(path, own_uid).map_err(|why| Failure::new(MEMPROF_IO, why))?;
+    let path = check_trusted(path, own_uid).map_err(|why| Failure::new(MEMPROF_IO, why))?;
     let file = File::open(&path).map_err(|error| refused(error.to_string()))?;
     let metadata = file.metadata();
     let identity = identity(&metadata.map_err(|error| refused(error.to_string()))?);
     // SAFETY: only trusted users may change the file while it is read.
     let bytes = unsafe { Mmap::map(&file) }.map_err(|error| refused(error.to_string()))?;
-    loadable(&bytes).map_err(|why| {
+    check_loadable(&bytes).map_err(|why| {
         refused(why).remedy("copy the plugin again; replace a loaded one by rename, never in place")
     })?;
     if let Some(expected) = sha256 {
@@ -154,7 +154,7 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<Inspected, Failure> {
             )));
         }
     }
-    Ok(Inspected {
+    Ok(CheckedFile {
         stays_loaded: stays_loaded(&bytes),
         path,
         _file: file,
@@ -191,7 +191,7 @@ fn file_at(maps: &[u8], address: usize) -> Option<&[u8]> {
 
 /// Loads the library for good and returns its entry, after comparing layouts where it describes
 /// them.
-fn open(file: &Inspected) -> Result<Opened, Failure> {
+fn open(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     let path = file.path.as_path();
     let mismatch =
         |why: String| Failure::new(MEMPROF_ABI_MISMATCH, format!("{}: {why}", path.display()));
@@ -246,7 +246,7 @@ fn open(file: &Inspected) -> Result<Opened, Failure> {
                 .remedy("rebuild the plugin against this host's memprof-plugin-abi")
         })?;
     }
-    Ok(Opened { entry, warning })
+    Ok(LoadedLibrary { entry, warning })
 }
 
 #[cfg(test)]

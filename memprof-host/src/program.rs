@@ -4,7 +4,7 @@ use memprof_plugin_abi::raw::memprof_jemalloc_t;
 
 /// Who the host is, where its log goes, and its allocator.
 #[derive(Clone, Copy)]
-pub struct Program {
+pub struct HostProgram {
     /// The program's name, which `memprof -t` takes.
     pub name: &'static str,
     /// As the program tells it, for logs; may be empty.
@@ -16,7 +16,7 @@ pub struct Program {
     pub jemalloc: Option<memprof_jemalloc_t>,
 }
 
-impl Program {
+impl HostProgram {
     /// A program that logs through the `log` crate, whose logger must be set before.
     pub fn new(name: &'static str, version: &'static str) -> Self {
         Self {
@@ -28,7 +28,7 @@ impl Program {
     }
 }
 
-impl std::fmt::Debug for Program {
+impl std::fmt::Debug for HostProgram {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Program({} {})", self.name, self.version)
     }

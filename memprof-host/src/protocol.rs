@@ -65,13 +65,13 @@ pub struct MessageParams {
     pub args: String,
     /// How to pass the body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deliver: Option<Deliver>,
+    pub deliver: Option<Delivery>,
 }
 
 /// How to pass a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Deliver {
+pub enum Delivery {
     /// As a descriptor beside the line, also when it is small.
     Fd,
 }
@@ -157,7 +157,7 @@ pub fn split_message(data: &str) -> (&str, &str) {
 }
 
 /// Splits a reply into what goes into the line and what goes beside it.
-pub fn message_result(reply: Reply, deliver: Option<Deliver>) -> (MessageResult, Option<Body>) {
+pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult, Option<Body>) {
     let Reply {
         status_code,
         content_type,

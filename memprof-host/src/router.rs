@@ -18,11 +18,11 @@ pub struct UnknownPlugin {
 /// A host's plugins by their exact names, also those that failed.
 #[derive(Debug, Default)]
 pub struct Router {
-    places: Vec<Place>,
+    places: Vec<RouterEntry>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct RouterEntry {
     name: String,
     plugin: Result<Instance, Failure>,
 }
@@ -30,7 +30,7 @@ struct Place {
 impl Router {
     /// Takes in a plugin that was made, or the reason why it was not, under `name`.
     pub fn add(&mut self, name: String, plugin: Result<Instance, Failure>) {
-        self.places.push(Place { name, plugin });
+        self.places.push(RouterEntry { name, plugin });
     }
 
     /// True when a plugin of that name was made.

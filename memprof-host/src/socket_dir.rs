@@ -24,10 +24,10 @@ pub fn default_dir(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Pat
     };
     absolute(VARIABLE)
         .or_else(|| absolute("XDG_RUNTIME_DIR").map(|runtime| runtime.join("memprof")))
-        .unwrap_or_else(|| without_environment(uid))
+        .unwrap_or_else(|| default_dir_for(uid))
 }
 
-fn without_environment(uid: u32) -> PathBuf {
+fn default_dir_for(uid: u32) -> PathBuf {
     match uid {
         0 => PathBuf::from("/run/memprof"),
         uid => in_tmp(uid),
@@ -41,7 +41,7 @@ pub fn in_tmp(uid: u32) -> PathBuf {
 
 /// A directory that may hold the sockets of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct SocketDir {
     /// As it is configured, or by default.
     pub directory: PathBuf,
     /// The user in its name, whose it must be: anybody may make a directory in `/tmp`.
@@ -50,15 +50,15 @@ pub struct Place {
 
 /// Every directory in which a host that this user may talk to can have its socket: a daemon's
 /// environment is not the shell's. Root may talk to everybody's hosts.
-pub fn places(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Place> {
+pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<SocketDir> {
     let without_variable = |name: &str| variable(name).filter(|_| name != VARIABLE);
-    let mut places: Vec<Place> = of_user(uid).collect();
+    let mut places: Vec<SocketDir> = user_dirs(uid).collect();
     if uid == 0 {
-        places.push(Place {
-            directory: without_environment(0),
+        places.push(SocketDir {
+            directory: default_dir_for(0),
             named_after: Some(0),
         });
-        places.extend(users().into_iter().flat_map(of_user));
+        places.extend(users().into_iter().flat_map(user_dirs));
     }
     let from_environment = [
         default_dir(uid, &variable),
@@ -66,7 +66,7 @@ pub fn places(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Plac
     ];
     for directory in from_environment {
         if !places.iter().any(|place| place.directory == directory) {
-            places.push(Place {
+            places.push(SocketDir {
                 directory,
                 named_after: None,
             });
@@ -77,12 +77,12 @@ pub fn places(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Plac
     places
 }
 
-fn of_user(uid: u32) -> impl Iterator<Item = Place> {
+fn user_dirs(uid: u32) -> impl Iterator<Item = SocketDir> {
     let directories = [
         format!("/run/user/{uid}/memprof"),
         format!("/tmp/memprof-{uid}"),
     ];
-    directories.into_iter().map(move |directory| Place {
+    directories.into_iter().map(move |directory| SocketDir {
         directory: directory.into(),
         named_after: Some(uid),
     })
@@ -100,7 +100,7 @@ fn users() -> Vec<u32> {
     with_runtime.chain(in_tmp).collect()
 }
 
-impl Place {
+impl SocketDir {
     /// The user whose hosts it holds, or `None` where there is no such directory.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ pub fn make_private(directory: &Path) -> io::Result<()> {
     let metadata = directory.symlink_metadata()?;
     let own = rustix::process::geteuid().as_raw();
     if !metadata.is_dir() || metadata.uid() != own || metadata.mode() & 0o077 != 0 {
-        return Err(unsafe_place(
+        return Err(insecure_dir_error(
             directory,
             &format!("it must be a directory of uid {own}, mode 0700"),
         ));
@@ -166,7 +166,7 @@ pub fn make_private(directory: &Path) -> io::Result<()> {
 pub fn check_parent(directory: &Path) -> io::Result<()> {
     let metadata = directory.metadata()?;
     if metadata.mode() & 0o022 != 0 && metadata.mode() & 0o1000 == 0 {
-        return Err(unsafe_place(directory, "others may write to it"));
+        return Err(insecure_dir_error(directory, "others may write to it"));
     }
     Ok(())
 }
@@ -196,7 +196,7 @@ pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(sockets)
 }
 
-fn unsafe_place(directory: &Path, why: &str) -> io::Error {
+fn insecure_dir_error(directory: &Path, why: &str) -> io::Error {
     let message = format!("{} is not safe for a socket: {why}", directory.display());
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
@@ -226,9 +226,9 @@ mod tests {
     fn every_user_has_places_and_the_environment_adds_to_them() {
         let check = |uid, name: &'static str, value: &str, expected: &[(&str, Option<u32>)]| {
             let variable = |asked: &str| (asked == name).then(|| OsString::from(value));
-            let found = places(uid, variable);
+            let found = socket_dirs(uid, variable);
             for (directory, named_after) in expected {
-                let place = Place {
+                let place = SocketDir {
                     directory: directory.into(),
                     named_after: *named_after,
                 };
@@ -265,7 +265,7 @@ mod tests {
     fn a_directory_that_somebody_else_made_is_refused() {
         let parent = tempfile::tempdir().unwrap();
         let own = rustix::process::geteuid().as_raw();
-        let place = |name: &str, named_after| Place {
+        let place = |name: &str, named_after| SocketDir {
             directory: parent.path().join(name),
             named_after,
         };

@@ -26,13 +26,13 @@ pub struct Access {
     /// Names that clients call this server by, besides those of the loopback address.
     pub names: Vec<String>,
     /// Who may ask at all.
-    pub admits: Admits,
+    pub admits: AccessRule,
 }
 
 /// Who may ask. The token comes as `Authorization: Bearer TOKEN`, or below `/t/TOKEN/`, for tools
 /// that send no headers. Never in a query, which ends up in logs.
 #[derive(Clone, Debug)]
-pub enum Admits {
+pub enum AccessRule {
     /// This process's user and root, on this machine; and whoever brings the token, if there is
     /// one. Only [`serve`](crate::serve) knows whose a connection is.
     User(Option<Token>),
@@ -42,7 +42,7 @@ pub enum Admits {
     Everyone,
 }
 
-impl Default for Admits {
+impl Default for AccessRule {
     fn default() -> Self {
         Self::User(None)
     }
@@ -55,8 +55,8 @@ pub(crate) async fn guard(
     next: Next,
 ) -> Response {
     let mut response = match access.admit(&mut request) {
-        Ok(Admitted::Go) => next.run(request).await,
-        Ok(Admitted::AddSlash(location)) => {
+        Ok(Admission::Allow) => next.run(request).await,
+        Ok(Admission::RedirectToSlash(location)) => {
             (StatusCode::PERMANENT_REDIRECT, [(LOCATION, location)]).into_response()
         }
         Err(problem) => {
@@ -73,24 +73,24 @@ pub(crate) async fn guard(
 }
 
 #[derive(Debug)]
-enum Admitted {
-    Go,
+enum Admission {
+    Allow,
     /// The page's links are relative to an address that ends in a slash.
-    AddSlash(String),
+    RedirectToSlash(String),
 }
 
 impl Access {
-    fn admit(&self, request: &mut Request) -> Result<Admitted> {
-        self.check_name(request.uri(), request.headers())?;
-        check_page(request)?;
+    fn admit(&self, request: &mut Request) -> Result<Admission> {
+        self.check_host_header(request.uri(), request.headers())?;
+        check_cross_site(request)?;
         let peer = request.extensions().get::<Peer>().copied();
-        let is_user = peer.is_some_and(Peer::is_known);
+        let is_user = peer.is_some_and(Peer::is_same_user_or_root);
         let (token, may) = match &self.admits {
-            Admits::User(token) => (token.as_ref(), is_user),
-            Admits::Bearer(token) => (Some(token), false),
-            Admits::Everyone => (None, true),
+            AccessRule::User(token) => (token.as_ref(), is_user),
+            AccessRule::Bearer(token) => (Some(token), false),
+            AccessRule::Everyone => (None, true),
         };
-        let is_token = |given: &str| token.is_some_and(|token| token.is(given));
+        let is_token = |given: &str| token.is_some_and(|token| token.matches(given));
         let path = request.uri().path();
         let behind = path.strip_prefix("/t/");
         let given = behind.map(|behind| behind.split_once('/').unwrap_or((behind, "")));
@@ -98,19 +98,19 @@ impl Access {
             // A page that was opened before this server started again shows the token of then.
             Some((given, rest)) if may || is_token(given) => {
                 if path.len() == "/t/".len() + given.len() {
-                    return Ok(Admitted::AddSlash(format!("{given}/")));
+                    return Ok(Admission::RedirectToSlash(format!("{given}/")));
                 }
                 let query = request.uri().query().map(|query| format!("?{query}"));
                 let rest = format!("/{rest}{}", query.unwrap_or_default());
                 *request.uri_mut() = without_prefix(&rest)?;
-                Ok(Admitted::Go)
+                Ok(Admission::Allow)
             }
-            _ if may || bearer(request.headers()).is_some_and(is_token) => Ok(Admitted::Go),
+            _ if may || bearer(request.headers()).is_some_and(is_token) => Ok(Admission::Allow),
             _ => Err(unauthorized(token, peer)),
         }
     }
 
-    fn check_name(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+    fn check_host_header(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
         let named = host.is_some_and(|host| self.has_name(host)) && hosts.next().is_none();
@@ -139,7 +139,7 @@ impl Access {
 
 /// Refuses what a page from elsewhere makes a browser send. A header that is there twice is taken
 /// for the worse of both.
-fn check_page(request: &Request) -> Result<()> {
+fn check_cross_site(request: &Request) -> Result<()> {
     let headers = request.headers();
     let texts = |name: &str| {
         let values = headers.get_all(name).into_iter();
@@ -158,7 +158,8 @@ fn check_page(request: &Request) -> Result<()> {
     // A link to the page may be followed.
     let mut modes = texts("sec-fetch-mode");
     let is_link = modes.next() == Some("navigate") && modes.next().is_none();
-    if is_own_origin && (is_own_page || (is_link && is_page(request.method(), request.uri()))) {
+    if is_own_origin && (is_own_page || (is_link && is_navigation(request.method(), request.uri())))
+    {
         return Ok(());
     }
     let message = "requests from web pages of another origin are refused";
@@ -169,7 +170,7 @@ fn check_page(request: &Request) -> Result<()> {
     ))
 }
 
-fn is_page(method: &Method, uri: &Uri) -> bool {
+fn is_navigation(method: &Method, uri: &Uri) -> bool {
     method == Method::GET && uri.path().ends_with('/')
 }
 
@@ -193,7 +194,7 @@ fn without_prefix(rest: &str) -> Result<Uri> {
 }
 
 fn unauthorized(token: Option<&Token>, peer: Option<Peer>) -> Problem {
-    let stranger = peer.filter(|peer| !peer.is_known());
+    let stranger = peer.filter(|peer| !peer.is_same_user_or_root());
     let of_whom = stranger.map(|peer| format!("this connection comes from {}", peer.describe()));
     let bring = "send Authorization: Bearer TOKEN, or put /t/TOKEN in front of the path";
     let (message, remedy) = match (token, of_whom) {
@@ -219,7 +220,7 @@ mod tests {
     fn names_and_ports() {
         let access = Access {
             names: vec!["Box.example".to_owned()],
-            admits: Admits::default(),
+            admits: AccessRule::default(),
         };
         let check = |authority: &str, expected| {
             assert_eq!(access.has_name(authority), expected, "{authority}");

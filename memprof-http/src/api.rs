@@ -8,33 +8,33 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Router, extract::DefaultBodyLimit};
-use memprof_messages::{Effect, KeptDumps, MESSAGES, Message, Profiling, Word};
+use memprof_messages::{DumpList, Effect, MESSAGES, MessageSpec, OpenEnum, Profiling};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::extractor::{Shared, To, look};
 use crate::gateway::Gateway;
-use crate::hosts::Seen;
+use crate::host_client::PluginReply;
+use crate::hosts::ListedHost;
 use crate::problem::{Problem, Result};
-use crate::report::View;
-use crate::target::Answer;
+use crate::report::ReportQuery;
+use crate::request_host::{RequestHost, SharedHosts, find_hosts};
 
 /// Messages whose routes are not called like them, or do more than pass them on.
 const OF_THEIR_OWN: [&str; 4] = ["dump", "list", "fetch", "help"];
 /// More than the arguments of any message.
 const ARGUMENTS: usize = 4096;
 
-pub(crate) fn routes() -> Router<Shared> {
+pub(crate) fn routes() -> Router<SharedHosts> {
     let mut router = Router::new()
         .route("/api/v1/dump", post(dump))
         .route("/api/v1/dumps", get(dumps))
-        .route("/api/v1/dumps/{id}", get(kept));
+        .route("/api/v1/dumps/{id}", get(kept_dump));
     for message in simple_messages() {
         let route = match message.effect {
-            Effect::Reads => reading(message.name),
-            Effect::Changes => changing(message.name),
+            Effect::ReadOnly => read_route(message.name),
+            Effect::Mutating => write_route(message.name),
         };
         router = router.route(&format!("/api/v1/{}", message.name), route);
     }
@@ -42,15 +42,16 @@ pub(crate) fn routes() -> Router<Shared> {
 }
 
 /// The messages that are passed on as they are.
-pub(crate) fn simple_messages() -> impl Iterator<Item = &'static Message> {
+pub(crate) fn simple_messages() -> impl Iterator<Item = &'static MessageSpec> {
     let messages = MESSAGES.iter();
     messages.filter(|message| !OF_THEIR_OWN.contains(&message.name))
 }
 
 /// The arguments are the query's.
-fn reading(message: &'static str) -> MethodRouter<Shared> {
+fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
     get(
-        async move |To(host): To, Query(mut args): Query<Vec<(String, String)>>| {
+        async move |RequestHost(host): RequestHost,
+                    Query(mut args): Query<Vec<(String, String)>>| {
             args.iter().try_for_each(|(key, _)| check_key(key))?;
             if message == "stats" && !args.iter().any(|(key, _)| key == "log") {
                 // A page that asks every few seconds must not fill the host's log.
@@ -61,8 +62,8 @@ fn reading(message: &'static str) -> MethodRouter<Shared> {
     )
 }
 
-fn changing(message: &'static str) -> MethodRouter<Shared> {
-    post(async move |To(host): To, body: Bytes| send(&host, message, &body).await)
+fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
+    post(async move |RequestHost(host): RequestHost, body: Bytes| send(&host, message, &body).await)
 }
 
 async fn send(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Response> {
@@ -71,21 +72,21 @@ async fn send(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Resp
 
 async fn ask(host: &Gateway, message: &'static str, args: &[(String, String)]) -> Result<Response> {
     let args: Vec<_> = args.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    reply(host.ask(message, &args).await?)
+    reply(host.send(message, &args).await?)
 }
 
 /// What is looked at of a reply that is passed on as it is.
 #[derive(Deserialize)]
-struct Looked {
+struct ReplyPeek {
     findings: Option<IgnoredAny>,
 }
 
 /// The plugin's object as it is. What a doctor finds is an answer, whatever its status.
-fn reply(answer: Answer) -> Result<Response> {
-    let looked: Option<Looked> = serde_json::from_slice(&answer.body).ok();
+fn reply(answer: PluginReply) -> Result<Response> {
+    let looked: Option<ReplyPeek> = serde_json::from_slice(&answer.body).ok();
     let is_finding = looked.as_ref().is_some_and(|of| of.findings.is_some());
     if answer.status != 0 && !is_finding {
-        return Err(Problem::of_answer(&answer));
+        return Err(Problem::from_reply(&answer));
     }
     // `stats format=text` is no JSON.
     let content_type = match looked {
@@ -126,7 +127,7 @@ fn check_key(key: &str) -> Result<()> {
         .ok_or_else(|| Problem::invalid(format!("unknown argument {key:?}")))
 }
 
-async fn dump(To(host): To, body: Bytes) -> Result<Response> {
+async fn dump(RequestHost(host): RequestHost, body: Bytes) -> Result<Response> {
     // One of another kind, or of one allocator, is not what the others wait for.
     if !arguments(&body)?.is_empty() {
         return send(&host, "dump", &body).await;
@@ -134,9 +135,9 @@ async fn dump(To(host): To, body: Bytes) -> Result<Response> {
     Ok(Json(&*host.dump().await?).into_response())
 }
 
-async fn dumps(To(host): To) -> Result<Response> {
+async fn dumps(RequestHost(host): RequestHost) -> Result<Response> {
     let dumps = host.kept().await?;
-    Ok(Json(KeptDumps { dumps }).into_response())
+    Ok(Json(DumpList { dumps }).into_response())
 }
 
 #[derive(Deserialize)]
@@ -144,19 +145,19 @@ struct DumpId {
     id: String,
 }
 
-async fn kept(
-    To(host): To,
+async fn kept_dump(
+    RequestHost(host): RequestHost,
     Path(DumpId { id }): Path<DumpId>,
-    view: std::result::Result<Query<View>, QueryRejection>,
+    view: std::result::Result<Query<ReportQuery>, QueryRejection>,
 ) -> Result<Response> {
     let invalid = |rejection: QueryRejection| Problem::invalid(rejection.body_text());
     let Query(view) = view.map_err(invalid)?;
-    view.of_kept(&host, &id).await
+    view.render_kept_dump(&host, &id).await
 }
 
 /// The hosts that run, as `memprof ps` lists them.
-pub(crate) async fn hosts(State(hosts): State<Shared>) -> Result<Response> {
-    let seen = look(move || hosts.look()).await?;
+pub(crate) async fn hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
+    let seen = find_hosts(move || hosts.list()).await?;
     let hosts = seen.into_iter().map(HostRow::of).collect();
     Ok(Json(HostRows { hosts }).into_response())
 }
@@ -179,14 +180,14 @@ struct HostRow {
     /// When its control socket was opened: seconds since 1970, UTC.
     started: u64,
     /// Whether allocations are sampled.
-    profiling: Word<Profiling>,
+    profiling: OpenEnum<Profiling>,
     /// `jemalloc 5.3.0`, for each.
     allocators: Vec<String>,
 }
 
 impl HostRow {
-    fn of(host: Seen) -> Self {
-        let Seen { pid, info, status } = host;
+    fn of(host: ListedHost) -> Self {
+        let ListedHost { pid, info, status } = host;
         let allocators = status.iter().flat_map(|status| &status.allocators);
         let allocators = allocators.map(ToString::to_string).collect();
         let profiling = status.map(|status| status.profiling);

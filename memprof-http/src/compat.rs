@@ -11,7 +11,7 @@ mod userver;
 use axum::Router;
 use serde::Deserialize;
 
-use crate::extractor::Shared;
+use crate::request_host::SharedHosts;
 
 /// Which of the other systems' endpoints are served. Their paths do not collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -53,9 +53,9 @@ impl Compat {
     };
 
     /// The routes of one host.
-    pub(crate) fn routes(self) -> Router<Shared> {
+    pub(crate) fn routes(self) -> Router<SharedHosts> {
         let groups = [
-            (self.userver, userver::routes as fn() -> Router<Shared>),
+            (self.userver, userver::routes as fn() -> Router<SharedHosts>),
             (self.brpc, brpc::routes),
             (self.libmtev, libmtev::routes),
             (self.greptimedb, greptimedb::routes),

@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::clients::{Client, Held, Place};
+use crate::connections::{ConnectionSlot, ConnectionState, MemoryReservation};
 use crate::peer::Peer;
 use crate::problem::Problem;
 
@@ -31,18 +31,22 @@ const PASSED_OVER: usize = 128 << 20;
 const PIECE: usize = 256 << 10;
 
 /// Serves a connection until either side has enough of it.
-pub(crate) async fn converse<S>(stream: S, peer: Peer, place: Place, router: Router)
-where
+pub(crate) async fn serve_connection<S>(
+    stream: S,
+    peer: Peer,
+    place: ConnectionSlot,
+    router: Router,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let place = Arc::new(place);
     let client = Arc::clone(&place.client);
-    client.may_ask(peer.is_known());
+    client.start_request(peer.is_same_user_or_root());
     let service = service_fn(|request| {
-        client.has_asked();
+        client.request_complete();
         answer(request, peer, Arc::clone(&place), router.clone())
     });
-    let watched = Watched {
+    let watched = WatchedStream {
         stream,
         client: Arc::clone(&client),
     };
@@ -55,26 +59,26 @@ where
             // A client that leaves is no news.
             Err(error) => log::debug!("a connection ended: {error}"),
         },
-        () = client.is_late() => log::debug!("a client was too slow"),
+        () = client.until_timeout() => log::debug!("a client was too slow"),
     }
 }
 
 async fn answer(
     request: hyper::Request<Incoming>,
     peer: Peer,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
     router: Router,
 ) -> Result<Response, Infallible> {
     let mut reply = if place.client.is_surplus {
         let close = [(CONNECTION, "close")];
         (close, Problem::overloaded("all connections are in use")).into_response()
     } else {
-        let taken = Arc::new(Mutex::new(Taken {
-            held: place.holds_nothing(),
+        let taken = Arc::new(Mutex::new(RequestBytes {
+            held: place.empty_reservation(),
             is_too_much: false,
             rest: None,
         }));
-        let request = request.map(|body| Sent {
+        let request = request.map(|body| RequestBody {
             body: Some(body),
             client: Arc::clone(&place.client),
             taken: Arc::clone(&taken),
@@ -90,17 +94,21 @@ async fn answer(
         };
         // Whoever is told to wait before it sends has not sent it yet.
         if let Some(rest) = rest.filter(|_| !expects) {
-            pass_over(rest, &place.client).await;
+            drain_body(rest, &place.client).await;
         }
-        if is_too_much { too_much() } else { reply }
+        if is_too_much {
+            overloaded_response()
+        } else {
+            reply
+        }
     };
-    let mut held = place.holds_nothing();
+    let mut held = place.empty_reservation();
     let size = reply.body().size_hint().exact().unwrap_or_default();
     if !held.grow(usize::try_from(size).unwrap_or(usize::MAX)) {
-        reply = too_much();
+        reply = overloaded_response();
     }
     Ok(reply.map(|body| {
-        Body::new(Reply {
+        Body::new(ReservedBody {
             body,
             rest: Bytes::new(),
             place,
@@ -110,40 +118,40 @@ async fn answer(
 }
 
 /// Reads what nobody wants: a client that still sends when the connection ends misses the reply.
-async fn pass_over(mut body: Incoming, client: &Client) {
+async fn drain_body(mut body: Incoming, client: &ConnectionState) {
     let mut left = PASSED_OVER;
-    client.owes_body();
+    client.await_body();
     while let Some(Ok(frame)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
         if left == 0 {
             break;
         }
     }
-    client.has_asked();
+    client.request_complete();
 }
 
-fn too_much() -> Response {
+fn overloaded_response() -> Response {
     Problem::overloaded("too many large requests and replies are on their way").into_response()
 }
 
 /// What arrived of a request's body. It is held until the reply is made.
 #[derive(Debug)]
-struct Taken {
-    held: Held,
+struct RequestBytes {
+    held: MemoryReservation,
     is_too_much: bool,
     /// What nobody has read.
     rest: Option<Incoming>,
 }
 
 /// A request's body.
-struct Sent {
+struct RequestBody {
     /// None when all of it is read.
     body: Option<Incoming>,
-    client: Arc<Client>,
-    taken: Arc<Mutex<Taken>>,
+    client: Arc<ConnectionState>,
+    taken: Arc<Mutex<RequestBytes>>,
 }
 
-impl HttpBody for Sent {
+impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -155,12 +163,12 @@ impl HttpBody for Sent {
             return Poll::Ready(None);
         };
         let Poll::Ready(frame) = Pin::new(body).poll_frame(context) else {
-            self.client.owes_body();
+            self.client.await_body();
             return Poll::Pending;
         };
         let Some(frame) = frame.transpose().map_err(axum::Error::new)? else {
             self.body = None;
-            self.client.has_asked();
+            self.client.request_complete();
             return Poll::Ready(None);
         };
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,7 +191,7 @@ impl HttpBody for Sent {
     }
 }
 
-impl Drop for Sent {
+impl Drop for RequestBody {
     fn drop(&mut self) {
         let rest = self.body.take().filter(|body| !body.is_end_stream());
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,22 +200,22 @@ impl Drop for Sent {
 }
 
 /// A reply's body, in pieces: so it is held until its end is taken.
-struct Reply {
+struct ReservedBody {
     body: Body,
     /// What of the body's last frame was not sent yet.
     rest: Bytes,
-    place: Arc<Place>,
-    _held: Held,
+    place: Arc<ConnectionSlot>,
+    _held: MemoryReservation,
 }
 
-impl Reply {
+impl ReservedBody {
     fn piece(&mut self) -> Frame<Bytes> {
         let length = self.rest.len().min(PIECE);
         Frame::data(self.rest.split_to(length))
     }
 }
 
-impl HttpBody for Reply {
+impl HttpBody for ReservedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -246,19 +254,19 @@ impl HttpBody for Reply {
     }
 }
 
-impl Drop for Reply {
+impl Drop for ReservedBody {
     fn drop(&mut self) {
-        self.place.client.is_answered();
+        self.place.client.response_started();
     }
 }
 
 /// A connection's bytes; notes whether the client takes what is written.
-struct Watched<S> {
+struct WatchedStream<S> {
     stream: S,
-    client: Arc<Client>,
+    client: Arc<ConnectionState>,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -268,14 +276,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.client.reads(written.is_ready());
+        self.client.record_write(written.is_ready());
         written
     }
 
@@ -285,7 +293,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
-        self.client.reads(written.is_ready());
+        self.client.record_write(written.is_ready());
         written
     }
 

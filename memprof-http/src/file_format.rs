@@ -12,7 +12,7 @@ use crate::problem::{Problem, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct FileFormat {
     /// How it is made.
-    pub made: Made,
+    pub made: FormatSource,
     content_type: &'static str,
     /// Of a file that it is saved to.
     extension: &'static str,
@@ -20,11 +20,11 @@ pub struct FileFormat {
 
 /// How a file of a format is made.
 #[derive(Clone, Copy, Debug)]
-pub enum Made {
+pub enum FormatSource {
     /// As the allocator wrote it, as far as other tools can read that.
-    Kept,
+    AsStored,
     /// By memprof-report.
-    As(Format),
+    Rendered(Format),
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -36,20 +36,24 @@ impl FileFormat {
     /// # Errors
     /// There is none.
     pub fn of(name: &str) -> Result<Self> {
-        use Made::{As, Kept};
+        use FormatSource::{AsStored, Rendered};
         let (made, content_type, extension) = match name {
-            "heap" => (Kept, "application/x-jemalloc-heap-profile", "heap"),
-            "pprof" => (As(Format::Pprof), "application/octet-stream", "pb.gz"),
-            "collapsed" => (As(Format::Collapsed), TEXT, "collapsed.txt"),
-            "flamegraph" => (As(Format::Flamegraph), SVG, "flamegraph.svg"),
-            "html" => (As(Format::Html), "text/html; charset=utf-8", "html"),
-            "view" => (As(Format::View), "application/json", "view.json"),
-            "text" => (As(Format::Text), TEXT, "txt"),
-            "tree" => (As(Format::Tree), TEXT, "tree.txt"),
-            "jeprof" => (As(Format::Jeprof), TEXT, "jeprof"),
-            "json" => (As(Format::Json), "application/json", "json"),
-            "svg" => (As(Format::Svg), SVG, "svg"),
-            "dot" => (As(Format::Dot), "text/vnd.graphviz; charset=utf-8", "dot"),
+            "heap" => (AsStored, "application/x-jemalloc-heap-profile", "heap"),
+            "pprof" => (Rendered(Format::Pprof), "application/octet-stream", "pb.gz"),
+            "collapsed" => (Rendered(Format::Collapsed), TEXT, "collapsed.txt"),
+            "flamegraph" => (Rendered(Format::Flamegraph), SVG, "flamegraph.svg"),
+            "html" => (Rendered(Format::Html), "text/html; charset=utf-8", "html"),
+            "view" => (Rendered(Format::View), "application/json", "view.json"),
+            "text" => (Rendered(Format::Text), TEXT, "txt"),
+            "tree" => (Rendered(Format::Tree), TEXT, "tree.txt"),
+            "jeprof" => (Rendered(Format::Jeprof), TEXT, "jeprof"),
+            "json" => (Rendered(Format::Json), "application/json", "json"),
+            "svg" => (Rendered(Format::Svg), SVG, "svg"),
+            "dot" => (
+                Rendered(Format::Dot),
+                "text/vnd.graphviz; charset=utf-8",
+                "dot",
+            ),
             other => {
                 return Err(Problem::invalid(format!("unknown format {other:?}")).remedy(
                     "valid formats: heap, pprof, collapsed, flamegraph, html, view, text, tree, \
@@ -81,10 +85,12 @@ impl FileFormat {
     }
 
     fn policy(&self) -> String {
-        headers::document(match self.made {
-            Made::As(Format::Html) => &POLICY,
-            Made::As(Format::Flamegraph) => &FLAMEGRAPH_POLICY,
-            Made::As(_) | Made::Kept => "default-src 'none'; style-src 'unsafe-inline'",
+        headers::untrusted_document_policy(match self.made {
+            FormatSource::Rendered(Format::Html) => &POLICY,
+            FormatSource::Rendered(Format::Flamegraph) => &FLAMEGRAPH_POLICY,
+            FormatSource::Rendered(_) | FormatSource::AsStored => {
+                "default-src 'none'; style-src 'unsafe-inline'"
+            }
         })
     }
 }

@@ -3,53 +3,55 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use memprof_host::client::Passed;
+use memprof_host::client::PassedFile;
 use memprof_host::protocol::HostInfo;
-use memprof_messages::{DumpReport, Kept, KeptDumps, OfAllocators, Reply, Stats, Status, Totals};
+use memprof_messages::{
+    DumpList, DumpReport, HeapUsage, KeptDump, PerAllocator, ProfilerStatus, ReplyEnvelope, Stats,
+};
 use memprof_plugin_abi::Arguments;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::sync::Mutex;
 
-use crate::calls::{Call, Calls};
-use crate::dumping::Dumping;
+use crate::call_limiter::{Call, CallLimiter};
+use crate::host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply};
 use crate::problem::{Problem, Result};
-use crate::renders::Renders;
-use crate::target::{Answer, Dumped, Gone, Target};
+use crate::render_cache::RenderCache;
+use crate::shared_dump::SharedDump;
 
 /// The reply to `dump`.
-pub(crate) type Report = Reply<DumpReport>;
+pub(crate) type DumpReply = ReplyEnvelope<DumpReport>;
 
 #[derive(Debug)]
 pub(crate) struct Gateway {
-    target: Arc<dyn Target>,
-    calls: Arc<Calls>,
+    target: Arc<dyn HostClient>,
+    calls: Arc<CallLimiter>,
     /// Of dumps that are kept, and of those that are not: a host takes one at a time.
-    dumping: Dumping<Report>,
-    passing: Dumping<Opened>,
+    dumping: SharedDump<DumpReply>,
+    passing: SharedDump<OpenDump>,
     one: Arc<Mutex<()>>,
-    pub(crate) renders: Renders,
+    pub(crate) renders: RenderCache,
 }
 
 /// The bytes of a dump, and what they are.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenDump {
     pub(crate) content_type: String,
-    pub(crate) file: Passed,
+    pub(crate) file: PassedFile,
 }
 
 impl Gateway {
-    pub(crate) fn new(target: Arc<dyn Target>) -> Self {
+    pub(crate) fn new(target: Arc<dyn HostClient>) -> Self {
         Self {
             target,
             calls: Arc::default(),
-            dumping: Dumping::default(),
-            passing: Dumping::default(),
+            dumping: SharedDump::default(),
+            passing: SharedDump::default(),
             one: Arc::default(),
-            renders: Renders::default(),
+            renders: RenderCache::default(),
         }
     }
 
-    pub(crate) fn target(&self) -> &dyn Target {
+    pub(crate) fn target(&self) -> &dyn HostClient {
         &*self.target
     }
 
@@ -59,30 +61,34 @@ impl Gateway {
     }
 
     /// The plugin's answer, also where it is an error.
-    pub(crate) async fn ask(&self, message: &'static str, args: &[(&str, &str)]) -> Result<Answer> {
-        let args = words(args);
+    pub(crate) async fn send(
+        &self,
+        message: &'static str,
+        args: &[(&str, &str)],
+    ) -> Result<PluginReply> {
+        let args = join_args(args);
         let call = Call::of(message);
         self.call(call, move |target| target.message(message, &args))
             .await
     }
 
     /// The reply to a message, of the type that the message has; its error is one here.
-    pub(crate) async fn tell<T: DeserializeOwned>(
+    pub(crate) async fn send_typed<T: DeserializeOwned>(
         &self,
         message: &'static str,
         args: &[(&str, &str)],
     ) -> Result<T> {
-        object(message, &self.ask(message, args).await?)
+        object(message, &self.send(message, args).await?)
     }
 
     /// Has a message done of whose reply only an error matters.
-    pub(crate) async fn act(&self, message: &'static str, args: &[(&str, &str)]) -> Result<()> {
-        self.tell::<IgnoredAny>(message, args).await.map(drop)
+    pub(crate) async fn send_ok(&self, message: &'static str, args: &[(&str, &str)]) -> Result<()> {
+        self.send_typed::<IgnoredAny>(message, args).await.map(drop)
     }
 
     /// The state of the profiler.
-    pub(crate) async fn status(&self) -> Result<Status> {
-        self.tell("status", &[]).await
+    pub(crate) async fn status(&self) -> Result<ProfilerStatus> {
+        self.send_typed("status", &[]).await
     }
 
     /// The allocators' figures, which are not printed to the host's log: whoever asks over HTTP reads
@@ -90,14 +96,14 @@ impl Gateway {
     pub(crate) async fn stats(&self, opts: Option<&str>) -> Result<Vec<Stats>> {
         let opts = opts.map(|opts| ("opts", opts));
         let args: Vec<_> = [("log", "off")].into_iter().chain(opts).collect();
-        let stats: OfAllocators<Stats> = self.tell("stats", &args).await?;
+        let stats: PerAllocator<Stats> = self.send_typed("stats", &args).await?;
         Ok(stats.allocators)
     }
 
     /// Takes a dump, or joins the one that runs: the reply to `dump`.
-    pub(crate) async fn dump(&self) -> Result<Arc<Report>> {
+    pub(crate) async fn dump(&self) -> Result<Arc<DumpReply>> {
         let take = || {
-            let answer = self.alone(|target| target.message("dump", ""));
+            let answer = self.run_exclusive(|target| target.message("dump", ""));
             async move { object("dump", &answer.await?).map(Arc::new) }
         };
         self.dumping.join(take).await
@@ -105,43 +111,43 @@ impl Gateway {
 
     /// A dump that is taken now and not kept, or the one of these that runs: whoever asks again and again must not push
     /// out what others keep.
-    pub(crate) async fn open_new(&self) -> Result<Opened> {
+    pub(crate) async fn open_in_memory(&self) -> Result<OpenDump> {
         let take = || {
-            let dumped = self.alone(|target| target.dump("dump", "keep=off"));
-            async move { opened(dumped.await?).map(Arc::new) }
+            let dumped = self.run_exclusive(|target| target.dump("dump", "keep=off"));
+            async move { into_open_dump(dumped.await?).map(Arc::new) }
         };
         let opened = match self.passing.join(take).await {
             // Version 0.1 keeps each.
-            Err(problem) if problem.is_the_clients() => {
+            Err(problem) if problem.is_client_error() => {
                 let kept = self.dump().await?;
                 return self.open(&kept.fields.largest.id).await;
             }
             opened => opened?,
         };
-        let file = opened.file.again();
-        Ok(Opened {
+        let file = opened.file.reopen();
+        Ok(OpenDump {
             content_type: opened.content_type.clone(),
             file: file.map_err(|error| Problem::internal(format!("the dump: {error}")))?,
         })
     }
 
     /// Has a dump taken when no other one runs. Nobody can cut this short: it ends with the dump.
-    fn alone<T: Send + 'static>(
+    fn run_exclusive<T: Send + 'static>(
         &self,
-        take: impl FnOnce(&dyn Target) -> Result<T, Gone> + Send + 'static,
+        take: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'static {
         let (target, calls) = (Arc::clone(&self.target), Arc::clone(&self.calls));
         let one = Arc::clone(&self.one);
         async move {
             let _one = one.lock().await;
-            let _turn = calls.turn(Call::Long).await?;
+            let _turn = calls.acquire(Call::Long).await?;
             Ok(blocking(move || take(&*target)).await??)
         }
     }
 
     /// The kept dumps, newest first.
-    pub(crate) async fn kept(&self) -> Result<Vec<Kept>> {
-        let kept: KeptDumps = self.tell("list", &[]).await?;
+    pub(crate) async fn kept(&self) -> Result<Vec<KeptDump>> {
+        let kept: DumpList = self.send_typed("list", &[]).await?;
         Ok(kept.dumps)
     }
 
@@ -157,8 +163,8 @@ impl Gateway {
         for opts in ["J", "Ja", "Jablx"] {
             let stats = self.stats(Some(opts)).await?;
             let largest = stats.into_iter().max_by_key(|each| match each.totals {
-                Some(Totals::Divided(figures)) => Some(figures.allocated),
-                Some(Totals::Committed { .. }) | None => None,
+                Some(HeapUsage::Detailed(figures)) => Some(figures.allocated),
+                Some(HeapUsage::CommittedOnly { .. }) | None => None,
             });
             let report = largest.map(|each| each.report);
             if let Some(report) = report.filter(|text| is_json(text)) {
@@ -169,7 +175,7 @@ impl Gateway {
     }
 
     /// A kept dump. Its id is looked up by the host, and never a path.
-    pub(crate) async fn open(&self, id: &str) -> Result<Opened> {
+    pub(crate) async fn open(&self, id: &str) -> Result<OpenDump> {
         // A word: no id of a dump holds anything else.
         if id.is_empty()
             || !id
@@ -182,7 +188,7 @@ impl Gateway {
         let dumped = self.call(Call::Long, move |target| {
             target.dump("fetch", &format!("id={word}"))
         });
-        opened(dumped.await?).map_err(|problem| match problem.is_the_clients() {
+        into_open_dump(dumped.await?).map_err(|problem| match problem.is_client_error() {
             true => no_such_dump(id),
             false => problem,
         })
@@ -192,10 +198,10 @@ impl Gateway {
     async fn call<T: Send + 'static>(
         &self,
         kind: Call,
-        ask: impl FnOnce(&dyn Target) -> Result<T, Gone> + Send + 'static,
+        ask: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
     ) -> Result<T> {
         let target = Arc::clone(&self.target);
-        let turn = self.calls.turn(kind).await?;
+        let turn = self.calls.acquire(kind).await?;
         let answer = blocking(move || {
             let answer = ask(&*target);
             drop(turn);
@@ -205,7 +211,7 @@ impl Gateway {
     }
 }
 
-impl Opened {
+impl OpenDump {
     /// All of it. Blocks.
     pub(crate) fn read(mut self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -215,10 +221,10 @@ impl Opened {
     }
 }
 
-fn opened(dumped: Dumped) -> Result<Opened> {
+fn into_open_dump(dumped: DumpResponse) -> Result<OpenDump> {
     match dumped {
-        Dumped::Whole { content_type, file } => Ok(Opened { content_type, file }),
-        Dumped::Refused(answer) => Err(Problem::of_answer(&answer)),
+        DumpResponse::File { content_type, file } => Ok(OpenDump { content_type, file }),
+        DumpResponse::Refused(answer) => Err(Problem::from_reply(&answer)),
     }
 }
 
@@ -232,7 +238,7 @@ fn is_json(text: &str) -> bool {
 }
 
 /// `key=value` words, which the plugin takes apart again.
-fn words(args: &[(&str, &str)]) -> String {
+fn join_args(args: &[(&str, &str)]) -> String {
     let words: Vec<String> = args
         .iter()
         .map(|(key, value)| format!("{key}={value}"))
@@ -241,9 +247,9 @@ fn words(args: &[(&str, &str)]) -> String {
 }
 
 /// The fields of an answer that is no error.
-fn object<T: DeserializeOwned>(message: &str, answer: &Answer) -> Result<T> {
+fn object<T: DeserializeOwned>(message: &str, answer: &PluginReply) -> Result<T> {
     if answer.status != 0 {
-        return Err(Problem::of_answer(answer));
+        return Err(Problem::from_reply(answer));
     }
     serde_json::from_slice(&answer.body)
         .map_err(|error| Problem::internal(format!("the host's reply to {message}: {error}")))

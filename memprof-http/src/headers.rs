@@ -12,7 +12,7 @@ const PAGE: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img
 
 /// A document with names of somebody else's in it: `may` is its own policy. Its scripts, should any
 /// run that is not meant to, are those of a stranger, whom this server refuses.
-pub(crate) fn document(may: &str) -> String {
+pub(crate) fn untrusted_document_policy(may: &str) -> String {
     format!(
         "{may}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"
     )

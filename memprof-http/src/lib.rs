@@ -11,46 +11,46 @@ mod access;
 mod headers;
 mod token;
 
+mod host_client;
 mod hosts;
-mod in_process;
-mod remote;
-mod target;
+mod in_process_host;
+mod remote_host;
 
-mod calls;
-mod chunks;
-mod dumping;
-mod extractor;
+mod call_limiter;
+mod chunked_body;
 mod file_format;
 mod gateway;
-mod renders;
+mod render_cache;
 mod report;
+mod request_host;
+mod shared_dump;
 
 mod api;
 mod compat;
-mod discovery;
 mod metrics;
 mod openapi;
 mod page;
+mod scrape_targets;
 
 mod problem;
 
-mod clients;
 mod connection;
+mod connections;
+mod listen_options;
 mod listener;
 mod peer;
-mod place;
 mod unix_socket;
 
-pub use access::{Access, Admits};
+pub use access::{Access, AccessRule};
 pub use compat::Compat;
-pub use file_format::{FileFormat, Made};
+pub use file_format::{FileFormat, FormatSource};
+pub use host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply};
 pub use hosts::Hosts;
-pub use in_process::InProcess;
+pub use in_process_host::InProcessHost;
+pub use listen_options::{ListenError, ListenOptions};
 pub use listener::{Listener, serve};
 pub use page::{shared_files, whole_page};
-pub use place::{Place, PlaceError};
 pub use problem::Problem;
-pub use remote::{Remote, Wanted};
-pub use router::{Settings, guarded, router, scraped};
-pub use target::{Answer, Dumped, Gone, Target};
+pub use remote_host::{HostSelector, RemoteHost};
+pub use router::{RouterSettings, router, scrape_router, with_access};
 pub use token::{Token, TokenError};

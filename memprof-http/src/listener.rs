@@ -10,10 +10,10 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
-use crate::clients::Clients;
-use crate::connection::converse;
+use crate::connection::serve_connection;
+use crate::connections::Connections;
 use crate::peer::Peer;
-use crate::unix_socket::{self, Bound};
+use crate::unix_socket::{self, BoundPath};
 
 /// What `accept` waits when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Listener {
     socket: Socket,
     /// Its path, which is removed in the end.
-    _bound: Option<Bound>,
+    _bound: Option<BoundPath>,
 }
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
                 }
                 Err(error) => {
                     log::warn!("failed to accept a connection: {error}");
-                    clients.make_room();
+                    clients.evict_one();
                     sleep(PAUSE).await;
                 }
             }
@@ -92,18 +92,18 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
     }
 }
 
-async fn welcome(stream: Stream, clients: Arc<Clients>, router: Router) {
+async fn welcome(stream: Stream, clients: Arc<Connections>, router: Router) {
     let Some(place) = clients.enter() else {
         return;
     };
     match stream {
         Stream::Tcp(stream) => {
-            let peer = Peer::of_tcp(&stream).await;
-            converse(stream, peer, place, router).await;
+            let peer = Peer::from_tcp(&stream).await;
+            serve_connection(stream, peer, place, router).await;
         }
         Stream::Unix(stream) => {
-            let peer = Peer::of_unix(&stream);
-            converse(stream, peer, place, router).await;
+            let peer = Peer::from_unix(&stream);
+            serve_connection(stream, peer, place, router).await;
         }
     }
 }

@@ -6,8 +6,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use memprof_messages::{Figures, Kind, Ledger, ProfileKind, Profiling, Stats, Status, Totals};
-use memprof_report::Holding;
+use memprof_messages::{
+    AllocatorKind, HeapTotals, HeapUsage, Ledger, ProfileKind, ProfilerStatus, Profiling, Stats,
+};
+use memprof_report::LabelUsage;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -15,11 +17,11 @@ use prometheus_client::registry::{Registry, Unit};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::extractor::{Shared, To, look};
 use crate::gateway::Gateway;
-use crate::hosts::Found;
+use crate::hosts::HostGateway;
 use crate::problem::{Problem, Result};
 use crate::report;
+use crate::request_host::{RequestHost, SharedHosts, find_hosts};
 
 /// How long a host may take that is asked among others: a scraper gives up after ten seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -27,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// A figure: its name, what it is, and where it stands.
-type Figure = (&'static str, &'static str, fn(&Figures) -> u64);
+type Figure = (&'static str, &'static str, fn(&HeapTotals) -> u64);
 
 /// jemalloc's totals (jemalloc(3), `stats.*`).
 const FIGURES: [Figure; 6] = [
@@ -51,36 +53,36 @@ type Number = Gauge<u64, AtomicU64>;
 type Labels = Vec<(&'static str, String)>;
 
 /// The replies of one host, of which its metrics are made.
-struct Told {
+struct HostReplies {
     /// Which host; none where there is one only.
     labels: Labels,
-    status: Status,
+    status: ProfilerStatus,
     ledger: Ledger,
     /// None where there is no allocator, or a dump holds the lock that its figures need.
     stats: Option<Vec<Stats>>,
     /// None where nothing is labelled, or no dump tells of it.
-    held: Option<Held>,
+    held: Option<LabelUsageAt>,
 }
 
 /// Who held how much when the newest dump of the process was taken, and when that was, in seconds since 1970.
-struct Held {
-    by_labels: Vec<Holding>,
+struct LabelUsageAt {
+    by_labels: Vec<LabelUsage>,
     taken: Option<u64>,
 }
 
 /// Of one host, without labels for it.
-pub(crate) async fn of_host(To(host): To) -> Result<Response> {
-    reply(&written(&[ask(&host, Vec::new()).await?]))
+pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Response> {
+    reply(&build_registry(&[ask(&host, Vec::new()).await?]))
 }
 
-/// Of every host, asked at the same time; of the only one as [`of_host`].
-pub(crate) async fn of_all(State(hosts): State<Shared>) -> Result<Response> {
+/// Of every host, asked at the same time; of the only one as [`host_metrics`].
+pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
     if let Some(only) = hosts.single() {
-        return of_host(To(only)).await;
+        return host_metrics(RequestHost(only)).await;
     }
-    let found = look(move || hosts.all()).await?;
+    let found = find_hosts(move || hosts.find_all()).await?;
     let mut asking = JoinSet::new();
-    for Found { pid, name, gateway } in found {
+    for HostGateway { pid, name, gateway } in found {
         let labels = vec![("service", name), ("pid", pid.to_string())];
         asking.spawn(async move {
             let told = timeout(PATIENCE, ask(&gateway, labels.clone())).await;
@@ -93,22 +95,22 @@ pub(crate) async fn of_all(State(hosts): State<Shared>) -> Result<Response> {
     let up = up.map(|(_, labels, told)| (labels.clone(), u64::from(told.is_some())));
     let up = up.collect();
     let told: Vec<_> = asked.into_iter().filter_map(|(.., told)| told).collect();
-    let mut registry = written(&told);
+    let mut registry = build_registry(&told);
     let help = "Whether the process answered in time";
     add(&mut registry, "memprof_up", help, None, up);
     reply(&registry)
 }
 
-async fn ask(host: &Gateway, labels: Labels) -> Result<Told> {
+async fn ask(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     let status = host.status().await?;
-    let ledger = host.tell("ledger", &[]).await?;
+    let ledger = host.send_typed("ledger", &[]).await?;
     let stats = figures(host).await?;
     let held = match status.labels.is_empty() {
         true => None,
         // Dumps come and go: without one that can be read, the rest is true all the same.
-        false => held(host).await.unwrap_or(None),
+        false => label_usage(host).await.unwrap_or(None),
     };
-    Ok(Told {
+    Ok(HostReplies {
         labels,
         status,
         ledger,
@@ -128,7 +130,7 @@ async fn figures(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     }
 }
 
-fn written(hosts: &[Told]) -> Registry {
+fn build_registry(hosts: &[HostReplies]) -> Registry {
     let mut registry = Registry::default();
     add_profiler(&mut registry, hosts);
     add_ledger(&mut registry, hosts);
@@ -169,8 +171,8 @@ fn add(
     }
 }
 
-fn add_profiler(registry: &mut Registry, hosts: &[Told]) {
-    let mut every = |name: &str, help: &str, of: fn(&Status) -> u64| {
+fn add_profiler(registry: &mut Registry, hosts: &[HostReplies]) {
+    let mut every = |name: &str, help: &str, of: fn(&ProfilerStatus) -> u64| {
         let values = hosts.iter();
         let values = values.map(|host| (host.labels.clone(), of(&host.status)));
         let name = format!("memprof_{name}");
@@ -202,7 +204,7 @@ fn add_profiler(registry: &mut Registry, hosts: &[Told]) {
     bytes(registry, "sample_interval", help, intervals.collect());
 }
 
-fn add_ledger(registry: &mut Registry, hosts: &[Told]) {
+fn add_ledger(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut some = |name: &str, help: &str, of: fn(&Ledger) -> Option<u64>| {
         let values = hosts.iter();
         let values = values.filter_map(|host| Some((host.labels.clone(), of(&host.ledger)?)));
@@ -240,7 +242,7 @@ fn bytes(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u
     add(registry, &name, help, Some(Unit::Bytes), values);
 }
 
-fn add_figures(registry: &mut Registry, hosts: &[Told]) {
+fn add_figures(registry: &mut Registry, hosts: &[HostReplies]) {
     let allocators: Vec<_> = hosts.iter().flat_map(allocators).collect();
     for (name, help, of) in FIGURES {
         let values = allocators.iter();
@@ -252,16 +254,16 @@ fn add_figures(registry: &mut Registry, hosts: &[Told]) {
 
 /// An allocator's labels are its name and its version. A second one of a kind has a number behind its
 /// name: `jemalloc 2`.
-fn allocators(host: &Told) -> impl Iterator<Item = (Labels, Figures)> {
+fn allocators(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> {
     let stats = host.stats.iter().flatten();
-    let allocators = stats.filter(|each| each.kind == Kind::Jemalloc);
+    let allocators = stats.filter(|each| each.kind == AllocatorKind::Jemalloc);
     allocators.enumerate().filter_map(|(at, each)| {
         let name = match at {
             0 => "jemalloc".to_owned(),
             at => format!("jemalloc {}", at + 1),
         };
         // Absent where jemalloc was built without statistics.
-        let Some(Totals::Divided(figures)) = each.totals else {
+        let Some(HeapUsage::Detailed(figures)) = each.totals else {
             return None;
         };
         let labels = [("allocator", name), ("version", each.version.clone())];
@@ -273,28 +275,28 @@ fn allocators(host: &Told) -> impl Iterator<Item = (Labels, Figures)> {
 const VALUES: usize = 20;
 
 /// What the newest dump of this process's heap says: a scrape takes none.
-async fn held(host: &Gateway) -> Result<Option<Held>> {
+async fn label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
     let pid = host.host().await?.pid;
     let mut kept = host.kept().await?.into_iter();
     let Some(dump) = kept.find(|dump| dump.pid == pid && dump.kind == ProfileKind::Heap) else {
         return Ok(None);
     };
-    let by_labels = report::held_by_labels(host, &dump.id, VALUES).await?;
+    let by_labels = report::usage_by_label(host, &dump.id, VALUES).await?;
     let taken = humantime::parse_rfc3339(&dump.taken).ok();
     let taken = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
-    Ok(Some(Held {
+    Ok(Some(LabelUsageAt {
         by_labels,
         taken: taken.map(|taken| taken.as_secs()),
     }))
 }
 
-fn add_labels(registry: &mut Registry, hosts: &[Told]) {
+fn add_labels(registry: &mut Registry, hosts: &[HostReplies]) {
     let (mut held, mut times) = (Vec::new(), Vec::new());
     for host in hosts {
         let Some(of) = &host.held else {
             continue;
         };
-        for Holding { key, value, bytes } in &of.by_labels {
+        for LabelUsage { key, value, bytes } in &of.by_labels {
             let name = [("key", key.clone()), ("value", value.clone())];
             let bytes = u64::try_from(*bytes).unwrap_or(0);
             held.push(([&host.labels[..], &name].concat(), bytes));

@@ -2,7 +2,8 @@
 
 use axum::Json;
 use memprof_messages::{
-    Argument, Effect, KeptDumps, Message, Nothing, Refused, ReplyType, Values, message,
+    ArgumentSpec, ArgumentType, DumpList, Effect, EmptyReply, ErrorReply, MessageSpec, ReplyType,
+    message,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
@@ -88,7 +89,7 @@ const VIEW: [(&str, &str); 12] = [
 ];
 
 /// Routes that are about no single host.
-fn of_no_host() -> [Route; 3] {
+fn global_routes() -> [Route; 3] {
     let hosts = Content::Json(SchemaGenerator::subschema_for::<HostRows>);
     [
         Route::get("/api/v1/hosts", "The hosts that run", hosts),
@@ -106,13 +107,13 @@ fn of_no_host() -> [Route; 3] {
 }
 
 /// Routes of the only host, which stand below `/host/{pid}` too.
-fn of_a_host() -> Vec<Route> {
+fn host_routes() -> Vec<Route> {
     let mut routes: Vec<_> = simple_messages().map(Route::of).collect();
     routes.extend(message("dump").map(Route::of));
     routes.push(Route::get(
         "/api/v1/dumps",
         "The kept heap profiles, newest first",
-        Content::Json(SchemaGenerator::subschema_for::<KeptDumps>),
+        Content::Json(SchemaGenerator::subschema_for::<DumpList>),
     ));
     let text = |help| json!({ "type": "string", "description": help });
     routes.push(Route {
@@ -143,12 +144,12 @@ impl Route {
     }
 
     /// The route of a message.
-    fn of(message: &Message) -> Self {
+    fn of(message: &MessageSpec) -> Self {
         let parameter = |argument| parameter(message.effect, argument);
         Self {
             method: match message.effect {
-                Effect::Reads => "get",
-                Effect::Changes => "post",
+                Effect::ReadOnly => "get",
+                Effect::Mutating => "post",
             },
             parameters: message.arguments.iter().map(parameter).collect(),
             ..Self::get(
@@ -183,27 +184,29 @@ impl Content {
 }
 
 /// `effect` is that of the argument's message.
-fn parameter(effect: Effect, argument: &Argument) -> Parameter {
+fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     let mut schema = match argument.values {
         // JSON has words of its own for these.
-        Values::Words(["on", "off"]) if effect == Effect::Changes => {
+        ArgumentType::OneOf(["on", "off"]) if effect == Effect::Mutating => {
             json!({ "enum": ["on", "off", true, false] })
         }
-        Values::Words(words) | Values::Named(_, words) if !words.is_empty() => {
+        ArgumentType::OneOf(words) | ArgumentType::NamedOneOf(_, words) if !words.is_empty() => {
             json!({ "type": "string", "enum": words })
         }
-        Values::Number { least, most, .. } => match most {
+        ArgumentType::Integer { least, most, .. } => match most {
             Some(most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
             None => json!({ "type": "integer", "minimum": least }),
         },
-        Values::Words(examples) | Values::Named(_, examples) | Values::Like(examples) => {
+        ArgumentType::OneOf(examples)
+        | ArgumentType::NamedOneOf(_, examples)
+        | ArgumentType::Examples(examples) => {
             json!({ "type": "string", "examples": examples })
         }
     };
     schema["description"] = argument.help.into();
     // Whoever asks over HTTP reads the reply, not the host's log.
     let default = match (effect, argument.key) {
-        (Effect::Reads, "log") => Some("off"),
+        (Effect::ReadOnly, "log") => Some("off"),
         _ => argument.default,
     };
     if let Some(default) = default {
@@ -224,10 +227,10 @@ pub(crate) async fn document() -> Json<Value> {
         .for_serialize()
         .with(|settings| settings.definitions_path = "/components/schemas".into())
         .into_generator();
-    let error = types.subschema_for::<Refused<Nothing>>();
+    let error = types.subschema_for::<ErrorReply<EmptyReply>>();
     let mut paths = Map::new();
-    let of_a_host = of_a_host();
-    for route in of_no_host().iter().chain(&of_a_host) {
+    let of_a_host = host_routes();
+    for route in global_routes().iter().chain(&of_a_host) {
         let operation = json!({ route.method: operation(route, false, &error, &mut types) });
         paths.insert(route.path.clone(), operation);
     }

@@ -7,7 +7,7 @@ use axum::response::{Html, Redirect};
 use axum::routing::{MethodRouter, get};
 use memprof_report::VIEWER;
 
-use crate::extractor::Shared;
+use crate::request_host::SharedHosts;
 
 const INDEX: &str = include_str!("page/index.html");
 
@@ -63,7 +63,7 @@ pub(crate) async fn with_slash(Path(pid): Path<u32>) -> Redirect {
 }
 
 /// Its other files.
-pub(crate) fn routes() -> Router<Shared> {
+pub(crate) fn routes() -> Router<SharedHosts> {
     with(shared_files(), &FILES)
 }
 

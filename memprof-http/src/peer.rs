@@ -21,13 +21,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn of_unix(stream: &UnixStream) -> Self {
+    pub(crate) fn from_unix(stream: &UnixStream) -> Self {
         let credentials = stream.peer_cred();
         let uid = credentials.map(|credentials| credentials.uid());
         Self { uid: uid.ok() }
     }
 
-    pub(crate) async fn of_tcp(stream: &TcpStream) -> Self {
+    pub(crate) async fn from_tcp(stream: &TcpStream) -> Self {
         let (Ok(server), Ok(client)) = (stream.local_addr(), stream.peer_addr()) else {
             // It has left.
             return Self { uid: None };
@@ -49,7 +49,7 @@ impl Peer {
     }
 
     /// Whether it is of this process's user, or of root.
-    pub(crate) fn is_known(self) -> bool {
+    pub(crate) fn is_same_user_or_root(self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.uid.is_some_and(|uid| uid == own || uid == 0)
     }
@@ -146,13 +146,13 @@ mod tests {
                     let socket = find(address, server).unwrap().unwrap();
                     assert_eq!((socket.user(), socket.state), (Some(own), 1));
                 }
-                assert_eq!(Peer::of_tcp(&stream).await, Peer { uid: Some(own) });
+                assert_eq!(Peer::from_tcp(&stream).await, Peer { uid: Some(own) });
                 drop(client);
                 for find in [sock_diag::find, tcp_table::find] {
                     let socket = find(address, server).unwrap();
                     assert_eq!(socket.and_then(Socket::user), None, "{socket:?}");
                 }
-                assert_eq!(Peer::of_tcp(&stream).await, Peer { uid: None });
+                assert_eq!(Peer::from_tcp(&stream).await, Peer { uid: None });
             }
         });
     }

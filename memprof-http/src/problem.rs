@@ -3,10 +3,10 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use memprof_messages::{ErrorKind as Kind, Nothing, Refusal, Refused, Word};
+use memprof_messages::{EmptyReply, ErrorBody, ErrorKind as Kind, ErrorReply, OpenEnum};
 use memprof_report::{Error, ErrorKind};
 
-use crate::target::{Answer, Gone};
+use crate::host_client::{HostUnavailable, PluginReply};
 
 pub(crate) type Result<T, E = Problem> = std::result::Result<T, E>;
 
@@ -20,14 +20,15 @@ const OVERLOAD_RETRY: u64 = 1000;
 pub struct Problem {
     pub(crate) status: StatusCode,
     /// Its kind may be a word of the server's own.
-    pub(crate) error: Box<Refusal>,
+    pub(crate) error: Box<ErrorBody>,
 }
 
 impl Problem {
     /// An error of this status; `kind` is a word for programs.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        let kind = Kind::of_word(kind).map_or_else(|| Word::Other(kind.to_owned()), Word::Known);
-        let error = Refusal {
+        let kind =
+            Kind::from_name(kind).map_or_else(|| OpenEnum::Other(kind.to_owned()), OpenEnum::Known);
+        let error = ErrorBody {
             kind,
             message: message.into(),
             remedy: String::new(),
@@ -70,7 +71,7 @@ impl Problem {
     }
 
     /// The host does not answer.
-    pub(crate) fn gone(message: impl Into<String>) -> Self {
+    pub(crate) fn host_unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_gone", message)
             .remedy("start the process again, or see `memprof ps`; then repeat the request")
             .retry_after_ms(HOST_RETRY)
@@ -89,7 +90,7 @@ impl Problem {
     }
 
     /// Whether the plugin could not do it, rather than that nobody answered.
-    pub(crate) fn is_the_hosts(&self) -> bool {
+    pub(crate) fn is_host_error(&self) -> bool {
         !matches!(
             self.kind(),
             "host_gone" | "overloaded" | "not_found" | "empty"
@@ -97,13 +98,13 @@ impl Problem {
     }
 
     /// Whether another request would have been answered.
-    pub(crate) fn is_the_clients(&self) -> bool {
+    pub(crate) fn is_client_error(&self) -> bool {
         self.error.kind == Kind::InvalidArgument
     }
 
     /// The error that the plugin replied.
-    pub(crate) fn of_answer(answer: &Answer) -> Self {
-        let Some(refusal) = Refusal::of_reply(&answer.body) else {
+    pub(crate) fn from_reply(answer: &PluginReply) -> Self {
+        let Some(refusal) = ErrorBody::from_reply(&answer.body) else {
             let message = String::from_utf8_lossy(&answer.body);
             return Self::internal(format!("the plugin refused, and gave no reason: {message}"));
         };
@@ -125,9 +126,9 @@ fn status_of(kind: Kind) -> StatusCode {
     }
 }
 
-impl From<Gone> for Problem {
-    fn from(gone: Gone) -> Self {
-        Self::gone(gone.to_string())
+impl From<HostUnavailable> for Problem {
+    fn from(gone: HostUnavailable) -> Self {
+        Self::host_unavailable(gone.to_string())
     }
 }
 
@@ -157,9 +158,9 @@ impl From<Error> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let retry_after = self.error.retry_after_ms.map(|ms| ms.div_ceil(1000));
-        let body = Refused {
+        let body = ErrorReply {
             error: *self.error,
-            fields: Nothing {},
+            fields: EmptyReply {},
         };
         let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = retry_after {

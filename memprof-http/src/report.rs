@@ -7,21 +7,21 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use memprof_messages::DumpId;
 use memprof_report::{
-    Blame, Filter, Format, Granularity, Holding, Input, Label, Limits, Options, SampleType,
-    Sources, pattern,
+    Filter, Format, Granularity, Input, Label, LabelUsage, Limits, Options, OriginRules,
+    SampleType, Sources, pattern,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use crate::chunks;
-use crate::file_format::{FileFormat, Made};
-use crate::gateway::{Gateway, Opened, blocking, no_such_dump};
+use crate::chunked_body;
+use crate::file_format::{FileFormat, FormatSource};
+use crate::gateway::{Gateway, OpenDump, blocking, no_such_dump};
 use crate::problem::{Problem, Result};
 
 /// What of a dump is wanted: the parameters of a query.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct View {
+pub(crate) struct ReportQuery {
     pub(crate) format: Option<String>,
     /// The id of another kept dump: every value is the change since then.
     pub(crate) base: Option<String>,
@@ -47,9 +47,9 @@ pub(crate) struct View {
 /// The most that an upload is after decompression.
 const UPLOADED: u64 = 256 << 20;
 
-impl View {
+impl ReportQuery {
     /// A dump in one of the formats, as a whole.
-    pub(crate) fn of_format(format: &str) -> Self {
+    pub(crate) fn with_format(format: &str) -> Self {
         Self {
             format: Some(format.to_owned()),
             ..Self::default()
@@ -57,51 +57,53 @@ impl View {
     }
 
     /// The report of a dump that is taken now.
-    pub(crate) async fn of_new(&self, host: &Gateway) -> Result<Response> {
+    pub(crate) async fn render_new_dump(&self, host: &Gateway) -> Result<Response> {
         let dump = host.dump().await?;
-        self.of_kept(host, &dump.fields.largest.id).await
+        self.render_kept_dump(host, &dump.fields.largest.id).await
     }
 
     /// What `go tool pprof` reads, of a dump that is taken now and not kept: it may be asked for again and again.
     /// `since` is an earlier one.
-    pub(crate) async fn profile_of_passing(
+    pub(crate) async fn pprof_without_keeping(
         &self,
         host: &Gateway,
-        since: Option<Unread>,
+        since: Option<PendingDump>,
     ) -> Result<Response> {
-        let dump = Unread::passing(host).await?;
+        let dump = PendingDump::without_keeping(host).await?;
         let name = dump.of.id.clone();
         let profile = rendered(host, dump, since, self.options(Format::Pprof)?);
         Ok(FileFormat::of("pprof")?.reply(&name, profile.await?))
     }
 
-    /// As [`of_new`](Self::of_new); a call graph that cannot be drawn is a flamegraph.
-    pub(crate) async fn of_new_without_graphviz(&self, host: &Gateway) -> Result<Response> {
+    /// As [`render_new_dump`](Self::render_new_dump); a call graph that cannot be drawn is a flamegraph.
+    pub(crate) async fn render_new_dump_or_flamegraph(&self, host: &Gateway) -> Result<Response> {
         let dump = host.dump().await?;
         let id = &dump.fields.largest.id;
-        match self.of_kept(host, id).await {
+        match self.render_kept_dump(host, id).await {
             Err(problem) if problem.kind() == "missing_program" => {
                 let format = Some("flamegraph".to_owned());
                 let flamegraph = Self {
                     format,
                     ..self.clone()
                 };
-                flamegraph.of_kept(host, id).await
+                flamegraph.render_kept_dump(host, id).await
             }
             report => report,
         }
     }
 
     /// The report of a kept dump, from the cache where it was made before.
-    pub(crate) async fn of_kept(&self, host: &Gateway, id: &str) -> Result<Response> {
+    pub(crate) async fn render_kept_dump(&self, host: &Gateway, id: &str) -> Result<Response> {
         let format = FileFormat::of(self.format.as_deref().unwrap_or("text"))?;
         match format.made {
-            Made::Kept => {
+            FormatSource::AsStored => {
                 let dump = host.open(id).await?;
                 let content_type = dump.content_type.clone();
-                Ok(format.reply_as(content_type, id, export_of(dump).await?))
+                Ok(format.reply_as(content_type, id, export(dump).await?))
             }
-            Made::As(made) => Ok(format.reply(id, self.report(host, id, made).await?)),
+            FormatSource::Rendered(made) => {
+                Ok(format.reply(id, self.report(host, id, made).await?))
+            }
         }
     }
 
@@ -110,14 +112,14 @@ impl View {
         let key = serde_json::to_string(&(id, self))
             .map_err(|error| Problem::internal(error.to_string()))?;
         let render = || async {
-            let dump = Unread::of(host, id).await?;
+            let dump = PendingDump::of(host, id).await?;
             let base = match &self.base {
-                Some(base) => Some(Unread::of(host, base).await?),
+                Some(base) => Some(PendingDump::of(host, base).await?),
                 None => None,
             };
             rendered(host, dump, base, options).await
         };
-        host.renders.get_or(&key, render).await
+        host.renders.get_or_render(&key, render).await
     }
 
     fn options(&self, format: Format) -> Result<Options> {
@@ -148,7 +150,7 @@ impl View {
         })
     }
 
-    fn blame(&self) -> Result<Blame> {
+    fn blame(&self) -> Result<OriginRules> {
         let flat = switch("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
             return Err(Problem::invalid(
@@ -157,7 +159,7 @@ impl View {
             .remedy("leave flat out, or the other two"));
         }
         let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
-        Ok(Blame {
+        Ok(OriginRules {
             flat,
             own: compile(&self.own)?,
             plumbing: compile(&self.plumbing)?,
@@ -166,32 +168,39 @@ impl View {
 }
 
 /// Who holds how much in a kept dump: of each label the `most` values with most bytes.
-pub(crate) async fn held_by_labels(host: &Gateway, id: &str, most: usize) -> Result<Vec<Holding>> {
+pub(crate) async fn usage_by_label(
+    host: &Gateway,
+    id: &str,
+    most: usize,
+) -> Result<Vec<LabelUsage>> {
     let render = || async {
         let dump = host.open(id).await?.file;
-        in_turn(move || {
-            let mut dump = BufReader::with_capacity(chunks::SIZE, dump);
-            let held = memprof_report::held_by_labels(&mut dump, &Limits::default(), most)?;
+        with_render_permit(move || {
+            let mut dump = BufReader::with_capacity(chunked_body::SIZE, dump);
+            let held = memprof_report::usage_by_label(&mut dump, &Limits::default(), most)?;
             let json = serde_json::to_vec(&held);
             json.map(Bytes::from)
                 .map_err(|error| Problem::internal(error.to_string()))
         })
         .await
     };
-    let held = host.renders.get_or(&format!("labels {id}"), render).await?;
+    let held = host
+        .renders
+        .get_or_render(&format!("labels {id}"), render)
+        .await?;
     serde_json::from_slice(&held).map_err(|error| Problem::internal(error.to_string()))
 }
 
 /// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read. It
 /// is sent while it is rewritten.
-pub(crate) async fn tcmalloc_of_new(host: &Gateway) -> Result<Body> {
-    tcmalloc_of(host.open_new().await?).await
+pub(crate) async fn new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
+    as_tcmalloc(host.open_in_memory().await?).await
 }
 
 /// The same of a dump that was opened.
-pub(crate) async fn tcmalloc_of(dump: Opened) -> Result<Body> {
-    chunks::of(move |out| {
-        let mut dump = BufReader::with_capacity(chunks::SIZE, dump.file);
+pub(crate) async fn as_tcmalloc(dump: OpenDump) -> Result<Body> {
+    chunked_body::stream(move |out| {
+        let mut dump = BufReader::with_capacity(chunked_body::SIZE, dump.file);
         Ok(memprof_report::write_tcmalloc(
             &mut dump,
             &Limits::default(),
@@ -202,9 +211,9 @@ pub(crate) async fn tcmalloc_of(dump: Opened) -> Result<Body> {
 }
 
 /// A dump in its own format, as other tools read it.
-pub(crate) async fn export_of(dump: Opened) -> Result<Body> {
-    chunks::of(move |out| {
-        let mut dump = BufReader::with_capacity(chunks::SIZE, dump.file);
+pub(crate) async fn export(dump: OpenDump) -> Result<Body> {
+    chunked_body::stream(move |out| {
+        let mut dump = BufReader::with_capacity(chunked_body::SIZE, dump.file);
         memprof_report::export(&mut dump, &Limits::default(), out)?;
         Ok(())
     })
@@ -212,9 +221,9 @@ pub(crate) async fn export_of(dump: Opened) -> Result<Body> {
 }
 
 /// The flamegraph of a dump that somebody brings.
-pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<Response> {
+pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
     let pid = host.host().await?.pid;
-    let dump = Read {
+    let dump = LoadedDump {
         of: Origin {
             id: "upload".to_owned(),
             taken: String::new(),
@@ -230,7 +239,7 @@ pub(crate) async fn flamegraph_of_upload(host: &Gateway, dump: Bytes) -> Result<
         },
         ..Options::default()
     };
-    let rendered = in_turn(move || render(&dump, None, pid, options)).await;
+    let rendered = with_render_permit(move || render(&dump, None, pid, options)).await;
     // What cannot be read is the fault of whoever sent it.
     let svg = rendered.map_err(|problem| match problem.kind() {
         "internal" => Problem::invalid(problem.error.message),
@@ -273,12 +282,12 @@ struct Origin {
 }
 
 /// A dump of which nothing is in memory yet.
-pub(crate) struct Unread {
+pub(crate) struct PendingDump {
     of: Origin,
-    dump: Opened,
+    dump: OpenDump,
 }
 
-impl Unread {
+impl PendingDump {
     async fn of(host: &Gateway, id: &str) -> Result<Self> {
         let dump = host.open(id).await?;
         let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| no_such_dump(id))?;
@@ -288,9 +297,9 @@ impl Unread {
     }
 
     /// One that is taken now and not kept.
-    pub(crate) async fn passing(host: &Gateway) -> Result<Self> {
+    pub(crate) async fn without_keeping(host: &Gateway) -> Result<Self> {
         let pid = host.host().await?.pid;
-        let dump = host.open_new().await?;
+        let dump = host.open_in_memory().await?;
         let of = Origin {
             id: "now".to_owned(),
             taken: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
@@ -300,8 +309,8 @@ impl Unread {
     }
 
     /// Blocks.
-    fn read(self) -> Result<Read> {
-        Ok(Read {
+    fn read(self) -> Result<LoadedDump> {
+        Ok(LoadedDump {
             of: self.of,
             bytes: self.dump.read()?.into(),
         })
@@ -309,7 +318,7 @@ impl Unread {
 }
 
 /// A dump and its bytes.
-struct Read {
+struct LoadedDump {
     of: Origin,
     bytes: Bytes,
 }
@@ -320,7 +329,7 @@ static TURNS: Semaphore = Semaphore::const_new(2);
 static QUEUE: Semaphore = Semaphore::const_new(32);
 
 /// Makes a report, on a thread that may block, when its turn has come.
-pub(crate) async fn in_turn<T: Send + 'static>(
+pub(crate) async fn with_render_permit<T: Send + 'static>(
     make: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let full = |_| Problem::overloaded("too many reports are being made");
@@ -347,22 +356,27 @@ fn time_nanos(dump: &Origin) -> i64 {
 /// Makes a report when its turn has come.
 async fn rendered(
     host: &Gateway,
-    dump: Unread,
-    base: Option<Unread>,
+    dump: PendingDump,
+    base: Option<PendingDump>,
     options: Options,
 ) -> Result<Bytes> {
     let pid = host.host().await?.pid;
-    in_turn(move || {
-        let base = base.map(Unread::read).transpose()?;
+    with_render_permit(move || {
+        let base = base.map(PendingDump::read).transpose()?;
         render(&dump.read()?, base.as_ref(), pid, options)
     })
     .await
 }
 
-fn render(dump: &Read, base: Option<&Read>, pid: u32, mut options: Options) -> Result<Bytes> {
+fn render(
+    dump: &LoadedDump,
+    base: Option<&LoadedDump>,
+    pid: u32,
+    mut options: Options,
+) -> Result<Bytes> {
     options.time_nanos = time_nanos(&dump.of);
     // The files of a living process are its own dumps' only.
-    let sources = Sources::of_process((dump.of.pid == pid).then_some(pid));
+    let sources = Sources::for_process((dump.of.pid == pid).then_some(pid));
     let mut bytes = &dump.bytes[..];
     let input = Input {
         name: &dump.of.id,

@@ -7,14 +7,14 @@ use axum::routing::get;
 
 use crate::access::Access;
 use crate::compat::Compat;
-use crate::extractor::Shared;
 use crate::hosts::Hosts;
 use crate::problem::Problem;
-use crate::{access, api, discovery, metrics, openapi, page};
+use crate::request_host::SharedHosts;
+use crate::{access, api, metrics, openapi, page, scrape_targets};
 
 /// Who may ask, and for what.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct RouterSettings {
     /// The rules of access.
     pub access: Access,
     /// The other systems' endpoints.
@@ -22,7 +22,7 @@ pub struct Settings {
 }
 
 /// All routes over `hosts`.
-pub fn router(hosts: Hosts, settings: Settings) -> Router {
+pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
     let of_host = page::routes()
         .merge(api::routes())
         .merge(settings.compat.routes());
@@ -34,38 +34,38 @@ pub fn router(hosts: Hosts, settings: Settings) -> Router {
         .route("/host/{host_pid}", get(page::with_slash))
         .route("/host/{host_pid}/", get(page::index))
         .nest("/host/{host_pid}", of_host)
-        .merge(figures());
-    guarded(finish(routes, hosts), settings.access)
+        .merge(metrics_routes());
+    with_access(finish(routes, hosts), settings.access)
 }
 
 /// What scrapers read of `hosts`: metrics, and profiles as Go serves them. Nothing here switches
 /// anything; a profile is a dump, which the host keeps.
-pub fn scraped(hosts: Hosts, access: Access) -> Router {
+pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
     let go = Compat {
         go: true,
         ..Compat::NONE
     };
-    let routes = figures().nest("/host/{host_pid}", go.routes());
-    guarded(finish(routes, hosts), access)
+    let routes = metrics_routes().nest("/host/{host_pid}", go.routes());
+    with_access(finish(routes, hosts), access)
 }
 
 /// Puts the rules of access around routes of any kind.
-pub fn guarded(routes: Router, access: Access) -> Router {
+pub fn with_access(routes: Router, access: Access) -> Router {
     // Around the router, not in it: a token is taken off the path before a route is looked for.
     let guard = axum::middleware::from_fn_with_state(Arc::new(access), access::guard);
     Router::new().fallback_service(routes).layer(guard)
 }
 
 /// Metrics, of all hosts and of each, and where these are.
-fn figures() -> Router<Shared> {
+fn metrics_routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/metrics", get(metrics::of_all))
-        .route("/host/{host_pid}/metrics", get(metrics::of_host))
-        .route("/targets", get(discovery::targets))
+        .route("/metrics", get(metrics::all_metrics))
+        .route("/host/{host_pid}/metrics", get(metrics::host_metrics))
+        .route("/targets", get(scrape_targets::targets))
 }
 
-fn finish(routes: Router<Shared>, hosts: Hosts) -> Router {
-    let shared: Shared = Arc::new(hosts);
+fn finish(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
+    let shared: SharedHosts = Arc::new(hosts);
     routes
         .fallback(|| async { Problem::not_found("there is no such page") })
         .with_state(shared)

@@ -77,7 +77,7 @@ impl Token {
     }
 
     /// Whether `given` is this token, in a time that does not tell how much of it is.
-    pub(crate) fn is(&self, given: &str) -> bool {
+    pub(crate) fn matches(&self, given: &str) -> bool {
         let given: [u8; 32] = Sha256::digest(given).into();
         self.0.ct_eq(&given).into()
     }
@@ -108,18 +108,18 @@ mod tests {
     #[test]
     fn only_the_same_text_is_the_token() {
         let token = Token::parse(HEX).unwrap();
-        assert!(token.is(HEX));
-        assert!(!token.is(""));
-        assert!(!token.is(&HEX[1..]));
-        assert!(!token.is(&HEX.to_uppercase()));
+        assert!(token.matches(HEX));
+        assert!(!token.matches(""));
+        assert!(!token.matches(&HEX[1..]));
+        assert!(!token.matches(&HEX.to_uppercase()));
     }
 
     #[test]
     fn a_new_token_is_like_no_other() {
         let (token, text) = Token::generate().unwrap();
-        assert!(token.is(&text));
-        assert!(Token::parse(&text).unwrap().is(&text));
-        assert!(!token.is(&Token::generate().unwrap().1));
+        assert!(token.matches(&text));
+        assert!(Token::parse(&text).unwrap().matches(&text));
+        assert!(!token.matches(&Token::generate().unwrap().1));
     }
 
     #[test]
@@ -131,6 +131,6 @@ mod tests {
         let refused = Token::read(&path).unwrap_err().to_string();
         assert!(refused.contains("chmod 600"), "{refused}");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        assert!(Token::read(&path).unwrap().is(HEX));
+        assert!(Token::read(&path).unwrap().matches(HEX));
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use memprof_host::socket_dir::check_parent;
-use memprof_host::socket_dir::lock::{is_socket, lock, lock_path, refuses};
+use memprof_host::socket_dir::lock::{is_socket, lock, lock_path, refuses_connections};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -16,7 +16,7 @@ const BACKLOG: i32 = 128;
 
 /// The path of a listening socket, which is removed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct BoundPath {
     path: PathBuf,
     /// Device and inode of the socket.
     identity: (u64, u64),
@@ -28,13 +28,13 @@ pub(crate) struct Bound {
 ///
 /// # Errors
 /// Somebody listens there, something else lies there, or the path cannot be used.
-pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, Bound)> {
+pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
     check_parent(directory.unwrap_or(Path::new(".")))?;
     let lock = lock(path)?;
-    make_way(path)?;
+    remove_stale(path)?;
     let socket = bind_private(path)?;
-    let bound = Bound {
+    let bound = BoundPath {
         path: path.to_owned(),
         identity: identity(&path.symlink_metadata()?),
         _lock: lock,
@@ -43,7 +43,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, Bound)> {
 }
 
 /// Removes a socket that nobody listens at.
-fn make_way(path: &Path) -> io::Result<()> {
+fn remove_stale(path: &Path) -> io::Result<()> {
     let found = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found?,
@@ -52,7 +52,7 @@ fn make_way(path: &Path) -> io::Result<()> {
         let message = "something else than a socket lies there: remove it, or give another path";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
     }
-    if !refuses(path) {
+    if !refuses_connections(path) {
         let message = "another process listens there";
         return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
     }
@@ -70,7 +70,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-impl Drop for Bound {
+impl Drop for BoundPath {
     fn drop(&mut self) {
         let found = self.path.symlink_metadata();
         if found.is_ok_and(|found| identity(&found) == self.identity) {

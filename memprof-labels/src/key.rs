@@ -13,30 +13,30 @@ unsafe extern "C" {
     safe static memprof_labels_note: u32;
 }
 
-static KEYS: Keys = Keys::new();
+static KEYS: KeyTable = KeyTable::new();
 
 /// The number of a key in this process; none where there are [`MOST_KEYS`] others.
-pub(crate) fn number_of(key: &str) -> Option<u8> {
-    KEYS.number_of(key)
+pub(crate) fn key_number(key: &str) -> Option<u8> {
+    KEYS.key_number(key)
 }
 
 /// Each null, or leaked. No lock: a child that is forked while another thread sets one would wait for that thread, which
 /// it does not have.
-struct Keys([AtomicPtr<Box<str>>; MOST_KEYS]);
+struct KeyTable([AtomicPtr<Box<str>>; MOST_KEYS]);
 
-impl Keys {
+impl KeyTable {
     const fn new() -> Self {
         Self([const { AtomicPtr::new(ptr::null_mut()) }; MOST_KEYS])
     }
 
-    fn number_of(&self, key: &str) -> Option<u8> {
+    fn key_number(&self, key: &str) -> Option<u8> {
         let mut places = (0..).zip(&self.0);
-        places.find_map(|(number, place)| (key_at(place, key) == key).then_some(number))
+        places.find_map(|(number, place)| (intern_at(place, key) == key).then_some(number))
     }
 }
 
 /// The key that is there, which is `key` from now on if there was none.
-fn key_at<'a>(place: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
+fn intern_at<'a>(place: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
     let mut there = place.load(Ordering::Acquire);
     if there.is_null() {
         // Has the linker take the note along with the code that needs it.
@@ -62,15 +62,15 @@ mod tests {
 
     #[test]
     fn a_key_keeps_its_number_and_there_is_a_last_one() {
-        let keys = Keys::new();
+        let keys = KeyTable::new();
         let names: Vec<_> = (0..MOST_KEYS)
             .map(|number| format!("key {number}"))
             .collect();
         for _ in 0..2 {
             for (number, name) in (0..).zip(&names) {
-                assert_eq!(keys.number_of(name), Some(number));
+                assert_eq!(keys.key_number(name), Some(number));
             }
         }
-        assert_eq!(keys.number_of("one more"), None);
+        assert_eq!(keys.key_number("one more"), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::record::{Mark, encoded, head_and_value, pop, push, push_encoded};
+use crate::record::{Mark, encode_label, encoded, pop, push, push_encoded};
 
 /// Labels what the calling thread allocates until the guard is dropped, beside the labels that it has. Of the same
 /// key the inner one counts.
@@ -36,7 +36,7 @@ impl Labels {
     /// With one more; of the same key the later one counts. A value is cut after 255 bytes.
     #[must_use]
     pub fn with(mut self, key: &str, value: &str) -> Self {
-        if let Some((head, value)) = head_and_value(key, value) {
+        if let Some((head, value)) = encode_label(key, value) {
             self.encoded.extend(head);
             self.encoded.extend(value);
         }

@@ -21,10 +21,10 @@
 //! [`MOST_KEYS`] keys, and a thread up to [`MOST_BYTES`] bytes of labels, two of them beside each value; more are
 //! left out.
 
+mod elf_note;
 mod future;
 mod key;
 mod labels;
-mod note;
 mod record;
 
 pub use future::{Label, Labelled};

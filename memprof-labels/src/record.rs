@@ -81,9 +81,9 @@ impl Context {
 /// [`label`](crate::label).
 #[must_use]
 pub fn push(key: &str, value: &str) -> Mark {
-    match head_and_value(key, value) {
+    match encode_label(key, value) {
         Some((head, value)) => CONTEXT.with(|context| context.push([&head, value])),
-        None => mark(),
+        None => checkpoint(),
     }
 }
 
@@ -98,8 +98,8 @@ pub(crate) fn push_encoded(labels: &[u8]) -> Mark {
 }
 
 /// The bytes before a value, and what fits of it; none where there are too many keys.
-pub(crate) fn head_and_value<'a>(key: &str, value: &'a str) -> Option<([u8; 2], &'a [u8])> {
-    let number = crate::key::number_of(key)?;
+pub(crate) fn encode_label<'a>(key: &str, value: &'a str) -> Option<([u8; 2], &'a [u8])> {
+    let number = crate::key::key_number(key)?;
     let value = &value[..value.floor_char_boundary(MOST_OF_VALUE)];
     Some(([number, value.len() as u8], value.as_bytes()))
 }
@@ -113,11 +113,11 @@ pub(crate) fn encoded() -> Vec<u8> {
 }
 
 /// Where the calling thread has the pointer to its record.
-pub(crate) fn place() -> *const *const c_void {
+pub(crate) fn context_pointer() -> *const *const c_void {
     CONTEXT.with(|context| context.current.as_ptr().cast_const().cast())
 }
 
-fn mark() -> Mark {
+fn checkpoint() -> Mark {
     CONTEXT.with(|context| Mark(context.record.length.get()))
 }
 
@@ -160,8 +160,8 @@ mod tests {
     #[test]
     fn each_thread_has_labels_of_its_own() {
         let mark = push("route", "/");
-        let place_here = place() as usize;
-        let (there, labels) = std::thread::spawn(|| (place() as usize, encoded()))
+        let place_here = context_pointer() as usize;
+        let (there, labels) = std::thread::spawn(|| (context_pointer() as usize, encoded()))
             .join()
             .unwrap();
         assert_ne!(there, place_here);

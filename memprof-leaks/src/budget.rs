@@ -12,12 +12,12 @@ const OWN: u64 = 16 << 20;
 
 /// What may be taken, and what is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Budget {
+pub(crate) struct MemoryBudget {
     limit: u64,
     taken: u64,
 }
 
-impl Budget {
+impl MemoryBudget {
     /// For a process that has so much resident memory, unless a limit is given.
     pub(crate) fn new(resident: u64, limit: Option<u64>) -> Self {
         Self {
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_share_of_the_process_and_not_less_than_the_least() {
         let check = |resident, limit, expected| {
-            assert_eq!(Budget::new(resident, limit).limit(), expected);
+            assert_eq!(MemoryBudget::new(resident, limit).limit(), expected);
         };
         check(0, None, LEAST);
         check(10_000 << 20, None, 1_200 << 20);
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_counts() {
-        let mut budget = Budget::new(0, Some(OWN + 100));
+        let mut budget = MemoryBudget::new(0, Some(OWN + 100));
         budget.take(60).unwrap();
         assert_eq!(budget.left(), 40);
         budget.require(40).unwrap();

@@ -2,19 +2,19 @@
 
 mod glibc;
 mod jemalloc;
-mod unknown;
+mod unsupported;
 
 use std::ops::Range;
 
-use crate::budget::Budget;
+use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::objects::Span;
 use crate::snapshot::Registers;
-use crate::view::View;
+use crate::snapshot_memory::SnapshotMemory;
 
 /// What was found of an allocator.
 #[derive(Debug, Default)]
-pub(crate) struct Heap {
+pub(crate) struct FoundHeap {
     /// Where the allocator has objects, and of what size.
     pub(crate) spans: Vec<Span>,
     /// Used according to the spans, but in a cache of the allocator's.
@@ -36,12 +36,12 @@ pub(crate) struct Heap {
 ///
 /// # Errors
 /// `NoHeap`, `Memory`.
-pub(crate) fn heaps(
-    view: &View,
+pub(crate) fn find_heaps(
+    view: &SnapshotMemory,
     threads: &[Registers],
-    budget: &mut Budget,
-) -> Result<(Vec<&'static str>, Heap), Error> {
-    if let Some(name) = unknown::library(view) {
+    budget: &mut MemoryBudget,
+) -> Result<(Vec<&'static str>, FoundHeap), Error> {
+    if let Some(name) = unsupported::library(view) {
         let message = format!("its malloc is that of {name}, whose heap memprof cannot read");
         return Err(Error::NoHeap(message));
     }
@@ -49,14 +49,14 @@ pub(crate) fn heaps(
         ("glibc", glibc::heap(view, threads, budget)?),
         ("jemalloc", jemalloc::heap(view, threads, budget)?),
     ];
-    let (mut names, mut all) = (Vec::new(), Heap::default());
+    let (mut names, mut all) = (Vec::new(), FoundHeap::default());
     for (name, heap) in found {
         names.extend(heap.as_ref().map(|_| name));
         all.extend(heap.unwrap_or_default());
     }
     let other = match names.contains(&"jemalloc") {
         true => None,
-        false => unknown::jemalloc(view)
+        false => unsupported::jemalloc(view)
             .map(|file| format!("memprof cannot read the heap of the jemalloc in {file}")),
     };
     match (names.is_empty(), other) {
@@ -71,7 +71,7 @@ pub(crate) fn heaps(
     }
 }
 
-impl Heap {
+impl FoundHeap {
     /// Adds another allocator's.
     pub(crate) fn extend(&mut self, other: Self) {
         self.spans.extend(other.spans);

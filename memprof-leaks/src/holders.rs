@@ -6,28 +6,28 @@
 
 mod dominators;
 mod edges;
+mod external;
 mod graph;
+mod groups;
 mod holder;
 mod kinds;
-mod levels;
-mod outside;
-mod paths;
 mod samples;
+mod shortest_paths;
 
-use self::edges::Edges;
-use self::graph::Graph;
+use self::edges::PointerScanner;
+use self::external::ExternalHolders;
+use self::graph::PointerGraph;
+pub use self::groups::{GroupKind, HolderGroup};
+use self::groups::{HolderGroups, levels};
 pub use self::holder::Holder;
-pub use self::kinds::Kind;
-use self::kinds::Kinds;
-pub use self::levels::{Level, Link};
-use self::levels::{Levels, levels};
-use self::outside::Holders;
-pub use self::samples::{Samples, Sampling, Sum};
+pub use self::kinds::HeapObjectKind;
+use self::kinds::HeapObjectKinds;
+pub use self::samples::{HeldSamples, ObjectTotals, SampledGroup};
+use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::error::Error;
-use crate::look::{Looks, Options, Progress, Seen, Step};
-use crate::names::Names;
-use crate::objects::Numbers;
-use crate::snapshot::Subject;
+use crate::names::NameResolver;
+use crate::objects::ObjectIndex;
+use crate::snapshot::CopyTarget;
 
 /// No object, and no place in a tree.
 const NONE: u32 = u32::MAX;
@@ -39,16 +39,16 @@ const OF_OBJECT: u64 = 21;
 #[derive(Clone, Debug)]
 pub struct Holding {
     /// Pauses, memory read and warnings of the look.
-    pub looks: Looks,
+    pub looks: AnalysisReport,
     /// How holders were found.
     pub method: Method,
     /// Objects of one kind with the same holders, each behind the one that holds it. The first one is the
     /// whole process.
-    pub levels: Vec<Level>,
+    pub levels: Vec<HolderGroup>,
     /// The object that was asked for, where it lives and is held.
-    pub object: Option<Chain>,
+    pub object: Option<HolderPath>,
     /// The sampled objects, where they were asked for.
-    pub samples: Option<Samples>,
+    pub samples: Option<HeldSamples>,
 }
 
 /// What is asked for besides the levels.
@@ -74,9 +74,9 @@ pub enum Method {
 
 /// One object, and what holds it.
 #[derive(Clone, Debug)]
-pub struct Chain {
+pub struct HolderPath {
     /// The object itself first, its outermost holder last.
-    pub links: Vec<(Link, Option<u64>)>,
+    pub links: Vec<(GroupKind, Option<u64>)>,
     /// What is held through it, with itself.
     pub objects: u64,
     /// In bytes.
@@ -84,7 +84,7 @@ pub struct Chain {
 }
 
 /// Objects and holders, each behind the one that holds it; the first one holds all.
-struct Tree {
+struct HolderTree {
     /// Numbers of objects, or behind them of holders.
     nodes: Vec<u32>,
     /// The place of the one that holds it. An object's is before its own, a holder's anywhere.
@@ -100,18 +100,18 @@ struct Tree {
 pub fn holders(
     pid: u32,
     detail: Detail,
-    options: Options,
-    progress: Progress<'_>,
+    options: AnalysisOptions,
+    progress: OnPhase<'_>,
 ) -> Result<Holding, Error> {
-    let subject = Subject::look_up(pid)?;
-    let mut looks = Looks::of(&subject.status, options);
-    let found = looks.look(&subject, options, progress, |looks, seen| {
-        progress(Step::Search(looks.objects));
-        find(&seen, looks, detail)
+    let subject = CopyTarget::inspect(pid)?;
+    let mut looks = AnalysisReport::new(&subject.status, options);
+    let found = looks.with_snapshot(&subject, options, progress, |looks, seen| {
+        progress(Phase::Mark(looks.objects));
+        find_holders(&seen, looks, detail)
     })?;
     // By then the copy is gone, of which every page counts that the process writes to.
     let samples = found.samples.map(|samples| {
-        progress(Step::Name);
+        progress(Phase::Symbolize);
         samples.named(pid, &mut looks)
     });
     Ok(Holding {
@@ -124,36 +124,43 @@ pub fn holders(
 }
 
 /// What was found in a snapshot.
-struct Found {
+struct FoundHolders {
     method: Method,
-    levels: Vec<Level>,
-    object: Option<Chain>,
-    samples: Option<samples::Unnamed>,
+    levels: Vec<HolderGroup>,
+    object: Option<HolderPath>,
+    samples: Option<samples::UnsymbolizedSamples>,
 }
 
-fn find(seen: &Seen<'_>, looks: &mut Looks, detail: Detail) -> Result<Found, Error> {
-    let numbers = Numbers::new(&seen.objects);
+fn find_holders(
+    seen: &AnalyzedSnapshot<'_>,
+    looks: &mut AnalysisReport,
+    detail: Detail,
+) -> Result<FoundHolders, Error> {
+    let numbers = ObjectIndex::new(&seen.objects);
     let numbers = numbers.ok_or_else(|| Error::NoHeap("it has too many objects".to_owned()))?;
     let mut budget = seen.budget;
     let sampled = match detail {
-        Detail::Samples => Some(samples::Found::of(seen, &numbers)?),
+        Detail::Samples => Some(samples::SampledObjects::of(seen, &numbers)?),
         Detail::None | Detail::Object(_) => None,
     };
-    budget.take(sampled.as_ref().map_or(0, samples::Found::memory))?;
+    budget.take(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
     budget.require(looks.objects * OF_OBJECT)?;
-    let mut names = Names::new(&seen.view);
-    let kinds = Kinds::of(&numbers, &mut names);
-    let edges = Edges::new(seen, &numbers);
-    let holders = Holders::find(seen, &edges, &mut names, &mut budget)?;
+    let mut names = NameResolver::new(&seen.view);
+    let kinds = HeapObjectKinds::of(&numbers, &mut names);
+    let edges = PointerScanner::new(seen, &numbers);
+    let holders = ExternalHolders::find(seen, &edges, &mut names, &mut budget)?;
     budget.require(looks.objects * OF_OBJECT)?;
-    let (method, tree) = match Graph::of(&edges, budget.left()) {
+    let (method, tree) = match PointerGraph::of(&edges, budget.left()) {
         Some(graph) => (Method::Dominators, dominators::tree(graph, &holders.roots)),
-        None => (Method::ShortestPath, paths::tree(&edges, &holders.roots)),
+        None => (
+            Method::ShortestPath,
+            shortest_paths::tree(&edges, &holders.roots),
+        ),
     };
     looks.searched = edges.searched();
     seen.snapshot.require_room()?;
     let room = budget.left().saturating_sub(looks.objects * OF_OBJECT);
-    let Levels {
+    let HolderGroups {
         levels,
         levels_of,
         is_whole,
@@ -170,8 +177,9 @@ fn find(seen: &Seen<'_>, looks: &mut Looks, detail: Detail) -> Result<Found, Err
         let place = tree.nodes.iter().position(|node| *node == number)?;
         Some(chain(&tree, place as u32, &numbers, &levels, &levels_of))
     });
-    let samples = sampled.map(|sampled| sampled.held(seen, &tree, &numbers, &levels_of));
-    Ok(Found {
+    let samples =
+        sampled.map(|sampled| sampled.restrict_to_held(seen, &tree, &numbers, &levels_of));
+    Ok(FoundHolders {
         method,
         levels,
         object,
@@ -180,13 +188,13 @@ fn find(seen: &Seen<'_>, looks: &mut Looks, detail: Detail) -> Result<Found, Err
 }
 
 fn chain(
-    tree: &Tree,
+    tree: &HolderTree,
     place: u32,
-    numbers: &Numbers<'_>,
-    levels: &[Level],
+    numbers: &ObjectIndex<'_>,
+    levels: &[HolderGroup],
     levels_of: &[u32],
-) -> Chain {
-    let mut chain = Chain {
+) -> HolderPath {
+    let mut chain = HolderPath {
         links: Vec::new(),
         objects: 0,
         bytes: 0,

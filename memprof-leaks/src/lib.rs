@@ -3,31 +3,32 @@
 //!
 //! memprof-ptrace knows threads and registers; memprof-report reads profiles.
 
+mod address_filter;
+mod analysis;
 mod budget;
 mod error;
-mod garbage;
 mod groups;
 mod heap;
 mod holders;
-mod look;
+mod mark;
 mod names;
 mod objects;
-mod pages;
 mod prove;
-mod reach;
+mod python_garbage;
 mod regions;
+mod resident_pages;
 mod roots;
 pub mod snapshot;
+mod snapshot_memory;
 mod stacks;
-mod units;
-mod view;
 
+pub use analysis::{AnalysisOptions, AnalysisReport, OnPhase, Phase};
 pub use error::Error;
-pub use groups::Group;
+pub use groups::LeakGroup;
 pub use holders::{
-    Chain, Detail, Holder, Holding, Kind, Level, Link, Method, Samples, Sampling, Sum, holders,
+    Detail, GroupKind, HeapObjectKind, HeldSamples, Holder, HolderGroup, HolderPath, Holding,
+    Method, ObjectTotals, SampledGroup, holders,
 };
-pub use look::{Looks, Options, Progress, Step};
-pub use memprof_ptrace::ending;
-pub use prove::{Proof, prove, prove_ending};
+pub use memprof_ptrace::exit_stop;
+pub use prove::{Proof, prove, prove_at_exit};
 pub use snapshot::{SearchEnd, reap_copies};

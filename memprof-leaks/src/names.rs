@@ -12,25 +12,25 @@ pub(crate) use self::python::{DICT, Python, references};
 use self::symbols::Symbols;
 pub(crate) use self::symbols::Variable;
 use crate::objects::Object;
-use crate::view::{View, Window};
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Of pointers whose target is known or known to be nothing: a process has some thousands.
 const KNOWN_LIMIT: usize = 1 << 18;
 
 /// The names of a snapshot.
-pub(crate) struct Names<'a> {
-    view: &'a View,
-    memory: Window<'a>,
+pub(crate) struct NameResolver<'a> {
+    view: &'a SnapshotMemory,
+    memory: CachedReader<'a>,
     symbols: Symbols<'a>,
     classes: HashMap<u64, Option<Rc<str>>>,
     python: Option<Python<'a>>,
 }
 
-impl<'a> Names<'a> {
-    pub(crate) fn new(view: &'a View) -> Self {
+impl<'a> NameResolver<'a> {
+    pub(crate) fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,
-            memory: Window::new(view),
+            memory: CachedReader::new(view),
             symbols: Symbols::new(view),
             classes: HashMap::new(),
             python: Python::find(view),
@@ -49,7 +49,7 @@ impl<'a> Names<'a> {
         let named = is_table.then(|| {
             let class = self.classes.entry(first);
             class
-                .or_insert_with(|| classes::of_table(view, symbols, first).map(Rc::from))
+                .or_insert_with(|| classes::class_of_vtable(view, symbols, first).map(Rc::from))
                 .clone()
         });
         let python = self.python.as_mut();

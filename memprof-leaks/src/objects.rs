@@ -1,18 +1,18 @@
 //! The objects of a heap, as bits: one for each 8 or 16 bytes says whether an object begins there, others what
 //! is known of it. So a heap takes a fixed share of its size, however small its objects are.
 
-mod marks;
-mod numbers;
+mod atomic_bitmap;
+mod object_index;
 mod span;
 
 use std::ops::Range;
 
-use marks::Marks;
-pub(crate) use numbers::Numbers;
+use atomic_bitmap::AtomicBitmap;
+pub(crate) use object_index::ObjectIndex;
 pub(crate) use span::{LINKS, Span};
 use span::{is_set, ones};
 
-use crate::units::Units;
+use crate::address_filter::AddressFilter;
 
 /// An object of the heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Object {
 pub(crate) struct Objects {
     spans: Vec<Span>,
     /// Where there are any.
-    units: Units,
+    units: AddressFilter,
 }
 
 impl Objects {
@@ -48,13 +48,13 @@ impl Objects {
             }
             is_apart
         });
-        let units = Units::of(spans.iter().map(|span| &span.range));
+        let units = AddressFilter::of(spans.iter().map(|span| &span.range));
         Self { spans, units }
     }
 
     /// Whether an address may lie in an object: quick, and mostly right.
     #[inline]
-    pub(crate) fn may_hold(&self, address: u64) -> bool {
+    pub(crate) fn may_contain(&self, address: u64) -> bool {
         self.units.has(address)
     }
 
@@ -83,43 +83,43 @@ impl Objects {
     }
 
     /// A pointer to what begins there, of [`LINKS`] bytes, leads to no object from now on.
-    pub(crate) fn set_links(&self, links: u64) {
+    pub(crate) fn set_gc_head(&self, links: u64) {
         if let Some((span, bit)) = self.used(links) {
             span.set_links(bit, links);
         }
     }
 
     /// Marks the used object to which a word points as reached; its first address where it was not before.
-    pub(crate) fn reach(&self, address: u64) -> Option<u64> {
+    pub(crate) fn mark(&self, address: u64) -> Option<u64> {
         let (span, bit) = self.used(address)?;
-        if span.reached.has(bit) || span.is_link(bit, address) || !span.reached.set(bit) {
+        if span.reached.has(bit) || span.is_in_gc_head(bit, address) || !span.reached.set(bit) {
             return None;
         }
         Some(span.address(bit))
     }
 
     /// The object that begins there counts as not reached again.
-    pub(crate) fn unreach(&self, start: u64) {
+    pub(crate) fn unmark(&self, start: u64) {
         if let Some((span, bit)) = self.used(start) {
             span.reached.clear(bit);
         }
     }
 
     /// Where the object of Python's begins that its collector has in its list, in an object of the heap.
-    pub(crate) fn linked(&self, object: &Object) -> Option<u64> {
+    pub(crate) fn python_object_in(&self, object: &Object) -> Option<u64> {
         let (span, bit) = self.used(object.range.start)?;
-        span.behind_links(bit)
+        span.after_gc_head(bit)
     }
 
     /// What is to be scanned of a reached object, once.
-    pub(crate) fn scan(&self, start: u64) -> Option<Range<u64>> {
+    pub(crate) fn mark_scanned(&self, start: u64) -> Option<Range<u64>> {
         let (span, bit) = self.used(start)?;
         span.scanned.set(bit);
         Some(span.address(bit)..span.end(bit))
     }
 
     /// The first addresses of objects that were reached and not scanned, from an address on.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn pending(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().flat_map(|span| {
             (0..span.starts.len()).flat_map(move |at| {
                 let bits = span.reached.word(at) & !span.scanned.word(at);
@@ -129,20 +129,20 @@ impl Objects {
     }
 
     /// The used objects that were not reached, by address.
-    pub(crate) fn leaked(&self) -> impl Iterator<Item = Object> {
+    pub(crate) fn unreachable(&self) -> impl Iterator<Item = Object> {
         self.spans
             .iter()
             .flat_map(|span| span.select(|at| span.used[at] & !span.reached.word(at)))
     }
 
     /// Keeps what was not reached, and of the rest as little as it takes to know it again.
-    pub(crate) fn into_leaked(mut self) -> Self {
+    pub(crate) fn retain_unreachable(mut self) -> Self {
         for span in &mut self.spans {
             for (at, used) in span.used.iter_mut().enumerate() {
                 *used &= !span.reached.word(at);
             }
-            (span.reached, span.scanned) = (Marks::none(), Marks::none());
-            span.forget_links();
+            (span.reached, span.scanned) = (AtomicBitmap::none(), AtomicBitmap::none());
+            span.clear_gc_heads();
         }
         self.spans
             .retain(|span| span.used.iter().any(|used| *used != 0));
@@ -162,7 +162,7 @@ impl Objects {
     }
 
     /// These objects are reached, and are not to be searched.
-    pub(crate) fn silence(&self, addresses: &[u64]) {
+    pub(crate) fn mark_without_scan(&self, addresses: &[u64]) {
         for (span, bit) in addresses.iter().filter_map(|address| self.used(*address)) {
             span.reached.set(bit);
             span.scanned.set(bit);
@@ -175,7 +175,7 @@ impl Objects {
     }
 
     /// No object of these is used: they lie in a cache of the allocator's.
-    pub(crate) fn free(&mut self, addresses: &[u64]) {
+    pub(crate) fn exclude_cached(&mut self, addresses: &[u64]) {
         for address in addresses {
             let at = self
                 .spans
@@ -214,7 +214,7 @@ mod tests {
             (0x1040, false),
             (0x1100, true),
         ] {
-            span.begin(address, is_used);
+            span.add_object(address, is_used);
         }
         Objects::new(vec![Span::whole(0x7000_0010..0x7010_0000), span])
     }
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn the_object_of_an_address() {
         let check = |address, expected: Option<u64>| {
-            assert_eq!(objects().reach(address), expected, "{address:x}");
+            assert_eq!(objects().mark(address), expected, "{address:x}");
         };
         check(0x1010, Some(0x1010));
         check(0x1011, Some(0x1010));
@@ -244,23 +244,23 @@ mod tests {
     fn what_was_not_reached_is_leaked() {
         let objects = objects();
         assert!(
-            objects.may_hold(0x7000_0010)
-                && !objects.may_hold(0x6000_0000)
-                && !objects.may_hold(u64::MAX)
+            objects.may_contain(0x7000_0010)
+                && !objects.may_contain(0x6000_0000)
+                && !objects.may_contain(u64::MAX)
         );
-        assert_eq!(objects.reach(0x1031), Some(0x1030));
-        assert_eq!(objects.reach(0x1031), None);
-        assert_eq!(objects.waiting().collect::<Vec<_>>(), [0x1030]);
-        assert_eq!(objects.scan(0x1030), Some(0x1030..0x1038));
-        assert_eq!(objects.waiting().count(), 0);
-        let leaked: Vec<_> = objects.leaked().map(|object| object.range).collect();
+        assert_eq!(objects.mark(0x1031), Some(0x1030));
+        assert_eq!(objects.mark(0x1031), None);
+        assert_eq!(objects.pending().collect::<Vec<_>>(), [0x1030]);
+        assert_eq!(objects.mark_scanned(0x1030), Some(0x1030..0x1038));
+        assert_eq!(objects.pending().count(), 0);
+        let leaked: Vec<_> = objects.unreachable().map(|object| object.range).collect();
         assert_eq!(
             leaked,
             [0x1010..0x1028, 0x1100..0x20_0000, 0x7000_0010..0x7010_0000]
         );
         assert_eq!(objects.count(), 4);
-        let before: Vec<_> = objects.leaked().collect();
-        assert!(objects.into_leaked().leaked().eq(before));
+        let before: Vec<_> = objects.unreachable().collect();
+        assert!(objects.retain_unreachable().unreachable().eq(before));
     }
 
     #[test]

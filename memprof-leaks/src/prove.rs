@@ -3,17 +3,17 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::ending::Ending;
-use memprof_ptrace::process::Status;
+use memprof_ptrace::exit_stop::ExitingProgram;
+use memprof_ptrace::process::ProcStatus;
 
+use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::error::Error;
-use crate::garbage::spare;
-use crate::groups::{Group, Groups};
-use crate::look::{Looks, Options, Progress, Seen, Step};
+use crate::groups::{LeakGroup, UnsymbolizedGroups};
+use crate::mark::mark_reachable;
 use crate::objects::{Object, Objects};
-use crate::reach::reach;
-use crate::snapshot::{Snapshot, Subject};
-use crate::view::Window;
+use crate::python_garbage::mark_python_garbage;
+use crate::snapshot::{CopyTarget, Snapshot};
+use crate::snapshot_memory::CachedReader;
 
 /// Between two snapshots: what is on its way from one place to another has arrived then.
 const APART: Duration = Duration::from_secs(1);
@@ -27,33 +27,36 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Clone, Debug, Default)]
 pub struct Proof {
     /// How it was found.
-    pub looks: Looks,
+    pub looks: AnalysisReport,
     /// What is leaked, by stack, class and size, the most bytes first.
-    pub leaked: Vec<Group>,
+    pub leaked: Vec<LeakGroup>,
 }
 
 /// Looks at a process twice. `progress` is told what is being done.
 ///
 /// # Errors
 /// Why not; the process goes on as before.
-pub fn prove(pid: u32, options: Options, progress: Progress<'_>) -> Result<Proof, Error> {
-    let subject = Subject::look_up(pid)?;
-    let mut looks = Looks::of(&subject.status, options);
-    let first = looks.look(&subject, options, progress, |looks, seen| {
-        search(&seen, looks, progress)?;
-        let first = Unreached::of(seen)?;
+pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Proof, Error> {
+    let subject = CopyTarget::inspect(pid)?;
+    let mut looks = AnalysisReport::new(&subject.status, options);
+    let first = looks.with_snapshot(&subject, options, progress, |looks, seen| {
+        mark_all(&seen, looks, progress)?;
+        let first = UnreachableObjects::of(seen)?;
         looks.budget.take(first.memory())?;
         Ok(first)
     })?;
     let begun = Instant::now();
-    progress(Step::Wait);
+    progress(Phase::AwaitSecond);
     thread::sleep(APART.saturating_sub(begun.elapsed()));
-    let leaked = looks.look(&subject, options, progress, |looks, seen| {
-        search(&seen, looks, progress)?;
-        Ok(Groups::of(&seen, first.again(&seen)))
+    let leaked = looks.with_snapshot(&subject, options, progress, |looks, seen| {
+        mark_all(&seen, looks, progress)?;
+        Ok(UnsymbolizedGroups::of(
+            &seen,
+            first.still_unreachable(&seen),
+        ))
     })?;
     // By then the copy is gone, of which every page counts that the process writes to.
-    progress(Step::Name);
+    progress(Phase::Symbolize);
     let leaked = leaked.named(pid, &mut looks);
     Ok(Proof { looks, leaked })
 }
@@ -62,20 +65,20 @@ pub fn prove(pid: u32, options: Options, progress: Progress<'_>) -> Result<Proof
 ///
 /// # Errors
 /// Why not; it can still end.
-pub fn prove_ending(
-    ending: &Ending,
-    options: Options,
-    progress: Progress<'_>,
+pub fn prove_at_exit(
+    ending: &ExitingProgram,
+    options: AnalysisOptions,
+    progress: OnPhase<'_>,
 ) -> Result<Proof, Error> {
-    let status = Status::read_thread(ending.pid())?;
-    let mut looks = Looks::of(&status, options);
-    let snapshot = Snapshot::of_ending(ending)?;
-    progress(Step::Walk);
-    let seen = looks.see(&snapshot)?;
-    looks.warn_of(&seen);
-    search(&seen, &mut looks, progress)?;
-    let leaked = Groups::of(&seen, seen.objects.leaked());
-    progress(Step::Name);
+    let status = ProcStatus::read_thread(ending.pid())?;
+    let mut looks = AnalysisReport::new(&status, options);
+    let snapshot = Snapshot::at_exit(ending)?;
+    progress(Phase::WalkHeap);
+    let seen = looks.analyze(&snapshot)?;
+    looks.warn_unproven(&seen);
+    mark_all(&seen, &mut looks, progress)?;
+    let leaked = UnsymbolizedGroups::of(&seen, seen.objects.unreachable());
+    progress(Phase::Symbolize);
     let leaked = leaked.named(ending.pid(), &mut looks);
     Ok(Proof { looks, leaked })
 }
@@ -83,22 +86,22 @@ pub fn prove_ending(
 /// What was not reached in a first snapshot, with a sum of what lay in each object: what nothing points to is written
 /// to by nobody. Where something else lies there later, it was freed meanwhile and the place given out again, or
 /// somebody has a pointer where nobody looks.
-struct Unreached {
+struct UnreachableObjects {
     objects: Objects,
     /// In the order of the addresses.
     sums: Vec<u32>,
 }
 
-impl Unreached {
-    fn of(seen: Seen<'_>) -> Result<Self, Error> {
-        let count = seen.objects.leaked().count();
+impl UnreachableObjects {
+    fn of(seen: AnalyzedSnapshot<'_>) -> Result<Self, Error> {
+        let count = seen.objects.unreachable().count();
         seen.budget.require((count * size_of::<u32>()) as u64)?;
         let mut sums = Vec::with_capacity(count);
-        let mut memory = Window::new(&seen.view);
-        let leaked = seen.objects.leaked();
+        let mut memory = CachedReader::new(&seen.view);
+        let leaked = seen.objects.unreachable();
         sums.extend(leaked.map(|object| sum(&mut memory, &object)));
         Ok(Self {
-            objects: seen.objects.into_leaked(),
+            objects: seen.objects.retain_unreachable(),
             sums,
         })
     }
@@ -109,10 +112,10 @@ impl Unreached {
     }
 
     /// Those that are there again in a later snapshot, and were not reached in that either.
-    fn again(&self, seen: &Seen<'_>) -> impl Iterator<Item = Object> {
-        let mut memory = Window::new(&seen.view);
-        let mut before = self.objects.leaked().zip(&self.sums).peekable();
-        let leaked = seen.objects.leaked();
+    fn still_unreachable(&self, seen: &AnalyzedSnapshot<'_>) -> impl Iterator<Item = Object> {
+        let mut memory = CachedReader::new(&seen.view);
+        let mut before = self.objects.unreachable().zip(&self.sums).peekable();
+        let leaked = seen.objects.unreachable();
         leaked.filter(move |object| {
             while before
                 .next_if(|(first, _)| first.range.start < object.range.start)
@@ -127,7 +130,7 @@ impl Unreached {
 }
 
 /// A sum of an object's first bytes.
-fn sum(memory: &mut Window<'_>, object: &Object) -> u32 {
+fn sum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
     let places = object.range.clone().step_by(8).take(SUMMED);
     let words = places.map(|place| memory.word(place).unwrap_or_default());
     let sum = words.fold(0_u64, |sum, word| {
@@ -137,9 +140,13 @@ fn sum(memory: &mut Window<'_>, object: &Object) -> u32 {
 }
 
 /// Marks what is reached, and what Python's collector will free.
-fn search(seen: &Seen<'_>, looks: &mut Looks, progress: Progress<'_>) -> Result<(), Error> {
-    progress(Step::Search(looks.objects));
-    let searched = reach(seen.snapshot, &seen.view, &seen.objects, &seen.roots)?;
+fn mark_all(
+    seen: &AnalyzedSnapshot<'_>,
+    looks: &mut AnalysisReport,
+    progress: OnPhase<'_>,
+) -> Result<(), Error> {
+    progress(Phase::Mark(looks.objects));
+    let searched = mark_reachable(seen.snapshot, &seen.view, &seen.objects, &seen.roots)?;
     looks.searched = searched.bytes as u64;
-    spare(seen)
+    mark_python_garbage(seen)
 }

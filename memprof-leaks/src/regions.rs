@@ -11,7 +11,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::error::Error;
-use crate::pages::{PAGE, resident};
+use crate::resident_pages::{PAGE, resident};
 
 /// A mapping, and what of it is to be read.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Region {
 
 /// A process whose memory is read.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ProcessMemory {
     pid: Pid,
     memory: Arc<Memory>,
 }
@@ -69,7 +69,7 @@ impl Region {
     }
 }
 
-impl Process {
+impl ProcessMemory {
     pub(crate) fn open(pid: u32) -> Result<Self, Error> {
         Self::open_copy(pid, pid)
     }
@@ -132,7 +132,7 @@ impl Process {
 ///
 /// # Errors
 /// It was killed.
-pub(crate) fn regions(
+pub(crate) fn read_regions(
     pid: u32,
     is_wanted: impl Fn(&Range<u64>) -> bool,
 ) -> Result<Vec<Region>, Error> {

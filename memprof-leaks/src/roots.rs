@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::regions::Region;
 use crate::snapshot::{Registers, Snapshot};
-use crate::view::View;
+use crate::snapshot_memory::SnapshotMemory;
 
 /// What an ABI lets a function use below the stack pointer.
 const RED_ZONE: u64 = 128;
@@ -22,7 +22,7 @@ pub(crate) struct Roots {
 }
 
 /// The roots of a process. `own` is what the allocators have, by address.
-pub(crate) fn roots(snapshot: &Snapshot, view: &View, own: &[Range<u64>]) -> Roots {
+pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Range<u64>]) -> Roots {
     let mut roots = Roots::default();
     for region in &view.regions {
         if region.is_writable && snapshot.devices.contains(&region.range) {
@@ -44,8 +44,8 @@ pub(crate) fn roots(snapshot: &Snapshot, view: &View, own: &[Range<u64>]) -> Roo
             subtract(start..pages.end, own, &mut roots.ranges);
         }
     }
-    roots.unread.extend(snapshot.lacking.unread());
-    kernel(snapshot.pid, &mut roots);
+    roots.unread.extend(snapshot.lacking.unread_note());
+    kernel_roots(snapshot.pid, &mut roots);
     roots
 }
 
@@ -87,7 +87,7 @@ fn subtract(range: Range<u64>, others: &[Range<u64>], left: &mut Vec<Range<u64>>
 }
 
 /// Pointers that a program gave the kernel, and may have nowhere else: with a descriptor of epoll(7), or a timer.
-fn kernel(pid: u32, roots: &mut Roots) {
+fn kernel_roots(pid: u32, roots: &mut Roots) {
     let (mut rings, mut unknown) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))
         .into_iter()

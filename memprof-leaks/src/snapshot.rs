@@ -3,11 +3,11 @@
 //! All threads stand still while one of them makes the copy (clone(2) without its own memory, which shares the
 //! pages until somebody writes). Each thread then goes on by itself: this program may be killed at any moment.
 
-mod lacking;
-mod limits;
+mod headroom;
 mod reap;
 mod smaps;
 mod threads;
+mod uncopied;
 
 use std::fs;
 use std::io;
@@ -16,20 +16,22 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::ending::Ending;
-use memprof_ptrace::errand::{self, Gadgets, Home, clone_errand, clone_length};
+use memprof_ptrace::exit_stop::ExitingProgram;
+use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory, loaded};
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
-use memprof_ptrace::place::{Owner, loaded, place};
-use memprof_ptrace::process::Status;
-use memprof_ptrace::twin::Twin;
+use memprof_ptrace::process::ProcStatus;
+use memprof_ptrace::process_copy::ProcessCopy;
+use memprof_ptrace::remote_call::{
+    self, Gadgets, SavedContext, build_clone_frames, clone_frames_size,
+};
 use memprof_ptrace::{Purpose, Refusal, examine_for};
 
 use crate::error::Error;
-pub(crate) use lacking::Lacking;
-use lacking::Plan;
 pub use reap::{SearchEnd, reap_copies};
 pub use threads::Registers;
+use uncopied::SavePlan;
+pub(crate) use uncopied::UncopiedMemory;
 
 /// How long the copy may take after the threads stopped, beyond what was estimated: a machine may be busy.
 const CLONE_PATIENCE: Duration = Duration::from_secs(2);
@@ -41,11 +43,11 @@ const CODE_MAPPINGS: usize = 64;
 
 /// A process that can be copied.
 #[derive(Debug)]
-pub struct Subject {
+pub struct CopyTarget {
     /// In this program's pid namespace.
     pub pid: u32,
     /// What /proc/PID/status says.
-    pub status: Status,
+    pub status: ProcStatus,
     memory: Memory,
     gadgets: Gadgets,
 }
@@ -53,7 +55,7 @@ pub struct Subject {
 /// A process as it was at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
-    twin: Option<Twin>,
+    twin: Option<ProcessCopy>,
     /// The process that was copied.
     pub pid: u32,
     /// How long its threads stood still, at the most.
@@ -62,7 +64,7 @@ pub struct Snapshot {
     pub estimate: Duration,
     /// What each thread had in its registers.
     pub threads: Vec<Registers>,
-    pub(crate) lacking: Arc<Lacking>,
+    pub(crate) lacking: Arc<UncopiedMemory>,
     /// Memory of devices, which cannot be read from outside.
     pub(crate) devices: Vec<Range<u64>>,
 }
@@ -73,12 +75,12 @@ fn is_c_library(path: &[u8]) -> bool {
     name.starts_with(b"libc.so") || name.starts_with(b"libc-2.")
 }
 
-impl Subject {
+impl CopyTarget {
     /// Looks at a process without touching it.
     ///
     /// # Errors
     /// Why it cannot be copied.
-    pub fn look_up(pid: u32) -> Result<Self, Error> {
+    pub fn inspect(pid: u32) -> Result<Self, Error> {
         let memory = Memory::open_by_child(pid);
         // First, because it traces the process meanwhile.
         let locked = memory.as_ref().map(wait_for_lock);
@@ -115,48 +117,49 @@ impl Subject {
     /// Why not; it goes on as before.
     pub fn snapshot(&self, limit: Duration, room: u64) -> Result<Snapshot, Error> {
         let figures = smaps::parse(&read(self.pid, "smaps")?);
-        limits::require_room(self.pid, &figures)?;
+        headroom::require_room(self.pid, &figures)?;
         let estimate = smaps::estimate(&figures, self.status.threads);
         if estimate > limit {
             return Err(Error::LongPause { estimate, limit });
         }
-        let plan = Plan::of(&figures, limit - estimate, room);
+        let plan = SavePlan::of(&figures, limit - estimate, room);
         let estimate = estimate + plan.estimate;
         let begun = Instant::now();
         let mut threads = threads::stop_all(self.pid, limit)?;
         if !self.is_same() {
             // First, because it is told who traces a process.
             drop(threads);
-            return Err(gone(self.pid).into());
+            return Err(process_gone_refusal(self.pid).into());
         }
         let maps = read(self.pid, "maps")?;
-        let (chosen, stopped) = threads.take_one(|thread| self.can_clone(&maps, thread))?;
+        let (chosen, stopped) = threads.pick_thread(|thread| self.can_clone(&maps, thread))?;
         let home = chosen.home();
         let end = self
             .room(&maps, &home, chosen.tid)
             .ok_or(Error::NoThread("its stacks have no room"))?;
-        let errand = clone_errand(libc::CLONE_FILES as u64, end, u64::MAX, self.gadgets, &home);
-        for (address, bytes) in &errand.writes {
+        let frames =
+            build_clone_frames(libc::CLONE_FILES as u64, end, u64::MAX, self.gadgets, &home);
+        for (address, bytes) in &frames.writes {
             let written = self.memory.write(*address, bytes);
             written.map_err(Error::io("failed to write to a stack"))?;
         }
-        let cloned = stopped.clone_by(
-            &errand.registers,
+        let cloned = stopped.run_clone(
+            &frames.registers,
             &home,
             Instant::now() + estimate + CLONE_PATIENCE,
         );
         let lacking = cloned.as_ref().map(|(twin, _)| {
             let copy_maps = read(twin.pid(), "maps")?;
-            Lacking::read_from(self.pid, &copy_maps, &figures, plan, begun + limit)
+            UncopiedMemory::save(self.pid, &copy_maps, &figures, plan, begun + limit)
         });
-        let lacking = lacking.unwrap_or_else(|_| Ok(Lacking::default()));
+        let lacking = lacking.unwrap_or_else(|_| Ok(UncopiedMemory::default()));
         let twin = cloned.map(|(twin, stopped)| {
             drop(stopped);
             twin
         });
         // Unread, all registers count, those that functions of it leave behind too.
         let loaded = loaded(&self.memory, &maps).unwrap_or_default();
-        let registers = threads.go_on(&maps, &loaded);
+        let registers = threads.resume_all(&maps, &loaded);
         let stopped = begun.elapsed();
         let twin = twin.map_err(Error::NotCloned)?;
         let mut snapshot = Snapshot {
@@ -183,29 +186,29 @@ impl Subject {
         Ok(snapshot)
     }
 
-    fn can_clone(&self, maps: &[u8], thread: &threads::Thread) -> bool {
+    fn can_clone(&self, maps: &[u8], thread: &threads::SnapshotThread) -> bool {
         self.room(maps, &thread.home(), thread.tid).is_some()
     }
 
-    fn room(&self, maps: &[u8], home: &Home<'_>, tid: u32) -> Option<u64> {
-        let owner = Owner {
+    fn room(&self, maps: &[u8], home: &SavedContext<'_>, tid: u32) -> Option<u64> {
+        let owner = StackOwner {
             is_main: tid == self.pid,
-            end_on_stack: errand::end_on_stack(home),
+            end_on_stack: remote_call::stack_limit(home),
             control_block: home.registers.fs_base,
         };
-        place(&self.memory, maps, owner, clone_length(home))
+        find_frame_memory(&self.memory, maps, owner, clone_frames_size(home))
     }
 
     /// Whether it still executes the program that was looked up: the opened memory is that one's.
     fn is_same(&self) -> bool {
         let code = self.memory.bytes(self.gadgets.system_call);
-        code.is_ok_and(|code| code == errand::SYSTEM_CALL)
+        code.is_ok_and(|code| code == remote_call::SYSTEM_CALL)
     }
 }
 
 impl Snapshot {
     /// Of a program that is about to end: it stands still itself.
-    pub(crate) fn of_ending(ending: &Ending) -> Result<Self, Error> {
+    pub(crate) fn at_exit(ending: &ExitingProgram) -> Result<Self, Error> {
         let pid = ending.pid();
         let maps = read(pid, "maps")?;
         let loaded = Memory::open(pid).and_then(|memory| loaded(&memory, &maps));
@@ -224,22 +227,22 @@ impl Snapshot {
 
     /// The pid of the copy, whose memory can be read.
     pub fn copy(&self) -> u32 {
-        self.twin.as_ref().map_or(self.pid, Twin::pid)
+        self.twin.as_ref().map_or(self.pid, ProcessCopy::pid)
     }
 
     /// Ends the copy, and has its parent reap it. Whether that has: a zombie stays otherwise, until the process
     /// ends.
-    pub fn release(mut self, subject: &Subject) -> bool {
+    pub fn release(mut self, subject: &CopyTarget) -> bool {
         let Some(twin) = self.twin.take() else {
             return true;
         };
         let pid = twin.pid();
-        let status = Status::read_thread(pid);
+        let status = ProcStatus::read_thread(pid);
         drop(twin);
         let reaped = status
             .map_err(Error::from)
             .and_then(|status| subject.reap(&status, pid));
-        reaped.is_ok() && !reap::is_there(pid)
+        reaped.is_ok() && !reap::is_alive(pid)
     }
 
     /// Fails where the pages that were copied meanwhile leave too little memory.
@@ -247,7 +250,7 @@ impl Snapshot {
     /// # Errors
     /// `Headroom`.
     pub(crate) fn require_room(&self) -> Result<(), Error> {
-        limits::require_memory(self.pid, 0)
+        headroom::require_memory(self.pid, 0)
     }
 }
 
@@ -267,12 +270,12 @@ fn wait_for_lock(memory: &Memory) -> io::Result<()> {
 fn read(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
     match fs::read(format!("/proc/{pid}/{name}")) {
         Ok(text) if !text.is_empty() => Ok(text),
-        _ => Err(gone(pid).into()),
+        _ => Err(process_gone_refusal(pid).into()),
     }
 }
 
 /// Why a process cannot be reached any more.
-fn gone(pid: u32) -> Refusal {
+fn process_gone_refusal(pid: u32) -> Refusal {
     match examine_for(Purpose::Read, pid) {
         Ok(_) => Refusal::Executed,
         Err(Refusal::NoSuchProcess | Refusal::Zombie) => Refusal::Ended,

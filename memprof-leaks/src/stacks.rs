@@ -1,31 +1,35 @@
 //! Where objects were allocated: the stacks that a profiler keeps of its live samples, jemalloc's own or memprof's.
 //! They are read in the snapshot; the profiler is asked nothing.
 
-mod jemalloc;
-mod sampled;
+mod jemalloc_profiler;
+mod memprof_sampler;
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use memprof_report::{Address, Mapping, Sources, callers};
+use memprof_report::{Address, Mapping, Sources, symbolize_stacks};
 
-pub(crate) use self::sampled::Sampled;
-use crate::view::View;
+pub(crate) use self::memprof_sampler::SamplerTables;
+use crate::snapshot_memory::SnapshotMemory;
 
 /// Return addresses, leaf first, and frames that are no code.
 pub(crate) type Stack = Rc<[u64]>;
 
 /// The stacks of a snapshot.
 pub(crate) struct Stacks<'a> {
-    view: &'a View,
+    view: &'a SnapshotMemory,
     /// Of jemalloc's profiler: objects by address, and the context of each.
     contexts: &'a [(u64, u64)],
     known: HashMap<u64, Option<Stack>>,
-    sampled: &'a Sampled,
+    sampled: &'a SamplerTables,
 }
 
 impl<'a> Stacks<'a> {
-    pub(crate) fn new(view: &'a View, contexts: &'a [(u64, u64)], sampled: &'a Sampled) -> Self {
+    pub(crate) fn new(
+        view: &'a SnapshotMemory,
+        contexts: &'a [(u64, u64)],
+        sampled: &'a SamplerTables,
+    ) -> Self {
         Self {
             view,
             contexts,
@@ -36,49 +40,49 @@ impl<'a> Stacks<'a> {
 
     /// The stack by which the object that begins there was allocated, where it is a sample.
     pub(crate) fn of(&mut self, start: u64) -> Option<Stack> {
-        self.of_jemalloc(start)
+        self.jemalloc_stack(start)
             .or_else(|| self.sampled.stack(self.view, start))
     }
 
-    fn of_jemalloc(&mut self, start: u64) -> Option<Stack> {
+    fn jemalloc_stack(&mut self, start: u64) -> Option<Stack> {
         let at = self
             .contexts
             .binary_search_by_key(&start, |(object, _)| *object);
         let (_, context) = self.contexts[at.ok()?];
         let known = self.known.entry(context);
         known
-            .or_insert_with(|| jemalloc::stack(self.view, context))
+            .or_insert_with(|| jemalloc_profiler::stack(self.view, context))
             .clone()
     }
 }
 
 /// Where objects may begin that are samples, and other numbers.
 pub(crate) fn starts<'a>(
-    view: &'a View,
+    view: &'a SnapshotMemory,
     contexts: &'a [(u64, u64)],
-    sampled: &'a Sampled,
+    sampled: &'a SamplerTables,
 ) -> impl Iterator<Item = u64> + 'a {
     let of_jemalloc = contexts.iter().map(|(start, _)| *start);
-    of_jemalloc.chain(sampled.words(view))
+    of_jemalloc.chain(sampled.sample_addresses(view))
 }
 
 /// The functions of stacks, leaf first, by the files of a process.
 ///
 /// # Errors
 /// Why they have no names, as a sentence.
-pub(crate) fn named<'a>(
+pub(crate) fn symbolize<'a>(
     stacks: impl Iterator<Item = &'a Stack>,
     mappings: Vec<Mapping>,
     pid: u32,
 ) -> Result<Vec<Vec<String>>, String> {
     let stacks: Vec<_> = stacks.map(|stack| stack.to_vec()).collect();
-    let sources = Sources::of_process(Some(pid));
-    callers(&stacks, mappings, &sources)
+    let sources = Sources::for_process(Some(pid));
+    symbolize_stacks(&stacks, mappings, &sources)
         .map_err(|error| format!("the stacks of samples have no names: {error}"))
 }
 
 /// The files and other memory in which functions of a snapshot may lie, by address.
-pub(crate) fn mappings(view: &View) -> Vec<Mapping> {
+pub(crate) fn mappings(view: &SnapshotMemory) -> Vec<Mapping> {
     let regions = view.regions.iter().filter(|region| region.is_executable);
     let mappings = regions.map(|region| Mapping {
         start: Address(region.range.start),
@@ -92,7 +96,7 @@ pub(crate) fn mappings(view: &View) -> Vec<Mapping> {
 }
 
 /// Whether a function may lie there, to which a call returns.
-fn is_code(view: &View, address: u64) -> bool {
+fn is_code(view: &SnapshotMemory, address: u64) -> bool {
     let region = address.checked_sub(1).and_then(|call| view.region(call));
     region.is_some_and(|region| region.is_executable)
 }

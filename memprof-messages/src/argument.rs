@@ -2,11 +2,11 @@
 
 /// An argument, given as `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Argument {
+pub struct ArgumentSpec {
     /// Before the `=`.
     pub key: &'static str,
     /// Behind it.
-    pub values: Values,
+    pub values: ArgumentType,
     /// What it does, in one line without a period.
     pub help: &'static str,
     /// What holds where it is left out, if that is a value.
@@ -19,13 +19,13 @@ pub struct Argument {
 
 /// What an argument takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Values {
+pub enum ArgumentType {
     /// One of these words.
-    Words(&'static [&'static str]),
+    OneOf(&'static [&'static str]),
     /// One of these words, which are too many for a line: help shows the name in their place.
-    Named(&'static str, &'static [&'static str]),
+    NamedOneOf(&'static str, &'static [&'static str]),
     /// A whole number.
-    Number {
+    Integer {
         /// The least one.
         least: u32,
         /// The greatest one; none where the host decides.
@@ -34,21 +34,21 @@ pub enum Values {
         examples: &'static [&'static str],
     },
     /// A text of the argument's own form, of which these are examples.
-    Like(&'static [&'static str]),
+    Examples(&'static [&'static str]),
 }
 
-impl Values {
+impl ArgumentType {
     /// What may be offered to somebody who types it.
-    pub const fn offered(&self) -> &'static [&'static str] {
+    pub const fn completions(&self) -> &'static [&'static str] {
         match self {
-            Self::Words(words) | Self::Named(_, words) | Self::Like(words) => words,
-            Self::Number { examples, .. } => examples,
+            Self::OneOf(words) | Self::NamedOneOf(_, words) | Self::Examples(words) => words,
+            Self::Integer { examples, .. } => examples,
         }
     }
 }
 
-impl Argument {
-    pub(crate) const fn new(key: &'static str, values: Values, help: &'static str) -> Self {
+impl ArgumentSpec {
+    pub(crate) const fn new(key: &'static str, values: ArgumentType, help: &'static str) -> Self {
         Self {
             key,
             values,

@@ -4,12 +4,12 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{Word, words};
+use crate::open_enum::{OpenEnum, words};
 
 /// What `doctor` tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Findings {
+pub struct DoctorReport {
     /// Nothing is wrong.
     pub healthy: bool,
     /// The worst first.
@@ -23,7 +23,7 @@ pub struct Finding {
     /// A word for scripts.
     pub kind: Cow<'static, str>,
     /// How bad it is.
-    pub severity: Word<Severity>,
+    pub severity: OpenEnum<Severity>,
     /// What is wrong, naming the thing.
     pub message: String,
     /// What mends it.

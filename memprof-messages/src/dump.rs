@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ProfileKind, TriggerWord, Word};
+use crate::{OpenEnum, ProfileKind, TriggerKind};
 
 /// One dump, taken and kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,7 +13,7 @@ pub struct Dump {
     /// What `fetch` takes.
     pub id: String,
     /// What it tells.
-    pub kind: Word<ProfileKind>,
+    pub kind: OpenEnum<ProfileKind>,
     /// Where it lies, absolute.
     pub path: PathBuf,
     /// Its length in bytes.
@@ -51,7 +51,7 @@ pub struct DumpReport {
 /// One kept dump.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Kept {
+pub struct KeptDump {
     /// What `fetch` takes.
     pub id: String,
     /// Where it lies, absolute.
@@ -63,9 +63,9 @@ pub struct Kept {
     /// The process that wrote it.
     pub pid: u32,
     /// What it tells.
-    pub kind: Word<ProfileKind>,
+    pub kind: OpenEnum<ProfileKind>,
     /// Why it was taken; absent for a dump of an earlier version.
-    pub trigger: Option<Word<TriggerWord>>,
+    pub trigger: Option<OpenEnum<TriggerKind>>,
     /// The process's resident memory then.
     pub rss_bytes: Option<u64>,
 }
@@ -73,7 +73,7 @@ pub struct Kept {
 /// What `list` tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct KeptDumps {
+pub struct DumpList {
     /// Newest first.
-    pub dumps: Vec<Kept>,
+    pub dumps: Vec<KeptDump>,
 }

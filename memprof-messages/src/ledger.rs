@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{Word, words};
-use crate::{Kind, Totals};
+use crate::open_enum::{OpenEnum, words};
+use crate::{AllocatorKind, HeapUsage};
 
 /// RSS, accounted for: the rows sum to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,13 +12,13 @@ pub struct Ledger {
     /// Resident memory as the kernel counts it.
     pub rss_bytes: u64,
     /// In the order in which they are told; they sum to `rss_bytes`.
-    pub rows: Vec<Row>,
+    pub rows: Vec<LedgerRow>,
     /// What each allocator says of the heap's rows.
-    pub allocators: Vec<Heap>,
+    pub allocators: Vec<AllocatorHeap>,
     /// The limits that the process lives under.
     pub cgroup: Option<Cgroup>,
     /// What is worth a word.
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<LedgerFinding>,
     /// The kernel's account of all mappings, where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smaps: Option<Smaps>,
@@ -27,9 +27,9 @@ pub struct Ledger {
 /// One part of the resident memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Row {
+pub struct LedgerRow {
     /// Which part.
-    pub name: Word<Part>,
+    pub name: OpenEnum<LedgerPart>,
     /// How much.
     pub bytes: u64,
 }
@@ -37,19 +37,19 @@ pub struct Row {
 /// One allocator's part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Heap {
+pub struct AllocatorHeap {
     /// Which one.
-    pub kind: Word<Kind>,
+    pub kind: OpenEnum<AllocatorKind>,
     /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// Serves this process's `malloc`.
     pub owns_malloc: bool,
     /// What it says that it holds; absent where it keeps no count.
     #[serde(flatten)]
-    pub totals: Option<Totals>,
+    pub totals: Option<HeapUsage>,
     /// What sampling costs, where it samples or did.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sampled: Option<Sampled>,
+    pub sampled: Option<SampledObjects>,
     /// Why it does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -58,7 +58,7 @@ pub struct Heap {
 /// Sampled small objects that live, as estimated from the sizes that live unsampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Sampled {
+pub struct SampledObjects {
     /// How many.
     pub objects: u64,
     /// What the program asked for, as size classes.
@@ -84,9 +84,9 @@ pub struct Cgroup {
 /// Something in the ledger that is worth a word.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Verdict {
+pub struct LedgerFinding {
     /// What it is about.
-    pub kind: Word<VerdictKind>,
+    pub kind: OpenEnum<LedgerFindingKind>,
     /// The figures, and the threshold that they pass.
     pub why: String,
     /// What would help, and what would not.
@@ -112,7 +112,7 @@ pub struct Smaps {
 
 words! {
     /// A part of the resident memory.
-    Part {
+    LedgerPart {
         /// What the program holds.
         LiveHeap = "live_heap",
         /// What the samples take beside it.
@@ -134,7 +134,7 @@ words! {
     }
 
     /// What a verdict is about.
-    VerdictKind {
+    LedgerFindingKind {
         /// The live heap grows.
         Growth = "growth",
         /// Sampling takes much.
@@ -150,10 +150,10 @@ words! {
     }
 }
 
-impl Sampled {
+impl SampledObjects {
     /// The sum of two allocators' samples.
     #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
+    pub const fn sum(self, other: Self) -> Self {
         Self {
             objects: self.objects.saturating_add(other.objects),
             bytes: self.bytes.saturating_add(other.bytes),

@@ -9,9 +9,10 @@ mod argument;
 mod doctor;
 mod dump;
 mod dump_id;
+mod enums;
 mod ledger;
 mod message;
-mod names;
+mod open_enum;
 mod reply;
 #[cfg(feature = "schema")]
 mod schema;
@@ -20,26 +21,32 @@ mod stats;
 mod status;
 mod table;
 mod usage;
-mod words;
 
-pub use argument::{Argument, Values};
-pub use doctor::{Finding, Findings, Severity};
-pub use dump::{Dump, DumpReport, Kept, KeptDumps};
+pub use argument::{ArgumentSpec, ArgumentType};
+pub use doctor::{DoctorReport, Finding, Severity};
+pub use dump::{Dump, DumpList, DumpReport, KeptDump};
 pub use dump_id::DumpId;
-pub use ledger::{Cgroup, Heap, Ledger, Part, Row, Sampled, Smaps, Verdict, VerdictKind};
-pub use memprof_plugin_abi::ErrorKind;
-pub use message::{Effect, Message, Pace};
-pub use names::{
-    Kind, ProfileKind, Profiling, SamplerChoice, Switch, Through, TriggerWord, UnwinderChoice,
-    Whose,
+pub use enums::{
+    AllocatorKind, InterceptionKind, OnOff, ProfileKind, Profiling, Provider, SamplerChoice,
+    TriggerKind, UnwinderChoice,
 };
-pub use reply::{Answer, Help, HelpOfMessage, Nothing, Refusal, Refused, Reply, ReplyType};
-pub use size::{SIZE_EXAMPLE, has_unit, parse_size, written_size};
-pub use stats::{Background, Figures, OfAllocators, Purged, Recent, Stats, Totals};
+pub use ledger::{
+    AllocatorHeap, Cgroup, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart, LedgerRow,
+    SampledObjects, Smaps,
+};
+pub use memprof_plugin_abi::ErrorKind;
+pub use message::{Effect, MessageSpec, ReplyLatency};
+pub use open_enum::{NamedEnum, OpenEnum, UnknownName};
+pub use reply::{
+    Answer, EmptyReply, ErrorBody, ErrorReply, HelpReply, MessageHelp, ReplyEnvelope, ReplyType,
+};
+pub use size::{SIZE_EXAMPLE, format_size, has_unit, parse_size};
+pub use stats::{
+    BackgroundThreads, HeapTotals, HeapUsage, PerAllocator, PurgeResult, RecentAllocations, Stats,
+};
 pub use status::{
-    Activation, AllocatorStatus, GdumpStatus, Gdumping, JemallocOptions, LabelSets, SamplerStatus,
-    Slots, Status, UnwinderStatus, Walker, WatchStatus, release,
+    ActivationResult, AllocatorStatus, GdumpResult, GdumpStatus, JemallocOptions, LabelSetStats,
+    ProfilerStatus, SamplerStatus, SlotCounts, UnwinderStatus, WalkerStatus, WatchStatus, release,
 };
 pub use table::{MESSAGES, PLUGIN, message};
 pub use usage::USAGES;
-pub use words::{UnknownWord, Vocabulary, Word};

@@ -1,10 +1,10 @@
 //! A message.
 
-use crate::{Argument, ReplyType};
+use crate::{ArgumentSpec, ReplyType};
 
 /// A message of `memory_profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct MessageSpec {
     /// What it is sent as.
     pub name: &'static str,
     /// What it does, in one line that begins with a verb and has no period.
@@ -12,27 +12,27 @@ pub struct Message {
     /// Whether it changes the host.
     pub effect: Effect,
     /// How long its answer may take.
-    pub pace: Pace,
+    pub pace: ReplyLatency,
     /// The type of what it is answered with.
     pub reply: ReplyType,
     /// In the order in which help shows them.
-    pub arguments: &'static [Argument],
+    pub arguments: &'static [ArgumentSpec],
 }
 
 /// What a message does to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// It only tells.
-    Reads,
+    ReadOnly,
     /// It may change what the host does or keeps.
-    Changes,
+    Mutating,
 }
 
 /// How long the answer to a message may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
+pub enum ReplyLatency {
     /// It comes at once, also while a dump is taken.
-    AtOnce,
+    Immediate,
     /// It may take as long as a dump, or longer.
-    Works,
+    Long,
 }

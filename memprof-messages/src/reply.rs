@@ -5,7 +5,7 @@ use std::fmt;
 use memprof_plugin_abi::{ErrorKind, Failure};
 use serde::{Deserialize, Serialize};
 
-use crate::words::{Word, words};
+use crate::open_enum::{OpenEnum, words};
 
 /// A reply: what a person reads, and the fields that a program reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,9 +14,9 @@ use crate::words::{Word, words};
     derive(schemars::JsonSchema),
     schemars(rename = "ReplyOf{T}")
 )]
-pub struct Reply<T> {
+pub struct ReplyEnvelope<T> {
     /// Whether it did what was asked.
-    pub status: Word<Answer>,
+    pub status: OpenEnum<Answer>,
     /// For people; may have several lines.
     pub text: String,
     /// Of the message's own reply type.
@@ -24,56 +24,56 @@ pub struct Reply<T> {
     pub fields: T,
 }
 
-/// The types of replies. Most are the fields of a [`Reply`].
+/// The types of replies. Most are the fields of a [`ReplyEnvelope`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyType {
-    /// [`Activation`](crate::Activation)
+    /// [`ActivationResult`](crate::ActivationResult)
     Activation,
     /// [`DumpReport`](crate::DumpReport); with `keep=off` a profile's bytes.
     DumpReport,
-    /// [`OfAllocators`](crate::OfAllocators) of [`Stats`](crate::Stats); with `format=text` plain text.
+    /// [`PerAllocator`](crate::PerAllocator) of [`Stats`](crate::Stats); with `format=text` plain text.
     Stats,
-    /// [`Status`](crate::Status)
+    /// [`ProfilerStatus`](crate::ProfilerStatus)
     Status,
     /// [`Ledger`](crate::Ledger)
     Ledger,
-    /// [`Purged`](crate::Purged)
+    /// [`PurgeResult`](crate::PurgeResult)
     Purged,
-    /// [`OfAllocators`](crate::OfAllocators) of [`Background`](crate::Background)
+    /// [`PerAllocator`](crate::PerAllocator) of [`BackgroundThreads`](crate::BackgroundThreads)
     Background,
-    /// [`Gdumping`](crate::Gdumping)
+    /// [`GdumpResult`](crate::GdumpResult)
     Gdumping,
-    /// [`OfAllocators`](crate::OfAllocators) of [`Recent`](crate::Recent)
+    /// [`PerAllocator`](crate::PerAllocator) of [`RecentAllocations`](crate::RecentAllocations)
     Recent,
-    /// [`Findings`](crate::Findings), also where the message is refused.
+    /// [`DoctorReport`](crate::DoctorReport), also where the message is refused.
     Findings,
-    /// [`KeptDumps`](crate::KeptDumps)
+    /// [`DumpList`](crate::DumpList)
     KeptDumps,
     /// The bytes of a heap profile.
     Profile,
-    /// [`Help`]
+    /// [`HelpReply`]
     Help,
-    /// [`Nothing`]
+    /// [`EmptyReply`]
     Nothing,
 }
 
 /// What `detach` is answered with: no field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Nothing {}
+pub struct EmptyReply {}
 
 /// What `help` tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Help {
+pub struct HelpReply {
     /// In the order of the table.
-    pub messages: Vec<HelpOfMessage>,
+    pub messages: Vec<MessageHelp>,
 }
 
 /// A message, as `help` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct HelpOfMessage {
+pub struct MessageHelp {
     /// What it is sent as.
     pub name: String,
     /// Its arguments, as a person would type them.
@@ -85,9 +85,9 @@ pub struct HelpOfMessage {
 /// What a refused message is answered with, as `error`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Refusal {
+pub struct ErrorBody {
     /// For a program to branch on.
-    pub kind: Word<ErrorKind>,
+    pub kind: OpenEnum<ErrorKind>,
     /// What happened, naming the thing.
     pub message: String,
     /// What would help; empty where nothing is known.
@@ -114,15 +114,15 @@ pub struct Refusal {
     derive(schemars::JsonSchema),
     schemars(rename = "Refused{T}")
 )]
-pub struct Refused<T> {
+pub struct ErrorReply<T> {
     /// Why.
-    pub error: Refusal,
+    pub error: ErrorBody,
     /// What it tells nevertheless.
     #[serde(flatten)]
     pub fields: T,
 }
 
-impl From<&Failure> for Refusal {
+impl From<&Failure> for ErrorBody {
     fn from(failure: &Failure) -> Self {
         let Failure {
             kind,
@@ -145,16 +145,16 @@ impl From<&Failure> for Refusal {
     }
 }
 
-impl Refusal {
+impl ErrorBody {
     /// The error of a reply, where the reply is one that has one.
-    pub fn of_reply(reply: &[u8]) -> Option<Self> {
-        let refused = serde_json::from_slice::<Refused<()>>(reply);
+    pub fn from_reply(reply: &[u8]) -> Option<Self> {
+        let refused = serde_json::from_slice::<ErrorReply<()>>(reply);
         refused.ok().map(|refused| refused.error)
     }
 }
 
 /// What happened and what would help, in one line.
-impl fmt::Display for Refusal {
+impl fmt::Display for ErrorBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
         match self.remedy.as_str() {
@@ -182,8 +182,8 @@ mod tests {
     fn a_client_reads_what_a_plugin_wrote() {
         let mut failure = Failure::new(ErrorKind::Io, "failed to open /x").remedy("mount it");
         let check = |failure: &Failure| {
-            let read = Refusal::of_reply(failure.to_json().as_bytes());
-            assert_eq!(read, Some(Refusal::from(failure)));
+            let read = ErrorBody::from_reply(failure.to_json().as_bytes());
+            assert_eq!(read, Some(ErrorBody::from(failure)));
         };
         check(&failure);
         failure.act = Some("open /x".into());
@@ -192,7 +192,7 @@ mod tests {
         failure.retry_after_ms = Some(500);
         check(&failure);
         assert_eq!(
-            Refusal::of_reply(b"{\"status\":\"ok\",\"text\":\"\"}"),
+            ErrorBody::from_reply(b"{\"status\":\"ok\",\"text\":\"\"}"),
             None
         );
     }

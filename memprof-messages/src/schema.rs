@@ -6,31 +6,34 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::{
-    Activation, Background, DumpReport, Findings, Gdumping, Help, KeptDumps, Ledger, Nothing,
-    OfAllocators, Purged, Recent, Refused, Reply, ReplyType, Stats, Status, Vocabulary, Word,
+    ActivationResult, BackgroundThreads, DoctorReport, DumpList, DumpReport, EmptyReply,
+    ErrorReply, GdumpResult, HelpReply, Ledger, NamedEnum, OpenEnum, PerAllocator, ProfilerStatus,
+    PurgeResult, RecentAllocations, ReplyEnvelope, ReplyType, Stats,
 };
 
 impl ReplyType {
     /// The schema of the JSON that it is, whose types are added to `types`; none for a profile's bytes.
     pub fn schema(self, types: &mut SchemaGenerator) -> Option<Schema> {
         let schema = match self {
-            Self::Activation => types.subschema_for::<Reply<Activation>>(),
-            Self::DumpReport => types.subschema_for::<Reply<DumpReport>>(),
-            Self::Stats => types.subschema_for::<Reply<OfAllocators<Stats>>>(),
-            Self::Status => types.subschema_for::<Reply<Status>>(),
-            Self::Ledger => types.subschema_for::<Reply<Ledger>>(),
-            Self::Purged => types.subschema_for::<Reply<Purged>>(),
-            Self::Background => types.subschema_for::<Reply<OfAllocators<Background>>>(),
-            Self::Gdumping => types.subschema_for::<Reply<Gdumping>>(),
-            Self::Recent => types.subschema_for::<Reply<OfAllocators<Recent>>>(),
+            Self::Activation => types.subschema_for::<ReplyEnvelope<ActivationResult>>(),
+            Self::DumpReport => types.subschema_for::<ReplyEnvelope<DumpReport>>(),
+            Self::Stats => types.subschema_for::<ReplyEnvelope<PerAllocator<Stats>>>(),
+            Self::Status => types.subschema_for::<ReplyEnvelope<ProfilerStatus>>(),
+            Self::Ledger => types.subschema_for::<ReplyEnvelope<Ledger>>(),
+            Self::Purged => types.subschema_for::<ReplyEnvelope<PurgeResult>>(),
+            Self::Background => {
+                types.subschema_for::<ReplyEnvelope<PerAllocator<BackgroundThreads>>>()
+            }
+            Self::Gdumping => types.subschema_for::<ReplyEnvelope<GdumpResult>>(),
+            Self::Recent => types.subschema_for::<ReplyEnvelope<PerAllocator<RecentAllocations>>>(),
             Self::Findings => {
-                let healthy = types.subschema_for::<Reply<Findings>>();
-                let refused = types.subschema_for::<Reply<Refused<Findings>>>();
+                let healthy = types.subschema_for::<ReplyEnvelope<DoctorReport>>();
+                let refused = types.subschema_for::<ReplyEnvelope<ErrorReply<DoctorReport>>>();
                 json_schema!({ "anyOf": [healthy, refused] })
             }
-            Self::KeptDumps => types.subschema_for::<Reply<KeptDumps>>(),
-            Self::Help => types.subschema_for::<Reply<Help>>(),
-            Self::Nothing => types.subschema_for::<Reply<Nothing>>(),
+            Self::KeptDumps => types.subschema_for::<ReplyEnvelope<DumpList>>(),
+            Self::Help => types.subschema_for::<ReplyEnvelope<HelpReply>>(),
+            Self::Nothing => types.subschema_for::<ReplyEnvelope<EmptyReply>>(),
             Self::Profile => return None,
         };
         Some(schema)
@@ -38,7 +41,7 @@ impl ReplyType {
 }
 
 /// Any text, because a later version may have other words.
-impl<T: Vocabulary> JsonSchema for Word<T> {
+impl<T: NamedEnum> JsonSchema for OpenEnum<T> {
     fn schema_name() -> Cow<'static, str> {
         "Word".into()
     }

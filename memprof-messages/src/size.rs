@@ -27,7 +27,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
 }
 
 /// A size as a config has it: `64KiB`, and with the largest unit that leaves no rest.
-pub fn written_size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     let fits = |(_, factor): &&(char, u64)| bytes != 0 && bytes.is_multiple_of(*factor);
     match UNITS.iter().rev().find(fits) {
         Some(('B', _)) | None => format!("{bytes}B"),
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let check = |bytes: u64, expected: &str| {
-            assert_eq!(written_size(bytes), expected);
+            assert_eq!(format_size(bytes), expected);
             assert_eq!(parse_size(expected), Some(bytes));
         };
         check(0, "0B");

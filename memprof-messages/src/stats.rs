@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Kind, Word};
+use crate::{AllocatorKind, OpenEnum};
 
 /// An allocator's totals in bytes, in jemalloc's words (jemalloc(3), `stats.*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Figures {
+pub struct HeapTotals {
     /// What the program holds.
     pub allocated: u64,
     /// In pages that hold something.
@@ -26,11 +26,11 @@ pub struct Figures {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub enum Totals {
+pub enum HeapUsage {
     /// It tells live memory from free.
-    Divided(Figures),
+    Detailed(HeapTotals),
     /// It does not.
-    Committed {
+    CommittedOnly {
         /// In pages that may be touched, in bytes.
         committed: u64,
     },
@@ -41,12 +41,12 @@ pub enum Totals {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Stats {
     /// Which one.
-    pub kind: Word<Kind>,
+    pub kind: OpenEnum<AllocatorKind>,
     /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// The totals; absent where the allocator keeps none.
     #[serde(flatten)]
-    pub totals: Option<Totals>,
+    pub totals: Option<HeapUsage>,
     /// Why it does not tell them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -57,7 +57,7 @@ pub struct Stats {
 /// What `purge` did, in resident anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Purged {
+pub struct PurgeResult {
     /// Before it.
     pub anonymous_before_bytes: u64,
     /// After it.
@@ -69,9 +69,9 @@ pub struct Purged {
 /// The background threads of one jemalloc.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Background {
+pub struct BackgroundThreads {
     /// Which one.
-    pub kind: Word<Kind>,
+    pub kind: OpenEnum<AllocatorKind>,
     /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// Whether they run.
@@ -83,9 +83,9 @@ pub struct Background {
 /// What one jemalloc has kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Recent {
+pub struct RecentAllocations {
     /// Which one.
-    pub kind: Word<Kind>,
+    pub kind: OpenEnum<AllocatorKind>,
     /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// It keeps so many; -1: all of them.
@@ -101,15 +101,15 @@ pub struct Recent {
     derive(schemars::JsonSchema),
     schemars(rename = "Allocators{T}")
 )]
-pub struct OfAllocators<T> {
+pub struct PerAllocator<T> {
     /// One for each.
     pub allocators: Vec<T>,
 }
 
-impl Figures {
+impl HeapTotals {
     /// The sum of two allocators' totals.
     #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
+    pub const fn sum(self, other: Self) -> Self {
         // What an allocator says may be anything.
         Self {
             allocated: self.allocated.saturating_add(other.allocated),

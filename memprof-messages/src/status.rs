@@ -4,14 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Kind, Profiling, Switch, Through, UnwinderChoice, Whose, Word};
+use crate::{
+    AllocatorKind, InterceptionKind, OnOff, OpenEnum, Profiling, Provider, UnwinderChoice,
+};
 
 /// The state of the profiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Status {
+pub struct ProfilerStatus {
     /// Whether it samples.
-    pub profiling: Word<Profiling>,
+    pub profiling: OpenEnum<Profiling>,
     /// Why it is unavailable.
     pub reason: Option<String>,
     /// What would help.
@@ -47,13 +49,13 @@ pub struct Status {
     #[serde(default)]
     pub labels: Vec<String>,
     /// What came of these labels, from the first activation with some on.
-    pub label_sets: Option<LabelSets>,
+    pub label_sets: Option<LabelSetStats>,
 }
 
 /// The different sets of labels that samples had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct LabelSets {
+pub struct LabelSetStats {
     /// How many there were.
     pub seen: u64,
     /// How many are told apart, at the most.
@@ -69,7 +71,7 @@ pub struct LabelSets {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AllocatorStatus {
     /// Which one.
-    pub kind: Word<Kind>,
+    pub kind: OpenEnum<AllocatorKind>,
     /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
     /// `host`, `dlsym` or the symbol table.
@@ -79,7 +81,7 @@ pub struct AllocatorStatus {
     /// Samples now.
     pub prof_active: bool,
     /// Who samples; absent where it cannot be profiled.
-    pub sampler: Option<Word<Whose>>,
+    pub sampler: Option<OpenEnum<Provider>>,
     /// What memprof's sampler did, where it samples.
     #[serde(flatten)]
     pub sampled: Option<SamplerStatus>,
@@ -115,9 +117,9 @@ pub struct JemallocOptions {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SamplerStatus {
     /// How the program's calls lead to the sampler.
-    pub through: Word<Through>,
+    pub through: OpenEnum<InterceptionKind>,
     /// Calls of the program that lead to the sampler now.
-    pub slots: Slots,
+    pub slots: SlotCounts,
     /// Allocations that were sampled since the last `reset`.
     pub samples: u64,
     /// Of these, not freed.
@@ -135,7 +137,7 @@ pub struct SamplerStatus {
 /// Slots of the dynamic linker that lead to `malloc` and its kin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Slots {
+pub struct SlotCounts {
     /// They lead to the sampler. Of an allocator that is sampled through `entries`, its functions that do.
     pub patched: usize,
     /// They lead neither to the allocator nor to the sampler: what is allocated through them is not
@@ -155,21 +157,21 @@ pub struct Slots {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UnwinderStatus {
     /// What was asked for.
-    pub setting: Word<UnwinderChoice>,
+    pub setting: OpenEnum<UnwinderChoice>,
     /// How often our walk read a rule from call frame information.
     pub rules_read: u64,
     /// One for each allocator.
-    pub walkers: Vec<Walker>,
+    pub walkers: Vec<WalkerStatus>,
 }
 
 /// The walker of one allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Walker {
+pub struct WalkerStatus {
     /// `jemalloc 5.3.0-…`.
     pub allocator: String,
     /// Whose it is.
-    pub walker: Word<Whose>,
+    pub walker: OpenEnum<Provider>,
     /// Why it is not ours.
     pub reason: Option<String>,
     /// Since when it is, or was last, ours: RFC 3339, UTC.
@@ -217,10 +219,10 @@ pub struct GdumpStatus {
 /// What `activate` and `deactivate` did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Activation {
+pub struct ActivationResult {
     /// The state after it.
     #[serde(flatten)]
-    pub status: Status,
+    pub status: ProfilerStatus,
     /// Sampling began just now, so no profile shows what was allocated before.
     pub begun: bool,
     /// What the program held then, where its allocators count it.
@@ -232,9 +234,9 @@ pub struct Activation {
 /// What `gdump` did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Gdumping {
+pub struct GdumpResult {
     /// Whether it is on now.
-    pub state: Word<Switch>,
+    pub state: OpenEnum<OnOff>,
     /// What it is doing now, or was doing until it was switched off.
     pub gdump: Option<GdumpStatus>,
     /// What the operator should know.

@@ -1,29 +1,31 @@
 //! The table. An argument that is added here is shown by every help, and taken by the HTTP API;
 //! what it does stands in the plugin's handler (plugins/memory-profile, `messages`).
 
-use crate::Effect::{Changes, Reads};
-use crate::Pace::{AtOnce, Works};
-use crate::Values::{Like, Named, Number, Words};
-use crate::{Argument, Kind, Message, ProfileKind, ReplyType, SamplerChoice, UnwinderChoice};
+use crate::ArgumentType::{Examples, Integer, NamedOneOf, OneOf};
+use crate::Effect::{Mutating, ReadOnly};
+use crate::ReplyLatency::{Immediate, Long};
+use crate::{
+    AllocatorKind, ArgumentSpec, MessageSpec, ProfileKind, ReplyType, SamplerChoice, UnwinderChoice,
+};
 
 /// The plugin that answers these messages.
 pub const PLUGIN: &str = "memory_profile";
 
-const ON_OFF: crate::Values = Words(&["on", "off"]);
+const ON_OFF: crate::ArgumentType = OneOf(&["on", "off"]);
 
-const ALLOCATOR: Argument = Argument::new(
+const ALLOCATOR: ArgumentSpec = ArgumentSpec::new(
     "allocator",
-    Named("NAME", Kind::WORDS),
+    NamedOneOf("NAME", AllocatorKind::WORDS),
     "act only on this allocator, not on all",
 );
-const INTERVAL: Argument = Argument::new(
+const INTERVAL: ArgumentSpec = ArgumentSpec::new(
     "sample_interval",
-    Like(&["512KiB", "64KiB", "4KiB"]),
+    Examples(&["512KiB", "64KiB", "4KiB"]),
     "mean number of allocated bytes between two samples; a new value drops all samples so far",
 );
-const LG_SAMPLE: Argument = Argument::new(
+const LG_SAMPLE: ArgumentSpec = ArgumentSpec::new(
     "lg_sample",
-    Number {
+    Integer {
         least: 10,
         most: Some(24),
         examples: &["19", "16", "12"],
@@ -31,74 +33,74 @@ const LG_SAMPLE: Argument = Argument::new(
     "sample_interval as a power of two, as in jemalloc's lg_prof_sample",
 )
 .alternative();
-const FOR: Argument = Argument::new(
+const FOR: ArgumentSpec = ArgumentSpec::new(
     "for",
-    Like(&["10m", "1h"]),
+    Examples(&["10m", "1h"]),
     "stop automatically after this time, at most 7d",
 );
 
 /// All messages, in the order in which help shows them.
-pub const MESSAGES: &[Message] = &[
-    Message {
+pub const MESSAGES: &[MessageSpec] = &[
+    MessageSpec {
         name: "activate",
         help: "Start sampling allocations",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Activation,
         arguments: &[
             FOR,
             INTERVAL,
             LG_SAMPLE,
             ALLOCATOR,
-            Argument::new(
+            ArgumentSpec::new(
                 "unwinder",
-                Words(UnwinderChoice::WORDS),
+                OneOf(UnwinderChoice::WORDS),
                 "whose code walks the stacks during this activation: the allocator's or memprof's (ours)",
             ),
-            Argument::new(
+            ArgumentSpec::new(
                 "sampler",
-                Words(SamplerChoice::WORDS),
+                OneOf(SamplerChoice::WORDS),
                 "who takes the samples: the allocator or memprof (ours); auto uses memprof if the allocator cannot",
             ),
-            Argument::new(
+            ArgumentSpec::new(
                 "ages",
-                Like(&["1m", "10s", "off"]),
+                Examples(&["1m", "10s", "off"]),
                 "record the age of samples, in buckets of this length, for memprof report --ages",
             )
             .default("off"),
-            Argument::new(
+            ArgumentSpec::new(
                 "labels",
-                Like(&["thread", "thread,http.route", "off"]),
+                Examples(&["thread", "thread,http.route", "off"]),
                 "record labels with samples, for memprof report --by KEY: the thread's name, or keys that the program \
                  sets with memprof's calls or OpenTelemetry's",
             )
             .default("off"),
         ],
     },
-    Message {
+    MessageSpec {
         name: "deactivate",
         help: "Stop sampling; samples taken so far are kept",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Activation,
         arguments: &[ALLOCATOR],
     },
-    Message {
+    MessageSpec {
         name: "dump",
         help: "Take a heap profile and keep it in the dump directory",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::DumpReport,
         arguments: &[
-            Argument::new(
+            ArgumentSpec::new(
                 "kind",
-                Words(ProfileKind::WORDS),
+                OneOf(ProfileKind::WORDS),
                 "heap: what is in use; growth: stacks that made the heap grow (tcmalloc); pinned: objects that keep \
                  nearly empty pages in use (jemalloc with sampler=ours), see memprof ledger --pinned",
             )
             .default("heap"),
             ALLOCATOR,
-            Argument::new(
+            ArgumentSpec::new(
                 "keep",
                 ON_OFF,
                 "off: return the bytes of the largest profile, and write no file to the dump directory",
@@ -106,65 +108,65 @@ pub const MESSAGES: &[Message] = &[
             .default("on"),
         ],
     },
-    Message {
+    MessageSpec {
         name: "stats",
         help: "Show the allocators' figures",
-        effect: Reads,
-        pace: Works,
+        effect: ReadOnly,
+        pace: Long,
         reply: ReplyType::Stats,
         arguments: &[
-            Argument::new(
+            ArgumentSpec::new(
                 "opts",
-                Like(&["Jgmdablxeh", "J", "Ja", "g"]),
+                Examples(&["Jgmdablxeh", "J", "Ja", "g"]),
                 "letters for malloc_stats_print(3) of jemalloc",
             ),
-            Argument::new(
+            ArgumentSpec::new(
                 "format",
-                Words(&["text", "json"]),
+                OneOf(&["text", "json"]),
                 "only the allocator's own printout, as text or JSON",
             ),
-            Argument::new("log", ON_OFF, "print them to the host's log too").default("on"),
+            ArgumentSpec::new("log", ON_OFF, "print them to the host's log too").default("on"),
             ALLOCATOR,
         ],
     },
-    Message {
+    MessageSpec {
         name: "status",
         help: "Show whether profiling is on, of which allocators, and why not",
-        effect: Reads,
-        pace: AtOnce,
+        effect: ReadOnly,
+        pace: Immediate,
         reply: ReplyType::Status,
         arguments: &[],
     },
-    Message {
+    MessageSpec {
         name: "ledger",
         help: "Show where the resident memory is, and what would help",
-        effect: Reads,
-        pace: AtOnce,
+        effect: ReadOnly,
+        pace: Immediate,
         reply: ReplyType::Ledger,
         arguments: &[
-            Argument::new("smaps", ON_OFF, "add the kernel's account of all mappings")
+            ArgumentSpec::new("smaps", ON_OFF, "add the kernel's account of all mappings")
                 .default("off"),
         ],
     },
-    Message {
+    MessageSpec {
         name: "purge",
         help: "Give the allocator's free pages back to the kernel",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Purged,
         arguments: &[ALLOCATOR],
     },
-    Message {
+    MessageSpec {
         name: "background_thread",
         help: "Switch jemalloc's background threads, which give free pages back to the kernel",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Background,
         arguments: &[
-            Argument::new("state", ON_OFF, "start or stop them; without it, show their state"),
-            Argument::new(
+            ArgumentSpec::new("state", ON_OFF, "start or stop them; without it, show their state"),
+            ArgumentSpec::new(
                 "max",
-                Number {
+                Integer {
                     least: 1,
                     most: None,
                     examples: &["1", "4"],
@@ -173,25 +175,25 @@ pub const MESSAGES: &[Message] = &[
             ),
         ],
     },
-    Message {
+    MessageSpec {
         name: "reset",
         help: "Drop all samples; set the sample interval",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Activation,
         arguments: &[INTERVAL, LG_SAMPLE, ALLOCATOR],
     },
-    Message {
+    MessageSpec {
         name: "gdump",
         help: "Dump at each new high-water mark of the resident memory, for a while",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Gdumping,
         arguments: &[
-            Argument::new("state", ON_OFF, "start or stop").required(),
-            Argument::new(
+            ArgumentSpec::new("state", ON_OFF, "start or stop").required(),
+            ArgumentSpec::new(
                 "files",
-                Number {
+                Integer {
                     least: 1,
                     most: Some(1000),
                     examples: &["16"],
@@ -202,15 +204,15 @@ pub const MESSAGES: &[Message] = &[
             FOR.default("10m"),
         ],
     },
-    Message {
+    MessageSpec {
         name: "recent",
         help: "Show the latest sampled allocations, where jemalloc keeps them",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Recent,
-        arguments: &[Argument::new(
+        arguments: &[ArgumentSpec::new(
             "max",
-            Number {
+            Integer {
                 least: 0,
                 most: Some(512),
                 examples: &["0", "64", "512"],
@@ -218,52 +220,52 @@ pub const MESSAGES: &[Message] = &[
             "how many allocations jemalloc keeps from now on; without it, as many as before",
         )],
     },
-    Message {
+    MessageSpec {
         name: "doctor",
         help: "Diagnose why profiling cannot work in this process, and how to fix it",
-        effect: Reads,
-        pace: AtOnce,
+        effect: ReadOnly,
+        pace: Immediate,
         reply: ReplyType::Findings,
         arguments: &[],
     },
-    Message {
+    MessageSpec {
         name: "detach",
         help: "Remove the plugin that memprof attach loaded: its hooks, threads and socket",
-        effect: Changes,
-        pace: Works,
+        effect: Mutating,
+        pace: Long,
         reply: ReplyType::Nothing,
         arguments: &[],
     },
-    Message {
+    MessageSpec {
         name: "list",
         help: "List the kept dumps, newest first",
-        effect: Reads,
-        pace: AtOnce,
+        effect: ReadOnly,
+        pace: Immediate,
         reply: ReplyType::KeptDumps,
         arguments: &[],
     },
-    Message {
+    MessageSpec {
         name: "fetch",
         help: "Return the bytes of a kept dump",
-        effect: Reads,
-        pace: Works,
+        effect: ReadOnly,
+        pace: Long,
         reply: ReplyType::Profile,
         arguments: &[
-            Argument::new("id", Named("ID", &[]), "id of the dump, as list shows it").required(),
+            ArgumentSpec::new("id", NamedOneOf("ID", &[]), "id of the dump, as list shows it").required(),
         ],
     },
-    Message {
+    MessageSpec {
         name: "help",
         help: "List these messages",
-        effect: Reads,
-        pace: AtOnce,
+        effect: ReadOnly,
+        pace: Immediate,
         reply: ReplyType::Help,
         arguments: &[],
     },
 ];
 
 /// The message of that name.
-pub fn message(name: &str) -> Option<&'static Message> {
+pub fn message(name: &str) -> Option<&'static MessageSpec> {
     MESSAGES.iter().find(|message| message.name == name)
 }
 

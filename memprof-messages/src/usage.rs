@@ -3,18 +3,18 @@
 
 use std::fmt;
 
-use crate::{Argument, MESSAGES, Message, Values};
+use crate::{ArgumentSpec, ArgumentType, MESSAGES, MessageSpec};
 
 /// Each message's arguments in one line, in the order of [`MESSAGES`]:
 /// `[sample_interval=512KiB | lg_sample=10..24] [allocator=NAME]`.
 pub const USAGES: [&str; MESSAGES.len()] = {
-    const LENGTH: usize = all(Pen::<0>::new()).length;
-    const TEXT: [u8; LENGTH] = all(Pen::<LENGTH>::new()).bytes;
+    const LENGTH: usize = all(UsageWriter::<0>::new()).length;
+    const TEXT: [u8; LENGTH] = all(UsageWriter::<LENGTH>::new()).bytes;
     let mut usages = [""; MESSAGES.len()];
     let mut rest: &[u8] = &TEXT;
     let mut at = 0;
     while at < usages.len() {
-        let (usage, others) = rest.split_at(Pen::<0>::new().message(&MESSAGES[at]).length);
+        let (usage, others) = rest.split_at(UsageWriter::<0>::new().message(&MESSAGES[at]).length);
         usages[at] = match str::from_utf8(usage) {
             Ok(usage) => usage,
             Err(_) => panic!("usages are cut between messages"),
@@ -25,7 +25,7 @@ pub const USAGES: [&str; MESSAGES.len()] = {
     usages
 };
 
-const fn all<const N: usize>(mut pen: Pen<N>) -> Pen<N> {
+const fn all<const N: usize>(mut pen: UsageWriter<N>) -> UsageWriter<N> {
     let mut at = 0;
     while at < MESSAGES.len() {
         pen = pen.message(&MESSAGES[at]);
@@ -36,12 +36,12 @@ const fn all<const N: usize>(mut pen: Pen<N>) -> Pen<N> {
 
 /// Writes the first `N` bytes, and counts all.
 #[derive(Clone, Copy)]
-struct Pen<const N: usize> {
+struct UsageWriter<const N: usize> {
     bytes: [u8; N],
     length: usize,
 }
 
-impl<const N: usize> Pen<N> {
+impl<const N: usize> UsageWriter<N> {
     const fn new() -> Self {
         Self {
             bytes: [0; N],
@@ -73,9 +73,9 @@ impl<const N: usize> Pen<N> {
         pen.text(digit)
     }
 
-    const fn values(self, values: &Values) -> Self {
+    const fn values(self, values: &ArgumentType) -> Self {
         match values {
-            Values::Words(words) => {
+            ArgumentType::OneOf(words) => {
                 let mut pen = self.text(words[0]);
                 let mut at = 1;
                 while at < words.len() {
@@ -84,22 +84,22 @@ impl<const N: usize> Pen<N> {
                 }
                 pen
             }
-            Values::Named(name, _) => self.text(name),
-            Values::Like(examples) => self.text(examples[0]),
-            Values::Number {
+            ArgumentType::NamedOneOf(name, _) => self.text(name),
+            ArgumentType::Examples(examples) => self.text(examples[0]),
+            ArgumentType::Integer {
                 least,
                 most: Some(most),
                 ..
             } => self.number(*least).text("..").number(*most),
-            Values::Number { most: None, .. } => self.text("N"),
+            ArgumentType::Integer { most: None, .. } => self.text("N"),
         }
     }
 
-    const fn argument(self, argument: &Argument) -> Self {
+    const fn argument(self, argument: &ArgumentSpec) -> Self {
         self.text(argument.key).text("=").values(&argument.values)
     }
 
-    const fn message(self, message: &Message) -> Self {
+    const fn message(self, message: &MessageSpec) -> Self {
         let mut pen = self;
         let mut at = 0;
         while at < message.arguments.len() {
@@ -124,10 +124,10 @@ impl<const N: usize> Pen<N> {
 }
 
 /// `state=on|off`
-impl fmt::Display for Argument {
+impl fmt::Display for ArgumentSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Longer than any argument of the table.
-        let pen = Pen::<128>::new().argument(self);
+        let pen = UsageWriter::<128>::new().argument(self);
         f.write_str(&String::from_utf8_lossy(&pen.bytes[..pen.length]))
     }
 }
@@ -181,7 +181,7 @@ mod tests {
             for argument in each.arguments {
                 let default = argument.default.into_iter();
                 let words = match argument.values {
-                    Values::Words(words) => words,
+                    ArgumentType::OneOf(words) => words,
                     _ => continue,
                 };
                 assert!(

@@ -5,8 +5,9 @@ mod schema;
 use std::fmt::Debug;
 
 use memprof_messages::{
-    Activation, Background, DumpReport, Findings, Gdumping, Help, KeptDumps, Ledger, MESSAGES,
-    Nothing, OfAllocators, Purged, Recent, Refused, Reply, ReplyType, Stats, Status,
+    ActivationResult, BackgroundThreads, DoctorReport, DumpList, DumpReport, EmptyReply,
+    ErrorReply, GdumpResult, HelpReply, Ledger, MESSAGES, PerAllocator, ProfilerStatus,
+    PurgeResult, RecentAllocations, ReplyEnvelope, ReplyType, Stats,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -22,7 +23,7 @@ fn check<T: Serialize + DeserializeOwned + JsonSchema + PartialEq + Debug>(field
     let mut reply = json!({ "status": "ok", "text": "t" });
     merge(&mut reply, fields);
     check_schema::<T>(&reply);
-    let read: Reply<T> = serde_json::from_value(reply.clone()).unwrap();
+    let read: ReplyEnvelope<T> = serde_json::from_value(reply.clone()).unwrap();
     assert_eq!(
         serde_json::to_value(&read).unwrap(),
         reply,
@@ -31,12 +32,12 @@ fn check<T: Serialize + DeserializeOwned + JsonSchema + PartialEq + Debug>(field
 
     let mut later = reply.clone();
     add_fields(&mut later);
-    let still_read: Reply<T> = serde_json::from_value(later).unwrap();
+    let still_read: ReplyEnvelope<T> = serde_json::from_value(later).unwrap();
     assert_eq!(still_read, read, "a new field changes what is read");
 
     let mut later = reply;
     let words = replace_words(&mut later);
-    let read: Reply<T> = serde_json::from_value(later.clone()).unwrap();
+    let read: ReplyEnvelope<T> = serde_json::from_value(later.clone()).unwrap();
     assert!(words > 1);
     assert_eq!(
         serde_json::to_value(&read).unwrap(),
@@ -48,7 +49,9 @@ fn check<T: Serialize + DeserializeOwned + JsonSchema + PartialEq + Debug>(field
 /// Checks that `reply` is what the schema describes, and that it requires each field.
 fn check_schema<T: JsonSchema>(reply: &Value) {
     let settings = SchemaSettings::draft2020_12().for_serialize();
-    let schema = settings.into_generator().into_root_schema_for::<Reply<T>>();
+    let schema = settings
+        .into_generator()
+        .into_root_schema_for::<ReplyEnvelope<T>>();
     let check =
         |reply: &Value| schema::check(reply, schema.as_value(), &schema.as_value()["$defs"]);
     assert_eq!(check(reply), Ok(()), "{reply}");
@@ -187,41 +190,43 @@ fn ledger() -> Value {
 fn replies_of_later_versions_are_read() {
     for message in MESSAGES {
         match message.reply {
-            ReplyType::Activation => check::<Activation>(activation()),
+            ReplyType::Activation => check::<ActivationResult>(activation()),
             ReplyType::DumpReport => check::<DumpReport>(dump_report()),
-            ReplyType::Stats => check::<OfAllocators<Stats>>(stats()),
-            ReplyType::Status => check::<Status>(status()),
+            ReplyType::Stats => check::<PerAllocator<Stats>>(stats()),
+            ReplyType::Status => check::<ProfilerStatus>(status()),
             ReplyType::Ledger => check::<Ledger>(ledger()),
-            ReplyType::Purged => check::<Purged>(json!({
+            ReplyType::Purged => check::<PurgeResult>(json!({
                 "anonymous_before_bytes": 3, "anonymous_after_bytes": 1, "released_bytes": 2,
             })),
-            ReplyType::Background => check::<OfAllocators<Background>>(json!({ "allocators": [{
-                "kind": "jemalloc", "version": "5.3.0", "background_thread": true,
-                "max_background_threads": 4,
-            }]})),
-            ReplyType::Gdumping => check::<Gdumping>(json!({
+            ReplyType::Background => {
+                check::<PerAllocator<BackgroundThreads>>(json!({ "allocators": [{
+                    "kind": "jemalloc", "version": "5.3.0", "background_thread": true,
+                    "max_background_threads": 4,
+                }]}))
+            }
+            ReplyType::Gdumping => check::<GdumpResult>(json!({
                 "state": "on", "warnings": ["w"],
                 "gdump": { "taken": 1, "files": 16, "until": "u", "high_water_bytes": 9 },
             })),
-            ReplyType::Recent => check::<OfAllocators<Recent>>(json!({ "allocators": [{
+            ReplyType::Recent => check::<PerAllocator<RecentAllocations>>(json!({ "allocators": [{
                 "kind": "jemalloc", "version": "5.3.0", "alloc_max": -1, "report": "r",
             }]})),
-            ReplyType::Findings => check::<Findings>(json!({ "healthy": false, "findings": [{
+            ReplyType::Findings => check::<DoctorReport>(json!({ "healthy": false, "findings": [{
                 "kind": "k", "severity": "error", "message": "m", "remedy": "r",
             }]})),
-            ReplyType::KeptDumps => check::<KeptDumps>(json!({ "dumps": [{
+            ReplyType::KeptDumps => check::<DumpList>(json!({ "dumps": [{
                 "id": "i", "path": "/d/i.heap", "bytes": 1, "taken": "t", "pid": 2, "kind": "heap",
                 "trigger": "rss-above", "rss_bytes": 3,
             }]})),
-            ReplyType::Help => check::<Help>(json!({ "messages": [{
+            ReplyType::Help => check::<HelpReply>(json!({ "messages": [{
                 "name": "dump", "usage": "u", "help": "h",
             }]})),
-            ReplyType::Nothing => check::<Nothing>(json!({})),
+            ReplyType::Nothing => check::<EmptyReply>(json!({})),
             // Bytes, not a reply of fields.
             ReplyType::Profile => {}
         }
     }
-    check::<Refused<Nothing>>(json!({ "error": {
+    check::<ErrorReply<EmptyReply>>(json!({ "error": {
         "kind": "io", "message": "m", "remedy": "r", "act": "a", "source": "s", "errno": 28,
         "retry_after_ms": 500,
     }}));

@@ -4,30 +4,30 @@
 //! `memprof-core` and `memprof-host` make every thread by [`spawn`]. Nothing here knows an
 //! allocator, a plugin or a host.
 
-mod descriptor;
+mod fork_guard;
+mod guarded_fd;
 #[cfg(target_arch = "x86_64")]
 mod imports;
-mod kept;
 mod libc_symbol;
-mod loader;
+mod loader_lock;
 mod lock;
+mod lock_free_once;
 mod memory;
 mod privileges;
-mod reading;
 mod reserve;
 mod stdio;
 mod thread;
 
-pub use descriptor::{Ours, above_stdio};
+pub use fork_guard::ForkGuard;
+pub use guarded_fd::{GuardedFd, above_stdio};
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub use imports::bind_imports;
-pub use kept::Kept;
 pub use libc_symbol::libc_symbol;
-pub use lock::{Held, ProcessLock, ProcessOnce};
+pub use lock::{ProcessLock, ProcessLockGuard, ProcessOnce};
+pub use lock_free_once::LockFreeOnce;
 pub use memory::{allocate_thread_locals, require_memory};
 pub use privileges::Privileges;
-pub use reading::Reading;
 pub use reserve::ReservedAllocator;
 pub use stdio::StdioGuard;
-pub use thread::{Needs, Plan, Thread, at_thread_start, spawn, spawn_plan, spawn_with};
+pub use thread::{Needs, Thread, ThreadSpec, at_thread_start, spawn, spawn_static, spawn_with};

@@ -16,7 +16,7 @@ pub struct ProcessLock {
 
 /// Gives the lock back when it is dropped.
 #[derive(Debug)]
-pub struct Held<'a>(&'a AtomicU32);
+pub struct ProcessLockGuard<'a>(&'a AtomicU32);
 
 impl ProcessLock {
     /// Held by nobody.
@@ -27,7 +27,7 @@ impl ProcessLock {
     }
 
     /// Waits until no other thread of this process holds it.
-    pub fn lock(&self) -> Held<'_> {
+    pub fn lock(&self) -> ProcessLockGuard<'_> {
         let own = process::id();
         let mut holder = 0;
         loop {
@@ -35,7 +35,7 @@ impl ProcessLock {
                 self.holder
                     .compare_exchange(holder, own, Ordering::Acquire, Ordering::Relaxed);
             match taken {
-                Ok(_) => return Held(&self.holder),
+                Ok(_) => return ProcessLockGuard(&self.holder),
                 Err(other) if other == own => {
                     // Each reason to return is one to look again.
                     let _ = futex::wait(&self.holder, Flags::PRIVATE, own, None);
@@ -48,7 +48,7 @@ impl ProcessLock {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ProcessLockGuard<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
         // It fails for addresses only that are none.

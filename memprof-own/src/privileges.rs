@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::descriptor::Ours;
+use crate::guarded_fd::GuardedFd;
 
 /// setuid(3) and its relatives make the system call in every thread, ours too, and end the process
 /// when it succeeds in some only. Where a program locks all its memory, each allocation needs the
@@ -35,9 +35,9 @@ pub struct Privileges {
 
 impl Privileges {
     /// Gives up all but those without which the program could be harmed.
-    pub(crate) fn reduce() -> Self {
+    pub(crate) fn drop_unneeded() -> Self {
         let mut privileges = Self::of_program();
-        privileges.keep(NEEDED);
+        privileges.retain(NEEDED);
         privileges
     }
 
@@ -51,18 +51,18 @@ impl Privileges {
 
     /// Gives up those that the program's main thread does not have any more, or did not have a tenth
     /// of a second ago. Costs nothing in a process that had none to begin with.
-    pub fn follow(&mut self) {
+    pub fn match_main_thread(&mut self) {
         let is_fresh = |looked: Instant| looked.elapsed() < FRESH;
         if self.kept == 0 || self.looked.is_some_and(is_fresh) {
             return;
         }
         self.looked = Some(Instant::now());
         if let Some(main) = Capabilities::read(c"/proc/self/status") {
-            self.keep(main.permitted);
+            self.retain(main.permitted);
         }
     }
 
-    fn keep(&mut self, those: u64) {
+    fn retain(&mut self, those: u64) {
         if self.kept & !those == 0 {
             return;
         }
@@ -96,13 +96,13 @@ impl Capabilities {
     /// Allocates nothing: a new thread does not know yet who would notice.
     fn read(path: &std::ffi::CStr) -> Option<Self> {
         let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        let file = Ours::new(file).ok()?;
+        let file = GuardedFd::new(file).ok()?;
         Self::parse(|piece| rustix::io::read(file.get().ok()?, piece).ok())
     }
 
     fn parse(read: impl FnMut(&mut [u8]) -> Option<usize>) -> Option<Self> {
         let [mut inheritable, mut permitted, mut effective, mut seccomp] = [None; 4];
-        each_line(read, |line| {
+        for_each_line(read, |line| {
             let Some((name, value)) = line.split_once(':') else {
                 return;
             };
@@ -153,7 +153,7 @@ impl Capabilities {
 
 /// `read` fills a slice from its start and returns how many bytes it wrote, at the end none. A line
 /// that is longer than the buffer, as that of a user's groups may be, comes in pieces.
-fn each_line(
+fn for_each_line(
     mut read: impl FnMut(&mut [u8]) -> Option<usize>,
     mut take: impl FnMut(&str),
 ) -> Option<()> {
@@ -219,8 +219,8 @@ mod tests {
     fn a_thread_of_ours_keeps_what_its_program_may_need() {
         let before = Capabilities::read(c"/proc/thread-self/status").unwrap();
         let after = std::thread::spawn(|| {
-            let mut privileges = Privileges::reduce();
-            privileges.follow();
+            let mut privileges = Privileges::drop_unneeded();
+            privileges.match_main_thread();
             Capabilities::read(c"/proc/thread-self/status").unwrap()
         });
         assert_eq!(after.join().unwrap(), before.reduced_to(NEEDED));

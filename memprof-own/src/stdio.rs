@@ -11,13 +11,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::descriptor::{FIRST, Ours};
+use crate::guarded_fd::{FIRST, GuardedFd};
 
 /// Keeps the numbers of closed standard streams occupied, while code that cannot move its descriptors opens files.
 /// Reading and writing there fail with EBADF (open(2), `O_PATH`), as they do where nothing is open.
 #[derive(Debug)]
 pub struct StdioGuard {
-    _occupied: Vec<Ours<OwnedFd>>,
+    _occupied: Vec<GuardedFd<OwnedFd>>,
 }
 
 impl StdioGuard {
@@ -36,7 +36,7 @@ impl StdioGuard {
                     _occupied: occupied,
                 });
             }
-            occupied.push(Ours::at_its_number(opened)?);
+            occupied.push(GuardedFd::at_its_number(opened)?);
         }
     }
 }
@@ -80,7 +80,7 @@ mod tests {
     fn closed_standard_streams_stay_closed() {
         let check = || {
             let moved = above_stdio(null()).unwrap();
-            let owned = Ours::new(null()).unwrap();
+            let owned = GuardedFd::new(null()).unwrap();
             let numbers = [moved.as_raw_fd(), owned.get().unwrap().as_raw_fd()];
             numbers.iter().all(|number| *number >= FIRST) && (0..FIRST).any(is_closed)
         };

@@ -9,8 +9,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::kept::Kept;
 use crate::libc_symbol::libc_symbol;
+use crate::lock_free_once::LockFreeOnce;
 use crate::memory::{allocate_thread_locals, require_memory};
 use crate::privileges::Privileges;
 use crate::reserve::MEMORY_POLL_INTERVAL;
@@ -52,20 +52,20 @@ impl Needs {
             true => STACK_FOR_PLUGINS,
             false => STACK,
         };
-        (own + least_stack()).next_multiple_of(rustix::param::page_size())
+        (own + min_stack_size()).next_multiple_of(rustix::param::page_size())
     }
 
     fn privileges(self) -> Privileges {
         match self.keeps_capabilities {
             true => Privileges::of_program(),
-            false => Privileges::reduce(),
+            false => Privileges::drop_unneeded(),
         }
     }
 }
 
 /// A thread that can be made without allocating, as in a handler of fork(2).
 #[derive(Debug)]
-pub struct Plan {
+pub struct ThreadSpec {
     /// At most 15 bytes.
     pub name: &'static CStr,
     /// What it does.
@@ -94,7 +94,7 @@ where
 {
     let stack = needs.stack();
     require_memory(stack + FOR_THE_ALLOCATOR)?;
-    let start = Box::into_raw(Box::new(Start { name, needs, work }));
+    let start = Box::into_raw(Box::new(ThreadStart { name, needs, work }));
     // SAFETY: `run::<W>` takes exactly such a box, and `W` may go to another thread.
     unsafe { create(stack, run::<W>, start.cast()) }.inspect_err(|_| {
         // SAFETY: no thread was made that could have taken it.
@@ -108,14 +108,14 @@ where
 ///
 /// # Errors
 /// As [`spawn`].
-pub fn spawn_plan(plan: &'static Plan) -> io::Result<Thread> {
+pub fn spawn_static(plan: &'static ThreadSpec) -> io::Result<Thread> {
     let stack = Needs::default().stack();
     require_memory(stack + FOR_THE_ALLOCATOR)?;
     // SAFETY: `run_plan` takes a plan, which is static and immutable.
-    unsafe { create(stack, run_plan, ptr::from_ref(plan).cast_mut().cast()) }
+    unsafe { create(stack, run_static, ptr::from_ref(plan).cast_mut().cast()) }
 }
 
-struct Start<W> {
+struct ThreadStart<W> {
     name: &'static CStr,
     needs: Needs,
     work: W,
@@ -123,26 +123,27 @@ struct Start<W> {
 
 extern "C" fn run<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn` gave this thread the box.
-    let Start { name, needs, work } = *unsafe { Box::from_raw(start.cast::<Start<W>>()) };
-    enter(name, needs, work);
+    let ThreadStart { name, needs, work } =
+        *unsafe { Box::from_raw(start.cast::<ThreadStart<W>>()) };
+    run_work(name, needs, work);
     ptr::null_mut()
 }
 
-extern "C" fn run_plan(plan: *mut c_void) -> *mut c_void {
+extern "C" fn run_static(plan: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_plan` passes a static plan.
-    let plan = unsafe { &*plan.cast::<Plan>() };
-    enter(plan.name, Needs::default(), plan.work);
+    let plan = unsafe { &*plan.cast::<ThreadSpec>() };
+    run_work(plan.name, Needs::default(), plan.work);
     ptr::null_mut()
 }
 
-static AT_START: Kept<fn()> = Kept::new();
+static AT_START: LockFreeOnce<fn()> = LockFreeOnce::new();
 
 /// Has each thread that is made from now on call `act` before it allocates anything. A second call changes nothing.
 pub fn at_thread_start(act: fn()) {
-    AT_START.keep(act);
+    AT_START.get_or_set(act);
 }
 
-fn enter(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
+fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no conditions.
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name. One that is too long is not taken.
@@ -179,7 +180,7 @@ unsafe fn create(
     let mut id = 0;
     let created = {
         // Before, because the new thread inherits the mask: it never has a signal open.
-        let _blocked = Blocked::all()?;
+        let _blocked = BlockedSignals::block_all()?;
         // SAFETY: pthread_create(3): initialized attributes; the rest is promised by the caller.
         let created =
             unsafe { libc::pthread_create(&raw mut id, &raw const attributes.0, entry, argument) };
@@ -193,7 +194,7 @@ unsafe fn create(
 
 /// The least size of a stack, with the thread-local variables of the program and its libraries, which the C
 /// library puts there.
-fn least_stack() -> usize {
+fn min_stack_size() -> usize {
     type GetMinstack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     static KNOWN: AtomicUsize = AtomicUsize::new(0);
     // Asked once: the loader has a lock, which a handler of fork(2) must not wait for.
@@ -260,12 +261,12 @@ impl Drop for Attributes {
 
 /// Every signal is blocked on this thread, until it is dropped. Not those by which the C library
 /// changes the user in all threads.
-struct Blocked {
+struct BlockedSignals {
     before: libc::sigset_t,
 }
 
-impl Blocked {
-    fn all() -> io::Result<Self> {
+impl BlockedSignals {
+    fn block_all() -> io::Result<Self> {
         let mut all = MaybeUninit::uninit();
         // SAFETY: sigfillset(3) fills it.
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
@@ -280,7 +281,7 @@ impl Blocked {
     }
 }
 
-impl Drop for Blocked {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // SAFETY: pthread_sigmask(3): a set that it gave itself.
         unsafe {
@@ -341,7 +342,7 @@ mod tests {
         };
         let before = status_field("CapEff:");
         let thread = spawn_with(c"memprof-test", needs, move |privileges| {
-            privileges.follow();
+            privileges.match_main_thread();
             tell.send((use_stack::<1_000_000>(), status_field("CapEff:")))
                 .unwrap();
         });
@@ -359,13 +360,13 @@ mod tests {
     #[test]
     fn a_plan_is_run() {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
-        static PLAN: Plan = Plan {
+        static PLAN: ThreadSpec = ThreadSpec {
             name: c"memprof-test",
             work: |_| {
                 RUNS.fetch_add(1, Ordering::Relaxed);
             },
         };
-        spawn_plan(&PLAN).unwrap().join();
+        spawn_static(&PLAN).unwrap().join();
         assert_eq!(RUNS.load(Ordering::Relaxed), 1);
     }
 }

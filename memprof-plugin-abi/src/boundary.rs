@@ -10,7 +10,7 @@ use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::attached;
+use crate::host_log;
 use crate::plugin::Message;
 use crate::raw::{
     MEMPROF_ABI_MISMATCH, MEMPROF_ABI_VERSION, MEMPROF_EXTENSION_THREADS, MEMPROF_INTERNAL,
@@ -65,7 +65,7 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
 static CREATED: AtomicU32 = AtomicU32::new(0);
 
 /// True for the first that asks in this process.
-fn claim(owner: &AtomicU32, own: u32) -> bool {
+fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
     owner.swap(own, Ordering::AcqRel) != own
 }
 
@@ -79,7 +79,7 @@ unsafe extern "C" fn create<P: Plugin>(
         Ok(host) if !plugin.is_null() => host,
         _ => return MEMPROF_ABI_MISMATCH,
     };
-    if !claim(&CREATED, process::id()) {
+    if !claim_for_process(&CREATED, process::id()) {
         host.log(
             log::Level::Error,
             P::ID,
@@ -89,7 +89,7 @@ unsafe extern "C" fn create<P: Plugin>(
     }
     crate::stay_loaded();
     // SAFETY: this thread alone has claimed the library for this process.
-    unsafe { attached::attach(host) };
+    unsafe { host_log::set_host(host) };
     let made = contain(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.
         let config = unsafe { config.as_str() }
@@ -104,7 +104,7 @@ unsafe extern "C" fn create<P: Plugin>(
         }
         Err(failure) => {
             host.log(log::Level::Error, P::ID, &failure.to_string());
-            end();
+            clear_instance();
             failure.status()
         }
     }
@@ -141,7 +141,7 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     match handled {
         Ok(()) => MEMPROF_OK,
         Err(failure) => {
-            if !reply.begun() {
+            if !reply.has_begun() {
                 // The status says that the call failed even when its explanation is not taken.
                 if let Err(refused) = reply.json(&failure.to_json()) {
                     log::warn!("{refused}");
@@ -164,7 +164,7 @@ unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     }) {
         log::error!("{failure}");
     }
-    end();
+    clear_instance();
 }
 
 unsafe extern "C" fn get_extension<P: Plugin>(
@@ -173,14 +173,14 @@ unsafe extern "C" fn get_extension<P: Plugin>(
 ) -> *const c_void {
     // SAFETY: memprof.h, `get_extension`: the text is borrowed for the call.
     match unsafe { id.as_str() } {
-        Ok(MEMPROF_EXTENSION_THREADS) => ptr::from_ref(&Threads::<P>::EXTENSION).cast(),
+        Ok(MEMPROF_EXTENSION_THREADS) => ptr::from_ref(&ThreadsExtension::<P>::EXTENSION).cast(),
         _ => ptr::null(),
     }
 }
 
-struct Threads<P>(PhantomData<P>);
+struct ThreadsExtension<P>(PhantomData<P>);
 
-impl<P: Plugin> Threads<P> {
+impl<P: Plugin> ThreadsExtension<P> {
     const EXTENSION: memprof_threads_t = memprof_threads_t {
         struct_size: size_of::<memprof_threads_t>(),
         enter: Some(enter_thread::<P>),
@@ -200,8 +200,8 @@ unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
     }
 }
 
-fn end() {
-    attached::detach();
+fn clear_instance() {
+    host_log::clear_host();
     CREATED.store(0, Ordering::Release);
 }
 
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_child_makes_its_own_instance_when_it_was_forked_while_its_parent_made_one() {
         let owner = AtomicU32::new(0);
-        let claims = [1, 1, 2, 2].map(|process| claim(&owner, process));
+        let claims = [1, 1, 2, 2].map(|process| claim_for_process(&owner, process));
         assert_eq!(claims, [true, false, true, false]);
     }
 }

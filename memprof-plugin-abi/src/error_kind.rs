@@ -23,15 +23,15 @@ macro_rules! kinds {
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
             /// The word in a reply's `error.kind`.
-            pub const fn word(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $word,)+
                 }
             }
 
             /// The kind of that word.
-            pub fn of_word(word: &str) -> Option<Self> {
-                match word {
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
                     $($word => Some(Self::$kind),)+
                     _ => None,
                 }
@@ -82,6 +82,6 @@ kinds! {
 
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.word())
+        f.pad(self.name())
     }
 }

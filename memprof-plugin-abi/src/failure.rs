@@ -72,7 +72,7 @@ impl Failure {
     /// where they are known.
     pub fn to_value(&self) -> Value {
         let mut error =
-            json!({ "kind": self.kind.word(), "message": self.message, "remedy": self.remedy });
+            json!({ "kind": self.kind.name(), "message": self.message, "remedy": self.remedy });
         let known = [
             ("act", self.act.as_deref().map(Value::from)),
             ("source", self.source.as_deref().map(Value::from)),

@@ -34,17 +34,17 @@
 //! ```
 
 mod arguments;
-mod attached;
 mod boundary;
 mod error_kind;
 mod failure;
 mod host;
+mod host_log;
 #[cfg(feature = "stable-abi")]
 pub mod layout;
 mod plugin;
 pub mod raw;
 mod reply;
-mod resident;
+mod stay_loaded;
 mod text;
 
 pub use arguments::Arguments;
@@ -62,4 +62,4 @@ pub use abi_stable;
 #[doc(hidden)]
 pub use boundary::{MessagePointers, entry};
 #[doc(hidden)]
-pub use resident::stay_loaded;
+pub use stay_loaded::stay_loaded;

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use crate::Failure;
-use crate::attached;
+use crate::host_log;
 use crate::raw::{MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_OK, memprof_reply_t, memprof_str_t};
 
 /// The content type of a JSON body.
@@ -42,7 +42,7 @@ impl Reply<'_> {
     }
 
     /// True once part of a body was written.
-    pub(crate) fn begun(&self) -> bool {
+    pub(crate) fn has_begun(&self) -> bool {
         self.begun
     }
 
@@ -74,7 +74,7 @@ impl Reply<'_> {
         };
         // SAFETY: the host's callback, called on the thread of the call, with text that outlives
         // it (memprof.h, `memprof_reply_t.begin`).
-        accepted(unsafe { begin(self.sink.ctx, memprof_str_t::new(content_type)) })
+        check_status(unsafe { begin(self.sink.ctx, memprof_str_t::new(content_type)) })
     }
 
     /// Appends bytes to the body.
@@ -87,7 +87,7 @@ impl Reply<'_> {
             return Ok(());
         };
         // SAFETY: as in `begin`.
-        accepted(unsafe { write(self.sink.ctx, memprof_str_t::from_bytes(bytes)) })
+        check_status(unsafe { write(self.sink.ctx, memprof_str_t::from_bytes(bytes)) })
     }
 
     /// Passes the first `size` bytes of a file as the whole body, without a copy. The file is open
@@ -97,7 +97,7 @@ impl Reply<'_> {
     /// # Errors
     /// The bytes are too many, or cannot be read; the host does not take them.
     pub fn file(&mut self, file: &File, size: u64, content_type: &str) -> Result<(), Failure> {
-        if self.passes(file, size, content_type) {
+        if self.pass_file(file, size, content_type) {
             self.begun = true;
             return Ok(());
         }
@@ -129,8 +129,8 @@ impl Reply<'_> {
     }
 
     /// True when the host took the file.
-    fn passes(&self, file: &File, size: u64, content_type: &str) -> bool {
-        let host = attached::host();
+    fn pass_file(&self, file: &File, size: u64, content_type: &str) -> bool {
+        let host = host_log::host();
         let Some(take) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {
             return false;
         };
@@ -146,7 +146,7 @@ fn unreadable(error: &io::Error) -> Failure {
     Failure::io("read the body", error)
 }
 
-fn accepted(status: crate::Status) -> Result<(), Failure> {
+fn check_status(status: crate::Status) -> Result<(), Failure> {
     match status {
         MEMPROF_OK => Ok(()),
         _ => Err(Failure::new(

@@ -8,34 +8,34 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use object::ReadCache;
 
-use crate::caller::Caller;
-use crate::directory::Directory;
+use crate::executable::{glibc_by_name, has_plugin, loader, require_glibc};
+use crate::frame_memory::loaded;
 use crate::maps::Mapping;
 use crate::memory::Memory;
-use crate::place::loaded;
-use crate::process::{Seccomp, Stat, State, Status, shares_memory_with_parent};
-use crate::program::{glibc_by_name, has_plugin, loader, require_glibc};
+use crate::proc_dir::ProcDir;
+use crate::process::{ProcStat, ProcStatus, ProcessState, SeccompMode, shares_memory_with_parent};
 use crate::refusal::{Denial, Refusal};
 use crate::sanitizer;
+use crate::tracer::TracerCredentials;
 
 /// A process that can be attached to, as far as /proc tells.
 #[derive(Clone, Debug)]
-pub struct Examined {
+pub struct ExaminedProcess {
     /// Its pid here.
     pub pid: u32,
     /// When it was started: another process with the same pid has another time.
     pub start_time: u64,
     /// What /proc/PID/status says.
-    pub status: Status,
+    pub status: ProcStatus,
     /// Whether the plugin is mapped in it, be it at work or asleep.
     pub has_plugin: bool,
 }
 
-impl Examined {
+impl ExaminedProcess {
     /// Whether it has a seccomp filter, which [`crate::seccomp::require_calls`] reads once a thread is
     /// stopped.
     pub fn has_filter(&self) -> bool {
-        self.status.seccomp == Seccomp::Filter
+        self.status.seccomp == SeccompMode::Filter
     }
 }
 
@@ -55,7 +55,7 @@ pub enum Purpose {
 ///
 /// # Errors
 /// Why no library can be loaded into it.
-pub fn examine(pid: u32) -> Result<Examined, Refusal> {
+pub fn examine(pid: u32) -> Result<ExaminedProcess, Refusal> {
     examine_for(Purpose::Load, pid)
 }
 
@@ -63,17 +63,17 @@ pub fn examine(pid: u32) -> Result<Examined, Refusal> {
 ///
 /// # Errors
 /// Why it does not do for that.
-pub fn examine_for(purpose: Purpose, pid: u32) -> Result<Examined, Refusal> {
-    Caller::own()?.examine(purpose, pid)
+pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
+    TracerCredentials::current()?.examine(purpose, pid)
 }
 
 /// Why a file of a process in /proc that is not about its memory could not be read: `file` failed with `errno`,
 /// `EACCES` or `EPERM`. Yama has no say in that.
 pub fn denied_to_read(pid: u32, file: &str, errno: Errno) -> Refusal {
-    let of = Directory::of(pid);
-    let denial = Caller::own().and_then(|caller| {
-        let status = of.parse("status", Status::parse)?;
-        Ok(caller.without_yama().denial(&status, of.owner()))
+    let of = ProcDir::for_pid(pid);
+    let denial = TracerCredentials::current().and_then(|caller| {
+        let status = of.parse("status", ProcStatus::parse)?;
+        Ok(caller.without_yama().denial_reason(&status, of.owner()))
     });
     Refusal::Denied {
         file: of.file(file),
@@ -82,41 +82,41 @@ pub fn denied_to_read(pid: u32, file: &str, errno: Errno) -> Refusal {
     }
 }
 
-impl Caller {
-    pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<Examined, Refusal> {
-        let of = Directory::of(pid);
-        match of.parse("status", Status::parse) {
-            Ok(status) => self.examine_known(purpose, &of, pid, status),
-            Err(refusal) => Err(gone(&of, pid).unwrap_or(refusal)),
+impl TracerCredentials {
+    pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
+        let of = ProcDir::for_pid(pid);
+        match of.parse("status", ProcStatus::parse) {
+            Ok(status) => self.examine_with_status(purpose, &of, pid, status),
+            Err(refusal) => Err(process_gone_refusal(&of, pid).unwrap_or(refusal)),
         }
     }
 
     /// The same for a process whose status is known.
-    pub(crate) fn examine_known(
+    pub(crate) fn examine_with_status(
         &self,
         purpose: Purpose,
-        of: &Directory,
+        of: &ProcDir,
         pid: u32,
-        status: Status,
-    ) -> Result<Examined, Refusal> {
-        self.look_at(purpose, of, pid, status)
+        status: ProcStatus,
+    ) -> Result<ExaminedProcess, Refusal> {
+        self.check_all(purpose, of, pid, status)
             .map_err(|refusal| match refusal {
                 // A process that ends meanwhile makes any of the steps fail.
                 Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
-                    gone(of, pid).unwrap_or(refusal)
+                    process_gone_refusal(of, pid).unwrap_or(refusal)
                 }
                 refusal => refusal,
             })
     }
 
-    fn look_at(
+    fn check_all(
         &self,
         purpose: Purpose,
-        of: &Directory,
+        of: &ProcDir,
         pid: u32,
-        status: Status,
-    ) -> Result<Examined, Refusal> {
-        let stat = of.parse("stat", Stat::parse)?;
+        status: ProcStatus,
+    ) -> Result<ExaminedProcess, Refusal> {
+        let stat = of.parse("stat", ProcStat::parse)?;
         require_process(pid, &status, stat)?;
         self.require_access(of, &status)?;
         require_running(pid, &status)?;
@@ -156,7 +156,7 @@ impl Caller {
             return Err(Refusal::ShadowStack);
         }
         self.require_readable_filter(of, &status)?;
-        Ok(Examined {
+        Ok(ExaminedProcess {
             pid,
             start_time: stat.start_time,
             has_plugin: has_plugin(&maps),
@@ -164,40 +164,41 @@ impl Caller {
         })
     }
 
-    fn require_access(&self, of: &Directory, status: &Status) -> Result<File, Refusal> {
+    fn require_access(&self, of: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
         of.open_memory().map_err(|errno| match errno {
             Errno::ESRCH | Errno::ENOENT => Refusal::NoSuchProcess,
             errno => Refusal::Denied {
                 file: of.file("mem"),
                 errno,
-                denial: self.denial(status, of.owner()),
+                denial: self.denial_reason(status, of.owner()),
             },
         })
     }
 
-    fn require_thawed(&self, of: &Directory) -> Result<(), Refusal> {
+    fn require_thawed(&self, of: &ProcDir) -> Result<(), Refusal> {
         let cgroups = of.read("cgroup")?;
-        match self.freezers.hold(&String::from_utf8_lossy(&cgroups)) {
+        match self.freezers.is_frozen(&String::from_utf8_lossy(&cgroups)) {
             true => Err(Refusal::Frozen),
             false => Ok(()),
         }
     }
 
     /// Where some thread has no filter, that one can be borrowed.
-    fn require_readable_filter(&self, of: &Directory, status: &Status) -> Result<(), Refusal> {
-        let is_free =
-            |text: Vec<u8>| Status::parse(&text).is_ok_and(|thread| thread.seccomp == Seccomp::Off);
+    fn require_readable_filter(&self, of: &ProcDir, status: &ProcStatus) -> Result<(), Refusal> {
+        let is_free = |text: Vec<u8>| {
+            ProcStatus::parse(&text).is_ok_and(|thread| thread.seccomp == SeccompMode::Off)
+        };
         match status.seccomp {
-            Seccomp::Off => Ok(()),
-            Seccomp::Filter if self.reads_filters() => Ok(()),
+            SeccompMode::Off => Ok(()),
+            SeccompMode::Filter if self.reads_filters() => Ok(()),
             _ if of.thread_statuses().any(is_free) => Ok(()),
-            Seccomp::Filter => Err(Refusal::UnreadFilter),
-            Seccomp::Strict => Err(Refusal::StrictSeccomp),
+            SeccompMode::Filter => Err(Refusal::UnreadFilter),
+            SeccompMode::Strict => Err(Refusal::StrictSeccomp),
         }
     }
 }
 
-fn require_process(pid: u32, status: &Status, stat: Stat) -> Result<(), Refusal> {
+fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), Refusal> {
     if pid == std::process::id() {
         return Err(Refusal::Itself);
     }
@@ -209,25 +210,25 @@ fn require_process(pid: u32, status: &Status, stat: Stat) -> Result<(), Refusal>
         return Err(Refusal::Thread { process });
     }
     match status.state {
-        State::Zombie if status.threads > 1 => Err(Refusal::MainThreadEnded),
-        State::Zombie => Err(Refusal::Zombie),
+        ProcessState::Zombie if status.threads > 1 => Err(Refusal::MainThreadEnded),
+        ProcessState::Zombie => Err(Refusal::Zombie),
         _ => Ok(()),
     }
 }
 
-fn require_running(pid: u32, status: &Status) -> Result<(), Refusal> {
+fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     match (status.tracer, status.state) {
         (Some(thread), _) => Err(Refusal::Traced {
-            tracer: Status::read_thread(thread).map_or(thread, |tracer| tracer.thread_group),
+            tracer: ProcStatus::read_thread(thread).map_or(thread, |tracer| tracer.thread_group),
             pid,
         }),
-        (None, State::Stopped) => Err(Refusal::Stopped { pid }),
+        (None, ProcessState::Stopped) => Err(Refusal::Stopped { pid }),
         _ => Ok(()),
     }
 }
 
-fn is_vfork(pid: u32, status: &Status) -> bool {
-    let parent = Directory::of(status.parent).parse("status", Status::parse);
+fn is_vfork(pid: u32, status: &ProcStatus) -> bool {
+    let parent = ProcDir::for_pid(status.parent).parse("status", ProcStatus::parse);
     // A parent outside of our pid namespace is not to be seen, and one that has ended waits for nobody.
     parent.is_ok_and(|parent| shares_memory_with_parent(pid, status, &parent))
 }
@@ -242,10 +243,10 @@ fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
 }
 
 /// Why nothing is to be seen of a process, if it has ended or is hidden.
-fn gone(of: &Directory, pid: u32) -> Option<Refusal> {
-    match of.parse("status", Status::parse) {
-        Ok(status) if status.state == State::Zombie => Some(Refusal::Zombie),
-        Err(Refusal::NoSuchProcess) if is_known_to_the_kernel(pid) => Some(Refusal::Denied {
+fn process_gone_refusal(of: &ProcDir, pid: u32) -> Option<Refusal> {
+    match of.parse("status", ProcStatus::parse) {
+        Ok(status) if status.state == ProcessState::Zombie => Some(Refusal::Zombie),
+        Err(Refusal::NoSuchProcess) if exists_hidden(pid) => Some(Refusal::Denied {
             file: of.file("status"),
             errno: Errno::EACCES,
             denial: Denial::Hidden,
@@ -256,7 +257,7 @@ fn gone(of: &Directory, pid: u32) -> Option<Refusal> {
 }
 
 /// Also of a process that /proc hides (its mount option hidepid).
-fn is_known_to_the_kernel(pid: u32) -> bool {
+fn exists_hidden(pid: u32) -> bool {
     // 0 and negative numbers mean groups of processes.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
     pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))
@@ -267,19 +268,19 @@ mod tests {
     use super::*;
 
     /// Files of /proc with one line replaced.
-    fn status(name: &str, value: &str) -> Status {
+    fn status(name: &str, value: &str) -> ProcStatus {
         let own = std::fs::read_to_string("/proc/self/status").unwrap();
         let lines = own.lines().map(|line| match line.split_once(':') {
             Some((field, _)) if field == name => format!("{name}:\t{value}"),
             _ => line.to_owned(),
         });
-        Status::parse(lines.collect::<Vec<_>>().join("\n").as_bytes()).unwrap()
+        ProcStatus::parse(lines.collect::<Vec<_>>().join("\n").as_bytes()).unwrap()
     }
 
     #[test]
     fn a_process_in_no_state_for_it() {
         let pid = std::os::unix::process::parent_id();
-        let stat = Stat::parse(&std::fs::read("/proc/self/stat").unwrap()).unwrap();
+        let stat = ProcStat::parse(&std::fs::read("/proc/self/stat").unwrap()).unwrap();
         let check = |name: &str, value: &str, expected: Result<(), &str>| {
             let mut status = status(name, value);
             if name != "Tgid" {

@@ -6,12 +6,12 @@ use std::path::{Component, Path, PathBuf};
 
 /// Where the two kinds of cgroups are mounted that can freeze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Freezers {
+pub(crate) struct FreezerCgroups {
     unified: Option<PathBuf>,
     legacy: Option<PathBuf>,
 }
 
-impl Freezers {
+impl FreezerCgroups {
     /// Those of this process's mounts; none where they cannot be read.
     pub(crate) fn mounted() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -43,14 +43,14 @@ impl Freezers {
     }
 
     /// Whether one of the cgroups in a process's /proc/PID/cgroup is frozen.
-    pub(crate) fn hold(&self, cgroups: &str) -> bool {
+    pub(crate) fn is_frozen(&self, cgroups: &str) -> bool {
         cgroups
             .lines()
-            .any(|line| self.holds(line).unwrap_or(false))
+            .any(|line| self.is_frozen_line(line).unwrap_or(false))
     }
 
     /// `0::/system.slice/web.service`, `7:freezer:/docker/4711`.
-    fn holds(&self, line: &str) -> Option<bool> {
+    fn is_frozen_line(&self, line: &str) -> Option<bool> {
         let mut columns = line.splitn(3, ':').skip(1);
         let (controllers, path) = (columns.next()?, Path::new(columns.next()?));
         let mut parts = path.components();
@@ -86,11 +86,11 @@ mod tests {
     #[test]
     fn where_cgroups_are_mounted() {
         let check = |mounts: &str, unified: Option<&str>, legacy: Option<&str>| {
-            let expected = Freezers {
+            let expected = FreezerCgroups {
                 unified: unified.map(PathBuf::from),
                 legacy: legacy.map(PathBuf::from),
             };
-            assert_eq!(Freezers::parse(mounts), expected, "{mounts}");
+            assert_eq!(FreezerCgroups::parse(mounts), expected, "{mounts}");
         };
         let unified =
             "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_frozen_cgroup_is_told_from_others() {
         let place = tempfile::tempdir().unwrap();
-        let freezers = Freezers {
+        let freezers = FreezerCgroups {
             unified: Some(place.path().join("unified")),
             legacy: Some(place.path().join("freezer")),
         };
@@ -125,7 +125,8 @@ mod tests {
         put("unified/free/cgroup.events", "populated 1\nfrozen 0\n");
         put("freezer/held/freezer.state", "FROZEN\n");
         put("freezer/free/freezer.state", "THAWED\n");
-        let check = |cgroups, expected| assert_eq!(freezers.hold(cgroups), expected, "{cgroups}");
+        let check =
+            |cgroups, expected| assert_eq!(freezers.is_frozen(cgroups), expected, "{cgroups}");
         check("0::/held\n", true);
         check("0::/free\n", false);
         check("0::/\n", false);
@@ -134,6 +135,6 @@ mod tests {
         check("8:cpu,freezer:/free\n0::/free\n", false);
         check("8:memory:/held\n", false);
         check("", false);
-        assert!(!Freezers::default().hold("0::/held\n8:freezer:/held\n"));
+        assert!(!FreezerCgroups::default().is_frozen("0::/held\n8:freezer:/held\n"));
     }
 }

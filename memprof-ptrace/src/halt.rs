@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::directory::Directory;
-use crate::freezer::Freezers;
-use crate::process::{State, Status};
+use crate::freezer::FreezerCgroups;
+use crate::proc_dir::ProcDir;
+use crate::process::{ProcStatus, ProcessState};
 
 /// Between two looks at a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -31,22 +31,22 @@ impl Halt {
     /// Looks at the main thread, and at the cgroup. `None` where the process goes on, where that is not to be seen, and
     /// where its main thread has ended before others.
     pub fn of(pid: u32) -> Option<Self> {
-        let directory = Directory::of(pid);
-        let status = match directory.parse("status", Status::parse) {
+        let directory = ProcDir::for_pid(pid);
+        let status = match directory.parse("status", ProcStatus::parse) {
             Ok(status) => status,
             Err(_) => return None,
         };
         let is_frozen = || {
             let cgroups = directory.read("cgroup").unwrap_or_default();
-            Freezers::mounted().hold(&String::from_utf8_lossy(&cgroups))
+            FreezerCgroups::mounted().is_frozen(&String::from_utf8_lossy(&cgroups))
         };
         let by = match status.state {
-            State::Stopped => Cause::Signal,
-            State::Traced => Cause::Tracer(status.tracer.unwrap_or(0)),
-            State::Zombie if status.threads <= 1 => Cause::End,
-            State::Zombie => return None,
-            State::Alive if is_frozen() => Cause::Cgroup,
-            State::Alive => return None,
+            ProcessState::Stopped => Cause::Signal,
+            ProcessState::Traced => Cause::Tracer(status.tracer.unwrap_or(0)),
+            ProcessState::Zombie if status.threads <= 1 => Cause::End,
+            ProcessState::Zombie => return None,
+            ProcessState::Alive if is_frozen() => Cause::Cgroup,
+            ProcessState::Alive => return None,
         };
         Some(Self { pid, by })
     }

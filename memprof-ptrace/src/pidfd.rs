@@ -14,7 +14,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::process::Stat;
+use crate::process::ProcStat;
 
 /// `struct pidfd_info` of the kernel's include/uapi/linux/pidfd.h in its first version; later ones append to it.
 #[repr(C)]
@@ -77,7 +77,7 @@ impl PidFd {
 
     fn of_zombie(&self) -> Option<i32> {
         let text = fs::read(format!("/proc/{}/stat", self.pid)).ok()?;
-        let stat = Stat::parse(&text).ok()?;
+        let stat = ProcStat::parse(&text).ok()?;
         stat.exit_code.filter(|_| stat.is_zombie)
     }
 

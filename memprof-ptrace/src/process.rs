@@ -4,11 +4,11 @@ mod stat;
 mod status;
 mod vfork;
 
-pub use stat::Stat;
-pub use status::{Seccomp, State, Status};
+pub use stat::ProcStat;
+pub use status::{ProcStatus, ProcessState, SeccompMode};
 pub(crate) use vfork::shares_memory_with_parent;
 
 /// A file of /proc that does not have the form of proc(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field {0} is missing or malformed")]
-pub struct Malformed(pub &'static str);
+pub struct MalformedProcFile(pub &'static str);

@@ -12,12 +12,12 @@ mod rseq;
 use nix::errno::Errno;
 
 pub use filter::filters;
-pub use program::{Answer, Call, Instruction, Unknown, answer};
+pub use program::{BpfInstruction, FilterAction, SeccompData, UndecidedFilter, evaluate};
 pub use rseq::{Rseq, area as rseq_area};
 
-use crate::process::{Seccomp, Status};
+use crate::process::{ProcStatus, SeccompMode};
 use crate::refusal::Refusal;
-use calls::{Need, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, UNLOCKS};
+use calls::{OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, SyscallRequirement, UNLOCKS};
 
 /// Fails where a call that the plugin makes is answered so that it could not be loaded, or would end
 /// the process. The thread must be one that the caller has stopped by ptrace(2); a new thread that it
@@ -27,10 +27,12 @@ use calls::{Need, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, UNLOCKS};
 /// `UserDispatch`; `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or where the caller has a
 /// filter too; `UnreadableFilter`.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
-    let locks = Status::read_thread(thread)?.locked > 0;
+    let locks = ProcStatus::read_thread(thread)?.locked > 0;
     require(thread, |filters| {
         match forbidden(filters, rseq::rseq(thread))? {
-            None if locks && answer(filters, &UNLOCKS.call)?.is_deadly() => Ok(Some(UNLOCKS.name)),
+            None if locks && evaluate(filters, &UNLOCKS.call)?.kills_process() => {
+                Ok(Some(UNLOCKS.name))
+            }
             found => Ok(found),
         }
     })
@@ -46,14 +48,14 @@ pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
 
 fn require(
     thread: u32,
-    forbidden: impl FnOnce(&[Vec<Instruction>]) -> Result<Option<&'static str>, Unknown>,
+    forbidden: impl FnOnce(&[Vec<BpfInstruction>]) -> Result<Option<&'static str>, UndecidedFilter>,
 ) -> Result<(), Refusal> {
-    let seccomp = Status::read_thread(thread)?.seccomp;
+    let seccomp = ProcStatus::read_thread(thread)?.seccomp;
     dispatch::require_none(thread)?;
     match seccomp {
-        Seccomp::Off => return Ok(()),
-        Seccomp::Strict => return Err(Refusal::StrictSeccomp),
-        Seccomp::Filter => {}
+        SeccompMode::Off => return Ok(()),
+        SeccompMode::Strict => return Err(Refusal::StrictSeccomp),
+        SeccompMode::Filter => {}
     }
     let filters = filters(thread).map_err(|errno| match errno {
         Errno::EACCES => Refusal::UnreadFilter,
@@ -71,15 +73,15 @@ fn require(
 /// # Errors
 /// A filter asks what is not known before, or is none of seccomp(2)'s.
 pub fn forbidden(
-    filters: &[Vec<Instruction>],
+    filters: &[Vec<BpfInstruction>],
     rseq: Rseq,
-) -> Result<Option<&'static str>, Unknown> {
+) -> Result<Option<&'static str>, UndecidedFilter> {
     let rseq = (rseq == Rseq::Required).then_some(&RSEQ);
     if let Some(call) = first_missing(filters, REQUIRED.iter().chain(rseq))? {
         return Ok(Some(call));
     }
     for call in OPTIONAL {
-        if answer(filters, &call.call)?.is_deadly() {
+        if evaluate(filters, &call.call)?.kills_process() {
             return Ok(Some(call.name));
         }
     }
@@ -87,9 +89,9 @@ pub fn forbidden(
 }
 
 fn first_missing(
-    filters: &[Vec<Instruction>],
-    needs: impl IntoIterator<Item = &'static Need>,
-) -> Result<Option<&'static str>, Unknown> {
+    filters: &[Vec<BpfInstruction>],
+    needs: impl IntoIterator<Item = &'static SyscallRequirement>,
+) -> Result<Option<&'static str>, UndecidedFilter> {
     for need in needs {
         if let Some(call) = missing(filters, need)? {
             return Ok(Some(call));
@@ -100,15 +102,15 @@ fn first_missing(
 
 /// The call without which a need is not met.
 fn missing(
-    filters: &[Vec<Instruction>],
-    need: &'static Need,
-) -> Result<Option<&'static str>, Unknown> {
+    filters: &[Vec<BpfInstruction>],
+    need: &'static SyscallRequirement,
+) -> Result<Option<&'static str>, UndecidedFilter> {
     let mut last = None;
     for call in need.calls() {
-        match answer(filters, &call.call)? {
-            Answer::Allowed => return Ok(None),
+        match evaluate(filters, &call.call)? {
+            FilterAction::Allowed => return Ok(None),
             // The C library makes the next call in its place.
-            Answer::Error(errno) if errno == Errno::ENOSYS as u16 => last = Some(call.name),
+            FilterAction::Error(errno) if errno == Errno::ENOSYS as u16 => last = Some(call.name),
             _ => return Ok(Some(call.name)),
         }
     }
@@ -123,15 +125,15 @@ mod tests {
     const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
     /// Answers each of the calls so, and all others otherwise.
-    fn filter(calls: &[(libc::c_long, u32)], otherwise: u32) -> Vec<Instruction> {
-        let plain = |code: u32, operand| Instruction {
+    fn filter(calls: &[(libc::c_long, u32)], otherwise: u32) -> Vec<BpfInstruction> {
+        let plain = |code: u32, operand| BpfInstruction {
             code: code as u16,
             operand,
-            ..Instruction::default()
+            ..BpfInstruction::default()
         };
         let mut filter = vec![plain(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
         for (number, value) in calls {
-            filter.push(Instruction {
+            filter.push(BpfInstruction {
                 code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
                 if_true: 0,
                 if_false: 1,
@@ -196,7 +198,7 @@ mod tests {
     fn a_list_of_what_is_allowed() {
         let mut allowed: Vec<_> = REQUIRED
             .iter()
-            .flat_map(Need::calls)
+            .flat_map(SyscallRequirement::calls)
             .chain(OPTIONAL)
             .chain(RSEQ.calls())
             .collect();

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use libc::{c_void, iovec, pid_t, user_regs_struct};
 
-pub use crate::trace::NotStopped;
+pub use crate::ptrace_request::StopError;
 
-use crate::errand::Home;
-use crate::state::State;
-use crate::trace::{request, wait};
-use crate::twin::Twin;
+use crate::process_copy::ProcessCopy;
+use crate::ptrace_request::{request, wait};
+use crate::remote_call::SavedContext;
+use crate::xstate::XState;
 
 /// Longer than any wait that a thread can be woken from.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ const SIGNALS: usize = 8;
 
 /// A thread that stands still until it is let go, or this thread of ours ends.
 #[derive(Debug)]
-pub struct Stopped {
+pub struct StoppedThread {
     tid: pid_t,
     since: Instant,
     /// The signal that was about to be delivered to it.
@@ -41,21 +41,21 @@ pub struct Stopped {
 
 /// A thread that was asked to stop, which others may be asked meanwhile.
 #[derive(Debug)]
-pub struct Stopping {
+pub struct PendingStop {
     tid: pid_t,
     since: Instant,
 }
 
-impl Stopping {
+impl PendingStop {
     /// Asks a thread to stop, wherever it is.
     ///
     /// # Errors
     /// `Ended`, `Refused`.
-    pub fn ask(tid: u32) -> Result<Self, NotStopped> {
+    pub fn request_stop(tid: u32) -> Result<Self, StopError> {
         let tid = tid as pid_t;
         let refused = |error: io::Error| match error.raw_os_error() {
-            Some(libc::ESRCH) => NotStopped::Ended,
-            code => NotStopped::Refused(code.unwrap_or_default()),
+            Some(libc::ESRCH) => StopError::Ended,
+            code => StopError::Refused(code.unwrap_or_default()),
         };
         request(libc::PTRACE_SEIZE, tid, 0, 0).map_err(refused)?;
         let since = Instant::now();
@@ -67,11 +67,11 @@ impl Stopping {
     ///
     /// # Errors
     /// `Ended`; `Uninterruptible` where it does not stop until then.
-    pub fn wait(self, until: Instant) -> Result<Stopped, NotStopped> {
+    pub fn wait(self, until: Instant) -> Result<StoppedThread, StopError> {
         let status = wait(self.tid, until)?;
         // An event is in the upper half: then it is our own stop, or one of the whole process.
         let is_signal = status >> 16 == 0;
-        Ok(Stopped {
+        Ok(StoppedThread {
             tid: self.tid,
             since: self.since,
             signal: if is_signal { libc::WSTOPSIG(status) } else { 0 },
@@ -80,9 +80,9 @@ impl Stopping {
     }
 }
 
-impl Stopped {
+impl StoppedThread {
     /// A thread that this thread of ours traces, and which stands still at an event.
-    pub(crate) fn at_event(tid: pid_t) -> Self {
+    pub(crate) fn from_event(tid: pid_t) -> Self {
         Self {
             tid,
             since: Instant::now(),
@@ -95,8 +95,8 @@ impl Stopped {
     ///
     /// # Errors
     /// Why it does not stop.
-    pub fn interrupt(tid: u32) -> Result<Self, NotStopped> {
-        let stopping = Stopping::ask(tid)?;
+    pub fn interrupt(tid: u32) -> Result<Self, StopError> {
+        let stopping = PendingStop::request_stop(tid)?;
         let until = stopping.since + PATIENCE;
         stopping.wait(until)
     }
@@ -107,7 +107,7 @@ impl Stopped {
     }
 
     /// Since when it stands still.
-    pub fn since(&self) -> Instant {
+    pub fn stopped_since(&self) -> Instant {
         self.since
     }
 
@@ -127,7 +127,7 @@ impl Stopped {
     ///
     /// # Errors
     /// It was killed meanwhile.
-    pub fn state(&self) -> io::Result<State> {
+    pub fn state(&self) -> io::Result<XState> {
         let mut bytes = vec![0_u8; STATE_LIMIT];
         let mut place = iovec {
             iov_base: bytes.as_mut_ptr().cast::<c_void>(),
@@ -143,7 +143,7 @@ impl Stopped {
         // SAFETY: ours; the kernel has set the length.
         bytes.truncate(unsafe { (*place).iov_len });
         bytes.shrink_to_fit();
-        State::new(bytes)
+        XState::new(bytes)
     }
 
     /// The signals that it blocks; where its call blocks others for a while, those that it blocks
@@ -151,7 +151,7 @@ impl Stopped {
     ///
     /// # Errors
     /// It was killed meanwhile.
-    pub fn blocked(&self) -> io::Result<u64> {
+    pub fn signal_mask(&self) -> io::Result<u64> {
         let mut mask = 0_u64;
         let place = &raw mut mask;
         request(libc::PTRACE_GETSIGMASK, self.tid, SIGNALS, place as usize)?;
@@ -172,7 +172,7 @@ impl Stopped {
     ///
     /// # Errors
     /// It was killed meanwhile.
-    pub fn leave_to(mut self, registers: &user_regs_struct) -> io::Result<()> {
+    pub fn detach_into(mut self, registers: &user_regs_struct) -> io::Result<()> {
         let place = ptr::from_ref(registers) as usize;
         request(libc::PTRACE_SETREGS, self.tid, 0, place)?;
         // Behind the registers: killed in between, we leave a thread that unblocks what it should.
@@ -186,18 +186,18 @@ impl Stopped {
         request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)
     }
 
-    /// Sends it on an errand in which it clones its process ([`crate::errand::clone_errand`]). Both stand still
+    /// Sends it on an errand in which it clones its process ([`crate::remote_call::build_clone_frames`]). Both stand still
     /// then: it behind the call until it is dropped, and its child from the first instruction on.
     ///
     /// # Errors
     /// The errno of clone(2): it goes home by itself. `TimedOut`: it did not reach the call before `until`, and is at
     /// `home` again. `ESRCH`: it was killed.
-    pub fn clone_by(
+    pub fn run_clone(
         mut self,
         registers: &user_regs_struct,
-        home: &Home<'_>,
+        home: &SavedContext<'_>,
         until: Instant,
-    ) -> io::Result<(Twin, Self)> {
+    ) -> io::Result<(ProcessCopy, Self)> {
         let options = (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD) as usize;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
         self.set_registers(registers)?;
@@ -215,7 +215,7 @@ impl Stopped {
                 false => until,
             };
             let status = match wait(self.tid, deadline) {
-                Err(NotStopped::Uninterruptible) if !is_late => {
+                Err(StopError::Uninterruptible) if !is_late => {
                     request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
                     wait(self.tid, Instant::now() + PATIENCE)
                 }
@@ -245,19 +245,19 @@ impl Stopped {
         let mut child: libc::c_ulong = 0;
         let place = &raw mut child;
         request(libc::PTRACE_GETEVENTMSG, self.tid, 0, place as usize)?;
-        Ok((Twin::hold(child as pid_t)?, self))
+        Ok((ProcessCopy::adopt(child as pid_t)?, self))
     }
 
     /// Lets it go with these registers, and with the signal that it was about to take.
     ///
     /// # Errors
     /// It was killed meanwhile.
-    pub fn go_on(self, registers: &user_regs_struct) -> io::Result<()> {
+    pub fn resume_with(self, registers: &user_regs_struct) -> io::Result<()> {
         self.set_registers(registers)
     }
 }
 
-impl Drop for Stopped {
+impl Drop for StoppedThread {
     fn drop(&mut self) {
         if self.is_held {
             // It fails for a thread that was killed, which is nothing to us.
@@ -315,19 +315,19 @@ mod tests {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let stopped = Stopped::interrupt(cat.id()).unwrap();
+        let stopped = StoppedThread::interrupt(cat.id()).unwrap();
         assert_eq!(stopped.signal(), None);
         let registers = stopped.registers().unwrap();
         assert!(registers.rsp > 0x1000, "{:x}", registers.rsp);
-        assert_eq!(stopped.blocked().unwrap(), 0);
+        assert_eq!(stopped.signal_mask().unwrap(), 0);
         assert!(stopped.state().unwrap().for_frame().len() > 576);
-        let traced = Stopped::interrupt(cat.id()).unwrap_err();
-        assert_eq!(traced, NotStopped::Refused(libc::EPERM));
+        let traced = StoppedThread::interrupt(cat.id()).unwrap_err();
+        assert_eq!(traced, StopError::Refused(libc::EPERM));
         drop(stopped);
         drop(cat.stdin.take());
         assert!(cat.wait().unwrap().success());
-        let ended = Stopped::interrupt(cat.id()).unwrap_err();
-        assert_eq!(ended, NotStopped::Ended);
+        let ended = StoppedThread::interrupt(cat.id()).unwrap_err();
+        assert_eq!(ended, StopError::Ended);
     }
 
     #[test]

@@ -9,14 +9,14 @@ pub struct Thread {
     /// Its number, as gettid(2) gives it.
     pub tid: u32,
     /// The call in which it sleeps; `None` while it runs, or sleeps elsewhere.
-    pub call: Option<SystemCall>,
+    pub call: Option<WaitingSyscall>,
     /// Whether it runs, or could.
     pub runs: bool,
 }
 
 /// A system call in which a thread sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SystemCall {
+pub struct WaitingSyscall {
     /// Which, as in `asm/unistd_64.h`.
     pub number: i64,
     /// What it was called with.
@@ -46,7 +46,7 @@ pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
 }
 
 /// The call in which a thread sleeps; `None` while it runs, and where it has ended.
-pub fn system_call(pid: u32, tid: u32) -> Option<SystemCall> {
+pub fn system_call(pid: u32, tid: u32) -> Option<WaitingSyscall> {
     parse(&line(pid, tid)?)
 }
 
@@ -58,7 +58,7 @@ const RUNNING: &str = "running";
 
 /// `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c`: number, arguments, stack,
 /// instruction; `running`; `-1 0x7ffd1f28 0x7f5c0e1c` for one that sleeps elsewhere.
-fn parse(line: &str) -> Option<SystemCall> {
+fn parse(line: &str) -> Option<WaitingSyscall> {
     let mut words = line.split_whitespace();
     let number = words.next()?.parse().ok()?;
     let mut next = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
@@ -66,7 +66,7 @@ fn parse(line: &str) -> Option<SystemCall> {
     for argument in &mut arguments {
         *argument = next()?;
     }
-    Some(SystemCall {
+    Some(WaitingSyscall {
         number,
         arguments,
         stack: next()?,
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn lines_of_the_kernel() {
         let call = parse("232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x5 0x7ffd1f28 0x7f5c0e1c\n");
-        let expected = SystemCall {
+        let expected = WaitingSyscall {
             number: 232,
             arguments: [4, 0x7ffd, 0x20, 0xffff_ffff, 0, 5],
             stack: 0x7ffd_1f28,

@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use crate::birth::{Ages, Birth};
+use crate::alloc_time::{AgeBuckets, AllocTime};
 use crate::error::{Error, Result};
 use crate::fold::Folded;
-use crate::profile::{Profile, SampleType, Values};
+use crate::profile::{Profile, SampleType, SampleValues};
 
 /// What is alive of a span of ages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,20 +47,20 @@ fn add(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i64; 2]) {
 
 impl Cohorts {
     /// `columns` spans of equal length, from the youngest to the oldest sample of all.
-    pub(crate) fn new(folded: &Folded, ages: Ages, columns: u32, by_cum: bool) -> Self {
+    pub(crate) fn new(folded: &Folded, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
         let births = folded.stacks.iter().flat_map(|stack| &stack.births);
         let oldest = births.map(|(birth, _)| ages.least(*birth)).max();
         let buckets = oldest.unwrap_or(0) / ages.width + 1;
         let length = ages.width.saturating_mul(buckets.div_ceil(columns));
         let mut held = vec![Vec::new(); folded.functions.len()];
         let mut total = Vec::new();
-        let index = |birth: Birth| (ages.least(birth) / length) as usize;
+        let index = |birth: AllocTime| (ages.least(birth) / length) as usize;
         for stack in &folded.stacks {
-            let mut told: Vec<_> = folded.counted(stack).collect();
+            let mut told: Vec<_> = folded.visible_functions(stack).collect();
             told.sort_unstable();
             told.dedup();
             if !by_cum {
-                told = folded.counted(stack).last().into_iter().collect();
+                told = folded.visible_functions(stack).last().into_iter().collect();
             }
             for (birth, held_of) in &stack.births {
                 for function in &told {
@@ -119,7 +119,7 @@ impl Cohorts {
     }
 
     /// A column for each cohort, young to old, each as high as its share of the largest.
-    pub(crate) fn bars(&self, function: usize, columns: u32) -> String {
+    pub(crate) fn sparkline(&self, function: usize, columns: u32) -> String {
         const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let held = &self.held[function];
         let most = held.iter().map(|[bytes, _]| *bytes).max().unwrap_or(0);
@@ -134,9 +134,9 @@ impl Cohorts {
 }
 
 /// Keeps what is older than that; returns the bytes left out because their age is not known.
-pub(crate) fn keep_older(profile: &mut Profile, least: Duration) -> Result<i64> {
-    let ages = profile.ages.ok_or_else(no_ages)?;
-    let mut unknown = Values::default();
+pub(crate) fn filter_older(profile: &mut Profile, least: Duration) -> Result<i64> {
+    let ages = profile.ages.ok_or_else(no_ages_error)?;
+    let mut unknown = SampleValues::default();
     profile.samples.retain(|sample| match sample.birth {
         Some(birth) => u64::from(ages.least(birth)) >= least.as_secs(),
         None => {
@@ -148,7 +148,7 @@ pub(crate) fn keep_older(profile: &mut Profile, least: Duration) -> Result<i64> 
 }
 
 /// For a profile whose samples have no births.
-pub(crate) fn no_ages() -> Error {
+pub(crate) fn no_ages_error() -> Error {
     Error::Usage(
         "its samples have no age: `memprof activate ages=1m` counts it for what is allocated from then on"
             .into(),

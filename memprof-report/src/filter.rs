@@ -4,7 +4,7 @@ use regex::Regex;
 
 use crate::error::{Error, Result};
 use crate::names::{Names, StringId};
-use crate::profile::{Profile, Values};
+use crate::profile::{Profile, SampleValues};
 use crate::stacks::AddressId;
 
 /// Keeps stacks with a function that matches `focus`, and without one that matches `ignore`.
@@ -44,7 +44,7 @@ impl Filter {
 /// Removes the stacks of memprof itself: of the plugin's file, and of its host library. Returns what they held.
 ///
 /// The allocator's frames do not count: the plugin may stand there because it walks the stacks.
-pub fn leave_out_memprof(profile: &mut Profile, names: &Names, depths: &[u32]) -> Values {
+pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32]) -> SampleValues {
     let image = profile.origin.image.as_deref();
     let files: Vec<bool> = profile
         .mappings
@@ -59,7 +59,7 @@ pub fn leave_out_memprof(profile: &mut Profile, names: &Names, depths: &[u32]) -
         .map(|name| name.trim_start_matches('<').starts_with("memprof_host::"))
         .collect();
     if !files.contains(&true) && !by_string.contains(&true) {
-        return Values::default();
+        return SampleValues::default();
     }
     let by_address: Vec<bool> = (0..profile.stacks.addresses().len() as u32)
         .map(|index| {
@@ -72,7 +72,7 @@ pub fn leave_out_memprof(profile: &mut Profile, names: &Names, depths: &[u32]) -
         })
         .collect();
     let stacks = &profile.stacks;
-    let mut left_out = Values::default();
+    let mut left_out = SampleValues::default();
     profile.samples.retain(|sample| {
         let frames = &stacks.frames(sample.stack)[depths[sample.stack.0 as usize] as usize..];
         let is_ours = frames.iter().any(|id| by_address[id.0 as usize]);

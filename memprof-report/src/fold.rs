@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use crate::birth::Birth;
-use crate::blame::{Blame, Place, Whose};
-use crate::evidence::Evidence;
+use crate::alloc_time::AllocTime;
+use crate::allocator_frames::is_allocator;
+use crate::code_origin::{CodeLocation, CodeOrigin, OriginRules};
+use crate::comparison::Comparison;
+use crate::confidence::Confidence;
 use crate::names::{Frame, Names, StringId, Strings};
-use crate::pair::Pair;
 use crate::profile::{Profile, SampleType};
 use crate::stacks::AddressId;
-use crate::trim::is_allocator;
 
 /// What one function of a stack is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Granularity {
 
 /// A named profile, ready to be viewed.
 #[derive(Debug)]
-pub struct Named {
+pub struct SymbolizedProfile {
     /// Its values are estimates.
     pub profile: Profile,
     /// The names of its addresses.
@@ -38,9 +38,9 @@ pub struct FoldedStack {
     /// Root first.
     pub functions: Box<[StringId]>,
     /// In the profile and in its base.
-    pub values: Pair,
+    pub values: Comparison,
     /// The bytes and objects in use in the profile, by when they were allocated, where it tells; in any order.
-    pub(crate) births: Vec<(Birth, [i64; 2])>,
+    pub(crate) births: Vec<(AllocTime, [i64; 2])>,
 }
 
 /// Collapsed stacks of a profile, and of its base in a diff.
@@ -49,7 +49,7 @@ pub struct Folded {
     /// The functions' names.
     pub functions: Strings,
     /// By function: whose it is.
-    pub whose: Vec<Whose>,
+    pub whose: Vec<CodeOrigin>,
     /// In the order of their names.
     pub stacks: Vec<FoldedStack>,
     /// Whether only the most telling frames of each stack count.
@@ -60,24 +60,24 @@ impl Folded {
     /// Folds a profile and its base. Stacks are matched by name, never by address, so that the two may come
     /// from different runs and builds.
     pub fn new(
-        profile: &Named,
-        base: Option<&Named>,
+        profile: &SymbolizedProfile,
+        base: Option<&SymbolizedProfile>,
         sample_type: SampleType,
         granularity: Granularity,
-        blame: &Blame,
+        blame: &OriginRules,
     ) -> Self {
-        let mut fold = Fold::default();
+        let mut fold = FoldBuilder::default();
         let shown = (sample_type, granularity);
         fold.add(profile, shown, blame, |values| &mut values.new);
         if let Some(base) = base {
             fold.add(base, shown, blame, |values| &mut values.base);
-            fold.forget_what_stayed();
+            fold.drop_unchanged();
         }
         fold.sorted()
     }
 
     /// The functions of a stack that count, root first: all, or those of its most telling kind.
-    pub(crate) fn counted<'s>(
+    pub(crate) fn visible_functions<'s>(
         &self,
         stack: &'s FoldedStack,
     ) -> impl Iterator<Item = StringId> + use<'s, '_> {
@@ -91,7 +91,7 @@ impl Folded {
     }
 
     /// For a table: the stacks as they are, of which the functions of the most telling kind count.
-    pub(crate) fn telling(self) -> Self {
+    pub(crate) fn with_origin_filter(self) -> Self {
         Self {
             is_told: true,
             ..self
@@ -100,17 +100,17 @@ impl Folded {
 
     /// Each stack with the frames of its most telling kind alone, which is the program's own functions
     /// wherever there is one; all others are folded into them.
-    pub fn told(self) -> Self {
+    pub fn into_origin_filtered(self) -> Self {
         let Self {
             functions,
             whose,
             stacks,
             ..
         } = self;
-        let mut fold = Fold {
+        let mut fold = FoldBuilder {
             functions,
             whose,
-            ..Fold::default()
+            ..FoldBuilder::default()
         };
         for stack in stacks {
             let whose = |id: &&StringId| fold.whose[id.0 as usize];
@@ -129,36 +129,36 @@ impl Folded {
 
 /// What a stack holds.
 #[derive(Default)]
-struct Held {
-    values: Pair,
-    births: Vec<(Birth, [i64; 2])>,
+struct StackTotals {
+    values: Comparison,
+    births: Vec<(AllocTime, [i64; 2])>,
 }
 
 #[derive(Default)]
-struct Fold {
+struct FoldBuilder {
     functions: Strings,
-    whose: Vec<Whose>,
+    whose: Vec<CodeOrigin>,
     /// By function: whether it is the allocator's.
     allocating: Vec<bool>,
     /// By function: whose it is, where its name tells.
-    by_name: Vec<Option<Whose>>,
-    stacks: HashMap<Box<[StringId]>, Held>,
+    by_name: Vec<Option<CodeOrigin>>,
+    stacks: HashMap<Box<[StringId]>, StackTotals>,
 }
 
-impl Fold {
+impl FoldBuilder {
     fn add(
         &mut self,
-        named: &Named,
+        named: &SymbolizedProfile,
         (sample_type, granularity): (SampleType, Granularity),
-        blame: &Blame,
-        side: impl Fn(&mut Pair) -> &mut i64,
+        blame: &OriginRules,
+        side: impl Fn(&mut Comparison) -> &mut i64,
     ) {
-        let Named {
+        let SymbolizedProfile {
             profile,
             names,
             depths,
         } = named;
-        let places = Place::of_mappings(profile);
+        let places = CodeLocation::for_mappings(profile);
         let by_address: Vec<Box<[StringId]>> = (0..profile.stacks.addresses().len())
             .map(|index| {
                 let id = AddressId(index as u32);
@@ -182,9 +182,9 @@ impl Fold {
             }
             self.trim_inlined(&mut functions);
             functions.reverse();
-            let mut values = Pair {
-                evidence: Evidence::of(profile, sample, sample_type),
-                ..Pair::default()
+            let mut values = Comparison {
+                evidence: Confidence::of(profile, sample, sample_type),
+                ..Comparison::default()
             };
             *side(&mut values) = sample.values[sample_type];
             let held = match self.stacks.get_mut(functions.as_slice()) {
@@ -204,7 +204,7 @@ impl Fold {
         frame: &Frame,
         names: &Names,
         granularity: Granularity,
-        (blame, place): (&Blame, Place),
+        (blame, place): (&OriginRules, CodeLocation),
     ) -> StringId {
         let function = names.strings.get(frame.function);
         let id = match (granularity, frame.file) {
@@ -217,17 +217,18 @@ impl Fold {
         let index = id.0 as usize;
         if index == self.allocating.len() {
             self.allocating.push(is_allocator(function));
-            self.by_name.push(blame.of_name(function, frame.named));
-            self.whose.push(Whose::default());
+            self.by_name
+                .push(blame.origin_of_name(function, frame.named));
+            self.whose.push(CodeOrigin::default());
         }
         // A function that is in several files, or in the base too, is the program's own if one of them is.
-        let whose = self.by_name[index].unwrap_or_else(|| place.whose_is(frame));
+        let whose = self.by_name[index].unwrap_or_else(|| place.origin_of_frame(frame));
         self.whose[index] = self.whose[index].max(whose);
         id
     }
 
     /// A stack that holds the same to the byte kept its samples: no chance is in that difference.
-    fn forget_what_stayed(&mut self) {
+    fn drop_unchanged(&mut self) {
         for held in self.stacks.values_mut() {
             if held.values.new == held.values.base {
                 held.values.evidence.variance = 0.0;
@@ -254,7 +255,7 @@ impl Fold {
         let mut stacks: Vec<FoldedStack> = self
             .stacks
             .into_iter()
-            .map(|(functions, Held { values, births })| FoldedStack {
+            .map(|(functions, StackTotals { values, births })| FoldedStack {
                 functions,
                 values,
                 births,

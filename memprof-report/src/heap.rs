@@ -8,8 +8,8 @@ mod legacy;
 mod maps;
 mod numbers;
 mod pinned;
+mod stripped_frames;
 mod symbols;
-mod taken_off;
 mod tcmalloc;
 mod v2;
 
@@ -19,17 +19,17 @@ pub use tcmalloc::write_tcmalloc;
 use std::io::BufRead;
 
 use crate::error::{Error, Quoted, Result};
-use crate::limits::{Budget, Limits, Part};
-use crate::lines::{Ending, for_each_line};
-use crate::marks::Marks;
-use crate::profile::{Mapping, Profile, Sample, Values};
+use crate::limits::{Limits, ParseBudget, ProfileItem};
+use crate::lines::{InputEnd, for_each_line};
+use crate::profile::{Mapping, Profile, Sample, SampleValues};
+use crate::pseudo_frames::StackMarks;
 
 /// Reads a heap dump, a symbolized one (`--- symbol`) too.
 ///
 /// The file must be whole: ended by a newline and by its mappings. With `force` what is there is read, and
 /// the profile carries a warning.
 pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
-    let mut dump = Dump::new(limits);
+    let mut dump = DumpReader::new(limits);
     let ending = for_each_line(input, limits.line, |number, line| {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         dump.line = number;
@@ -45,7 +45,7 @@ fn starts_mappings(line: &[u8]) -> bool {
 
 /// Which line may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Section {
+enum DumpSection {
     Start,
     /// `0xADDR name` lines of a symbolized file.
     Symbols,
@@ -57,42 +57,42 @@ enum Section {
 }
 
 /// A dump being read, line by line.
-struct Dump<'a> {
-    section: Section,
+struct DumpReader<'a> {
+    section: DumpSection,
     line: u64,
     /// Bytes of the lines so far.
     read: u64,
     limits: &'a Limits,
-    budget: Budget,
+    budget: ParseBudget,
     profile: Profile,
     mappings: Vec<Mapping>,
     build_ids: Vec<(String, String)>,
     symbols: symbols::Symbols,
-    checksum: checksum::Checksum,
-    frames: frames::FrameReader,
+    checksum: checksum::DumpChecksum,
+    frames: frames::AddressReader,
     /// Those of the stack read last.
-    marks: Marks,
-    threads: v2::Threads,
+    marks: StackMarks,
+    threads: v2::ThreadTotals,
     /// The line behind the first values that are not those of their only thread.
     contradictory: Option<u64>,
 }
 
-impl<'a> Dump<'a> {
+impl<'a> DumpReader<'a> {
     fn new(limits: &'a Limits) -> Self {
         Self {
-            section: Section::Start,
+            section: DumpSection::Start,
             line: 0,
             read: 0,
             limits,
-            budget: Budget::new(limits),
+            budget: ParseBudget::new(limits),
             profile: Profile::default(),
             mappings: Vec::new(),
             build_ids: Vec::new(),
             symbols: symbols::Symbols::default(),
-            checksum: checksum::Checksum::default(),
-            frames: frames::FrameReader::default(),
-            marks: Marks::default(),
-            threads: v2::Threads::default(),
+            checksum: checksum::DumpChecksum::default(),
+            frames: frames::AddressReader::default(),
+            marks: StackMarks::default(),
+            threads: v2::ThreadTotals::default(),
             contradictory: None,
         }
     }
@@ -101,22 +101,22 @@ impl<'a> Dump<'a> {
         self.read += line.len() as u64 + 1;
         self.checksum.add(line);
         match self.section {
-            Section::Start => self.read_header(line),
-            Section::V2(expected) => self.read_v2(expected, line),
-            Section::Legacy => self.read_legacy(line),
-            Section::Maps => self.read_mapping(line),
-            Section::Symbols => self.read_symbol(line),
-            Section::SymbolsEnd if line == b"--- heap" => {
-                self.section = Section::Start;
+            DumpSection::Start => self.read_header(line),
+            DumpSection::V2(expected) => self.read_v2(expected, line),
+            DumpSection::Legacy => self.read_legacy(line),
+            DumpSection::Maps => self.read_mapping(line),
+            DumpSection::Symbols => self.read_symbol(line),
+            DumpSection::SymbolsEnd if line == b"--- heap" => {
+                self.section = DumpSection::Start;
                 Ok(())
             }
-            Section::SymbolsEnd => self.read_header(line),
+            DumpSection::SymbolsEnd => self.read_header(line),
         }
     }
 
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
         // jeprof writes names in front of a dump.
-        self.checksum = checksum::Checksum::default();
+        self.checksum = checksum::DumpChecksum::default();
         self.checksum.add(line);
         if let Some(interval) = line.strip_prefix(b"heap_v2/") {
             return self.read_v2_header(interval);
@@ -125,7 +125,7 @@ impl<'a> Dump<'a> {
             return self.read_legacy_header(rest);
         }
         if line == b"--- symbol" && self.line == 1 {
-            self.section = Section::Symbols;
+            self.section = DumpSection::Symbols;
             return Ok(());
         }
         Err(self.unexpected("'heap_v2/' or 'heap profile:'", line))
@@ -135,7 +135,7 @@ impl<'a> Dump<'a> {
     fn starts_maps(&mut self, line: &[u8]) -> bool {
         let starts = starts_mappings(line);
         if starts {
-            self.section = Section::Maps;
+            self.section = DumpSection::Maps;
         }
         starts
     }
@@ -150,7 +150,7 @@ impl<'a> Dump<'a> {
             Err(wrong) => return Err(self.unexpected("an address '0x…'", wrong)),
         };
         for _ in known..self.profile.stacks.addresses().len() {
-            self.spend(Part::Address)?;
+            self.spend(ProfileItem::Address)?;
         }
         if self.profile.stacks.depth() > self.limits.frames {
             return Err(Error::Limit {
@@ -162,7 +162,7 @@ impl<'a> Dump<'a> {
     }
 
     /// Adds `values` at the stack read last.
-    fn push_sample(&mut self, values: Values) -> Result<()> {
+    fn push_sample(&mut self, values: SampleValues) -> Result<()> {
         if self.profile.samples.len() == self.limits.samples {
             return Err(Error::Limit {
                 what: "samples",
@@ -171,9 +171,9 @@ impl<'a> Dump<'a> {
         }
         let (known, depth) = (self.profile.stacks.len(), self.profile.stacks.depth());
         let stack = self.profile.stacks.finish();
-        self.spend(Part::Sample)?;
+        self.spend(ProfileItem::Sample)?;
         if self.profile.stacks.len() > known {
-            self.spend(Part::Stack(depth))?;
+            self.spend(ProfileItem::Stack(depth))?;
         }
         self.profile.samples.push(Sample {
             stack,
@@ -185,7 +185,7 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
-    fn spend(&mut self, part: Part) -> Result<()> {
+    fn spend(&mut self, part: ProfileItem) -> Result<()> {
         self.budget.spend(part, self.read)
     }
 
@@ -197,10 +197,10 @@ impl<'a> Dump<'a> {
         )
     }
 
-    fn finish(mut self, ending: Ending, force: bool) -> Result<Profile> {
+    fn finish(mut self, ending: InputEnd, force: bool) -> Result<Profile> {
         let missing = match (ending, self.section) {
-            (Ending::Cut(line), _) => Some(format!("line {line} has no end")),
-            (_, Section::Maps) => None,
+            (InputEnd::Cut(line), _) => Some(format!("line {line} has no end")),
+            (_, DumpSection::Maps) => None,
             _ => Some(format!("no MAPPED_LIBRARIES after line {}", self.line)),
         };
         if let Some(problem) = missing {
@@ -210,7 +210,7 @@ impl<'a> Dump<'a> {
             self.profile
                 .warnings
                 .push(format!("the heap dump is truncated: {problem}"));
-        } else if self.checksum.differs() {
+        } else if self.checksum.mismatch() {
             self.profile
                 .warnings
                 .push("the dump is damaged: its checksum differs".into());
@@ -220,7 +220,7 @@ impl<'a> Dump<'a> {
                 "the values before line {line} are not those of their only thread: the dump is damaged"
             ));
         }
-        self.share();
+        self.read_as_pinned();
         self.profile.mappings =
             maps::arrange(self.mappings, self.build_ids, &mut self.profile.warnings);
         self.profile.room = self.budget.room(self.read);

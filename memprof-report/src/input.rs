@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 use flate2::bufread::MultiGzDecoder;
 
 use crate::error::{Error, Quoted, Result};
-use crate::head::read_head;
+use crate::file_magic::read_magic;
 use crate::limits::Limits;
 use crate::profile::Profile;
 use crate::{heap, pprof};
@@ -16,14 +16,14 @@ use crate::{heap, pprof};
 /// The values are raw: [`unsample`](crate::unsample()) makes estimates of them. A file that is not whole is an
 /// error unless `force`.
 pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
-    let head = read_head(input)?;
+    let head = read_magic(input)?;
     let mut input = Cursor::new(&head).chain(input);
     if head.starts_with(&[0x1f, 0x8b]) {
         return parse_gzip(&mut input, limits, force);
     }
     parse_plain(
         &head,
-        &mut Bounded::new(&mut input, limits.bytes),
+        &mut LimitedReader::new(&mut input, limits.bytes),
         limits,
         force,
     )
@@ -31,22 +31,22 @@ pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Pr
 
 fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
     let compressed = Cell::new(0);
-    let counted = Counted {
+    let counted = CountingReader {
         input,
         count: &compressed,
     };
-    let decompressed = Ratio {
+    let decompressed = BombGuard {
         input: MultiGzDecoder::new(counted),
         compressed: &compressed,
         count: 0,
         limits,
     };
     let mut input = BufReader::with_capacity(256 << 10, decompressed);
-    let head = read_head(&mut input)?;
+    let head = read_magic(&mut input)?;
     let mut input = Cursor::new(&head).chain(input);
     parse_plain(
         &head,
-        &mut Bounded::new(&mut input, limits.bytes),
+        &mut LimitedReader::new(&mut input, limits.bytes),
         limits,
         force,
     )
@@ -54,7 +54,7 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<P
 
 fn parse_plain(
     head: &[u8],
-    input: &mut Bounded<'_>,
+    input: &mut LimitedReader<'_>,
     limits: &Limits,
     force: bool,
 ) -> Result<Profile> {
@@ -91,13 +91,13 @@ fn looks_like_pprof(head: &[u8]) -> bool {
 }
 
 /// Ends at a limit, and tells.
-struct Bounded<'a> {
+struct LimitedReader<'a> {
     input: &'a mut dyn BufRead,
     left: u64,
     exceeded: bool,
 }
 
-impl<'a> Bounded<'a> {
+impl<'a> LimitedReader<'a> {
     fn new(input: &'a mut dyn BufRead, limit: u64) -> Self {
         Self {
             input,
@@ -107,7 +107,7 @@ impl<'a> Bounded<'a> {
     }
 }
 
-impl BufRead for Bounded<'_> {
+impl BufRead for LimitedReader<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let buffer = self.input.fill_buf()?;
         self.exceeded |= buffer.len() as u64 > self.left;
@@ -122,7 +122,7 @@ impl BufRead for Bounded<'_> {
     }
 }
 
-impl Read for Bounded<'_> {
+impl Read for LimitedReader<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.fill_buf()?.read(out)?;
         self.consume(count);
@@ -131,12 +131,12 @@ impl Read for Bounded<'_> {
 }
 
 /// Counts compressed bytes.
-struct Counted<'a> {
+struct CountingReader<'a> {
     input: &'a mut dyn BufRead,
     count: &'a Cell<u64>,
 }
 
-impl BufRead for Counted<'_> {
+impl BufRead for CountingReader<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.input.fill_buf()
     }
@@ -147,7 +147,7 @@ impl BufRead for Counted<'_> {
     }
 }
 
-impl Read for Counted<'_> {
+impl Read for CountingReader<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.fill_buf()?.read(out)?;
         self.consume(count);
@@ -156,14 +156,14 @@ impl Read for Counted<'_> {
 }
 
 /// Refuses to decompress a gzip bomb.
-struct Ratio<'a, R> {
+struct BombGuard<'a, R> {
     input: R,
     compressed: &'a Cell<u64>,
     count: u64,
     limits: &'a Limits,
 }
 
-impl<R: Read> Read for Ratio<'_, R> {
+impl<R: Read> Read for BombGuard<'_, R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.input.read(out)?;
         self.count += count as u64;

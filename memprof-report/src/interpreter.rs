@@ -1,7 +1,7 @@
 //! Programs that run a script: what the C stack tells of them, and what tells more.
 
-use crate::blame::{Blame, Place, Whose, stem};
-use crate::fold::Named;
+use crate::code_origin::{CodeLocation, CodeOrigin, OriginRules, stem};
+use crate::fold::SymbolizedProfile;
 use crate::profile::SampleType;
 use crate::stacks::AddressId;
 
@@ -35,22 +35,26 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
 ];
 
 /// Where much of a profile ends in an interpreter: how much, and what names the functions of its scripts.
-pub(crate) fn advice(named: &Named, sample_type: SampleType, blame: &Blame) -> Option<String> {
+pub(crate) fn advice(
+    named: &SymbolizedProfile,
+    sample_type: SampleType,
+    blame: &OriginRules,
+) -> Option<String> {
     let profile = &named.profile;
     let (file, advice) = profile.mappings.iter().find_map(|mapping| {
         let file = mapping.file_name();
         Some((file, tool_for(file)?))
     })?;
-    let places = Place::of_mappings(profile);
-    let by_address: Vec<Whose> = (0..profile.stacks.addresses().len())
+    let places = CodeLocation::for_mappings(profile);
+    let by_address: Vec<CodeOrigin> = (0..profile.stacks.addresses().len())
         .map(|index| {
             let id = AddressId(index as u32);
             let mapping = profile.mapping_of_frame(id);
             let place = mapping.map(|index| places[index]).unwrap_or_default();
             let whose = named.names.frames(id).iter().map(|frame| {
                 let function = named.names.strings.get(frame.function);
-                let by_name = blame.of_name(function, frame.named);
-                by_name.unwrap_or_else(|| place.whose_is(frame))
+                let by_name = blame.origin_of_name(function, frame.named);
+                by_name.unwrap_or_else(|| place.origin_of_frame(frame))
             });
             whose.max().unwrap_or_default()
         })
@@ -62,7 +66,7 @@ pub(crate) fn advice(named: &Named, sample_type: SampleType, blame: &Blame) -> O
         let frames = &profile.stacks.frames(sample.stack)[depth..];
         let most = frames.iter().map(|id| by_address[id.0 as usize]).max();
         whole += value;
-        interpreted += value * i128::from(most == Some(Whose::Interpreter));
+        interpreted += value * i128::from(most == Some(CodeOrigin::Interpreter));
     }
     let share = 100.0 * interpreted as f64 / whole.max(1) as f64;
     (share >= NOTABLE).then(|| format!("{share:.0} % ends in {file}: {advice}"))

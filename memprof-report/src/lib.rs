@@ -24,37 +24,37 @@
 mod options;
 mod report;
 
-mod head;
+mod file_magic;
 mod heap;
 mod input;
 mod lines;
 mod pprof;
 
 mod address;
+mod comparison;
 mod names;
-mod pair;
 mod profile;
 mod stacks;
 
 mod unsample;
 
+mod allocator_frames;
 mod demangle;
 mod symbolize;
-mod trim;
 
 mod ages;
-mod birth;
-mod blame;
-mod callers;
-mod evidence;
+mod alloc_time;
+mod code_origin;
+mod confidence;
 mod filter;
 mod fold;
 mod interpreter;
 mod label;
-mod levels;
-mod marks;
-mod shares;
-mod short;
+mod label_shares;
+mod pseudo_frames;
+mod short_names;
+mod steady_growth;
+mod symbolize_stacks;
 mod table;
 mod tree;
 
@@ -63,30 +63,32 @@ mod render;
 mod error;
 mod limits;
 
-pub use blame::{Blame, Whose};
-pub use callers::callers;
+pub use code_origin::{CodeOrigin, OriginRules};
+pub use comparison::Comparison;
+pub use confidence::Confidence;
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
-pub use evidence::Evidence;
-pub use filter::{Filter, leave_out_memprof, pattern};
-pub use fold::{Folded, FoldedStack, Granularity, Named};
+pub use filter::{Filter, drop_memprof_stacks, pattern};
+pub use fold::{Folded, FoldedStack, Granularity, SymbolizedProfile};
 pub use heap::{export, write_tcmalloc};
 pub use input::parse;
 pub use label::Label;
-pub use levels::{Level, Levels, levels};
+pub use label_shares::{LabelUsage, usage_by_label};
 pub use limits::Limits;
 pub use names::{Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
-pub use pair::Pair;
 pub use profile::{
-    Address, FileOffset, Mapping, Origin, Profile, Sample, SampleType, Tally, Values,
+    Address, AllocationTally, FileOffset, Mapping, Profile, ProfileOrigin, Sample, SampleType,
+    SampleValues,
 };
 pub use render::{
-    Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, Subject, VIEWER, amount, render,
+    Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER, amount,
+    render,
 };
 pub use report::{Input, read, report};
-pub use shares::{Holding, held_by_labels};
 pub use stacks::{AddressId, StackId, Stacks};
+pub use steady_growth::{SteadyStack, SteadyStacks, find_steady_growth};
 pub use symbolize::{LimitedFile, Progress, Sources, symbolize};
+pub use symbolize_stacks::symbolize_stacks;
 pub use table::{Row, table};
 pub use unsample::unsample;

@@ -47,7 +47,7 @@ impl Default for Limits {
 /// What a part of a profile takes in memory until the report is written, at the most: its own bytes, those of
 /// the tables that it is found by, and of its row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Part {
+pub(crate) enum ProfileItem {
     /// A distinct address with its name and its function.
     Address,
     /// The values at one stack.
@@ -62,7 +62,7 @@ pub(crate) enum Part {
     Text(usize),
 }
 
-impl Part {
+impl ProfileItem {
     fn cost(self) -> u64 {
         match self {
             Self::Address => 700,
@@ -77,12 +77,12 @@ impl Part {
 
 /// What a profile takes in memory, counted while it is read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
+pub(crate) struct ParseBudget {
     ratio: u64,
     spent: u64,
 }
 
-impl Budget {
+impl ParseBudget {
     pub(crate) fn new(limits: &Limits) -> Self {
         Self {
             ratio: limits.memory,
@@ -91,17 +91,17 @@ impl Budget {
     }
 
     /// Counts a part of an input of which so many bytes are read.
-    pub(crate) fn spend(&mut self, part: Part, read: u64) -> Result<()> {
+    pub(crate) fn spend(&mut self, part: ProfileItem, read: u64) -> Result<()> {
         self.spent += part.cost();
-        self.room(read).take(0)
+        self.room(read).charge(0)
     }
 
     /// What is left when so many bytes are read.
-    pub(crate) fn room(self, read: u64) -> Room {
+    pub(crate) fn room(self, read: u64) -> MemoryLeft {
         let limit = read
             .saturating_mul(self.ratio)
             .saturating_add(Limits::MEMORY_FLOOR);
-        Room {
+        MemoryLeft {
             spent: self.spent,
             limit,
         }
@@ -110,12 +110,12 @@ impl Budget {
 
 /// What is left to a report in memory, once its profile is read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct MemoryLeft {
     spent: u64,
     limit: u64,
 }
 
-impl Default for Room {
+impl Default for MemoryLeft {
     fn default() -> Self {
         Self {
             spent: 0,
@@ -124,9 +124,9 @@ impl Default for Room {
     }
 }
 
-impl Room {
+impl MemoryLeft {
     /// Fails where there is no room for so many bytes.
-    pub(crate) fn take(&mut self, bytes: u64) -> Result<()> {
+    pub(crate) fn charge(&mut self, bytes: u64) -> Result<()> {
         self.spent = self.spent.saturating_add(bytes);
         match self.spent > self.limit {
             false => Ok(()),

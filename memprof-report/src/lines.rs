@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// How the last line of an input ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum InputEnd {
     /// With a newline.
     Whole,
     /// Without: this line, counted from 1, was cut and not delivered.
@@ -18,16 +18,16 @@ pub(crate) fn for_each_line(
     input: &mut dyn BufRead,
     longest: usize,
     mut each: impl FnMut(u64, &[u8]) -> Result<()>,
-) -> Result<Ending> {
+) -> Result<InputEnd> {
     let mut number = 0;
     let mut cut: Vec<u8> = Vec::new();
     loop {
         let buffer = input.fill_buf().map_err(Error::io("read the heap dump"))?;
         if buffer.is_empty() {
             return Ok(if cut.is_empty() {
-                Ending::Whole
+                InputEnd::Whole
             } else {
-                Ending::Cut(number + 1)
+                InputEnd::Cut(number + 1)
             });
         }
         let mut start = 0;

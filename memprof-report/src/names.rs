@@ -110,8 +110,8 @@ impl Names {
     }
 
     /// Whether any frame is a name; any has a file; any has a line; any address has several frames.
-    pub(crate) fn detail(&self) -> Detail {
-        Detail {
+    pub(crate) fn detail(&self) -> NameDetail {
+        NameDetail {
             functions: self.frames.iter().any(|f| f.named),
             files: self.frames.iter().any(|f| f.file.is_some()),
             lines: self.frames.iter().any(|f| f.line != 0),
@@ -122,7 +122,7 @@ impl Names {
 
 /// What [`Names`] hold; pprof mappings say it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Detail {
+pub(crate) struct NameDetail {
     /// Function names.
     pub(crate) functions: bool,
     /// Source files.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::blame::Blame;
+use crate::code_origin::OriginRules;
 use crate::filter::Filter;
 use crate::fold::Granularity;
 use crate::label::Label;
@@ -41,7 +41,7 @@ pub struct Options {
     /// that equal inputs give equal outputs.
     pub time_nanos: i64,
     /// Whose functions the rows are.
-    pub blame: Blame,
+    pub blame: OriginRules,
     /// What is refused.
     pub limits: Limits,
 }
@@ -78,7 +78,7 @@ pub enum Format {
 
 impl Format {
     /// Whether it is for other tools: every stack as it was sampled, and nothing folded or left out.
-    pub(crate) fn is_raw(self) -> bool {
+    pub(crate) fn is_for_tools(self) -> bool {
         matches!(self, Self::Collapsed | Self::Pprof | Self::Jeprof)
     }
 }

@@ -11,9 +11,9 @@ use prost::Message;
 use self::wire::{Fields, Value};
 use crate::demangle::demangle;
 use crate::error::{Error, Result};
-use crate::limits::{Budget, Limits, Part};
+use crate::limits::{Limits, ParseBudget, ProfileItem};
 use crate::names::{Frame, Names, StringId, printable};
-use crate::profile::{Address, Mapping, Profile, Sample, SampleType, Values};
+use crate::profile::{Address, Mapping, Profile, Sample, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
 /// Tags of the top level.
@@ -32,7 +32,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut reader = Reader {
         bytes,
         limits,
-        budget: Budget::new(limits),
+        budget: ParseBudget::new(limits),
         strings: Vec::new(),
         functions: Vec::new(),
     };
@@ -44,12 +44,12 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
         match tag {
             tag::SAMPLE_TYPE => {
                 sample_types.push(message(value)?);
-                reader.spend(Part::Entry)?;
+                reader.spend(ProfileItem::Entry)?;
             }
             tag::STRING => reader.add_string(value)?,
             tag::FUNCTION => {
                 reader.functions.push(message(value)?);
-                reader.spend(Part::Entry)?;
+                reader.spend(ProfileItem::Entry)?;
             }
             tag::MAPPING if mappings.len() == limits.mappings => {
                 return Err(Error::Limit {
@@ -88,25 +88,25 @@ fn message<M: Message + Default>(value: Value<'_>) -> Result<M> {
 struct Reader<'a> {
     bytes: &'a [u8],
     limits: &'a Limits,
-    budget: Budget,
+    budget: ParseBudget,
     strings: Vec<&'a [u8]>,
     functions: Vec<proto::Function>,
 }
 
 /// By string: the name that it became. Each is demangled once, however many places have it.
-struct Interned {
+struct InternedStrings {
     functions: Vec<Option<StringId>>,
     files: Vec<Option<StringId>>,
 }
 
 impl<'a> Reader<'a> {
-    fn spend(&mut self, part: Part) -> Result<()> {
+    fn spend(&mut self, part: ProfileItem) -> Result<()> {
         self.budget.spend(part, self.bytes.len() as u64)
     }
 
     fn add_string(&mut self, value: Value<'a>) -> Result<()> {
         self.strings.push(value.bytes()?);
-        self.spend(Part::Entry)
+        self.spend(ProfileItem::Entry)
     }
 
     fn string(&self, index: i64) -> Result<&'a str> {
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         for mapping in found {
             let build_id = self.string(mapping.build_id)?;
             let path = self.string(mapping.filename)?;
-            self.spend(Part::Text(path.len() + build_id.len()))?;
+            self.spend(ProfileItem::Text(path.len() + build_id.len()))?;
             mappings.push(Mapping {
                 start: Address(mapping.memory_start),
                 end: Address(mapping.memory_limit),
@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
     /// share an address, or have none; those get addresses at the far end, outside of any mapping.
     fn locations(&mut self, profile: &mut Profile) -> Result<Vec<(u64, AddressId)>> {
         let mut names = Names::default();
-        let mut known = Interned {
+        let mut known = InternedStrings {
             functions: vec![None; self.strings.len()],
             files: vec![None; self.strings.len()],
         };
@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
             let (tag::LOCATION, value) = field? else {
                 continue;
             };
-            self.spend(Part::Address)?;
+            self.spend(ProfileItem::Address)?;
             let (mut location_id, mut address) = (0, 0);
             frames.clear();
             for field in Fields(value.bytes()?) {
@@ -184,7 +184,7 @@ impl<'a> Reader<'a> {
                     (1, value) => location_id = value.number()?,
                     (3, value) => address = value.number()?,
                     (4, value) => {
-                        self.spend(Part::Inlined)?;
+                        self.spend(ProfileItem::Inlined)?;
                         frames.push(self.frame(message(value)?, &mut names, &mut known)?);
                     }
                     _ => {}
@@ -219,7 +219,7 @@ impl<'a> Reader<'a> {
         &mut self,
         line: proto::Line,
         names: &mut Names,
-        known: &mut Interned,
+        known: &mut InternedStrings,
     ) -> Result<Frame> {
         let after = self.functions.partition_point(|f| f.id <= line.function_id);
         let function = after.checked_sub(1).map(|index| self.functions[index]);
@@ -259,7 +259,7 @@ impl<'a> Reader<'a> {
         if let Some(id) = known {
             return Ok(*id);
         }
-        self.spend(Part::Text(text.len()))?;
+        self.spend(ProfileItem::Text(text.len()))?;
         let id = names.strings.intern(text);
         *known = Some(id);
         Ok(id)
@@ -281,7 +281,7 @@ impl<'a> Reader<'a> {
                     limit: self.limits.samples as u64,
                 });
             }
-            let mut values = Values::default();
+            let mut values = SampleValues::default();
             let mut count = 0;
             for field in Fields(value.bytes()?) {
                 match field? {
@@ -312,9 +312,9 @@ impl<'a> Reader<'a> {
             }
             let (known, depth) = (profile.stacks.len(), profile.stacks.depth());
             let stack = profile.stacks.finish();
-            self.spend(Part::Sample)?;
+            self.spend(ProfileItem::Sample)?;
             if profile.stacks.len() > known {
-                self.spend(Part::Stack(depth))?;
+                self.spend(ProfileItem::Stack(depth))?;
             }
             profile.samples.push(Sample::new(stack, values));
         }

@@ -3,9 +3,9 @@
 use std::ops::{AddAssign, Index, IndexMut};
 
 pub use crate::address::Address;
-use crate::birth::{Ages, Birth};
+use crate::alloc_time::{AgeBuckets, AllocTime};
 use crate::label::{LabelId, Labels};
-use crate::limits::Room;
+use crate::limits::MemoryLeft;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};
 
@@ -13,7 +13,7 @@ use crate::stacks::{AddressId, StackId, Stacks};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileOffset(pub u64);
 
-/// What is counted. The order is Go's, and that of [`Values`].
+/// What is counted. The order is Go's, and that of [`SampleValues`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SampleType {
     /// Objects allocated since activation; needs `opt.prof_accum`.
@@ -62,9 +62,9 @@ impl SampleType {
 
 /// One number per [`SampleType`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Values(pub [i64; 4]);
+pub struct SampleValues(pub [i64; 4]);
 
-impl Index<SampleType> for Values {
+impl Index<SampleType> for SampleValues {
     type Output = i64;
 
     fn index(&self, sample_type: SampleType) -> &i64 {
@@ -72,13 +72,13 @@ impl Index<SampleType> for Values {
     }
 }
 
-impl IndexMut<SampleType> for Values {
+impl IndexMut<SampleType> for SampleValues {
     fn index_mut(&mut self, sample_type: SampleType) -> &mut i64 {
         &mut self.0[sample_type as usize]
     }
 }
 
-impl Values {
+impl SampleValues {
     /// The sum, unless it overflows.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         let mut sum = Self::default();
@@ -90,7 +90,7 @@ impl Values {
 }
 
 /// For values whose total is known to fit, as that of a [`Profile`] is.
-impl AddAssign for Values {
+impl AddAssign for SampleValues {
     fn add_assign(&mut self, other: Self) {
         for (a, b) in self.0.iter_mut().zip(other.0) {
             *a += b;
@@ -107,16 +107,16 @@ pub struct Sample {
     /// tell.
     pub(crate) counts: [u32; 2],
     /// When they were allocated, where the profile tells.
-    pub(crate) birth: Option<Birth>,
+    pub(crate) birth: Option<AllocTime>,
     /// The labels of who allocated them, where the profile tells.
     pub(crate) label: Option<LabelId>,
     /// How much.
-    pub values: Values,
+    pub values: SampleValues,
 }
 
 impl Sample {
     /// Of a stack, with these values, of which no more is known.
-    pub fn new(stack: StackId, values: Values) -> Self {
+    pub fn new(stack: StackId, values: SampleValues) -> Self {
         Self {
             stack,
             counts: [0; 2],
@@ -182,7 +182,7 @@ pub(crate) enum Sampling {
 
 /// What all allocations of a process add up to: exact, where a profile estimates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tally {
+pub struct AllocationTally {
     /// Allocations; one that grows or shrinks a block is another.
     pub objects: u64,
     /// What these asked for, in bytes.
@@ -193,7 +193,7 @@ pub struct Tally {
 
 /// Where and when a profile was taken, as far as it tells: our own dumps' comment lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct ProfileOrigin {
     /// The host program's name.
     pub host: Option<String>,
     /// Its process id.
@@ -219,14 +219,14 @@ pub struct Origin {
     /// How many blocks were allocated again while their samples lived, because a free of them was not seen.
     pub unseen_frees: Option<u64>,
     /// What all allocations were counted to, where they were: then what is told to live did at the peak.
-    pub tally: Option<Tally>,
+    pub tally: Option<AllocationTally>,
     /// The file of the plugin that took it, as mapped.
     pub image: Option<String>,
 }
 
 /// What a dump of ours says that it holds, in comment lines: what a reader finds else is damage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Claims {
+pub(crate) struct DeclaredContents {
     /// The number of stacks.
     pub(crate) stacks: Option<u64>,
     /// Bytes in use, unsampled.
@@ -247,9 +247,9 @@ pub struct Profile {
     /// Mean bytes between samples.
     pub interval: Option<u64>,
     /// The totals its header claims; raw.
-    pub(crate) header: Option<Values>,
+    pub(crate) header: Option<SampleValues>,
     /// What its tail claims.
-    pub(crate) claims: Claims,
+    pub(crate) claims: DeclaredContents,
     /// The stacks and addresses, interned.
     pub stacks: Stacks,
     /// In the file's order. Several may have the same stack.
@@ -257,7 +257,7 @@ pub struct Profile {
     /// Ascending and disjoint.
     pub mappings: Vec<Mapping>,
     /// How the births of its samples are to be read, where they have some.
-    pub(crate) ages: Option<Ages>,
+    pub(crate) ages: Option<AgeBuckets>,
     /// What the labels of its samples say.
     pub(crate) labels: Labels,
     /// Whether `alloc_*` was counted.
@@ -266,13 +266,13 @@ pub struct Profile {
     /// many.
     pub is_pinned: bool,
     /// Where and when it was taken.
-    pub origin: Origin,
+    pub origin: ProfileOrigin,
     /// Names that came with it: a pprof profile or a symbolized jeprof file.
     pub(crate) names: Option<Names>,
     /// What a reader should know before believing it.
     pub warnings: Vec<String>,
     /// What a report may still take in memory.
-    pub(crate) room: Room,
+    pub(crate) room: MemoryLeft,
 }
 
 impl Default for Profile {
@@ -281,7 +281,7 @@ impl Default for Profile {
             sampling: Sampling::None,
             interval: None,
             header: None,
-            claims: Claims::default(),
+            claims: DeclaredContents::default(),
             stacks: Stacks::default(),
             samples: Vec::new(),
             mappings: Vec::new(),
@@ -289,20 +289,20 @@ impl Default for Profile {
             labels: Labels::default(),
             has_alloc: false,
             is_pinned: false,
-            origin: Origin::default(),
+            origin: ProfileOrigin::default(),
             names: None,
             warnings: Vec::new(),
-            room: Room::default(),
+            room: MemoryLeft::default(),
         }
     }
 }
 
 impl Profile {
     /// The sum over all samples, unless it overflows.
-    pub fn totals(&self) -> Option<Values> {
+    pub fn totals(&self) -> Option<SampleValues> {
         self.samples
             .iter()
-            .try_fold(Values::default(), |sum, s| sum.checked_add(s.values))
+            .try_fold(SampleValues::default(), |sum, s| sum.checked_add(s.values))
     }
 
     /// The mapping of the main program, where there is one.

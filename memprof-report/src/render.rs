@@ -21,35 +21,35 @@ use std::collections::HashSet;
 use std::io::Write;
 
 use crate::error::Result;
-use crate::fold::{Folded, Named};
-use crate::limits::Room;
+use crate::fold::{Folded, SymbolizedProfile};
+use crate::limits::MemoryLeft;
 use crate::names::StringId;
 use crate::options::{Format, Options};
-use crate::profile::{Sample, SampleType, Values};
-use crate::short::shortened;
+use crate::profile::{Sample, SampleType, SampleValues};
+use crate::short_names::shortened;
 
 /// What is reported on.
 #[derive(Clone, Debug)]
-pub struct Subject<'a> {
+pub struct RenderInput<'a> {
     /// The profile's file name.
     pub name: String,
     /// With its addresses named.
-    pub profile: &'a Named,
+    pub profile: &'a SymbolizedProfile,
     /// The base's file name.
     pub base_name: Option<String>,
     /// What is subtracted, with the same names.
-    pub base: Option<&'a Named>,
+    pub base: Option<&'a SymbolizedProfile>,
 }
 
-impl Subject<'_> {
+impl RenderInput<'_> {
     /// The totals of all types; differences with a base.
-    fn totals(&self) -> Values {
-        let sum = |named: &Named| {
+    fn totals(&self) -> SampleValues {
+        let sum = |named: &SymbolizedProfile| {
             named
                 .profile
                 .samples
                 .iter()
-                .fold(Values::default(), |mut sum, sample| {
+                .fold(SampleValues::default(), |mut sum, sample| {
                     sum += sample.values;
                     sum
                 })
@@ -65,7 +65,7 @@ impl Subject<'_> {
     }
 
     /// What the report may take in memory besides the profiles.
-    fn room(&self) -> Room {
+    fn room(&self) -> MemoryLeft {
         self.profile.profile.room
     }
 
@@ -81,20 +81,20 @@ impl Subject<'_> {
     }
 
     /// Stacks for a table of the program's own functions, unless all are wanted.
-    fn telling(&self, options: &Options) -> Folded {
+    fn fold_for_table(&self, options: &Options) -> Folded {
         let folded = self.fold(options);
         match options.blame.flat {
             true => folded,
-            false => folded.telling(),
+            false => folded.with_origin_filter(),
         }
     }
 
     /// Stacks of the program's own functions, unless all are wanted.
-    fn told(&self, options: &Options) -> Folded {
+    fn fold_by_origin(&self, options: &Options) -> Folded {
         let folded = self.fold(options);
         match options.blame.flat {
             true => folded,
-            false => folded.told(),
+            false => folded.into_origin_filtered(),
         }
     }
 
@@ -174,14 +174,14 @@ fn label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'
         return Cow::Borrowed(name);
     }
     let short = shortened(name);
-    match folded.whose[function.0 as usize].mark() {
+    match folded.whose[function.0 as usize].suffix() {
         "" => short,
         mark => Cow::Owned(format!("{short}{mark}")),
     }
 }
 
 /// Writes the report in the format of the options.
-pub fn render(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub fn render(subject: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     match options.format {
         Format::Text => text::write(subject, options, out),
         Format::Tree => tree::write(subject, options, out),

@@ -2,19 +2,19 @@
 
 use std::io::{BufRead, Write};
 
-use crate::ages::{keep_older, no_ages};
+use crate::ages::{filter_older, no_ages_error};
+use crate::allocator_frames::allocator_depths;
 use crate::error::{Error, Result};
-use crate::filter::leave_out_memprof;
-use crate::fold::Named;
+use crate::filter::drop_memprof_stacks;
+use crate::fold::SymbolizedProfile;
 use crate::input::parse;
 use crate::interpreter::advice;
+use crate::label_shares::filter_by_label;
 use crate::names::printable;
 use crate::options::{Format, Options};
 use crate::profile::{NOBODY, Profile, Sample, SampleType};
 use crate::render::{self, amount};
-use crate::shares::keep_label;
-use crate::symbolize::{Progress, Sources, number_the_rest, symbolize};
-use crate::trim::allocator_depths;
+use crate::symbolize::{Progress, Sources, name_by_offset, symbolize};
 use crate::unsample::unsample;
 
 /// A profile to read.
@@ -52,7 +52,7 @@ pub fn report(
     };
     let mut profile = read(input, sources, options, progress).map_err(|error| of(&name, error))?;
     if profile.profile.samples.is_empty() && base.is_none() {
-        let reason = emptiness(&profile.profile, options);
+        let reason = empty_reason(&profile.profile, options);
         return Err(of(&name, Error::Empty { reason }));
     }
     let base_name = base.as_ref().map(|base| printable(base.name).into_owned());
@@ -69,19 +69,22 @@ pub fn report(
     {
         normalize(&mut base.profile, &profile.profile, options.sample_type)?;
     }
-    profile.profile.warnings.extend(lost(&profile.profile));
+    profile
+        .profile
+        .warnings
+        .extend(lost_samples_note(&profile.profile));
     let unseen = unseen_frees(&profile.profile);
     profile.profile.warnings.extend(unseen);
-    let unattributed = unattributed(&profile.profile);
+    let unattributed = unattributed_note(&profile.profile);
     profile.profile.warnings.extend(unattributed);
-    if !options.format.is_raw() && !options.blame.flat {
+    if !options.format.is_for_tools() && !options.blame.flat {
         for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
-            leave_out(named, options.sample_type);
+            drop_memprof_stacks_and_note(named, options.sample_type);
         }
         let advice = advice(&profile, options.sample_type, &options.blame);
         profile.profile.warnings.extend(advice);
     }
-    let subject = render::Subject {
+    let subject = render::RenderInput {
         name,
         profile: &profile,
         base_name,
@@ -105,7 +108,7 @@ fn other_program(profile: &Profile, base: &Profile) -> Option<String> {
 }
 
 /// Samples that were lost are in no row.
-fn lost(profile: &Profile) -> Option<String> {
+fn lost_samples_note(profile: &Profile) -> Option<String> {
     let (lost, samples) = (profile.origin.lost_samples?, profile.origin.samples?);
     (lost > 0).then(|| {
         format!(
@@ -126,7 +129,7 @@ fn unseen_frees(profile: &Profile) -> Option<String> {
 }
 
 /// What nobody is known to hold is in a row of its own.
-fn unattributed(profile: &Profile) -> Option<String> {
+fn unattributed_note(profile: &Profile) -> Option<String> {
     let space = SampleType::InuseSpace;
     let is_nobodys = |sample: &&Sample| {
         let frames = profile.stacks.frames(sample.stack);
@@ -146,8 +149,8 @@ fn unattributed(profile: &Profile) -> Option<String> {
 }
 
 /// Leaves memprof's own stacks out, and says so.
-fn leave_out(named: &mut Named, sample_type: SampleType) {
-    let left_out = leave_out_memprof(&mut named.profile, &named.names, &named.depths);
+fn drop_memprof_stacks_and_note(named: &mut SymbolizedProfile, sample_type: SampleType) {
+    let left_out = drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
     if left_out[sample_type] != 0 {
         let amount = match sample_type.unit() {
             "bytes" => amount(left_out[sample_type], sample_type),
@@ -159,7 +162,7 @@ fn leave_out(named: &mut Named, sample_type: SampleType) {
 }
 
 /// Why a profile does not tell of that type, where it does not.
-fn lacks(profile: &Profile, sample_type: SampleType) -> Option<&'static str> {
+fn missing_sample_type(profile: &Profile, sample_type: SampleType) -> Option<&'static str> {
     if profile.is_pinned && sample_type != SampleType::InuseSpace {
         return Some("who keeps free memory is told in bytes alone, inuse_space");
     }
@@ -173,18 +176,18 @@ pub fn read(
     sources: Option<&Sources>,
     options: &Options,
     progress: Progress<'_>,
-) -> Result<Named> {
+) -> Result<SymbolizedProfile> {
     let mut profile = parse(input.bytes, &options.limits, options.force)?;
-    if let Some(why) = lacks(&profile, options.sample_type) {
+    if let Some(why) = missing_sample_type(&profile, options.sample_type) {
         let name = options.sample_type.name();
         return Err(Error::Usage(format!("it has no {name}: {why}")));
     }
     unsample(&mut profile)?;
     if options.ages && profile.ages.is_none() {
-        return Err(no_ages());
+        return Err(no_ages_error());
     }
     if let Some(least) = options.older {
-        let unknown = keep_older(&mut profile, least)?;
+        let unknown = filter_older(&mut profile, least)?;
         if unknown != 0 {
             let unknown = amount(unknown, SampleType::InuseSpace);
             profile
@@ -193,19 +196,19 @@ pub fn read(
         }
     }
     if let Some(label) = &options.label {
-        keep_label(&mut profile, label)?;
+        filter_by_label(&mut profile, label)?;
     }
     let names = match sources {
         Some(sources) => symbolize(&mut profile, sources, progress)?,
         None => {
             let mut names = profile.names.take().unwrap_or_default();
-            number_the_rest(&mut profile, &mut names);
+            name_by_offset(&mut profile, &mut names);
             names
         }
     };
     let depths = allocator_depths(&profile, &names);
     options.filter.apply(&mut profile, &names, &depths);
-    Ok(Named {
+    Ok(SymbolizedProfile {
         profile,
         names,
         depths,
@@ -230,7 +233,7 @@ impl Options {
             (Format::Peek, _) if self.filter.focus.is_none() => {
                 "peek needs --focus: the function to look at".into()
             }
-            (Format::Jeprof, Some(base)) => jeprof_difference(input.name, base.name),
+            (Format::Jeprof, Some(base)) => jeprof_base_error(input.name, base.name),
             (
                 Format::Collapsed
                 | Format::Flamegraph
@@ -251,7 +254,7 @@ impl Options {
 
 /// jeprof's `ReadHeapProfile` skips lines with a negative count without a word: what shrank would be
 /// missing from its totals. Of two files it takes the difference itself.
-fn jeprof_difference(new: &str, base: &str) -> String {
+fn jeprof_base_error(new: &str, base: &str) -> String {
     format!(
         "jeprof's file cannot hold what shrank; let jeprof compare two of them:\n\
          \x20 memprof report {base} --format jeprof -o base.jeprof\n\
@@ -261,7 +264,7 @@ fn jeprof_difference(new: &str, base: &str) -> String {
     )
 }
 
-fn emptiness(profile: &Profile, options: &Options) -> String {
+fn empty_reason(profile: &Profile, options: &Options) -> String {
     if options.filter.focus.is_some() || options.filter.ignore.is_some() {
         return "no stack is left by --focus and --ignore".into();
     }

@@ -24,13 +24,13 @@ pub struct Stacks {
     frames: Vec<AddressId>,
     ends: Vec<usize>,
     /// Empty as long as they come in jemalloc's order, in which one that is behind the last is a new one.
-    known: HashTable<Known>,
-    seed: Mix,
+    known: HashTable<StackEntry>,
+    seed: StackHasher,
 }
 
 /// A stack in the table, with its hash: to find it again would mean to read all its frames.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct StackEntry {
     hash: u64,
     id: StackId,
 }
@@ -73,18 +73,18 @@ impl Stacks {
             }
         }
         if self.known.is_empty() {
-            self.know_those_before();
+            self.index_pending();
         }
         let frames = &self.frames[self.start()..];
         let hash = self.hash(frames);
-        let is_it = |known: &Known| known.hash == hash && self.frames(known.id) == frames;
-        if let Some(&Known { id, .. }) = self.known.find(hash, is_it) {
+        let is_it = |known: &StackEntry| known.hash == hash && self.frames(known.id) == frames;
+        if let Some(&StackEntry { id, .. }) = self.known.find(hash, is_it) {
             self.clear();
             return id;
         }
         let id = self.append();
         self.known
-            .insert_unique(hash, Known { hash, id }, |known| known.hash);
+            .insert_unique(hash, StackEntry { hash, id }, |known| known.hash);
         id
     }
 
@@ -157,26 +157,26 @@ impl Stacks {
     }
 
     /// Those that came in order.
-    fn know_those_before(&mut self) {
+    fn index_pending(&mut self) {
         for id in (0..self.ends.len() as u32).map(StackId) {
             let hash = self.hash(self.frames(id));
             self.known
-                .insert_unique(hash, Known { hash, id }, |known| known.hash);
+                .insert_unique(hash, StackEntry { hash, id }, |known| known.hash);
         }
     }
 }
 
 /// A fast hash for short keys, seeded in each run so that no input can be made to collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mix(u64);
+pub(crate) struct StackHasher(u64);
 
-impl Default for Mix {
+impl Default for StackHasher {
     fn default() -> Self {
         Self(RandomState::new().build_hasher().finish())
     }
 }
 
-impl Mix {
+impl StackHasher {
     /// The hash of what came before and two words: wyhash's step, one multiplication.
     pub(crate) fn with(self, first: u64, second: u64) -> Self {
         let product = u128::from(self.0 ^ first)

@@ -5,14 +5,14 @@ mod address;
 mod dwarf;
 mod elf;
 mod frames;
+mod jit_code;
 mod jitdump;
 mod limited_file;
-mod made_code;
 mod minidebug;
-mod narrowest;
 mod perf_map;
 mod scopes;
 mod search;
+mod segment_tree;
 mod source_path;
 mod units;
 
@@ -24,10 +24,10 @@ use std::thread;
 
 pub use self::limited_file::LimitedFile;
 
-use self::frames::Collected;
+use self::frames::CollectedFrames;
 use crate::error::Result;
 use crate::names::{Frame, Names};
-use crate::profile::{Address, EVICTED, FileOffset, NOBODY, Origin, Profile};
+use crate::profile::{Address, EVICTED, FileOffset, NOBODY, Profile, ProfileOrigin};
 use crate::stacks::AddressId;
 
 /// Where binaries are looked for. The default is nowhere: every name is a number.
@@ -50,7 +50,7 @@ pub struct Sources {
 
 impl Sources {
     /// The binaries of a living process, or of one that ran on this machine.
-    pub fn of_process(pid: Option<u32>) -> Self {
+    pub fn for_process(pid: Option<u32>) -> Self {
         let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
         let machine = rustix::system::uname();
         Self {
@@ -76,7 +76,7 @@ fn deleted_binary(pid: u32) -> Option<PathBuf> {
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 /// The addresses that lie in one file.
-struct Object<'a> {
+struct ObjectFile<'a> {
     path: &'a str,
     build_id: Option<&'a str>,
     is_main: bool,
@@ -84,25 +84,25 @@ struct Object<'a> {
 }
 
 /// What one file told.
-struct Answer {
-    frames: Vec<Collected>,
+struct SymbolizedFile {
+    frames: Vec<CollectedFrames>,
     notes: Vec<String>,
     /// Whether the file's build id is the profile's, where one is named.
-    likeness: Option<Likeness>,
+    likeness: Option<BuildIdMatch>,
 }
 
 /// What build ids say of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Likeness {
+enum BuildIdMatch {
     /// It is the one of the profile.
-    Same,
+    Match,
     /// The profile has none.
     Unknown,
     /// It is another one, and names are forced.
-    Other,
+    Mismatch,
 }
 
-impl Likeness {
+impl BuildIdMatch {
     /// What a reader should know of names from these files.
     fn note(self, paths: &[&str]) -> String {
         const SHOWN: usize = 3;
@@ -112,7 +112,7 @@ impl Likeness {
             more => format!(" and {more} more"),
         };
         match self {
-            Self::Other => format!("names in spite of another build id: {shown}{more}"),
+            Self::Mismatch => format!("names in spite of another build id: {shown}{more}"),
             _ => format!(
                 "named by path alone, for the profile has no build id of them: {shown}{more}"
             ),
@@ -130,9 +130,9 @@ pub fn symbolize(
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
     let objects = objects(profile, &names);
-    let answers = answer_all(&objects, &profile.origin, sources, progress)?;
+    let answers = symbolize_files(&objects, &profile.origin, sources, progress)?;
     let mut notes = Vec::new();
-    for likeness in [Likeness::Unknown, Likeness::Other] {
+    for likeness in [BuildIdMatch::Unknown, BuildIdMatch::Mismatch] {
         let of = objects.iter().zip(&answers);
         let paths: Vec<_> = of
             .filter(|(_, answer)| answer.likeness == Some(likeness))
@@ -149,8 +149,8 @@ pub fn symbolize(
         }
     }
     profile.warnings.extend(notes);
-    made_code::name(profile, sources, &mut names);
-    number_the_rest(profile, &mut names);
+    jit_code::name(profile, sources, &mut names);
+    name_by_offset(profile, &mut names);
     Ok(names)
 }
 
@@ -165,7 +165,7 @@ fn pseudo_name(profile: &Profile, address: Address) -> Option<&'static str> {
 
 /// Gives every address without frames its mapping and offset for a name. One in no mapping is its own name;
 /// a warning counts these, for a dump may be cut in the middle of its mappings.
-pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
+pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names) {
     let mut unmapped = 0;
     for (index, &address) in profile.stacks.addresses().iter().enumerate() {
         let id = AddressId(index as u32);
@@ -213,9 +213,9 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names) {
 }
 
 /// Groups the addresses without names by file.
-fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
+fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>> {
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
-    let mut objects: Vec<Object<'a>> = Vec::new();
+    let mut objects: Vec<ObjectFile<'a>> = Vec::new();
     let mut by_path = std::collections::HashMap::new();
     let by_mapping: Vec<Option<usize>> = profile
         .mappings
@@ -223,7 +223,7 @@ fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
         .map(|mapping| {
             mapping.is_file().then(|| {
                 *by_path.entry(mapping.path.as_str()).or_insert_with(|| {
-                    objects.push(Object {
+                    objects.push(ObjectFile {
                         path: &mapping.path,
                         build_id: mapping.build_id.as_deref(),
                         is_main: main == Some(mapping.path.as_str()),
@@ -256,12 +256,12 @@ fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<Object<'a>> {
 }
 
 /// One object after the other on each core; the answers in the objects' order.
-fn answer_all(
-    objects: &[Object<'_>],
-    origin: &Origin,
+fn symbolize_files(
+    objects: &[ObjectFile<'_>],
+    origin: &ProfileOrigin,
     sources: &Sources,
     progress: Progress<'_>,
-) -> Result<Vec<Answer>> {
+) -> Result<Vec<SymbolizedFile>> {
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
     let work = || {
@@ -271,7 +271,7 @@ fn answer_all(
             let Some(object) = objects.get(index) else {
                 return answers;
             };
-            answers.push((index, answer(object, origin, sources)));
+            answers.push((index, symbolize_file(object, origin, sources)));
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, objects.len());
         }
     };
@@ -292,8 +292,12 @@ fn answer_all(
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-fn answer(object: &Object<'_>, origin: &Origin, sources: &Sources) -> Result<Answer> {
-    let mut answer = Answer {
+fn symbolize_file(
+    object: &ObjectFile<'_>,
+    origin: &ProfileOrigin,
+    sources: &Sources,
+) -> Result<SymbolizedFile> {
+    let mut answer = SymbolizedFile {
         frames: Vec::new(),
         notes: Vec::new(),
         likeness: None,
@@ -306,8 +310,8 @@ fn answer(object: &Object<'_>, origin: &Origin, sources: &Sources) -> Result<Ans
     };
     let note = |text: String| format!("{name}: {text}");
     match search::find(object, origin.machine.as_deref(), sources)? {
-        search::Found::Nothing(reason) => answer.notes.push(note(reason)),
-        search::Found::Binary(binary) => {
+        search::BinaryLookup::Nothing(reason) => answer.notes.push(note(reason)),
+        search::BinaryLookup::Binary(binary) => {
             answer.likeness = Some(binary.likeness);
             match elf::name(&binary, &object.queries, object.is_main) {
                 Ok((frames, notes)) => {

@@ -1,8 +1,8 @@
 //! Functions with what they allocated themselves (flat) and with their callees (cumulative).
 
+use crate::comparison::Comparison;
 use crate::fold::Folded;
 use crate::names::StringId;
-use crate::pair::Pair;
 
 /// One function.
 #[derive(Clone, Copy, Debug)]
@@ -10,9 +10,9 @@ pub struct Row {
     /// By its id among the profile's texts.
     pub function: StringId,
     /// Its own allocations.
-    pub flat: Pair,
+    pub flat: Comparison,
     /// Its own and its callees'; a recursive function counts once per stack.
-    pub cum: Pair,
+    pub cum: Comparison,
     /// How far from the leaf it stands, summed over what it holds: what orders functions that hold the same,
     /// as all do that lead to one leak. 0 in a table of every function.
     distance: u128,
@@ -23,8 +23,8 @@ pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = (0..folded.functions.len() as u32)
         .map(|id| Row {
             function: StringId(id),
-            flat: Pair::default(),
-            cum: Pair::default(),
+            flat: Comparison::default(),
+            cum: Comparison::default(),
             distance: 0,
         })
         .collect();
@@ -32,7 +32,7 @@ pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
     let mut told = Vec::new();
     for (index, stack) in folded.stacks.iter().enumerate() {
         told.clear();
-        told.extend(folded.counted(stack));
+        told.extend(folded.visible_functions(stack));
         for (above, function) in told.iter().enumerate() {
             let function = function.0 as usize;
             if seen[function] != index {
@@ -50,8 +50,8 @@ pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
             rows[leaf.0 as usize].flat += stack.values;
         }
     }
-    rows.retain(|row| !row.cum.is_nothing());
-    let size = |pair: Pair| std::cmp::Reverse(pair.value().unsigned_abs());
+    rows.retain(|row| !row.cum.is_zero());
+    let size = |pair: Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
     let place = |row: &Row| (row.distance, folded.functions.get(row.function));
     match by_cum {
         true => rows.sort_by(|a, b| {

@@ -1,10 +1,10 @@
 //! The call tree: collapsed stacks merged by their common beginnings.
 
+use crate::comparison::Comparison;
 use crate::error::Result;
 use crate::fold::Folded;
-use crate::limits::Room;
+use crate::limits::MemoryLeft;
 use crate::names::StringId;
-use crate::pair::Pair;
 
 /// A function at one place of the call tree.
 #[derive(Clone, Copy, Debug)]
@@ -16,22 +16,22 @@ pub(crate) struct Node {
     /// 0 for the root.
     pub depth: u32,
     /// With its callees.
-    pub total: Pair,
+    pub total: Comparison,
     /// Without.
-    pub own: Pair,
+    pub own: Comparison,
 }
 
 /// What a node takes in memory, with what is made of it.
 const NODE: u64 = 224;
 
 /// The nodes, each before its callees, these in the order of their names.
-pub(crate) fn tree(folded: &Folded, mut room: Room) -> Result<Vec<Node>> {
+pub(crate) fn tree(folded: &Folded, mut room: MemoryLeft) -> Result<Vec<Node>> {
     let root = Node {
         function: None,
         parent: 0,
         depth: 0,
-        total: Pair::default(),
-        own: Pair::default(),
+        total: Comparison::default(),
+        own: Comparison::default(),
     };
     let mut nodes = vec![root];
     let mut path: Vec<usize> = vec![0];
@@ -44,7 +44,7 @@ pub(crate) fn tree(folded: &Folded, mut room: Room) -> Result<Vec<Node>> {
             .count();
         path.truncate(1 + common);
         for &function in &stack.functions[common..] {
-            room.take(NODE)?;
+            room.charge(NODE)?;
             let parent = path[path.len() - 1];
             path.push(nodes.len());
             nodes.push(Node {

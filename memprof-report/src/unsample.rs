@@ -1,7 +1,7 @@
 //! Undoing the sampling bias: a sampler by bytes sees few small objects and nearly all large ones.
 
 use crate::error::{Error, Result};
-use crate::profile::{Claims, Profile, SampleType, Sampling, Values};
+use crate::profile::{DeclaredContents, Profile, SampleType, SampleValues, Sampling};
 
 /// Turns raw values into estimates, in place, and checks them against the header.
 ///
@@ -14,7 +14,7 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
     let sampling = profile.sampling;
     let raw = profile.totals().ok_or_else(overflow)?;
     let mut carry = Carry::default();
-    let mut doubt = Doubt::default();
+    let mut doubt = TotalsTolerance::default();
     for sample in &mut profile.samples {
         if let Sampling::Poisson(interval) = sampling {
             doubt.add(sample.values, interval);
@@ -23,10 +23,11 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
             sample.counts = [SampleType::AllocObjects, SampleType::InuseObjects]
                 .map(|objects| u32::try_from(sample.values[objects]).unwrap_or(u32::MAX));
         }
-        sample.values = scaled(sample.values, sampling, &mut carry).ok_or_else(overflow)?;
+        sample.values =
+            unsample_values(sample.values, sampling, &mut carry).ok_or_else(overflow)?;
     }
     let totals = profile.totals().ok_or_else(overflow)?;
-    let damage = contradiction(profile, totals).or_else(|| {
+    let damage = check_declared_contents(profile, totals).or_else(|| {
         let (header, Sampling::Poisson(interval)) = (profile.header?, sampling) else {
             return None;
         };
@@ -46,8 +47,12 @@ fn overflow() -> Error {
 /// What rounding left over so far: of allocated objects, and of those in use.
 type Carry = [f64; 2];
 
-fn scaled(values: Values, sampling: Sampling, carry: &mut Carry) -> Option<Values> {
-    let mut scaled = Values::default();
+fn unsample_values(
+    values: SampleValues,
+    sampling: Sampling,
+    carry: &mut Carry,
+) -> Option<SampleValues> {
+    let mut scaled = SampleValues::default();
     for (objects, space) in [
         (SampleType::InuseObjects, SampleType::InuseSpace),
         (SampleType::AllocObjects, SampleType::AllocSpace),
@@ -84,8 +89,8 @@ fn rounded(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
 }
 
 /// Whether a dump holds what its own tail says.
-fn contradiction(profile: &Profile, totals: Values) -> Option<String> {
-    let Claims {
+fn check_declared_contents(profile: &Profile, totals: SampleValues) -> Option<String> {
+    let DeclaredContents {
         stacks,
         inuse_space,
     } = profile.claims;
@@ -108,7 +113,7 @@ fn contradiction(profile: &Profile, totals: Values) -> Option<String> {
 /// may be off by half an object: little where a stack has many samples, a third where it has one of a
 /// small object and one of a large one. Before 5.3 the stacks add up to the header as they are.
 #[derive(Clone, Copy, Debug, Default)]
-struct Doubt {
+struct TotalsTolerance {
     /// The sum of what each stack may be off by.
     most: f64,
     /// The sum of the variances of these roundings.
@@ -121,16 +126,16 @@ const DEVIATIONS: f64 = 6.0;
 /// What the roundings of bytes may do, as a part of the total.
 const SMALLEST_DOUBT: f64 = 0.002;
 
-impl Doubt {
-    fn add(&mut self, values: Values, interval: u64) {
-        let off = Self::of_one(values, interval);
+impl TotalsTolerance {
+    fn add(&mut self, values: SampleValues, interval: u64) {
+        let off = Self::line_rounding(values, interval);
         self.most += off;
         // Evenly spread over twice that.
         self.variance += off * off / 3.0;
     }
 
     /// What the rounding of a line's objects to a whole number is worth in bytes.
-    fn of_one(values: Values, interval: u64) -> f64 {
+    fn line_rounding(values: SampleValues, interval: u64) -> f64 {
         let objects = values[SampleType::InuseObjects] as f64;
         let bytes = values[SampleType::InuseSpace] as f64;
         if bytes <= 0.0 {
@@ -151,10 +156,10 @@ impl Doubt {
 }
 
 fn header_warning(
-    header: Values,
-    raw: Values,
-    totals: Values,
-    doubt: Doubt,
+    header: SampleValues,
+    raw: SampleValues,
+    totals: SampleValues,
+    doubt: TotalsTolerance,
     interval: u64,
 ) -> Option<String> {
     let space = SampleType::InuseSpace;
@@ -165,7 +170,7 @@ fn header_warning(
     let expected =
         header[space] as f64 * scale(header[SampleType::InuseObjects], header[space], sampling);
     let off = totals[space] as f64 - expected;
-    let tolerance = doubt.tolerance(expected) + Doubt::of_one(header, interval);
+    let tolerance = doubt.tolerance(expected) + TotalsTolerance::line_rounding(header, interval);
     (off.abs() > tolerance).then(|| {
         format!(
             "the stacks add up to {} bytes, the header says {expected:.0} ({:+.2} %): \
@@ -178,15 +183,17 @@ fn header_warning(
 
 #[cfg(test)]
 mod tests {
-    use super::{Carry, scaled, unsample};
-    use crate::profile::{Address, Claims, Profile, Sample, SampleType, Sampling, Values};
+    use super::{Carry, unsample, unsample_values};
+    use crate::profile::{
+        Address, DeclaredContents, Profile, Sample, SampleType, SampleValues, Sampling,
+    };
 
     #[test]
     fn scales_are_those_of_jeprof() {
         let check = |raw, sampling, expected| {
             assert_eq!(
-                scaled(Values(raw), sampling, &mut Carry::default()),
-                Some(Values(expected))
+                unsample_values(SampleValues(raw), sampling, &mut Carry::default()),
+                Some(SampleValues(expected))
             );
         };
         check([0, 0, 9, 412], Sampling::Poisson(512), [0, 0, 105, 4817]);
@@ -203,8 +210,8 @@ mod tests {
         check([0, 0, 2, 100], Sampling::Uniform(500), [0, 0, 20, 1000]);
         check([4, 40, 2, 100], Sampling::None, [4, 40, 2, 100]);
         assert_eq!(
-            scaled(
-                Values([0, 0, i64::MAX / 8, i64::MAX]),
+            unsample_values(
+                SampleValues([0, 0, i64::MAX / 8, i64::MAX]),
                 Sampling::Poisson(i64::MAX as u64),
                 &mut Carry::default()
             ),
@@ -245,10 +252,10 @@ mod tests {
             Self { stacks }
         }
 
-        fn written([objects, bytes]: [f64; 2]) -> Values {
+        fn written([objects, bytes]: [f64; 2]) -> SampleValues {
             let size = bytes / objects;
             let biased = -bytes * (-size / INTERVAL as f64).exp_m1();
-            Values([0, 0, (biased / size).round() as i64, biased.round() as i64])
+            SampleValues([0, 0, (biased / size).round() as i64, biased.round() as i64])
         }
 
         fn profile(&self) -> Profile {
@@ -308,12 +315,12 @@ mod tests {
             claims,
             ..Jemalloc::sampled(1).profile()
         };
-        let mut whole = profile(Claims::default());
+        let mut whole = profile(DeclaredContents::default());
         unsample(&mut whole).expect("it fits");
         let found = whole.totals().expect("it fits")[SampleType::InuseSpace];
         let stacks = whole.samples.len() as u64;
         let check = |stacks, inuse_space, is_whole: bool| {
-            let claims = Claims {
+            let claims = DeclaredContents {
                 stacks: Some(stacks),
                 inuse_space: Some(inuse_space),
             };

@@ -5,8 +5,8 @@
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::muted;
-use crate::pointer::{hash_of, thread};
+use crate::excluded_threads;
+use crate::thread_pointer::{hash_of, thread_pointer};
 
 /// A thread that does not sample looks again after so many bytes.
 const PARKED: u64 = 1 << 20;
@@ -33,14 +33,14 @@ struct Countdown {
 }
 
 #[inline(always)]
-fn mine() -> &'static Countdown {
-    &THREADS[hash_of(thread(), COUNTDOWNS.ilog2())]
+fn this_thread() -> &'static Countdown {
+    &THREADS[hash_of(thread_pointer(), COUNTDOWNS.ilog2())]
 }
 
 /// Counts an allocation. True: it is not sampled. False: ask [`is_due`].
 #[inline(always)]
-pub(crate) fn passes(bytes: usize) -> bool {
-    let mine = mine();
+pub(crate) fn count_down(bytes: usize) -> bool {
+    let mine = this_thread();
     let (left, is_over) = mine.left.load(Relaxed).overflowing_sub(bytes as u64);
     if !is_over {
         mine.left.store(left, Relaxed);
@@ -52,9 +52,9 @@ pub(crate) fn passes(bytes: usize) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn is_due(bytes: usize) -> bool {
-    let mine = mine();
+    let mine = this_thread();
     let interval = INTERVAL.load(Relaxed);
-    if interval == 0 || muted::is_muted() {
+    if interval == 0 || excluded_threads::is_excluded() {
         mine.left.store(PARKED, Relaxed);
         mine.random.store(0, Relaxed);
         return false;
@@ -75,7 +75,7 @@ pub(crate) fn is_due(bytes: usize) -> bool {
 
 /// As long as it lives, nothing that this thread allocates counts: it is part of an allocation that was counted.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct CountdownPause {
     mine: &'static Countdown,
     left: u64,
 }
@@ -83,10 +83,10 @@ pub(crate) struct Held {
 /// More than anybody allocates in one call.
 const HELD: u64 = 1 << 62;
 
-impl Held {
+impl CountdownPause {
     #[inline(always)]
     pub(crate) fn new() -> Self {
-        let mine = mine();
+        let mine = this_thread();
         let left = mine.left.load(Relaxed);
         mine.left.store(HELD, Relaxed);
         Self { mine, left }
@@ -94,7 +94,7 @@ impl Held {
 }
 
 /// Also where C++ throws: `operator new` does.
-impl Drop for Held {
+impl Drop for CountdownPause {
     #[inline(always)]
     fn drop(&mut self) {
         self.mine.left.store(self.left, Relaxed);
@@ -119,7 +119,7 @@ fn seed() -> u64 {
     // SAFETY: every x86-64 has a time-stamp counter.
     let time = unsafe { _rdtsc() };
     // splitmix64, which never gives two neighbours alike.
-    let mut seed = time.wrapping_add((thread() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut seed = time.wrapping_add((thread_pointer() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     seed = (seed ^ (seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     seed = (seed ^ (seed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     (seed ^ (seed >> 31)) | 1
@@ -136,7 +136,7 @@ impl Countdown {
     fn draw(&self, interval: u64) -> u64 {
         let state = xorshift(self.random.load(Relaxed));
         self.random.store(state, Relaxed);
-        gap(state, interval)
+        exponential_gap(state, interval)
     }
 }
 
@@ -147,7 +147,7 @@ fn xorshift(mut state: u64) -> u64 {
 }
 
 /// Exponentially distributed with that mean, for a uniform `random`.
-fn gap(random: u64, interval: u64) -> u64 {
+fn exponential_gap(random: u64, interval: u64) -> u64 {
     // In the middle of one of 2^53 parts of 0..1, so never 0.
     let uniform = ((random >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
     (-ln(uniform) * interval as f64) as u64
@@ -177,7 +177,7 @@ mod tests {
         let (mut state, mut sum, mut beyond) = (seed(), 0, 0);
         for _ in 0..DRAWS {
             state = xorshift(state);
-            let gap = gap(state, INTERVAL);
+            let gap = exponential_gap(state, INTERVAL);
             sum += gap;
             beyond += u64::from(gap > 3 * INTERVAL);
         }
@@ -202,18 +202,18 @@ mod tests {
     #[test]
     fn what_is_allocated_within_an_allocation_does_not_count() {
         set_interval(1 << 10);
-        mine().left.store(1000, Relaxed);
-        let held = Held::new();
-        assert!(passes(1 << 40));
+        this_thread().left.store(1000, Relaxed);
+        let held = CountdownPause::new();
+        assert!(count_down(1 << 40));
         drop(held);
-        assert_eq!(mine().left.load(Relaxed), 1000);
-        assert!(!passes(1001));
+        assert_eq!(this_thread().left.load(Relaxed), 1000);
+        assert!(!count_down(1001));
         set_interval(0);
     }
 
     #[test]
     fn no_draw_is_endless() {
-        assert!(gap(0, 16 << 20) < 40 * (16 << 20));
-        assert_eq!(gap(u64::MAX, 16 << 20), 0);
+        assert!(exponential_gap(0, 16 << 20) < 40 * (16 << 20));
+        assert_eq!(exponential_gap(u64::MAX, 16 << 20), 0);
     }
 }

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::hash::Hash;
+use crate::address_hash::AddressHash;
 
 const COUNTERS: usize = 1 << LINE_BITS << LINES_BITS;
 
@@ -37,7 +37,7 @@ impl Filter {
     }
 
     /// A second look, at the tags: false only where no sample has this address.
-    pub(crate) fn probably_holds(&self, address: usize) -> bool {
+    pub(crate) fn tag_may_hold(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
         counter / ONE > 1 || counter == ONE | tag(address)
     }
@@ -68,16 +68,16 @@ impl Filter {
 
     #[inline(always)]
     fn counter(&self, address: usize) -> &AtomicU8 {
-        let hash = Hash::of(address);
-        let line = hash.shared(LINES_BITS);
-        &self.0[(line << LINE_BITS) | hash.own(LINE_BITS)]
+        let hash = AddressHash::of(address);
+        let line = hash.locality_bits(LINES_BITS);
+        &self.0[(line << LINE_BITS) | hash.offset_bits(LINE_BITS)]
     }
 }
 
 /// What tells an address from most others that have its counter.
 #[inline(always)]
 fn tag(address: usize) -> u8 {
-    Hash::of(address).own(LINE_BITS + TAG_BITS) as u8 & TAGS
+    AddressHash::of(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAGS
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     use super::*;
-    use crate::hash::NEAR;
+    use crate::address_hash::NEAR;
 
     static FILTER: Filter = Filter::new();
 
@@ -98,20 +98,18 @@ mod tests {
         let blocks = 1 << NEAR >> 4;
         let taken = |but: usize| {
             let others = (0..blocks).filter(|at| *at != but);
-            others
-                .filter(|at| FILTER.probably_holds(block(*at)))
-                .count()
+            others.filter(|at| FILTER.tag_may_hold(block(*at))).count()
         };
         for at in 0..blocks {
             FILTER.add(block(at));
-            assert!(FILTER.probably_holds(block(at)));
+            assert!(FILTER.tag_may_hold(block(at)));
             assert!(taken(at) <= blocks / 256, "{at}: {}", taken(at));
             FILTER.subtract(block(at));
         }
         // Where several share a counter, each is found, and the last one alone.
         (0..blocks).for_each(|at| FILTER.add(block(at)));
         for at in 0..blocks {
-            assert!((at..blocks).all(|at| FILTER.probably_holds(block(at))));
+            assert!((at..blocks).all(|at| FILTER.tag_may_hold(block(at))));
             FILTER.subtract(block(at));
         }
         assert_eq!(taken(blocks), 0);

@@ -13,7 +13,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// Whether one who has just claimed a place may go on. Who clears sees the claim, or is seen here.
-    pub(crate) fn admits(&self) -> bool {
+    pub(crate) fn may_pass(&self) -> bool {
         fence_after_exchange();
         !self.is_closed.load(Acquire)
     }

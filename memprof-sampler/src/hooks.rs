@@ -13,8 +13,8 @@ use core::mem;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::aligned::call_aligned;
-use crate::countdown::{Held, is_due, passes};
-use crate::sampler::{forget, may_be_sample, put_back, sample};
+use crate::countdown::{CountdownPause, count_down, is_due};
+use crate::sampler::{may_be_sample, remove_sample, restore_sample, sample};
 use crate::tally;
 
 /// What a function does with memory.
@@ -63,7 +63,7 @@ impl Signature {
 
     /// Whether one hook serves both where they are one function by two names: they find the size and the block in
     /// the same arguments.
-    pub fn is_alike(&self, other: &Self) -> bool {
+    pub fn has_same_shape(&self, other: &Self) -> bool {
         let place = |one: &Self| one.arguments.iter().position(|name| *name == one.what);
         let is_same_place = match (place(self), place(other)) {
             (None, None) => self.arguments == other.arguments,
@@ -95,7 +95,7 @@ macro_rules! hooks {
 
         /// All functions that are hooked, by hooks that count every call where a tally is asked for.
         pub(crate) fn hooks() -> [Hook; COUNT] {
-            let is_tallied = tally::is_asked();
+            let is_tallied = tally::is_enabled();
             [$(Hook {
                 name: name!($name),
                 role: role!($kind),
@@ -149,14 +149,14 @@ macro_rules! role {
 
 macro_rules! hook {
     (allocate $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
-        hook!(@module $name, Block, ($($arg: $type),*), passes($bytes), {
-            let is_due = !passes($bytes) && is_due($bytes);
-            let held = OUTER.then(Held::new);
+        hook!(@module $name, Block, ($($arg: $type),*), count_down($bytes), {
+            let is_due = !count_down($bytes) && is_due($bytes);
+            let held = OUTER.then(CountdownPause::new);
             // SAFETY: the caller's own arguments.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
             drop(held);
             if TALLIED {
-                tally::gave(block as usize, $bytes);
+                tally::record_alloc(block as usize, $bytes);
             }
             if is_due {
                 sample(block as usize, $bytes);
@@ -165,9 +165,9 @@ macro_rules! hook {
         });
     };
     (store $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
-        hook!(@module $name, c_int, (place: *mut Block, $($arg: $type),*), passes($bytes), {
-            let is_due = !passes($bytes) && is_due($bytes);
-            let held = OUTER.then(Held::new);
+        hook!(@module $name, c_int, (place: *mut Block, $($arg: $type),*), count_down($bytes), {
+            let is_due = !count_down($bytes) && is_due($bytes);
+            let held = OUTER.then(CountdownPause::new);
             // SAFETY: the caller's own arguments.
             let failed = unsafe { function::<Real>(&REAL)(place, $($arg),*) };
             drop(held);
@@ -175,7 +175,7 @@ macro_rules! hook {
                 // SAFETY: posix_memalign(3): stored on success.
                 let block = unsafe { place.read() } as usize;
                 if TALLIED {
-                    tally::gave(block, $bytes);
+                    tally::record_alloc(block, $bytes);
                 }
                 if is_due {
                     sample(block, $bytes);
@@ -188,34 +188,34 @@ macro_rules! hook {
         hook!(@module $name, (), ($($arg: $type),*), !may_be_sample($block as usize), {
             if may_be_sample($block as usize) {
                 // Before the block is free, and another thread gets it.
-                forget($block as usize);
+                remove_sample($block as usize);
             }
             if TALLIED {
-                tally::took(tally::size_of_block($block as usize));
+                tally::record_free(tally::block_size($block as usize));
             }
             // SAFETY: the caller's own arguments.
             unsafe { function::<Real>(&REAL)($($arg),*) }
         });
     };
     (reallocate $name:ident($($arg:ident: $type:ty),*) => $old:expr, $bytes:expr) => {
-        hook!(@module $name, Block, ($($arg: $type),*), !may_be_sample($old as usize) && passes($bytes), {
-            let is_due = !passes($bytes) && is_due($bytes);
+        hook!(@module $name, Block, ($($arg: $type),*), !may_be_sample($old as usize) && count_down($bytes), {
+            let is_due = !count_down($bytes) && is_due($bytes);
             let before = match TALLIED {
-                true => tally::size_of_block($old as usize),
+                true => tally::block_size($old as usize),
                 false => 0,
             };
-            let forgotten = may_be_sample($old as usize).then(|| forget($old as usize)).flatten();
-            let held = OUTER.then(Held::new);
+            let forgotten = may_be_sample($old as usize).then(|| remove_sample($old as usize)).flatten();
+            let held = OUTER.then(CountdownPause::new);
             // SAFETY: the caller's own arguments.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
             drop(held);
             if TALLIED && (!block.is_null() || $bytes == 0) {
-                tally::took(before);
-                tally::gave(block as usize, $bytes);
+                tally::record_free(before);
+                tally::record_alloc(block as usize, $bytes);
             }
             match forgotten {
                 // It failed, and the old block is what it was; with no bytes it may have been freed.
-                Some(old) if block.is_null() && $bytes != 0 => put_back($old as usize, old),
+                Some(old) if block.is_null() && $bytes != 0 => restore_sample($old as usize, old),
                 _ => {}
             }
             if is_due {
@@ -224,7 +224,7 @@ macro_rules! hook {
             block
         });
     };
-    (@module $name:ident, $result:ty, ($($arg:ident: $type:ty),*), $is_usual:expr, $slowly:block) => {
+    (@module $name:ident, $result:ty, ($($arg:ident: $type:ty),*), $is_usual:expr, $hook_cold:block) => {
         #[allow(non_snake_case, reason = "C++ calls some of them so")]
         mod $name {
             use super::*;
@@ -251,14 +251,14 @@ macro_rules! hook {
             unsafe extern "C-unwind" fn aligned<const TALLIED: bool, const OUTER: bool>(
                 $($arg: $type),*
             ) -> $result {
-                call_aligned!(slowly::<TALLIED, OUTER>)
+                call_aligned!(hook_cold::<TALLIED, OUTER>)
             }
 
             /// # Safety
             /// The arguments are those of the hook's caller.
-            unsafe extern "C-unwind" fn slowly<const TALLIED: bool, const OUTER: bool>(
+            unsafe extern "C-unwind" fn hook_cold<const TALLIED: bool, const OUTER: bool>(
                 $($arg: $type),*
-            ) -> $result $slowly
+            ) -> $result $hook_cold
         }
     };
 }

@@ -8,8 +8,8 @@ use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
 use crate::aligned::call_aligned;
-use crate::countdown::{is_due, passes};
-use crate::sampler::{forget, may_be_sample, sample};
+use crate::countdown::{count_down, is_due};
+use crate::sampler::{may_be_sample, remove_sample, sample};
 
 /// `hooks_t`.
 #[repr(C)]
@@ -84,12 +84,12 @@ unsafe extern "C" fn take_allocated(
         }
         _ => first,
     };
-    take(block, size);
+    sample_if_due(block, size);
 }
 
 unsafe extern "C" fn take_freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
     if may_be_sample(block) {
-        forget(block);
+        remove_sample(block);
     }
 }
 
@@ -108,13 +108,13 @@ unsafe extern "C" fn take_expanded(
     // SAFETY: hook.h: four words, of which the second is the size in all three functions.
     let [_, size] = unsafe { args.cast::<[usize; 2]>().read() };
     if may_be_sample(block) {
-        forget(block);
+        remove_sample(block);
     }
-    take(block, size);
+    sample_if_due(block, size);
 }
 
-fn take(block: usize, size: usize) {
-    if !passes(size) && is_due(size) {
+fn sample_if_due(block: usize, size: usize) {
+    if !count_down(size) && is_due(size) {
         sample(block, size);
     }
 }

@@ -17,37 +17,39 @@
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 
+mod address_hash;
 mod aligned;
 mod atomic;
 mod countdown;
-mod entries;
+mod excluded_threads;
 mod filter;
+mod fork_sentinel;
 mod gate;
-mod hash;
+mod got_slots;
 mod hooks;
 mod jemalloc;
-mod live;
+mod live_table;
 mod mapping;
-mod muted;
 mod own_code;
-mod pointer;
+mod patched_entries;
 mod probes;
-mod process;
-mod records;
-mod remote;
+mod remote_tables;
 mod sampler;
-mod slots;
+mod stack_table;
 mod tally;
+mod thread_pointer;
 
-pub use entries::{Entries, Entry, TABLE_MARK, TABLE_SIZE, Table, stub_offset};
+pub use excluded_threads::{SamplerExclusion, exclude_this_thread};
+pub use got_slots::{GotSlots, Leads, MallocProvider, PatchStats, malloc, own_calls};
 pub use hooks::{Role, SIGNATURES, Signature};
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
-pub use muted::{Muted, mute_this_thread};
-pub use records::{EVICTED, MOST_FRAMES, Record, RecordId};
-pub use remote::{MARK, Remote};
-pub use sampler::{
-    Counts, LiveSample, Refused, clear, counts, each_live, each_record, enter_child, interval,
-    start, stop,
+pub use patched_entries::{
+    EntryRow, EntryTable, PatchedEntries, TABLE_MARK, TABLE_SIZE, trampoline_offset,
 };
-pub use slots::{Leads, Owner, Patched, Slots, malloc, own_calls};
-pub use tally::{Tally, tally, tally_all};
+pub use remote_tables::{MARK, RemoteTables};
+pub use sampler::{
+    LiveSample, SamplerError, SamplerStats, clear, counts, for_each_live, for_each_record,
+    interval, reset_in_child, start, stop,
+};
+pub use stack_table::{EVICTED, MOST_FRAMES, StackRecord, StackRecordId};
+pub use tally::{Tally, enable, tally};

@@ -45,9 +45,9 @@ pub(crate) fn zeroed<T>(count: usize) -> Option<*mut T> {
 ///
 /// # Safety
 /// `start` and `count` are a mapping of [`zeroed`], and nobody uses it meanwhile.
-pub(crate) unsafe fn zero<T>(start: *mut T, count: usize) {
+pub(crate) unsafe fn reset<T>(start: *mut T, count: usize) {
     // SAFETY: promised by the caller, who misses nothing.
-    if !unsafe { give_back(start, count) } {
+    if !unsafe { release_pages(start, count) } {
         // SAFETY: the whole mapping, which the caller says is not in use.
         unsafe { start.write_bytes(0, count) };
     }
@@ -57,7 +57,7 @@ pub(crate) unsafe fn zero<T>(start: *mut T, count: usize) {
 ///
 /// # Safety
 /// `start` and `count` are such a mapping, and nobody misses what it held.
-pub(crate) unsafe fn give_back<T>(start: *mut T, count: usize) -> bool {
+pub(crate) unsafe fn release_pages<T>(start: *mut T, count: usize) -> bool {
     let bytes = count * size_of::<T>();
     // SAFETY: madvise(2): a private anonymous mapping reads as zeros afterwards.
     unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
@@ -66,7 +66,7 @@ pub(crate) unsafe fn give_back<T>(start: *mut T, count: usize) -> bool {
 /// Unmaps a mapping of [`zeroed`].
 ///
 /// # Safety
-/// As [`zero`]; and nobody uses it afterwards.
+/// As [`reset`]; and nobody uses it afterwards.
 pub(crate) unsafe fn unmap<T>(start: *mut T, count: usize) {
     // SAFETY: munmap(2): promised by the caller. It fails only for what is no mapping.
     let unmapped = unsafe { rustix::mm::munmap(start.cast(), count * size_of::<T>()) };
@@ -104,7 +104,7 @@ mod tests {
             let after = figures();
             let is_small = (0..2).all(|at| after[at] < before[at] + 1024);
             // SAFETY: the mapping just made.
-            let is_given_back = unsafe { give_back(start, 1 << 20) };
+            let is_given_back = unsafe { release_pages(start, 1 << 20) };
             // SAFETY: _exit(2) takes a number.
             unsafe { libc::_exit(i32::from(locked != 0 || !is_small || !is_given_back)) };
         }

@@ -4,18 +4,18 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use memprof_unwind::{Registers, Tail, WORKSPACE_FRAMES, Workspace, walk_this_thread};
+use memprof_unwind::{PseudoFrames, Registers, WORKSPACE_FRAMES, Workspace, walk_this_thread};
 
+use crate::address_hash::AddressHash;
 use crate::countdown;
 use crate::filter::Filter;
+use crate::fork_sentinel::ForkSentinel;
 use crate::gate::Gate;
-use crate::hash::Hash;
-use crate::live::{Claim, Live, Sample};
+use crate::live_table::{ClaimedCell, LiveTable, Sample};
 use crate::own_code::own_code;
 use crate::probes;
-use crate::process::Process;
-use crate::records::{MOST_FRAMES, Record, RecordId, Records};
-use crate::remote::MARK;
+use crate::remote_tables::MARK;
+use crate::stack_table::{MOST_FRAMES, StackRecord, StackRecordId, StackTable};
 use crate::tally;
 
 // Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
@@ -23,10 +23,10 @@ use crate::tally;
 static FILTER: Filter = Filter::new();
 /// Its mark is read from outside: it stays, whatever an optimizer thinks of it.
 #[used]
-static TABLES: Tables = Tables {
+static TABLES: SampleTables = SampleTables {
     mark: MARK,
-    live: Live::new(),
-    records: Records::new(),
+    live: LiveTable::new(),
+    records: StackTable::new(),
 };
 static GATE: Gate = Gate {
     is_closed: AtomicBool::new(false),
@@ -34,7 +34,7 @@ static GATE: Gate = Gate {
 static LOST: AtomicU64 = AtomicU64::new(0);
 static UNSEEN_FREES: AtomicU64 = AtomicU64::new(0);
 /// The process that samples: a child of `_Fork(3)` runs no handler of fork(2).
-static PROCESS: Process = Process::new();
+static PROCESS: ForkSentinel = ForkSentinel::new();
 
 /// How often [`clear`] waits for a hook to leave the tables, each time for a millisecond.
 const PATIENCE: u32 = 1000;
@@ -43,17 +43,17 @@ const PATIENCE: u32 = 1000;
 const OWN_FRAMES: usize = 8;
 const _: () = assert!(MOST_FRAMES + OWN_FRAMES <= WORKSPACE_FRAMES);
 
-/// What is known of samples, as [`Remote`](crate::Remote) finds it.
+/// What is known of samples, as [`RemoteTables`](crate::RemoteTables) finds it.
 #[repr(C)]
-struct Tables {
+struct SampleTables {
     mark: [u8; MARK.len()],
-    live: Live,
-    records: Records,
+    live: LiveTable,
+    records: StackTable,
 }
 
 /// Why it cannot be done now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum SamplerError {
     /// The kernel has no memory for the tables.
     NoMemory,
     /// A thread has been inside of a hook for too long: stopped by a debugger, say.
@@ -62,7 +62,7 @@ pub enum Refused {
 
 /// What it did since the last [`clear`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct SamplerStats {
     /// Allocations that were sampled.
     pub samples: u64,
     /// Of these, not freed.
@@ -79,13 +79,13 @@ pub struct Counts {
 ///
 /// # Errors
 /// `NoMemory`.
-pub fn start(interval: u64) -> Result<(), Refused> {
-    PROCESS.enter();
+pub fn start(interval: u64) -> Result<(), SamplerError> {
+    PROCESS.adopt_process();
     if TABLES.live.prepare() && TABLES.records.prepare() {
         countdown::set_interval(interval);
         Ok(())
     } else {
-        Err(Refused::NoMemory)
+        Err(SamplerError::NoMemory)
     }
 }
 
@@ -103,19 +103,19 @@ pub fn interval() -> u64 {
 ///
 /// # Errors
 /// `InUse`; some samples count as freed then. `NoMemory`: nothing is sampled any more.
-pub fn clear() -> Result<(), Refused> {
+pub fn clear() -> Result<(), SamplerError> {
     let interval = countdown::interval();
     stop();
     GATE.close();
     let mut looks = 0..PATIENCE;
     let wait = || looks.next().map(|_| wait_a_millisecond()).is_some();
-    let drained = |claim: &Claim<'_>| {
+    let drained = |claim: &ClaimedCell<'_>| {
         discount(claim);
     };
     if !TABLES.live.drain(drained, wait) {
         GATE.open();
         countdown::set_interval(interval);
-        return Err(Refused::InUse);
+        return Err(SamplerError::InUse);
     }
     FILTER.clear();
     // SAFETY: the gate is closed, and no place is claimed: no hook is in the records, and none enters. `each_record` is
@@ -141,10 +141,10 @@ fn wait_a_millisecond() {
 
 /// Begins in a forked child, which lacks the other threads: those that were inside of a hook will
 /// never leave it.
-pub fn enter_child() {
-    PROCESS.enter();
+pub fn reset_in_child() {
+    PROCESS.adopt_process();
     tally::enter_child();
-    TABLES.live.abandon();
+    TABLES.live.clear_claimed();
     Workspace::enter_child();
     GATE.open();
 }
@@ -154,9 +154,9 @@ pub fn enter_child() {
 ///
 /// # Safety
 /// [`clear`] is not called meanwhile.
-pub unsafe fn each_record(visit: impl FnMut(Record<'_>)) {
+pub unsafe fn for_each_record(visit: impl FnMut(StackRecord<'_>)) {
     // SAFETY: promised by the caller.
-    unsafe { TABLES.records.each(visit) };
+    unsafe { TABLES.records.for_each(visit) };
 }
 
 /// A sample that was not freed.
@@ -167,12 +167,12 @@ pub struct LiveSample {
     /// As the program asked for it.
     pub size: u64,
     /// The record that counts it.
-    pub record: RecordId,
+    pub record: StackRecordId,
 }
 
 /// Visits each sample that was not freed, in no order, but those that come or go meanwhile.
-pub fn each_live(mut visit: impl FnMut(LiveSample)) {
-    TABLES.live.each(|address, sample| {
+pub fn for_each_live(mut visit: impl FnMut(LiveSample)) {
+    TABLES.live.for_each(|address, sample| {
         visit(LiveSample {
             address,
             size: sample.size,
@@ -182,10 +182,10 @@ pub fn each_live(mut visit: impl FnMut(LiveSample)) {
 }
 
 /// What it did so far.
-pub fn counts() -> Counts {
+pub fn counts() -> SamplerStats {
     let (live, all) = TABLES.records.objects();
     let lost = LOST.load(Relaxed);
-    Counts {
+    SamplerStats {
         samples: all + lost,
         live_samples: live,
         lost,
@@ -204,18 +204,18 @@ pub(crate) fn may_be_sample(block: usize) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forgotten {
     pub(crate) sample: Sample,
-    record: RecordId,
+    record: StackRecordId,
 }
 
 /// Forgets the sample at `block`, where there is one.
 #[cold]
 #[inline(never)]
-pub(crate) fn forget(block: usize) -> Option<Forgotten> {
+pub(crate) fn remove_sample(block: usize) -> Option<Forgotten> {
     // Its counter may be another's, and an empty place holds 0 too.
-    if block == 0 || !FILTER.probably_holds(block) {
+    if block == 0 || !FILTER.tag_may_hold(block) {
         return None;
     }
-    let claim = TABLES.live.find(Hash::of(block), block)?;
+    let claim = TABLES.live.find(AddressHash::of(block), block)?;
     let record = discount(&claim);
     probes::free(block);
     Some(Forgotten {
@@ -225,21 +225,21 @@ pub(crate) fn forget(block: usize) -> Option<Forgotten> {
 }
 
 /// Counts a sample as freed.
-fn discount(claim: &Claim<'_>) -> RecordId {
+fn discount(claim: &ClaimedCell<'_>) -> StackRecordId {
     let sample = claim.sample();
     FILTER.subtract(claim.address());
-    TABLES.records.discount(sample.record, sample.size)
+    TABLES.records.remove_sample(sample.record, sample.size)
 }
 
-/// Takes a sample back that [`forget`] gave away: its block was not freed after all.
+/// Takes a sample back that [`remove_sample`] gave away: its block was not freed after all.
 #[cold]
 #[inline(never)]
-pub(crate) fn put_back(block: usize, forgotten: Forgotten) {
+pub(crate) fn restore_sample(block: usize, forgotten: Forgotten) {
     let Forgotten { sample, record } = forgotten;
     if let Some(claim) = claim(block) {
-        match TABLES.records.recount(record, sample.size) {
-            true => remember(claim, sample),
-            false => lose(),
+        match TABLES.records.restore_sample(record, sample.size) {
+            true => insert(claim, sample),
+            false => count_lost(),
         }
     }
 }
@@ -248,17 +248,17 @@ pub(crate) fn put_back(block: usize, forgotten: Forgotten) {
 #[cold]
 #[inline(never)]
 pub(crate) fn sample(block: usize, size: usize) {
-    if block == 0 || countdown::interval() == 0 || !PROCESS.is_this() {
+    if block == 0 || countdown::interval() == 0 || !PROCESS.is_current() {
         return;
     }
     let Some(claim) = claim(block) else {
         return;
     };
     let Some(mut workspace) = Workspace::acquire() else {
-        return lose();
+        return count_lost();
     };
     // SAFETY: the registers of this function.
-    let (count, _) = unsafe { walk_this_thread(here(), &mut workspace) };
+    let (count, _) = unsafe { walk_this_thread(caller_registers(), &mut workspace) };
     let room = workspace.frames();
     let walked = room.get(..count).unwrap_or_default();
     // SAFETY: the walk wrote so many.
@@ -266,35 +266,35 @@ pub(crate) fn sample(block: usize, size: usize) {
     let own = own_code();
     let is_own = |frame: &&usize| own.contains(*frame);
     let start = walked.iter().take_while(is_own).count();
-    let tail = Tail::now();
-    let end = count.min(start + tail.room_before(MOST_FRAMES));
-    let end = tail.end(room, end);
+    let tail = PseudoFrames::for_this_thread();
+    let end = count.min(start + tail.frames_left(MOST_FRAMES));
+    let end = tail.append_to(room, end);
     let frames = room.get(start..end).unwrap_or_default();
     // SAFETY: the walk wrote these, and the tail the last ones.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
     match TABLES.records.intern(frames, size) {
         Some(record) => {
-            TABLES.records.count(record, size);
-            remember(claim, Sample { size, record });
+            TABLES.records.add_sample(record, size);
+            insert(claim, Sample { size, record });
         }
-        None => lose(),
+        None => count_lost(),
     }
 }
 
 /// A place for a block's sample. None where the table of live samples is full, or is being cleared.
-fn claim(block: usize) -> Option<Claim<'static>> {
-    if may_be_sample(block) && forget(block).is_some() {
+fn claim(block: usize) -> Option<ClaimedCell<'static>> {
+    if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
     }
-    let claim = TABLES.live.claim(Hash::of(block), block);
+    let claim = TABLES.live.claim(AddressHash::of(block), block);
     if claim.is_none() {
-        lose();
+        count_lost();
     }
-    claim.filter(|_| GATE.admits())
+    claim.filter(|_| GATE.may_pass())
 }
 
-fn remember(claim: Claim<'_>, sample: Sample) {
+fn insert(claim: ClaimedCell<'_>, sample: Sample) {
     let block = claim.address();
     // Before somebody else can free it.
     FILTER.add(block);
@@ -302,13 +302,13 @@ fn remember(claim: Claim<'_>, sample: Sample) {
     probes::alloc(block, sample.size, countdown::interval());
 }
 
-fn lose() {
+fn count_lost() {
     LOST.fetch_add(1, Relaxed);
 }
 
 /// Where this function is, and its caller's stack: what a walk starts from.
 #[inline(always)]
-fn here() -> Registers {
+fn caller_registers() -> Registers {
     let (pc, sp, bp);
     // SAFETY: reads registers.
     unsafe {
@@ -332,7 +332,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::Remote;
+    use crate::RemoteTables;
 
     /// A word of this process, where the tables lie.
     fn word_of_own(address: u64) -> Option<u64> {
@@ -345,7 +345,7 @@ mod tests {
         let mut sums = [0_u64; 4];
         // SAFETY: only this test clears.
         unsafe {
-            each_record(|record| {
+            for_each_record(|record| {
                 assert!(record.objects <= record.total_objects, "{record:?}");
                 sums[0] += record.objects;
                 sums[1] += record.bytes;
@@ -378,10 +378,10 @@ mod tests {
             } else {
                 16 + (state >> 20) % 3000
             };
-            assert!(forget(0).is_none());
+            assert!(remove_sample(0).is_none());
             if live.contains_key(&block) || !state.is_multiple_of(3) {
                 let known = live.remove(&block);
-                let found = may_be_sample(block).then(|| forget(block)).flatten();
+                let found = may_be_sample(block).then(|| remove_sample(block)).flatten();
                 assert_eq!(
                     found.map(|forgotten| forgotten.sample.size),
                     known,
@@ -392,7 +392,7 @@ mod tests {
                 live.insert(block, size);
             }
         }
-        let remote = Remote::behind(&raw const TABLES as u64, word_of_own).unwrap();
+        let remote = RemoteTables::read_after(&raw const TABLES as u64, word_of_own).unwrap();
         let mut room = [0; MOST_FRAMES];
         for block in live.keys() {
             let stack = remote.stack(*block as u64, word_of_own, &mut room);

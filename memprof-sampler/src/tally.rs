@@ -12,7 +12,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
-use crate::pointer::{hash_of, thread};
+use crate::thread_pointer::{hash_of, thread_pointer};
 
 /// A thread tells the others of so many bytes at a time.
 const BATCH: i64 = 4096;
@@ -34,9 +34,9 @@ const IS_MAPPED: usize = 0b010;
 
 // Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
-static THREADS: [Account; ACCOUNTS] = [const { Account::new() }; ACCOUNTS];
+static THREADS: [ThreadTotals; ACCOUNTS] = [const { ThreadTotals::new() }; ACCOUNTS];
 /// Of the threads that found no account of their own.
-static OTHERS: Account = Account::new();
+static OTHERS: ThreadTotals = ThreadTotals::new();
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
@@ -56,7 +56,7 @@ pub struct Tally {
 
 /// One thread's sums, alone in their line of the cache.
 #[repr(C, align(64))]
-struct Account {
+struct ThreadTotals {
     /// The thread pointer; 0: nobody's.
     owner: AtomicUsize,
     objects: AtomicU64,
@@ -66,18 +66,19 @@ struct Account {
 }
 
 /// Counts all allocations of this process: call it before any slot is taken.
-pub fn tally_all() {
+pub fn enable() {
     ASKED.store(true, Relaxed);
 }
 
 /// What was counted. None where nobody counts, or the allocator does not tell a block's size.
 pub fn tally() -> Option<Tally> {
-    (is_asked() && USABLE.load(Relaxed) != 0).then(sums)
+    (is_enabled() && USABLE.load(Relaxed) != 0).then(sums)
 }
 
 fn sums() -> Tally {
     let accounts = || THREADS.iter().chain([&OTHERS]);
-    let sum = |of: fn(&Account) -> &AtomicU64| accounts().map(|each| of(each).load(Relaxed)).sum();
+    let sum =
+        |of: fn(&ThreadTotals) -> &AtomicU64| accounts().map(|each| of(each).load(Relaxed)).sum();
     Tally {
         objects: sum(|each| &each.objects),
         bytes: sum(|each| &each.bytes),
@@ -85,7 +86,7 @@ fn sums() -> Tally {
     }
 }
 
-pub(crate) fn is_asked() -> bool {
+pub(crate) fn is_enabled() -> bool {
     ASKED.load(Relaxed)
 }
 
@@ -99,7 +100,7 @@ pub(crate) fn set_usable(function: Option<usize>) {
 ///
 /// # Safety
 /// These are the functions of one allocator, and it is glibc's.
-pub(crate) unsafe fn try_headers(
+pub(crate) unsafe fn probe_chunk_headers(
     malloc: unsafe extern "C" fn(usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void),
 ) {
@@ -107,7 +108,8 @@ pub(crate) unsafe fn try_headers(
     let is_told = [1, 24, 25, 1000, 70_000].into_iter().all(|size| {
         // SAFETY: malloc(3).
         let block = unsafe { malloc(size) };
-        let is_told = header(block as usize).is_some_and(|told| told == ask(block as usize));
+        let is_told =
+            chunk_size(block as usize).is_some_and(|told| told == usable_size(block as usize));
         // SAFETY: free(3): null, or the block of above.
         unsafe { free(block) };
         is_told
@@ -133,18 +135,18 @@ pub(crate) fn enter_child() {
 
 /// What a block takes. 0 for null.
 #[inline(always)]
-pub(crate) fn size_of_block(block: usize) -> i64 {
+pub(crate) fn block_size(block: usize) -> i64 {
     if HAS_HEADERS.load(Relaxed)
-        && let Some(size) = header(block)
+        && let Some(size) = chunk_size(block)
     {
         return size;
     }
-    ask(block)
+    usable_size(block)
 }
 
 /// What glibc's header of a block tells. None for null, and where it was mapped alone.
 #[inline(always)]
-fn header(block: usize) -> Option<i64> {
+fn chunk_size(block: usize) -> Option<i64> {
     let word = block.checked_sub(size_of::<usize>())? as *const AtomicUsize;
     // SAFETY: glibc has a word before each block; other threads change its flags, not the size.
     let word = unsafe { &*word }.load(Relaxed);
@@ -154,7 +156,7 @@ fn header(block: usize) -> Option<i64> {
 
 /// What the allocator tells.
 #[inline(always)]
-fn ask(block: usize) -> i64 {
+fn usable_size(block: usize) -> i64 {
     let function = USABLE.load(Relaxed);
     if function == 0 || block == 0 {
         return 0;
@@ -167,9 +169,9 @@ fn ask(block: usize) -> i64 {
 
 /// Counts a block that the program got.
 #[inline(always)]
-pub(crate) fn gave(block: usize, asked: usize) {
+pub(crate) fn record_alloc(block: usize, asked: usize) {
     if block != 0 {
-        count(size_of_block(block), asked);
+        count(block_size(block), asked);
     }
 }
 
@@ -184,7 +186,7 @@ fn count(size: i64, asked: usize) {
 
 /// Counts off what a block took.
 #[inline(always)]
-pub(crate) fn took(size: i64) {
+pub(crate) fn record_free(size: i64) {
     if size != 0 {
         account(|account, add| add.live(account, -size));
     }
@@ -192,14 +194,14 @@ pub(crate) fn took(size: i64) {
 
 /// How an account is changed.
 #[derive(Clone, Copy)]
-enum Add {
+enum AddMode {
     /// By its owner.
     Alone,
     /// By several threads at once.
     Shared,
 }
 
-impl Add {
+impl AddMode {
     #[inline(always)]
     fn more(self, sum: &AtomicU64, more: u64) {
         match self {
@@ -209,7 +211,7 @@ impl Add {
     }
 
     #[inline(always)]
-    fn live(self, account: &Account, more: i64) {
+    fn live(self, account: &ThreadTotals, more: i64) {
         let pending = match self {
             Self::Alone => {
                 let pending = account.pending.load(Relaxed) + more;
@@ -219,7 +221,7 @@ impl Add {
             Self::Shared => account.pending.fetch_add(more, Relaxed) + more,
         };
         if pending.unsigned_abs() >= BATCH.unsigned_abs() {
-            tell(account);
+            flush(account);
         }
     }
 }
@@ -227,7 +229,7 @@ impl Add {
 /// Tells the others what an account kept back.
 #[cold]
 #[inline(never)]
-fn tell(account: &Account) {
+fn flush(account: &ThreadTotals) {
     let pending = account.pending.swap(0, Relaxed);
     let live = LIVE.fetch_add(pending, AcqRel) + pending;
     if PEAK.fetch_max(live, AcqRel) < live {
@@ -236,23 +238,23 @@ fn tell(account: &Account) {
 }
 
 #[inline(always)]
-fn account(change: impl FnOnce(&Account, Add)) {
+fn account(change: impl FnOnce(&ThreadTotals, AddMode)) {
     const BITS: u32 = ACCOUNTS.ilog2();
-    let thread = thread();
+    let thread = thread_pointer();
     let hash = hash_of(thread, BITS);
     let first = &THREADS[hash];
     if first.owner.load(Relaxed) == thread {
-        return change(first, Add::Alone);
+        return change(first, AddMode::Alone);
     }
-    match found(hash, thread) {
-        Some(account) => change(account, Add::Alone),
-        None => change(&OTHERS, Add::Shared),
+    match find_totals(hash, thread) {
+        Some(account) => change(account, AddMode::Alone),
+        None => change(&OTHERS, AddMode::Shared),
     }
 }
 
 /// The account of a thread, or a free one, which is its own then.
 #[inline(never)]
-fn found(hash: usize, thread: usize) -> Option<&'static Account> {
+fn find_totals(hash: usize, thread: usize) -> Option<&'static ThreadTotals> {
     (0..PROBES).find_map(|probe| {
         let account = THREADS.get((hash + probe) % ACCOUNTS)?;
         let owner = account
@@ -263,7 +265,7 @@ fn found(hash: usize, thread: usize) -> Option<&'static Account> {
     })
 }
 
-impl Account {
+impl ThreadTotals {
     const fn new() -> Self {
         Self {
             owner: AtomicUsize::new(0),
@@ -287,13 +289,13 @@ mod tests {
     fn a_header_tells_what_the_allocator_does() {
         set_usable(Some(libc::malloc_usable_size as *const () as usize));
         // SAFETY: both are of the C library.
-        unsafe { try_headers(libc::malloc, libc::free) };
+        unsafe { probe_chunk_headers(libc::malloc, libc::free) };
         assert!(HAS_HEADERS.load(Relaxed), "of this C library");
-        assert_eq!(size_of_block(0), 0);
+        assert_eq!(block_size(0), 0);
         let check = |block: *mut c_void| {
             // SAFETY: malloc_usable_size(3), of a block that nobody has freed.
             let expected = unsafe { libc::malloc_usable_size(block) } as i64;
-            assert_eq!(size_of_block(block as usize), expected);
+            assert_eq!(block_size(block as usize), expected);
             // SAFETY: free(3), as above.
             unsafe { libc::free(block) };
         };
@@ -326,7 +328,7 @@ mod tests {
                 count(100, 90);
             }
             for _ in 0..BLOCKS {
-                took(100);
+                record_free(100);
             }
         };
         let threads: Vec<_> = (0..THREADS).map(|_| thread::spawn(work)).collect();
@@ -341,7 +343,7 @@ mod tests {
         let before = peaks();
         count(1 << 30, 1 << 30);
         assert_eq!(peaks(), before + 1);
-        took(1 << 30);
+        record_free(1 << 30);
         count(1 << 20, 1 << 20);
         assert_eq!(peaks(), before + 1, "less than before is no peak");
         enter_child();

@@ -6,7 +6,7 @@ mod program;
 
 use std::mem::transmute;
 
-use memprof_sampler::{Entries, Role};
+use memprof_sampler::{PatchedEntries, Role};
 use program::{MOVED, Program, RET};
 
 fn call(program: &Program, index: usize, argument: usize) -> usize {
@@ -23,22 +23,22 @@ fn call(program: &Program, index: usize, argument: usize) -> usize {
 fn functions_lead_to_hooks_and_back() {
     let mut program = Program::new(&["malloc", "realloc"].map(|name| (name, vec![RET])));
     let malloc = program.address(program.function(0));
-    assert!(Entries::of(malloc).is_none());
+    assert!(PatchedEntries::find(malloc).is_none());
     program.jump(0);
-    let entries = Entries::of(malloc).unwrap();
+    let entries = PatchedEntries::find(malloc).unwrap();
     // The jump of the other one is missing: memprof-attach was killed.
-    assert!(!entries.are_complete());
-    assert_eq!(entries.take(), None);
+    assert!(!entries.is_complete());
+    assert_eq!(entries.enable(), None);
     assert_eq!((entries.count(), call(&program, 0, 7)), (0, 7));
     program.jump(1);
-    assert_eq!(entries.take(), Some(2));
+    assert_eq!(entries.enable(), Some(2));
     assert_eq!((call(&program, 0, 7), call(&program, 1, 9)), (7, 9));
-    entries.give_back(Some(Role::Allocates));
+    entries.disable(Some(Role::Allocates));
     assert_eq!(
         (entries.count(), call(&program, 0, 7), call(&program, 1, 9)),
         (1, 7, 9)
     );
-    entries.give_back(None);
+    entries.disable(None);
     assert_eq!(
         (entries.count(), call(&program, 0, 7), call(&program, 1, 9)),
         (0, 7, 9)
@@ -46,7 +46,7 @@ fn functions_lead_to_hooks_and_back() {
     // Other code that begins with a jump.
     let own = program.function(0);
     program.put(own, &[0xe9, 0, 0, 0, 0]);
-    assert!(Entries::of(malloc).is_none());
+    assert!(PatchedEntries::find(malloc).is_none());
     program.put(program.function(0), &MOVED);
     assert_eq!(call(&program, 0, 7), 7);
 }

@@ -12,9 +12,10 @@ use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use memprof_sampler::{
-    Entries, Entry, Role, SIGNATURES, Signature, Table, clear, each_live, start, tally_all,
+    EntryRow, EntryTable, PatchedEntries, Role, SIGNATURES, Signature, clear, enable,
+    for_each_live, start,
 };
-use memprof_unwind::forget_rules;
+use memprof_unwind::clear_rules;
 use program::{Program, RET};
 
 /// More of its stack is not used by a hook, whatever it does, beside what the allocator uses.
@@ -96,7 +97,7 @@ fn code(index: usize, signature: &Signature) -> Vec<u8> {
 }
 
 /// The program's functions begin with jumps, and lead to their hooks.
-fn hooked(is_outer: bool) -> (Program, Entries) {
+fn hooked(is_outer: bool) -> (Program, PatchedEntries) {
     let functions: Vec<_> = SIGNATURES
         .iter()
         .enumerate()
@@ -105,17 +106,20 @@ fn hooked(is_outer: bool) -> (Program, Entries) {
     let mut program = Program::new(&functions);
     for index in 0..functions.len() {
         program.jump(index);
-        let entry = offset_of!(Table, entries) + index * size_of::<Entry>();
-        program.put(entry + offset_of!(Entry, is_outer), &[u8::from(is_outer)]);
+        let entry = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
+        program.put(
+            entry + offset_of!(EntryRow, is_outer),
+            &[u8::from(is_outer)],
+        );
     }
-    let entries = Entries::of(program.address(program.function(0))).unwrap();
-    assert_eq!(entries.take(), Some(functions.len()));
+    let entries = PatchedEntries::find(program.address(program.function(0))).unwrap();
+    assert_eq!(entries.enable(), Some(functions.len()));
     (program, entries)
 }
 
 fn live() -> HashSet<usize> {
     let mut live = HashSet::new();
-    each_live(|sample| assert!(live.insert(sample.address)));
+    for_each_live(|sample| assert!(live.insert(sample.address)));
     live
 }
 
@@ -172,7 +176,7 @@ fn in_handler() {
     }
     let (program, entries) = hooked(false);
     MALLOC.store(program.address(program.function(0)), Relaxed);
-    forget_rules();
+    clear_rules();
     // SAFETY: getauxval(3) reads a constant of this process.
     let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
     let mut memory = vec![0_u8; frame.max(libc::MINSIGSTKSZ) + 512 + NEED];
@@ -195,7 +199,7 @@ fn in_handler() {
     assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
     assert_eq!(PLACE.load(Relaxed), block(0));
     assert_eq!(live(), HashSet::from([block(0)]));
-    entries.give_back(None);
+    entries.disable(None);
     let off = libc::stack_t {
         ss_flags: libc::SS_DISABLE,
         ..stack
@@ -213,18 +217,18 @@ fn stack_misaligned_or_small_serves_every_hook() {
     start(1).unwrap();
     for (is_outer, is_tallied) in [(false, false), (true, false), (false, true)] {
         if is_tallied {
-            tally_all();
+            enable();
         }
         let (program, entries) = hooked(is_outer);
         for off in [64, 72] {
             // Rules are read again, which takes most.
-            forget_rules();
+            clear_rules();
             let stack = Stack::new();
             check_all(&program, stack.end() - off);
             let used = stack.used() - off;
             assert!(used < NEED, "{used}");
         }
-        entries.give_back(None);
+        entries.disable(None);
     }
     in_handler();
 }

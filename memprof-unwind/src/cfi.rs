@@ -62,7 +62,7 @@ fn try_rule_at<'a>(
     if fde.is_signal_trampoline() {
         return Some(Rule::Signal);
     }
-    let mut row = Row::new(fde.initial_address(), fde.cie().data_alignment_factor());
+    let mut row = CfiRow::new(fde.initial_address(), fde.cie().data_alignment_factor());
     let factor = fde.cie().code_alignment_factor();
     let initial = fde.cie().instructions(&eh_frame, &bases);
     row.run(initial, u64::MAX, factor)?;
@@ -74,7 +74,7 @@ fn try_rule_at<'a>(
 
 /// What is known of the three registers that a walk follows.
 #[derive(Clone, Debug)]
-struct State {
+struct RegisterRules {
     cfa: CfaRule<usize>,
     bp: RegisterRule<usize>,
     return_address: RegisterRule<usize>,
@@ -84,21 +84,21 @@ struct State {
 const REMEMBERED: usize = 4;
 
 /// The row of the unwinding table that covers an address (DWARF 5, 6.4.1), of those registers.
-struct Row {
+struct CfiRow {
     start: u64,
     data_alignment: i64,
-    state: State,
+    state: RegisterRules,
     /// After the instructions of the CIE.
-    initial: Option<State>,
-    remembered: [Option<State>; REMEMBERED],
+    initial: Option<RegisterRules>,
+    remembered: [Option<RegisterRules>; REMEMBERED],
 }
 
-impl Row {
+impl CfiRow {
     fn new(start: u64, data_alignment: i64) -> Self {
         Self {
             start,
             data_alignment,
-            state: State {
+            state: RegisterRules {
                 cfa: CfaRule::default(),
                 bp: RegisterRule::SameValue,
                 return_address: RegisterRule::Undefined,
@@ -137,7 +137,7 @@ impl Row {
 
     fn apply(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
-        let State { cfa, .. } = &mut self.state;
+        let RegisterRules { cfa, .. } = &mut self.state;
         match instruction {
             I::DefCfa { register, offset } => *cfa = register_and_offset(register, offset)?,
             I::DefCfaSf {
@@ -245,7 +245,7 @@ fn register_and_offset(register: Register, offset: u64) -> Option<CfaRule<usize>
     Some(CfaRule::RegisterAndOffset { register, offset })
 }
 
-impl State {
+impl RegisterRules {
     fn rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
         match self.return_address {
             RegisterRule::Offset(offset) if offset == -WORD => {}

@@ -2,7 +2,7 @@
 
 /// What a walker found, from the leaf on.
 #[derive(Debug)]
-pub(crate) struct Walk<'a> {
+pub(crate) struct WalkedStack<'a> {
     pub(crate) frames: &'a [usize],
     /// There was no room for more.
     pub(crate) is_cut: bool,
@@ -13,7 +13,7 @@ const MOST_BELOW: usize = 8;
 
 /// The frame that the saved walker puts below ours, or 0, where both walks tell the same
 /// otherwise.
-pub(crate) fn leaf_of(ours: &Walk<'_>, theirs: &Walk<'_>) -> Option<usize> {
+pub(crate) fn common_leaf(ours: &WalkedStack<'_>, theirs: &WalkedStack<'_>) -> Option<usize> {
     let first = ours.frames.first()?;
     let mut near = theirs.frames.iter().take(MOST_BELOW);
     let below = near.position(|frame| frame == first)?;
@@ -32,15 +32,15 @@ mod tests {
     #[test]
     fn walks_are_the_same_from_the_first_common_frame_on() {
         let check = |ours: &[usize], theirs: &[usize], theirs_is_cut, expected| {
-            let ours = Walk {
+            let ours = WalkedStack {
                 frames: ours,
                 is_cut: false,
             };
-            let theirs = Walk {
+            let theirs = WalkedStack {
                 frames: theirs,
                 is_cut: theirs_is_cut,
             };
-            assert_eq!(leaf_of(&ours, &theirs), expected, "{ours:?} {theirs:?}");
+            assert_eq!(common_leaf(&ours, &theirs), expected, "{ours:?} {theirs:?}");
         };
         check(&[1, 2, 3], &[9, 8, 1, 2, 3], false, Some(9));
         check(&[1, 2, 3], &[1, 2, 3], false, Some(0));
@@ -55,14 +55,14 @@ mod tests {
 
     #[test]
     fn a_walk_without_room_for_more_is_compared_as_far_as_it_goes() {
-        let ours = Walk {
+        let ours = WalkedStack {
             frames: &[1, 2],
             is_cut: true,
         };
-        let theirs = Walk {
+        let theirs = WalkedStack {
             frames: &[9, 1, 2, 3],
             is_cut: false,
         };
-        assert_eq!(leaf_of(&ours, &theirs), Some(9));
+        assert_eq!(common_leaf(&ours, &theirs), Some(9));
     }
 }

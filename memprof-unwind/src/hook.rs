@@ -10,17 +10,17 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::Counts;
-use crate::compare::{Walk, leaf_of};
-use crate::memory::Stack;
+use crate::HookStats;
+use crate::compare::{WalkedStack, common_leaf};
+use crate::last_walk::{self, LastWalkCursor, MOST_STEPS, WalkStep};
 use crate::object::{FindObject, loaded_rule_at};
-use crate::own_stack::{self, OwnStack, set_main_stack_top};
-use crate::rule::{Packed, Rule};
-use crate::table::Table;
-use crate::tail::Tail;
+use crate::pseudo_frames::PseudoFrames;
+use crate::rule::{PackedRule, Rule};
+use crate::rule_table::RuleTable;
+use crate::stack_memory::ReadableStack;
 use crate::thread::Thread;
-use crate::trail::{self, Following, MOST_STEPS, Step};
-use crate::walk::{End, Frame, Registers, Rules, as_frames, walk};
+use crate::thread_stack::{self, ThreadStack, set_main_stack_top};
+use crate::walk::{Frame, Registers, RuleSource, WalkEnd, as_frames, walk};
 use crate::workspace::{self, Workspace};
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3: fills the first array with at most so many program
@@ -29,13 +29,13 @@ pub type Walker = unsafe extern "C" fn(*mut *mut c_void, *mut u32, u32);
 
 /// One for each allocator of the process. A hook has no argument of its own, so each is a function
 /// of its own; they are never freed, because a thread may still be in one.
-pub static HOOKS: [Hook; 4] = [const { Hook::new() }; 4];
+pub static HOOKS: [BacktraceHook; 4] = [const { BacktraceHook::new() }; 4];
 
 static ENTRIES: [Walker; HOOKS.len()] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
 
 // Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
-static RULES: Table = Table::new();
+static RULES: RuleTable = RuleTable::new();
 static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 static MISSES: AtomicU64 = AtomicU64::new(0);
 
@@ -49,7 +49,7 @@ const COMPARED_FRAMES: usize = 256;
 /// Our walker for one allocator.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub struct Hook {
+pub struct BacktraceHook {
     /// The allocator's own walker; where [`entry`] expects it. Never changes while armed.
     saved: AtomicUsize,
     /// What the allocator's own walker puts below the frame that called it.
@@ -72,14 +72,14 @@ pub fn prepare(find: FindObject, main_stack_top: usize) {
 }
 
 /// Forgets all rules: code may have been unloaded, and other code loaded in its place.
-pub fn forget_rules() {
+pub fn clear_rules() {
     RULES.clear();
 }
 
 /// Forgets which stacks were read: threads may have ended.
-pub fn forget_stacks() {
-    own_stack::forget();
-    trail::forget();
+pub fn clear_stack_cache() {
+    thread_stack::clear();
+    last_walk::clear_owners();
 }
 
 /// How often a rule was read from call frame information, in all.
@@ -87,7 +87,7 @@ pub fn rules_read() -> u64 {
     MISSES.load(Relaxed)
 }
 
-impl Hook {
+impl BacktraceHook {
     const fn new() -> Self {
         Self {
             saved: AtomicUsize::new(0),
@@ -129,8 +129,8 @@ impl Hook {
     }
 
     /// What it did since.
-    pub fn counts(&self) -> Counts {
-        Counts {
+    pub fn counts(&self) -> HookStats {
+        HookStats {
             samples: self.samples.load(Relaxed),
             fallbacks: self.fallbacks.load(Relaxed),
             cut: self.cut.load(Relaxed),
@@ -178,7 +178,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
         index = const INDEX,
         sample = sym sample,
         hooks = sym HOOKS,
-        saved = const INDEX * size_of::<Hook>() + offset_of!(Hook, saved),
+        saved = const INDEX * size_of::<BacktraceHook>() + offset_of!(BacktraceHook, saved),
     )
 }
 
@@ -220,19 +220,19 @@ unsafe extern "C" fn sample(
     // SAFETY: `Walker`: room for so many pointers.
     let room = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
     // After the comparison, of which it is no part.
-    let tail = Tail::now();
-    let before = tail.room_before(room.len());
+    let tail = PseudoFrames::for_this_thread();
+    let before = tail.frames_left(room.len());
     let stack = room.get_mut(..before).unwrap_or_default();
     let Some(walked) = hook.walk(start, hook.leaf.load(Relaxed), stack) else {
         return false;
     };
-    let walked = tail.end(room, walked);
+    let walked = tail.append_to(room, walked);
     // SAFETY: `Walker`: a number.
     unsafe { count.write(walked as u32) };
     true
 }
 
-impl Hook {
+impl BacktraceHook {
     /// Walks from `start`; None where the saved walker has to. `leaf` goes before the first frame
     /// unless it is 0.
     #[inline(always)]
@@ -251,13 +251,14 @@ impl Hook {
         let (_, steps, deep) = workspace.parts();
         // What it is compared with ends at code that was made while the program ran: libgcc's walk does.
         // SAFETY: the registers of the hook's caller; whoever armed it has prepared.
-        let (frames, end) = unsafe { walk_by(Packed::UNKNOWN, start, room, steps, deep) };
+        let (frames, end) =
+            unsafe { walk_with_fallback_rule(PackedRule::UNKNOWN, start, room, steps, deep) };
         match end {
-            End::Outermost | End::Full => {}
-            End::Unreadable => {
+            WalkEnd::Outermost | WalkEnd::Full => {}
+            WalkEnd::Unreadable => {
                 self.cut.fetch_add(1, Relaxed);
             }
-            End::Unsupported => {
+            WalkEnd::Unsupported => {
                 self.fallbacks.fetch_add(1, Relaxed);
                 return None;
             }
@@ -290,15 +291,15 @@ impl Hook {
         let written = unsafe { count.read() };
         // SAFETY: `Walker`: so many of the pointers are written.
         let theirs = unsafe { slice::from_raw_parts(frames.cast(), written as usize) };
-        let ours = Walk {
+        let ours = WalkedStack {
             frames: ours.get(..walked).unwrap_or_default(),
             is_cut: walked == COMPARED_FRAMES,
         };
-        let theirs = Walk {
+        let theirs = WalkedStack {
             frames: theirs,
             is_cut: written >= capacity,
         };
-        let leaf = leaf_of(&ours, &theirs);
+        let leaf = common_leaf(&ours, &theirs);
         if let Some(leaf) = leaf {
             self.leaf.store(leaf, Relaxed);
             self.agreed.fetch_add(1, Relaxed);
@@ -320,10 +321,10 @@ impl Hook {
 /// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was
 /// called.
 #[inline(always)]
-pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (usize, End) {
+pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (usize, WalkEnd) {
     let (room, steps, deep) = workspace.parts();
     // SAFETY: promised by the caller.
-    unsafe { walk_by(Packed::FRAME_POINTER, start, room, steps, deep) }
+    unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, room, steps, deep) }
 }
 
 /// The same by that rule where no loader knows the code.
@@ -331,46 +332,46 @@ pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (
 /// # Safety
 /// As [`walk_this_thread`].
 #[inline(always)]
-unsafe fn walk_by(
-    unknown: Packed,
+unsafe fn walk_with_fallback_rule(
+    unknown: PackedRule,
     start: Registers,
     room: &mut [Frame],
-    steps: &mut [MaybeUninit<Step>; MOST_STEPS],
+    steps: &mut [MaybeUninit<WalkStep>; MOST_STEPS],
     deep: &mut workspace::Stack,
-) -> (usize, End) {
+) -> (usize, WalkEnd) {
     let thread = Thread::this();
-    let own = OwnStack::around(start.sp, thread);
-    // SAFETY: a stack pointer of this thread; and what `OwnStack` tells.
-    let mut stack = unsafe { Stack::from(start.sp, &own.known) };
-    let mut rules = Loaded {
-        following: Following::of(thread, steps),
+    let own = ThreadStack::of_thread(start.sp, thread);
+    // SAFETY: a stack pointer of this thread; and what `ThreadStack` tells.
+    let mut stack = unsafe { ReadableStack::from(start.sp, &own.known) };
+    let mut rules = ProcessRules {
+        following: LastWalkCursor::of(thread, steps),
         deep,
         unknown,
     };
     let walked = walk(start, room, &mut rules, &mut stack);
-    rules.following.remember();
+    rules.following.save();
     if !own.known.contains(&start.sp) {
-        own.remember(start.sp, stack.end());
+        own.save_known(start.sp, stack.read_end());
     }
     walked
 }
 
 /// The rules of this process.
-struct Loaded<'a> {
-    following: Following<'a>,
+struct ProcessRules<'a> {
+    following: LastWalkCursor<'a>,
     /// The stack on which rules are read.
     deep: &'a mut workspace::Stack,
     /// The one where no loader knows the code.
-    unknown: Packed,
+    unknown: PackedRule,
 }
 
-impl Rules for Loaded<'_> {
+impl RuleSource for ProcessRules<'_> {
     #[inline(always)]
-    fn rule_at(&mut self, address: usize, sp: usize) -> Packed {
+    fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule {
         let deep = &mut *self.deep;
         let read = |address| Rule::from(deep.call(read_rule, address));
         let rule = self.following.rule(&RULES, address, sp, read);
-        if rule == Packed::UNKNOWN {
+        if rule == PackedRule::UNKNOWN {
             self.unknown
         } else {
             rule
@@ -385,11 +386,11 @@ extern "C" fn read_rule(address: usize) -> u32 {
     MISSES.fetch_add(1, Relaxed);
     let find = FIND_OBJECT.load(Acquire) as *const ();
     if find.is_null() {
-        return Packed::from(Rule::Unsupported).bits();
+        return PackedRule::from(Rule::Unsupported).bits();
     }
     // SAFETY: `prepare` stored it.
     let find = unsafe { mem::transmute::<*const (), FindObject>(find) };
-    Packed::from(loaded_rule_at(find, address)).bits()
+    PackedRule::from(loaded_rule_at(find, address)).bits()
 }
 
 #[cfg(test)]
@@ -400,7 +401,7 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
-    use crate::birth::set_birth;
+    use crate::alloc_time::set_alloc_time;
 
     /// What the walkers of these tests say.
     const ELSEWHERE: usize = 0xBAD;
@@ -413,7 +414,7 @@ mod tests {
     }
 
     /// Arms a hook that no other test uses, with `walk_elsewhere` behind it.
-    fn armed(index: usize, to_compare: u64) -> &'static Hook {
+    fn armed(index: usize, to_compare: u64) -> &'static BacktraceHook {
         // SAFETY: dlsym(3) with a NUL-terminated name.
         let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
         assert!(!find.is_null());
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[inline(never)]
-    fn sampled(hook: &'static Hook, room: usize) -> Vec<usize> {
+    fn sampled(hook: &'static BacktraceHook, room: usize) -> Vec<usize> {
         let mut frames = [ptr::null_mut(); 128];
         let mut count = 0;
         // SAFETY: room for so many frames, and an armed hook.
@@ -442,11 +443,11 @@ mod tests {
         for _ in 0..8 {
             assert_eq!(sampled(hook, 128), [ELSEWHERE]);
         }
-        let expected = Counts {
+        let expected = HookStats {
             samples: 8,
             compared: 8,
             given_up: true,
-            ..Counts::default()
+            ..HookStats::default()
         };
         assert_eq!(hook.counts(), expected);
         assert_eq!(sampled(hook, 128), [ELSEWHERE]);
@@ -468,7 +469,7 @@ mod tests {
         assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], frames[2]]);
         assert_eq!(sampled(hook, 0), []);
         // The outermost frame makes room for the time, where all is full.
-        set_birth(Some(1_795_300_000));
+        set_alloc_time(Some(1_795_300_000));
         let born = 0x4d_5002 << 40 | 1_795_300_000 << 1 | 1;
         let whole = sampled(hook, 128);
         assert_eq!(whole.len(), frames.len() + 1);
@@ -477,7 +478,7 @@ mod tests {
         assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], born]);
         assert_eq!(sampled(hook, 1), [born]);
         assert_eq!(sampled(hook, 0), []);
-        set_birth(None);
+        set_alloc_time(None);
         assert_eq!(hook.counts().fallbacks, 0);
         assert_eq!(hook.counts().cut, 0);
     }

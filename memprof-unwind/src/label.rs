@@ -6,9 +6,9 @@
 //! only where the kernel says that it can be.
 #![expect(unsafe_code, reason = "variables of threads, and what they point to")]
 
-mod record;
-mod set;
-mod sets;
+mod label_set;
+mod label_set_table;
+mod thread_context;
 
 use core::arch::asm;
 use core::mem::MaybeUninit;
@@ -17,10 +17,10 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use record::Place;
-pub use set::Labels;
-use set::{SET_WORDS, Set};
-use sets::Sets;
+pub use label_set::LabelIter;
+use label_set::{LabelSet, SET_WORDS};
+use label_set_table::LabelSetTable;
+use thread_context::ContextCell;
 
 /// The upper 24 bits: no address that a processor accepts, and the kind of frame that tells labels.
 const KIND: usize = 0x4d_5001;
@@ -36,29 +36,29 @@ pub const OTHER: u32 = 0;
 
 /// What each sample looks at. With one context it is one line of the cache: to a sample all of them are cold.
 #[repr(C, align(64))]
-struct Wanted {
+struct LabelConfig {
     is_on: AtomicU32,
     /// The key of the thread's name.
     names_key: AtomicU8,
     /// From the first one on.
-    contexts: [Place; MOST_CONTEXTS],
+    contexts: [ContextCell; MOST_CONTEXTS],
 }
 
-static WANTED: Wanted = Wanted {
+static WANTED: LabelConfig = LabelConfig {
     is_on: AtomicU32::new(0),
     names_key: AtomicU8::new(NONE),
-    contexts: [const { Place::new() }; MOST_CONTEXTS],
+    contexts: [const { ContextCell::new() }; MOST_CONTEXTS],
 };
 // Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
-static SETS: Sets = Sets::new();
+static SETS: LabelSetTable = LabelSetTable::new();
 
 /// No key.
 const NONE: u8 = u8::MAX;
 
 /// Where a library has its threads' records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Context {
+pub struct LabelContext {
     /// The number of the library among those with thread-local variables, from 1 (`dlpi_tls_modid`).
     pub module: usize,
     /// Where in the library's thread-local variables the pointer to the record lies.
@@ -69,7 +69,7 @@ pub struct Context {
 
 /// Lets each stack end in a frame that tells its labels: those of `contexts`, and the thread's name by the key
 /// of that number.
-pub fn set_labels(contexts: &[Context], thread_name: Option<u8>) {
+pub fn set_labels(contexts: &[LabelContext], thread_name: Option<u8>) {
     WANTED.is_on.store(0, Release);
     WANTED.names_key.store(thread_name.unwrap_or(NONE), Relaxed);
     for (at, place) in WANTED.contexts.iter().enumerate() {
@@ -92,12 +92,12 @@ pub struct LabelSetCounts {
 
 /// What came of the sets so far.
 pub fn label_set_counts() -> LabelSetCounts {
-    SETS.counts()
+    SETS.stats()
 }
 
 /// Visits each set of labels that was found so far, with its id.
-pub fn each_label_set(visit: impl FnMut(u32, Labels<'_>)) {
-    SETS.each(visit);
+pub fn for_each_label_set(visit: impl FnMut(u32, LabelIter<'_>)) {
+    SETS.for_each(visit);
 }
 
 /// The frame to end a stack in.
@@ -113,7 +113,7 @@ pub(crate) fn label_frame() -> Option<usize> {
 #[inline(never)]
 fn frame_of_this_thread() -> Option<usize> {
     let mut room = [MaybeUninit::uninit(); SET_WORDS];
-    let mut set = Set::new(&mut room);
+    let mut set = LabelSet::new(&mut room);
     let key = WANTED.names_key.load(Relaxed);
     if key != NONE {
         let bytes = thread_name();
@@ -133,7 +133,7 @@ fn frame_of_this_thread() -> Option<usize> {
     (!words.is_empty()).then(|| KIND << 40 | (SETS.intern(words) as usize) << 1 | 1)
 }
 
-/// So many bytes stand before a thread's name, as [`Set::add`] wants it.
+/// So many bytes stand before a thread's name, as [`LabelSet::add`] wants it.
 const NAME_AT: usize = 8;
 
 /// As the kernel knows it, prctl(2).

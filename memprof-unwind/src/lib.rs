@@ -6,46 +6,47 @@
 //! touch thread-local storage. To put it into a process see `memprof-core`.
 //!
 //! A [`walk()`] takes one [`Rule`] for each frame, found in the program's own call frame
-//! information ([`cfi`]) and kept in a [`Table`]; it reads the stack through
-//! [`Stack`], which asks the kernel about each page before it is touched. A [`Hook`] is what the
+//! information ([`cfi`]) and kept in a [`RuleTable`]; it reads the stack through
+//! [`ReadableStack`], which asks the kernel about each page before it is touched. A [`BacktraceHook`] is what the
 //! allocator calls: where our walk does not know the way, the allocator's own takes over.
 //!
 //! Only x86-64 is built: what knows the processor are the registers of rules and walks, the system
-//! call of [`is_readable`], and the entry of a [`Hook`].
+//! call of [`is_readable`], and the entry of a [`BacktraceHook`].
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
-mod birth;
+mod alloc_time;
 pub mod cfi;
 mod compare;
-mod counts;
 mod hook;
+mod hook_stats;
 mod label;
-mod memory;
+mod last_walk;
 mod object;
-mod own_stack;
+mod pseudo_frames;
 mod rule;
+mod rule_table;
 mod signals;
-mod table;
-mod tail;
+mod stack_memory;
 mod thread;
-mod trail;
+mod thread_stack;
 mod walk;
 mod workspace;
 
-pub use birth::set_birth;
-pub use counts::Counts;
+pub use alloc_time::set_alloc_time;
 pub use hook::{
-    HOOKS, Hook, Walker, forget_rules, forget_stacks, prepare, rules_read, walk_this_thread,
+    BacktraceHook, HOOKS, Walker, clear_rules, clear_stack_cache, prepare, rules_read,
+    walk_this_thread,
 };
+pub use hook_stats::HookStats;
 pub use label::{
-    Context, LabelSetCounts, Labels, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER, each_label_set,
-    label_set_counts, set_labels,
+    LabelContext, LabelIter, LabelSetCounts, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER,
+    for_each_label_set, label_set_counts, set_labels,
 };
-pub use memory::{Stack, is_readable};
 pub use object::{FindObject, FoundObject};
-pub use rule::{Cfa, Packed, Rule, SavedBp};
-pub use table::{Slot, Table};
-pub use tail::Tail;
-pub use walk::{End, Frame, Memory, Registers, Rules, as_frames, walk};
+pub use pseudo_frames::PseudoFrames;
+pub use rule::{Cfa, PackedRule, Rule, SavedBp};
+pub use rule_table::{RuleIndex, RuleTable};
+pub use stack_memory::{ReadableStack, is_readable};
+pub use walk::{Frame, Registers, RuleSource, StackReader, WalkEnd, as_frames, walk};
 pub use workspace::{WORKSPACE_FRAMES, Workspace};

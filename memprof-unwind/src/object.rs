@@ -9,8 +9,8 @@ use core::mem::MaybeUninit;
 use core::slice;
 
 use crate::cfi::{Section, rule_at};
-use crate::memory::{PAGE, is_readable};
 use crate::rule::Rule;
+use crate::stack_memory::{PAGE, is_readable};
 
 /// `_dl_find_object` of glibc 2.35 and newer (`dlfcn.h`): takes no lock, allocates nothing.
 pub type FindObject = unsafe extern "C" fn(*mut c_void, *mut FoundObject) -> c_int;
@@ -30,7 +30,7 @@ pub struct FoundObject {
 
 /// The rule at an address of this process, where `find` is its loader's.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
-    let Some(object) = FoundObject::around(find, address) else {
+    let Some(object) = FoundObject::find(find, address) else {
         return Rule::Unknown;
     };
     if object.eh_frame.is_null() {
@@ -38,10 +38,10 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     }
     let hdr = object.eh_frame as usize;
     // Of an object with holes between its segments, each is an answer of its own.
-    let segment = if object.holds(hdr) {
+    let segment = if object.contains(hdr) {
         None
     } else {
-        FoundObject::around(find, hdr).filter(|segment| segment.link_map == object.link_map)
+        FoundObject::find(find, hdr).filter(|segment| segment.link_map == object.link_map)
     };
     let information = segment.as_ref().unwrap_or(&object);
     let Some(hdr) = information.from(hdr) else {
@@ -52,7 +52,7 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
         |eh_frame| information.from(eh_frame as usize),
         address as u64,
     );
-    if rule == Rule::Signal && !object.returns_from_signal(address + 1) {
+    if rule == Rule::Signal && !object.is_signal_return(address + 1) {
         return Rule::Unsupported;
     }
     rule
@@ -60,7 +60,7 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
 
 impl FoundObject {
     /// The object, or the segment of an object with holes, that has an address.
-    fn around(find: FindObject, address: usize) -> Option<Self> {
+    fn find(find: FindObject, address: usize) -> Option<Self> {
         let mut found = MaybeUninit::<Self>::zeroed();
         // SAFETY: dlfcn.h: any address may be asked for; fills in the object on success.
         if unsafe { find(address as *mut c_void, found.as_mut_ptr()) } != 0 {
@@ -70,7 +70,7 @@ impl FoundObject {
         Some(unsafe { found.assume_init() })
     }
 
-    fn holds(&self, address: usize) -> bool {
+    fn contains(&self, address: usize) -> bool {
         (self.map_start..self.map_end).contains(&address)
     }
 
@@ -89,7 +89,7 @@ impl FoundObject {
 
     /// Where the readable segment with `address` ends in memory.
     fn segment_end(&self, address: usize) -> Option<usize> {
-        if !self.holds(address) || !is_readable(self.map_start) {
+        if !self.contains(address) || !is_readable(self.map_start) {
             return None;
         }
         // SAFETY: a whole page, which can be read.
@@ -107,7 +107,7 @@ impl FoundObject {
 
     /// Whether the code at `address` is the kernel's way back from a signal handler, after which
     /// the registers lie where [`Rule::Signal`] expects them.
-    fn returns_from_signal(&self, address: usize) -> bool {
+    fn is_signal_return(&self, address: usize) -> bool {
         // mov rax, 15 (rt_sigreturn); syscall
         const CODE: [u8; 9] = [0x48, 0xC7, 0xC0, 15, 0, 0, 0, 0x0F, 0x05];
         let code = self.from(address);

@@ -51,7 +51,7 @@ pub enum SavedBp {
 ///
 /// From the lowest: 3 bits of kind, 13 bits of the CFA's distance, 12 bits of the frame pointer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packed(u32);
+pub struct PackedRule(u32);
 
 const KIND_BITS: u32 = 3;
 const CFA_BITS: u32 = 13;
@@ -81,14 +81,14 @@ const FRAME_POINTER: u32 = 2;
 /// A frame of the usual kind: its CFA is a register and a distance, and the caller's frame pointer
 /// is in its register or below the CFA.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Usual {
+pub(crate) struct CommonFrame {
     pub(crate) cfa_is_above_bp: bool,
     pub(crate) cfa: usize,
     /// 0: in its register.
     pub(crate) bp_below_cfa: usize,
 }
 
-impl Packed {
+impl PackedRule {
     pub(crate) const BITS: u32 = KIND_BITS + CFA_BITS + BP_BITS;
 
     /// [`Rule::Outermost`], where nearly all walks end.
@@ -106,10 +106,10 @@ impl Packed {
     }
 
     #[inline(always)]
-    pub(crate) fn usual(self) -> Option<Usual> {
+    pub(crate) fn usual(self) -> Option<CommonFrame> {
         let is_usual = self.0 & 0b110 == SP;
         let bp = self.bp_field();
-        (is_usual && bp != AT_BP).then_some(Usual {
+        (is_usual && bp != AT_BP).then_some(CommonFrame {
             cfa_is_above_bp: self.0 & 1 != 0,
             cfa: self.cfa_field().into(),
             bp_below_cfa: bp.into(),
@@ -127,7 +127,7 @@ impl Packed {
     }
 }
 
-impl From<Rule> for Packed {
+impl From<Rule> for PackedRule {
     fn from(rule: Rule) -> Self {
         let (cfa, bp) = match rule {
             Rule::Frame { cfa, bp } => (cfa, bp),
@@ -152,8 +152,8 @@ impl From<Rule> for Packed {
     }
 }
 
-impl From<Packed> for Rule {
-    fn from(packed: Packed) -> Self {
+impl From<PackedRule> for Rule {
+    fn from(packed: PackedRule) -> Self {
         let distance = packed.cfa_field();
         let cfa = match packed.0 & ((1 << KIND_BITS) - 1) {
             SP => Cfa::Sp(distance),
@@ -211,10 +211,10 @@ mod tests {
             Rule::Unsupported,
         ];
         for rule in frames.chain(others) {
-            let packed = Packed::from(rule);
+            let packed = PackedRule::from(rule);
             assert_eq!(Rule::from(packed), rule);
             assert_ne!(packed.bits(), 0, "{rule:?}");
-            assert_eq!(packed.bits() >> Packed::BITS, 0, "{rule:?}");
+            assert_eq!(packed.bits() >> PackedRule::BITS, 0, "{rule:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use core::mem::MaybeUninit;
 
-use crate::rule::{Cfa, Packed, Rule, SavedBp};
+use crate::rule::{Cfa, PackedRule, Rule, SavedBp};
 
 /// The registers that a walk follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Registers {
 
 /// Why a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum WalkEnd {
     /// At the outermost frame.
     Outermost,
     /// There was no room for more frames.
@@ -40,13 +40,13 @@ pub fn as_frames(room: &mut [usize]) -> &mut [Frame] {
 }
 
 /// Where a walk gets its rules from.
-pub trait Rules {
+pub trait RuleSource {
     /// The rule at an address of the next frame, whose stack pointer is `sp`: asked once for each, the innermost first.
-    fn rule_at(&mut self, address: usize, sp: usize) -> Packed;
+    fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
 }
 
 /// Where a walk reads the stack.
-pub trait Memory {
+pub trait StackReader {
     /// The word at an address, or None where none may be read.
     fn word(&mut self, address: usize) -> Option<usize>;
 }
@@ -62,9 +62,9 @@ const LARGEST_FRAME: usize = 1 << 20;
 pub fn walk(
     start: Registers,
     room: &mut [Frame],
-    rules: &mut impl Rules,
-    memory: &mut impl Memory,
-) -> (usize, End) {
+    rules: &mut impl RuleSource,
+    memory: &mut impl StackReader,
+) -> (usize, WalkEnd) {
     // Apart, so that they stay in registers.
     let Registers {
         mut pc,
@@ -76,7 +76,7 @@ pub fn walk(
     let mut frames = 0;
     while pc != 0 {
         let Some(frame) = room.get_mut(frames) else {
-            return (frames, End::Full);
+            return (frames, WalkEnd::Full);
         };
         frame.write(pc);
         frames += 1;
@@ -85,19 +85,19 @@ pub fn walk(
             let base = if usual.cfa_is_above_bp { bp } else { sp };
             let cfa = base.wrapping_add(usual.cfa * WORD);
             let Some(return_address) = memory.word(cfa.wrapping_sub(WORD)) else {
-                return (frames, End::Unreadable);
+                return (frames, WalkEnd::Unreadable);
             };
             if usual.bp_below_cfa != 0 {
                 let Some(saved) = memory.word(cfa.wrapping_sub(usual.bp_below_cfa * WORD)) else {
-                    return (frames, End::Unreadable);
+                    return (frames, WalkEnd::Unreadable);
                 };
                 bp = saved;
             }
             (pc, sp, into_call) = (return_address, cfa, 1);
-        } else if rule == Packed::OUTERMOST {
+        } else if rule == PackedRule::OUTERMOST {
             break;
         } else {
-            match unusual_caller(Registers { pc, sp, bp }, rule.into(), memory) {
+            match uncommon_caller(Registers { pc, sp, bp }, rule.into(), memory) {
                 Ok((caller, was_interrupted)) => {
                     Registers { pc, sp, bp } = caller;
                     into_call = usize::from(!was_interrupted);
@@ -106,27 +106,27 @@ pub fn walk(
             }
         }
     }
-    (frames, End::Outermost)
+    (frames, WalkEnd::Outermost)
 }
 
 /// The caller's registers, and whether it did not call but was interrupted by a signal.
 #[cold]
 #[inline(never)]
-fn unusual_caller(
+fn uncommon_caller(
     at: Registers,
     rule: Rule,
-    memory: &mut impl Memory,
-) -> Result<(Registers, bool), End> {
+    memory: &mut impl StackReader,
+) -> Result<(Registers, bool), WalkEnd> {
     let caller = match rule {
         Rule::Frame { cfa, bp } => frame_caller(at, cfa, bp, memory),
-        Rule::Signal => interrupted(at, memory),
+        Rule::Signal => registers_before_signal(at, memory),
         Rule::FramePointer if (at.sp..at.sp.saturating_add(LARGEST_FRAME)).contains(&at.bp) => {
             frame_caller(at, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
         }
-        Rule::Outermost | Rule::Unknown | Rule::FramePointer => return Err(End::Outermost),
-        Rule::Unsupported => return Err(End::Unsupported),
+        Rule::Outermost | Rule::Unknown | Rule::FramePointer => return Err(WalkEnd::Outermost),
+        Rule::Unsupported => return Err(WalkEnd::Unsupported),
     };
-    let caller = caller.ok_or(End::Unreadable)?;
+    let caller = caller.ok_or(WalkEnd::Unreadable)?;
     Ok((caller, rule == Rule::Signal))
 }
 
@@ -134,7 +134,7 @@ fn frame_caller(
     at: Registers,
     cfa: Cfa,
     saved_bp: SavedBp,
-    memory: &mut impl Memory,
+    memory: &mut impl StackReader,
 ) -> Option<Registers> {
     let bytes = |words: u16| usize::from(words) * WORD;
     let cfa = match cfa {
@@ -161,7 +161,7 @@ const SIGNAL_BP: usize = 120;
 const SIGNAL_SP: usize = 160;
 const SIGNAL_PC: usize = 168;
 
-fn interrupted(at: Registers, memory: &mut impl Memory) -> Option<Registers> {
+fn registers_before_signal(at: Registers, memory: &mut impl StackReader) -> Option<Registers> {
     let mut word = |offset| memory.word(at.sp.wrapping_add(offset));
     let bp = word(SIGNAL_BP)?;
     let sp = word(SIGNAL_SP)?;
@@ -176,8 +176,8 @@ mod tests {
     /// Code that no loader knows below 0x1000, and a function that pushed nothing above it.
     struct Code;
 
-    impl Rules for Code {
-        fn rule_at(&mut self, address: usize, _: usize) -> Packed {
+    impl RuleSource for Code {
+        fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
             let made = address < 0x1000;
             let frame = Rule::Frame {
                 cfa: Cfa::Sp(1),
@@ -190,7 +190,7 @@ mod tests {
     /// Words from 0x8000 on.
     struct Words<'a>(&'a [usize]);
 
-    impl Memory for Words<'_> {
+    impl StackReader for Words<'_> {
         fn word(&mut self, address: usize) -> Option<usize> {
             let offset = address.checked_sub(0x8000)?;
             self.0.get(offset / WORD).copied()
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn code_that_was_made_is_left_by_a_frame_pointer_above_the_stack_pointer() {
-        let check = |bp: usize, expected: &[usize], end: End| {
+        let check = |bp: usize, expected: &[usize], end: WalkEnd| {
             let start = Registers {
                 pc: 0x2000,
                 sp: 0x8000,
@@ -217,10 +217,10 @@ mod tests {
             assert_eq!(ended, end, "{bp:#x}");
         };
         let whole = [0x2000, 0x500, 0x3000, 0x4000];
-        check(0x8010, &whole, End::Outermost);
+        check(0x8010, &whole, WalkEnd::Outermost);
         // What the program keeps in that register instead is no way out.
         for number in [0, 1, 0x8000, usize::MAX, 0x8008 + LARGEST_FRAME] {
-            check(number, &whole[..2], End::Outermost);
+            check(number, &whole[..2], WalkEnd::Outermost);
         }
     }
 }

@@ -12,10 +12,10 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::rule::Packed;
+use crate::last_walk::{MOST_STEPS, WalkStep};
+use crate::rule::PackedRule;
 use crate::signals::BlockedSignals;
 use crate::thread::Thread;
-use crate::trail::{MOST_STEPS, Step};
 use crate::walk::Frame;
 
 /// Frames that a workspace has room for.
@@ -43,7 +43,7 @@ unsafe impl Sync for Cell {}
 
 struct Memory {
     frames: [Frame; WORKSPACE_FRAMES],
-    steps: [MaybeUninit<Step>; MOST_STEPS],
+    steps: [MaybeUninit<WalkStep>; MOST_STEPS],
     stack: Stack,
 }
 
@@ -104,7 +104,7 @@ impl Workspace {
         &mut self,
     ) -> (
         &mut [Frame; WORKSPACE_FRAMES],
-        &mut [MaybeUninit<Step>; MOST_STEPS],
+        &mut [MaybeUninit<WalkStep>; MOST_STEPS],
         &mut Stack,
     ) {
         let memory = self.memory();
@@ -135,13 +135,13 @@ impl Cell {
 impl Stack {
     /// Calls `read` with an address on this stack. Signals wait: their handlers may need more room, and one with an
     /// alternate stack would begin it anew, though the calls below this one may lie there.
-    pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> Packed {
+    pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> PackedRule {
         let Some(_blocked) = BlockedSignals::all() else {
-            return Packed::from_bits(read(address));
+            return PackedRule::from_bits(read(address));
         };
         let end = self.0.as_mut_ptr_range().end;
         // SAFETY: a stack with the alignment of the ABI, which nobody else uses.
-        Packed::from_bits(unsafe { call_on(address, read, end.cast()) })
+        PackedRule::from_bits(unsafe { call_on(address, read, end.cast()) })
     }
 }
 

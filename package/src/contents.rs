@@ -6,7 +6,7 @@ pub(crate) struct Package {
     pub(crate) name: &'static str,
     pub(crate) summary: &'static str,
     pub(crate) description: &'static str,
-    pub(crate) needs: Needs,
+    pub(crate) needs: DependencyKind,
     /// Cargo's package, whose libraries are in it; none where nothing of it is loaded.
     pub(crate) built_from: Option<&'static str>,
     pub(crate) files: &'static [File],
@@ -14,7 +14,7 @@ pub(crate) struct Package {
 
 /// What a package does little without.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Needs {
+pub(crate) enum DependencyKind {
     Nothing,
     /// Installed with it, where nobody objects.
     Recommended(&'static str),
@@ -25,14 +25,14 @@ pub(crate) enum Needs {
 /// A file of a package, or several.
 #[derive(Debug)]
 pub(crate) struct File {
-    pub(crate) from: Source,
+    pub(crate) from: FileSource,
     /// Where it is installed, without the first `/`; a directory ends in `/`.
     pub(crate) to: &'static str,
 }
 
 /// Where a file comes from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Source {
+pub(crate) enum FileSource {
     /// A program that cargo built; its debug information is split from it.
     Program(&'static str),
     /// A shared library that cargo built, likewise.
@@ -49,7 +49,7 @@ pub(crate) enum Source {
     Completion(&'static str),
 }
 
-const fn file(from: Source, to: &'static str) -> File {
+const fn file(from: FileSource, to: &'static str) -> File {
     File { from, to }
 }
 
@@ -57,7 +57,7 @@ const fn file(from: Source, to: &'static str) -> File {
 macro_rules! example {
     ($host:literal) => {
         file(
-            Source::Tree(concat!("hosts-examples/", $host)),
+            FileSource::Tree(concat!("hosts-examples/", $host)),
             concat!("usr/share/doc/memprof-plugin/", $host, "/"),
         )
     };
@@ -67,7 +67,7 @@ macro_rules! example {
 macro_rules! drop_in {
     ($host:literal, $unit:literal) => {
         file(
-            Source::Tree(concat!(
+            FileSource::Tree(concat!(
                 "hosts-examples/",
                 $host,
                 "/",
@@ -91,36 +91,39 @@ pub(crate) const PACKAGES: &[Package] = &[
         description: "memprof attaches to a running process, samples what it allocates, shows who holds that \
                       memory, and detaches. It controls processes that loaded its plugin, reports as text, \
                       flamegraph, page or pprof, proves leaks, and checks memory budgets in CI.",
-        needs: Needs::Recommended("memprof-plugin"),
+        needs: DependencyKind::Recommended("memprof-plugin"),
         built_from: Some("memprof-cli"),
         files: &[
-            file(Source::Program("memprof"), "usr/bin/memprof"),
-            file(Source::Manual, "usr/share/man/man1/"),
+            file(FileSource::Program("memprof"), "usr/bin/memprof"),
+            file(FileSource::Manual, "usr/share/man/man1/"),
             file(
-                Source::Completion("bash"),
+                FileSource::Completion("bash"),
                 "usr/share/bash-completion/completions/memprof",
             ),
             // Debian's zsh looks here,
             file(
-                Source::Completion("zsh"),
+                FileSource::Completion("zsh"),
                 "usr/share/zsh/vendor-completions/_memprof",
             ),
             // and Fedora's here.
             file(
-                Source::Completion("zsh"),
+                FileSource::Completion("zsh"),
                 "usr/share/zsh/site-functions/_memprof",
             ),
             file(
-                Source::Completion("fish"),
+                FileSource::Completion("fish"),
                 "usr/share/fish/vendor_completions.d/memprof.fish",
             ),
-            file(Source::Tree("README.md"), "usr/share/doc/memprof/README.md"),
             file(
-                Source::Tree("CHANGELOG.md"),
+                FileSource::Tree("README.md"),
+                "usr/share/doc/memprof/README.md",
+            ),
+            file(
+                FileSource::Tree("CHANGELOG.md"),
                 "usr/share/doc/memprof/CHANGELOG.md",
             ),
             file(
-                Source::Tree("CONFIGURATION.md"),
+                FileSource::Tree("CONFIGURATION.md"),
                 "usr/share/doc/memprof/CONFIGURATION.md",
             ),
         ],
@@ -132,27 +135,27 @@ pub(crate) const PACKAGES: &[Package] = &[
                       memprof run, by the configuration of a server that loads plugins, or as a module of a \
                       language. With the headers and the library for hosts and plugins in C, and the \
                       configuration of servers.",
-        needs: Needs::Nothing,
+        needs: DependencyKind::Nothing,
         built_from: Some("memory-profile"),
         files: &[
             file(
-                Source::Library("libmemory_profile.so"),
+                FileSource::Library("libmemory_profile.so"),
                 "usr/lib/memprof/memory_profile.so",
             ),
             file(
-                Source::Archive("libmemprof_host.a"),
+                FileSource::Archive("libmemprof_host.a"),
                 "usr/lib/memprof/libmemprof_host.a",
             ),
             file(
-                Source::Tree("memprof-plugin-abi/include/memprof.h"),
+                FileSource::Tree("memprof-plugin-abi/include/memprof.h"),
                 "usr/include/memprof.h",
             ),
             file(
-                Source::Tree("memprof-host-c/include/memprof_host.h"),
+                FileSource::Tree("memprof-host-c/include/memprof_host.h"),
                 "usr/include/memprof_host.h",
             ),
             file(
-                Source::Commented("The plugin's keys"),
+                FileSource::Commented("The plugin's keys"),
                 "etc/memprof/memory_profile.toml",
             ),
             drop_in!("unprepared", "unprepared"),
@@ -178,7 +181,7 @@ pub(crate) const PACKAGES: &[Package] = &[
             example!("knot-resolver"),
             example!("pdns-recursor"),
             file(
-                Source::Tree("SECURITY.md"),
+                FileSource::Tree("SECURITY.md"),
                 "usr/share/doc/memprof-plugin/SECURITY.md",
             ),
         ],
@@ -189,16 +192,19 @@ pub(crate) const PACKAGES: &[Package] = &[
         description: "The agent takes profiles of a machine's hosts by a policy, and writes them to a directory or \
                       to S3 as Parquet files; memprof fleet asks them who holds the memory, and what grew. \
                       The service is not started: systemctl enable --now memprof-agent.",
-        needs: Needs::Same("memprof"),
+        needs: DependencyKind::Same("memprof"),
         built_from: Some("memprof-fleet"),
         files: &[
-            file(Source::Program("memprof-fleet"), "usr/bin/memprof-fleet"),
             file(
-                Source::Tree("memprof-fleet/memprof-agent.service"),
+                FileSource::Program("memprof-fleet"),
+                "usr/bin/memprof-fleet",
+            ),
+            file(
+                FileSource::Tree("memprof-fleet/memprof-agent.service"),
                 "usr/lib/systemd/system/memprof-agent.service",
             ),
             file(
-                Source::Commented("The fleet's file"),
+                FileSource::Commented("The fleet's file"),
                 "etc/memprof/fleet.toml",
             ),
         ],
@@ -213,7 +219,7 @@ pub(crate) const DEBUG: Package = Package {
     name: "memprof-debug",
     summary: "debug information of memprof",
     description: "Lines and functions of memprof, memprof-fleet and memory_profile.so, for gdb and perf.",
-    needs: Needs::Nothing,
+    needs: DependencyKind::Nothing,
     built_from: None,
     files: &[],
 };

@@ -8,10 +8,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::contents::{Needs, Package};
+use crate::contents::{DependencyKind, Package};
+use crate::install_tree::files;
+use crate::systemd_unit::{RELOAD, end, unit};
 use crate::toolchain::FLOOR;
-use crate::tree::files;
-use crate::unit::{RELOAD, end, unit};
 use xtask::run::{output, run};
 
 /// Whoever builds the package answers for it, by the variables of Debian's tools (dch(1)); the project has no address.
@@ -54,7 +54,7 @@ pub(crate) fn build(
         fs::write(control.join("conffiles"), configuration)?;
     }
     if let Some(unit) = unit(&installed) {
-        for (name, script) in scripts(&unit) {
+        for (name, script) in maintainer_scripts(&unit) {
             let file = control.join(name);
             fs::write(&file, script)?;
             fs::set_permissions(&file, PermissionsExt::from_mode(0o755))?;
@@ -85,13 +85,13 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
     ];
     let library = format!("libc6 (>= {FLOOR})");
     match package.needs {
-        Needs::Nothing if package.built_from.is_none() => {}
-        Needs::Nothing => fields.push(("Depends", library)),
-        Needs::Recommended(other) => fields.extend([
+        DependencyKind::Nothing if package.built_from.is_none() => {}
+        DependencyKind::Nothing => fields.push(("Depends", library)),
+        DependencyKind::Recommended(other) => fields.extend([
             ("Depends", library),
             ("Recommends", format!("{other} (= {version})")),
         ]),
-        Needs::Same(other) => {
+        DependencyKind::Same(other) => {
             fields.push(("Depends", format!("{library}, {other} (= {version})")));
         }
     }
@@ -105,7 +105,7 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
     lines.chain([described]).collect()
 }
 
-fn scripts(unit: &str) -> [(&'static str, String); 3] {
+fn maintainer_scripts(unit: &str) -> [(&'static str, String); 3] {
     let reload = format!("#!/bin/sh\nset -e\n{RELOAD}");
     let end = format!(
         "#!/bin/sh\nset -e\n[ \"$1\" = remove ] || exit 0\n{}",

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::contents::PACKAGES;
-use crate::tree::entries;
+use crate::install_tree::entries;
 use crate::{deb, toolchain};
 use xtask::run::{output, root, run};
 
@@ -46,28 +46,28 @@ fn in_debian(suite: &str, packages: &Path) -> Result<()> {
     run(Command::new("mmdebstrap")
         .args(["--quiet", "--variant=apt", INCLUDED, suite])
         .arg(&system))?;
-    bring(packages, &system)?;
+    copy_packages(packages, &system)?;
     let before = listed(&system)?;
     for (name, script) in SCRIPTS {
-        let told = within(&system, script).with_context(|| format!("{suite}: {name}"))?;
+        let told = run_in_system(&system, script).with_context(|| format!("{suite}: {name}"))?;
         println!("{told}");
     }
     if suite == NEWEST {
-        within(&system, UNITS).with_context(|| format!("{suite}: units"))?;
+        run_in_system(&system, UNITS).with_context(|| format!("{suite}: units"))?;
     }
-    within(&system, REMOVE).with_context(|| format!("{suite}: remove"))?;
+    run_in_system(&system, REMOVE).with_context(|| format!("{suite}: remove"))?;
     let after = listed(&system)?;
     let left: Vec<_> = after.iter().filter(|file| !before.contains(file)).collect();
     ensure!(left.is_empty(), "{suite}: removal left {left:#?}");
     if suite == NEWEST {
-        within(&system, BY_RPM).with_context(|| format!("{suite}: by rpm"))?;
+        run_in_system(&system, BY_RPM).with_context(|| format!("{suite}: by rpm"))?;
         println!("{suite}: by rpm installed, verified, used and removed");
     }
     Ok(())
 }
 
 /// Puts the packages there, newer ones of the plugin, and a program that knows nothing of memprof.
-fn bring(packages: &Path, system: &Path) -> Result<()> {
+fn copy_packages(packages: &Path, system: &Path) -> Result<()> {
     let place = system.join("packages");
     fs::create_dir(&place)?;
     for file in entries(packages)? {
@@ -95,7 +95,7 @@ fn bring(packages: &Path, system: &Path) -> Result<()> {
 }
 
 /// Runs a script with bash in a system, with processes and mounts of its own.
-fn within(system: &Path, script: &str) -> Result<String> {
+fn run_in_system(system: &Path, script: &str) -> Result<String> {
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])

@@ -2,13 +2,13 @@
 
 mod contents;
 mod deb;
-mod floor;
 mod fresh_root;
+mod glibc_floor;
+mod install_tree;
 mod rpm;
 mod sbom;
+mod systemd_unit;
 mod toolchain;
-mod tree;
-mod unit;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use xtask::packages;
 use xtask::run::{output, root};
 
-use crate::contents::{DEBUG, PACKAGES, Package, Source};
-use crate::tree::{Trees, entries};
+use crate::contents::{DEBUG, FileSource, PACKAGES, Package};
+use crate::install_tree::{InstallTrees, entries};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -72,7 +72,7 @@ const SUMS: &str = "SHA256SUMS";
 fn make(target: &Path, to: &Path) -> Result<()> {
     packages::require(packages::PACKAGE)?;
     let epoch = epoch()?;
-    let trees = Trees {
+    let trees = InstallTrees {
         built: toolchain::build(target, epoch)?,
         place: target.join("trees"),
         epoch,
@@ -97,17 +97,17 @@ fn make(target: &Path, to: &Path) -> Result<()> {
     sum(to)
 }
 
-fn assert_floor(trees: &Trees, package: &Package) -> Result<()> {
+fn assert_floor(trees: &InstallTrees, package: &Package) -> Result<()> {
     for file in package.files {
         let installed = trees.of(package).join(file.to);
         match file.from {
-            Source::Program(_) => floor::check(&installed)?,
-            Source::Library(_) => floor::check_plugin(&installed)?,
-            Source::Archive(_)
-            | Source::Tree(_)
-            | Source::Commented(_)
-            | Source::Manual
-            | Source::Completion(_) => {}
+            FileSource::Program(_) => glibc_floor::check(&installed)?,
+            FileSource::Library(_) => glibc_floor::check_plugin(&installed)?,
+            FileSource::Archive(_)
+            | FileSource::Tree(_)
+            | FileSource::Commented(_)
+            | FileSource::Manual
+            | FileSource::Completion(_) => {}
         }
     }
     Ok(())

@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::contents::{Needs, Package};
-use crate::tree::files;
-use crate::unit::{RELOAD, end, unit};
+use crate::contents::{DependencyKind, Package};
+use crate::install_tree::files;
+use crate::systemd_unit::{RELOAD, end, unit};
 use xtask::run::run;
 
 /// The same bytes whoever builds it, and nothing done to the files.
@@ -50,9 +50,9 @@ fn spec_file(package: &Package, tree: &Path) -> Result<String> {
         package.name, package.summary
     );
     match package.needs {
-        Needs::Nothing => {}
-        Needs::Recommended(other) => writeln!(spec, "Recommends: {other} = {version}")?,
-        Needs::Same(other) => writeln!(spec, "Requires: {other} = {version}")?,
+        DependencyKind::Nothing => {}
+        DependencyKind::Recommended(other) => writeln!(spec, "Recommends: {other} = {version}")?,
+        DependencyKind::Same(other) => writeln!(spec, "Requires: {other} = {version}")?,
     }
     writeln!(spec, "%description\n{}", package.description)?;
     writeln!(spec, "%install\ncp -r {}/. %{{buildroot}}", tree.display())?;

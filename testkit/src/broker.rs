@@ -6,16 +6,16 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::place::User;
-use crate::server::Running;
-use crate::server::{Profiled, Server};
-use crate::talk::connect;
+use crate::net_client::connect;
+use crate::server::RunningServer;
+use crate::server::{ProfiledProcess, Server};
+use crate::server_dir::User;
 
 pub(crate) const MOSQUITTO: Server = Server {
     name: "mosquitto",
     packages: &["mosquitto"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "handle__publish",
     forks: None,
     command: |place| {
@@ -38,9 +38,9 @@ pub(crate) const MOSQUITTO: Server = Server {
             &[&[0, 1], &text("answer")[..], &[0]].concat(),
         ))?;
         // What is kept comes behind SUBACK.
-        ensure!(hear(&mut session, 5)?[0] == 0x90, "no SUBACK");
+        ensure!(read_packet(&mut session, 5)?[0] == 0x90, "no SUBACK");
         let kept = packet(0x31, &[&text("answer")[..], b"hello"].concat());
-        Ok(String::from_utf8_lossy(&hear(&mut session, kept.len())?).into_owned())
+        Ok(String::from_utf8_lossy(&read_packet(&mut session, kept.len())?).into_owned())
     },
     load: |running| {
         let mut session = hello(running)?;
@@ -49,18 +49,21 @@ pub(crate) const MOSQUITTO: Server = Server {
         }
         // PINGREQ: answered when all before it is done.
         session.write_all(&[0xc0, 0])?;
-        ensure!(hear(&mut session, 2)? == [0xd0, 0], "no PINGRESP");
+        ensure!(read_packet(&mut session, 2)? == [0xd0, 0], "no PINGRESP");
         Ok(())
     },
 };
 
 /// A connection on which CONNECT was accepted (MQTT 3.1.1, 3.1).
-fn hello(running: &Running) -> Result<TcpStream> {
+fn hello(running: &RunningServer) -> Result<TcpStream> {
     let mut session = connect(running.place().port)?;
     // Level 4, clean session, 60 s, no name.
     let body = [&text("MQTT")[..], &[4, 2, 0, 60, 0, 0]].concat();
     session.write_all(&packet(0x10, &body))?;
-    ensure!(hear(&mut session, 4)? == [0x20, 2, 0, 0], "no CONNACK");
+    ensure!(
+        read_packet(&mut session, 4)? == [0x20, 2, 0, 0],
+        "no CONNACK"
+    );
     Ok(session)
 }
 
@@ -86,7 +89,7 @@ fn text(text: &str) -> Vec<u8> {
     [&length.to_be_bytes(), text.as_bytes()].concat()
 }
 
-fn hear(session: &mut TcpStream, length: usize) -> Result<Vec<u8>> {
+fn read_packet(session: &mut TcpStream, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     session.read_exact(&mut bytes)?;
     Ok(bytes)

@@ -7,18 +7,18 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 
-use crate::place::Place;
-use crate::place::User;
-use crate::server::Running;
-use crate::server::{Profiled, Server};
-use crate::session::Session;
-use crate::talk::{exchange, tool};
+use crate::net_client::{exchange, run_client};
+use crate::psql_session::PsqlSession;
+use crate::server::RunningServer;
+use crate::server::{ProfiledProcess, Server};
+use crate::server_dir::ServerDir;
+use crate::server_dir::User;
 
 pub(crate) const REDIS: Server = Server {
     name: "redis",
     packages: &["redis-server"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "createStringObject",
     forks: None,
     command: |place| {
@@ -34,7 +34,7 @@ pub(crate) const REDIS: Server = Server {
     },
 };
 
-fn redis(running: &Running, commands: &str) -> Result<String> {
+fn redis(running: &RunningServer, commands: &str) -> Result<String> {
     let request = format!("{commands}\r\nQUIT\r\n");
     let reply = exchange(running.place().port, request.as_bytes())?;
     let reply = String::from_utf8(reply)?;
@@ -49,7 +49,7 @@ pub(crate) const MEMCACHED: Server = Server {
     name: "memcached",
     packages: &["memcached"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "memcached",
     forks: None,
     command: |place| {
@@ -86,15 +86,15 @@ pub(crate) const POSTGRES_BACKEND: Server = Server {
     name: "postgres backend",
     packages: POSTGRES,
     user: User::Nobody,
-    profiled: Profiled::Session,
+    profiled: ProfiledProcess::Session,
     names: "PrepareQuery",
     forks: None,
     command: postgres,
     answer: |running| {
         if running.session.is_none() {
             // It fails as long as the server does not answer.
-            tool(psql(running.place()).args(["-c", "select 1"]))?;
-            running.session = Some(Session::start(&mut psql(running.place()))?);
+            run_client(psql(running.place()).args(["-c", "select 1"]))?;
+            running.session = Some(PsqlSession::start(&mut psql(running.place()))?);
         }
         let session = running.session.as_mut().expect("it is open");
         session.ask("select 40 + 2, current_setting('server_version');")
@@ -113,15 +113,15 @@ pub(crate) const POSTGRES_BACKEND: Server = Server {
 
 pub(crate) const POSTMASTER: Server = Server {
     name: "postmaster",
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "ProcessConfigFile",
     forks: Some(|running| {
-        let mut session = Session::start(&mut psql(running.place()))?;
+        let mut session = PsqlSession::start(&mut psql(running.place()))?;
         let backend = session.ask("select pg_backend_pid();")?;
         running.session = Some(session);
         Ok(backend.trim().parse()?)
     }),
-    answer: |running| tool(psql(running.place()).args(["-c", "select 40 + 2"])),
+    answer: |running| run_client(psql(running.place()).args(["-c", "select 40 + 2"])),
     // What it keeps itself are settings.
     load: |running| {
         let mut settings = String::new();
@@ -134,18 +134,18 @@ pub(crate) const POSTMASTER: Server = Server {
         let expected = running.loads.to_string().repeat(1000);
         running.wait_for("the new setting", |running| {
             let show = "select current_setting('my.v499', true)";
-            let found = tool(psql(running.place()).args(["-c", show]))?;
+            let found = run_client(psql(running.place()).args(["-c", show]))?;
             Ok((found.trim() == expected).then_some(()))
         })
     },
     ..POSTGRES_BACKEND
 };
 
-fn postgres(place: &Place) -> Result<Command> {
+fn postgres(place: &ServerDir) -> Result<Command> {
     let data = place.file("data");
     let mut create = Command::new(Path::new(POSTGRES_PROGRAMS).join("initdb"));
     create.args(["-D", &data, "-U", "postgres", "-A", "trust", "--no-sync"]);
-    tool(place.as_runner(&mut create))?;
+    run_client(place.run_as_server_user(&mut create))?;
     let config = format!(
         "listen_addresses = ''\nunix_socket_directories = '{}'\nfsync = off\n\
          include_if_exists = 'load.conf'\n",
@@ -157,7 +157,7 @@ fn postgres(place: &Place) -> Result<Command> {
     Ok(command)
 }
 
-fn psql(place: &Place) -> Command {
+fn psql(place: &ServerDir) -> Command {
     let mut client = Command::new(Path::new(POSTGRES_PROGRAMS).join("psql"));
     client.arg("-h").arg(place.path());
     client.args([
@@ -176,7 +176,7 @@ pub(crate) const MARIADB: Server = Server {
     name: "mariadb",
     packages: &["mariadb-server"],
     user: User::Nobody,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "handler::ha_write_row",
     forks: None,
     command: |place| {
@@ -187,7 +187,7 @@ pub(crate) const MARIADB: Server = Server {
             "--auth-root-authentication-method=normal",
             "--skip-name-resolve",
         ]);
-        tool(place.as_runner(&mut create))?;
+        run_client(place.run_as_server_user(&mut create))?;
         let mut command = Command::new("/usr/sbin/mariadbd");
         command.args(["--no-defaults", &data, "--skip-networking"]);
         command.arg(format!("--socket={}", place.file("socket")));
@@ -210,9 +210,9 @@ pub(crate) const MARIADB: Server = Server {
     },
 };
 
-fn mariadb(running: &Running, statements: &str) -> Result<String> {
+fn mariadb(running: &RunningServer, statements: &str) -> Result<String> {
     let mut client = Command::new("mariadb");
     client.args(["--no-defaults", "-u", "root", "-N", "-B"]);
     client.arg(format!("--socket={}", running.place().file("socket")));
-    tool(client.args(["-e", statements]))
+    run_client(client.args(["-e", statements]))
 }

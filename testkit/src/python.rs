@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::talk::tool;
+use crate::net_client::run_client;
 
 /// The interpreter of an environment with these packages, `NAME==VERSION`. It is made when it is first asked for, with
 /// pip, and lies in `target/python`.
@@ -22,7 +22,7 @@ pub fn interpreter(packages: &[&str]) -> Result<PathBuf> {
     let lock = File::create(place.with_added_extension("lock"))?;
     lock.lock()?;
     if !done.exists() {
-        tool(
+        run_client(
             Command::new("/usr/bin/python3")
                 .args(["-m", "venv", "--clear"])
                 .arg(&place),
@@ -31,7 +31,7 @@ pub fn interpreter(packages: &[&str]) -> Result<PathBuf> {
         let mut pip = Command::new(&python);
         pip.args(["-m", "pip", "install", "--quiet"]);
         pip.arg("--disable-pip-version-check").args(packages);
-        tool(&mut pip)?;
+        run_client(&mut pip)?;
         File::create(&done)?;
     }
     Ok(python)

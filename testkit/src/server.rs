@@ -1,15 +1,15 @@
 //! What is known of a server before it is started.
 
-mod running;
+mod running_server;
 
 use std::ffi::OsString;
 use std::process::Command;
 
 use anyhow::Result;
 
-use crate::place::{Place, User};
-pub(crate) use running::PATIENCE;
-pub use running::{Ending, Running};
+use crate::server_dir::{ServerDir, User};
+pub(crate) use running_server::PATIENCE;
+pub use running_server::{ExitReport, RunningServer};
 
 /// A server of Debian's.
 #[derive(Clone, Copy, Debug)]
@@ -21,22 +21,22 @@ pub struct Server {
     /// Who runs it, where root starts it.
     pub user: User,
     /// Which of its processes is meant.
-    pub profiled: Profiled,
+    pub profiled: ProfiledProcess,
     /// A part of the name of a function or file under which the load allocates.
     pub names: &'static str,
     /// Has it fork a child that serves until the server ends, where it forks any.
-    pub(crate) forks: Option<fn(&mut Running) -> Result<u32>>,
+    pub(crate) forks: Option<fn(&mut RunningServer) -> Result<u32>>,
     /// Writes its config into the place, and returns how it is started in the foreground.
-    pub(crate) command: fn(&Place) -> Result<Command>,
+    pub(crate) command: fn(&ServerDir) -> Result<Command>,
     /// What a client is answered, the same at any time.
-    pub(crate) answer: fn(&mut Running) -> Result<String>,
+    pub(crate) answer: fn(&mut RunningServer) -> Result<String>,
     /// Allocates memory that stays until the next load, about 1 MiB or more.
-    pub(crate) load: fn(&mut Running) -> Result<()>,
+    pub(crate) load: fn(&mut RunningServer) -> Result<()>,
 }
 
 /// Which process of a server is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profiled {
+pub enum ProfiledProcess {
     /// The one that was started.
     Main,
     /// The first of its children whose command line, or name, has this text.
@@ -50,7 +50,7 @@ impl Server {
     ///
     /// # Errors
     /// It is not installed, or ends, or does not answer in a minute.
-    pub fn start(&self) -> Result<Running> {
+    pub fn start(&self) -> Result<RunningServer> {
         self.start_under(&[])
     }
 
@@ -58,9 +58,9 @@ impl Server {
     ///
     /// # Errors
     /// As for [`Server::start`].
-    pub fn start_under(&self, wrapper: &[OsString]) -> Result<Running> {
-        let place = Place::new(self.user)?;
+    pub fn start_under(&self, wrapper: &[OsString]) -> Result<RunningServer> {
+        let place = ServerDir::new(self.user)?;
         let command = (self.command)(&place)?;
-        running::start(*self, place, &command, wrapper)
+        running_server::start(*self, place, &command, wrapper)
     }
 }

@@ -6,11 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::talk::tool;
+use crate::net_client::run_client;
 
 /// Files in PEM.
 #[derive(Debug)]
-pub struct Certified {
+pub struct TlsFiles {
     /// The certificate of the authority.
     pub authority: PathBuf,
     /// The server's, of 127.0.0.1.
@@ -23,7 +23,7 @@ pub struct Certified {
 ///
 /// # Errors
 /// openssl is not installed.
-pub fn certified(place: &Path) -> Result<Certified> {
+pub fn certified(place: &Path) -> Result<TlsFiles> {
     fs::create_dir_all(place)?;
     let path = |name: &str| place.join(name);
     // Debian's configuration would make an authority of each certificate.
@@ -35,7 +35,7 @@ pub fn certified(place: &Path) -> Result<Certified> {
         openssl.arg("-config").arg(path("conf"));
         openssl.arg("-keyout").arg(path(&format!("{name}.key")));
         openssl.arg("-out").arg(path(&format!("{name}.pem")));
-        tool(openssl.args(more)).context("run `cargo xtask test`, or apt-get install openssl")
+        run_client(openssl.args(more)).context("run `cargo xtask test`, or apt-get install openssl")
     };
     let (authority, signer) = (path("authority.pem"), path("authority.key"));
     make(
@@ -54,7 +54,7 @@ pub fn certified(place: &Path) -> Result<Certified> {
         "subjectAltName=IP:127.0.0.1",
     ];
     make("server", "/CN=127.0.0.1", &signed)?;
-    Ok(Certified {
+    Ok(TlsFiles {
         authority,
         certificate: path("server.pem"),
         key: path("server.key"),

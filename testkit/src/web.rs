@@ -4,18 +4,18 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::held::Held;
-use crate::place::Place;
-use crate::place::User;
-use crate::server::Running;
-use crate::server::{Profiled, Server};
-use crate::talk::http;
+use crate::half_open::HalfOpenConnections;
+use crate::net_client::http_get;
+use crate::server::RunningServer;
+use crate::server::{ProfiledProcess, Server};
+use crate::server_dir::ServerDir;
+use crate::server_dir::User;
 
 pub(crate) const NGINX: Server = Server {
     name: "nginx worker",
     packages: &["nginx"],
     user: User::Starter,
-    profiled: Profiled::Child("nginx: worker"),
+    profiled: ProfiledProcess::Child("nginx: worker"),
     names: "ngx_http_create_request",
     forks: None,
     command: |place| {
@@ -41,7 +41,7 @@ pub(crate) const HAPROXY: Server = Server {
     name: "haproxy",
     packages: &["haproxy"],
     user: User::Nobody,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "haproxy",
     forks: None,
     command: |place| {
@@ -65,7 +65,7 @@ pub(crate) const APACHE: Server = Server {
     name: "apache worker",
     packages: &["apache2"],
     user: User::Starter,
-    profiled: Profiled::Child("apache2"),
+    profiled: ProfiledProcess::Child("apache2"),
     names: "ap_invoke_handler",
     forks: None,
     command: |place| {
@@ -99,7 +99,7 @@ pub(crate) const VARNISH: Server = Server {
     name: "varnish",
     packages: &["varnish"],
     user: User::Starter,
-    profiled: Profiled::Child("cache-main"),
+    profiled: ProfiledProcess::Child("cache-main"),
     names: "VFP_GetStorage",
     forks: None,
     command: |place| {
@@ -121,7 +121,7 @@ pub(crate) const VARNISH: Server = Server {
     answer: hello,
     load: |running| {
         let (port, load) = (running.place().port, running.loads);
-        (0..300).try_for_each(|number| http(port, &format!("/load/{load}/{number}")).map(drop))
+        (0..300).try_for_each(|number| http_get(port, &format!("/load/{load}/{number}")).map(drop))
     },
 };
 
@@ -129,7 +129,7 @@ pub(crate) const PHP: Server = Server {
     name: "php -S",
     packages: &["php-cli"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "php",
     forks: None,
     command: |place| {
@@ -147,7 +147,7 @@ pub(crate) const PYTHON: Server = Server {
     name: "python",
     packages: &["python3"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "_PyEval_EvalFrameDefault",
     forks: None,
     command: |place| {
@@ -166,7 +166,7 @@ pub(crate) const RUBY: Server = Server {
     name: "ruby",
     packages: &["ruby"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "rb_str",
     forks: None,
     command: |place| {
@@ -185,7 +185,7 @@ pub(crate) const NODE: Server = Server {
     name: "node",
     packages: &["nodejs"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "node::NodeArrayBufferAllocator",
     forks: None,
     command: |place| {
@@ -204,7 +204,7 @@ pub(crate) const JAVA: Server = Server {
     name: "java",
     packages: &["default-jdk-headless"],
     user: User::Starter,
-    profiled: Profiled::Main,
+    profiled: ProfiledProcess::Main,
     names: "Unsafe_AllocateMemory0",
     forks: None,
     command: |place| {
@@ -218,28 +218,28 @@ pub(crate) const JAVA: Server = Server {
     load: grow,
 };
 
-fn program(place: &Place, interpreter: &str, name: &str, text: &str) -> Result<Command> {
+fn program(place: &ServerDir, interpreter: &str, name: &str, text: &str) -> Result<Command> {
     let mut command = Command::new(interpreter);
     command.arg(place.write(name, text)?);
     command.arg(place.port.to_string());
     Ok(command)
 }
 
-fn hello(running: &mut Running) -> Result<String> {
-    http(running.place().port, "/")
+fn hello(running: &mut RunningServer) -> Result<String> {
+    http_get(running.place().port, "/")
 }
 
 /// Has one of our programs fill its cache again.
-fn grow(running: &mut Running) -> Result<()> {
-    http(running.place().port, "/grow").map(drop)
+fn grow(running: &mut RunningServer) -> Result<()> {
+    http_get(running.place().port, "/grow").map(drop)
 }
 
 /// Holds connections that sent half a request.
-fn hold(running: &mut Running, count: usize) -> Result<()> {
+fn hold(running: &mut RunningServer, count: usize) -> Result<()> {
     let filling = "x".repeat(6000);
     let beginning = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Filling: {filling}\r\nX-Cut: ");
-    running.held = Held::default();
-    running.held = Held::open(running.place().port, count, beginning.as_bytes())?;
+    running.held = HalfOpenConnections::default();
+    running.held = HalfOpenConnections::open(running.place().port, count, beginning.as_bytes())?;
     // It is served after those that came before.
-    running.answer().map(drop)
+    running.query().map(drop)
 }

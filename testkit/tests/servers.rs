@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use testkit::{Ending, SERVERS, Server};
+use testkit::{ExitReport, SERVERS, Server};
 
 fn server(name: &str) -> &'static Server {
     let found = SERVERS.iter().find(|server| server.name == name);
@@ -11,11 +11,11 @@ fn server(name: &str) -> &'static Server {
 
 fn check(name: &str, code: Option<i32>, signal: Option<i32>) {
     let mut running = server(name).start().unwrap();
-    let before = running.answer().unwrap();
-    running.load().unwrap();
-    running.load().unwrap();
-    assert_eq!(running.answer().unwrap(), before);
-    assert_eq!(running.end().unwrap(), Ending { code, signal });
+    let before = running.query().unwrap();
+    running.run_load().unwrap();
+    running.run_load().unwrap();
+    assert_eq!(running.query().unwrap(), before);
+    assert_eq!(running.end().unwrap(), ExitReport { code, signal });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Form;
+use super::SuiteLength;
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
@@ -20,7 +20,7 @@ struct Run {
     deviation: f64,
 }
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let runs = form.pick(10, 100);
     // Few runs prove little: what fails them is wrong for certain.
     let most = form.pick(4.5, 3.0);
@@ -28,13 +28,13 @@ pub(super) fn run(form: Form) -> Result<String> {
     for threads in [1, 8] {
         let taken = dumps(threads, runs)?;
         ensure!(taken.len() == runs, "{} runs", taken.len());
-        lines.push(format!("{threads} threads: {}", judge(&taken, most)?));
+        lines.push(format!("{threads} threads: {}", check_runs(&taken, most)?));
     }
     Ok(format!("{runs} runs each, 16 KiB, {}", lines.join("; ")))
 }
 
 /// `most` is how many standard deviations their mean and their spread may be off.
-fn judge(runs: &[Run], most: f64) -> Result<String> {
+fn check_runs(runs: &[Run], most: f64) -> Result<String> {
     let count = runs.len() as f64;
     let mean = |of: &dyn Fn(&Run) -> f64| runs.iter().map(of).sum::<f64>() / count;
     let bias = mean(&|run| run.estimate / run.truth - 1.0);
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_bias_and_a_wrong_spread_are_told() {
         let check = |bias, spread, is_good| {
-            let judged = judge(&runs(bias, spread), 3.0);
+            let judged = check_runs(&runs(bias, spread), 3.0);
             assert_eq!(judged.is_ok(), is_good, "{bias} {spread}: {judged:?}");
         };
         check(0.0, 1.0, true);

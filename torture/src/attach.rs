@@ -15,17 +15,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::Form;
-use super::place::{Place, make_private};
+use super::SuiteLength;
+use super::host_dir::{HostDir, make_private};
 use xtask::dist::dist;
 
 /// How long a program may take to answer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let (waits, weather) = (form.pick(5, 60), form.pick(5, 100));
     let mut stops = Vec::new();
-    let seen = unnoticed(waits, &mut stops)?;
+    let seen = attach_unnoticed(waits, &mut stops)?;
     let storm = in_a_storm("weather", weather, &mut stops)?;
     let computing = form.pick(5, 200);
     let mut running = Vec::new();
@@ -64,17 +64,17 @@ fn median_and_longest(stops: &mut [f64]) -> (f64, f64) {
 }
 
 /// A program to attach to.
-struct Target {
+struct AttachTarget {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    place: Place,
+    place: HostDir,
     is_linked: bool,
 }
 
-impl Target {
+impl AttachTarget {
     fn start(name: &str, words: &[&str]) -> Result<Self> {
-        let place = Place::new()?;
+        let place = HostDir::new()?;
         let sockets = place.path().join("run");
         make_private(&sockets)?;
         let mut child = Command::new(dist().join("torture").join(name))
@@ -163,7 +163,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for AttachTarget {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.child.kill();
@@ -172,8 +172,8 @@ impl Drop for Target {
 }
 
 /// Returns how many kinds of calls were counted.
-fn unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
-    let mut target = Target::start("waits", &[])?;
+fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
+    let mut target = AttachTarget::start("waits", &[])?;
     let mut ready = String::new();
     target.output.read_line(&mut ready)?;
     for _ in 0..times {
@@ -196,7 +196,7 @@ fn unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
 
 /// A program whose threads make no system call.
 fn computes(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
-    let mut target = Target::start("computes", &[kind])?;
+    let mut target = AttachTarget::start("computes", &[kind])?;
     let mut ready = String::new();
     target.output.read_line(&mut ready)?;
     for time in 0..times {
@@ -220,7 +220,7 @@ fn computes(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
 }
 
 fn in_a_storm(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
-    let mut target = Target::start(name, &[])?;
+    let mut target = AttachTarget::start(name, &[])?;
     target.ping()?;
     let code = target.code()?;
     let pid = target.pid();
@@ -235,14 +235,14 @@ fn in_a_storm(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
             "the code of {name} is not what it was, time {time}"
         );
     }
-    let left = our_threads(&pid)?;
+    let left = memprof_threads(&pid)?;
     ensure!(left.is_empty(), "threads of ours are left: {left:?}");
     Ok("0 deaths, 0 values changed".to_owned())
 }
 
 /// Kills so many of them before they are done. Returns how many were begun.
 fn killed(name: &str, times: u32) -> Result<u32> {
-    let mut target = Target::start(name, &[])?;
+    let mut target = AttachTarget::start(name, &[])?;
     // A process is there before its program is.
     target.ping()?;
     let code = target.code()?;
@@ -274,7 +274,7 @@ fn killed(name: &str, times: u32) -> Result<u32> {
             .ping()
             .with_context(|| format!("after kill {killed}"))?;
         ensure!(bad == 0, "{bad} values changed");
-        leave(&target)?;
+        detach_leftover(&target)?;
     }
     target.attach()?;
     target.detach()?;
@@ -286,19 +286,19 @@ fn killed(name: &str, times: u32) -> Result<u32> {
 }
 
 /// Detaches, wherever the killed one was: it may have brought the plugin all the way.
-fn leave(target: &Target) -> Result<()> {
+fn detach_leftover(target: &AttachTarget) -> Result<()> {
     let begun = Instant::now();
     loop {
         let output = target.memprof(&["detach", &target.pid()]).output()?;
         match output.status.code() {
-            Some(0 | 3) if our_threads(&target.pid())?.is_empty() => return Ok(()),
+            Some(0 | 3) if memprof_threads(&target.pid())?.is_empty() => return Ok(()),
             _ if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
             _ => bail!("{}", String::from_utf8_lossy(&output.stderr)),
         }
     }
 }
 
-fn our_threads(pid: &str) -> Result<Vec<String>> {
+fn memprof_threads(pid: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         // It may have ended meanwhile.

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 use serde_json::Value;
 
-use super::Form;
-use super::host::{Setup, dump, send};
+use super::SuiteLength;
+use super::host::{HostSetup, dump, send};
 use xtask::dist::dist;
 use xtask::run::run as run_to_end;
 
@@ -65,7 +65,7 @@ const BOMBS: [Bomb; 6] = [
     },
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let place = tempfile::tempdir()?;
     let size = form.pick(8 << 20, 64 << 20);
     for bomb in &BOMBS {
@@ -126,7 +126,7 @@ fn bounded(file: &Path, format: &str, limit: usize) -> Result<Output> {
 
 /// Damages a real dump that often; returns how many were refused or called damaged.
 fn damage(count: usize, place: &Path) -> Result<usize> {
-    let host = Setup::default().start()?;
+    let host = HostSetup::default().start()?;
     let mut client = host.client()?;
     send(&mut client, "activate", "")?;
     let path = dump_of_samples(&mut client)?;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Form;
+use super::SuiteLength;
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
@@ -14,7 +14,7 @@ use xtask::run::{output, root};
 /// program's own.
 const MAX_GROWTH: f64 = (128 << 20) as f64;
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let seconds = form.pick(10, 600);
     let place = tempfile::tempdir()?;
     let config = place.path().join("churn.toml");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Form;
+use super::SuiteLength;
 use crate::many_stacks::{ManyStacks, Server};
 
 /// In the profile that is asked for.
@@ -39,7 +39,7 @@ const PROBES: [&str; 3] = [
     "GET /pprof/heap HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let time = form.pick(Duration::from_secs(4), Duration::from_secs(60));
     let place = tempfile::tempdir()?;
     let host = ManyStacks::start(place.path(), STACKS)?;

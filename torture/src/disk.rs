@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
-use super::Form;
-use super::host::{Host, Setup, dump, send};
-use super::place::{Place, make_private};
-use super::survey::survey;
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{Host, HostSetup, dump, send};
+use super::host_dir::{HostDir, make_private};
 use xtask::run::run as run_command;
 
 /// Of the disk, of which only what is written takes room.
@@ -20,22 +20,22 @@ const SIZE: u64 = 1 << 30;
 /// Longer than any thread of a busy machine waits for its turn.
 const LONGEST_GAP: Duration = Duration::from_millis(700);
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         eprintln!("not root: no file system can be frozen");
         return Ok("0 cases".to_owned());
     }
-    let place = Place::new()?;
+    let place = HostDir::new()?;
     make_private(&place.dumps())?;
     let disk = Disk::mount(place.path(), &place.dumps())?;
     // In the long form more than 64 MiB.
     let options = form.pick("allocate=4 stacks=14", "allocate=4 stacks=18");
-    let mut host = Setup::with(options).start_in(place)?;
+    let mut host = HostSetup::with(options).start_in(place)?;
     let first = dump(&mut host.client()?)?;
     ensure!(first["status"] == "ok", "{first}");
     let frozen = form.pick(Duration::from_secs(1), Duration::from_secs(5));
     let mut longest = Duration::ZERO;
-    for when in [When::Before, When::While] {
+    for when in [FreezeMoment::Before, FreezeMoment::While] {
         longest = longest.max(freeze(&host, &disk, when, frozen)?);
         host.check_alive()?;
     }
@@ -59,32 +59,35 @@ pub(super) fn run(form: Form) -> Result<String> {
 
 /// When the disk stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
+enum FreezeMoment {
     Before,
     While,
 }
 
 /// Freezes the disk for so long, and dumps. Returns the longest time without an allocation.
-fn freeze(host: &Host, disk: &Disk, when: When, frozen: Duration) -> Result<Duration> {
+fn freeze(host: &Host, disk: &Disk, when: FreezeMoment, frozen: Duration) -> Result<Duration> {
     thread::scope(|scope| {
-        if when == When::Before {
+        if when == FreezeMoment::Before {
             disk.freeze()?;
         }
         let reply = scope.spawn(|| dump(&mut host.client()?));
-        if when == When::While {
+        if when == FreezeMoment::While {
             while !reply.is_finished() && !is_dumping(host)? {
                 thread::yield_now();
             }
             disk.freeze()?;
         }
-        let gap = longest_gap(host, frozen);
+        let gap = longest_pause(host, frozen);
         let waited = !reply.is_finished();
         let status = send(&mut host.client()?, "status", "");
         // Before anything is judged: what waits for the disk cannot even be killed.
         disk.thaw()?;
         let reply = reply.join().expect("no panic")?;
         ensure!(reply["status"] == "ok", "{reply}");
-        ensure!(waited || when == When::While, "the dump did not wait");
+        ensure!(
+            waited || when == FreezeMoment::While,
+            "the dump did not wait"
+        );
         ensure!(
             !waited || status?["busy"] == true,
             "no status while it waits"
@@ -107,7 +110,7 @@ fn is_dumping(host: &Host) -> Result<bool> {
     Ok(false)
 }
 
-fn longest_gap(host: &Host, time: Duration) -> Result<Duration> {
+fn longest_pause(host: &Host, time: Duration) -> Result<Duration> {
     let begun = Instant::now();
     let (mut last, mut since) = (host.counters()?.allocations, begun);
     let mut longest = Duration::ZERO;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Form;
-use super::guest::Guest;
+use super::SuiteLength;
+use super::preloaded_program::PreloadedProgram;
 
 /// At a time: what waits, waits for no processor.
 const AT_ONCE: usize = 10;
@@ -18,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(5 + 10);
 
 const CONFIG: &str = "[[watch]]\nat_exit = true\n";
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let mut exits = Vec::new();
     for _ in 0..form.pick(1, 10) {
         let round: Result<Vec<Exit>> = thread::scope(|scope| {
@@ -49,12 +49,12 @@ fn exit() -> Result<Exit> {
     let place = tempfile::tempdir()?;
     let (config, dumps) = (place.path().join("config"), place.path().join("dumps"));
     fs::write(&config, CONFIG)?;
-    let mut guest = Guest::start_with("guest", &[], |command| {
+    let mut guest = PreloadedProgram::start_with("guest", &[], |command| {
         command
             .env("MEMPROF_CONFIG", &config)
             .env("MEMPROF_DUMP_DIR", &dumps);
     })?;
-    guest.tell("exit")?;
+    guest.send_line("exit")?;
     let begun = Instant::now();
     let ended = guest.ends_within(LONGEST)?.context("the exit hangs")?;
     ensure!(ended.success(), "the guest ended with {ended}");

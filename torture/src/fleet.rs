@@ -5,28 +5,28 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use testkit::s3::{Fault, S3};
+use testkit::s3::{S3, WriteFault};
 use testkit::seaweedfs::SeaweedFs;
 
-use crate::Form;
+use crate::SuiteLength;
 
-mod ground;
+mod fixture;
 mod nats;
 
-use ground::Fleet;
-pub(crate) use ground::dumped;
+use fixture::FleetFixture;
+pub(crate) use fixture::dumped;
 use nats::Nats;
 
-const FAULTS: [Fault; 6] = [
-    Fault::Conflict,
-    Fault::ConflictAfterWriting,
-    Fault::LostAnswer,
-    Fault::Refused,
-    Fault::Broken,
-    Fault::Forbidden,
+const FAULTS: [WriteFault; 6] = [
+    WriteFault::Conflict,
+    WriteFault::ConflictAfterWriting,
+    WriteFault::LostAnswer,
+    WriteFault::Refused,
+    WriteFault::Broken,
+    WriteFault::Forbidden,
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     // Both wait most of the time.
     let [killed, gone] = thread::scope(|scope| {
         let runs = [killed, gone].map(|run| scope.spawn(move || run(form)));
@@ -36,9 +36,9 @@ pub(super) fn run(form: Form) -> Result<String> {
 }
 
 /// Agents are killed, and the store fails.
-fn killed(form: Form) -> Result<String> {
+fn killed(form: SuiteLength) -> Result<String> {
     let s3 = S3::start()?;
-    let fleet = Fleet::new(s3.environment())?;
+    let fleet = FleetFixture::new(s3.environment())?;
     let nats = Nats::of_debian(&fleet)?;
     let mut dumped = Vec::new();
     let kills = form.pick(20, 200);
@@ -70,10 +70,10 @@ fn killed(form: Form) -> Result<String> {
 }
 
 /// The servers are killed and stopped, and the agent goes on.
-fn gone(form: Form) -> Result<String> {
+fn gone(form: SuiteLength) -> Result<String> {
     let time = Duration::from_secs(form.pick(2, 30));
     let mut store = SeaweedFs::start()?;
-    let fleet = Fleet::new(store.environment())?;
+    let fleet = FleetFixture::new(store.environment())?;
     let mut dumped = Vec::new();
     for nats in &[Nats::newest, Nats::of_debian][..form.pick(1, 2)] {
         let mut nats = nats(&fleet)?;

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use super::Form;
-use super::place::Place;
+use super::SuiteLength;
+use super::host_dir::HostDir;
 use xtask::dist::dist;
 use xtask::run::output;
 
@@ -24,16 +24,16 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
     ("glibc, sampled by memprof", &[]),
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
-    let at_work = fork_at_work(form)?;
+pub(super) fn run(form: SuiteLength) -> Result<String> {
+    let at_work = fork_under_load(form)?;
     let begins = fork_while_it_begins(form)?;
     Ok(format!("{at_work}; {begins}"))
 }
 
-fn fork_at_work(form: Form) -> Result<String> {
+fn fork_under_load(form: SuiteLength) -> Result<String> {
     let children = form.pick(20, 200);
     for (name, env) in ALLOCATORS {
-        let place = Place::new()?;
+        let place = HostDir::new()?;
         let config = place.path().join("host.toml");
         let text = format!(
             "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
@@ -66,9 +66,9 @@ const BEGINNINGS: [(&str, &str); 4] = [
     ("libjemalloc.so.2", "filtered"),
 ];
 
-fn fork_while_it_begins(form: Form) -> Result<String> {
+fn fork_while_it_begins(form: SuiteLength) -> Result<String> {
     let programs = form.pick(3, 100);
-    let place = Place::new()?;
+    let place = HostDir::new()?;
     let mut children = 0;
     for (preloaded, filter) in BEGINNINGS {
         for _ in 0..programs {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Form;
+use super::SuiteLength;
 use xtask::dist::dist;
 use xtask::run::{root, run as run_to_end};
 
@@ -63,13 +63,13 @@ fn compiled(compiler: &str, name: &str, place: &Path) -> Result<Vec<PathBuf>> {
     Ok(vec![built])
 }
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let runs = form.pick(3, 100);
     let lines = PROGRAMS.iter().map(|program| judge(program, runs, form));
     Ok(lines.collect::<Result<Vec<_>>>()?.join("; "))
 }
 
-fn judge(program: &Program, runs: u32, form: Form) -> Result<String> {
+fn judge(program: &Program, runs: u32, form: SuiteLength) -> Result<String> {
     let place = tempfile::tempdir()?;
     let command = (program.command)(place.path())?;
     let gate = |options: &[&str], records: u32| -> Result<i32> {
@@ -121,7 +121,7 @@ fn cost(
     program: &Program,
     command: &[PathBuf],
     gate: &impl Fn(&[&str], u32) -> Result<i32>,
-    form: Form,
+    form: SuiteLength,
 ) -> Result<f64> {
     let records = form.pick(program.records, program.long);
     let [first, rest @ ..] = command else {

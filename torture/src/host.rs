@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::place::Place;
+use super::host_dir::HostDir;
 use xtask::dist::dist;
 
 /// An answer that takes longer never comes.
@@ -28,7 +28,7 @@ const LOG_LINES: usize = 20;
 
 /// How to start a host.
 #[derive(Debug)]
-pub(super) struct Setup {
+pub(super) struct HostSetup {
     /// `stress_host`, or `stress_host_static`: then the preloaded jemalloc is the second one.
     pub(super) program: &'static str,
     /// `OPTION=VALUE` of `stress_host.c`.
@@ -51,7 +51,7 @@ const JEMALLOC: &[(&str, &str)] = &[
     ),
 ];
 
-impl Default for Setup {
+impl Default for HostSetup {
     fn default() -> Self {
         Self {
             program: "stress_host",
@@ -63,7 +63,7 @@ impl Default for Setup {
     }
 }
 
-impl Setup {
+impl HostSetup {
     /// A host whose options are the words of `options`.
     pub(super) fn with(options: &str) -> Self {
         Self {
@@ -73,11 +73,11 @@ impl Setup {
     }
 
     pub(super) fn start(self) -> Result<Host> {
-        self.start_in(Place::new()?)
+        self.start_in(HostDir::new()?)
     }
 
     /// Starts the host where another one may have been before, and waits until it serves.
-    pub(super) fn start_in(self, place: Place) -> Result<Host> {
+    pub(super) fn start_in(self, place: HostDir) -> Result<Host> {
         let config = place.path().join("host.toml");
         let text = format!(
             "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n{}\n",
@@ -123,7 +123,7 @@ pub(super) struct Host {
     child: Child,
     log: Arc<Mutex<VecDeque<String>>>,
     /// Taken by [`Host::kill`].
-    place: Option<Place>,
+    place: Option<HostDir>,
 }
 
 /// What a host counted; the same order as in `stress_host.c`.
@@ -168,7 +168,7 @@ impl Host {
         self.child.id()
     }
 
-    pub(super) fn place(&self) -> &Place {
+    pub(super) fn place(&self) -> &HostDir {
         self.place.as_ref().expect("only `kill` takes it")
     }
 
@@ -271,7 +271,7 @@ impl Host {
     }
 
     /// SIGKILL. Returns where it lived.
-    pub(super) fn kill(mut self) -> Result<Place> {
+    pub(super) fn kill(mut self) -> Result<HostDir> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(self.place.take().expect("a host is killed once"))

@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::Form;
-use super::host::{Host, Setup, dump, send};
+use super::SuiteLength;
+use super::dump_dir::{is_whole, survey};
+use super::host::{Host, HostSetup, dump, send};
 use super::strace::Tracer;
-use super::survey::{is_whole, survey};
 
 const ERRORS: [&str; 5] = ["EIO", "ENOSPC", "EMFILE", "EINTR", "EPERM"];
 
@@ -63,8 +63,8 @@ struct Tally {
     other_errno: Vec<String>,
 }
 
-pub(super) fn run(form: Form) -> Result<String> {
-    let mut host = Setup::with("allocate=2").start()?;
+pub(super) fn run(form: SuiteLength) -> Result<String> {
+    let mut host = HostSetup::with("allocate=2").start()?;
     let mut client = host.client()?;
     // So that there is a profile, and it stays as it is.
     while dump(&mut client)?["stacks"].as_u64().context("stacks")? < 100 {}
@@ -79,7 +79,7 @@ pub(super) fn run(form: Form) -> Result<String> {
         inject(&mut host, fault, &mut tally).with_context(|| fault.option())?;
     }
     ensure!(
-        form == Form::Short || tally.injected >= 300,
+        form == SuiteLength::Short || tally.injected >= 300,
         "only {} faults were injected",
         tally.injected
     );

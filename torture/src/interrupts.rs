@@ -15,8 +15,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::Form;
-use super::leaks::Target;
+use super::SuiteLength;
+use super::leaks::PlantedProgram;
 use xtask::dist::dist;
 
 const COMMANDS: [Interrupted; 3] = [
@@ -78,7 +78,7 @@ struct Tally {
     slowest: Duration,
 }
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let times = form.pick(12, 200);
     let mut tally = Tally::default();
     for command in &COMMANDS {
@@ -87,8 +87,8 @@ pub(super) fn run(form: Form) -> Result<String> {
             .with_context(|| command.to_string())?;
     }
     let lease = match form {
-        Form::Short => "not waited for".to_owned(),
-        Form::Long => format!("over after {:.0} s", wait_for_lease()?.as_secs_f64()),
+        SuiteLength::Short => "not waited for".to_owned(),
+        SuiteLength::Long => format!("over after {:.0} s", wait_for_lease()?.as_secs_f64()),
     };
     let [record, leaks, holders] = COMMANDS.map(|command| command.words[0]);
     Ok(format!(
@@ -109,7 +109,7 @@ impl fmt::Display for Interrupted {
 
 impl Interrupted {
     fn interrupt_often(&self, times: u32, tally: &mut Tally) -> Result<()> {
-        let mut target = Target::start("")?;
+        let mut target = PlantedProgram::start("")?;
         let begun = Instant::now();
         let output = self
             .start(&target, &std::env::temp_dir())?
@@ -127,7 +127,7 @@ impl Interrupted {
         Ok(())
     }
 
-    fn start(&self, target: &Target, temporary: &Path) -> Result<Child> {
+    fn start(&self, target: &PlantedProgram, temporary: &Path) -> Result<Child> {
         // Signals have their default actions, whatever started this program.
         let mut command = Command::new("env");
         command.arg("--default-signal=INT,TERM,HUP");
@@ -142,7 +142,7 @@ impl Interrupted {
     /// Returns how long it took until the process was as before.
     fn interrupt(
         &self,
-        target: &mut Target,
+        target: &mut PlantedProgram,
         signal: Signal,
         life: Duration,
         tally: &mut Tally,
@@ -220,7 +220,7 @@ fn detach(pid: u32) -> Result<()> {
 
 /// Kills a recording that samples, and waits until its plugin leaves by itself.
 fn wait_for_lease() -> Result<Duration> {
-    let mut target = Target::start("")?;
+    let mut target = PlantedProgram::start("")?;
     let temporary = tempfile::tempdir()?;
     let mut memprof = LONG_RECORDING.start(&target, temporary.path())?;
     while !samples(target.pid())? {

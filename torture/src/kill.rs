@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use nix::unistd::geteuid;
 
-use super::Form;
-use super::host::{Host, Setup, dump};
-use super::place::Place;
-use super::survey::survey;
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{Host, HostSetup, dump};
+use super::host_dir::HostDir;
 
 /// A host must serve again this soon.
 const BACK: Duration = Duration::from_secs(1);
@@ -20,20 +20,20 @@ const BACK: Duration = Duration::from_secs(1);
 const LIFE: Duration = Duration::from_millis(150);
 
 /// Where hosts are killed.
-struct Ground {
-    place: Place,
+struct KillSetup {
+    place: HostDir,
     options: String,
     dumps: PathBuf,
     /// What may lie there until the next dump.
     may_wait: fn(&Path) -> bool,
 }
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let kills = form.pick(10, 200);
-    let place = Place::new()?;
+    let place = HostDir::new()?;
     let (mut last, slowest) = kill_often(
         kills,
-        Ground {
+        KillSetup {
             options: "allocate=2".to_owned(),
             dumps: place.dumps(),
             place,
@@ -47,12 +47,12 @@ pub(super) fn run(form: Form) -> Result<String> {
     ensure!(sockets.bad.is_empty(), "left over: {:?}", sockets.bad);
     let mut without_proc = 0;
     if geteuid().is_root() {
-        let place = Place::in_memory()?;
+        let place = HostDir::in_memory()?;
         let root = place.jail()?;
         without_proc = kills / 5;
         kill_often(
             without_proc,
-            Ground {
+            KillSetup {
                 options: format!("allocate=2 chroot={}", root.display()),
                 dumps: place.jailed_dumps(),
                 place,
@@ -69,8 +69,8 @@ pub(super) fn run(form: Form) -> Result<String> {
 
 /// Starts hosts and kills them while they dump. Returns the one that came after them, which has
 /// dumped, and the longest time that a host took to answer.
-fn kill_often(kills: u32, ground: Ground) -> Result<(Host, Duration)> {
-    let Ground {
+fn kill_often(kills: u32, ground: KillSetup) -> Result<(Host, Duration)> {
+    let KillSetup {
         mut place,
         options,
         dumps,
@@ -80,7 +80,7 @@ fn kill_often(kills: u32, ground: Ground) -> Result<(Host, Duration)> {
     let mut slowest = Duration::ZERO;
     for round in 0..kills {
         let begun = Instant::now();
-        let host = Setup::with(&options).start_in(place)?;
+        let host = HostSetup::with(&options).start_in(place)?;
         let mut client = host.client()?;
         client.host()?;
         slowest = slowest.max(begun.elapsed());
@@ -96,7 +96,7 @@ fn kill_often(kills: u32, ground: Ground) -> Result<(Host, Duration)> {
         bad.retain(|path| !may_wait(path));
         ensure!(bad.is_empty(), "kill {round}: bad files: {bad:?}");
     }
-    let last = Setup::with(&options).start_in(place)?;
+    let last = HostSetup::with(&options).start_in(place)?;
     let reply = dump(&mut last.client()?)?;
     ensure!(reply["status"] == "ok", "{reply}");
     let found = survey(&dumps)?;

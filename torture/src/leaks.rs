@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use testkit::{SERVERS, Server};
 
-use super::Form;
+use super::SuiteLength;
 use super::servers::install;
 use xtask::dist::dist;
 use xtask::packages;
@@ -48,14 +48,14 @@ const FOUND: u64 = 999;
 /// V8 has it in memory that no child gets.
 const CLEAN: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let (rounds, times, kills) = (form.pick(2, 50), form.pick(1, 50), form.pick(10, 100));
     let mut stops = Vec::new();
     let (mut found, mut planted) = (0, 0);
     for (preload, expected) in [("", IN_GLIBC), (JEMALLOC, IN_JEMALLOC)] {
         for _ in 0..rounds {
-            let mut target = Target::start(preload)?;
-            found += recalled(&prove(target.pid(), &mut stops)?, expected)?;
+            let mut target = PlantedProgram::start(preload)?;
+            found += found_planted(&prove(target.pid(), &mut stops)?, expected)?;
             planted += expected.iter().map(|(_, count)| count).sum::<u64>();
             target.answers()?;
         }
@@ -75,8 +75,8 @@ pub(super) fn run(form: Form) -> Result<String> {
     for server in servers {
         let mut running = server.start()?;
         let pid = running.pid()?;
-        running.load()?;
-        clean(pid, times, &mut stops, || running.answer().map(drop)).context(server.name)?;
+        running.run_load()?;
+        clean(pid, times, &mut stops, || running.query().map(drop)).context(server.name)?;
     }
     for interpreter in INTERPRETERS {
         let mut running = interpreter.start().context(interpreter.name)?;
@@ -96,13 +96,13 @@ pub(super) fn run(form: Form) -> Result<String> {
 }
 
 /// planted.c with leaks.
-pub(super) struct Target {
+pub(super) struct PlantedProgram {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Target {
+impl PlantedProgram {
     pub(super) fn start(preload: &str) -> Result<Self> {
         let mut command = Command::new(dist().join("torture/planted"));
         command.arg("leaks").env("LD_PRELOAD", preload);
@@ -138,7 +138,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for PlantedProgram {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.child.kill();
@@ -171,7 +171,7 @@ fn prove(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
 }
 
 /// How many of the planted objects are in a reply, which must have no others.
-fn recalled(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
+fn found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
     for group in reply["leaked"]["by"].as_array().context("no groups")? {
         let number = |name: &str| group[name].as_u64().context("no number");
@@ -215,7 +215,7 @@ fn clean(
 
 /// Kills the tool so often. Returns how often it was done before.
 fn killed(kills: usize) -> Result<usize> {
-    let mut target = Target::start("")?;
+    let mut target = PlantedProgram::start("")?;
     let begun = Instant::now();
     prove(target.pid(), &mut Vec::new())?;
     let whole = begun.elapsed();
@@ -235,6 +235,6 @@ fn killed(kills: usize) -> Result<usize> {
         target.answers()?;
     }
     let reply = prove(target.pid(), &mut Vec::new())?;
-    recalled(&reply, IN_GLIBC).context("after the last kill")?;
+    found_planted(&reply, IN_GLIBC).context("after the last kill")?;
     Ok(late)
 }

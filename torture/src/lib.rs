@@ -2,19 +2,20 @@
 //! one line with what it did, and fails when something does not hold that must.
 
 mod accuracy;
+mod address_space;
 mod attach;
 mod bombs;
 mod churn;
 mod clients;
-mod closefrom;
+mod close_all_fds;
 mod disk;
+mod dump_dir;
 mod exit;
 mod fleet;
 mod fork;
 mod gate;
-mod group;
-mod guest;
 mod host;
+mod host_dir;
 mod hostile;
 mod hosts;
 mod inject;
@@ -23,8 +24,10 @@ mod kill;
 mod leaks;
 pub mod many_stacks;
 mod memory;
+mod memory_cgroup;
+mod message_storm;
 mod paths;
-mod place;
+mod preloaded_program;
 mod privileges;
 pub mod probe;
 pub mod programs;
@@ -33,11 +36,8 @@ mod sampler;
 mod seccomp;
 mod servers;
 mod slots;
-mod space;
-mod stall;
-mod storm;
+mod slow_disk;
 mod strace;
-mod survey;
 mod tls;
 mod unwind;
 mod zoo;
@@ -51,14 +51,14 @@ use xtask::packages;
 
 /// How long to torture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum SuiteLength {
     /// Seconds; what CI runs.
     Short,
     /// Minutes; what gives the figures of the table.
     Long,
 }
 
-impl Form {
+impl SuiteLength {
     /// One of two values.
     pub(crate) fn pick<T>(self, short: T, long: T) -> T {
         match self {
@@ -69,11 +69,11 @@ impl Form {
 }
 
 /// A suite: its name, and what returns its line.
-type Suite = (&'static str, fn(Form) -> Result<String>);
+type Suite = (&'static str, fn(SuiteLength) -> Result<String>);
 
 const SUITES: &[Suite] = &[
-    ("storm", storm::run),
-    ("stall", stall::run),
+    ("storm", message_storm::run),
+    ("stall", slow_disk::run),
     ("memory", memory::run),
     ("disk", disk::run),
     ("seccomp", seccomp::run),
@@ -84,12 +84,12 @@ const SUITES: &[Suite] = &[
     ("paths", paths::run),
     ("resources", resources::run),
     ("tls", tls::run),
-    ("space", space::run),
+    ("space", address_space::run),
     ("privileges", privileges::run),
     ("exit", exit::run),
     ("clients", clients::run),
     ("bombs", bombs::run),
-    ("closefrom", closefrom::run),
+    ("closefrom", close_all_fds::run),
     ("fork", fork::run),
     ("attach", attach::run),
     ("leaks", leaks::run),
@@ -107,8 +107,8 @@ const SUITES: &[Suite] = &[
 /// `cargo xtask torture [SUITE] [--short]`.
 pub fn command(args: &[&str]) -> Result<()> {
     let (form, names) = match args {
-        [names @ .., "--short"] => (Form::Short, names),
-        names => (Form::Long, names),
+        [names @ .., "--short"] => (SuiteLength::Short, names),
+        names => (SuiteLength::Long, names),
     };
     match names {
         [] => torture(form, SUITES),
@@ -123,7 +123,7 @@ pub fn command(args: &[&str]) -> Result<()> {
     }
 }
 
-fn torture(form: Form, suites: &[Suite]) -> Result<()> {
+fn torture(form: SuiteLength, suites: &[Suite]) -> Result<()> {
     packages::require(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
     programs::build()?;

@@ -18,7 +18,7 @@ const START: Duration = Duration::from_secs(10);
 /// The program, ended when dropped.
 #[derive(Debug)]
 pub struct ManyStacks {
-    _child: Ended,
+    _child: KillOnDrop,
     /// Its control socket.
     pub control: PathBuf,
 }
@@ -36,7 +36,7 @@ impl ManyStacks {
         if state.exists() {
             fs::remove_dir_all(&state)?;
         }
-        let mut child = Ended(
+        let mut child = KillOnDrop(
             Command::new(dist().join("bin/memprof"))
                 .args(["run", "--allocator=jemalloc", "--active", "--lg-sample=10"])
                 .arg("--socket-dir")
@@ -76,7 +76,7 @@ impl ManyStacks {
 /// A `memprof serve`, ended when dropped.
 #[derive(Debug)]
 pub struct Server {
-    child: Ended,
+    child: KillOnDrop,
     /// What it printed of where it listens.
     pub place: String,
 }
@@ -84,7 +84,7 @@ pub struct Server {
 impl Server {
     /// Serves that host alone.
     pub fn start(host: &ManyStacks, args: &[&str]) -> Result<Self> {
-        let mut child = Ended(
+        let mut child = KillOnDrop(
             Command::new(dist().join("bin/memprof"))
                 .arg("serve")
                 .args(args)
@@ -123,9 +123,9 @@ impl Server {
 
 /// A process that is ended when it is dropped.
 #[derive(Debug)]
-struct Ended(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
             eprintln!("failed to end {}: {error}", self.0.id());

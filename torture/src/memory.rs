@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
-use memprof_host::protocol::Deliver;
+use memprof_host::protocol::Delivery;
 use serde_json::Value;
 
-use super::Form;
-use super::group::Group;
-use super::host::{Host, PATIENCE, Setup, dump};
-use super::survey::survey;
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{Host, HostSetup, PATIENCE, dump};
+use super::memory_cgroup::MemoryCgroup;
 
 const MIB: u64 = 1 << 20;
 /// What is left to the host, in 1/16 of its dump.
@@ -31,8 +31,8 @@ struct Tally {
     given_up: usize,
 }
 
-pub(super) fn run(form: Form) -> Result<String> {
-    let Some(group) = Group::make() else {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
+    let Some(group) = MemoryCgroup::make() else {
         eprintln!("no memory cgroup can be made here");
         return Ok("0 cases".to_owned());
     };
@@ -43,7 +43,7 @@ pub(super) fn run(form: Form) -> Result<String> {
     ensure!(first["status"] == "ok", "{first}");
     let size = first["bytes"].as_u64().context("bytes")?;
     for sixteenth in SPARE {
-        group.leave(size / 16 * sixteenth)?;
+        group.set_headroom(size / 16 * sixteenth)?;
         let left = || format!("{sixteenth}/16 of {size} bytes were left; {}", host.log());
         judge(&dump(&mut client).with_context(left)?, &mut tally)?;
         fetch(&mut client, &group, &first)?;
@@ -79,12 +79,12 @@ pub(super) fn run(form: Form) -> Result<String> {
     ))
 }
 
-fn start(group: &Group, form: Form, config: &'static str) -> Result<Host> {
+fn start(group: &MemoryCgroup, form: SuiteLength, config: &'static str) -> Result<Host> {
     let stacks = form.pick("stacks=14", "stacks=16");
-    Setup {
+    HostSetup {
         wrapper: group.wrapper(),
         config,
-        ..Setup::with(stacks)
+        ..HostSetup::with(stacks)
     }
     .start()
 }
@@ -113,10 +113,10 @@ fn judge(reply: &Value, tally: &mut Tally) -> Result<()> {
 }
 
 /// The bytes of a kept dump cost the host nothing.
-fn fetch(client: &mut Client, group: &Group, dump: &Value) -> Result<()> {
+fn fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Result<()> {
     let id = format!("id={}", dump["id"].as_str().context("id")?);
     let before = group.usage()?;
-    let reply = client.message("memory_profile", "fetch", &id, Some(Deliver::Fd))?;
+    let reply = client.message("memory_profile", "fetch", &id, Some(Delivery::Fd))?;
     ensure!(
         reply.result.size == dump["bytes"].as_u64(),
         "{:?}",
@@ -128,13 +128,13 @@ fn fetch(client: &mut Client, group: &Group, dump: &Value) -> Result<()> {
 }
 
 /// Lowers the limit as soon as the dump's memory appears: what was estimated is of no use then.
-fn dump_while_the_limit_falls(host: &Host, group: &Group, rest: u64) -> Result<Value> {
+fn dump_while_the_limit_falls(host: &Host, group: &MemoryCgroup, rest: u64) -> Result<Value> {
     thread::scope(|scope| {
         let reply = scope.spawn(|| dump(&mut host.client()?));
         while !reply.is_finished() && !writes_a_dump(host)? {
             thread::yield_now();
         }
-        group.leave(rest)?;
+        group.set_headroom(rest)?;
         reply.join().expect("no panic")
     })
 }
@@ -151,9 +151,9 @@ fn writes_a_dump(host: &Host) -> Result<bool> {
 }
 
 /// A rule that watches the cgroup never ends what it watches.
-fn rule(group: &Group, form: Form) -> Result<()> {
+fn rule(group: &MemoryCgroup, form: SuiteLength) -> Result<()> {
     let mut host = start(group, form, RULE)?;
-    group.leave(8 * MIB)?;
+    group.set_headroom(8 * MIB)?;
     wait_for_log(&host, REFUSED)?;
     host.check_alive()?;
     // Still above the rule's threshold, and room enough.

@@ -9,9 +9,9 @@ use anyhow::{Result, ensure};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use super::Form;
-use super::host::{Setup, dump, send};
-use super::survey::survey;
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{HostSetup, dump, send};
 
 const SECRET: &str = "heap_v2/1 the secret";
 
@@ -65,8 +65,8 @@ const ARGUMENTS: [(&str, &str); 9] = [
     ("list", "dir=OUTSIDE"),
 ];
 
-pub(super) fn run(_: Form) -> Result<String> {
-    let host = Setup::default().start()?;
+pub(super) fn run(_: SuiteLength) -> Result<String> {
+    let host = HostSetup::default().start()?;
     let mut client = host.client()?;
     let id = dump(&mut client)?["id"]
         .as_str()

@@ -7,9 +7,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
-use super::Form;
-use super::guest::Guest;
+use super::SuiteLength;
 use super::host::{PATIENCE, send};
+use super::preloaded_program::PreloadedProgram;
 
 /// What a program does, one after the other; see `guest.c`.
 const PROGRAMS: [&[&str]; 4] = [
@@ -19,13 +19,13 @@ const PROGRAMS: [&[&str]; 4] = [
     &["effective", "become"],
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         return Ok("not root: nothing to give up".to_owned());
     }
     let rounds = form.pick(1, 20);
     for steps in PROGRAMS.iter().cycle().take(rounds * PROGRAMS.len()) {
-        let mut guest = Guest::start("guest", &[])?;
+        let mut guest = PreloadedProgram::start("guest", &[])?;
         let mut client = guest.client()?;
         // The threads that look after the walk and the end of an activation, too.
         let activated = send(&mut client, "activate", "for=1h")?;
@@ -36,9 +36,9 @@ pub(super) fn run(form: Form) -> Result<String> {
                 .client()
                 .and_then(|mut client| send(&mut client, "status", ""))?;
             ensure!(status["status"] == "ok", "{status}");
-            guest.tell(step)?;
+            guest.send_line(step)?;
             guest
-                .hear("done")
+                .expect_line("done")
                 .with_context(|| format!("{steps:?}: {step}"))?;
         }
         // The threads look at the program's privileges now and then.

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 use nix::unistd::{Gid, Uid, chown, geteuid};
 
-use super::Form;
-use super::host::{Host, Setup, dump, is_out_of_memory, send};
-use super::place::{Place, make_private};
-use super::survey::survey;
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{Host, HostSetup, dump, is_out_of_memory, send};
+use super::host_dir::{HostDir, make_private};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
@@ -23,7 +23,7 @@ struct Tally {
     named: usize,
 }
 
-type Case = (&'static str, fn(Form, &mut Tally) -> Result<()>);
+type Case = (&'static str, fn(SuiteLength, &mut Tally) -> Result<()>);
 
 const CASES: &[Case] = &[
     ("descriptors", descriptors),
@@ -41,7 +41,7 @@ const CASES_OF_ROOT: &[Case] = &[
     ("threads", threads),
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let mut tally = Tally::default();
     let cases_of_root = if geteuid().is_root() {
         CASES_OF_ROOT
@@ -92,8 +92,8 @@ fn check_after(host: &mut Host, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn descriptors(_: Form, tally: &mut Tally) -> Result<()> {
-    let mut host = Setup::default().start()?;
+fn descriptors(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
     for spare in 0..8 {
@@ -106,8 +106,8 @@ fn descriptors(_: Form, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn file_size(_: Form, tally: &mut Tally) -> Result<()> {
-    let mut host = Setup::default().start()?;
+fn file_size(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
     for limit in [0, 1, 4096, 16 << 10] {
         host.limit(&format!("--fsize={limit}:unlimited"))?;
@@ -119,8 +119,8 @@ fn file_size(_: Form, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn address_space(_: Form, tally: &mut Tally) -> Result<()> {
-    let mut host = Setup::default().start()?;
+fn address_space(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
     // A new thread cannot do without memory; these have begun.
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
@@ -137,9 +137,9 @@ fn address_space(_: Form, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn alarms(form: Form, tally: &mut Tally) -> Result<()> {
+fn alarms(form: SuiteLength, tally: &mut Tally) -> Result<()> {
     let time = form.pick(Duration::from_secs(1), Duration::from_secs(10));
-    let mut host = Setup::with("allocate=2 alarms=1").start()?;
+    let mut host = HostSetup::with("allocate=2 alarms=1").start()?;
     let mut client = host.client()?;
     let begun = Instant::now();
     while begun.elapsed() < time {
@@ -154,8 +154,8 @@ fn alarms(form: Form, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn main_thread_gone(_: Form, tally: &mut Tally) -> Result<()> {
-    let mut host = Setup::with("allocate=2 main=ends").start()?;
+fn main_thread_gone(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let mut host = HostSetup::with("allocate=2 main=ends").start()?;
     let mut client = host.client()?;
     ensure!(check(&mut client, "", tally)?, "no dump");
     let ledger = send(&mut client, "ledger", "")?;
@@ -164,14 +164,14 @@ fn main_thread_gone(_: Form, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn pid_namespace(_: Form, tally: &mut Tally) -> Result<()> {
+fn pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut wrapper = vec!["unshare", "--pid", "--fork", "--kill-child"];
     if !geteuid().is_root() {
         wrapper.push("--map-root-user");
     }
-    let mut host = Setup {
+    let mut host = HostSetup {
         wrapper: wrapper.into_iter().map(str::to_owned).collect(),
-        ..Setup::default()
+        ..HostSetup::default()
     }
     .start()?;
     ensure!(check(&mut host.client()?, "", tally)?, "no dump");
@@ -179,30 +179,30 @@ fn pid_namespace(_: Form, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn chroot_without_proc(_: Form, tally: &mut Tally) -> Result<()> {
-    let start = |place: Place| {
+fn chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let start = |place: HostDir| {
         let option = format!("allocate=2 chroot={}", place.jail()?.display());
-        Setup::with(&option).start_in(place)
+        HostSetup::with(&option).start_in(place)
     };
     // Without /proc an allocator needs a name to write to, which is never one on a disk.
-    let mut host = start(Place::new()?)?;
+    let mut host = start(HostDir::new()?)?;
     let inside = host.place().jailed_dumps();
     let why = "neither /dev/shm nor the dump directory is on a memory file system";
     ensure!(!check(&mut host.client()?, why, tally)?, "a dump by disk");
     check_after(&mut host, &inside)?;
 
-    let mut host = start(Place::in_memory()?)?;
+    let mut host = start(HostDir::in_memory()?)?;
     let inside = host.place().jailed_dumps();
     ensure!(check(&mut host.client()?, "", tally)?, "no dump");
     ensure!(survey(&inside)?.whole == 1, "no dump in the new root");
     check_after(&mut host, &inside)
 }
 
-fn uid_drop(_: Form, tally: &mut Tally) -> Result<()> {
-    let place = Place::new()?;
+fn uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let place = HostDir::new()?;
     place.open_to_all()?;
     make_private(&place.dumps())?;
-    let mut host = Setup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
+    let mut host = HostSetup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
     let mut client = host.client()?;
     ensure!(
         !check(&mut client, "", tally)?,
@@ -214,12 +214,12 @@ fn uid_drop(_: Form, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn threads(_: Form, tally: &mut Tally) -> Result<()> {
-    let place = Place::new()?;
+fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let place = HostDir::new()?;
     place.open_to_all()?;
     make_private(&place.dumps())?;
     give_to_nobody(&place.dumps())?;
-    let mut host = Setup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
+    let mut host = HostSetup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
     let mut client = host.client()?;
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
     host.limit("--nproc=0:1000")?;

@@ -4,10 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 
-use super::Form;
-use super::host::{Setup, send};
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{HostSetup, send};
 use super::slots::Slots;
-use super::survey::survey;
 use xtask::dist::dist;
 
 /// With slots that the loader fills at the start, so that they can be compared: from then on only
@@ -29,16 +29,16 @@ const FINE: &str = "sampler=ours sample_interval=1KiB";
 /// What a cycle sends between `activate` and the end, in turn.
 const MESSAGES: [&str; 5] = ["dump", "status", "reset", "ledger", "deactivate"];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let cycles = form.pick(60, 1000);
     let (mut dumps, mut reloads, mut forks, mut slots) = (0, 0, 0, 0);
     for (name, env) in ALLOCATORS {
         let library = dist().join("torture/library_a.so");
         let options = format!("allocate=8 fork=1 alarms=1 reload={}", library.display());
-        let mut host = Setup {
+        let mut host = HostSetup {
             config: "",
             env,
-            ..Setup::with(&options)
+            ..HostSetup::with(&options)
         }
         .start()?;
         let stays = |path: &str| !path.contains("library_a.so");

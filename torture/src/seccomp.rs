@@ -6,9 +6,9 @@ use memprof_host::client::Client;
 use nix::libc;
 use serde_json::Value;
 
-use super::Form;
-use super::host::{Setup, send};
-use super::survey::survey;
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{HostSetup, send};
 
 /// The calls, by their numbers on this processor. What threads and sockets need, and getrandom, the
 /// control socket needs before any plugin is asked.
@@ -49,7 +49,7 @@ const MESSAGES: &[&str] = &[
     "help",
 ];
 
-pub(super) fn run(_: Form) -> Result<String> {
+pub(super) fn run(_: SuiteLength) -> Result<String> {
     let mut dumps = 0;
     for (name, number) in FORBIDDEN.iter().chain(UNUSED) {
         let refused = messages(*number).context(*name)?;
@@ -74,7 +74,7 @@ pub(super) fn run(_: Form) -> Result<String> {
 
 /// Sends every message to a host that must not make that call. Returns why none was answered.
 fn messages(number: libc::c_long) -> Result<Option<String>> {
-    let mut host = Setup::with(&format!("allocate=1 forbid={number}")).start()?;
+    let mut host = HostSetup::with(&format!("allocate=1 forbid={number}")).start()?;
     let mut refused = None;
     for message in MESSAGES {
         // A connection of its own: a thread is made for it.

@@ -4,9 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 
-use super::Form;
-use super::guest::Guest;
-use super::host::{Setup, send};
+use super::SuiteLength;
+use super::host::{HostSetup, send};
+use super::preloaded_program::PreloadedProgram;
 use super::programs::{TLS_SIZES, tls_guest, tls_host};
 
 /// Each message once, and each thread of ours.
@@ -31,16 +31,16 @@ const MESSAGES: [(&str, &str); 18] = [
     ("deactivate", ""),
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let sizes = form.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
     for size in sizes {
-        let mut guest = Guest::start(&tls_guest(*size), &[])?;
+        let mut guest = PreloadedProgram::start(&tls_guest(*size), &[])?;
         send_all(&mut guest.client()?)
             .and_then(|()| guest.check_alive())
             .with_context(|| format!("{size} KiB, preloaded"))?;
-        let mut host = Setup {
+        let mut host = HostSetup {
             program: tls_host(*size).leak(),
-            ..Setup::default()
+            ..HostSetup::default()
         }
         .start()?;
         send_all(&mut host.client()?)

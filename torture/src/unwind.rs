@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Form;
+use super::SuiteLength;
 use crate::probe::{self, Mode};
 use xtask::dist::dist;
 use xtask::run::{output, root};
@@ -68,7 +68,7 @@ fn check_what_is_called() -> Result<()> {
     Ok(())
 }
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     check_what_is_called()?;
     let rounds = form.pick(ROUNDS.0, ROUNDS.1);
     let (mut cases, mut stacks, mut cut) = (0, 0, 0);

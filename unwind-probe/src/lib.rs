@@ -5,7 +5,7 @@
 //! `UNWIND_PROBE_REPORT`. `cargo xtask bench unwind` and `cargo xtask torture unwind` use it.
 #![expect(unsafe_code, reason = "the allocator calls, and the unwinder")]
 
-mod timed;
+mod timing;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io::Write;
@@ -17,25 +17,25 @@ use memprof_unwind::{FindObject, HOOKS, Walker, prepare, rules_read};
 
 /// Who walks. The numbers are what `UNWIND_PROBE` and `unwind_probe_install` take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum WalkMode {
     /// 0: jemalloc.
-    Theirs,
+    Allocator,
     /// 1: nobody; one frame is written, which is the least that a sample can cost.
-    Nobody,
+    None,
     /// 2: we.
-    Ours,
+    Memprof,
     /// 3: both, on each sample.
     Compared,
     /// 4: the one or the other by chance, with a look at the clock before and after.
     Timed,
 }
 
-impl Mode {
+impl WalkMode {
     fn from_number(number: c_uint) -> Option<Self> {
         let modes = [
-            Self::Theirs,
-            Self::Nobody,
-            Self::Ours,
+            Self::Allocator,
+            Self::None,
+            Self::Memprof,
             Self::Compared,
             Self::Timed,
         ];
@@ -75,15 +75,15 @@ unsafe extern "C" fn walk_nothing(frames: *mut *mut c_void, count: *mut u32, _: 
 /// Installs a mode in place of another one. Returns 0, or -1 where that cannot be.
 #[unsafe(no_mangle)]
 extern "C" fn unwind_probe_install(number: c_uint) -> c_int {
-    let installed = Mode::from_number(number).and_then(install);
+    let installed = WalkMode::from_number(number).and_then(install);
     installed.map_or(-1, |()| 0)
 }
 
 /// Does what is done in a program after it unloaded a library.
 #[unsafe(no_mangle)]
 extern "C" fn unwind_probe_forget() {
-    memprof_unwind::forget_rules();
-    memprof_unwind::forget_stacks();
+    memprof_unwind::clear_rules();
+    memprof_unwind::clear_stack_cache();
 }
 
 /// Samples so far, in all modes.
@@ -92,7 +92,7 @@ extern "C" fn unwind_probe_samples() -> u64 {
     SAMPLES.load(Relaxed) + HOOKS[0].counts().samples
 }
 
-fn install(mode: Mode) -> Option<()> {
+fn install(mode: WalkMode) -> Option<()> {
     let mallctl = lookup(c"mallctl")?;
     // SAFETY: jemalloc.3 gives the function of this name this type.
     let mallctl = unsafe { mem::transmute::<*mut c_void, Mallctl>(mallctl) };
@@ -103,16 +103,16 @@ fn install(mode: Mode) -> Option<()> {
     SAMPLES.fetch_add(HOOKS[0].counts().samples, Relaxed);
     exchange(mallctl, Some(count_and_walk as *const () as usize))?;
     let to_compare = match mode {
-        Mode::Compared => u64::MAX,
+        WalkMode::Compared => u64::MAX,
         _ => 1,
     };
     // SAFETY: jemalloc's own walker; `begin` prepared; no other allocator gets this hook.
     unsafe { HOOKS[0].arm(theirs(), to_compare) };
     let walker = match mode {
-        Mode::Theirs => count_and_walk,
-        Mode::Nobody => walk_nothing,
-        Mode::Ours | Mode::Compared => HOOKS[0].entry(),
-        Mode::Timed => timed::walk,
+        WalkMode::Allocator => count_and_walk,
+        WalkMode::None => walk_nothing,
+        WalkMode::Memprof | WalkMode::Compared => HOOKS[0].entry(),
+        WalkMode::Timed => timing::walk,
     };
     exchange(mallctl, Some(walker as *const () as usize))?;
     Some(())
@@ -156,7 +156,7 @@ extern "C" fn begin() {
     let top = unsafe { libc::getauxval(libc::AT_RANDOM) };
     prepare(find, top as usize);
     let mode = std::env::var("UNWIND_PROBE").ok();
-    let Some(mode) = mode.and_then(|number| Mode::from_number(number.parse().ok()?)) else {
+    let Some(mode) = mode.and_then(|number| WalkMode::from_number(number.parse().ok()?)) else {
         return;
     };
     if install(mode).is_some() {
@@ -188,7 +188,7 @@ extern "C" fn report() {
         counts.cut,
         counts.given_up,
         rules_read(),
-        timed::report(),
+        timing::report(),
     );
     let written = std::fs::OpenOptions::new()
         .append(true)

@@ -33,7 +33,7 @@ struct Stack {
 }
 
 /// What a stack of a service holds where it is in balance.
-struct Place {
+struct ServiceStack {
     /// Index of its stack in the old build and in the new one.
     stacks: [usize; 2],
     /// Bytes of an object.
@@ -45,14 +45,14 @@ struct Place {
 struct Service {
     name: String,
     builds: [String; 2],
-    places: Vec<Place>,
+    places: Vec<ServiceStack>,
     /// Whether its allocator counts what was allocated.
     accumulates: bool,
     is_deployed: bool,
 }
 
 /// What a process holds at a place.
-struct Held {
+struct StackLevel {
     place: usize,
     /// Sampled objects.
     samples: f64,
@@ -70,7 +70,7 @@ struct Process {
     offset: i64,
     /// 1 once it is of the new build.
     build: usize,
-    held: Vec<Held>,
+    held: Vec<StackLevel>,
 }
 
 /// All of them.
@@ -137,7 +137,7 @@ impl Processes {
             };
             let size = 2f64.powf(4.0 + self.fraction() * 12.0);
             let level = INTERVAL * 2f64.powf(self.fraction() * 8.0 - 1.0);
-            places.push(Place {
+            places.push(ServiceStack {
                 stacks: [old, new],
                 size,
                 level: level.max(size),
@@ -179,7 +179,7 @@ impl Processes {
                 continue;
             }
             let level = self.services[service].places[place].level;
-            held.push(Held {
+            held.push(StackLevel {
                 place,
                 samples: (level / INTERVAL * (0.5 + self.fraction())).max(0.3),
                 change: self.fraction().powi(2),
@@ -247,10 +247,11 @@ impl Processes {
     fn dump(&mut self, number: usize, machine: usize, time: i64, is_first: bool) -> Result<String> {
         let process = &self.processes[number];
         let service = &self.services[process.service];
-        let stack = |one: &Held| &self.stacks[service.places[one.place].stacks[process.build]];
+        let stack =
+            |one: &StackLevel| &self.stacks[service.places[one.place].stacks[process.build]];
         let mut samples = String::new();
         for one in process.held.iter().filter(|one| one.objects > 0) {
-            let Held { bytes, objects, .. } = one;
+            let StackLevel { bytes, objects, .. } = one;
             let comma = if samples.is_empty() { "" } else { "," };
             write!(
                 samples,

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use memprof_report::{Limits, parse, unsample};
 
-use super::{names, usage};
+use super::{measure, names};
 
 /// Plays a role.
 pub(crate) fn play(role: &[&str]) -> Result<()> {
     match *role {
-        ["measure", ref command @ ..] => usage::measure(command),
+        ["measure", ref command @ ..] => measure::measure(command),
         ["parse", file] => parse_file(file),
         ["pprof_util", file] => pprof_util(file),
         ["names", "memprof"] => names::ours(),

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use xtask::dist::dist;
 
-use crate::limits::Figures;
+use crate::limits::Measurements;
 use crate::ratios::Ratios;
 use crate::work;
 
@@ -24,7 +24,7 @@ const PROGRAMS: [Program; 3] = [
 
 /// What a program runs with.
 #[derive(Clone, Copy)]
-enum With {
+enum Variant {
     Nothing,
     /// The plugin, which does not sample. A program of one thread has two then, and glibc takes its locks.
     Plugin,
@@ -32,22 +32,26 @@ enum With {
     Samples,
 }
 
-use With::{Nothing, Plugin, Samples};
+use Variant::{Nothing, Plugin, Samples};
 
-pub(super) fn measure(figures: &mut Figures) -> Result<()> {
+pub(super) fn measure(figures: &mut Measurements) -> Result<()> {
     let place = tempfile::tempdir()?;
     let socket_dir = place.path().join("run");
     for (name, command) in PROGRAMS {
-        tell(name, figures, |with| {
+        record_program(name, figures, |with| {
             work::seconds(&mut started(with, command(), &socket_dir))
         })?;
     }
-    tell("redis-server", figures, |with| {
+    record_program("redis-server", figures, |with| {
         work::redis(|server| started(with, server, &socket_dir))
     })
 }
 
-fn tell(program: &str, figures: &mut Figures, time: impl Fn(With) -> Result<f64>) -> Result<()> {
+fn record_program(
+    program: &str,
+    figures: &mut Measurements,
+    time: impl Fn(Variant) -> Result<f64>,
+) -> Result<()> {
     let (mut loaded, mut sampled) = (Vec::new(), Vec::new());
     let orders = [
         [Nothing, Plugin, Samples],
@@ -69,14 +73,14 @@ fn tell(program: &str, figures: &mut Figures, time: impl Fn(With) -> Result<f64>
         sampled.push(active / idle);
     }
     let (loaded, sampled) = (Ratios::of(&loaded), Ratios::of(&sampled));
-    figures.tell(
+    figures.record(
         &format!("time of the processor, sampled / only loaded, {program}"),
         sampled.median(),
         format_args!("{sampled}; only loaded / bare: {loaded}"),
     )
 }
 
-fn started(with: With, command: Command, socket_dir: &Path) -> Command {
+fn started(with: Variant, command: Command, socket_dir: &Path) -> Command {
     let mut run = Command::new(dist().join("bin/memprof"));
     run.args(["run", "--socket-dir"]).arg(socket_dir);
     match with {

@@ -14,7 +14,7 @@ use xtask::dist::dist;
 
 use super::Growth;
 use super::host::{Host, connect, median, plugin, preloaded, sockets};
-use crate::limits::Figures;
+use crate::limits::Measurements;
 
 /// Clients that each connect, ask and leave, for so long.
 const CLIENTS: usize = 64;
@@ -24,7 +24,7 @@ const RECONNECTED: Duration = Duration::from_secs(10);
 const ALONE: Duration = Duration::from_secs(10);
 
 /// The times of what asks every host, and of what asks one, where so many run.
-pub(super) fn questions(place: &Path, figures: &mut Figures) -> Result<()> {
+pub(super) fn questions(place: &Path, figures: &mut Measurements) -> Result<()> {
     let (mut ps, mut one, mut listed) = (Growth::default(), Growth::default(), Growth::default());
     let sleep = || {
         let mut command = preloaded(place, Path::new("sleep"));
@@ -57,9 +57,9 @@ pub(super) fn questions(place: &Path, figures: &mut Figures) -> Result<()> {
         );
         listed.add(count, list(place, count)?);
     }
-    ps.tell("exponent of memprof ps, by hosts", figures)?;
-    one.tell("exponent of memprof status -t PID, by hosts", figures)?;
-    listed.tell("exponent of /api/v1/hosts, by hosts", figures)
+    ps.record_exponent("exponent of memprof ps, by hosts", figures)?;
+    one.record_exponent("exponent of memprof status -t PID, by hosts", figures)?;
+    listed.record_exponent("exponent of /api/v1/hosts, by hosts", figures)
 }
 
 /// The time of a list over HTTP.
@@ -87,7 +87,7 @@ fn list(place: &Path, count: usize) -> Result<f64> {
 }
 
 /// What a host grows by, beside its own leak, while clients come and go, and what of it stays.
-pub(super) fn clients_that_come_and_go(place: &Path, figures: &mut Figures) -> Result<()> {
+pub(super) fn clients_that_come_and_go(place: &Path, figures: &mut Measurements) -> Result<()> {
     let (config, socket) = (place.join("host.toml"), place.join("host.sock"));
     let text = format!(
         "[control]\nsocket = {socket:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
@@ -112,7 +112,7 @@ pub(super) fn clients_that_come_and_go(place: &Path, figures: &mut Figures) -> R
     }
     // As long as jemalloc keeps pages that are free.
     thread::sleep(Duration::from_secs(10));
-    figures.tell(
+    figures.record(
         "memory that 64 clients that come and go leave",
         beside_the_leak()?,
         format_args!(

@@ -10,13 +10,13 @@ use xtask::run::run;
 
 use super::Growth;
 use super::host::median;
-use crate::limits::Figures;
+use crate::limits::Measurements;
 use crate::synthetic;
 
 /// Nodes of the call trees of 1, 10 and 100 MB.
 const NODES: [usize; 3] = [25_000, 560_000, 5_800_000];
 
-pub(super) fn by_size(place: &Path, figures: &mut Figures) -> Result<()> {
+pub(super) fn by_size(place: &Path, figures: &mut Measurements) -> Result<()> {
     let mut growth = Growth::default();
     let file = place.join("report.heap");
     for nodes in NODES {
@@ -29,5 +29,5 @@ pub(super) fn by_size(place: &Path, figures: &mut Figures) -> Result<()> {
         })?;
         growth.add(dump.len(), time);
     }
-    growth.tell("exponent of a report, by bytes", figures)
+    growth.record_exponent("exponent of a report, by bytes", figures)
 }

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use axum::Router;
 use axum::routing::get;
-use memprof_host::{Config, Host, Program};
-use memprof_http::{Hosts, InProcess, Listener, Settings};
+use memprof_host::{Config, Host, HostProgram};
+use memprof_http::{Hosts, InProcessHost, Listener, RouterSettings};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -52,7 +52,7 @@ fn run() -> anyhow::Result<()> {
     let level = config.log.level().map_err(anyhow::Error::msg)?;
     logger::init(level)?;
 
-    let mut program = Program::new(NAME, VERSION);
+    let mut program = HostProgram::new(NAME, VERSION);
     program.jemalloc = Some(jemalloc::functions());
     let host = Arc::new(Host::start(&config, program)?);
     let worker = work::start()?;
@@ -77,8 +77,8 @@ async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
 
 /// This program's own routes; what is none of them is memprof's.
 fn router(host: Arc<Host>) -> Router {
-    let this_process = Arc::new(InProcess::new(host, NAME, VERSION));
-    let memprof = memprof_http::router(Hosts::one(this_process), Settings::default());
+    let this_process = Arc::new(InProcessHost::new(host, NAME, VERSION));
+    let memprof = memprof_http::router(Hosts::with_single(this_process), RouterSettings::default());
     Router::new()
         .route("/hello", get(async || "hello\n"))
         .fallback_service(memprof)

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use memprof_host::{Config, Host, Program};
+use memprof_host::{Config, Host, HostProgram};
 use nix::sys::signal::{SigSet, Signal};
 
 #[global_allocator]
@@ -44,7 +44,7 @@ fn serve() -> anyhow::Result<()> {
         .thread_block()
         .context("failed to block the signals that end this host")?;
 
-    let mut program = Program::new("rust_host", env!("CARGO_PKG_VERSION"));
+    let mut program = HostProgram::new("rust_host", env!("CARGO_PKG_VERSION"));
     program.jemalloc = Some(jemalloc::functions());
     let host = Host::start(&config, program)?;
     let worker = work::start()?;

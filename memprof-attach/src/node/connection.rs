@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct InspectorConnection {
     stream: TcpStream,
     until: Instant,
 }
 
-impl Connection {
+impl InspectorConnection {
     pub(super) fn new(address: SocketAddr, patience: Duration) -> io::Result<Self> {
         let until = Instant::now() + patience;
         let stream = TcpStream::connect_timeout(&address, patience)?;
@@ -31,14 +31,14 @@ impl Connection {
     }
 }
 
-impl Read for Connection {
+impl Read for InspectorConnection {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.left()?))?;
         self.stream.read(bytes).map_err(late)
     }
 }
 
-impl Write for Connection {
+impl Write for InspectorConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.left()?))?;
         self.stream.write(bytes).map_err(late)
@@ -67,7 +67,7 @@ mod tests {
     fn a_peer_that_says_nothing_is_late() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let mut connection = Connection::new(address, Duration::from_millis(20)).unwrap();
+        let mut connection = InspectorConnection::new(address, Duration::from_millis(20)).unwrap();
         let late = connection.read(&mut [0]).unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
         let late = connection.write(&[0]).unwrap_err();

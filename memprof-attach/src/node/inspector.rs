@@ -9,8 +9,8 @@ use tungstenite::client::client_with_config;
 use tungstenite::protocol::WebSocketConfig;
 use tungstenite::{HandshakeError, Message, WebSocket};
 
-use super::NotLoaded;
-use super::connection::Connection;
+use super::LoadFailure;
+use super::connection::InspectorConnection;
 
 /// How long a port may take to say that it is an inspector's. A thread of Node's own answers.
 const ASKING: Duration = Duration::from_secs(1);
@@ -36,8 +36,8 @@ impl Inspector {
     }
 
     /// Has JavaScript evaluate an expression, which is null, or says what is wrong.
-    pub(super) fn evaluate(&self, expression: &str, patience: Duration) -> Result<(), NotLoaded> {
-        let connection = Connection::new(self.address, patience)?;
+    pub(super) fn evaluate(&self, expression: &str, patience: Duration) -> Result<(), LoadFailure> {
+        let connection = InspectorConnection::new(self.address, patience)?;
         let config = WebSocketConfig::default()
             .max_message_size(Some(LIMIT))
             .max_frame_size(Some(LIMIT));
@@ -45,9 +45,9 @@ impl Inspector {
         let opened = client_with_config(url, connection, Some(config));
         let (mut socket, _) = opened.map_err(|error| match error {
             HandshakeError::Failure(error) => error.into(),
-            HandshakeError::Interrupted(_) => NotLoaded::Late,
+            HandshakeError::Interrupted(_) => LoadFailure::Late,
         })?;
-        let answer = ask(&mut socket, expression);
+        let answer = send_evaluate(&mut socket, expression);
         // Until it is closed on both sides: see `expression::FUNCTION`.
         socket.get_mut().extend(LEAVING);
         if socket.close(None).is_ok() {
@@ -59,7 +59,7 @@ impl Inspector {
 
 /// `GET /json/list`
 fn list(address: SocketAddr) -> io::Result<Vec<u8>> {
-    let mut connection = Connection::new(address, ASKING)?;
+    let mut connection = InspectorConnection::new(address, ASKING)?;
     let request =
         format!("GET /json/list HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes())?;
@@ -104,7 +104,10 @@ fn target(list: &[u8]) -> Option<String> {
     is_plain.then(|| id.to_owned())
 }
 
-fn ask(socket: &mut WebSocket<Connection>, expression: &str) -> Result<(), NotLoaded> {
+fn send_evaluate(
+    socket: &mut WebSocket<InspectorConnection>,
+    expression: &str,
+) -> Result<(), LoadFailure> {
     let request = json!({
         "id": 1,
         "method": "Runtime.evaluate",
@@ -121,7 +124,7 @@ fn ask(socket: &mut WebSocket<Connection>, expression: &str) -> Result<(), NotLo
         if let Message::Text(text) = socket.read()?
             && let Some(answer) = answer(&text)
         {
-            return answer.map_err(NotLoaded::Because);
+            return answer.map_err(LoadFailure::Because);
         }
     }
 }
@@ -142,7 +145,7 @@ fn answer(message: &str) -> Option<Result<(), String>> {
     })
 }
 
-impl From<tungstenite::Error> for NotLoaded {
+impl From<tungstenite::Error> for LoadFailure {
     fn from(error: tungstenite::Error) -> Self {
         match error {
             tungstenite::Error::Io(error) => error.into(),

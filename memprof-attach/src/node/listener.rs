@@ -31,7 +31,7 @@ pub(super) fn listeners(pid: u32) -> io::Result<Vec<Listener>> {
 }
 
 /// Whether any process listens on a port of this machine's own addresses.
-pub(super) fn is_taken(port: u16) -> bool {
+pub(super) fn is_port_in_use(port: u16) -> bool {
     let is_there = |listener: &Listener| {
         listener.address.ip().is_loopback() && listener.address.port() == port
     };
@@ -148,7 +148,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         assert_eq!(of(address), 1);
-        assert!(is_taken(address.port()));
+        assert!(is_port_in_use(address.port()));
         drop(listener);
         assert_eq!(of(address), 0);
     }

@@ -4,17 +4,17 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 
+use memprof_ptrace::executable::loader;
 use memprof_ptrace::mapped_file::open_mapped;
 use memprof_ptrace::maps::mappings;
-use memprof_ptrace::process::{State, Status};
-use memprof_ptrace::program::loader;
+use memprof_ptrace::process::{ProcStatus, ProcessState};
 use memprof_ptrace::{Refusal, denied_to_read};
 use nix::errno::Errno;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSymbol, ReadCache};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
-use crate::error::{Error, NoInspector};
+use crate::error::{Error, InspectorError};
 
 /// `node::Start(int, char**)` of `node.h`.
 const START: &[u8] = b"_ZN4node5StartEiPPc";
@@ -27,15 +27,15 @@ const FILE_LIMIT: u64 = 1 << 30;
 pub(super) fn require_node(pid: u32) -> Result<OwnedFd, Error> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or(Refusal::NoSuchProcess)?;
-    require_process(pid, &Status::read_thread(pid)?)?;
+    require_process(pid, &ProcStatus::read_thread(pid)?)?;
     let process = pidfd_open(number, PidfdFlags::empty());
     let process = process.map_err(|_| Refusal::NoSuchProcess)?;
     // What is read through the pid from here on is this process's.
     require_program(pid)?;
-    let status = Status::read_thread(pid)?;
+    let status = ProcStatus::read_thread(pid)?;
     require_process(pid, &status)?;
     match status.caught & 1 << (Signal::USR1.as_raw() - 1) {
-        0 => Err(NoInspector::NoHandler.into()),
+        0 => Err(InspectorError::NoHandler.into()),
         _ => Ok(process),
     }
 }
@@ -68,15 +68,15 @@ fn disturbed(status: &str, function: &str) -> Option<String> {
     }
 }
 
-fn require_process(pid: u32, status: &Status) -> Result<(), Refusal> {
+fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     if status.thread_group != pid {
         let process = status.thread_group;
         return Err(Refusal::Thread { process });
     }
     match status.state {
-        State::Zombie => Err(Refusal::Zombie),
-        State::Stopped => Err(Refusal::Stopped { pid }),
-        State::Alive | State::Traced => Ok(()),
+        ProcessState::Zombie => Err(Refusal::Zombie),
+        ProcessState::Stopped => Err(Refusal::Stopped { pid }),
+        ProcessState::Alive | ProcessState::Traced => Ok(()),
     }
 }
 
@@ -91,7 +91,7 @@ fn require_program(pid: u32) -> Result<(), Error> {
             .filter_map(|mapping| open_mapped(pid, &mapping))
             .any(|library| exports_start(&library));
     if !is_node {
-        return Err(NoInspector::NotNode.into());
+        return Err(InspectorError::NotNode.into());
     }
     if loader(b"node", &ReadCache::new(&file))?.starts_with(b"ld-musl-") {
         return Err(Refusal::Musl.into());

@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, de};
 
-use super::measured::{Measured, What};
-use super::names::Stacks;
-use crate::exit::{USAGE, coded};
+use super::measurement::{BudgetedTotal, Measurement};
+use super::stacks::Stacks;
+use crate::exit::{USAGE, with_exit_code};
 
 /// Above half of the growth that is to be caught, so that chance hides as little as it makes up.
 const TOLERANCE: f64 = 2.5;
@@ -24,30 +24,30 @@ pub(super) struct Budget {
     #[serde(default)]
     pub(super) tolerance: Tolerance,
     /// The most bytes that may live at the same time; any where it is not set.
-    pub(super) peak: Option<Bytes>,
+    pub(super) peak: Option<ByteSize>,
     /// The bytes that may be allocated in all.
-    pub(super) allocated: Option<Bytes>,
+    pub(super) allocated: Option<ByteSize>,
     /// Limits by function.
     #[serde(default)]
-    pub(super) functions: OfFunctions,
+    pub(super) functions: FunctionBudgets,
     /// What functions held at the update. No limits.
     #[serde(default)]
-    pub(super) held: OfFunctions,
+    pub(super) held: FunctionBudgets,
 }
 
 /// Bytes by function.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfFunctions {
+pub(super) struct FunctionBudgets {
     #[serde(default)]
-    pub(super) peak: BTreeMap<String, Bytes>,
+    pub(super) peak: BTreeMap<String, ByteSize>,
     #[serde(default)]
-    pub(super) allocated: BTreeMap<String, Bytes>,
+    pub(super) allocated: BTreeMap<String, ByteSize>,
 }
 
 /// A number of bytes: `1048576`, `"1MiB"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bytes(pub(super) u64);
+pub(super) struct ByteSize(pub(super) u64);
 
 /// How many per cent more than the budget are let pass: `"2.5%"`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,18 +59,18 @@ impl Default for Tolerance {
     }
 }
 
-impl OfFunctions {
-    pub(super) fn of(&self, what: What) -> &BTreeMap<String, Bytes> {
+impl FunctionBudgets {
+    pub(super) fn of(&self, what: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
         match what {
-            What::Peak => &self.peak,
-            What::Allocated => &self.allocated,
+            BudgetedTotal::Peak => &self.peak,
+            BudgetedTotal::Allocated => &self.allocated,
         }
     }
 
-    fn of_mut(&mut self, what: What) -> &mut BTreeMap<String, Bytes> {
+    fn of_mut(&mut self, what: BudgetedTotal) -> &mut BTreeMap<String, ByteSize> {
         match what {
-            What::Peak => &mut self.peak,
-            What::Allocated => &mut self.allocated,
+            BudgetedTotal::Peak => &mut self.peak,
+            BudgetedTotal::Allocated => &mut self.allocated,
         }
     }
 }
@@ -84,67 +84,72 @@ impl Budget {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(coded(USAGE, format!("{}: {error}", path.display()))),
+            Err(error) => {
+                return Err(with_exit_code(
+                    USAGE,
+                    format!("{}: {error}", path.display()),
+                ));
+            }
         };
         let parsed = toml::from_str(&text);
         parsed
             .map(Some)
-            .map_err(|error| coded(USAGE, format!("{}: {error}", path.display())))
+            .map_err(|error| with_exit_code(USAGE, format!("{}: {error}", path.display())))
     }
 
-    pub(super) fn total(&self, what: What) -> Option<Bytes> {
+    pub(super) fn total(&self, what: BudgetedTotal) -> Option<ByteSize> {
         match what {
-            What::Peak => self.peak,
-            What::Allocated => self.allocated,
+            BudgetedTotal::Peak => self.peak,
+            BudgetedTotal::Allocated => self.allocated,
         }
     }
 
     /// The most that keeps a budget of so many bytes.
-    pub(super) fn limit(&self, budgeted: Bytes) -> u64 {
+    pub(super) fn limit(&self, budgeted: ByteSize) -> u64 {
         (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
     }
 
     /// Whether a total is beyond its limit.
-    pub(super) fn is_exceeded_by(&self, measured: &Measured) -> bool {
-        let is_exceeded = |what: What| {
+    pub(super) fn is_exceeded_by(&self, measured: &Measurement) -> bool {
+        let is_exceeded = |what: BudgetedTotal| {
             let budgeted = self.total(what);
             budgeted.is_some_and(|budgeted| measured.total(what) > self.limit(budgeted))
         };
-        What::ALL.into_iter().any(is_exceeded)
+        BudgetedTotal::ALL.into_iter().any(is_exceeded)
     }
 
     pub(super) fn limits_functions(&self) -> bool {
-        let limits = |what: What| !self.functions.of(what).is_empty();
-        What::ALL.into_iter().any(limits)
+        let limits = |what: BudgetedTotal| !self.functions.of(what).is_empty();
+        BudgetedTotal::ALL.into_iter().any(limits)
     }
 
     /// The budget that `measured` just keeps. Of the one before stay the tolerance, which totals have a
     /// limit, and which functions.
-    pub(super) fn of(measured: &Measured, stacks: &Stacks, before: Self) -> Self {
+    pub(super) fn of(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
         let is_new = before.peak.is_none()
             && before.allocated.is_none()
-            && before.functions == OfFunctions::default();
-        let total = |what: What| {
+            && before.functions == FunctionBudgets::default();
+        let total = |what: BudgetedTotal| {
             let is_meant = is_new || before.total(what).is_some();
-            is_meant.then(|| Bytes(measured.total(what)))
+            is_meant.then(|| ByteSize(measured.total(what)))
         };
-        let (peak, allocated) = (total(What::Peak), total(What::Allocated));
+        let (peak, allocated) = (total(BudgetedTotal::Peak), total(BudgetedTotal::Allocated));
         let mut budget = Self {
             peak,
             allocated,
-            held: OfFunctions::default(),
+            held: FunctionBudgets::default(),
             ..before
         };
-        for what in What::ALL {
+        for what in BudgetedTotal::ALL {
             let rows = stacks.functions(what);
             for (name, limit) in budget.functions.of_mut(what) {
                 let row = rows.iter().find(|row| row.name == *name);
-                *limit = Bytes(row.map_or(0, |row| row.bytes));
+                *limit = ByteSize(row.map_or(0, |row| row.bytes));
             }
             let held = rows
                 .iter()
                 .take(HELD)
-                .map(|row| (row.name.clone(), Bytes(row.bytes)));
+                .map(|row| (row.name.clone(), ByteSize(row.bytes)));
             *budget.held.of_mut(what) = held.collect();
         }
         budget
@@ -160,24 +165,24 @@ impl Budget {
             text.push('\n');
         };
         line(format!("tolerance = \"{}%\"", self.tolerance.0));
-        if let Some(Bytes(bytes)) = self.peak {
+        if let Some(ByteSize(bytes)) = self.peak {
             line(format!(
                 "peak = {bytes}  # bytes that live at the same time in one process"
             ));
         }
-        if let Some(Bytes(bytes)) = self.allocated {
+        if let Some(ByteSize(bytes)) = self.allocated {
             line(format!(
                 "allocated = {bytes}  # bytes, in all processes together"
             ));
         }
-        let mut table = |name: &str, why: &str, of: &OfFunctions| {
-            for what in What::ALL {
+        let mut table = |name: &str, why: &str, of: &FunctionBudgets| {
+            for what in BudgetedTotal::ALL {
                 let functions = of.of(what);
                 if !functions.is_empty() {
                     line(format!("\n# {why}\n[{name}.{}]", what.key()));
                     let mut sorted: Vec<_> = functions.iter().collect();
                     sorted.sort_by_key(|(name, bytes)| (std::cmp::Reverse(bytes.0), *name));
-                    for (function, Bytes(bytes)) in sorted {
+                    for (function, ByteSize(bytes)) in sorted {
                         let key = toml::Value::String(function.clone());
                         line(format!("{} = {bytes}", one_line(&key)));
                     }
@@ -215,7 +220,7 @@ fn one_line(key: &toml::Value) -> String {
     text
 }
 
-impl FromStr for Bytes {
+impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -235,7 +240,7 @@ impl FromStr for Bytes {
     }
 }
 
-impl<'de> Deserialize<'de> for Bytes {
+impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -269,8 +274,8 @@ impl<'de> Deserialize<'de> for Tolerance {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measured::tests::measured;
-    use super::super::names::tests::held;
+    use super::super::measurement::tests::measured;
+    use super::super::stacks::tests::held;
     use super::*;
 
     #[test]
@@ -288,15 +293,15 @@ mod tests {
         let before =
             "tolerance = \"1%\"\npeak = \"1MiB\"\n[functions.allocated]\nc = 1\nd = \"2 KiB\"\n";
         let before: Budget = toml::from_str(before).unwrap();
-        assert_eq!(before.peak, Some(Bytes(1 << 20)));
-        assert_eq!(before.functions.allocated["d"], Bytes(2048));
+        assert_eq!(before.peak, Some(ByteSize(1 << 20)));
+        assert_eq!(before.functions.allocated["d"], ByteSize(2048));
         let after = Budget::of(&measured(1000, 5000), &held(&[("c", 300)]), before);
         assert_eq!(
             (after.tolerance, after.peak, after.allocated),
-            (Tolerance(1.0), Some(Bytes(1000)), None)
+            (Tolerance(1.0), Some(ByteSize(1000)), None)
         );
-        assert_eq!(after.functions.allocated["c"], Bytes(300));
-        assert_eq!(after.functions.allocated["d"], Bytes(0));
+        assert_eq!(after.functions.allocated["c"], ByteSize(300));
+        assert_eq!(after.functions.allocated["d"], ByteSize(0));
     }
 
     #[test]
@@ -309,7 +314,7 @@ mod tests {
             .unwrap();
         let budget: Budget = toml::from_str(block).unwrap();
         assert!(budget.peak.is_some() && budget.allocated.is_some());
-        for what in What::ALL {
+        for what in BudgetedTotal::ALL {
             assert_eq!(budget.functions.of(what).len(), 1);
             assert_eq!(budget.held.of(what).len(), 1);
         }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use memprof_ptrace::process::Stat;
+use memprof_ptrace::process::ProcStat;
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
@@ -98,7 +98,7 @@ fn has_processes(group: u32) -> bool {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut stats = entries.filter_map(|entry| {
         let text = fs::read(entry.path().join("stat")).ok()?;
-        Stat::parse(&text).ok()
+        ProcStat::parse(&text).ok()
     });
     stats.any(|stat| stat.group == group && !stat.is_zombie)
 }

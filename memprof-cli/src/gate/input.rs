@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 
 use anyhow::Context;
 
-use crate::exit::{USAGE, coded};
+use crate::exit::{USAGE, with_exit_code};
 
 /// The standard input that each run gets.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Input {
                 Err(error).context("standard input")
             }
             Err(_) if file.metadata()?.file_type().is_char_device() => Ok(Self::Stream),
-            Err(_) => Err(coded(
+            Err(_) => Err(with_exit_code(
                 USAGE,
                 format!(
                     "standard input is a pipe or a socket, which only the first of {runs} runs could read: \

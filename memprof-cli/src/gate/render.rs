@@ -7,8 +7,8 @@ use memprof_report::{SampleType, amount};
 use serde::Serialize;
 
 use super::budget::Budget;
-use super::measured::{Measured, What};
-use super::verdict::{Check, Guilty, Verdict};
+use super::measurement::{BudgetedTotal, Measurement};
+use super::verdict::{BudgetVerdict, LimitCheck, Regression};
 use super::{FormatArg, TestArgs};
 
 /// The frames of a stack that the text shows, from the leaf.
@@ -19,10 +19,10 @@ struct Json<'a> {
     schema_version: u32,
     status: &'static str,
     #[serde(flatten)]
-    verdict: &'a Verdict,
+    verdict: &'a BudgetVerdict,
 }
 
-pub(super) fn verdict(verdict: &Verdict, args: &TestArgs) -> anyhow::Result<String> {
+pub(super) fn verdict(verdict: &BudgetVerdict, args: &TestArgs) -> anyhow::Result<String> {
     let by_default = match std::env::var_os("GITHUB_ACTIONS") {
         Some(value) if value == "true" => FormatArg::Github,
         _ => FormatArg::Text,
@@ -46,9 +46,9 @@ pub(super) fn verdict(verdict: &Verdict, args: &TestArgs) -> anyhow::Result<Stri
 }
 
 /// What an update wrote, and what its runs differed by.
-pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measured) -> String {
+pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measurement) -> String {
     let mut text = format!("wrote {}\n", path.display());
-    for (what, spread) in What::ALL
+    for (what, spread) in BudgetedTotal::ALL
         .into_iter()
         .zip(measured.spread.unwrap_or_default())
     {
@@ -76,7 +76,7 @@ pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measured) -> Stri
     text
 }
 
-fn text(verdict: &Verdict) -> String {
+fn text(verdict: &BudgetVerdict) -> String {
     let mut text = String::new();
     for check in &verdict.checks {
         let _ = writeln!(text, "{}", line(check));
@@ -92,7 +92,7 @@ fn text(verdict: &Verdict) -> String {
     text
 }
 
-fn line(check: &Check) -> String {
+fn line(check: &LimitCheck) -> String {
     let name = subject(check);
     let doubt = match check.error {
         0 => String::new(),
@@ -116,14 +116,14 @@ fn line(check: &Check) -> String {
     )
 }
 
-fn subject(check: &Check) -> String {
+fn subject(check: &LimitCheck) -> String {
     match &check.function {
         Some(function) => format!("{} by {function}", check.what.key()),
         None => check.what.key().to_owned(),
     }
 }
 
-fn blame(guilty: &Guilty) -> String {
+fn blame(guilty: &Regression) -> String {
     let mut text = format!(
         "       +{} ± {} in {}, which has {}",
         size(guilty.growth),
@@ -141,7 +141,7 @@ fn blame(guilty: &Guilty) -> String {
 }
 
 /// A workflow command (docs.github.com, "Workflow commands for GitHub Actions").
-fn github(check: &Check, budget: &Path) -> String {
+fn github(check: &LimitCheck, budget: &Path) -> String {
     let blamed = check.guilty.as_ref().map(blame);
     let message = format!("{}\n{}", line(check), blamed.unwrap_or_default());
     format!(
@@ -171,15 +171,15 @@ fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measured::tests::measured;
-    use super::super::names::tests::held;
+    use super::super::measurement::tests::measured;
+    use super::super::stacks::tests::held;
     use super::*;
 
-    fn broken() -> Verdict {
+    fn broken() -> BudgetVerdict {
         let (before, now) = (measured(100 << 20, 1 << 30), measured(106 << 20, 1 << 30));
         let held = |bytes| held(&[("parse: a, 5%", bytes)]);
         let budget = Budget::of(&before, &held(60 << 20), Budget::default());
-        Verdict::of(&now, &held(66 << 20), &budget)
+        BudgetVerdict::of(&now, &held(66 << 20), &budget)
     }
 
     #[test]

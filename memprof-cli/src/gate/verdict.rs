@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::budget::Budget;
-use super::measured::{Measured, What};
-use super::names::{Row, Stack, Stacks};
+use super::measurement::{BudgetedTotal, Measurement};
+use super::stacks::{FunctionRow, Stack, Stacks};
 
 /// An estimate breaks a limit that it exceeds by so many standard errors: one in a hundred does by
 /// chance (one-sided).
@@ -12,19 +12,19 @@ const DOUBT: f64 = 2.33;
 
 /// One line for each limit.
 #[derive(Debug, Serialize)]
-pub(super) struct Verdict {
-    pub(super) checks: Vec<Check>,
+pub(super) struct BudgetVerdict {
+    pub(super) checks: Vec<LimitCheck>,
     /// Processes that were counted.
     pub(super) processes: usize,
 }
 
 /// One limit, and what was measured.
 #[derive(Debug, Serialize)]
-pub(super) struct Check {
-    pub(super) what: What,
+pub(super) struct LimitCheck {
+    pub(super) what: BudgetedTotal,
     /// None: of all functions together.
     pub(super) function: Option<String>,
-    /// In the unit of [`What`], as the file has it.
+    /// In the unit of [`BudgetedTotal`], as the file has it.
     pub(super) budget: u64,
     /// The least that would break it, chance left aside.
     pub(super) limit: u64,
@@ -32,12 +32,12 @@ pub(super) struct Check {
     /// The standard error of an estimate; 0 of a total, which is exact.
     pub(super) error: u64,
     pub(super) is_broken: bool,
-    pub(super) guilty: Option<Guilty>,
+    pub(super) guilty: Option<Regression>,
 }
 
 /// Who took more than at the update.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Guilty {
+pub(super) struct Regression {
     pub(super) function: String,
     /// What it holds more than at the update, or all that it holds where that does not tell.
     pub(super) growth: u64,
@@ -48,14 +48,14 @@ pub(super) struct Guilty {
     pub(super) stack: Vec<String>,
 }
 
-impl Verdict {
+impl BudgetVerdict {
     /// `stacks` show who is to blame for a broken total, and are what functions are judged by.
-    pub(super) fn of(measured: &Measured, stacks: &Stacks, budget: &Budget) -> Self {
-        let totals = What::ALL.into_iter().filter_map(|what| {
+    pub(super) fn of(measured: &Measurement, stacks: &Stacks, budget: &Budget) -> Self {
+        let totals = BudgetedTotal::ALL.into_iter().filter_map(|what| {
             let budgeted = budget.total(what)?;
             let (total, limit) = (measured.total(what), budget.limit(budgeted));
             let is_broken = total > limit;
-            Some(Check {
+            Some(LimitCheck {
                 what,
                 function: None,
                 budget: budgeted.0,
@@ -63,20 +63,23 @@ impl Verdict {
                 measured: total,
                 error: 0,
                 is_broken,
-                guilty: is_broken.then(|| guilty(stacks, budget, what)).flatten(),
+                guilty: is_broken
+                    .then(|| find_regression(stacks, budget, what))
+                    .flatten(),
             })
         });
-        let mut checks: Vec<Check> = totals.collect();
-        for what in What::ALL {
+        let mut checks: Vec<LimitCheck> = totals.collect();
+        for what in BudgetedTotal::ALL {
             let rows = stacks.functions(what);
             for (name, budgeted) in budget.functions.of(what) {
                 let row = rows.iter().find(|row| row.name == *name);
                 let (bytes, error) = row.map_or((0, 0.0), |row| (row.bytes, row.error));
                 let limit = budget.limit(*budgeted);
                 let is_broken = bytes as f64 > limit as f64 + DOUBT * error;
-                let found =
-                    || row.map(|row| told(stacks, what, row, bytes.saturating_sub(budgeted.0)));
-                checks.push(Check {
+                let found = || {
+                    row.map(|row| regression(stacks, what, row, bytes.saturating_sub(budgeted.0)))
+                };
+                checks.push(LimitCheck {
                     what,
                     function: Some(name.clone()),
                     budget: budgeted.0,
@@ -100,18 +103,18 @@ impl Verdict {
 }
 
 /// The function that grew most since the update.
-fn guilty(stacks: &Stacks, budget: &Budget, what: What) -> Option<Guilty> {
+fn find_regression(stacks: &Stacks, budget: &Budget, what: BudgetedTotal) -> Option<Regression> {
     let held = budget.held.of(what);
-    let before = |row: &Row| held.get(&row.name).map_or(0, |bytes| bytes.0);
-    let growth = |row: &Row| row.bytes.saturating_sub(before(row));
+    let before = |row: &FunctionRow| held.get(&row.name).map_or(0, |bytes| bytes.0);
+    let growth = |row: &FunctionRow| row.bytes.saturating_sub(before(row));
     let rows = stacks.functions(what);
     let most = rows.iter().max_by_key(|row| growth(row))?;
-    Some(told(stacks, what, most, growth(most)))
+    Some(regression(stacks, what, most, growth(most)))
 }
 
-fn told(stacks: &Stacks, what: What, row: &Row, growth: u64) -> Guilty {
+fn regression(stacks: &Stacks, what: BudgetedTotal, row: &FunctionRow, growth: u64) -> Regression {
     let stack = stacks.heaviest(what, &row.name);
-    Guilty {
+    Regression {
         function: row.name.clone(),
         growth,
         // Both were estimated, about as well.
@@ -123,8 +126,8 @@ fn told(stacks: &Stacks, what: What, row: &Row, growth: u64) -> Guilty {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measured::tests::measured;
-    use super::super::names::tests::held;
+    use super::super::measurement::tests::measured;
+    use super::super::stacks::tests::held;
     use super::*;
 
     #[test]
@@ -136,7 +139,7 @@ mod tests {
         );
         let check = |peak, allocated, expected: [bool; 2]| {
             let now = measured(peak, allocated);
-            let verdict = Verdict::of(&now, &held(&[("a", 610), ("b", 450)]), &budget);
+            let verdict = BudgetVerdict::of(&now, &held(&[("a", 610), ("b", 450)]), &budget);
             let broken: Vec<bool> = verdict.checks.iter().map(|check| check.is_broken).collect();
             assert_eq!(broken, expected);
             assert_eq!(budget.is_exceeded_by(&now), expected.contains(&true));
@@ -159,7 +162,7 @@ mod tests {
     #[test]
     fn a_total_is_judged_without_stacks() {
         let budget = toml::from_str("peak = 100\nallocated = 200").unwrap();
-        let verdict = Verdict::of(&measured(150, 150), &Stacks::default(), &budget);
+        let verdict = BudgetVerdict::of(&measured(150, 150), &Stacks::default(), &budget);
         let told = verdict.checks.iter();
         let told: Vec<_> = told.map(|check| (check.is_broken, &check.guilty)).collect();
         assert_eq!(told, [(true, &None), (false, &None)]);
@@ -172,7 +175,7 @@ mod tests {
         let check = |budget: &Budget, error: f64, expected| {
             let mut stacks = held(&[("a", 700)]);
             stacks.at_peak[0].variance = error * error;
-            let verdict = Verdict::of(&measured(1, 1), &stacks, budget);
+            let verdict = BudgetVerdict::of(&measured(1, 1), &stacks, budget);
             assert_eq!(verdict.is_broken(), expected, "{error}");
         };
         assert!(budget.limits_functions());

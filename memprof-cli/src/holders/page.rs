@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use memprof_leaks::{Holding, Level};
+use memprof_leaks::{HolderGroup, Holding};
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-use super::rows::{Class, Row, Step, step_of};
-use super::{Reply, head, told};
-use crate::written::{MOST_ROWS, POOLS};
+use super::rows::{ClassRow, HolderRow, HolderStep, step_of};
+use super::{HoldersOutput, step_text, summary_lines};
+use crate::result_output::{MOST_ROWS, POOLS};
 
 const LIMITS: [&str; 4] = [
     POOLS,
@@ -16,10 +16,10 @@ const LIMITS: [&str; 4] = [
     "What a variable reaches is not shown below a stack, other memory or a register.",
 ];
 
-pub(super) fn page(reply: &Reply<'_>, holding: &Holding, is_overview: bool) -> OutlinePage {
-    let mut head = head(reply, holding);
+pub(super) fn page(reply: &HoldersOutput<'_>, holding: &Holding, is_overview: bool) -> OutlinePage {
+    let mut head = summary_lines(reply, holding);
     let outlines = match is_overview {
-        false => vec![of_rows(&reply.holders)],
+        false => vec![row_outline(&reply.holders)],
         true => {
             let levels = &holding.levels;
             let shown = most(levels);
@@ -28,7 +28,7 @@ pub(super) fn page(reply: &Reply<'_>, holding: &Holding, is_overview: bool) -> O
             if left > 0 {
                 head.push(format!("{left} rows that hold less are not shown."));
             }
-            vec![of_levels(levels, &shown), of_classes(&reply.classes)]
+            vec![level_outline(levels, &shown), class_outline(&reply.classes)]
         }
     };
     reply.looked.page("holders", &head, &LIMITS, outlines)
@@ -36,7 +36,7 @@ pub(super) fn page(reply: &Reply<'_>, holding: &Holding, is_overview: bool) -> O
 
 /// The levels that hold most, by index. Each one's holder is among them: it holds as much and more, and comes before
 /// it.
-fn most(levels: &[Level]) -> Vec<usize> {
+fn most(levels: &[HolderGroup]) -> Vec<usize> {
     let mut shown: Vec<_> = (1..levels.len())
         .filter(|at| levels[*at].held_objects > 0)
         .collect();
@@ -46,13 +46,13 @@ fn most(levels: &[Level]) -> Vec<usize> {
 }
 
 /// A row for each holder, and below it what it holds.
-fn of_levels(levels: &[Level], shown: &[usize]) -> Outline {
+fn level_outline(levels: &[HolderGroup], shown: &[usize]) -> Outline {
     let mut below = vec![Vec::new(); levels.len()];
     // The last one is shown first.
     for at in shown.iter().rev() {
         below[levels[*at].parent].push(*at);
     }
-    let mut rows = Rows::default();
+    let mut rows = OutlineBuilder::default();
     let mut open: Vec<_> = below[0].iter().map(|at| (*at, 0)).collect();
     while let Some((at, depth)) = open.pop() {
         let level = &levels[at];
@@ -60,7 +60,7 @@ fn of_levels(levels: &[Level], shown: &[usize]) -> Outline {
             depth,
             level.held_bytes,
             level.held_objects,
-            told(&step_of(level)),
+            step_text(&step_of(level)),
         );
         open.extend(below[at].iter().map(|within| (*within, depth + 1)));
     }
@@ -68,23 +68,23 @@ fn of_levels(levels: &[Level], shown: &[usize]) -> Outline {
 }
 
 /// A row for the objects that were asked for, and below it what holds them.
-fn of_rows(found: &[Row]) -> Outline {
-    let mut rows = Rows::default();
+fn row_outline(found: &[HolderRow]) -> Outline {
+    let mut rows = OutlineBuilder::default();
     for row in found {
         let [object, holders @ ..] = &row.path[..] else {
             continue;
         };
-        rows.add(0, row.bytes, row.objects, told(object));
-        let name = |holder: &Step| format!("held by {}", told(holder));
+        rows.add(0, row.bytes, row.objects, step_text(object));
+        let name = |holder: &HolderStep| format!("held by {}", step_text(holder));
         holders
             .iter()
-            .for_each(|holder| rows.add_word(1, name(holder)));
+            .for_each(|holder| rows.add_label(1, name(holder)));
     }
     rows.outline("Objects", "Objects and what holds them, the nearest first")
 }
 
-fn of_classes(classes: &[Class]) -> Outline {
-    let mut rows = Rows::default();
+fn class_outline(classes: &[ClassRow]) -> Outline {
+    let mut rows = OutlineBuilder::default();
     let shown = &classes[..classes.len().min(MOST_ROWS)];
     for class in shown {
         rows.add(0, class.held_bytes, class.objects, class.name.clone());
@@ -103,14 +103,14 @@ fn of_classes(classes: &[Class]) -> Outline {
 
 /// Rows of an outline.
 #[derive(Default)]
-struct Rows {
+struct OutlineBuilder {
     depth: Vec<u32>,
     bytes: Vec<Option<u64>>,
     objects: Vec<Option<u64>>,
     names: Vec<String>,
 }
 
-impl Rows {
+impl OutlineBuilder {
     fn add(&mut self, depth: u32, bytes: u64, objects: u64, name: String) {
         self.depth.push(depth);
         self.bytes.push(Some(bytes));
@@ -119,7 +119,7 @@ impl Rows {
     }
 
     /// A row without amounts.
-    fn add_word(&mut self, depth: u32, name: String) {
+    fn add_label(&mut self, depth: u32, name: String) {
         self.depth.push(depth);
         self.bytes.push(None);
         self.objects.push(None);

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use memprof_leaks::{Chain, Holder, Kind, Level, Link, Sampling};
+use memprof_leaks::{GroupKind, HeapObjectKind, Holder, HolderGroup, HolderPath, SampledGroup};
 use serde::Serialize;
 
-use crate::looked::size;
+use crate::analysis_summary::size;
 
 /// Of what a holder holds, what is shown: this share, in hundredths.
 const SHOWN_SHARE: u64 = 5;
@@ -13,9 +13,9 @@ const SHOWN_DEPTH: usize = 8;
 
 /// A holder, what it holds, or objects and what holds them.
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct HolderRow {
     /// What is held first, its outermost holder last.
-    pub(super) path: Vec<Step>,
+    pub(super) path: Vec<HolderStep>,
     /// With what they hold.
     pub(super) objects: u64,
     pub(super) bytes: u64,
@@ -27,7 +27,7 @@ pub(super) struct Row {
 }
 
 #[derive(Serialize)]
-pub(super) struct Step {
+pub(super) struct HolderStep {
     pub(super) kind: &'static str,
     pub(super) name: String,
     /// Others hold it too.
@@ -38,7 +38,7 @@ pub(super) struct Step {
 
 /// All objects of a class or a size.
 #[derive(Serialize)]
-pub(super) struct Class {
+pub(super) struct ClassRow {
     pub(super) name: String,
     pub(super) objects: u64,
     pub(super) bytes: u64,
@@ -46,20 +46,20 @@ pub(super) struct Class {
     pub(super) held_bytes: u64,
 }
 
-fn step(link: &Link) -> Step {
+fn step(link: &GroupKind) -> HolderStep {
     let (kind, name) = match link {
-        Link::Process => ("process", "the process".to_owned()),
-        Link::Holder(Holder::Variable { name, file }) => {
+        GroupKind::Process => ("process", "the process".to_owned()),
+        GroupKind::Holder(Holder::Variable { name, file }) => {
             let place = name.strip_prefix(file.as_str());
             match place.is_some_and(|place| place.starts_with('+')) {
                 true => ("symbol", format!("variable {name}")),
                 false => ("symbol", format!("variable {name} in {file}")),
             }
         }
-        Link::Holder(Holder::Stack { thread, name }) => {
+        GroupKind::Holder(Holder::Stack { thread, name }) => {
             ("stack", format!("stack of thread {thread} ({name})"))
         }
-        Link::Holder(Holder::Memory {
+        GroupKind::Holder(Holder::Memory {
             start,
             size: bytes,
             name,
@@ -67,13 +67,13 @@ fn step(link: &Link) -> Step {
             let name = if name.is_empty() { "memory" } else { name };
             ("memory", format!("{name} at {start:#x} ({})", size(*bytes)))
         }
-        Link::Holder(Holder::Registers { thread, name }) => {
+        GroupKind::Holder(Holder::Registers { thread, name }) => {
             ("register", format!("registers of thread {thread} ({name})"))
         }
-        Link::Holder(Holder::Kernel) => ("kernel", "epoll or a timer".to_owned()),
-        Link::Objects(kind) => ("object", name_of_kind(kind)),
+        GroupKind::Holder(Holder::Kernel) => ("kernel", "epoll or a timer".to_owned()),
+        GroupKind::Objects(kind) => ("object", name_of_kind(kind)),
     };
-    Step {
+    HolderStep {
         kind,
         name,
         is_shared: false,
@@ -81,23 +81,23 @@ fn step(link: &Link) -> Step {
     }
 }
 
-fn name_of_kind(kind: &Kind) -> String {
+fn name_of_kind(kind: &HeapObjectKind) -> String {
     match kind {
-        Kind::Class(name) => name.to_string(),
-        Kind::Size(bytes) if *bytes <= 1024 => format!("{bytes} B"),
-        Kind::Size(bytes) => format!("up to {}", size(*bytes)),
+        HeapObjectKind::Class(name) => name.to_string(),
+        HeapObjectKind::Size(bytes) if *bytes <= 1024 => format!("{bytes} B"),
+        HeapObjectKind::Size(bytes) => format!("up to {}", size(*bytes)),
     }
 }
 
 /// A level of the tree, as the text and the page show it.
-pub(super) fn step_of(level: &Level) -> Step {
-    Step {
+pub(super) fn step_of(level: &HolderGroup) -> HolderStep {
+    HolderStep {
         is_shared: level.is_shared,
         ..step(&level.link)
     }
 }
 
-fn path(levels: &[Level], mut at: usize) -> Vec<Step> {
+fn path(levels: &[HolderGroup], mut at: usize) -> Vec<HolderStep> {
     let mut path = Vec::new();
     while at != 0 {
         path.push(step_of(&levels[at]));
@@ -107,7 +107,7 @@ fn path(levels: &[Level], mut at: usize) -> Vec<Step> {
 }
 
 /// The holders that hold most, each with what it holds.
-pub(super) fn largest(levels: &[Level], top: usize) -> Vec<Row> {
+pub(super) fn largest(levels: &[HolderGroup], top: usize) -> Vec<HolderRow> {
     let mut below = vec![Vec::new(); levels.len()];
     for (at, level) in levels.iter().enumerate().skip(1) {
         below[level.parent].push(at);
@@ -135,8 +135,8 @@ pub(super) fn largest(levels: &[Level], top: usize) -> Vec<Row> {
     rows
 }
 
-fn row(levels: &[Level], at: usize, depth: usize) -> Row {
-    Row {
+fn row(levels: &[HolderGroup], at: usize, depth: usize) -> HolderRow {
+    HolderRow {
         path: path(levels, at),
         objects: levels[at].held_objects,
         bytes: levels[at].held_bytes,
@@ -146,8 +146,13 @@ fn row(levels: &[Level], at: usize, depth: usize) -> Row {
 }
 
 /// Objects of a kind, by what holds them.
-pub(super) fn of_kind(levels: &[Level], top: usize, is_meant: impl Fn(&Kind) -> bool) -> Vec<Row> {
-    let is_meant = |at: &usize| matches!(&levels[*at].link, Link::Objects(kind) if is_meant(kind));
+pub(super) fn rows_by_kind(
+    levels: &[HolderGroup],
+    top: usize,
+    is_meant: impl Fn(&HeapObjectKind) -> bool,
+) -> Vec<HolderRow> {
+    let is_meant =
+        |at: &usize| matches!(&levels[*at].link, GroupKind::Objects(kind) if is_meant(kind));
     let mut found: Vec<_> = (0..levels.len()).filter(is_meant).collect();
     found.sort_by_key(|at| std::cmp::Reverse(levels[*at].bytes));
     let rows = found.iter().take(top).map(|at| row(levels, *at, 0));
@@ -155,9 +160,13 @@ pub(super) fn of_kind(levels: &[Level], top: usize, is_meant: impl Fn(&Kind) -> 
 }
 
 /// Sampled objects, by what holds them.
-pub(super) fn of_samples(levels: &[Level], top: usize, mut found: Vec<Sampling>) -> Vec<Row> {
+pub(super) fn rows_by_sample(
+    levels: &[HolderGroup],
+    top: usize,
+    mut found: Vec<SampledGroup>,
+) -> Vec<HolderRow> {
     found.sort_by_key(|sampling| std::cmp::Reverse(sampling.held.bytes));
-    let rows = found.iter().take(top).map(|sampling| Row {
+    let rows = found.iter().take(top).map(|sampling| HolderRow {
         objects: sampling.held.objects,
         bytes: sampling.held.bytes,
         samples: Some(sampling.own.objects),
@@ -167,12 +176,12 @@ pub(super) fn of_samples(levels: &[Level], top: usize, mut found: Vec<Sampling>)
 }
 
 /// One object, and what holds it.
-pub(super) fn of_chain(chain: &Chain) -> Row {
-    let links = chain.links.iter().map(|(link, address)| Step {
+pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
+    let links = chain.links.iter().map(|(link, address)| HolderStep {
         address: address.map(|address| format!("{address:#x}")),
         ..step(link)
     });
-    Row {
+    HolderRow {
         path: links.collect(),
         objects: chain.objects,
         bytes: chain.bytes,
@@ -182,14 +191,14 @@ pub(super) fn of_chain(chain: &Chain) -> Row {
 }
 
 /// No level of a kind lies behind another one of that kind: what they hold can be added up.
-pub(super) fn classes(levels: &[Level]) -> Vec<Class> {
-    let mut classes: BTreeMap<String, Class> = BTreeMap::new();
+pub(super) fn classes(levels: &[HolderGroup]) -> Vec<ClassRow> {
+    let mut classes: BTreeMap<String, ClassRow> = BTreeMap::new();
     for level in levels {
-        let Link::Objects(kind) = &level.link else {
+        let GroupKind::Objects(kind) = &level.link else {
             continue;
         };
         let name = name_of_kind(kind);
-        let class = classes.entry(name.clone()).or_insert(Class {
+        let class = classes.entry(name.clone()).or_insert(ClassRow {
             name,
             objects: 0,
             bytes: 0,
@@ -212,7 +221,7 @@ mod tests {
     fn a_variable_s_file_is_named_once() {
         let check = |name: &str, file: &str, expected| {
             let [name, file] = [name, file].map(str::to_owned);
-            let link = Link::Holder(Holder::Variable { name, file });
+            let link = GroupKind::Holder(Holder::Variable { name, file });
             assert_eq!(step(&link).name, expected);
         };
         check("sessions", "shop", "variable sessions in shop");

@@ -17,7 +17,7 @@ const SHARED: u32 = 0o1002;
 
 /// What is at the end of a path.
 #[derive(Debug)]
-enum Target {
+enum OutputTarget {
     /// Nothing or a regular file: it is replaced at once, by a rename in its directory.
     Replaced { path: PathBuf, mode: Option<u32> },
     /// A device, a FIFO, a terminal: it is opened and written to.
@@ -32,8 +32,8 @@ pub(crate) fn publish<T>(
 ) -> anyhow::Result<T> {
     let failed = || format!("failed to write {}", path.display());
     match target(path).with_context(failed)? {
-        Target::Replaced { path, mode } => replace(&path, mode, write, failed),
-        Target::Written(file) => {
+        OutputTarget::Replaced { path, mode } => replace(&path, mode, write, failed),
+        OutputTarget::Written(file) => {
             let mut out = BufWriter::with_capacity(BUFFER, file);
             let value = write(&mut out)?;
             out.flush().with_context(failed)?;
@@ -86,12 +86,12 @@ fn without_path(error: &io::Error) -> anyhow::Error {
     anyhow::anyhow!("{told}")
 }
 
-fn target(path: &Path) -> io::Result<Target> {
+fn target(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
     for _ in 0..LINKS {
         let found = match end.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound && path.metadata().is_err() => {
-                return Ok(Target::Replaced {
+                return Ok(OutputTarget::Replaced {
                     path: end,
                     mode: None,
                 });
@@ -101,7 +101,7 @@ fn target(path: &Path) -> io::Result<Target> {
             found => found?,
         };
         if found.is_file() && is_same(&found, path) {
-            return Ok(Target::Replaced {
+            return Ok(OutputTarget::Replaced {
                 path: end,
                 mode: Some(found.mode()),
             });
@@ -116,7 +116,7 @@ fn target(path: &Path) -> io::Result<Target> {
         .write(true)
         .custom_flags(OFlags::NOCTTY.bits().cast_signed())
         .open(path)?;
-    Ok(Target::Written(file))
+    Ok(OutputTarget::Written(file))
 }
 
 /// Whether following `path` leads to that file.

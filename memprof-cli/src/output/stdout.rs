@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::print_stderr;
 use super::printable::Printable;
-use super::tell;
 
 /// Large enough that a report takes few system calls.
 const BUFFER: usize = 256 << 10;
@@ -33,7 +33,7 @@ pub(crate) fn print(text: &str) {
     if let Err(error) = printed
         && !IS_INCOMPLETE.swap(true, Ordering::Relaxed)
     {
-        tell(&format!(
+        print_stderr(&format!(
             "memprof: failed to write to standard output: {error:#}"
         ));
     }

@@ -2,8 +2,8 @@
 
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-use super::{By, Reply, heading};
-use crate::written::{MOST_ROWS, POOLS};
+use super::{LeakedGroup, ProveOutput, heading};
+use crate::result_output::{MOST_ROWS, POOLS};
 
 const LIMITS: [&str; 5] = [
     POOLS,
@@ -13,7 +13,7 @@ const LIMITS: [&str; 5] = [
     "Only objects that a profiler in the process sampled have a stack.",
 ];
 
-pub(super) fn page(reply: &Reply<'_>) -> OutlinePage {
+pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
     let groups = &reply.leaked.by;
     let shown = &groups[..groups.len().min(MOST_ROWS)];
     let mut head = vec![heading(reply)];
@@ -30,7 +30,7 @@ pub(super) fn page(reply: &Reply<'_>) -> OutlinePage {
 }
 
 /// A row for each group, and below it the functions by which its objects were allocated.
-fn outline(groups: &[By<'_>]) -> Outline {
+fn outline(groups: &[LeakedGroup<'_>]) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut examples, mut names) = (Vec::new(), Vec::new());

@@ -3,32 +3,32 @@
 use std::collections::HashSet;
 
 use memprof_host::SILENT;
-use memprof_ptrace::{Examined, Refusal, Surveyed};
+use memprof_ptrace::{ExaminedProcess, ListedProcess, Refusal};
 use memprof_report::{SampleType, amount};
 use serde::Serialize;
 
-use crate::exit::{FAILED, coded};
+use crate::exit::{FAILED, with_exit_code};
 use crate::output::one_line;
 
 /// The processes that are shown.
 #[derive(Debug)]
 pub(super) struct Processes {
     /// By resident memory, the largest first.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<ProcessRow>,
     /// The number of processes of other users, of which nothing is shown.
     pub(super) of_others: usize,
 }
 
 /// A row of `memprof ps --all`.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct ProcessRow {
     pid: u32,
     name: String,
     command: String,
     uid: u32,
     /// Resident memory in bytes.
     rss: u64,
-    state: State,
+    state: AttachState,
     /// Why it is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -42,7 +42,7 @@ pub(super) struct Row {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum AttachState {
     /// The plugin runs in it.
     Loaded,
     /// This user can attach to it.
@@ -58,8 +58,8 @@ const FILTERED: &str = "its seccomp filter is read at attach";
 /// # Errors
 /// There is no /proc.
 pub(super) fn processes(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
-    let survey = memprof_ptrace::survey();
-    let survey = survey.map_err(|error| coded(FAILED, error.to_string()))?;
+    let survey = memprof_ptrace::list_processes();
+    let survey = survey.map_err(|error| with_exit_code(FAILED, error.to_string()))?;
     let row = |process| row(process, &hosts);
     Ok(Processes {
         rows: survey.processes.into_iter().map(row).collect(),
@@ -67,15 +67,15 @@ pub(super) fn processes(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
     })
 }
 
-fn row(process: Surveyed, hosts: &HashSet<u32>) -> Row {
+fn row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
     let is_host = hosts.contains(&process.pid);
     let refusal = process.outcome.as_ref().err().filter(|_| !is_host);
-    Row {
+    ProcessRow {
         pid: process.pid,
         state: match (is_host, refusal) {
-            (true, _) => State::Loaded,
-            (false, None) => State::Attachable,
-            (false, Some(_)) => State::Refused,
+            (true, _) => AttachState::Loaded,
+            (false, None) => AttachState::Attachable,
+            (false, Some(_)) => AttachState::Refused,
         },
         reason: refusal.map(Refusal::to_string),
         remedy: refusal.and_then(|refusal| memprof_attach::remedy(process.pid, refusal)),
@@ -92,7 +92,7 @@ fn row(process: Surveyed, hosts: &HashSet<u32>) -> Row {
     }
 }
 
-fn note(examined: &Examined) -> Option<&'static str> {
+fn note(examined: &ExaminedProcess) -> Option<&'static str> {
     match examined {
         _ if examined.has_plugin => Some(SILENT),
         _ if examined.has_filter() => Some(FILTERED),
@@ -100,24 +100,24 @@ fn note(examined: &Examined) -> Option<&'static str> {
     }
 }
 
-impl Row {
+impl ProcessRow {
     /// `refused: uses musl`.
     fn verdict(&self) -> String {
         match self.state {
-            State::Loaded => "loaded".to_owned(),
-            State::Attachable => match self.note {
+            AttachState::Loaded => "loaded".to_owned(),
+            AttachState::Attachable => match self.note {
                 Some(note) => format!("attachable, {note}"),
                 None => "attachable".to_owned(),
             },
-            State::Refused => {
+            AttachState::Refused => {
                 format!("refused: {}", self.reason.as_deref().unwrap_or_default())
             }
         }
     }
 }
 
-pub(super) fn table(rows: &[Row]) -> String {
-    let size = |row: &Row| amount(row.rss.cast_signed(), SampleType::InuseSpace);
+pub(super) fn table(rows: &[ProcessRow]) -> String {
+    let size = |row: &ProcessRow| amount(row.rss.cast_signed(), SampleType::InuseSpace);
     let line = |pid: &str, rss: &str, name: &str, state: &str| {
         // The kernel keeps 15 bytes of a name.
         format!("{pid:>7}  {rss:>10}  {name:<15}  {state}")

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use memprof_host::client::Client;
 
-use crate::message::{self, Dumped};
+use crate::message::{self, TakenDump};
 use crate::scratch::ScratchFile;
 
 /// Until the first one.
@@ -53,7 +53,7 @@ impl EarlyProfile {
     }
 
     fn fetch(&mut self, client: &mut Client, age: Duration) -> anyhow::Result<()> {
-        if let Dumped::HandedOver(mut bytes) = message::take(client, &self.words)? {
+        if let TakenDump::Received(mut bytes) = message::take_dump(client, &self.words)? {
             let mut file = ScratchFile::new()?;
             file.append(&mut bytes)?;
             self.last = Some((file, age));

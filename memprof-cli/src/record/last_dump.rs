@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use memprof_messages::Status;
+use memprof_messages::ProfilerStatus;
 use rustix::fs::OFlags;
 
 use crate::scratch::ScratchFile;
@@ -25,7 +25,7 @@ pub(super) struct LastDump {
 
 impl LastDump {
     /// `own_pid` is that by which the process knows itself.
-    pub(super) fn before(pid: u32, own_pid: u32, status: &Status) -> Self {
+    pub(super) fn before(pid: u32, own_pid: u32, status: &ProfilerStatus) -> Self {
         let directory = PathBuf::from(&status.dump_dir);
         Self {
             owner: fs::metadata(format!("/proc/{pid}")).map(|of| of.uid()).ok(),

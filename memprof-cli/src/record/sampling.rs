@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use memprof_host::client::Client;
 use memprof_ptrace::Halt;
+use memprof_ptrace::executable::has_plugin;
 use memprof_ptrace::pidfd::PidFd;
-use memprof_ptrace::program::has_plugin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -47,7 +47,7 @@ pub(super) struct HostProcess {
 }
 
 /// Waits, and shows how long it still takes where somebody looks.
-pub(super) fn wait(
+pub(super) fn sleep_with_progress(
     duration: Duration,
     client: &mut Client,
     process: &HostProcess,
@@ -164,7 +164,7 @@ fn reconnect(client: &mut Client) -> bool {
     let Some(pid) = client.peer().pid else {
         return false;
     };
-    match crate::attach::host(pid) {
+    match crate::attach::connect_existing(pid) {
         Some(again) => {
             *client = again;
             true

@@ -10,7 +10,7 @@ use anyhow::Context;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSymbol};
 
-use crate::exit::{UNAVAILABLE, USAGE, coded};
+use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
 
 /// Where distributions put libraries (Debian's multiarch, others' lib64, self-built ones).
 const DIRECTORIES: [&str; 6] = [
@@ -24,7 +24,7 @@ const DIRECTORIES: [&str; 6] = [
 
 /// What `--allocator` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum AllocatorChoice {
     /// The first `libjemalloc.so.2` that was built with profiling.
     Jemalloc,
     /// gperftools' `libtcmalloc.so.4`.
@@ -35,21 +35,21 @@ pub(crate) enum Wanted {
 
 /// A library to preload.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Library {
+pub(super) struct PreloadLibrary {
     pub(super) path: PathBuf,
-    pub(super) profiler: Option<Profiler>,
+    pub(super) profiler: Option<BuiltinProfiler>,
 }
 
 /// A profiler of the allocator's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Profiler {
+pub(super) enum BuiltinProfiler {
     /// `MALLOC_CONF` makes it possible.
     Jemalloc,
     /// `TCMALLOC_SAMPLE_PARAMETER` switches it on.
     Tcmalloc,
 }
 
-impl FromStr for Wanted {
+impl FromStr for AllocatorChoice {
     type Err = Infallible;
 
     fn from_str(word: &str) -> Result<Self, Infallible> {
@@ -61,30 +61,30 @@ impl FromStr for Wanted {
     }
 }
 
-impl Wanted {
+impl AllocatorChoice {
     /// The library's file.
     ///
     /// # Errors
     /// There is none, with the line that installs it; it cannot serve as an allocator.
-    pub(super) fn find(&self) -> anyhow::Result<Library> {
+    pub(super) fn find(&self) -> anyhow::Result<PreloadLibrary> {
         match self {
-            Self::Jemalloc => Ok(Library {
+            Self::Jemalloc => Ok(PreloadLibrary {
                 path: profiling_jemalloc()?,
-                profiler: Some(Profiler::Jemalloc),
+                profiler: Some(BuiltinProfiler::Jemalloc),
             }),
             Self::Tcmalloc => {
                 let path = installed("libtcmalloc.so.4").next();
                 let path = path.ok_or_else(|| {
                     let message = "no libtcmalloc.so.4 is installed; on Debian: apt-get install \
                                    libgoogle-perftools4";
-                    coded(UNAVAILABLE, message.to_owned())
+                    with_exit_code(UNAVAILABLE, message.to_owned())
                 })?;
-                Ok(Library {
+                Ok(PreloadLibrary {
                     path,
-                    profiler: Some(Profiler::Tcmalloc),
+                    profiler: Some(BuiltinProfiler::Tcmalloc),
                 })
             }
-            Self::File(file) => of_file(file),
+            Self::File(file) => from_file(file),
         }
     }
 }
@@ -107,20 +107,20 @@ fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
     } else {
         format!("built without profiling: {}", without.join(", "))
     };
-    Err(coded(
+    Err(with_exit_code(
         UNAVAILABLE,
         format!("{message}; on Debian: apt-get install libjemalloc2"),
     ))
 }
 
-fn of_file(file: &Path) -> anyhow::Result<Library> {
+fn from_file(file: &Path) -> anyhow::Result<PreloadLibrary> {
     let unusable = |why: &str| {
         let message = format!(
             "{} {why}; --allocator takes jemalloc, tcmalloc, or the path of a shared library that \
              defines malloc",
             file.display()
         );
-        coded(USAGE, message)
+        with_exit_code(USAGE, message)
     };
     let path = file.canonicalize().map_err(|_| unusable("is not a file"))?;
     let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
@@ -133,14 +133,14 @@ fn of_file(file: &Path) -> anyhow::Result<Library> {
         return Err(unusable("defines no malloc"));
     }
     let profiler = if defines(b"mallctl") && can_profile(&path)? {
-        Some(Profiler::Jemalloc)
+        Some(BuiltinProfiler::Jemalloc)
     } else if defines(b"HeapProfilerStart") {
         // gperftools' full library; the minimal one has no profiler.
-        Some(Profiler::Tcmalloc)
+        Some(BuiltinProfiler::Tcmalloc)
     } else {
         None
     };
-    Ok(Library { path, profiler })
+    Ok(PreloadLibrary { path, profiler })
 }
 
 /// Lets jemalloc itself say so: it aborts the process over an option that it does not know.
@@ -187,7 +187,7 @@ mod tests {
         let text = place.path().join("text");
         std::fs::write(&text, "text").unwrap();
         let check = |word: &str, expected: &str| {
-            let wanted: Wanted = word.parse().unwrap();
+            let wanted: AllocatorChoice = word.parse().unwrap();
             let refused = wanted.find().unwrap_err().to_string();
             assert!(
                 refused.starts_with(&format!("{word} {expected}; ")),
@@ -206,12 +206,12 @@ mod tests {
 
     #[test]
     fn a_library_is_taken_for_what_it_is() {
-        let check = |name: &str, profiler: Option<Profiler>| {
+        let check = |name: &str, profiler: Option<BuiltinProfiler>| {
             let path = installed(name).next().unwrap().canonicalize().unwrap();
-            let found = Wanted::File(path.clone()).find().unwrap();
-            assert_eq!(found, Library { path, profiler });
+            let found = AllocatorChoice::File(path.clone()).find().unwrap();
+            assert_eq!(found, PreloadLibrary { path, profiler });
         };
-        check("libtcmalloc.so.4", Some(Profiler::Tcmalloc));
+        check("libtcmalloc.so.4", Some(BuiltinProfiler::Tcmalloc));
         check("libtcmalloc_minimal.so.4", None);
         check("libmimalloc.so.2", None);
     }

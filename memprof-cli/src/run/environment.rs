@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use crate::exit::{USAGE, coded};
+use crate::exit::{USAGE, with_exit_code};
 
 /// The options of jemalloc with profiling possible, and those of the user's that stand against
 /// what was asked for. What the user has set is never changed.
@@ -55,7 +55,7 @@ pub(crate) fn preload<'a>(
                 "{} cannot be preloaded: its path has a blank or a colon",
                 library.display()
             );
-            return Err(coded(USAGE, message));
+            return Err(with_exit_code(USAGE, message));
         }
         if value
             .split(|byte| b": ".contains(byte))

@@ -15,12 +15,12 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, coded};
+use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
 use crate::{output, signals};
-pub(crate) use allocator::Wanted;
-use allocator::{Library, Profiler};
+pub(crate) use allocator::AllocatorChoice;
+use allocator::{BuiltinProfiler, PreloadLibrary};
 use environment::{malloc_conf, preload};
-use program::{Place, Program};
+use program::{JemallocLocation, Program};
 
 /// What the preloaded plugin acts on (memprof-host, `adapters::preload`).
 const MARKER: (&str, &str) = ("MEMPROF_RUN", "1");
@@ -42,7 +42,7 @@ const PLUGIN_PLACES: [&str; 2] = [
 ];
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     /// Sample from the start. Without it, `memprof activate` starts sampling.
     #[arg(long)]
     pub(crate) active: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Run {
     /// Replace the program's allocator: jemalloc, tcmalloc, or the path of a shared library. Some
     /// programs crash with another allocator.
     #[arg(long, value_name = "NAME|PATH")]
-    pub(crate) allocator: Option<Wanted>,
+    pub(crate) allocator: Option<AllocatorChoice>,
     /// One sample per 2^N allocated bytes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
     pub(crate) lg_sample: Option<u8>,
@@ -76,18 +76,21 @@ pub(crate) struct Run {
 }
 
 /// Replaces this process by the program.
-pub(crate) fn run(run: &Run) -> Outcome {
-    let mut command = preloading(run)?;
+pub(crate) fn run(run: &RunArgs) -> Outcome {
+    let mut command = preload_command(run)?;
     let error = command.exec();
     let program = command.get_program().display();
-    Err(coded(FAILED, format!("failed to start {program}: {error}")))
+    Err(with_exit_code(
+        FAILED,
+        format!("failed to start {program}: {error}"),
+    ))
 }
 
 /// The program with the plugin preloaded.
 ///
 /// # Errors
 /// There is none, or it cannot be profiled so.
-pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
+pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     let (name, args) = run.command.split_first().context("no program is given")?;
     let program = Program::find(name)?;
     let plugin = plugin(run.plugin.as_deref())?;
@@ -101,7 +104,7 @@ pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
     let libraries = replaced.chain([plugin.as_path()]);
     command.env("LD_PRELOAD", preload(before.as_deref(), libraries)?);
     let profiler = library.and_then(|library| library.profiler);
-    let preloaded = (profiler == Some(Profiler::Jemalloc)).then_some(MALLOC_CONF);
+    let preloaded = (profiler == Some(BuiltinProfiler::Jemalloc)).then_some(MALLOC_CONF);
     // Only memprof's sampler counts all.
     let own = program.conf_variable().filter(|_| !run.is_tallied);
     let own = own.filter(|own| preloaded != Some(own));
@@ -109,7 +112,7 @@ pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
     for variable in preloaded.into_iter().chain(own) {
         let before = match std::env::var(variable) {
             Err(VarError::NotUnicode(_)) => {
-                return Err(coded(USAGE, format!("{variable} is not UTF-8")));
+                return Err(with_exit_code(USAGE, format!("{variable} is not UTF-8")));
             }
             before => before.ok(),
         };
@@ -126,7 +129,9 @@ pub(crate) fn preloading(run: &Run) -> anyhow::Result<Command> {
     }
     if run.active {
         command.env(ACTIVE, "on");
-        if profiler == Some(Profiler::Tcmalloc) && std::env::var_os(SAMPLE_PARAMETER).is_none() {
+        if profiler == Some(BuiltinProfiler::Tcmalloc)
+            && std::env::var_os(SAMPLE_PARAMETER).is_none()
+        {
             let interval = 1_u64 << run.lg_sample.unwrap_or(DEFAULT_LG_SAMPLE);
             command.env(SAMPLE_PARAMETER, interval.to_string());
         }
@@ -174,16 +179,18 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// The allocator that is preloaded: none unless one is asked for, nor a second jemalloc.
-fn library(run: &Run, program: &Program) -> anyhow::Result<Option<Library>> {
+fn library(run: &RunArgs, program: &Program) -> anyhow::Result<Option<PreloadLibrary>> {
     let provided = program.provided();
     let has_jemalloc = match provided.place {
-        Place::Linked => provided.can_profile,
-        Place::Malloc => true,
-        Place::Nowhere | Place::Beside(_) | Place::Unknown => false,
+        JemallocLocation::Linked => provided.can_profile,
+        JemallocLocation::Malloc => true,
+        JemallocLocation::Nowhere | JemallocLocation::Beside(_) | JemallocLocation::Unknown => {
+            false
+        }
     };
     match &run.allocator {
         None => Ok(None),
-        Some(Wanted::Jemalloc) if has_jemalloc => Ok(None),
+        Some(AllocatorChoice::Jemalloc) if has_jemalloc => Ok(None),
         Some(wanted) => wanted.find().map(Some),
     }
 }
@@ -192,39 +199,39 @@ fn library(run: &Run, program: &Program) -> anyhow::Result<Option<Library>> {
 /// The program's allocator is linked into it: calls lead through no slot, and cannot be counted.
 fn require_slots(program: &Program) -> anyhow::Result<()> {
     match &program.provided().place {
-        Place::Nowhere | Place::Linked => Ok(()),
-        Place::Beside(_) | Place::Malloc | Place::Unknown => {
+        JemallocLocation::Nowhere | JemallocLocation::Linked => Ok(()),
+        JemallocLocation::Beside(_) | JemallocLocation::Malloc | JemallocLocation::Unknown => {
             let message = format!(
                 "{} brings an allocator of its own, whose calls cannot be counted; test a build that \
                  uses the system's",
                 program.path.display()
             );
-            Err(coded(UNAVAILABLE, message))
+            Err(with_exit_code(UNAVAILABLE, message))
         }
     }
 }
 
-fn note(program: &Program, library: Option<&Library>) {
+fn note(program: &Program, library: Option<&PreloadLibrary>) {
     let name = program.path.display();
     let provided = program.provided();
     match &provided.place {
-        Place::Beside(variable) if provided.can_profile => output::note(&format!(
+        JemallocLocation::Beside(variable) if provided.can_profile => output::note(&format!(
             "{name} brings a jemalloc of its own, which reads {variable}; it is profiled"
         )),
-        Place::Malloc if provided.can_profile => output::note(&format!(
+        JemallocLocation::Malloc if provided.can_profile => output::note(&format!(
             "{name} brings its own jemalloc as malloc; it is profiled"
         )),
-        Place::Beside(_) | Place::Malloc => output::note(&format!(
+        JemallocLocation::Beside(_) | JemallocLocation::Malloc => output::note(&format!(
             "{name} brings a jemalloc of its own, which was built without profiling"
         )),
-        Place::Unknown => output::note(&format!(
+        JemallocLocation::Unknown => output::note(&format!(
             "{name} brings a jemalloc of its own, but its symbols are stripped: what it allocates \
              there cannot be profiled (keep them: strip --strip-debug, in Cargo strip = \
              \"debuginfo\")"
         )),
-        Place::Linked | Place::Nowhere => {}
+        JemallocLocation::Linked | JemallocLocation::Nowhere => {}
     }
-    if let (Place::Malloc, Some(library)) = (&provided.place, library) {
+    if let (JemallocLocation::Malloc, Some(library)) = (&provided.place, library) {
         output::note(&format!(
             "{name} has a malloc of its own, so {} serves only its libraries",
             library.path.display()

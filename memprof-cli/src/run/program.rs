@@ -10,30 +10,30 @@ use anyhow::Context;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef, elf};
 
-use crate::exit::{UNAVAILABLE, USAGE, coded};
-use crate::malloc_conf::{Own, has_profiler, variable_of};
+use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
+use crate::malloc_conf::{JemallocInFile, has_profiler, variable_of};
 use crate::run::allocator::{can_profile, linked_jemalloc};
-use crate::script::{head, interpreter, search};
+use crate::script::{interpreter, read_head, search};
 
 /// A program that can be profiled.
 #[derive(Debug)]
 pub(crate) struct Program {
     /// The file that is executed: a binary or a script.
     pub(crate) path: PathBuf,
-    provided: Provided,
+    provided: ProgramJemalloc,
 }
 
 /// The jemalloc that a program has without our doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Provided {
-    pub(crate) place: Place,
+pub(crate) struct ProgramJemalloc {
+    pub(crate) place: JemallocLocation,
     /// It was built with profiling.
     pub(crate) can_profile: bool,
 }
 
 /// Where a program has its jemalloc.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum JemallocLocation {
     /// Nowhere: it has none.
     Nowhere,
     /// It is linked to the shared library, by itself or by another library.
@@ -62,7 +62,7 @@ impl Program {
         let mut binary = path.clone();
         for _ in 0..INTERPRETER_LIMIT {
             let (file, head) = open(&binary)?;
-            refuse_more_rights(&binary)?;
+            refuse_elevated(&binary)?;
             match interpreter(&head) {
                 Some(interpreter) => binary = interpreter,
                 None => {
@@ -72,11 +72,11 @@ impl Program {
             }
         }
         let message = format!("{}: too many interpreters", path.display());
-        Err(coded(USAGE, message))
+        Err(with_exit_code(USAGE, message))
     }
 
     /// What it brings.
-    pub(crate) fn provided(&self) -> &Provided {
+    pub(crate) fn provided(&self) -> &ProgramJemalloc {
         &self.provided
     }
 
@@ -84,23 +84,23 @@ impl Program {
     pub(crate) fn conf_variable(&self) -> Option<&str> {
         match &self.provided.place {
             _ if !self.provided.can_profile => None,
-            Place::Linked | Place::Malloc => Some("MALLOC_CONF"),
-            Place::Beside(variable) => Some(variable),
-            Place::Nowhere | Place::Unknown => None,
+            JemallocLocation::Linked | JemallocLocation::Malloc => Some("MALLOC_CONF"),
+            JemallocLocation::Beside(variable) => Some(variable),
+            JemallocLocation::Nowhere | JemallocLocation::Unknown => None,
         }
     }
 }
 
 fn open(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
     let opened = File::open(path).and_then(|file| {
-        let head = head(&file)?;
+        let head = read_head(&file)?;
         Ok((file, head))
     });
     opened.with_context(|| format!("failed to read {}", path.display()))
 }
 
 /// The loader ignores `LD_PRELOAD` in a process that has more rights than who started it.
-fn refuse_more_rights(path: &Path) -> anyhow::Result<()> {
+fn refuse_elevated(path: &Path) -> anyhow::Result<()> {
     let metadata = path
         .metadata()
         .with_context(|| path.display().to_string())?;
@@ -117,7 +117,7 @@ fn refuse_more_rights(path: &Path) -> anyhow::Result<()> {
              LD_PRELOAD; run memprof as the user that it changes to, or, for capabilities, as root",
             path.display()
         );
-        return Err(coded(UNAVAILABLE, message));
+        return Err(with_exit_code(UNAVAILABLE, message));
     }
     Ok(())
 }
@@ -127,13 +127,13 @@ fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
 }
 
-fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Provided> {
+fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemalloc> {
     if !head.starts_with(&elf::ELFMAG) {
         let message = format!(
             "{} is not an ELF file; if it is a script, name its interpreter: memprof run -- INTERPRETER {0}",
             path.display()
         );
-        return Err(coded(UNAVAILABLE, message));
+        return Err(with_exit_code(UNAVAILABLE, message));
     }
     let failed = || {
         format!(
@@ -153,38 +153,38 @@ fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Provided> {
              host into it (memprof-host), or link it dynamically",
             path.display()
         );
-        return Err(coded(UNAVAILABLE, message));
+        return Err(with_exit_code(UNAVAILABLE, message));
     }
-    let loader = glibcs_loader(path, &elf)?;
+    let loader = require_glibc_loader(path, &elf)?;
     let class = elf.elf_header().e_machine(elf.endian());
     if class != elf::EM_X86_64 {
         anyhow::bail!(failed());
     }
     let place = match variable_of(&elf, file).with_context(failed)? {
-        Own::Variable(variable) if variable == "MALLOC_CONF" => Place::Malloc,
-        Own::Variable(variable) => Place::Beside(variable),
-        Own::Hidden => Place::Unknown,
-        Own::Linked | Own::Stripped | Own::Nothing => {
+        JemallocInFile::Variable(variable) if variable == "MALLOC_CONF" => JemallocLocation::Malloc,
+        JemallocInFile::Variable(variable) => JemallocLocation::Beside(variable),
+        JemallocInFile::Hidden => JemallocLocation::Unknown,
+        JemallocInFile::Linked | JemallocInFile::Stripped | JemallocInFile::Nothing => {
             return match linked_jemalloc(loader, path) {
-                Some(library) => Ok(Provided {
+                Some(library) => Ok(ProgramJemalloc {
                     can_profile: can_profile(&library)?,
-                    place: Place::Linked,
+                    place: JemallocLocation::Linked,
                 }),
-                None => Ok(Provided {
-                    place: Place::Nowhere,
+                None => Ok(ProgramJemalloc {
+                    place: JemallocLocation::Nowhere,
                     can_profile: false,
                 }),
             };
         }
     };
-    Ok(Provided {
+    Ok(ProgramJemalloc {
         place,
         can_profile: has_profiler(&elf, file).with_context(failed)?,
     })
 }
 
 /// The plugin needs glibc's loader. Another one cannot load it, or loads it and fails later.
-fn glibcs_loader<'d, R: ReadRef<'d>>(
+fn require_glibc_loader<'d, R: ReadRef<'d>>(
     path: &Path,
     elf: &ElfFile64<'d, Endianness, R>,
 ) -> anyhow::Result<&'d Path> {
@@ -205,7 +205,7 @@ fn glibcs_loader<'d, R: ReadRef<'d>>(
          program for glibc",
         path.display()
     );
-    Err(coded(UNAVAILABLE, message))
+    Err(with_exit_code(UNAVAILABLE, message))
 }
 
 #[cfg(test)]

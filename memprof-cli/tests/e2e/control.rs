@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use memprof_host::client::{Client, ClientError};
-use memprof_host::protocol::{Deliver, TOO_MANY_CONNECTIONS};
+use memprof_host::protocol::{Delivery, TOO_MANY_CONNECTIONS};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -580,7 +580,7 @@ fn large_replies_come_as_a_file() {
     let mut client = host.client();
     let id = format!("id={}", dump["id"].as_str().unwrap());
     let reply = client
-        .message("memory_profile", "fetch", &id, Some(Deliver::Fd))
+        .message("memory_profile", "fetch", &id, Some(Delivery::Fd))
         .unwrap();
     assert_eq!(
         reply.result.content_type,

@@ -205,12 +205,12 @@ fn without_its_program_the_command_says_what_is_missing() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     let expected = format!(
         "memprof-fleet is neither at {} nor in PATH",
-        beside(&alone).display()
+        find_installed(&alone).display()
     );
     assert!(error.contains(&expected), "{error}");
 }
 
-fn beside(program: &Path) -> PathBuf {
+fn find_installed(program: &Path) -> PathBuf {
     program
         .canonicalize()
         .unwrap()

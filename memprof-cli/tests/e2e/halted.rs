@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use memprof_ptrace::standstill::stop_all;
+use memprof_ptrace::stop_all::stop_all;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 

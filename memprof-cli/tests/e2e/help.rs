@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use memprof_messages::{Argument, MESSAGES, PLUGIN, Values};
+use memprof_messages::{ArgumentSpec, ArgumentType, MESSAGES, PLUGIN};
 
 use crate::dist::dist;
 use crate::host::Setup;
@@ -61,8 +61,8 @@ fn refusal(host: &crate::host::Host, message: &str, args: &str) -> serde_json::V
 fn each_message_takes_the_arguments_that_the_table_has() {
     let host = Setup::of("c_host").start();
     for message in MESSAGES {
-        let required = |argument: &Argument| {
-            let value = argument.values.offered().first().unwrap_or(&"x");
+        let required = |argument: &ArgumentSpec| {
+            let value = argument.values.completions().first().unwrap_or(&"x");
             argument
                 .is_required
                 .then(|| format!("{}={value} ", argument.key))
@@ -80,7 +80,7 @@ fn each_message_takes_the_arguments_that_the_table_has() {
         let expected: BTreeSet<_> = message.arguments.iter().map(|each| each.key).collect();
         assert_eq!(known, expected, "{}", message.name);
         for argument in message.arguments {
-            let is_checked = !matches!(argument.values, Values::Named("ID", _));
+            let is_checked = !matches!(argument.values, ArgumentType::NamedOneOf("ID", _));
             if is_checked {
                 let others = required.replace(&format!("{}=", argument.key), "ignored=");
                 let others = others

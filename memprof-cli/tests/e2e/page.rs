@@ -286,17 +286,17 @@ fn zoom_search_and_keys() {
     assert!(details().starts_with("total: "), "{}", details());
 
     // `/` finds the search, Enter the next place, Escape ends it.
-    browser.keys("body", "/");
+    browser.type_text("body", "/");
     browser.wait("document.activeElement.id === 'search'");
-    browser.keys("#search", "^read_body$");
+    browser.type_text("#search", "^read_body$");
     browser.wait("document.querySelector('#found').textContent.endsWith(' in 1 place')");
-    browser.keys("#search", "\u{e007}");
+    browser.type_text("#search", "\u{e007}");
     assert!(details().starts_with("read_body: "), "{}", details());
-    browser.keys("#search", "\u{e00c}");
+    browser.type_text("#search", "\u{e00c}");
     browser.wait("document.querySelector('#search').value === ''");
 
     // Down from the root to main, and into it.
-    browser.keys("#panel-flamegraph", "\u{e015}\u{e015}\u{e007}");
+    browser.type_text("#panel-flamegraph", "\u{e015}\u{e015}\u{e007}");
     let zoomed = browser.wait(
         "document.querySelector('#panel-flamegraph').dataset.drawn !== '0'
         && document.querySelector('#panel-flamegraph').dataset.drawn",
@@ -308,7 +308,7 @@ fn zoom_search_and_keys() {
             .unwrap()
             .contains(&format!("zoom={}", zoomed.as_str().unwrap()))
     );
-    browser.keys("#panel-flamegraph", "\u{e00c}");
+    browser.type_text("#panel-flamegraph", "\u{e00c}");
     browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
 
     // A click on main, the second row, zooms too.
@@ -387,8 +387,8 @@ fn hostile_names_are_text() {
         assert_eq!(made, 0);
         assert_eq!(browser.run("return top.pwned ?? null"), Value::Null);
         browser.size(1280, 900);
-        browser.keys("body", "/");
-        browser.keys("#search", "onerror.*10");
+        browser.type_text("body", "/");
+        browser.type_text("#search", "onerror.*10");
         browser.wait("document.querySelectorAll('#panel-table td.name').length === 2");
         browser.click("#tab-tree");
         browser.wait("document.querySelector('#panel-tree td.hit')");

@@ -88,8 +88,8 @@ fn leaks_and_holders_are_pages_that_show_names_as_text() {
             "{facts}"
         );
         // Few of them are samples: the rows are filtered, sorted by the function, and opened.
-        browser.keys("body", "/");
-        browser.keys("#search", "onerror");
+        browser.type_text("body", "/");
+        browser.type_text("#search", "onerror");
         browser.wait(&of_row("ROW"));
         let sampled = of_row(&ROW.replace("HOSTILE", "HOSTILE && row.ariaExpanded === 'false'"));
         browser.run(&format!("({sampled}).querySelector('td.name').click()"));
@@ -100,9 +100,9 @@ fn leaks_and_holders_are_pages_that_show_names_as_text() {
         assert!(frames.as_str().unwrap().contains("PyObject"), "{frames}");
         screenshot(browser, "leaks_page");
         // Closed again by the keyboard.
-        browser.keys(".panel", "\u{e012}");
+        browser.type_text(".panel", "\u{e012}");
         browser.wait("!document.querySelector('tr[aria-level=\"2\"]')");
-        browser.keys("#search", "\u{e00c}");
+        browser.type_text("#search", "\u{e00c}");
         browser.wait("document.querySelector('#search').value === ''");
         browser.click("th:nth-child(2) button");
         browser.wait("document.querySelector('th:nth-child(2)').ariaSort === 'descending'");
@@ -110,7 +110,7 @@ fn leaks_and_holders_are_pages_that_show_names_as_text() {
     open(&write(&["holders"], "holders.html"), |browser| {
         let heading = browser.text("#heading");
         assert!(heading.contains(" objects are held; "), "{heading}");
-        browser.keys("#search", "onerror");
+        browser.type_text("#search", "onerror");
         browser.wait(&of_row("ROW"));
         let above =
             browser.run("return document.querySelector('tr[aria-level=\"1\"]').textContent");
@@ -122,7 +122,7 @@ fn leaks_and_holders_are_pages_that_show_names_as_text() {
         ));
         // What is left on a free list may look like one more.
         assert!(objects.as_str().unwrap().starts_with("3,00"), "{objects}");
-        browser.keys("#tab-1", "\u{e012}");
+        browser.type_text("#tab-1", "\u{e012}");
         browser.wait("document.querySelector('#tab-0').ariaSelected === 'true'");
     });
     open(

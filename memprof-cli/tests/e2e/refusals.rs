@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use memprof_ptrace::seccomp::{Instruction, Rseq, forbidden};
+use memprof_ptrace::seccomp::{BpfInstruction, Rseq, forbidden};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -271,7 +271,7 @@ fn seccomp_filters_under_which_it_works() {
 /// The system calls without which attaching is refused, where each is answered so.
 fn needed(answer: u32) -> Vec<String> {
     let is_needed = |number: &u32| {
-        let step = |code: u32, operand, if_false| Instruction {
+        let step = |code: u32, operand, if_false| BpfInstruction {
             code: code as u16,
             if_true: 0,
             if_false,

@@ -1,19 +1,21 @@
 //! One allocator of the process, and what memprof asks of it. What it cannot do it refuses, with the
 //! reason and the remedy.
 
-use memprof_messages::{ProfileKind, Sampled, Totals};
+use memprof_messages::{HeapUsage, ProfileKind, SampledObjects};
 
 use crate::allocators::glibc::Glibc;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::mimalloc::Mimalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::refusal::{WhyNot, no_growth_profile, no_pinned_profile, samples_moved};
 use crate::allocators::tcmalloc::Tcmalloc;
-use crate::dumps::heap::Summary;
+use crate::allocators::unprofilable::{
+    Unprofilable, no_growth_profile, no_pinned_profile, samples_moved,
+};
+use crate::dumps::heap::ProfileSummary;
 use crate::dumps::scratch::Scratch;
 use crate::error::Result;
-use crate::identity::Identity;
+use crate::identity::AllocatorIdentity;
 
 /// An allocator of the process.
 #[derive(Debug)]
@@ -25,7 +27,7 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
-    pub(crate) fn identity(&self) -> &Identity {
+    pub(crate) fn identity(&self) -> &AllocatorIdentity {
         match self {
             Self::Jemalloc(jemalloc) => &jemalloc.identity,
             Self::Tcmalloc(tcmalloc) => &tcmalloc.identity,
@@ -35,11 +37,13 @@ impl Allocator {
     }
 
     /// Why it cannot be profiled in this process, where it cannot.
-    pub(crate) fn why_not(&self) -> Option<WhyNot> {
+    pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.why_not.clone(),
             Self::Tcmalloc(tcmalloc) => tcmalloc.why_not(),
-            Self::Mimalloc(_) | Self::Glibc(_) => Some(WhyNot::no_profiler(Some(self.identity()))),
+            Self::Mimalloc(_) | Self::Glibc(_) => {
+                Some(Unprofilable::no_profiler(Some(self.identity())))
+            }
         }
     }
 
@@ -48,7 +52,8 @@ impl Allocator {
     /// # Errors
     /// `Unsupported` when it never can, `Unavailable` when this process was started without it.
     pub(crate) fn require_profiling(&self) -> Result<()> {
-        self.why_not().map_or(Ok(()), |why| Err(why.into()))
+        self.unprofilable_reason()
+            .map_or(Ok(()), |why| Err(why.into()))
     }
 
     /// Whether it can take a profile of that kind.
@@ -93,7 +98,7 @@ impl Allocator {
             Self::Jemalloc(jemalloc) => jemalloc.activate(interval),
             Self::Tcmalloc(tcmalloc) => tcmalloc.activate(interval),
             Self::Mimalloc(_) | Self::Glibc(_) => {
-                Err(WhyNot::no_profiler(Some(self.identity())).into())
+                Err(Unprofilable::no_profiler(Some(self.identity())).into())
             }
         }
     }
@@ -119,7 +124,7 @@ impl Allocator {
             Self::Jemalloc(jemalloc) => jemalloc.reset(interval),
             Self::Tcmalloc(tcmalloc) => tcmalloc.reset(),
             Self::Mimalloc(_) | Self::Glibc(_) => {
-                Err(WhyNot::no_profiler(Some(self.identity())).into())
+                Err(Unprofilable::no_profiler(Some(self.identity())).into())
             }
         }
     }
@@ -137,13 +142,17 @@ impl Allocator {
     ///
     /// # Errors
     /// The allocator refused, or what it wrote is damaged; the kernel refused.
-    pub(crate) fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
+    pub(crate) fn write_profile(
+        &self,
+        kind: ProfileKind,
+        scratch: &Scratch,
+    ) -> Result<ProfileSummary> {
         self.require_profile(kind)?;
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.dump_into(scratch),
+            Self::Jemalloc(jemalloc) => jemalloc.write_profile(scratch),
             Self::Tcmalloc(tcmalloc) => tcmalloc.write_profile(kind, scratch),
             Self::Mimalloc(_) | Self::Glibc(_) => {
-                Err(WhyNot::no_profiler(Some(self.identity())).into())
+                Err(Unprofilable::no_profiler(Some(self.identity())).into())
             }
         }
     }
@@ -152,7 +161,7 @@ impl Allocator {
     ///
     /// # Errors
     /// The allocator refused.
-    pub(crate) fn totals(&self) -> Result<Option<Totals>> {
+    pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.totals(),
             Self::Tcmalloc(tcmalloc) => tcmalloc.totals().map(Some),
@@ -163,9 +172,9 @@ impl Allocator {
 
     /// The objects that it laid out on pages of their own because they were sampled, where it can
     /// tell. `totals` were just read.
-    pub(crate) fn sampled(&self, totals: &Totals) -> Option<Sampled> {
+    pub(crate) fn sampled(&self, totals: &HeapUsage) -> Option<SampledObjects> {
         match (self, totals) {
-            (Self::Jemalloc(jemalloc), Totals::Divided(figures)) => jemalloc.sampled(figures),
+            (Self::Jemalloc(jemalloc), HeapUsage::Detailed(figures)) => jemalloc.sampled(figures),
             _ => None,
         }
     }

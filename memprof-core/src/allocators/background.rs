@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::{Error, ErrorKind, Result};
-use memprof_messages::Background;
+use memprof_messages::BackgroundThreads;
 
 /// Whether this jemalloc takes `max` background threads.
 ///
@@ -29,7 +29,7 @@ pub(crate) fn switch(
     jemalloc: &Jemalloc,
     on: Option<bool>,
     max: Option<u64>,
-) -> Result<Background> {
+) -> Result<BackgroundThreads> {
     let mallctl = &jemalloc.mallctl;
     if let Some(max) = max {
         mallctl
@@ -78,9 +78,9 @@ fn limit(jemalloc: &Jemalloc) -> Result<u64> {
         .map_err(|errno| Error::mallctl("opt.max_background_threads", errno))
 }
 
-fn read(jemalloc: &Jemalloc) -> Result<Background> {
+fn read(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
     let mallctl = &jemalloc.mallctl;
-    Ok(Background {
+    Ok(BackgroundThreads {
         kind: jemalloc.identity.kind.into(),
         version: jemalloc.identity.version.clone(),
         background_thread: mallctl

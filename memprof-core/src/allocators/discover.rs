@@ -14,12 +14,12 @@ use memchr::memmem;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::glibc::{self, Glibc};
 use crate::allocators::interposed::interposed;
-use crate::allocators::jemalloc::{Candidate, identify};
+use crate::allocators::jemalloc::{JemallocCandidate, identify};
+use crate::allocators::loaded_objects::{self, LoadedObject};
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::mimalloc::{self, Mimalloc};
-use crate::allocators::objects::{self, LoadedObject};
 use crate::allocators::stats::Readers;
-use crate::allocators::symbols::{self, Symbols, as_function};
+use crate::allocators::symbols::{self, ObjectSymbols, as_function};
 use crate::allocators::tcmalloc::{self, Tcmalloc};
 use crate::identity::FoundBy;
 
@@ -58,7 +58,7 @@ pub(crate) fn discover(
     readers: Readers,
     known: &[u64],
 ) -> Discovered {
-    let objects: Vec<_> = objects::loaded()
+    let objects: Vec<_> = loaded_objects::loaded()
         .into_iter()
         .filter(|object| !object.contains(own_image))
         .collect();
@@ -68,27 +68,29 @@ pub(crate) fn discover(
         .filter_map(|candidate| identify(candidate, readers))
         .map(Allocator::Jemalloc)
         .collect();
-    let identify = |symbols: &Symbols<'_>| Tcmalloc::identify(symbols).map(Allocator::Tcmalloc);
+    let identify =
+        |symbols: &ObjectSymbols<'_>| Tcmalloc::identify(symbols).map(Allocator::Tcmalloc);
     let is_own = tcmalloc::is_own_name;
-    allocators.extend(identified(
+    allocators.extend(identify_all(
         identify,
         tcmalloc::ANCHOR,
         is_own,
         &objects,
         &tables,
     ));
-    let identify = |symbols: &Symbols<'_>| Mimalloc::identify(symbols).map(Allocator::Mimalloc);
+    let identify =
+        |symbols: &ObjectSymbols<'_>| Mimalloc::identify(symbols).map(Allocator::Mimalloc);
     let is_own = mimalloc::is_own_name;
-    allocators.extend(identified(
+    allocators.extend(identify_all(
         identify,
         mimalloc::ANCHOR,
         is_own,
         &objects,
         &tables,
     ));
-    let identify = |symbols: &Symbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
+    let identify = |symbols: &ObjectSymbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
     // Its calls of itself are bound when it is linked, but for malloc and its kin.
-    allocators.extend(identified(
+    allocators.extend(identify_all(
         identify,
         glibc::ANCHOR,
         |_| false,
@@ -109,13 +111,13 @@ pub(crate) fn discover(
 }
 
 /// The wanted symbols of each object's file, and the fingerprints of the objects that have none, sorted.
-fn search<'a>(objects: &'a [LoadedObject], known: &[u64]) -> (Vec<Symbols<'a>>, Vec<u64>) {
+fn search<'a>(objects: &'a [LoadedObject], known: &[u64]) -> (Vec<ObjectSymbols<'a>>, Vec<u64>) {
     let (mut tables, mut barren) = (Vec::new(), Vec::new());
     for object in objects {
         let fingerprint = object.fingerprint();
         let found = match known.binary_search(&fingerprint) {
             Ok(_) => Ok(None),
-            Err(_) => Symbols::in_file(object, &anchors(), is_wanted),
+            Err(_) => ObjectSymbols::in_file(object, &anchors(), is_wanted),
         };
         match found {
             Ok(Some(symbols)) => tables.push(symbols),
@@ -139,16 +141,16 @@ fn anchors() -> [&'static [u8]; 3] {
 
 /// The allocators of one kind: wherever `anchor`, which names each of them, is found. One that calls functions
 /// of another allocator, where it means its own, is left alone: their state differs.
-fn identified(
-    identify: impl Fn(&Symbols<'_>) -> Option<Allocator>,
+fn identify_all(
+    identify: impl Fn(&ObjectSymbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
     is_own_name: fn(&[u8]) -> bool,
     objects: &[LoadedObject],
-    tables: &[Symbols<'_>],
+    tables: &[ObjectSymbols<'_>],
 ) -> Vec<Allocator> {
-    let exported = Symbols::exported(objects, anchor);
+    let exported = ObjectSymbols::exported(objects, anchor);
     let mut known = Vec::new();
-    let mut is_new = |symbols: &&Symbols<'_>| {
+    let mut is_new = |symbols: &&ObjectSymbols<'_>| {
         let address = symbols.function(anchor);
         let is_new = address.is_some() && !known.contains(&address);
         known.push(address);
@@ -163,7 +165,7 @@ fn identified(
         .collect()
 }
 
-fn is_whole(symbols: &Symbols<'_>, anchor: &CStr, is_own_name: fn(&[u8]) -> bool) -> bool {
+fn is_whole(symbols: &ObjectSymbols<'_>, anchor: &CStr, is_own_name: fn(&[u8]) -> bool) -> bool {
     let address = symbols.function(anchor);
     let interposed = address.and_then(|address| interposed(address, is_own_name));
     if let Some(name) = &interposed {
@@ -197,21 +199,22 @@ fn is_wanted(name: &[u8]) -> bool {
 fn candidates(
     host: Option<Mallctl>,
     objects: &[LoadedObject],
-    tables: &[Symbols<'_>],
-) -> Vec<Candidate> {
-    let from_host = host.map(|mallctl| Candidate::new(mallctl, FoundBy::Host, None, objects));
+    tables: &[ObjectSymbols<'_>],
+) -> Vec<JemallocCandidate> {
+    let from_host =
+        host.map(|mallctl| JemallocCandidate::new(mallctl, FoundBy::Host, None, objects));
     let by_dlsym = PREFIXES.iter().filter_map(|prefix| {
         let anchor = CString::new(format!("{prefix}{ANCHOR}")).ok()?;
-        candidate(&Symbols::exported(objects, &anchor)?, prefix, objects)
+        candidate(&ObjectSymbols::exported(objects, &anchor)?, prefix, objects)
     });
     let by_table = tables.iter().flat_map(|symbols| {
         let prefixes = symbols.names().filter_map(|name| name.strip_suffix(ANCHOR));
         prefixes
-            .filter(|prefix| has_sibling(symbols, prefix))
+            .filter(|prefix| has_jemalloc_sibling(symbols, prefix))
             .filter_map(|prefix| candidate(symbols, prefix, objects))
     });
 
-    let mut found: Vec<Candidate> = Vec::new();
+    let mut found: Vec<JemallocCandidate> = Vec::new();
     for candidate in from_host.into_iter().chain(by_dlsym).chain(by_table) {
         match found
             .iter_mut()
@@ -224,14 +227,18 @@ fn candidates(
     found
 }
 
-fn has_sibling(symbols: &Symbols<'_>, prefix: &str) -> bool {
+fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
     symbols
         .names()
         .filter_map(|name| name.strip_prefix(prefix))
         .any(|name| SIBLINGS.contains(&name))
 }
 
-fn candidate(symbols: &Symbols<'_>, prefix: &str, objects: &[LoadedObject]) -> Option<Candidate> {
+fn candidate(
+    symbols: &ObjectSymbols<'_>,
+    prefix: &str,
+    objects: &[LoadedObject],
+) -> Option<JemallocCandidate> {
     let address = |name: &str| {
         let name = CString::new(format!("{prefix}{name}")).ok()?;
         symbols.function(&name)
@@ -240,13 +247,18 @@ fn candidate(symbols: &Symbols<'_>, prefix: &str, objects: &[LoadedObject]) -> O
     let mallctl = unsafe { as_function(address(ANCHOR)?) };
     // SAFETY: as above.
     let stats_print = address(STATS_PRINT).map(|address| unsafe { as_function(address) });
-    // SAFETY: both share one prefix and one object, which `Symbols` keeps loaded.
+    // SAFETY: both share one prefix and one object, which `ObjectSymbols` keeps loaded.
     let mallctl = unsafe { Mallctl::new(mallctl, stats_print) };
     let prefix = Some(prefix.to_owned());
-    Some(Candidate::new(mallctl, symbols.found_by(), prefix, objects))
+    Some(JemallocCandidate::new(
+        mallctl,
+        symbols.found_by(),
+        prefix,
+        objects,
+    ))
 }
 
-impl Candidate {
+impl JemallocCandidate {
     /// Without `malloc_stats_print` where that would ask another allocator for its figures: a control that the
     /// other one lacks makes it end the process.
     fn new(
@@ -282,7 +294,7 @@ mod tests {
 
     #[test]
     fn an_object_without_an_allocators_name_is_searched_once() {
-        let objects = objects::loaded();
+        let objects = loaded_objects::loaded();
         let libc = objects
             .iter()
             .find(|object| object.path.ends_with("libc.so.6"));

@@ -8,11 +8,11 @@ use std::path::Path;
 use crate::allocators::mallctl::{Mallctl, StatsCallback};
 use crate::allocators::printout::Printout;
 use crate::allocators::stats::Readers;
-use memprof_messages::Figures;
+use memprof_messages::HeapTotals;
 
 /// Readers that find nothing.
 pub(crate) const READERS: Readers = Readers {
-    figures: |_| Ok(Figures::default()),
+    figures: |_| Ok(HeapTotals::default()),
     report: |_| Ok(Printout::default()),
 };
 

@@ -4,12 +4,12 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
-use crate::allocators::objects::Reading;
+use crate::allocators::loaded_objects::ForkGuard;
 use crate::allocators::printout::Printout;
-use crate::allocators::symbols::{self, Symbols, as_function};
+use crate::allocators::symbols::{self, ObjectSymbols, as_function};
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
-use memprof_messages::{Figures, Kind, Totals};
+use crate::identity::AllocatorIdentity;
+use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage};
 
 /// What every glibc names.
 pub(crate) const ANCHOR: &CStr = c"gnu_get_libc_version";
@@ -26,13 +26,13 @@ pub(crate) struct Functions {
 /// The C library's malloc in this process.
 #[derive(Debug)]
 pub(crate) struct Glibc {
-    pub identity: Identity,
+    pub identity: AllocatorIdentity,
     functions: Functions,
 }
 
 impl Glibc {
     /// None where it holds nothing, because another one is `malloc`.
-    pub(crate) fn identify(symbols: &Symbols<'_>) -> Option<Self> {
+    pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let version = symbols.function(ANCHOR)?;
         // SAFETY: gnu_get_libc_version(3).
         let version: unsafe extern "C" fn() -> *const c_char = unsafe { as_function(version) };
@@ -55,8 +55,8 @@ impl Glibc {
                 .map(|address| unsafe { as_function(address) }),
         };
         let glibc = Self {
-            identity: Identity {
-                kind: Kind::Glibc,
+            identity: AllocatorIdentity {
+                kind: AllocatorKind::Glibc,
                 version: version.to_string_lossy().into_owned(),
                 found_by: symbols.found_by(),
                 owns_malloc: symbols.function(c"malloc") == symbols::malloc(),
@@ -70,14 +70,14 @@ impl Glibc {
 
     /// In jemalloc's words. Free pages at the top of the main arena are dirty; what is free
     /// elsewhere counts as fragmentation, though some of it was never touched, or given back.
-    fn figures(&self) -> Option<Figures> {
+    fn figures(&self) -> Option<HeapTotals> {
         // Where nothing has allocated by it, it is made ready now: a child that is forked meanwhile finds half of it, and
         // crashes in mallinfo2.
-        let _no_fork = Reading::begin();
+        let _no_fork = ForkGuard::acquire();
         // SAFETY: mallinfo2(3): takes nothing.
         let info = unsafe { self.functions.mallinfo?() };
         let held = info.arena.saturating_add(info.hblkhd) as u64;
-        Some(Figures {
+        Some(HeapTotals {
             allocated: info.uordblks.saturating_add(info.hblkhd) as u64,
             active: held.saturating_sub(info.keepcost as u64),
             metadata: 0,
@@ -87,7 +87,7 @@ impl Glibc {
         })
     }
 
-    fn lacks(&self, name: &str) -> Error {
+    fn missing_symbol_error(&self, name: &str) -> Error {
         let message = format!("{} lacks {name}", self.identity);
         Error::new(ErrorKind::Unsupported, message).remedy("use a newer C library")
     }
@@ -96,15 +96,15 @@ impl Glibc {
 impl Glibc {
     /// Locks each arena for as long as it takes to count its free chunks: 1 µs for a fresh one,
     /// 30 ms for 40,000 chunks.
-    pub(crate) fn totals(&self) -> Option<Totals> {
-        self.figures().map(Totals::Divided)
+    pub(crate) fn totals(&self) -> Option<HeapUsage> {
+        self.figures().map(HeapUsage::Detailed)
     }
 
     pub(crate) fn report(&self) -> Result<Printout> {
         let info = self
             .functions
             .info
-            .ok_or_else(|| self.lacks("malloc_info"))?;
+            .ok_or_else(|| self.missing_symbol_error("malloc_info"))?;
         let failed = |act: &str| Error::io(act, &std::io::Error::last_os_error());
         let (mut text, mut length) = (ptr::null_mut::<c_char>(), 0);
         // SAFETY: open_memstream(3): room for a pointer and a size, which outlive the stream.
@@ -136,7 +136,7 @@ impl Glibc {
         let trim = self
             .functions
             .trim
-            .ok_or_else(|| self.lacks("malloc_trim"))?;
+            .ok_or_else(|| self.missing_symbol_error("malloc_trim"))?;
         // SAFETY: malloc_trim(3): takes how much to leave at the top; 0 also says that there was
         // nothing to give back.
         unsafe { trim(0) };
@@ -148,11 +148,11 @@ impl Glibc {
 mod tests {
     use super::*;
     use crate::allocators::allocator::Allocator;
-    use crate::allocators::objects;
+    use crate::allocators::loaded_objects;
 
     fn here() -> Glibc {
-        let objects = objects::loaded();
-        Glibc::identify(&Symbols::exported(&objects, ANCHOR).unwrap()).unwrap()
+        let objects = loaded_objects::loaded();
+        Glibc::identify(&ObjectSymbols::exported(&objects, ANCHOR).unwrap()).unwrap()
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(crate) fn interposed(address: usize, is_own_name: impl Fn(&[u8]) -> bool) ->
 
     use memprof_sampler::Leads;
 
-    use crate::allocators::objects::Reading;
+    use crate::allocators::loaded_objects::ForkGuard;
 
     /// Calls that lead outside or are not bound yet; no allocator has more.
     const MOST: usize = 128;
@@ -20,7 +20,7 @@ pub(crate) fn interposed(address: usize, is_own_name: impl Fn(&[u8]) -> bool) ->
     let mut calls = [None; MOST];
     let mut free = calls.iter_mut();
     {
-        let _reading = Reading::begin();
+        let _reading = ForkGuard::acquire();
         memprof_sampler::own_calls(address, &mut |name, own, leads| {
             let is_meant = leads != Leads::Inside && is_own_name(name.to_bytes());
             if let Some(place) = is_meant.then(|| free.next()).flatten() {

@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::refusal::{WhyNot, malloc_variables};
 use crate::allocators::stats::Readers;
+use crate::allocators::unprofilable::{Unprofilable, malloc_variables};
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::AllocatorIdentity;
 use crate::identity::FoundBy;
-use crate::identity::Identity;
-use memprof_messages::{Kind, Totals};
+use memprof_messages::{AllocatorKind, HeapUsage};
 
 pub(crate) use bins::Bin;
 
@@ -29,7 +29,7 @@ pub(crate) const INSTALL_HOOKS: &CStr = c"experimental.hooks.install";
 #[derive(Clone, Debug)]
 pub(crate) struct Jemalloc {
     /// Its version is for example `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
-    pub identity: Identity,
+    pub identity: AllocatorIdentity,
     /// `mallctl` and its relatives, under this jemalloc's prefix.
     pub mallctl: Mallctl,
     /// The environment variable that configures it; unknown for a nameless one.
@@ -43,17 +43,17 @@ pub(crate) struct Jemalloc {
     /// Started with `prof:true`, without which nothing can be sampled.
     pub opt_prof: bool,
     /// Why it cannot be profiled, which its start has settled.
-    pub why_not: Option<WhyNot>,
+    pub why_not: Option<Unprofilable>,
     /// It can run threads of its own that give free pages back.
     pub has_background_threads: bool,
     readers: Readers,
-    /// As in [`Candidate`].
+    /// As in [`JemallocCandidate`].
     interposed: Option<String>,
 }
 
 /// Functions that may be a jemalloc's.
 #[derive(Clone, Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct JemallocCandidate {
     pub mallctl: Mallctl,
     pub found_by: FoundBy,
     /// What the functions' names start with (`""`, `"_rjem_"`, `"je_"`); unknown when the host
@@ -64,8 +64,8 @@ pub(crate) struct Candidate {
 }
 
 /// A candidate that does not answer as jemalloc(3) says is none.
-pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemalloc> {
-    let Candidate {
+pub(crate) fn identify(candidate: JemallocCandidate, readers: Readers) -> Option<Jemalloc> {
+    let JemallocCandidate {
         mallctl,
         found_by,
         prefix,
@@ -76,8 +76,8 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         return None;
     }
     let switch = |name: &CStr| mallctl.read_bool(name).unwrap_or(false);
-    let identity = Identity {
-        kind: Kind::Jemalloc,
+    let identity = AllocatorIdentity {
+        kind: AllocatorKind::Jemalloc,
         version,
         found_by,
         owns_malloc: owns_malloc(&mallctl),
@@ -91,11 +91,15 @@ pub(crate) fn identify(candidate: Candidate, readers: Readers) -> Option<Jemallo
         (true, true) => None,
         (true, false) => {
             let variable = conf_variable.clone();
-            Some(WhyNot::not_started(&identity, variable, malloc_variables()))
+            Some(Unprofilable::not_started(
+                &identity,
+                variable,
+                malloc_variables(),
+            ))
         }
-        (false, _) => Some(WhyNot::NotCompiledIn {
+        (false, _) => Some(Unprofilable::NotCompiledIn {
             allocator: identity.to_string(),
-            has_hooks: mallctl.has(INSTALL_HOOKS),
+            has_hooks: mallctl.can_read(INSTALL_HOOKS),
         }),
     };
     Some(Jemalloc {
@@ -191,12 +195,12 @@ impl Jemalloc {
         Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
     }
 
-    pub(crate) fn totals(&self) -> Result<Option<Totals>> {
+    pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
         if !self.config_stats {
             return Ok(None);
         }
         let figures = (self.readers.figures)(&self.mallctl)?;
-        Ok(Some(Totals::Divided(figures)))
+        Ok(Some(HeapUsage::Detailed(figures)))
     }
 
     pub(crate) fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
@@ -213,7 +217,7 @@ impl Jemalloc {
         // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
         const PURGE: &CStr = c"arena.4096.purge";
         self.mallctl
-            .act(PURGE)
+            .call(PURGE)
             .map_err(|errno| Error::mallctl("arena.4096.purge", errno))
     }
 }
@@ -280,7 +284,7 @@ impl Jemalloc {
     ///
     /// # Errors
     /// jemalloc refused.
-    pub(crate) fn end_own_gdump(&self) -> Result<bool> {
+    pub(crate) fn stop_builtin_gdump(&self) -> Result<bool> {
         let was_on = self.opt_prof && self.mallctl.read_bool(c"prof.gdump").unwrap_or(false);
         if was_on {
             self.mallctl
@@ -291,7 +295,7 @@ impl Jemalloc {
     }
 
     /// Leaves the calling thread out of the profile: a thread of ours is nothing of the host's.
-    pub(crate) fn leave_this_thread_out(&self) {
+    pub(crate) fn exclude_this_thread(&self) {
         if !self.opt_prof {
             return;
         }
@@ -311,7 +315,7 @@ pub(crate) mod tests {
 
     pub(crate) fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
         let prefix = prefix.map(str::to_owned);
-        let candidate = Candidate {
+        let candidate = JemallocCandidate {
             mallctl: fake::<B>(),
             found_by: FoundBy::Host,
             prefix,

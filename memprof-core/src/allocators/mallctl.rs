@@ -25,7 +25,7 @@ pub struct Mallctl {
 
 /// What a control that prints takes (ctl.c, `write_cb_packet_t`).
 #[repr(C)]
-struct Callback {
+struct PrintCallback {
     write: StatsCallback,
     opaque: *mut c_void,
 }
@@ -108,7 +108,7 @@ impl Mallctl {
     }
 
     /// Whether there is a control of that name that can be read.
-    pub(crate) fn has(&self, name: &CStr) -> bool {
+    pub(crate) fn can_read(&self, name: &CStr) -> bool {
         let mut value = [0u8; 16];
         let mut size = 0;
         let old = (&raw mut value).cast();
@@ -186,7 +186,7 @@ impl Mallctl {
     /// # Errors
     /// What `mallctl` returned; EINVAL where there is not as much room as is asked for.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) unsafe fn ask_each<T: Copy>(
+    pub(crate) unsafe fn query_each<T: Copy>(
         &self,
         name: &CStr,
         asked: &[usize],
@@ -213,7 +213,7 @@ impl Mallctl {
     ///
     /// # Errors
     /// What `mallctl` returned.
-    pub fn act(&self, name: &CStr) -> Result<(), Errno> {
+    pub fn call(&self, name: &CStr) -> Result<(), Errno> {
         let null = ptr::null_mut();
         // SAFETY: jemalloc.3: neither reads nor writes a value.
         check(unsafe { (self.mallctl)(name.as_ptr(), null, ptr::null_mut(), null, 0) })
@@ -225,7 +225,7 @@ impl Mallctl {
         let opaque = (&raw mut sink).cast();
         if let Some(print) = self.stats_print {
             // SAFETY: jemalloc.3: calls `pass_on` with `opaque`, which lives until the call returns.
-            unsafe { print(Some(pass_on), opaque, options.as_ptr()) }
+            unsafe { print(Some(forward_piece), opaque, options.as_ptr()) }
         }
     }
 
@@ -239,8 +239,8 @@ impl Mallctl {
         name: &CStr,
         mut sink: &mut dyn FnMut(&[u8]),
     ) -> Result<(), Errno> {
-        let mut callback = Callback {
-            write: Some(pass_on),
+        let mut callback = PrintCallback {
+            write: Some(forward_piece),
             opaque: (&raw mut sink).cast(),
         };
         // SAFETY: ctl.c, `write_cb_packet_t`: reads the two pointers, and calls the first with the
@@ -251,7 +251,7 @@ impl Mallctl {
                 ptr::null_mut(),
                 ptr::null_mut(),
                 (&raw mut callback).cast(),
-                size_of::<Callback>(),
+                size_of::<PrintCallback>(),
             )
         })
     }
@@ -274,7 +274,7 @@ impl Mallctl {
 }
 
 /// Hands a piece of what jemalloc prints to the sink that `opaque` points to.
-unsafe extern "C" fn pass_on(opaque: *mut c_void, piece: *const c_char) {
+unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
     if piece.is_null() {
         return;
     }

@@ -7,10 +7,10 @@ use std::mem::transmute;
 use std::ptr;
 
 use crate::allocators::printout::Printout;
-use crate::allocators::symbols::Symbols;
+use crate::allocators::symbols::ObjectSymbols;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
-use memprof_messages::{Kind, Totals};
+use crate::identity::AllocatorIdentity;
+use memprof_messages::{AllocatorKind, HeapUsage};
 
 /// What every mimalloc names.
 pub(crate) const ANCHOR: &CStr = c"mi_version";
@@ -46,14 +46,14 @@ struct Functions {
 /// A mimalloc in this process.
 #[derive(Debug)]
 pub(crate) struct Mimalloc {
-    pub identity: Identity,
+    pub identity: AllocatorIdentity,
     functions: Functions,
     /// Its symbols that memprof looked for in vain.
     pub missing: Vec<&'static str>,
 }
 
 impl Mimalloc {
-    pub(crate) fn identify(symbols: &Symbols<'_>) -> Option<Self> {
+    pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         const NAMES: [&CStr; 5] = [ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
         let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
         let absent = NAMES
@@ -65,8 +65,8 @@ impl Mimalloc {
         // SAFETY: the struct is as many nullable function pointers. Each address is 0 or code that
         // its object names as this function of mimalloc.h, which gives the type.
         let functions = unsafe { transmute::<[*const c_void; 5], Functions>(pointers) };
-        let identity = Identity {
-            kind: Kind::Mimalloc,
+        let identity = AllocatorIdentity {
+            kind: AllocatorKind::Mimalloc,
             version: version(&functions)?,
             found_by: symbols.found_by(),
             owns_malloc: owns_malloc(&functions),
@@ -79,7 +79,7 @@ impl Mimalloc {
         })
     }
 
-    fn lacks(&self, name: &CStr) -> Error {
+    fn missing_symbol_error(&self, name: &CStr) -> Error {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);
         Error::new(ErrorKind::Unsupported, message)
@@ -113,23 +113,26 @@ fn owns_malloc(functions: &Functions) -> bool {
 
 impl Mimalloc {
     /// What is committed: a build for use counts neither objects nor free pages.
-    pub(crate) fn totals(&self) -> Result<Totals> {
+    pub(crate) fn totals(&self) -> Result<HeapUsage> {
         let process_info = self
             .functions
             .process_info
-            .ok_or_else(|| self.lacks(PROCESS_INFO))?;
+            .ok_or_else(|| self.missing_symbol_error(PROCESS_INFO))?;
         let mut values = [0usize; 8];
         let [a, b, c, d, e, committed, f, g] = values.each_mut().map(ptr::from_mut);
         // SAFETY: mimalloc.h: room for elapsed, user, system, current and peak RSS, current and
         // peak commit, page faults.
         unsafe { process_info(a, b, c, d, e, committed, f, g) };
-        Ok(Totals::Committed {
+        Ok(HeapUsage::CommittedOnly {
             committed: values[5] as u64,
         })
     }
 
     pub(crate) fn report(&self) -> Result<Printout> {
-        let stats = self.functions.stats.ok_or_else(|| self.lacks(STATS))?;
+        let stats = self
+            .functions
+            .stats
+            .ok_or_else(|| self.missing_symbol_error(STATS))?;
         let mut printout = Printout::default();
         // SAFETY: mimalloc.h: calls `pass_on` with the printout, which lives until it returns.
         unsafe { stats(pass_on, (&raw mut printout).cast()) };
@@ -139,7 +142,10 @@ impl Mimalloc {
     /// The free pages of this thread's heap, of threads that ended, and of the arenas: mimalloc
     /// lets each living thread give back only its own.
     pub(crate) fn purge(&self) -> Result<()> {
-        let collect = self.functions.collect.ok_or_else(|| self.lacks(COLLECT))?;
+        let collect = self
+            .functions
+            .collect
+            .ok_or_else(|| self.missing_symbol_error(COLLECT))?;
         // SAFETY: mimalloc.h: takes whether to force it.
         unsafe { collect(true) };
         Ok(())

@@ -20,23 +20,23 @@ use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSymbol, ObjectSymbolTable};
 
 #[cfg(target_arch = "x86_64")]
-use crate::allocators::objects::Reading;
-use crate::allocators::objects::{EXECUTABLE, LoadedObject};
+use crate::allocators::loaded_objects::ForkGuard;
+use crate::allocators::loaded_objects::{EXECUTABLE, LoadedObject};
 use crate::identity::FoundBy;
 
 type Elf<'a> = ElfFile64<'a, object::Endianness>;
 
 /// The symbols of one loaded object.
 #[derive(Debug)]
-pub(crate) struct Symbols<'a> {
+pub(crate) struct ObjectSymbols<'a> {
     object: &'a LoadedObject,
-    source: Source,
+    source: SymbolSource,
 }
 
 #[derive(Debug)]
-enum Source {
+enum SymbolSource {
     /// What the object exports.
-    Exported(Loaded),
+    Exported(RetainedObject),
     /// The tables of its file, as far as they were wanted.
     Table {
         path: PathBuf,
@@ -44,14 +44,14 @@ enum Source {
     },
 }
 
-impl<'a> Symbols<'a> {
+impl<'a> ObjectSymbols<'a> {
     /// The object whose `anchor` the whole process sees.
     pub(crate) fn exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
         // SAFETY: dlsym(3) with a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
         // Also keeps out symbols of our own image, which is not among the objects.
         let object = objects.iter().find(|object| object.is_code(address))?;
-        let source = Source::Exported(Loaded::keep(object)?);
+        let source = SymbolSource::Exported(RetainedObject::keep(object)?);
         Some(Self { object, source })
     }
 
@@ -77,7 +77,7 @@ impl<'a> Symbols<'a> {
         if names.is_empty() {
             return Ok(None);
         }
-        if Loaded::keep(object).is_none() {
+        if RetainedObject::keep(object).is_none() {
             log::warn!(
                 "{} is being unloaded; its allocator is left alone",
                 object.path.display()
@@ -85,15 +85,15 @@ impl<'a> Symbols<'a> {
             return Ok(None);
         }
         let path = real_path(&object.path);
-        let source = Source::Table { path, names };
+        let source = SymbolSource::Table { path, names };
         Ok(Some(Self { object, source }))
     }
 
     /// The names in the file's tables; none for what an object exports.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let names = match &self.source {
-            Source::Exported(_) => &[],
-            Source::Table { names, .. } => names.as_slice(),
+            SymbolSource::Exported(_) => &[],
+            SymbolSource::Table { names, .. } => names.as_slice(),
         };
         names.iter().map(|(name, _)| name.as_str())
     }
@@ -112,8 +112,8 @@ impl<'a> Symbols<'a> {
 
     fn address(&self, name: &CStr) -> Option<usize> {
         match &self.source {
-            Source::Exported(loaded) => loaded.symbol(name),
-            Source::Table { names, .. } => names
+            SymbolSource::Exported(loaded) => loaded.symbol(name),
+            SymbolSource::Table { names, .. } => names
                 .iter()
                 .find(|(known, _)| known.as_bytes() == name.to_bytes())
                 .map(|(_, address)| *address),
@@ -127,8 +127,8 @@ impl<'a> Symbols<'a> {
 
     pub(crate) fn found_by(&self) -> FoundBy {
         match &self.source {
-            Source::Exported(_) => FoundBy::DynamicSymbol,
-            Source::Table { path, .. } => FoundBy::SymbolTable(path.clone()),
+            SymbolSource::Exported(_) => FoundBy::DynamicSymbol,
+            SymbolSource::Table { path, .. } => FoundBy::SymbolTable(path.clone()),
         }
     }
 }
@@ -136,7 +136,7 @@ impl<'a> Symbols<'a> {
 /// Where the function lies that serves `malloc` in this process.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn malloc() -> Option<usize> {
-    let _reading = Reading::begin();
+    let _reading = ForkGuard::acquire();
     memprof_sampler::malloc()
 }
 
@@ -148,9 +148,9 @@ pub(crate) fn malloc() -> Option<usize> {
 
 /// An object that the loader will not unload any more.
 #[derive(Debug)]
-struct Loaded(NonNull<c_void>);
+struct RetainedObject(NonNull<c_void>);
 
-impl Loaded {
+impl RetainedObject {
     /// None for one that is being unloaded.
     fn keep(object: &LoadedObject) -> Option<Self> {
         let path = CString::new(object.path.as_os_str().as_bytes()).ok()?;
@@ -172,7 +172,7 @@ impl Loaded {
     }
 }
 
-impl Drop for Loaded {
+impl Drop for RetainedObject {
     fn drop(&mut self) {
         // SAFETY: dlclose(3) of a handle that `keep` opened; RTLD_NODELETE outlasts it.
         unsafe { libc::dlclose(self.0.as_ptr()) };
@@ -275,12 +275,12 @@ pub(crate) fn real_path(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::objects;
+    use crate::allocators::loaded_objects;
 
     #[test]
     fn only_the_object_that_has_the_anchor_counts() {
-        let objects = objects::loaded();
-        let libc = Symbols::exported(&objects, c"gnu_get_libc_version").unwrap();
+        let objects = loaded_objects::loaded();
+        let libc = ObjectSymbols::exported(&objects, c"gnu_get_libc_version").unwrap();
         assert_eq!(libc.found_by(), FoundBy::DynamicSymbol);
         assert!(libc.function(c"malloc").is_some());
         assert!(libc.variable(c"stdout").is_some());
@@ -288,37 +288,39 @@ mod tests {
         assert_eq!(libc.function(c"stdout"), None);
         assert_eq!(libc.variable(c"malloc"), None);
         assert_eq!(libc.function(c"memprof_no_such_function"), None);
-        assert!(Symbols::exported(&objects, c"memprof_no_such_function").is_none());
+        assert!(ObjectSymbols::exported(&objects, c"memprof_no_such_function").is_none());
         // Without the object that has it, as where it is our own image.
         let others: Vec<_> = objects
             .iter()
             .filter(|object| !object.path.ends_with("libc.so.6"))
             .cloned()
             .collect();
-        assert!(Symbols::exported(&others, c"gnu_get_libc_version").is_none());
+        assert!(ObjectSymbols::exported(&others, c"gnu_get_libc_version").is_none());
     }
 
     #[test]
     fn a_file_that_is_not_the_mapped_one_names_nothing() {
-        let mut objects = objects::loaded();
+        let mut objects = loaded_objects::loaded();
         let wanted = |name: &[u8]| name == b"gnu_get_libc_version";
         let anchors: [&[u8]; 2] = [b"memprof_no_such_function", b"_get_libc_"];
         let libc = objects
             .iter_mut()
             .find(|object| object.path.ends_with("libc.so.6"))
             .unwrap();
-        let symbols = Symbols::in_file(libc, &anchors, wanted).unwrap().unwrap();
+        let symbols = ObjectSymbols::in_file(libc, &anchors, wanted)
+            .unwrap()
+            .unwrap();
         assert_eq!(
             symbols.names().collect::<Vec<_>>(),
             ["gnu_get_libc_version"]
         );
-        let none = Symbols::in_file(libc, &anchors[..1], wanted);
+        let none = ObjectSymbols::in_file(libc, &anchors[..1], wanted);
         assert!(none.unwrap().is_none());
         libc.build_id = Some(vec![0; 20]);
-        let none = Symbols::in_file(libc, &anchors, wanted);
+        let none = ObjectSymbols::in_file(libc, &anchors, wanted);
         assert!(none.unwrap().is_none());
         libc.path = "/no/such/file".into();
-        Symbols::in_file(libc, &anchors, wanted).unwrap_err();
+        ObjectSymbols::in_file(libc, &anchors, wanted).unwrap_err();
     }
 
     /// Opened as other files are, the FIFO would wait for a writer.
@@ -351,7 +353,7 @@ mod tests {
         let cc = cc.args(["-shared", "-fPIC", "-o"]).args([&library, &code]);
         assert!(cc.status().unwrap().success());
         let is_loaded = || {
-            objects::loaded()
+            loaded_objects::loaded()
                 .iter()
                 .any(|object| object.path == library)
         };
@@ -359,12 +361,12 @@ mod tests {
         let path = CString::new(library.as_os_str().as_bytes()).unwrap();
         // SAFETY: dlopen(3) of a library without constructors.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        let objects = objects::loaded();
+        let objects = loaded_objects::loaded();
         let object = objects
             .iter()
             .find(|object| object.path == library)
             .unwrap();
-        let symbols = Symbols::in_file(object, &[b"mi_"], |name| name == b"mi_version");
+        let symbols = ObjectSymbols::in_file(object, &[b"mi_"], |name| name == b"mi_version");
         let symbols = symbols.unwrap().unwrap();
         let function = symbols.function(c"mi_version").unwrap();
         drop(symbols);

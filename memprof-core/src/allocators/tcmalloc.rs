@@ -12,14 +12,14 @@ use memchr::memmem;
 
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::printout::Printout;
-use crate::allocators::refusal::WhyNot;
-use crate::allocators::symbols::Symbols;
-use crate::dumps::heap::Summary;
+use crate::allocators::symbols::ObjectSymbols;
+use crate::allocators::unprofilable::Unprofilable;
+use crate::dumps::heap::ProfileSummary;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
+use crate::identity::AllocatorIdentity;
 use extension::Extension;
-use memprof_messages::{Figures, Kind, ProfileKind, Totals};
+use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage, ProfileKind};
 use profile::Profiles;
 use rate::Rate;
 
@@ -58,7 +58,7 @@ pub(crate) const FINE_INTERVAL: u64 = 16 * PAGE;
 /// A gperftools in this process.
 #[derive(Debug)]
 pub(crate) struct Tcmalloc {
-    pub identity: Identity,
+    pub identity: AllocatorIdentity,
     extension: Extension,
     profiler: Result<Profiler>,
     /// What it sampled at last: tcmalloc forgets it when it is switched off, and a profile must
@@ -74,10 +74,10 @@ struct Profiler {
 }
 
 impl Tcmalloc {
-    pub(crate) fn identify(symbols: &Symbols<'_>) -> Option<Self> {
+    pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let extension = Extension::find(symbols);
-        let identity = Identity {
-            kind: Kind::Tcmalloc,
+        let identity = AllocatorIdentity {
+            kind: AllocatorKind::Tcmalloc,
             version: extension
                 .version()
                 .unwrap_or_else(|| "(no version)".to_owned()),
@@ -116,7 +116,7 @@ impl Tcmalloc {
     }
 
     /// The interval that profiles tell.
-    fn told_interval(&self) -> u64 {
+    fn reported_interval(&self) -> u64 {
         match self.interval() {
             0 => DEFAULT_INTERVAL,
             interval => interval,
@@ -133,9 +133,9 @@ impl Tcmalloc {
 
 impl Tcmalloc {
     /// Why it cannot be profiled, where it cannot.
-    pub(crate) fn why_not(&self) -> Option<WhyNot> {
+    pub(crate) fn why_not(&self) -> Option<Unprofilable> {
         let missing = self.profiler.as_ref().err();
-        missing.map(|error| WhyNot::Incomplete(Box::new(error.clone())))
+        missing.map(|error| Unprofilable::Incomplete(Box::new(error.clone())))
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -212,27 +212,37 @@ impl Tcmalloc {
     /// A string, and its copy in the scratch.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
         let heap = self.extension.get(c"generic.heap_size")?;
-        let string = profile::string_bytes(kind, heap, self.told_interval());
+        let string = profile::string_bytes(kind, heap, self.reported_interval());
         Some(string.saturating_add(string / 3))
     }
 
-    pub(crate) fn write_profile(&self, kind: ProfileKind, scratch: &Scratch) -> Result<Summary> {
+    pub(crate) fn write_profile(
+        &self,
+        kind: ProfileKind,
+        scratch: &Scratch,
+    ) -> Result<ProfileSummary> {
         let profiles = &self.profiler()?.profiles;
         // Without the figure, memory for the smallest profile is asked for.
         let heap = self.extension.get(c"generic.heap_size").unwrap_or(0);
-        profiles.write(kind, heap, self.told_interval(), &self.identity, scratch)
+        profiles.write(
+            kind,
+            heap,
+            self.reported_interval(),
+            &self.identity,
+            scratch,
+        )
     }
 
     /// In jemalloc's words: what the caches and the central lists hold lies in pages that are in
     /// use, what the page heap holds is free pages.
-    pub(crate) fn totals(&self) -> Result<Totals> {
+    pub(crate) fn totals(&self) -> Result<HeapUsage> {
         let heap = self.property(c"generic.heap_size")?;
         let free = self.property(c"tcmalloc.pageheap_free_bytes")?;
         let unmapped = self.property(c"tcmalloc.pageheap_unmapped_bytes")?;
         let physical = self.extension.get(c"generic.total_physical_bytes");
         let resident = heap.saturating_sub(unmapped);
         let metadata = physical.map_or(0, |all| all.saturating_sub(resident));
-        Ok(Totals::Divided(Figures {
+        Ok(HeapUsage::Detailed(HeapTotals {
             allocated: self.property(c"generic.current_allocated_bytes")?,
             active: resident.saturating_sub(free),
             metadata,
@@ -245,12 +255,12 @@ impl Tcmalloc {
     pub(crate) fn report(&self) -> Result<Printout> {
         self.extension
             .report()
-            .ok_or_else(|| self.lacks(extension::STATS))
+            .ok_or_else(|| self.missing_symbol_error(extension::STATS))
     }
 
     pub(crate) fn purge(&self) -> Result<()> {
         let released = self.extension.release();
-        released.ok_or_else(|| self.lacks(extension::RELEASE))
+        released.ok_or_else(|| self.missing_symbol_error(extension::RELEASE))
     }
 
     pub(crate) fn missing(&self) -> &[&'static str] {
@@ -259,7 +269,7 @@ impl Tcmalloc {
 }
 
 impl Tcmalloc {
-    fn lacks(&self, name: &CStr) -> Error {
+    fn missing_symbol_error(&self, name: &CStr) -> Error {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);
         Error::new(ErrorKind::Unsupported, message)

@@ -1,17 +1,17 @@
 //! What concerns one allocator.
 
-use memprof_messages::{Finding, Kind, Severity};
+use memprof_messages::{AllocatorKind, Finding, Severity};
 
-use super::{Examined, Facts, Seen, finding, malloc_conf, refusal};
-use crate::allocators::refusal::CONF;
+use super::{AllocatorFacts, Facts, JemallocFacts, finding, malloc_conf, refusal};
 use crate::allocators::tcmalloc;
+use crate::allocators::unprofilable::CONF;
 
 /// Fewer samples than these of the live heap make a poor profile.
 const FEW_SAMPLES: u64 = 100;
 /// Finer than one sample for 4 KiB, sampling itself shows in the host's latency.
 const FINE_LG_SAMPLE: u64 = 12;
 
-pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
+pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Finding>) {
     let name = &allocator.name;
     if !allocator.missing.is_empty() {
         findings.push(finding(
@@ -23,7 +23,7 @@ pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
     }
     // Of a jemalloc that was started without, its own findings tell.
     if let Some(why) = &allocator.in_place
-        && allocator.kind != Kind::Jemalloc
+        && allocator.kind != AllocatorKind::Jemalloc
     {
         findings.push(finding(
             "sampled_by_memprof",
@@ -36,7 +36,7 @@ pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
         ));
     }
     let (finest, catch) = match allocator.kind {
-        Kind::Tcmalloc => (
+        AllocatorKind::Tcmalloc => (
             tcmalloc::FINE_INTERVAL,
             "which gives each sampled object a page of its own",
         ),
@@ -55,7 +55,7 @@ pub(super) fn one_allocator(allocator: &Seen, findings: &mut Vec<Finding>) {
     }
 }
 
-pub(super) fn one_jemalloc(jemalloc: &Examined, facts: &Facts, findings: &mut Vec<Finding>) {
+pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let version = &jemalloc.version;
     // With several, one that profiles is enough.
@@ -122,10 +122,10 @@ pub(super) fn one_jemalloc(jemalloc: &Examined, facts: &Facts, findings: &mut Ve
 }
 
 /// What was asked of it and is not in force.
-fn options(jemalloc: &Examined, findings: &mut Vec<Finding>) {
+fn options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     let version = &jemalloc.version;
     for source in &jemalloc.sources {
-        for fault in malloc_conf::faults(source) {
+        for fault in malloc_conf::ignored_options(source) {
             findings.push(finding(
                 "ignored_option",
                 Severity::Warning,
@@ -139,7 +139,7 @@ fn options(jemalloc: &Examined, findings: &mut Vec<Finding>) {
         && harder.name.ends_with("_2_conf_harder")
         && let Some(environment) = before.last().filter(|each| each.is_environment())
     {
-        let overruled = malloc_conf::overruled(environment, harder);
+        let overruled = malloc_conf::overridden_options(environment, harder);
         findings.extend(overruled.into_iter().map(|fault| {
             finding(
                 "ignored_option",
@@ -159,7 +159,7 @@ fn options(jemalloc: &Examined, findings: &mut Vec<Finding>) {
     }
 }
 
-fn sampling(jemalloc: &Examined, findings: &mut Vec<Finding>) {
+fn sampling(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {
         return;

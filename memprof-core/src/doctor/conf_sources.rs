@@ -6,17 +6,17 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::malloc_conf::{Source, unknown_keys};
+use super::malloc_conf::{ConfSource, unknown_keys};
 use crate::allocators::jemalloc::Jemalloc;
-use crate::allocators::objects::LoadedObject;
-use crate::allocators::refusal::is_secure_execution;
-use crate::allocators::symbols::Symbols;
+use crate::allocators::loaded_objects::LoadedObject;
+use crate::allocators::symbols::ObjectSymbols;
+use crate::allocators::unprofilable::is_secure_execution;
 
 /// Longer than any text of options that a person writes.
 const LONGEST: usize = 4096;
 
 /// The texts that set options, the environment's last but one.
-pub(crate) fn sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<Source> {
+pub(crate) fn sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
     let Some(variable) = &jemalloc.conf_variable else {
         return Vec::new();
     };
@@ -42,7 +42,7 @@ pub(crate) fn sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<Sour
         let text = text.filter(|text| !text.is_empty())?;
         let is_option = |key: &&str| has_option(jemalloc, key);
         let newer = unknown_keys(&text).filter(is_option).map(str::to_owned);
-        Some(Source {
+        Some(ConfSource {
             newer: newer.collect(),
             name,
             text,
@@ -72,7 +72,7 @@ fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
     let Ok(name) = CString::new(format!("opt.{key}")) else {
         return false;
     };
-    jemalloc.mallctl.has(&name)
+    jemalloc.mallctl.can_read(&name)
 }
 
 /// What a variable of the program's points to. Read through /proc, because the program may have
@@ -102,10 +102,10 @@ fn variable_text(jemalloc: &Jemalloc, objects: &[LoadedObject], symbol: &str) ->
 fn variable_address(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
     let mallctl = jemalloc.mallctl.address();
     let object = objects.iter().find(|object| object.contains(mallctl))?;
-    let exported = Symbols::exported_variable(objects, name);
+    let exported = ObjectSymbols::exported_variable(objects, name);
     exported.or_else(|| {
         let wanted = |known: &[u8]| known == name.to_bytes();
-        let symbols = Symbols::in_file(object, &[name.to_bytes()], wanted);
+        let symbols = ObjectSymbols::in_file(object, &[name.to_bytes()], wanted);
         symbols.ok()??.variable(name)
     })
 }

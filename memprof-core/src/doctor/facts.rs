@@ -2,18 +2,18 @@
 
 use std::path::PathBuf;
 
-use super::malloc_conf::Source;
-use crate::allocators::refusal::WhyNot;
-use memprof_messages::Kind;
+use super::malloc_conf::ConfSource;
+use crate::allocators::unprofilable::Unprofilable;
+use memprof_messages::AllocatorKind;
 
 /// What of the process the rules look at.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// Why profiling cannot be on.
-    pub unavailable: Option<WhyNot>,
+    pub unavailable: Option<Unprofilable>,
     /// All of them, jemallocs too.
-    pub allocators: Vec<Seen>,
-    pub jemallocs: Vec<Examined>,
+    pub allocators: Vec<AllocatorFacts>,
+    pub jemallocs: Vec<JemallocFacts>,
     /// The file whose `malloc` serves the process, where that is none of the allocators.
     pub unknown_malloc: Option<PathBuf>,
     /// The program's file, where it contains a jemalloc that cannot be driven.
@@ -31,13 +31,13 @@ pub(crate) struct Facts {
     /// A seccomp filter decides which system calls it may make.
     pub is_filtered: bool,
     /// The language runtimes that keep objects where no allocator is asked.
-    pub own_heaps: Vec<OwnHeap>,
-    pub dump_dir: DumpDir,
+    pub own_heaps: Vec<RuntimeHeap>,
+    pub dump_dir: DumpDirFacts,
 }
 
 /// A language runtime, or library, whose objects do not come from malloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OwnHeap {
+pub(crate) enum RuntimeHeap {
     /// pymalloc.
     Python,
     /// The Zend memory manager.
@@ -55,12 +55,12 @@ pub(crate) enum OwnHeap {
 
 /// Any allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct AllocatorFacts {
     /// `tcmalloc 2.10`.
     pub name: String,
-    pub kind: Kind,
+    pub kind: AllocatorKind,
     /// Why memprof samples in its place.
-    pub in_place: Option<WhyNot>,
+    pub in_place: Option<Unprofilable>,
     /// Symbols that it should have.
     pub missing: Vec<&'static str>,
     pub sample_interval: Option<u64>,
@@ -68,13 +68,13 @@ pub(crate) struct Seen {
 
 /// A jemalloc and its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Examined {
+pub(crate) struct JemallocFacts {
     pub version: String,
     pub conf_variable: Option<String>,
     /// What the program sets in a variable of its own that this jemalloc cannot see.
     pub hidden_conf: Option<String>,
     /// Why it cannot be profiled by itself.
-    pub why_not: Option<WhyNot>,
+    pub why_not: Option<Unprofilable>,
     pub config_stats: bool,
     pub opt_prof: bool,
     pub lg_sample: Option<u64>,
@@ -84,7 +84,7 @@ pub(crate) struct Examined {
     /// Everybody may write to the directory of `prefix`.
     pub prefix_is_shared: bool,
     /// Where its options come from, in the order in which it reads them.
-    pub sources: Vec<Source>,
+    pub sources: Vec<ConfSource>,
     /// A file that it would read if it were a symbolic link.
     pub unlinked_conf: Option<String>,
     /// It dumps by itself: `prof_final`, `prof_gdump` or `lg_prof_interval`.
@@ -93,7 +93,7 @@ pub(crate) struct Examined {
 
 /// The dump directory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DumpDir {
+pub(crate) struct DumpDirFacts {
     pub path: PathBuf,
     /// Why dumps cannot be kept there, with the remedy.
     pub unusable: Option<(String, String)>,

@@ -14,15 +14,15 @@ use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
 use super::conf_sources::{link, sources};
-use super::malloc_conf::Source;
-use super::own_heap::{Signs, own_heaps};
-use super::{DumpDir, Examined, Facts, Seen};
+use super::malloc_conf::ConfSource;
+use super::runtime_heap::{RuntimeSigns, own_heaps};
+use super::{AllocatorFacts, DumpDirFacts, Facts, JemallocFacts};
 use crate::allocators::jemalloc::Jemalloc;
-use crate::allocators::objects::{self, EXECUTABLE, LoadedObject};
-use crate::allocators::refusal::malloc_variables;
+use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 use crate::allocators::symbols::real_path;
+use crate::allocators::unprofilable::malloc_variables;
 use crate::dumps::store::Store;
-use crate::sampler::Driven;
+use crate::sampler::Backend;
 use crate::system::seccomp;
 
 const NFS: i64 = 0x6969;
@@ -30,12 +30,12 @@ const FUSE: i64 = 0x6573_5546;
 
 /// Reads the facts. `allocated` gives an allocator's live bytes, where it tells.
 pub(crate) fn gather(
-    backends: &[Arc<Driven>],
+    backends: &[Arc<Backend>],
     unknown_malloc: Option<PathBuf>,
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {
-    let objects = objects::loaded();
+    let objects = loaded_objects::loaded();
     let jemallocs: Vec<_> = backends
         .iter()
         .filter_map(|each| each.allocator.jemalloc())
@@ -47,10 +47,13 @@ pub(crate) fn gather(
             .into_iter()
             .map(|each| {
                 let (hidden, sources) = (hidden_conf(each, &objects), sources(each, &objects));
-                Examined::of(each, allocated(each), hidden, sources)
+                JemallocFacts::of(each, allocated(each), hidden, sources)
             })
             .collect(),
-        allocators: backends.iter().map(|each| Seen::of(each)).collect(),
+        allocators: backends
+            .iter()
+            .map(|each| AllocatorFacts::of(each))
+            .collect(),
         unknown_malloc,
         environment: malloc_variables(),
         lock_free_unwinding: memprof_own::libc_symbol(c"_dl_find_object").is_some(),
@@ -58,35 +61,35 @@ pub(crate) fn gather(
         interposer: interposer(&objects),
         given_up_walks: Vec::new(),
         is_filtered: seccomp::filters().is_some(),
-        own_heaps: own_heaps(&Signs {
+        own_heaps: own_heaps(&RuntimeSigns {
             is_exported: &|name| lookup(name) != 0,
             files: &file_names(&objects),
             variable: &|name| std::env::var(name).ok(),
             arguments: &arguments(),
         }),
-        dump_dir: look_at(store),
+        dump_dir: inspect_dump_dir(store),
     }
 }
 
-impl Seen {
-    pub(crate) fn of(backend: &Driven) -> Self {
+impl AllocatorFacts {
+    pub(crate) fn of(backend: &Backend) -> Self {
         let identity = backend.identity();
         Self {
             name: identity.to_string(),
             kind: identity.kind,
-            in_place: backend.why_in_place(),
+            in_place: backend.fallback_reason(),
             missing: backend.allocator.missing().to_vec(),
             sample_interval: backend.sample_interval(),
         }
     }
 }
 
-impl Examined {
+impl JemallocFacts {
     pub(crate) fn of(
         jemalloc: &Jemalloc,
         allocated: Option<u64>,
         hidden_conf: Option<String>,
-        sources: Vec<Source>,
+        sources: Vec<ConfSource>,
     ) -> Self {
         let mallctl = &jemalloc.mallctl;
         let on = |name| mallctl.read_bool(name).unwrap_or(false);
@@ -190,12 +193,12 @@ fn hidden_conf(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> 
     is_hidden.then_some(symbol)
 }
 
-fn look_at(store: &Store) -> DumpDir {
-    let mut dir = DumpDir {
+fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
+    let mut dir = DumpDirFacts {
         path: store.directory().to_owned(),
-        ..DumpDir::default()
+        ..DumpDirFacts::default()
     };
-    match store.try_out() {
+    match store.probe() {
         Err(error) => dir.unusable = Some((error.to_string(), error.remedy)),
         Ok(directory) => {
             let room = rustix::fs::fstatvfs(&directory);

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 /// One place that options come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct ConfSource {
     /// `MALLOC_CONF`, `/etc/malloc.conf`, `the program's malloc_conf`.
     pub name: String,
     /// `prof:true,lg_prof_sample:12`.
@@ -17,7 +17,7 @@ pub(crate) struct Source {
 
 /// What an option may be set to.
 #[derive(Debug)]
-enum Values {
+enum OptionType {
     Switch,
     Number(RangeInclusive<i128>),
     Word(&'static [&'static str]),
@@ -25,15 +25,15 @@ enum Values {
     Text,
 }
 
-use Values::{Number, Switch, Text, Word};
+use OptionType::{Number, Switch, Text, Word};
 
 /// Any number. jemalloc clips most to what is possible, which is not to leave them out.
-const ANY: Values = Number(0..=u64::MAX as i128);
+const ANY: OptionType = Number(0..=u64::MAX as i128);
 /// The same, or -1 for never.
-const OR_NEVER: Values = Number(-1..=i64::MAX as i128);
+const OR_NEVER: OptionType = Number(-1..=i64::MAX as i128);
 
 /// The options of jemalloc 5.2 to 5.3.1.
-const OPTIONS: &[(&str, Values)] = &[
+const OPTIONS: &[(&str, OptionType)] = &[
     ("abort", Switch),
     ("abort_conf", Switch),
     ("background_thread", Switch),
@@ -130,7 +130,7 @@ const OPTIONS: &[(&str, Values)] = &[
 ];
 
 /// What jemalloc leaves out of a source, each with the reason.
-pub(super) fn faults(source: &Source) -> Vec<String> {
+pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
     let mut faults = Vec::new();
     let mut seen: Vec<(&str, &str)> = Vec::new();
     let mut rest = source.text.as_str();
@@ -166,14 +166,14 @@ pub(super) fn faults(source: &Source) -> Vec<String> {
     faults
 }
 
-impl Source {
+impl ConfSource {
     pub(super) fn is_environment(&self) -> bool {
         self.name.ends_with("MALLOC_CONF")
     }
 }
 
 /// What `source` asks for that a `later` one sets otherwise.
-pub(super) fn overruled(source: &Source, later: &Source) -> Vec<String> {
+pub(super) fn overridden_options(source: &ConfSource, later: &ConfSource) -> Vec<String> {
     let last = |text: &str, key: &str| {
         let mut pairs = text.rsplit(',').filter_map(|pair| pair.split_once(':'));
         pairs
@@ -229,7 +229,7 @@ fn unknown(key: &str) -> String {
     }
 }
 
-impl Values {
+impl OptionType {
     fn allow(&self, value: &str) -> bool {
         match self {
             Switch => ["true", "false"].contains(&value),
@@ -241,7 +241,7 @@ impl Values {
     }
 }
 
-impl std::fmt::Display for Values {
+impl std::fmt::Display for OptionType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Switch => f.write_str("true or false"),
@@ -279,12 +279,12 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expected: &[&str]) {
-        let source = Source {
+        let source = ConfSource {
             text: text.to_owned(),
             newer: vec!["newer_option".to_owned()],
-            ..Source::default()
+            ..ConfSource::default()
         };
-        assert_eq!(faults(&source), expected, "{text}");
+        assert_eq!(ignored_options(&source), expected, "{text}");
     }
 
     #[test]
@@ -412,12 +412,12 @@ mod tests {
             "prof:true;prof_active:false",
             "é:1",
         ] {
-            let source = Source {
+            let source = ConfSource {
                 text: text.to_owned(),
-                ..Source::default()
+                ..ConfSource::default()
             };
             let is_told = |fault: &String| !fault.ends_with(" counts");
-            let found = faults(&source);
+            let found = ignored_options(&source);
             assert_eq!(
                 complains(text),
                 found.iter().any(is_told),

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::{Facts, finding, refusal};
-use crate::allocators::objects::EXECUTABLE;
-use crate::allocators::refusal::WhyNot;
-use memprof_messages::{Finding, Kind, Severity};
+use crate::allocators::loaded_objects::EXECUTABLE;
+use crate::allocators::unprofilable::Unprofilable;
+use memprof_messages::{AllocatorKind, Finding, Severity};
 
 pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
@@ -13,14 +13,17 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(refusal(why, Error));
     } else if let Some(path) = &facts.undrivable_jemalloc {
         // What else can profile does not show what the program allocates.
-        findings.push(refusal(&WhyNot::Undrivable(path.clone()), Warning));
+        findings.push(refusal(
+            &Unprofilable::StrippedJemalloc(path.clone()),
+            Warning,
+        ));
     }
     unread_variables(facts, findings);
     // The C library's own is there beside each of them.
     let serving = facts
         .allocators
         .iter()
-        .filter(|each| each.kind != Kind::Glibc);
+        .filter(|each| each.kind != AllocatorKind::Glibc);
     let serving: Vec<&str> = serving.map(|each| each.name.as_str()).collect();
     if serving.len() > 1 {
         findings.push(finding(
@@ -39,7 +42,7 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     let is_told =
         |path: &PathBuf| facts.undrivable_jemalloc.is_some() && path == Path::new(EXECUTABLE);
     if let Some(path) = facts.unknown_malloc.as_ref().filter(|path| !is_told(path)) {
-        let unknown = WhyNot::UnknownMalloc(path.clone());
+        let unknown = Unprofilable::UnknownMalloc(path.clone());
         if facts.unavailable.as_ref() != Some(&unknown) {
             findings.push(refusal(&unknown, Warning));
         }

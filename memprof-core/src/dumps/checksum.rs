@@ -16,7 +16,7 @@ fn line(sum: u32) -> String {
 }
 
 /// A dump as it is copied: a profile, and text that has the checksum of all of it.
-pub(crate) struct Sealed<R> {
+pub(crate) struct ChecksummedDump<R> {
     profile: R,
     sum: Hasher,
     before: String,
@@ -25,7 +25,7 @@ pub(crate) struct Sealed<R> {
     tail: Option<Cursor<String>>,
 }
 
-impl<R: Read> Sealed<R> {
+impl<R: Read> ChecksummedDump<R> {
     /// `profile`, and a tail with the line of the checksum between its two parts.
     pub(crate) fn new(profile: R, [before, after]: [String; 2]) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl<R: Read> Sealed<R> {
     }
 }
 
-impl<R: Read> Read for Sealed<R> {
+impl<R: Read> Read for ChecksummedDump<R> {
     fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         if self.tail.is_none() {
             let read = self.profile.read(out)?;
@@ -77,7 +77,8 @@ mod tests {
     #[test]
     fn the_sum_is_of_all_but_its_line() {
         let check = |profile: &str, before: &str, after: &str| {
-            let mut sealed = Sealed::new(profile.as_bytes(), [before, after].map(str::to_owned));
+            let mut sealed =
+                ChecksummedDump::new(profile.as_bytes(), [before, after].map(str::to_owned));
             let length = profile.len() as u64 + sealed.tail_len();
             let mut text = String::new();
             sealed.read_to_string(&mut text).unwrap();

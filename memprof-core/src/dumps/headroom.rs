@@ -26,12 +26,12 @@ const MEMORY_NEEDED: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Headroom {
     bytes: u64,
-    of: Limit,
+    of: HeadroomLimit,
 }
 
 /// Whose limit it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Limit {
+enum HeadroomLimit {
     /// The memory cgroup of that path.
     Cgroup(String),
     Machine,
@@ -39,18 +39,18 @@ enum Limit {
 
 impl fmt::Display for Headroom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = Size(self.bytes);
+        let bytes = Mebibytes(self.bytes);
         match &self.of {
-            Limit::Cgroup(path) => write!(f, "the memory cgroup {path} has {bytes} left"),
-            Limit::Machine => write!(f, "the machine has {bytes} left"),
+            HeadroomLimit::Cgroup(path) => write!(f, "the memory cgroup {path} has {bytes} left"),
+            HeadroomLimit::Machine => write!(f, "the machine has {bytes} left"),
         }
     }
 }
 
 /// Bytes, as MiB.
-struct Size(u64);
+struct Mebibytes(u64);
 
-impl fmt::Display for Size {
+impl fmt::Display for Mebibytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
     }
@@ -61,27 +61,27 @@ impl fmt::Display for Size {
 /// # Errors
 /// `Memory`: whose limit it is, and what is left.
 pub(crate) fn require(bytes: u64) -> Result<()> {
-    judge(least(), bytes)
+    require_in(nearest_limit(), bytes)
 }
 
 /// Why a dump that runs and may take `rest` bytes more must be given up, if it must.
-pub(crate) fn is_short(rest: u64) -> Option<Error> {
-    give_up(least(), rest)
+pub(crate) fn shortage(rest: u64) -> Option<Error> {
+    shortage_error(nearest_limit(), rest)
 }
 
-fn give_up(least: Option<Headroom>, rest: u64) -> Option<Error> {
+fn shortage_error(least: Option<Headroom>, rest: u64) -> Option<Error> {
     let least = least.filter(|least| least.bytes < rest.min(AHEAD) + FLOOR)?;
     Some(refusal(format!(
         "the dump was given up, because {least} of the memory that this process may have"
     )))
 }
 
-fn judge(least: Option<Headroom>, bytes: u64) -> Result<()> {
+fn require_in(least: Option<Headroom>, bytes: u64) -> Result<()> {
     match least {
         Some(least) if least.bytes < bytes.saturating_add(RESERVE) => Err(refusal(format!(
             "a dump may take {} of memory now, beside the {} that it must leave, and {least}",
-            Size(bytes),
-            Size(RESERVE)
+            Mebibytes(bytes),
+            Mebibytes(RESERVE)
         ))),
         Some(_) | None => Ok(()),
     }
@@ -95,17 +95,17 @@ fn refusal(message: String) -> Error {
 }
 
 /// The nearest limit; none where nothing can be read.
-fn least() -> Option<Headroom> {
-    let cgroup = cgroup::headroom_of_this_process().map(|(path, bytes)| Headroom {
+fn nearest_limit() -> Option<Headroom> {
+    let cgroup = cgroup::current_headroom().map(|(path, bytes)| Headroom {
         bytes,
-        of: Limit::Cgroup(path),
+        of: HeadroomLimit::Cgroup(path),
     });
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
     let machine = meminfo
         .and_then(|text| available(&text))
         .map(|bytes| Headroom {
             bytes,
-            of: Limit::Machine,
+            of: HeadroomLimit::Machine,
         });
     cgroup
         .into_iter()
@@ -157,9 +157,9 @@ mod tests {
         let check = |left: Option<u64>, bytes, expected: Option<&str>| {
             let least = left.map(|bytes| Headroom {
                 bytes,
-                of: Limit::Cgroup("/web".to_owned()),
+                of: HeadroomLimit::Cgroup("/web".to_owned()),
             });
-            let refused = judge(least, bytes).err();
+            let refused = require_in(least, bytes).err();
             assert_eq!(
                 refused.as_ref().and_then(Error::os_error),
                 expected.map(|_| Errno::NOMEM)
@@ -179,9 +179,9 @@ mod tests {
         let check = |left_mib: u64, rest_mib: u64, expected: bool| {
             let least = Headroom {
                 bytes: left_mib << 20,
-                of: Limit::Machine,
+                of: HeadroomLimit::Machine,
             };
-            let given_up = give_up(Some(least), rest_mib << 20);
+            let given_up = shortage_error(Some(least), rest_mib << 20);
             let is_named = |error: &Error| error.message.contains("the machine has");
             assert_eq!(
                 given_up.as_ref().is_some_and(is_named),
@@ -197,7 +197,7 @@ mod tests {
         check(1, 0, true);
         check(14, 500, false);
         check(13, 500, true);
-        assert_eq!(give_up(None, 1 << 40), None);
+        assert_eq!(shortage_error(None, 1 << 40), None);
     }
 
     #[test]
@@ -207,7 +207,7 @@ mod tests {
             Some(1234 * 1024)
         );
         assert_eq!(available("MemTotal:  9 kB\n"), None);
-        let least = least().unwrap();
+        let least = nearest_limit().unwrap();
         assert!(least.bytes > RESERVE, "{least}");
     }
 }

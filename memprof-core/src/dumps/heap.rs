@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 /// What a profile says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Summary {
+pub(crate) struct ProfileSummary {
     /// Mean bytes between samples; 0 where it is not sampled.
     pub sample_interval: u64,
     /// The number of `@` lines.
@@ -20,12 +20,12 @@ pub(crate) struct Summary {
     /// False where jemalloc could not read its mappings, or was cut off after a line.
     pub has_mappings: bool,
     /// What memprof's sampler took, where it is of that.
-    pub ours: Option<Taken>,
+    pub ours: Option<SamplerSummary>,
 }
 
 /// The samples of memprof's sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct SamplerSummary {
     /// Those that were freed too.
     pub samples: u64,
     /// Of these, not remembered: its tables were full.
@@ -63,10 +63,10 @@ pub(crate) fn unsampled(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
 ///
 /// # Errors
 /// `InvalidData` that quotes the first line that is not as it should be; or the reader's error.
-pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<Summary> {
+pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     let mut line = Vec::new();
     let mut number = 0;
-    let mut summary = Summary::default();
+    let mut summary = ProfileSummary::default();
     let mut next = |line: &mut Vec<u8>| -> io::Result<usize> {
         line.clear();
         number += 1;
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn whole_profiles() {
-        let expected = Summary {
+        let expected = ProfileSummary {
             sample_interval: 524_288,
             stacks: 2,
             estimated_inuse_bytes: 3_523_085,
@@ -161,7 +161,7 @@ mod tests {
             ours: None,
         };
         let check = |text: &str, has_mappings| {
-            let expected = Summary {
+            let expected = ProfileSummary {
                 has_mappings,
                 ..expected
             };

@@ -44,7 +44,7 @@ pub(crate) fn sweep(directory: &OwnedFd) -> Result<(), Errno> {
         let Ok(name) = entry.file_name().to_str() else {
             continue;
         };
-        if is_ours(name) && is_left_over(directory, name) {
+        if is_temporary_dump(name) && is_abandoned(directory, name) {
             match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
                 Ok(()) => log::info!("removed {name}, which a killed process had left"),
                 Err(errno) => log::warn!("failed to remove {name}: {errno}"),
@@ -54,14 +54,14 @@ pub(crate) fn sweep(directory: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-fn is_ours(name: &str) -> bool {
+fn is_temporary_dump(name: &str) -> bool {
     let Some((id, _extension)) = name.strip_prefix('.').and_then(|id| id.rsplit_once('.')) else {
         return false;
     };
     DumpName::parse(id).is_some()
 }
 
-fn is_left_over(directory: &OwnedFd, name: &str) -> bool {
+fn is_abandoned(directory: &OwnedFd, name: &str) -> bool {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())
         .and_then(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))

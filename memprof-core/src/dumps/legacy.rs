@@ -9,7 +9,7 @@
 
 use std::io;
 
-use crate::dumps::heap::{Summary, unsampled};
+use crate::dumps::heap::{ProfileSummary, unsampled};
 
 const HEAP_V2: &str = "heap_v2/";
 const GROWTH: &str = "growth";
@@ -20,7 +20,7 @@ const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 ///
 /// # Errors
 /// `InvalidData` that quotes the first line that is not as it should be.
-pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<Summary> {
+pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n');
     let header = lines.next().unwrap_or_default();
     let (total, told) = parse_header(header)
@@ -30,12 +30,12 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<Summary> {
         Some(told) => told,
         None => 0,
     };
-    let mut summary = Summary {
+    let mut summary = ProfileSummary {
         sample_interval: interval,
         profile_len: header.len() as u64,
-        ..Summary::default()
+        ..ProfileSummary::default()
     };
-    let mut sum = Counts::default();
+    let mut sum = LegacyCounts::default();
     for line in lines {
         if line == b"\n" || line.starts_with(MAPPED_LIBRARIES.as_bytes()) {
             summary.has_mappings = true;
@@ -60,7 +60,7 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<Summary> {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
+struct LegacyCounts {
     objects: u64,
     bytes: u64,
 }
@@ -72,7 +72,7 @@ fn damaged(expected: &str, found: &[u8]) -> io::Error {
 }
 
 /// The totals, and the sample interval, which growth has none of.
-fn parse_header(line: &[u8]) -> Option<(Counts, Option<u64>)> {
+fn parse_header(line: &[u8]) -> Option<(LegacyCounts, Option<u64>)> {
     let (counts, kind) = parse_counts(text(line)?.strip_prefix("heap profile:")?)?;
     if kind == GROWTH {
         return Some((counts, None));
@@ -80,7 +80,7 @@ fn parse_header(line: &[u8]) -> Option<(Counts, Option<u64>)> {
     Some((counts, Some(kind.strip_prefix(HEAP_V2)?.parse().ok()?)))
 }
 
-fn parse_stack(line: &[u8]) -> Option<Counts> {
+fn parse_stack(line: &[u8]) -> Option<LegacyCounts> {
     let (counts, stack) = parse_counts(text(line)?)?;
     let mut frames = stack.split_ascii_whitespace();
     frames
@@ -89,11 +89,11 @@ fn parse_stack(line: &[u8]) -> Option<Counts> {
 }
 
 /// `objects: bytes [objects: bytes] @` and what follows.
-fn parse_counts(text: &str) -> Option<(Counts, &str)> {
+fn parse_counts(text: &str) -> Option<(LegacyCounts, &str)> {
     let (counts, rest) = text.split_once('@')?;
     let (live, _allocated) = counts.split_once('[')?;
     let (objects, bytes) = live.split_once(':')?;
-    let counts = Counts {
+    let counts = LegacyCounts {
         objects: objects.trim().parse().ok()?,
         bytes: bytes.trim().parse().ok()?,
     };
@@ -119,7 +119,7 @@ mod tests {
     fn whole_profiles() {
         let check = |text: &str, interval, stacks, estimated_inuse_bytes| {
             for (tail, has_mappings) in [("", false), ("\nMAPPED_LIBRARIES:\n55-56\n", true)] {
-                let expected = Summary {
+                let expected = ProfileSummary {
                     sample_interval: interval,
                     stacks,
                     estimated_inuse_bytes,

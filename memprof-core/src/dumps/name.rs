@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use memprof_messages::{ProfileKind, TriggerWord};
+use memprof_messages::{ProfileKind, TriggerKind};
 
 /// What the names of all but heap profiles end in.
 const KINDS: [(&str, ProfileKind); 2] = [
@@ -23,16 +23,16 @@ pub(crate) struct DumpName {
     /// Tells apart what the rest does not, as after a restart in a container where every pid is 1.
     pub random: u32,
     /// Why it was taken, and the resident memory then.
-    pub cause: Option<Cause>,
+    pub cause: Option<DumpCause>,
     /// What it tells.
     pub kind: ProfileKind,
 }
 
 /// Why a dump was taken, as its name tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cause {
+pub(crate) struct DumpCause {
     /// The word of a [`Trigger`](crate::Trigger).
-    pub trigger: TriggerWord,
+    pub trigger: TriggerKind,
     /// Resident memory in KiB, as the kernel counts it.
     pub rss_kib: u64,
 }
@@ -46,7 +46,7 @@ impl DumpName {
         let mut part = || parts.next();
         let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
         let cause = match part() {
-            Some(trigger) => Some(Cause {
+            Some(trigger) => Some(DumpCause {
                 trigger: trigger.parse().ok()?,
                 rss_kib: part()?.strip_suffix("kib")?.parse().ok()?,
             }),
@@ -79,7 +79,7 @@ impl std::fmt::Display for DumpName {
             .to_string()
             .replace(['-', ':'], "");
         write!(f, "{stamp}.{pid}.{sequence}.{random:08x}")?;
-        if let Some(Cause { trigger, rss_kib }) = cause {
+        if let Some(DumpCause { trigger, rss_kib }) = cause {
             write!(f, ".{trigger}.{rss_kib}kib")?;
         }
         let end = KINDS.iter().find(|(_, known)| known == kind);
@@ -115,8 +115,8 @@ mod tests {
         assert_eq!(name.to_string(), "20261121T111244Z.42.7.0000beef");
         assert_eq!(DumpName::parse(&name.to_string()), Some(name.clone()));
         let name = DumpName {
-            cause: Some(Cause {
-                trigger: TriggerWord::RssAbove,
+            cause: Some(DumpCause {
+                trigger: TriggerKind::RssAbove,
                 rss_kib: 3_355_443,
             }),
             ..name

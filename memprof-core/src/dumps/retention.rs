@@ -6,7 +6,7 @@ use crate::dumps::name::DumpName;
 
 /// How many dumps to keep. The oldest go first, before a new one is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
+pub struct RetentionPolicy {
     /// At most so many dumps, at least 1.
     pub count: usize,
     /// At most so many bytes in all.
@@ -17,7 +17,7 @@ pub struct Keep {
     pub first: usize,
 }
 
-impl Default for Keep {
+impl Default for RetentionPolicy {
     fn default() -> Self {
         Self {
             count: 32,
@@ -30,29 +30,29 @@ impl Default for Keep {
 
 /// A dump that lies in the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct DumpFile {
     pub(crate) name: DumpName,
     pub(crate) bytes: u64,
 }
 
 /// The dump to make room for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Newcomer<'a> {
+pub(crate) struct NewDump<'a> {
     pub(crate) name: &'a DumpName,
     pub(crate) bytes: u64,
     /// When its process started: a pid may have been another process's before.
     pub(crate) started: SystemTime,
 }
 
-impl Newcomer<'_> {
-    fn is_of_the_same_process(&self, entry: &Entry) -> bool {
+impl NewDump<'_> {
+    fn is_of_the_same_process(&self, entry: &DumpFile) -> bool {
         // Names tell the time to the second.
         let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
         let started = UNIX_EPOCH + Duration::from_secs(started.as_secs());
         entry.name.pid == self.name.pid && entry.name.taken >= started
     }
 
-    fn is_older_than(&self, age: Duration, entry: &Entry) -> bool {
+    fn is_older_than(&self, age: Duration, entry: &DumpFile) -> bool {
         // A dump from the future, after the clock was set back, is young.
         let elapsed = self.name.taken.duration_since(entry.name.taken);
         elapsed.is_ok_and(|elapsed| elapsed > age)
@@ -61,11 +61,11 @@ impl Newcomer<'_> {
 
 /// The entries that have to go, oldest first; `entries` are newest first. Count and bytes hold
 /// for all; age spares the first dumps of this process and the last one of the process before.
-pub(crate) fn superfluous<'a>(
-    entries: &'a [Entry],
-    newcomer: &Newcomer<'_>,
-    keep: &Keep,
-) -> Vec<&'a Entry> {
+pub(crate) fn select_expired<'a>(
+    entries: &'a [DumpFile],
+    newcomer: &NewDump<'_>,
+    keep: &RetentionPolicy,
+) -> Vec<&'a DumpFile> {
     let own = |at: &usize| newcomer.is_of_the_same_process(&entries[*at]);
     let firsts = (0..entries.len()).rev().filter(own).take(keep.first);
     let previous = (0..entries.len()).find(|at| !own(at));
@@ -117,44 +117,44 @@ mod tests {
 
     /// Dumps of 1 MiB on the given days; a process of pid 7 that started on day 5 takes another
     /// one on day 10. Tells the days whose dumps go.
-    fn check(dumps: &[(u64, u32)], keep: Keep, expected: &[u64]) {
+    fn check(dumps: &[(u64, u32)], keep: RetentionPolicy, expected: &[u64]) {
         let entries: Vec<_> = dumps
             .iter()
-            .map(|(day, pid)| Entry {
+            .map(|(day, pid)| DumpFile {
                 name: name(*day, *pid),
                 bytes: MIB,
             })
             .collect();
-        let newcomer = Newcomer {
+        let newcomer = NewDump {
             name: &name(10, OWN),
             bytes: MIB,
             started: name(5, OWN).taken + Duration::from_millis(1),
         };
-        let days: Vec<_> = superfluous(&entries, &newcomer, &keep)
+        let days: Vec<_> = select_expired(&entries, &newcomer, &keep)
             .iter()
             .map(|entry| u64::from(entry.name.sequence))
             .collect();
         assert_eq!(days, expected, "{dumps:?} {keep:?}");
     }
 
-    fn count(count: usize) -> Keep {
-        Keep {
+    fn count(count: usize) -> RetentionPolicy {
+        RetentionPolicy {
             count,
-            ..Keep::default()
+            ..RetentionPolicy::default()
         }
     }
 
-    fn bytes(mib: u64) -> Keep {
-        Keep {
+    fn bytes(mib: u64) -> RetentionPolicy {
+        RetentionPolicy {
             bytes: mib * MIB,
-            ..Keep::default()
+            ..RetentionPolicy::default()
         }
     }
 
-    fn days(days: u64) -> Keep {
-        Keep {
+    fn days(days: u64) -> RetentionPolicy {
+        RetentionPolicy {
             age: Some(Duration::from_secs(days * DAY)),
-            ..Keep::default()
+            ..RetentionPolicy::default()
         }
     }
 
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn the_oldest_go_first() {
         check(&[], count(1), &[]);
-        check(&OWN_FIVE, Keep::default(), &[]);
+        check(&OWN_FIVE, RetentionPolicy::default(), &[]);
         check(&OWN_FIVE, count(4), &[5, 6]);
         check(&OWN_FIVE, count(1), &[5, 6, 7, 8, 9]);
         check(&OWN_FIVE, bytes(3), &[5, 6, 7]);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_first_of_this_process_go_last() {
-        let first = |first, keep| Keep { first, ..keep };
+        let first = |first, keep| RetentionPolicy { first, ..keep };
         check(&OWN_FIVE, first(1, count(3)), &[6, 7, 8]);
         check(&OWN_FIVE, first(2, count(3)), &[7, 8, 9]);
         check(&OWN_FIVE, first(1, bytes(2)), &[6, 7, 8, 9]);
@@ -195,7 +195,7 @@ mod tests {
         check(&two, count(1), &[2, 3, 8, 9]);
         // The pid was another process's before this one started.
         let restarted = [(9, OWN), (8, OWN), (4, OWN), (3, OWN)];
-        let keep = Keep {
+        let keep = RetentionPolicy {
             first: 1,
             ..count(3)
         };

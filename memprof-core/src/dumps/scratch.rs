@@ -2,7 +2,7 @@
 //!
 //! jemalloc writes while it holds locks that every allocating thread needs, so the target must
 //! not block: never a disk. The memory is the host's, which may be short of it: while the
-//! allocator writes, the thread that waits for it [looks](Scratch::look) what is left, and takes
+//! allocator writes, the thread that waits for it [looks](Scratch::poll_headroom) what is left, and takes
 //! the pages back before the kernel would end the process.
 
 use std::ffi::CString;
@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use memprof_own::{Ours, above_stdio};
+use memprof_own::{GuardedFd, above_stdio};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -34,9 +34,9 @@ const PUNCHED: u64 = 2 << 20;
 /// A file in memory that an allocator writes to, under a name that only this process can use.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    file: Ours<File>,
+    file: GuardedFd<File>,
     name: Name,
-    progress: Mutex<Progress>,
+    progress: Mutex<ScratchState>,
 }
 
 #[derive(Debug)]
@@ -51,11 +51,11 @@ enum Name {
 }
 
 #[derive(Debug)]
-enum Progress {
+enum ScratchState {
     /// The allocator may be writing.
-    Written,
+    Writing,
     /// Too little memory is left: what it writes is thrown away.
-    Given(Error),
+    Abandoned(Error),
     /// It has written all of it.
     Done,
 }
@@ -82,9 +82,9 @@ impl Scratch {
 
     fn new(file: OwnedFd, name: Name) -> io::Result<Self> {
         Ok(Self {
-            file: Ours::new(file.into())?,
+            file: GuardedFd::new(file.into())?,
             name,
-            progress: Mutex::new(Progress::Written),
+            progress: Mutex::new(ScratchState::Writing),
         })
     }
 
@@ -150,15 +150,15 @@ impl Scratch {
     /// are written. If it says why not, the memory is given back, and what goes on to be written
     /// too. The allocator never sees an error, which some are built to abort at. False when there
     /// is nothing to look after any more.
-    pub(crate) fn look(&self, short: impl FnOnce(u64) -> Option<Error>) -> bool {
+    pub(crate) fn poll_headroom(&self, short: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {
-            Progress::Written => match short(self.written()) {
-                Some(error) => *progress = Progress::Given(error),
+            ScratchState::Writing => match short(self.written_bytes()) {
+                Some(error) => *progress = ScratchState::Abandoned(error),
                 None => return true,
             },
-            Progress::Given(_) => {}
-            Progress::Done => return false,
+            ScratchState::Abandoned(_) => {}
+            ScratchState::Done => return false,
         }
         let emptied = self
             .file
@@ -170,7 +170,7 @@ impl Scratch {
         true
     }
 
-    fn written(&self) -> u64 {
+    fn written_bytes(&self) -> u64 {
         let stat = self.file.get().and_then(rustix::fs::fstat);
         stat.map_or(0, |stat| stat.st_size.unsigned_abs())
     }
@@ -179,27 +179,27 @@ impl Scratch {
     ///
     /// # Errors
     /// Too little memory was left.
-    pub(crate) fn settle(&self) -> Result<()> {
+    pub(crate) fn finish_writing(&self) -> Result<()> {
         let mut progress = lock(&self.progress);
-        if let Progress::Given(error) = &*progress {
+        if let ScratchState::Abandoned(error) = &*progress {
             return Err(error.clone());
         }
-        *progress = Progress::Done;
+        *progress = ScratchState::Done;
         Ok(())
     }
 
     /// Reads the first `length` bytes, and gives back the memory of what was read: the copy of it
     /// takes as much.
     pub(crate) fn drain(&self, length: u64) -> impl Read {
-        Draining {
+        DrainingReader {
             start: self.start(length),
             punched: 0,
         }
     }
 
     /// Reads the first `length` bytes, which stay.
-    pub(crate) fn start(&self, length: u64) -> Start<'_> {
-        Start {
+    pub(crate) fn start(&self, length: u64) -> PrefixReader<'_> {
+        PrefixReader {
             file: &self.file,
             at: 0,
             length,
@@ -231,7 +231,7 @@ impl Scratch {
 
     /// Why jemalloc could not write: it reports every file trouble as EFAULT, so do again what
     /// it did, open and write, and see what the kernel says.
-    pub(crate) fn why_not_writable(&self) -> Option<Errno> {
+    pub(crate) fn write_errno(&self) -> Option<Errno> {
         const PAGE: [u8; 4096] = [0; 4096];
         let opened = retry_on_intr(|| {
             let path = self.path().map_err(|_| Errno::BADF)?;
@@ -273,13 +273,13 @@ fn memory_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// So many bytes from the start of a file.
-pub(crate) struct Start<'a> {
-    file: &'a Ours<File>,
+pub(crate) struct PrefixReader<'a> {
+    file: &'a GuardedFd<File>,
     at: u64,
     length: u64,
 }
 
-impl Read for Start<'_> {
+impl Read for PrefixReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.length - self.at).unwrap_or(usize::MAX);
         let wanted = buffer.len().min(left);
@@ -289,12 +289,12 @@ impl Read for Start<'_> {
     }
 }
 
-struct Draining<'a> {
-    start: Start<'a>,
+struct DrainingReader<'a> {
+    start: PrefixReader<'a>,
     punched: u64,
 }
 
-impl Read for Draining<'_> {
+impl Read for DrainingReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = (self.start.at - self.punched) / PUNCHED * PUNCHED;
         if length > 0 {
@@ -356,22 +356,22 @@ mod tests {
             Some(Error::new(ErrorKind::Io, "it is short"))
         };
         write();
-        scratch.look(|_| None);
+        scratch.poll_headroom(|_| None);
         assert!(memory_of(&scratch) > 0);
-        scratch.look(short);
+        scratch.poll_headroom(short);
         assert_eq!(memory_of(&scratch), 0);
         write();
-        scratch.look(|_| None);
+        scratch.poll_headroom(|_| None);
         assert_eq!(memory_of(&scratch), 0);
-        assert_eq!(scratch.settle().unwrap_err().message, "it is short");
+        assert_eq!(scratch.finish_writing().unwrap_err().message, "it is short");
     }
 
     #[test]
     fn a_whole_dump_is_never_thrown_away() {
         let scratch = Scratch::memory().unwrap();
         (&scratch.file).write_all(b"dump").unwrap();
-        scratch.settle().unwrap();
-        assert!(!scratch.look(|_| panic!("nobody needs to know")));
+        scratch.finish_writing().unwrap();
+        assert!(!scratch.poll_headroom(|_| panic!("nobody needs to know")));
         let mut text = String::new();
         scratch.drain(4).read_to_string(&mut text).unwrap();
         assert_eq!(text, "dump");

@@ -17,9 +17,9 @@ use crate::dumps::hidden;
 use crate::dumps::hidden::PRIVATE;
 use crate::dumps::name::DumpName;
 use crate::dumps::publish::publish;
-use crate::dumps::retention::{Entry, Keep, Newcomer, superfluous};
+use crate::dumps::retention::{DumpFile, NewDump, RetentionPolicy, select_expired};
 use crate::error::{Error, ErrorKind, Result};
-use memprof_messages::Kept;
+use memprof_messages::KeptDump;
 
 const EXTENSION: &str = ".heap";
 
@@ -28,7 +28,7 @@ const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// A kept dump, opened for reading.
 #[derive(Debug)]
-pub struct Fetched {
+pub struct OpenedDump {
     /// At its start.
     pub file: File,
     /// Its length in bytes.
@@ -41,7 +41,7 @@ pub struct Fetched {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     directory: PathBuf,
-    keep: Keep,
+    keep: RetentionPolicy,
 }
 
 /// Where a program keeps its dumps when no directory was configured. `variable` reads the
@@ -65,7 +65,7 @@ pub fn default_dump_dir(
 
 impl Store {
     /// A store in `directory`, an absolute path; it is made when it is first needed.
-    pub fn new(directory: PathBuf, keep: Keep) -> Self {
+    pub fn new(directory: PathBuf, keep: RetentionPolicy) -> Self {
         Self { directory, keep }
     }
 
@@ -78,7 +78,7 @@ impl Store {
     ///
     /// # Errors
     /// The directory cannot be read or is not safe to use. A missing one is empty.
-    pub fn list(&self) -> Result<Vec<Kept>> {
+    pub fn list(&self) -> Result<Vec<KeptDump>> {
         let Some(directory) = self.open_safe("read")? else {
             return Ok(Vec::new());
         };
@@ -90,7 +90,7 @@ impl Store {
     ///
     /// # Errors
     /// `Invalid` when no kept dump has that id; as for [`list`](Self::list).
-    pub fn fetch(&self, id: &str) -> Result<Fetched> {
+    pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
         let unknown = || {
             let message = format!("no kept dump has the id {id:?}");
             Error::new(ErrorKind::InvalidArgument, message).remedy("send `list` for the ids")
@@ -111,7 +111,7 @@ impl Store {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(unknown());
         }
-        Ok(Fetched {
+        Ok(OpenedDump {
             file,
             bytes: stat.st_size.unsigned_abs(),
             path: self.directory.join(name),
@@ -129,10 +129,10 @@ impl Store {
         started: SystemTime,
         size: u64,
         body: &mut dyn Read,
-    ) -> Result<Kept> {
+    ) -> Result<KeptDump> {
         let directory = self.open_or_make()?;
         hidden::sweep(&directory).map_err(|errno| self.unusable("list", errno.into()))?;
-        let newcomer = Newcomer {
+        let newcomer = NewDump {
             name,
             bytes: size,
             started,
@@ -142,7 +142,7 @@ impl Store {
             self.unusable(&format!("{act} in"), cause)
                 .or_remedy("free space or choose another dump_dir in the plugin's config")
         })?;
-        Ok(self.kept(&Entry {
+        Ok(self.kept(&DumpFile {
             name: name.clone(),
             bytes,
         }))
@@ -213,7 +213,7 @@ impl Store {
     ///
     /// # Errors
     /// As for publishing.
-    pub(crate) fn try_out(&self) -> Result<OwnedFd> {
+    pub(crate) fn probe(&self) -> Result<OwnedFd> {
         let directory = self.open_or_make()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {
@@ -230,7 +230,7 @@ impl Store {
     /// # Errors
     /// The directory, or the parent in which it would be made, is not one that this process may
     /// write to.
-    pub fn can_be_written(&self) -> Result<()> {
+    pub fn require_writable(&self) -> Result<()> {
         let existing = self.directory.ancestors().find(|path| path.exists());
         let existing = existing.unwrap_or(Path::new("/"));
         let access = Access::WRITE_OK | Access::EXEC_OK;
@@ -273,7 +273,7 @@ impl Store {
     }
 
     /// The dumps in the directory, newest first.
-    fn entries(&self, directory: &OwnedFd) -> Result<Vec<Entry>> {
+    fn entries(&self, directory: &OwnedFd) -> Result<Vec<DumpFile>> {
         let failed = |errno: Errno| self.unusable("list", errno.into());
         let mut entries = Vec::new();
         for entry in Dir::read_from(directory).map_err(failed)? {
@@ -287,7 +287,7 @@ impl Store {
             match stat {
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
                     let bytes = stat.st_size.unsigned_abs();
-                    entries.push(Entry { name, bytes });
+                    entries.push(DumpFile { name, bytes });
                 }
                 // Another process of this program may prune at the same time.
                 Ok(_) | Err(Errno::NOENT) => {}
@@ -301,9 +301,9 @@ impl Store {
         Ok(entries)
     }
 
-    fn kept(&self, entry: &Entry) -> Kept {
-        let Entry { name, bytes } = entry;
-        Kept {
+    fn kept(&self, entry: &DumpFile) -> KeptDump {
+        let DumpFile { name, bytes } = entry;
+        KeptDump {
             id: name.to_string(),
             path: self.directory.join(file_name(name)),
             bytes: *bytes,
@@ -315,12 +315,12 @@ impl Store {
         }
     }
 
-    fn make_room(&self, directory: &OwnedFd, newcomer: &Newcomer<'_>) -> Result<()> {
+    fn make_room(&self, directory: &OwnedFd, newcomer: &NewDump<'_>) -> Result<()> {
         let mut entries = self.entries(directory)?;
         // The clock was set back since: what is of later than now is older than what is of now.
         let latest = newcomer.name.taken + CLOCK_SLACK;
         entries.sort_by_key(|entry| entry.name.taken > latest);
-        for Entry { name, .. } in superfluous(&entries, newcomer, &self.keep) {
+        for DumpFile { name, .. } in select_expired(&entries, newcomer, &self.keep) {
             match rustix::fs::unlinkat(directory, file_name(name), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {name}"),
                 Err(errno) => return Err(self.unusable("prune a dump in", errno.into())),
@@ -340,10 +340,10 @@ fn file_name(name: &DumpName) -> String {
 
 #[cfg(test)]
 mod tests {
-    use memprof_messages::{DumpId, ProfileKind, TriggerWord};
+    use memprof_messages::{DumpId, ProfileKind, TriggerKind};
 
     use super::*;
-    use crate::dumps::name::Cause;
+    use crate::dumps::name::DumpCause;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     const STARTED: SystemTime = SystemTime::UNIX_EPOCH;
@@ -360,7 +360,7 @@ mod tests {
         }
     }
 
-    fn store(keep: Keep) -> (tempfile::TempDir, Store) {
+    fn store(keep: RetentionPolicy) -> (tempfile::TempDir, Store) {
         let parent = tempfile::tempdir().unwrap();
         let store = Store::new(parent.path().join("dumps"), keep);
         (parent, store)
@@ -368,18 +368,18 @@ mod tests {
 
     #[test]
     fn whether_dumps_can_be_kept_is_told_without_making_anything() {
-        let (parent, store) = store(Keep::default());
-        store.can_be_written().unwrap();
+        let (parent, store) = store(RetentionPolicy::default());
+        store.require_writable().unwrap();
         assert!(!store.directory().exists());
         let file = parent.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let below = Store::new(file.join("memprof/web"), Keep::default());
-        let refused = below.can_be_written().unwrap_err().to_string();
+        let below = Store::new(file.join("memprof/web"), RetentionPolicy::default());
+        let refused = below.require_writable().unwrap_err().to_string();
         let expected = format!("no way to write to {}", file.display());
         assert!(refused.contains(&expected), "{refused}");
     }
 
-    fn add(store: &Store, name: &DumpName, body: &[u8]) -> Kept {
+    fn add(store: &Store, name: &DumpName, body: &[u8]) -> KeptDump {
         store
             .add(name, STARTED, body.len() as u64, &mut &*body)
             .unwrap()
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_dump_is_private_whole_and_listed_newest_first() {
-        let (_parent, store) = store(Keep::default());
+        let (_parent, store) = store(RetentionPolicy::default());
         assert_eq!(store.list().unwrap(), []);
         let first = add(&store, &name(0, 1), b"one");
         let second = add(&store, &name(0, 2), b"three");
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn publishing_the_same_name_twice_overwrites_nothing() {
-        let (_parent, store) = store(Keep::default());
+        let (_parent, store) = store(RetentionPolicy::default());
         let kept = add(&store, &name(0, 1), b"one");
         let refused = store
             .add(&name(0, 1), STARTED, 3, &mut &b"two"[..])
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn the_oldest_make_room_and_the_newest_stays() {
-        let check = |keep: Keep, expected: &[u32]| {
+        let check = |keep: RetentionPolicy, expected: &[u32]| {
             let (_parent, store) = store(keep);
             for sequence in 1..=4 {
                 add(&store, &name(u64::from(sequence), sequence), b"12345");
@@ -428,25 +428,25 @@ mod tests {
             assert_eq!(kept, expected, "{keep:?}");
         };
         check(
-            Keep {
+            RetentionPolicy {
                 count: 2,
                 bytes: 1000,
-                ..Keep::default()
+                ..RetentionPolicy::default()
             },
             &[4, 3],
         );
         check(
-            Keep {
+            RetentionPolicy {
                 count: 9,
                 bytes: 16,
-                ..Keep::default()
+                ..RetentionPolicy::default()
             },
             &[4, 3, 2],
         );
-        let one = Keep {
+        let one = RetentionPolicy {
             count: 1,
             bytes: 1,
-            ..Keep::default()
+            ..RetentionPolicy::default()
         };
         check(one, &[4]);
     }
@@ -455,9 +455,9 @@ mod tests {
     fn the_newest_stays_whatever_the_clock_does() {
         const YEAR: u64 = 365 * 24 * 3600;
         let check = |taken: &[u64], expected: &[u32]| {
-            let (_parent, store) = store(Keep {
+            let (_parent, store) = store(RetentionPolicy {
                 count: 2,
-                ..Keep::default()
+                ..RetentionPolicy::default()
             });
             for (at, seconds) in (1..).zip(taken) {
                 add(&store, &name(*seconds, at), b"12345");
@@ -481,15 +481,15 @@ mod tests {
         const QUOTA: usize = 8;
         // In memory: each dump is synced to its disk.
         let parent = tempfile::tempdir_in("/dev/shm").unwrap();
-        let keep = Keep {
+        let keep = RetentionPolicy {
             count: QUOTA,
-            ..Keep::default()
+            ..RetentionPolicy::default()
         };
         let store = Store::new(parent.path().join("dumps"), keep);
-        let words = TriggerWord::ALL;
+        let words = TriggerKind::ALL;
         let mut most = 0;
         for at in 0..10_000_u32 {
-            let cause = Some(Cause {
+            let cause = Some(DumpCause {
                 trigger: words[at as usize % words.len()],
                 rss_kib: u64::from(at),
             });
@@ -510,15 +510,15 @@ mod tests {
 
     #[test]
     fn dumps_of_an_earlier_version_are_listed_and_pruned() {
-        let (_parent, store) = store(Keep {
+        let (_parent, store) = store(RetentionPolicy {
             count: 1,
-            ..Keep::default()
+            ..RetentionPolicy::default()
         });
         let old = add(&store, &name(0, 1), b"one");
         assert_eq!((&old.trigger, old.rss_bytes), (&None, None));
         assert_eq!(store.list().unwrap(), [old]);
-        let cause = Some(Cause {
-            trigger: TriggerWord::Message,
+        let cause = Some(DumpCause {
+            trigger: TriggerKind::Message,
             rss_kib: 4,
         });
         let new = add(
@@ -534,9 +534,9 @@ mod tests {
 
     #[test]
     fn retention_never_touches_foreign_files() {
-        let (_parent, store) = store(Keep {
+        let (_parent, store) = store(RetentionPolicy {
             count: 1,
-            ..Keep::default()
+            ..RetentionPolicy::default()
         });
         add(&store, &name(0, 1), b"one");
         let foreign = store.directory().join("notes.heap");
@@ -548,7 +548,7 @@ mod tests {
 
     #[test]
     fn fetch_takes_only_listed_ids() {
-        let (parent, store) = store(Keep::default());
+        let (parent, store) = store(RetentionPolicy::default());
         let kept = add(&store, &name(0, 1), b"one");
         let mut body = String::new();
         store
@@ -586,7 +586,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_others_may_write_to_is_refused() {
-        let (_parent, store) = store(Keep::default());
+        let (_parent, store) = store(RetentionPolicy::default());
         std::fs::create_dir(store.directory()).unwrap();
         std::fs::set_permissions(store.directory(), PermissionsExt::from_mode(0o777)).unwrap();
         let refused = store
@@ -600,7 +600,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_became_unsafe_is_neither_listed_nor_read() {
-        let (parent, store) = store(Keep::default());
+        let (parent, store) = store(RetentionPolicy::default());
         let kept = add(&store, &name(0, 1), b"one");
         let set_mode = |path: &Path, mode| {
             std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
@@ -624,7 +624,7 @@ mod tests {
         let link = tempfile::tempdir().unwrap();
         let linked = link.path().join("linked");
         symlink(parent.path(), &linked).unwrap();
-        let through = Store::new(linked.join("dumps"), Keep::default());
+        let through = Store::new(linked.join("dumps"), RetentionPolicy::default());
         assert!(through.list().is_err());
         // As in /tmp, where nobody renames what is another's.
         set_mode(parent.path(), 0o1777);
@@ -633,7 +633,7 @@ mod tests {
 
     #[test]
     fn a_file_in_place_of_the_directory_is_named() {
-        let (_parent, store) = store(Keep::default());
+        let (_parent, store) = store(RetentionPolicy::default());
         std::fs::write(store.directory(), "").unwrap();
         let refused = store
             .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use memprof_messages::{TriggerWord, written_size};
+use memprof_messages::{TriggerKind, format_size};
 
 /// Why a dump is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +63,15 @@ impl Condition {
 }
 
 impl Trigger {
-    pub(crate) fn word(&self) -> TriggerWord {
+    pub(crate) fn word(&self) -> TriggerKind {
         match self {
-            Self::Message => TriggerWord::Message,
-            Self::Rule(Condition::Every(_), _) => TriggerWord::Every,
-            Self::Rule(Condition::RssAbove(_), _) => TriggerWord::RssAbove,
-            Self::Rule(Condition::RssGrowth(_), _) => TriggerWord::RssGrowth,
-            Self::Rule(Condition::CgroupAbove(_), _) => TriggerWord::CgroupAbove,
-            Self::HighWater(_) => TriggerWord::Gdump,
-            Self::Rule(Condition::AtExit, _) => TriggerWord::AtExit,
+            Self::Message => TriggerKind::Message,
+            Self::Rule(Condition::Every(_), _) => TriggerKind::Every,
+            Self::Rule(Condition::RssAbove(_), _) => TriggerKind::RssAbove,
+            Self::Rule(Condition::RssGrowth(_), _) => TriggerKind::RssGrowth,
+            Self::Rule(Condition::CgroupAbove(_), _) => TriggerKind::CgroupAbove,
+            Self::HighWater(_) => TriggerKind::Gdump,
+            Self::Rule(Condition::AtExit, _) => TriggerKind::AtExit,
         }
     }
 }
@@ -93,7 +93,7 @@ impl fmt::Display for Condition {
                 write!(f, "every = \"{}\"", humantime::format_duration(*period))
             }
             Self::RssAbove(threshold) => write!(f, "rss_above = {threshold}"),
-            Self::RssGrowth(bytes) => write!(f, "rss_growth = \"{}\"", written_size(*bytes)),
+            Self::RssGrowth(bytes) => write!(f, "rss_growth = \"{}\"", format_size(*bytes)),
             Self::CgroupAbove(threshold) => write!(f, "cgroup_above = {threshold}"),
             Self::AtExit => f.write_str("at_exit = true"),
         }
@@ -103,7 +103,7 @@ impl fmt::Display for Condition {
 impl fmt::Display for Threshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bytes(bytes) => write!(f, "\"{}\"", written_size(*bytes)),
+            Self::Bytes(bytes) => write!(f, "\"{}\"", format_size(*bytes)),
             Self::Percent(percent) => write!(f, "\"{percent}%\""),
         }
     }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn triggers_name_the_rule_and_what_it_saw() {
         let check = |trigger: Trigger, word: &str, text: &str| {
-            assert_eq!(trigger.word().word(), word);
+            assert_eq!(trigger.word().name(), word);
             assert_eq!(trigger.to_string(), text);
         };
         let rule = |condition| Trigger::Rule(condition, 7);

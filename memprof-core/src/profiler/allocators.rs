@@ -3,27 +3,27 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use super::Settings;
+use super::ProfilerSettings;
 use crate::allocators::discover::{Discovered, discover};
-use crate::allocators::embedded;
-use crate::allocators::objects;
-use crate::allocators::refusal::WhyNot;
+use crate::allocators::loaded_objects;
+use crate::allocators::stripped_jemalloc;
+use crate::allocators::unprofilable::Unprofilable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
-use crate::sampler::Driven;
-use memprof_messages::{Kind, ProfileKind};
+use crate::sampler::Backend;
+use memprof_messages::{AllocatorKind, ProfileKind};
 
 /// Some or all allocators of the process.
-pub(super) type Backends = Arc<[Arc<Driven>]>;
+pub(super) type BackendList = Arc<[Arc<Backend>]>;
 
 /// The allocators that were found last.
 #[derive(Debug)]
-pub(super) struct Allocators(Mutex<Found>);
+pub(super) struct Allocators(Mutex<FoundBackends>);
 
 /// The allocators, and how many libraries had been loaded when they were looked for.
 #[derive(Debug)]
-struct Found {
-    backends: Backends,
+struct FoundBackends {
+    backends: BackendList,
     stranger: Option<PathBuf>,
     load_count: u64,
     /// [`Discovered::barren`].
@@ -33,11 +33,11 @@ struct Found {
     undrivable: Option<Option<PathBuf>>,
 }
 
-impl Found {
+impl FoundBackends {
     /// `known` are the allocators that were found before: they stay what they are. Objects that are known to be
     /// `barren` are not searched again.
-    fn look(settings: &Settings, known: &[Arc<Driven>], barren: &[u64]) -> Self {
-        let load_count = objects::load_count();
+    fn find_all(settings: &ProfilerSettings, known: &[Arc<Backend>], barren: &[u64]) -> Self {
+        let load_count = loaded_objects::load_count();
         let Discovered {
             allocators,
             stranger,
@@ -46,9 +46,10 @@ impl Found {
         let backends = allocators.into_iter().map(|allocator| {
             let address = allocator.identity().address;
             let mut known = known.iter();
-            let same = known.find(|each| each.identity().address == address && !each.is_outdated());
+            let same = known
+                .find(|each| each.identity().address == address && !each.has_new_interception());
             same.map_or_else(
-                || Arc::new(Driven::new(allocator, settings.interval)),
+                || Arc::new(Backend::new(allocator, settings.interval)),
                 Arc::clone,
             )
         });
@@ -63,29 +64,29 @@ impl Found {
 }
 
 impl Allocators {
-    pub(super) fn look(settings: &Settings) -> Self {
-        Self(Mutex::new(Found::look(settings, &[], &[])))
+    pub(super) fn find_all(settings: &ProfilerSettings) -> Self {
+        Self(Mutex::new(FoundBackends::find_all(settings, &[], &[])))
     }
 
     /// An allocator may have come with a library that was loaded since.
-    pub(super) fn look_again(&self, settings: &Settings) {
+    pub(super) fn refresh(&self, settings: &ProfilerSettings) {
         let (known, barren) = {
             let found = lock(&self.0);
             (found.load_count, Arc::clone(&found.barren))
         };
-        if known != objects::load_count() || self.is_outdated() {
-            let found = Found::look(settings, &self.all(), &barren);
+        if known != loaded_objects::load_count() || self.is_outdated() {
+            let found = FoundBackends::find_all(settings, &self.all(), &barren);
             *lock(&self.0) = found;
         }
     }
 
     /// Whether `memprof attach` has made one of them known to memprof's sampler since it was found.
     pub(super) fn is_outdated(&self) -> bool {
-        self.all().iter().any(|each| each.is_outdated())
+        self.all().iter().any(|each| each.has_new_interception())
     }
 
     /// All of them.
-    pub(super) fn all(&self) -> Backends {
+    pub(super) fn all(&self) -> BackendList {
         Arc::clone(&lock(&self.0).backends)
     }
 
@@ -100,7 +101,7 @@ impl Allocators {
     }
 
     /// The program's file, where it contains a jemalloc that no profile shows.
-    pub(super) fn undrivable(&self) -> Option<PathBuf> {
+    pub(super) fn stripped_jemalloc(&self) -> Option<PathBuf> {
         let (known, backends) = {
             let found = lock(&self.0);
             (found.undrivable.clone(), Arc::clone(&found.backends))
@@ -108,7 +109,9 @@ impl Allocators {
         // Not while the lock is held: a child that is forked meanwhile would never get it.
         known.unwrap_or_else(|| {
             let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
-            let path = embedded::undrivable(jemallocs.map(|each| each.mallctl.address()));
+            let path = stripped_jemalloc::find_stripped_jemalloc(
+                jemallocs.map(|each| each.mallctl.address()),
+            );
             lock(&self.0).undrivable = Some(path.clone());
             path
         })
@@ -120,13 +123,13 @@ impl Allocators {
     ///
     /// # Errors
     /// `Unsupported`: there is none of that kind, or none at all.
-    pub(super) fn driven(&self, named: Option<Kind>) -> Result<Backends> {
+    pub(super) fn backends_for(&self, named: Option<AllocatorKind>) -> Result<BackendList> {
         let Some(kind) = named else {
-            return self.served().map_err(Error::from);
+            return self.default_backends().map_err(Error::from);
         };
         let backends = self.all();
-        let is_named = |each: &&Arc<Driven>| each.identity().kind == kind;
-        let driven: Backends = backends.iter().filter(is_named).cloned().collect();
+        let is_named = |each: &&Arc<Backend>| each.identity().kind == kind;
+        let driven: BackendList = backends.iter().filter(is_named).cloned().collect();
         if driven.is_empty() {
             let message = format!("this process has no {kind} that memprof can find");
             return Err(Error::new(ErrorKind::Unsupported, message)
@@ -136,40 +139,43 @@ impl Allocators {
     }
 
     /// Those that a message acts on which names none.
-    fn served(&self) -> std::result::Result<Backends, WhyNot> {
+    fn default_backends(&self) -> std::result::Result<BackendList, Unprofilable> {
         let backends = self.all();
-        let is_driven = |each: &&Arc<Driven>| {
+        let is_driven = |each: &&Arc<Backend>| {
             let identity = each.identity();
-            identity.owns_malloc || identity.kind == Kind::Jemalloc || each.is_active()
+            identity.owns_malloc || identity.kind == AllocatorKind::Jemalloc || each.is_active()
         };
-        let driven: Backends = backends.iter().filter(is_driven).cloned().collect();
+        let driven: BackendList = backends.iter().filter(is_driven).cloned().collect();
         match driven.is_empty() {
             false => Ok(driven),
-            true => Err(match (self.undrivable(), self.unknown_malloc()) {
-                (Some(program), _) => WhyNot::Undrivable(program),
-                (None, Some(path)) => WhyNot::UnknownMalloc(path),
-                (None, None) => WhyNot::no_profiler(None),
+            true => Err(match (self.stripped_jemalloc(), self.unknown_malloc()) {
+                (Some(program), _) => Unprofilable::StrippedJemalloc(program),
+                (None, Some(path)) => Unprofilable::UnknownMalloc(path),
+                (None, None) => Unprofilable::no_profiler(None),
             }),
         }
     }
 
     /// Why profiling cannot be on, unless an allocator is named.
-    pub(super) fn why_not_any(&self) -> Option<WhyNot> {
-        match self.served() {
-            Ok(served) => self.why_not(&served),
+    pub(super) fn default_unprofilable_reason(&self) -> Option<Unprofilable> {
+        match self.default_backends() {
+            Ok(served) => self.unprofilable_reason(&served),
             Err(why) => Some(why),
         }
     }
 
     /// Why none of these can be profiled, where none can: as the first of them says, or because the
     /// program's own jemalloc is not among them.
-    fn why_not(&self, backends: &[Arc<Driven>]) -> Option<WhyNot> {
+    fn unprofilable_reason(&self, backends: &[Arc<Backend>]) -> Option<Unprofilable> {
         let mut reasons = backends.iter().map(|each| each.why_not());
         let first = reasons.next()??;
         if reasons.any(|reason| reason.is_none()) {
             return None;
         }
-        Some(self.undrivable().map_or(first, WhyNot::Undrivable))
+        Some(
+            self.stripped_jemalloc()
+                .map_or(first, Unprofilable::StrippedJemalloc),
+        )
     }
 
     /// Whether one of them can take a profile of that kind.
@@ -178,11 +184,13 @@ impl Allocators {
     /// Why the first cannot.
     pub(super) fn require_profile(
         &self,
-        backends: &[Arc<Driven>],
+        backends: &[Arc<Backend>],
         kind: ProfileKind,
     ) -> Result<()> {
         match kind {
-            ProfileKind::Heap => self.why_not(backends).map_or(Ok(()), |why| Err(why.into())),
+            ProfileKind::Heap => self
+                .unprofilable_reason(backends)
+                .map_or(Ok(()), |why| Err(why.into())),
             ProfileKind::Growth | ProfileKind::Pinned => {
                 let mut able = backends.iter().map(|each| each.require_profile(kind));
                 let Some(Err(first)) = able.next() else {

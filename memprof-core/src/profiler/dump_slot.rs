@@ -22,14 +22,14 @@ pub(super) struct DumpSlot {
 }
 
 /// Marks the time during which an allocator's dump lock may be held.
-pub(super) struct Running<'a>(&'a AtomicU32);
+pub(super) struct DumpGuard<'a>(&'a AtomicU32);
 
 impl DumpSlot {
     /// Takes the place, until the result is dropped.
     ///
     /// # Errors
     /// `Busy`: somebody has it.
-    pub(super) fn take(&self) -> Result<Running<'_>> {
+    pub(super) fn acquire(&self) -> Result<DumpGuard<'_>> {
         let own = process::id();
         let claimed = self
             .owner
@@ -37,13 +37,13 @@ impl DumpSlot {
                 (owner != own).then_some(own)
             });
         match claimed {
-            Ok(_) => Ok(Running(&self.owner)),
+            Ok(_) => Ok(DumpGuard(&self.owner)),
             Err(_) => Err(Error::new(ErrorKind::Busy, "a dump is running").remedy("try again")),
         }
     }
 
     /// Whether somebody has it.
-    pub(super) fn is_taken(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.owner.load(Ordering::Acquire) == process::id()
     }
 
@@ -59,12 +59,12 @@ impl DumpSlot {
     }
 
     /// A dump took so many bytes.
-    pub(super) fn took(&self, bytes: u64) {
+    pub(super) fn record_size(&self, bytes: u64) {
         self.last_size.store(bytes, Ordering::Relaxed);
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for DumpGuard<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
     }

@@ -24,25 +24,25 @@ type Job = Box<dyn FnOnce() + Send>;
 /// thread-local storage of the program's thread, whose end would free it.
 #[derive(Debug, Default)]
 pub(crate) struct Dumper {
-    desk: Mutex<Option<Desk>>,
+    desk: Mutex<Option<DumperHandle>>,
 }
 
 /// The way to the thread, which ends when this is dropped.
 #[derive(Debug)]
-struct Desk {
+struct DumperHandle {
     /// The process that has the thread. A forked child does not.
     process: u32,
-    shared: Arc<Shared>,
+    shared: Arc<DumperState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    next: Mutex<Next>,
+struct DumperState {
+    next: Mutex<PendingJob>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-enum Next {
+enum PendingJob {
     #[default]
     Nothing,
     Job(Job),
@@ -58,14 +58,14 @@ impl Dumper {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        self.run_watched(work, || false)
+        self.run_with_poll(work, || false)
     }
 
     /// The same, and does `look` again and again meanwhile on the calling thread, until it is false.
     ///
     /// # Errors
     /// As for [`run`](Self::run).
-    pub(crate) fn run_watched<T: Send + 'static>(
+    pub(crate) fn run_with_poll<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
         look: impl Fn() -> bool,
@@ -73,7 +73,7 @@ impl Dumper {
         let shared = self.shared()?;
         let outcome = Arc::new((Mutex::new(None), Condvar::new()));
         let told = Arc::clone(&outcome);
-        shared.put(Box::new(move || {
+        shared.submit(Box::new(move || {
             *lock(&told.0) = Some(panic::catch_unwind(AssertUnwindSafe(work)));
             told.1.notify_one();
         }));
@@ -105,18 +105,18 @@ impl Dumper {
         drop(lock(&self.desk).take());
     }
 
-    fn shared(&self) -> Result<Arc<Shared>> {
+    fn shared(&self) -> Result<Arc<DumperState>> {
         let mut desk = lock(&self.desk);
-        if let Some(Desk { process, shared }) = &*desk
+        if let Some(DumperHandle { process, shared }) = &*desk
             && *process == process::id()
         {
             return Ok(Arc::clone(shared));
         }
-        let shared: Arc<Shared> = Arc::default();
+        let shared: Arc<DumperState> = Arc::default();
         let works = Arc::clone(&shared);
         memprof_own::spawn(c"memprof-dumper", move |privileges| works.work(privileges))
             .map_err(|error| Error::io("start the dumper thread", &error))?;
-        *desk = Some(Desk {
+        *desk = Some(DumperHandle {
             process: process::id(),
             shared: Arc::clone(&shared),
         });
@@ -141,43 +141,46 @@ fn wait<T>(told: &(Mutex<Option<T>>, Condvar), look: impl Fn() -> bool) -> Optio
     waited.unwrap_or_else(PoisonError::into_inner).take()
 }
 
-impl Shared {
-    fn put(&self, job: Job) {
-        let mut next = self.wait_while(|next| matches!(next, Next::Job(_)));
-        *next = Next::Job(job);
+impl DumperState {
+    fn submit(&self, job: Job) {
+        let mut next = self.wait_while(|next| matches!(next, PendingJob::Job(_)));
+        *next = PendingJob::Job(job);
         self.changed.notify_all();
     }
 
     fn work(&self, privileges: &mut Privileges) {
         loop {
-            let mut next = self.wait_while(|next| matches!(next, Next::Nothing));
-            let Next::Job(job) = std::mem::take(&mut *next) else {
+            let mut next = self.wait_while(|next| matches!(next, PendingJob::Nothing));
+            let PendingJob::Job(job) = std::mem::take(&mut *next) else {
                 return;
             };
             drop(next);
             self.changed.notify_all();
-            privileges.follow();
+            privileges.match_main_thread();
             job();
         }
     }
 
-    fn wait_while(&self, condition: impl FnMut(&mut Next) -> bool) -> MutexGuard<'_, Next> {
+    fn wait_while(
+        &self,
+        condition: impl FnMut(&mut PendingJob) -> bool,
+    ) -> MutexGuard<'_, PendingJob> {
         let waited = self.changed.wait_while(lock(&self.next), condition);
         waited.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Desk {
+impl Drop for DumperHandle {
     fn drop(&mut self) {
         // In a forked child there is no thread, and its lock may be held for ever.
         if self.process == process::id() {
-            *lock(&self.shared.next) = Next::End;
+            *lock(&self.shared.next) = PendingJob::End;
             self.shared.changed.notify_all();
         }
     }
 }
 
-impl std::fmt::Debug for Next {
+impl std::fmt::Debug for PendingJob {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Nothing => "Nothing",

@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::str::FromStr;
 use std::sync::Mutex;
 
-use memprof_messages::LabelSets;
-use memprof_own::Kept;
+use memprof_messages::LabelSetStats;
+use memprof_own::LockFreeOnce;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::system::seccomp;
 use crate::unwinder::{
-    self, Context, LabelKeyNames, LabelSetCounts, MOST_KEYS, MOST_SETS, ThreadContext,
+    self, LabelContext, LabelKeyNames, LabelSetCounts, MOST_KEYS, MOST_SETS, ThreadContext,
     attribute_keys, thread_contexts,
 };
 
@@ -25,18 +25,18 @@ pub struct LabelKeys(Vec<LabelKey>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LabelKey {
     name: String,
-    told: Told,
+    told: LabelSource,
 }
 
 /// Where the value of a label is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum LabelSource {
     /// By the kernel: the thread's name.
-    Thread,
+    ThreadName,
     /// By whoever knows a key of that name: the program, or OpenTelemetry's process context.
-    ByName,
+    ContextKey,
     /// As the attribute of that index in OpenTelemetry's thread context.
-    At(u8),
+    ContextIndex(u8),
 }
 
 impl FromStr for LabelKeys {
@@ -63,14 +63,14 @@ impl LabelKey {
         let (name, told) = match word.rsplit_once(':') {
             Some((name, index)) => {
                 let index = index.parse().ok().filter(|index| *index < u8::MAX)?;
-                (name, Told::At(index))
+                (name, LabelSource::ContextIndex(index))
             }
-            None if word == THREAD => (word, Told::Thread),
-            None => (word, Told::ByName),
+            None if word == THREAD => (word, LabelSource::ThreadName),
+            None => (word, LabelSource::ContextKey),
         };
         let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'=' | b',' | b'%');
         let is_key = (1..=64).contains(&name.len()) && name.bytes().all(is_plain);
-        let is_told = name != THREAD || told == Told::Thread;
+        let is_told = name != THREAD || told == LabelSource::ThreadName;
         (is_key && is_told).then(|| Self {
             name: name.to_owned(),
             told,
@@ -80,13 +80,13 @@ impl LabelKey {
 
 /// All keys that ever counted, by number: samples of those may live. A forked child has the samples, and so the
 /// numbers of its parent.
-static KNOWN: [Kept<String>; MOST_KEYS] = [const { Kept::new() }; MOST_KEYS];
+static KNOWN: [LockFreeOnce<String>; MOST_KEYS] = [const { LockFreeOnce::new() }; MOST_KEYS];
 
 /// The label keys that samples record, as `activate labels=` named them.
 #[derive(Debug, Default)]
-pub(super) struct Labels(Mutex<Vec<String>>);
+pub(super) struct ActiveLabels(Mutex<Vec<String>>);
 
-impl Labels {
+impl ActiveLabels {
     /// New samples have these labels, or none.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Labels {
     pub(super) fn set(&self, asked: Option<&LabelKeys>) -> Result<()> {
         let mut on = lock(&self.0);
         let asked = asked.map_or(&[][..], |LabelKeys(asked)| asked);
-        let told_by_kernel = asked.iter().any(|key| key.told == Told::Thread);
+        let told_by_kernel = asked.iter().any(|key| key.told == LabelSource::ThreadName);
         if told_by_kernel && seccomp::filters().is_some() {
             let message = "a thread's name is read by prctl(2), for which a seccomp filter of this process might \
                            end it";
@@ -102,7 +102,7 @@ impl Labels {
                 Error::new(ErrorKind::Unsupported, message).remedy("leave thread out of labels")
             );
         }
-        let indexes = match asked.iter().any(|key| key.told != Told::Thread) {
+        let indexes = match asked.iter().any(|key| key.told != LabelSource::ThreadName) {
             true => indexes(asked)?,
             false => Vec::new(),
         };
@@ -115,7 +115,7 @@ impl Labels {
                 for (number, index) in numbers.iter().zip(indexes) {
                     keys[*number] = index;
                 }
-                Context {
+                LabelContext {
                     module: place.module,
                     offset: place.offset,
                     keys,
@@ -123,7 +123,7 @@ impl Labels {
             })
             .collect();
         let thread_name = asked.iter().zip(&numbers);
-        let thread_name = thread_name.filter(|(key, _)| key.told == Told::Thread);
+        let thread_name = thread_name.filter(|(key, _)| key.told == LabelSource::ThreadName);
         let thread_name = thread_name.map(|(_, number)| *number as u8).next();
         unwinder::set_labels(&contexts, thread_name);
         *on = asked.iter().map(|key| key.name.clone()).collect();
@@ -131,21 +131,21 @@ impl Labels {
     }
 
     /// The keys that count now.
-    pub(super) fn on(&self) -> Vec<String> {
+    pub(super) fn active_keys(&self) -> Vec<String> {
         lock(&self.0).clone()
     }
 }
 
 /// The keys that dumps may tell of, by number.
-fn names(known: &[Kept<String>]) -> Vec<&str> {
-    let known = known.iter().map_while(Kept::get);
+fn names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
+    let known = known.iter().map_while(LockFreeOnce::get);
     known.map(String::as_str).collect()
 }
 
 /// The number of a key, which it keeps.
-fn number_of(key: &str, known: &[Kept<String>]) -> Result<usize> {
-    let is_it = |place: &Kept<String>| {
-        place.get().is_none_or(|known| known == key) && place.keep(key.to_owned()) == key
+fn number_of(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
+    let is_it = |place: &LockFreeOnce<String>| {
+        place.get().is_none_or(|known| known == key) && place.get_or_set(key.to_owned()) == key
     };
     known.iter().position(is_it).ok_or_else(|| {
         let known = names(known).join(", ");
@@ -172,14 +172,15 @@ fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
     }
     let named = attribute_keys();
     let index = |context: &ThreadContext, key: &LabelKey| match (key.told, context.keys) {
-        (Told::ByName, LabelKeyNames::Program(numbers)) => numbers.of(&key.name),
-        (Told::ByName, LabelKeyNames::OpenTelemetry) => {
+        (LabelSource::ContextKey, LabelKeyNames::Program(numbers)) => numbers.of(&key.name),
+        (LabelSource::ContextKey, LabelKeyNames::OpenTelemetry) => {
             let mut names = named.iter().flatten();
             let index = names.position(|name| *name == key.name)?;
             u8::try_from(index).ok()
         }
-        (Told::At(index), LabelKeyNames::OpenTelemetry) => Some(index),
-        (Told::At(_), LabelKeyNames::Program(_)) | (Told::Thread, _) => None,
+        (LabelSource::ContextIndex(index), LabelKeyNames::OpenTelemetry) => Some(index),
+        (LabelSource::ContextIndex(_), LabelKeyNames::Program(_))
+        | (LabelSource::ThreadName, _) => None,
     };
     let indexes: Indexes = found
         .into_iter()
@@ -189,18 +190,19 @@ fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
         })
         .collect();
     for (at, key) in asked.iter().enumerate() {
-        let is_told = key.told == Told::Thread || indexes.iter().any(|(_, of)| of[at].is_some());
+        let is_told =
+            key.told == LabelSource::ThreadName || indexes.iter().any(|(_, of)| of[at].is_some());
         if !is_told {
-            return Err(untold(key, named.as_deref()));
+            return Err(missing_key_error(key, named.as_deref()));
         }
     }
     Ok(indexes)
 }
 
 /// `named` are the keys of OpenTelemetry's process context.
-fn untold(LabelKey { name, told }: &LabelKey, named: Option<&[String]>) -> Error {
+fn missing_key_error(LabelKey { name, told }: &LabelKey, named: Option<&[String]>) -> Error {
     let (why, remedy) = match (told, named) {
-        (Told::At(_), _) => (
+        (LabelSource::ContextIndex(_), _) => (
             "an INDEX is that of OpenTelemetry's thread context, and no library has one".to_owned(),
             format!("name the key alone: labels={name}"),
         ),
@@ -225,13 +227,13 @@ fn untold(LabelKey { name, told }: &LabelKey, named: Option<&[String]>) -> Error
 }
 
 /// What a dump says of the labels that its stacks end in: the keys, and each set by its number.
-pub(super) fn lines() -> Vec<String> {
+pub(super) fn header_lines() -> Vec<String> {
     let known = names(&KNOWN);
     if known.is_empty() {
         return Vec::new();
     }
     let mut lines = vec![format!("# labels: {}", known.join(","))];
-    unwinder::each_label_set(|id, labels| {
+    unwinder::for_each_label_set(|id, labels| {
         let mut line = format!("# label: {id}");
         for (key, value) in labels {
             if let Some(key) = known.get(usize::from(key)) {
@@ -244,13 +246,13 @@ pub(super) fn lines() -> Vec<String> {
 }
 
 /// What came of the sets of labels so far; none before any label was asked for.
-pub(super) fn sets() -> Option<LabelSets> {
+pub(super) fn set_stats() -> Option<LabelSetStats> {
     let LabelSetCounts {
         seen,
         others,
         bytes,
     } = unwinder::label_set_counts();
-    KNOWN[0].get().map(|_| LabelSets {
+    KNOWN[0].get().map(|_| LabelSetStats {
         seen: seen as u64,
         most: MOST_SETS as u64,
         others,
@@ -277,7 +279,7 @@ mod tests {
 
     #[test]
     fn keys_name_what_they_are() {
-        let check = |words: &str, expected: Option<&[(&str, Told)]>| {
+        let check = |words: &str, expected: Option<&[(&str, LabelSource)]>| {
             let keys = words.parse::<LabelKeys>().ok();
             let told = keys.as_ref().map(|LabelKeys(keys)| {
                 let keys = keys.iter().map(|key| (key.name.as_str(), key.told));
@@ -285,16 +287,16 @@ mod tests {
             });
             assert_eq!(told.as_deref(), expected, "{words}");
         };
-        check("thread", Some(&[("thread", Told::Thread)]));
+        check("thread", Some(&[("thread", LabelSource::ThreadName)]));
         check(
             "thread,http.route,tenant:0",
             Some(&[
-                ("thread", Told::Thread),
-                ("http.route", Told::ByName),
-                ("tenant", Told::At(0)),
+                ("thread", LabelSource::ThreadName),
+                ("http.route", LabelSource::ContextKey),
+                ("tenant", LabelSource::ContextIndex(0)),
             ]),
         );
-        check("a:b:254", Some(&[("a:b", Told::At(254))]));
+        check("a:b:254", Some(&[("a:b", LabelSource::ContextIndex(254))]));
         check("thread:1", None);
         check("route:255", None);
         check("route:-1", None);
@@ -308,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_key_keeps_its_number() {
-        let known = [const { Kept::new() }; MOST_KEYS];
+        let known = [const { LockFreeOnce::new() }; MOST_KEYS];
         let numbers = ["a", "b", "a", "c", "b"].map(|key| number_of(key, &known).unwrap());
         assert_eq!(numbers, [0, 1, 0, 2, 1]);
         for key in ["d", "e", "f", "g", "h"] {

@@ -3,14 +3,14 @@
 use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, Result};
-use crate::system::leash::{Leash, leash};
+use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
 /// Ends early when dropped, and then does nothing.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// When it ends.
     pub(crate) until: SystemTime,
-    _held: Leash,
+    _held: CancelOnDrop,
 }
 
 impl Lease {
@@ -19,10 +19,10 @@ impl Lease {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(duration: Duration, end: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let (held, leashed) = leash();
+        let (held, leashed) = cancel_pair();
         memprof_own::spawn(c"memprof-lease", move |privileges| {
-            if leashed.sleeps(duration) {
-                privileges.follow();
+            if leashed.sleep_unless_cancelled(duration) {
+                privileges.match_main_thread();
                 end();
             }
         })

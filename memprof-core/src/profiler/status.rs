@@ -1,21 +1,21 @@
 //! What the profiler tells of itself.
 
-use memprof_messages::{AllocatorStatus, JemallocOptions, ProfileKind, Whose};
+use memprof_messages::{AllocatorStatus, JemallocOptions, ProfileKind, Provider};
 
-use crate::sampler::Driven;
+use crate::sampler::Backend;
 
 /// One allocator, as `status` shows it.
-pub(crate) fn allocator_status(backend: &Driven) -> AllocatorStatus {
+pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
     let identity = backend.identity();
     let unavailable = backend.require_profiling().err();
     let sampled = backend.sampler_status();
     let sampler = match (&unavailable, &sampled) {
         (Some(_), _) => None,
-        (None, Some(_)) => Some(Whose::Ours),
-        (None, None) => Some(Whose::Allocator),
+        (None, Some(_)) => Some(Provider::Memprof),
+        (None, None) => Some(Provider::Allocator),
     };
     AllocatorStatus {
-        sampler: sampler.map(Whose::into),
+        sampler: sampler.map(Provider::into),
         sampled,
         kind: identity.kind.into(),
         version: identity.version.clone(),
@@ -38,7 +38,7 @@ pub(crate) fn allocator_status(backend: &Driven) -> AllocatorStatus {
     }
 }
 
-fn abilities(backend: &Driven) -> Vec<String> {
+fn abilities(backend: &Backend) -> Vec<String> {
     let can_profile = backend.require_profiling().is_ok();
     let jemalloc = backend.allocator.jemalloc();
     let is_ours = backend.sampler_status().is_some();

@@ -2,11 +2,11 @@
 
 /// Whether memprof's sampler samples at an activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Samples {
+pub(crate) enum SamplerSelection {
     /// The allocator does, or nobody.
-    Not,
+    Allocator,
     /// Ours does, because the allocator cannot.
-    InPlace,
+    OwnFallback,
     /// Ours does, because it was asked for.
-    Asked,
+    OwnRequested,
 }

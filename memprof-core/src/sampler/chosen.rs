@@ -4,38 +4,38 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use memprof_messages::{SamplerStatus, Slots, Through};
+use memprof_messages::{InterceptionKind, SamplerStatus, SlotCounts};
 use rustix::io::Errno;
 
-use super::forked::stop_in_children;
-use super::installed::{Sampler, Way, is_sampled, refused};
-use super::pinned::Pinned;
+use super::fork::register_fork_handler;
+use super::installed::{Interception, InterceptionMethod, is_sampled, sampler_error};
+use super::pinned::PinnedProfile;
 use super::profile;
-use super::slabs::tells_slabs;
+use super::slabs::supports_slab_queries;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::Jemalloc;
-use crate::allocators::refusal::no_pinned_profile;
-use crate::dumps::heap::{Summary, Taken, Tally};
+use crate::allocators::unprofilable::no_pinned_profile;
+use crate::dumps::heap::{ProfileSummary, SamplerSummary, Tally};
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
+use crate::identity::AllocatorIdentity;
 
 /// The sampler, where it samples or would.
-pub(crate) struct Chosen<'a> {
-    pub(super) sampler: MutexGuard<'a, Sampler>,
+pub(crate) struct SelectedSampler<'a> {
+    pub(super) sampler: MutexGuard<'a, Interception>,
     pub(super) interval: &'a AtomicU64,
 }
 
-impl Chosen<'_> {
+impl SelectedSampler<'_> {
     /// Its counts since the process began.
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
             through: match self.sampler.way {
-                Way::Slots(_) => Through::Slots,
-                Way::Entries(_) => Through::Entries,
-                Way::Hooks(_) => Through::JemallocHooks,
+                InterceptionMethod::Slots(_) => InterceptionKind::Slots,
+                InterceptionMethod::Entries(_) => InterceptionKind::Entries,
+                InterceptionMethod::Hooks(_) => InterceptionKind::JemallocHooks,
             }
             .into(),
             slots: self.sampler.seen,
@@ -48,16 +48,16 @@ impl Chosen<'_> {
     }
 
     /// Sees libraries that were loaded since. False where it does not sample.
-    pub(crate) fn tend(mut self) -> bool {
+    pub(crate) fn maintain(mut self) -> bool {
         let is_active = self.is_active();
-        if is_active && let Err(error) = self.sampler.look_again() {
+        if is_active && let Err(error) = self.sampler.refresh() {
             log::warn!("libraries that were loaded since are not sampled: {error}");
         }
         is_active
     }
 
     /// It costs too much to be left on by mistake.
-    pub(crate) fn needs_an_end(&self) -> bool {
+    pub(crate) fn needs_time_limit(&self) -> bool {
         self.sampler.is_hooked()
     }
 
@@ -82,7 +82,7 @@ impl Chosen<'_> {
         let before = self.interval();
         let interval = interval.map_or(before, SampleInterval::bytes);
         let mut warnings = Vec::new();
-        self.sampler.begin_with(allocator.identity())?;
+        self.sampler.set_allocator(allocator.identity())?;
         if interval != before {
             if memprof_sampler::counts().samples > 0 {
                 warnings.push(format!(
@@ -90,14 +90,14 @@ impl Chosen<'_> {
                 ));
             }
             self.sampler.drop_samples()?;
-        } else if self.needs_an_end() && !self.is_active() {
+        } else if self.needs_time_limit() && !self.is_active() {
             // What was freed meanwhile is not known.
             self.sampler.drop_samples()?;
         }
-        stop_in_children();
-        memprof_sampler::start(interval).map_err(refused)?;
+        register_fork_handler();
+        memprof_sampler::start(interval).map_err(sampler_error)?;
         self.interval.store(interval, Ordering::Relaxed);
-        if let Err(error) = self.sampler.begin() {
+        if let Err(error) = self.sampler.install() {
             memprof_sampler::stop();
             return Err(error);
         }
@@ -105,7 +105,7 @@ impl Chosen<'_> {
         if let Err(why) = allocator.require_profiling() {
             warnings.push(format!("memprof samples in the allocator's place: {why}"));
         }
-        if self.needs_an_end() {
+        if self.needs_time_limit() {
             warnings.push(format!(
                 "not for production: {} is linked into the program and is sampled through its own hooks, after which \
                  jemalloc may hang when a thread ends that has allocated nothing since; until `deactivate` a malloc \
@@ -113,13 +113,13 @@ impl Chosen<'_> {
                 allocator.identity()
             ));
         }
-        warnings.extend(self.unseen(allocator.identity()));
+        warnings.extend(self.unsampled_warnings(allocator.identity()));
         Ok(warnings)
     }
 
     /// What of the program's allocations leads past the sampler.
-    fn unseen(&self, allocator: &Identity) -> Vec<String> {
-        let Slots {
+    fn unsampled_warnings(&self, allocator: &AllocatorIdentity) -> Vec<String> {
+        let SlotCounts {
             foreign,
             unseen_objects,
             other_mallocs,
@@ -178,22 +178,22 @@ impl Chosen<'_> {
             self.interval.store(interval.bytes(), Ordering::Relaxed);
         }
         if was_active {
-            return memprof_sampler::start(self.interval()).map_err(refused);
+            return memprof_sampler::start(self.interval()).map_err(sampler_error);
         }
-        self.sampler.end()
+        self.sampler.uninstall()
     }
 
     /// Writes a heap profile into `scratch`.
     ///
     /// # Errors
     /// The kernel refused.
-    pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<Summary> {
+    pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<ProfileSummary> {
         let written = scratch
             .rewound()
             .and_then(|file| profile::write(self.interval(), file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
-        Ok(Summary {
-            ours: self.taken(),
+        Ok(ProfileSummary {
+            ours: self.summary(),
             ..summary
         })
     }
@@ -204,7 +204,10 @@ impl Chosen<'_> {
     /// Why it does not.
     pub(crate) fn require_slabs<'a>(&self, allocator: &'a Allocator) -> Result<&'a Jemalloc> {
         let identity = allocator.identity();
-        let Some(jemalloc) = allocator.jemalloc().filter(|each| tells_slabs(each)) else {
+        let Some(jemalloc) = allocator
+            .jemalloc()
+            .filter(|each| supports_slab_queries(each))
+        else {
             return Err(no_pinned_profile(identity));
         };
         let unavailable = |message: String| Error::new(ErrorKind::Unavailable, message);
@@ -226,7 +229,11 @@ impl Chosen<'_> {
     ///
     /// # Errors
     /// As [`Self::require_slabs`]; nothing was sampled; jemalloc refused; the kernel did.
-    pub(crate) fn write_pinned(&self, allocator: &Allocator, scratch: &Scratch) -> Result<Summary> {
+    pub(crate) fn write_pinned(
+        &self,
+        allocator: &Allocator,
+        scratch: &Scratch,
+    ) -> Result<ProfileSummary> {
         let jemalloc = self.require_slabs(allocator)?;
         if memprof_sampler::counts().live_samples == 0 {
             let message = "memprof's sampler has no sample of live memory";
@@ -236,7 +243,7 @@ impl Chosen<'_> {
         // SAFETY: all samples are of this jemalloc (`is_sampled`); what clears them, and a dump, exclude each other
         // (`DumpSlot::take`).
         #[expect(unsafe_code, reason = "the sampler's tables")]
-        let pinned = unsafe { Pinned::now(jemalloc, self.interval()) };
+        let pinned = unsafe { PinnedProfile::now(jemalloc, self.interval()) };
         let pinned = pinned.map_err(|errno| match errno {
             Errno::NOMEM => Error::io("weigh the samples", &errno.into()),
             errno => Error::mallctl("experimental.utilization.batch_query", errno),
@@ -245,15 +252,15 @@ impl Chosen<'_> {
             .rewound()
             .and_then(|file| profile::write_pinned(&pinned, file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
-        Ok(Summary {
-            ours: self.taken(),
+        Ok(ProfileSummary {
+            ours: self.summary(),
             ..summary
         })
     }
 
-    fn taken(&self) -> Option<Taken> {
+    fn summary(&self) -> Option<SamplerSummary> {
         let counts = memprof_sampler::counts();
-        self.sampler.since.map(|since| Taken {
+        self.sampler.since.map(|since| SamplerSummary {
             samples: counts.samples,
             lost: counts.lost,
             unseen_frees: counts.unseen_frees,

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use memprof_sampler::jemalloc_hooks;
 
 use crate::allocators::jemalloc::{INSTALL_HOOKS, Jemalloc};
+use crate::allocators::loaded_objects::ForkGuard;
 use crate::allocators::mallctl::{Mallctl, MallctlFn};
-use crate::allocators::objects::Reading;
 use crate::error::{Error, Result};
 
 const REMOVE: &CStr = c"experimental.hooks.remove";
@@ -22,15 +22,15 @@ static HANDLE: AtomicUsize = AtomicUsize::new(0);
 
 /// A jemalloc that can be hooked.
 #[derive(Debug)]
-pub(super) struct Hooked {
+pub(super) struct JemallocHookInstaller {
     mallctl: Mallctl,
 }
 
-impl Hooked {
+impl JemallocHookInstaller {
     /// None where it has no hooks.
     pub(super) fn of(jemalloc: &Jemalloc) -> Option<Self> {
         let mallctl = jemalloc.mallctl;
-        mallctl.has(INSTALL_HOOKS).then_some(Self { mallctl })
+        mallctl.can_read(INSTALL_HOOKS).then_some(Self { mallctl })
     }
 
     /// Has jemalloc call the sampler from now on.
@@ -42,7 +42,7 @@ impl Hooked {
             return Ok(());
         }
         // A child that is forked while jemalloc's lock of its hooks is held could not remove them.
-        let _no_fork = Reading::begin();
+        let _no_fork = ForkGuard::acquire();
         let handle = self
             .mallctl
             .exchange(INSTALL_HOOKS, jemalloc_hooks())
@@ -57,7 +57,7 @@ impl Hooked {
     /// # Errors
     /// jemalloc refused.
     pub(super) fn remove(&self) -> Result<()> {
-        let _no_fork = Reading::begin();
+        let _no_fork = ForkGuard::acquire();
         match HANDLE.swap(0, Ordering::AcqRel) {
             0 => Ok(()),
             handle => self

@@ -4,24 +4,24 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-use memprof_messages::Slots;
-use memprof_sampler::{Entries, Refused, Role};
+use memprof_messages::SlotCounts;
+use memprof_sampler::{PatchedEntries, Role, SamplerError};
 use rustix::io::Errno;
 
-use super::Samples;
-use super::hooked::Hooked;
-use crate::allocators::objects::{self, Reading};
+use super::SamplerSelection;
+use super::hooked::JemallocHookInstaller;
+use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
+use crate::identity::AllocatorIdentity;
 use crate::unwinder::prepare_walks;
 
-/// The allocator that gave out what is sampled: [`Identity::address`]. 0: that of `malloc`, before it was looked for.
+/// The allocator that gave out what is sampled: [`AllocatorIdentity::address`]. 0: that of `malloc`, before it was looked for.
 static SAMPLED: AtomicUsize = AtomicUsize::new(0);
 /// Another one was sampled before. A thread may still be about to remember a block of that one.
 static WAS_ANOTHER: AtomicBool = AtomicBool::new(false);
 
 /// Whether all samples are certainly of that allocator.
-pub(super) fn is_sampled(allocator: &Identity) -> bool {
+pub(super) fn is_sampled(allocator: &AllocatorIdentity) -> bool {
     let is_it = match SAMPLED.load(Ordering::Acquire) {
         0 => allocator.owns_malloc,
         sampled => sampled == allocator.address,
@@ -35,33 +35,33 @@ fn has_sampled() -> bool {
 
 /// How allocations are seen.
 #[derive(Debug)]
-pub(super) enum Way {
-    Slots(Box<memprof_sampler::Slots>),
-    Entries(Box<Entries>),
-    Hooks(Hooked),
+pub(super) enum InterceptionMethod {
+    Slots(Box<memprof_sampler::GotSlots>),
+    Entries(Box<PatchedEntries>),
+    Hooks(JemallocHookInstaller),
 }
 
 /// What leads the program's calls to the sampler, and what is done with it.
 #[derive(Debug)]
-pub(super) struct Sampler {
-    pub(super) way: Way,
-    pub(super) samples: Samples,
-    pub(super) seen: Slots,
+pub(super) struct Interception {
+    pub(super) way: InterceptionMethod,
+    pub(super) samples: SamplerSelection,
+    pub(super) seen: SlotCounts,
     /// Libraries loaded and unloaded when slots were taken last.
     loaded: (u64, u64),
     /// Since when samples were taken, those that were dropped left aside.
     pub(super) since: Option<SystemTime>,
 }
 
-impl Sampler {
+impl Interception {
     /// By the slots of the process; where no slot leads to the allocator, by jumps at its functions, or by the hooks of
     /// a jemalloc.
     ///
     /// # Errors
     /// `Unsupported`: why it cannot serve this process.
     pub(super) fn find(
-        allocator: &Identity,
-        hooked: impl FnOnce() -> Option<Hooked>,
+        allocator: &AllocatorIdentity,
+        hooked: impl FnOnce() -> Option<JemallocHookInstaller>,
     ) -> Result<Self> {
         let cannot = |error: Error| {
             let message = format!("memprof cannot sample {allocator}: {}", error.message);
@@ -69,34 +69,37 @@ impl Sampler {
         };
         let slots = Self::find_slots().map_err(cannot)?;
         if slots.owner().is_program {
-            if let Some(entries) = Entries::of(slots.owner().malloc) {
-                return Ok(Self::by(Way::Entries(Box::new(entries))));
+            if let Some(entries) = PatchedEntries::find(slots.owner().malloc) {
+                return Ok(Self::new(InterceptionMethod::Entries(Box::new(entries))));
             }
-            return hooked().map_or_else(|| Err(cannot(linked_in())), Self::in_hooks);
+            return hooked().map_or_else(
+                || Err(cannot(statically_linked_error())),
+                Self::with_jemalloc_hooks,
+            );
         }
-        Ok(Self::by(Way::Slots(Box::new(slots))))
+        Ok(Self::new(InterceptionMethod::Slots(Box::new(slots))))
     }
 
     /// # Errors
     /// `Unsupported`: why it cannot serve this process.
-    pub(super) fn in_hooks(hooked: Hooked) -> Result<Self> {
+    pub(super) fn with_jemalloc_hooks(hooked: JemallocHookInstaller) -> Result<Self> {
         // Which tells where memprof's own code lies, too.
-        Self::find_slots().map(|_| Self::by(Way::Hooks(hooked)))
+        Self::find_slots().map(|_| Self::new(InterceptionMethod::Hooks(hooked)))
     }
 
-    fn by(way: Way) -> Self {
+    fn new(way: InterceptionMethod) -> Self {
         Self {
-            seen: Slots {
+            seen: SlotCounts {
                 // What the parent of a forked child took.
                 patched: match &way {
-                    Way::Slots(slots) => slots.count(),
-                    Way::Entries(entries) => entries.count(),
-                    Way::Hooks(_) => 0,
+                    InterceptionMethod::Slots(slots) => slots.count(),
+                    InterceptionMethod::Entries(entries) => entries.count(),
+                    InterceptionMethod::Hooks(_) => 0,
                 },
-                ..Slots::default()
+                ..SlotCounts::default()
             },
             way,
-            samples: Samples::Not,
+            samples: SamplerSelection::Allocator,
             loaded: (0, 0),
             // It began with the program, or the parent of a forked child began it.
             since: (memprof_sampler::interval() > 0).then(SystemTime::now),
@@ -105,20 +108,20 @@ impl Sampler {
 
     /// # Errors
     /// `Unsupported`: why nothing can be sampled in this process.
-    pub(super) fn find_slots() -> Result<memprof_sampler::Slots> {
+    pub(super) fn find_slots() -> Result<memprof_sampler::GotSlots> {
         let unsupported = |message: &str| Error::new(ErrorKind::Unsupported, message);
         prepare_walks().map_err(|why| unsupported(&why))?;
-        let _reading = Reading::begin();
-        let slots = memprof_sampler::Slots::find()
+        let _reading = ForkGuard::acquire();
+        let slots = memprof_sampler::GotSlots::find()
             .ok_or_else(|| unsupported("no object defines malloc"))?;
-        if !slots.can_be_taken() {
+        if !slots.can_lock_loader() {
             return Err(unsupported("memprof's library was loaded twice"));
         }
         Ok(slots)
     }
 
     /// Drops what was sampled of another allocator: a profile is of one.
-    pub(super) fn begin_with(&mut self, allocator: &Identity) -> Result<()> {
+    pub(super) fn set_allocator(&mut self, allocator: &AllocatorIdentity) -> Result<()> {
         let is_another = match SAMPLED.load(Ordering::Acquire) {
             0 => has_sampled() && !allocator.owns_malloc,
             sampled => sampled != allocator.address,
@@ -132,41 +135,41 @@ impl Sampler {
     }
 
     /// Leads the calls of all objects that are loaded now to the sampler.
-    pub(super) fn begin(&mut self) -> Result<()> {
+    pub(super) fn install(&mut self) -> Result<()> {
         match &mut self.way {
-            Way::Slots(_) => self.take_slots(),
-            Way::Entries(entries) => {
-                self.seen.patched = entries.take().ok_or_else(no_jumps)?;
+            InterceptionMethod::Slots(_) => self.patch_slots(),
+            InterceptionMethod::Entries(entries) => {
+                self.seen.patched = entries.enable().ok_or_else(no_jumps)?;
                 Ok(())
             }
-            Way::Hooks(hooked) => hooked.install(),
+            InterceptionMethod::Hooks(hooked) => hooked.install(),
         }
     }
 
     /// What was loaded since is seen too, and its stacks are walked by its own rules.
-    pub(super) fn look_again(&mut self) -> Result<()> {
-        if self.loaded == objects::load_and_unload_count() {
+    pub(super) fn refresh(&mut self) -> Result<()> {
+        if self.loaded == loaded_objects::load_and_unload_count() {
             return Ok(());
         }
         match self.way {
-            Way::Slots(_) => self.take_slots(),
-            Way::Entries(_) | Way::Hooks(_) => {
-                self.loaded = objects::load_and_unload_count();
-                memprof_unwind::forget_rules();
+            InterceptionMethod::Slots(_) => self.patch_slots(),
+            InterceptionMethod::Entries(_) | InterceptionMethod::Hooks(_) => {
+                self.loaded = loaded_objects::load_and_unload_count();
+                memprof_unwind::clear_rules();
                 Ok(())
             }
         }
     }
 
     /// Takes the slots of all objects that are loaded now.
-    fn take_slots(&mut self) -> Result<()> {
-        self.loaded = objects::load_and_unload_count();
-        memprof_unwind::forget_rules();
-        let Way::Slots(slots) = &mut self.way else {
+    fn patch_slots(&mut self) -> Result<()> {
+        self.loaded = loaded_objects::load_and_unload_count();
+        memprof_unwind::clear_rules();
+        let InterceptionMethod::Slots(slots) = &mut self.way else {
             return Ok(());
         };
-        let _reading = Reading::begin();
-        let patched = slots.take().ok_or_else(loader_refused)?;
+        let _reading = ForkGuard::acquire();
+        let patched = slots.patch().ok_or_else(loader_refused)?;
         if patched.patched == 0 && patched.refused > 0 {
             return Err(Error::new(
                 ErrorKind::Unavailable,
@@ -174,7 +177,7 @@ impl Sampler {
             )
             .remedy("let a seccomp filter or SELinux (execmod) permit it, or start the program with `memprof run --allocator jemalloc`"));
         }
-        self.seen = Slots {
+        self.seen = SlotCounts {
             patched: patched.patched,
             foreign: patched.foreign,
             unseen_objects: patched.unseen_objects,
@@ -186,64 +189,64 @@ impl Sampler {
 
     /// Gives back what only allocations need; while nothing that was sampled lives, all. Hooks are
     /// removed: they cost as much for a free as for an allocation.
-    pub(super) fn end(&mut self) -> Result<()> {
+    pub(super) fn uninstall(&mut self) -> Result<()> {
         let slots = match &mut self.way {
-            Way::Slots(slots) => slots,
-            Way::Entries(entries) => {
-                entries.give_back(needed_no_more());
+            InterceptionMethod::Slots(slots) => slots,
+            InterceptionMethod::Entries(entries) => {
+                entries.disable(removable_role());
                 self.seen.patched = entries.count();
                 return Ok(());
             }
-            Way::Hooks(hooked) => return hooked.remove(),
+            InterceptionMethod::Hooks(hooked) => return hooked.remove(),
         };
-        let role = needed_no_more();
-        let _reading = Reading::begin();
-        slots.give_back(role).ok_or_else(loader_refused)?;
+        let role = removable_role();
+        let _reading = ForkGuard::acquire();
+        slots.restore(role).ok_or_else(loader_refused)?;
         self.seen.patched = slots.count();
         Ok(())
     }
 
     pub(super) fn stop(&mut self) -> Result<()> {
         memprof_sampler::stop();
-        self.end()
+        self.uninstall()
     }
 
     pub(super) fn drop_samples(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.since = None;
-        memprof_sampler::clear().map_err(refused)
+        memprof_sampler::clear().map_err(sampler_error)
     }
 
     /// `sample_at_once` took slots for it, or the parent of a forked child did.
-    pub(super) fn holds_slots(&self) -> bool {
+    pub(super) fn has_patched(&self) -> bool {
         match &self.way {
-            Way::Slots(slots) => slots.count() > 0,
-            Way::Entries(entries) => entries.count() > 0,
-            Way::Hooks(_) => false,
+            InterceptionMethod::Slots(slots) => slots.count() > 0,
+            InterceptionMethod::Entries(entries) => entries.count() > 0,
+            InterceptionMethod::Hooks(_) => false,
         }
     }
 
     pub(super) fn is_hooked(&self) -> bool {
-        matches!(self.way, Way::Hooks(_))
+        matches!(self.way, InterceptionMethod::Hooks(_))
     }
 }
 
-impl Drop for Sampler {
+impl Drop for Interception {
     fn drop(&mut self) {
-        let _reading = Reading::begin();
+        let _reading = ForkGuard::acquire();
         let ended = match &mut self.way {
-            Way::Slots(slots) if slots.count() == 0 => Ok(()),
-            Way::Slots(slots) => {
+            InterceptionMethod::Slots(slots) if slots.count() == 0 => Ok(()),
+            InterceptionMethod::Slots(slots) => {
                 memprof_sampler::stop();
-                slots.give_back(None).ok_or_else(loader_refused).map(drop)
+                slots.restore(None).ok_or_else(loader_refused).map(drop)
             }
-            Way::Entries(entries) if entries.count() == 0 => Ok(()),
-            Way::Entries(entries) => {
+            InterceptionMethod::Entries(entries) if entries.count() == 0 => Ok(()),
+            InterceptionMethod::Entries(entries) => {
                 memprof_sampler::stop();
-                entries.give_back(None);
+                entries.disable(None);
                 Ok(())
             }
-            Way::Hooks(hooked) => hooked.remove(),
+            InterceptionMethod::Hooks(hooked) => hooked.remove(),
         };
         if let Err(error) = ended {
             log::warn!("calls of malloc go on through memprof's sampler, which is off: {error}");
@@ -253,11 +256,11 @@ impl Drop for Sampler {
 
 /// The functions that need not lead to the sampler while it does not sample: while a sample lives, those that free lead
 /// there.
-fn needed_no_more() -> Option<Role> {
+fn removable_role() -> Option<Role> {
     (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates)
 }
 
-pub(super) fn linked_in() -> Error {
+pub(super) fn statically_linked_error() -> Error {
     let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
                    experimental.hooks.install, as jemalloc 5.2 to 5.3 have it";
     let remedy = format!(
@@ -278,10 +281,10 @@ pub(super) fn loader_refused() -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-pub(super) fn refused(refused: Refused) -> Error {
+pub(super) fn sampler_error(refused: SamplerError) -> Error {
     match refused {
-        Refused::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),
-        Refused::InUse => Error::new(
+        SamplerError::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),
+        SamplerError::InUse => Error::new(
             ErrorKind::Busy,
             "a thread has been inside of memprof's sampler for a second",
         )

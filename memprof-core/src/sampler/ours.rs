@@ -3,19 +3,19 @@
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
-use memprof_sampler::Entries;
-pub(crate) use memprof_sampler::mute_this_thread as leave_this_thread_out;
+use memprof_sampler::PatchedEntries;
+pub(crate) use memprof_sampler::exclude_this_thread as leave_this_thread_out;
 
-pub(crate) use super::chosen::Chosen;
-pub(crate) use super::forked::end_in_children;
+pub(crate) use super::chosen::SelectedSampler;
+pub(crate) use super::fork::stop_sampling_in_children;
 
-use super::Samples;
-use super::forked::{go_on_in_children, stop_in_children};
-use super::hooked::Hooked;
-use super::installed::{Sampler, linked_in, loader_refused, refused};
+use super::SamplerSelection;
+use super::fork::{keep_sampling_in_children, register_fork_handler};
+use super::hooked::JemallocHookInstaller;
+use super::installed::{Interception, loader_refused, sampler_error, statically_linked_error};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
-use crate::allocators::objects::Reading;
+use crate::allocators::loaded_objects::ForkGuard;
 use crate::allocators::symbols::malloc;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -29,45 +29,48 @@ const DEFAULT_INTERVAL: u64 = 512 << 10;
 ///
 /// # Errors
 /// Why memprof's sampler cannot serve this process.
-pub fn sample_at_once(interval: Option<SampleInterval>, is_tallied: bool) -> Result<()> {
+pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> Result<()> {
     if is_tallied {
-        memprof_sampler::tally_all();
+        memprof_sampler::enable();
     }
-    let mut slots = Sampler::find_slots()?;
+    let mut slots = Interception::find_slots()?;
     if slots.owner().is_program {
-        return Err(linked_in());
+        return Err(statically_linked_error());
     }
-    stop_in_children();
-    go_on_in_children();
+    register_fork_handler();
+    keep_sampling_in_children();
     let interval = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
-    memprof_sampler::start(interval).map_err(refused)?;
-    let _reading = Reading::begin();
-    slots.take().ok_or_else(loader_refused).map(drop)
+    memprof_sampler::start(interval).map_err(sampler_error)?;
+    let _reading = ForkGuard::acquire();
+    slots.patch().ok_or_else(loader_refused).map(drop)
 }
 
 /// The sampler before the allocator that serves `malloc`.
 #[derive(Debug)]
-pub(crate) struct Ours {
+pub(crate) struct OwnSampler {
     /// Or why it cannot serve this process.
-    sampler: Result<Mutex<Sampler>>,
+    sampler: Result<Mutex<Interception>>,
     /// What the sampler samples at, or did last.
     interval: AtomicU64,
 }
 
-impl Ours {
+impl OwnSampler {
     /// None where the allocator neither serves `malloc` nor has hooks. It samples at `interval` where
     /// nothing else is asked for.
-    pub(crate) fn before(allocator: &Allocator, interval: Option<SampleInterval>) -> Option<Self> {
+    pub(crate) fn for_allocator(
+        allocator: &Allocator,
+        interval: Option<SampleInterval>,
+    ) -> Option<Self> {
         let identity = allocator.identity();
         let interval = match memprof_sampler::interval() {
             0 => interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes),
             at_once => at_once,
         };
-        let hooked = || allocator.jemalloc().and_then(Hooked::of);
+        let hooked = || allocator.jemalloc().and_then(JemallocHookInstaller::of);
         let sampler = if identity.owns_malloc {
-            Sampler::find(identity, hooked)
+            Interception::find(identity, hooked)
         } else {
-            hooked().map(Sampler::in_hooks)?
+            hooked().map(Interception::with_jemalloc_hooks)?
         };
         Some(Self {
             sampler: sampler.map(Mutex::new),
@@ -76,13 +79,13 @@ impl Ours {
     }
 
     /// It would sample through jemalloc's hooks.
-    pub(crate) fn is_hooked(&self) -> bool {
+    pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
         let sampler = self.sampler.as_ref();
         sampler.is_ok_and(|sampler| lock(sampler).is_hooked())
     }
 
     /// Jumps at the allocator's functions were written since it was looked for, by which it could sample now.
-    pub(crate) fn is_outdated(&self, allocator: &Allocator) -> bool {
+    pub(crate) fn has_new_interception(&self, allocator: &Allocator) -> bool {
         let has_way = match &self.sampler {
             Ok(sampler) => {
                 let sampler = lock(sampler);
@@ -90,7 +93,7 @@ impl Ours {
             }
             Err(_) => false,
         };
-        let malloc = || malloc().and_then(Entries::of);
+        let malloc = || malloc().and_then(PatchedEntries::find);
         !has_way && allocator.identity().owns_malloc && malloc().is_some()
     }
 
@@ -103,24 +106,35 @@ impl Ours {
     ///
     /// # Errors
     /// Why it cannot serve this process; `allocator` refused to be switched off.
-    pub(crate) fn choose(&self, samples: Samples, allocator: &Allocator) -> Result<()> {
+    pub(crate) fn select(&self, samples: SamplerSelection, allocator: &Allocator) -> Result<()> {
         let sampler = match (&self.sampler, samples) {
             (Ok(sampler), _) => sampler,
-            (Err(_), Samples::Not) => return Ok(()),
+            (Err(_), SamplerSelection::Allocator) => return Ok(()),
             (Err(error), _) => return Err(error.clone()),
         };
         let before = std::mem::replace(&mut lock(sampler).samples, samples);
         match (before, samples) {
-            (Samples::Not, Samples::InPlace | Samples::Asked) => allocator.deactivate(),
-            (Samples::InPlace | Samples::Asked, Samples::Not) => lock(sampler).stop(),
+            (
+                SamplerSelection::Allocator,
+                SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
+            ) => allocator.deactivate(),
+            (
+                SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
+                SamplerSelection::Allocator,
+            ) => lock(sampler).stop(),
             // `sample_at_once` did not know that the allocator does.
-            (Samples::Not, Samples::Not) if lock(sampler).holds_slots() => {
+            (SamplerSelection::Allocator, SamplerSelection::Allocator)
+                if lock(sampler).has_patched() =>
+            {
                 let mut sampler = lock(sampler);
                 sampler.drop_samples()?;
-                sampler.end()
+                sampler.uninstall()
             }
-            (Samples::Not, Samples::Not)
-            | (Samples::InPlace | Samples::Asked, Samples::InPlace | Samples::Asked) => Ok(()),
+            (SamplerSelection::Allocator, SamplerSelection::Allocator)
+            | (
+                SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
+                SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
+            ) => Ok(()),
         }
     }
 
@@ -128,19 +142,19 @@ impl Ours {
     ///
     /// # Errors
     /// A thread stays inside of the sampler; the loader does not let us.
-    pub(crate) fn give_back(&self) -> Result<()> {
+    pub(crate) fn release(&self) -> Result<()> {
         let Ok(sampler) = &self.sampler else {
             return Ok(());
         };
         let mut sampler = lock(sampler);
         sampler.drop_samples()?;
-        sampler.end()
+        sampler.uninstall()
     }
 
     /// The sampler, where it samples or would.
-    pub(crate) fn chosen(&self) -> Option<Chosen<'_>> {
+    pub(crate) fn selected(&self) -> Option<SelectedSampler<'_>> {
         let sampler = lock(self.sampler.as_ref().ok()?);
-        (sampler.samples != Samples::Not).then_some(Chosen {
+        (sampler.samples != SamplerSelection::Allocator).then_some(SelectedSampler {
             sampler,
             interval: &self.interval,
         })

@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use memprof_sampler::{LiveSample, RecordId};
+use memprof_sampler::{LiveSample, StackRecordId};
 use rustix::io::Errno;
 
-use super::slabs::{Slab, bins_now, free_bytes, slabs_of};
+use super::slabs::{Slab, bins_now, free_bytes, query_slabs};
 use crate::allocators::jemalloc::{Bin, Jemalloc};
 
 /// Fewer samples do not tell who holds a class.
@@ -21,16 +21,16 @@ const AT_A_TIME: usize = 128;
 
 /// What is free in slabs that live objects hold.
 #[derive(Debug)]
-pub(super) struct Pinned<K> {
+pub(super) struct PinnedProfile<K> {
     /// As jemalloc counts it, in all classes.
     pub(super) total: u64,
     /// By who holds it. What is missing in the total is held by who knows whom.
-    pub(super) shares: HashMap<K, Share>,
+    pub(super) shares: HashMap<K, PinnedShare>,
 }
 
 /// Bytes, and the samples that they are estimated from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct PinnedShare {
     /// The samples that tell it.
     pub(super) samples: u64,
     pub(super) bytes: u64,
@@ -38,7 +38,7 @@ pub(super) struct Share {
 
 /// What samples say of one class.
 #[derive(Clone, Copy, Debug, Default)]
-struct Weight {
+struct SampleWeight {
     samples: u64,
     /// What the objects hold for which they stand.
     bytes: f64,
@@ -47,9 +47,9 @@ struct Weight {
 }
 
 /// By who holds a class, and which.
-type Weights<K> = HashMap<(K, usize), Weight>;
+type Weights<K> = HashMap<(K, usize), SampleWeight>;
 
-impl Pinned<RecordId> {
+impl PinnedProfile<StackRecordId> {
     /// What the live samples of memprof's sampler tell, which takes one in `interval` bytes.
     ///
     /// # Safety
@@ -60,7 +60,7 @@ impl Pinned<RecordId> {
     #[expect(unsafe_code, reason = "the sampler's tables, and what they point to")]
     pub(super) unsafe fn now(jemalloc: &Jemalloc, interval: u64) -> Result<Self, Errno> {
         let bins = bins_now(jemalloc)?;
-        let mut asking = Asking {
+        let mut asking = SlabQuery {
             jemalloc,
             bins: &bins,
             interval,
@@ -78,15 +78,15 @@ impl Pinned<RecordId> {
                 outcome = unsafe { asking.add(sample) };
             }
         };
-        memprof_sampler::each_live(add);
+        memprof_sampler::for_each_live(add);
         outcome?;
         // SAFETY: promised by the caller.
-        unsafe { asking.ask() }?;
-        shared_out(&bins, &asking.weights).ok_or(Errno::NOMEM)
+        unsafe { asking.query_pending() }?;
+        distribute(&bins, &asking.weights).ok_or(Errno::NOMEM)
     }
 }
 
-impl<K> Pinned<K> {
+impl<K> PinnedProfile<K> {
     /// What nobody is known to hold.
     pub(super) fn unknown(&self) -> u64 {
         let known = self.shares.values().map(|share| share.bytes).sum();
@@ -95,17 +95,17 @@ impl<K> Pinned<K> {
 }
 
 /// Asks jemalloc about sample after sample.
-struct Asking<'a> {
+struct SlabQuery<'a> {
     jemalloc: &'a Jemalloc,
     bins: &'a [Bin],
     interval: u64,
     /// Has room for [`AT_A_TIME`].
     batch: Vec<LiveSample>,
-    weights: Weights<RecordId>,
+    weights: Weights<StackRecordId>,
 }
 
 #[expect(unsafe_code, reason = "jemalloc follows the pointers")]
-impl Asking<'_> {
+impl SlabQuery<'_> {
     /// # Safety
     /// jemalloc gave out the sample's block.
     unsafe fn add(&mut self, sample: LiveSample) -> Result<(), Errno> {
@@ -113,13 +113,13 @@ impl Asking<'_> {
         match self.batch.len() < AT_A_TIME {
             true => Ok(()),
             // SAFETY: promised by the caller, each time.
-            false => unsafe { self.ask() },
+            false => unsafe { self.query_pending() },
         }
     }
 
     /// # Safety
     /// As [`Self::add`].
-    unsafe fn ask(&mut self) -> Result<(), Errno> {
+    unsafe fn query_pending(&mut self) -> Result<(), Errno> {
         let count = self.batch.len();
         if count == 0 {
             return Ok(());
@@ -130,11 +130,11 @@ impl Asking<'_> {
             *address = sample.address;
         }
         // SAFETY: promised by the caller.
-        unsafe { slabs_of(self.jemalloc, &addresses[..count], &mut slabs[..count]) }?;
+        unsafe { query_slabs(self.jemalloc, &addresses[..count], &mut slabs[..count]) }?;
         for (sample, slab) in self.batch.iter().zip(&slabs) {
             if let Some(class) = slab.bin(self.bins, sample.size) {
                 let held = slab.free_bytes_for_each(&self.bins[class]);
-                let held = held * stands_for(sample.size, self.interval);
+                let held = held * objects_per_sample(sample.size, self.interval);
                 add(&mut self.weights, (sample.record, class), held).ok_or(Errno::NOMEM)?;
             }
         }
@@ -144,7 +144,7 @@ impl Asking<'_> {
 }
 
 /// How many objects a sampled one of that size stands for.
-fn stands_for(size: u64, interval: u64) -> f64 {
+fn objects_per_sample(size: u64, interval: u64) -> f64 {
     -1.0 / libm::expm1(-(size.max(1) as f64) / interval.max(1) as f64)
 }
 
@@ -160,23 +160,23 @@ fn add<K: Eq + Hash>(weights: &mut Weights<K>, key: (K, usize), held: f64) -> Op
 
 /// One class while its count is given out.
 #[derive(Clone, Copy, Debug, Default)]
-struct Class {
-    whole: Weight,
+struct SizeClassShare {
+    whole: SampleWeight,
     /// Of the weights that had their shares.
     weighed: f64,
     given: u64,
 }
 
-impl Class {
+impl SizeClassShare {
     /// As many samples of equal weights would be as sure as these (Kish's effective size): many that hold nothing
     /// beside a few that hold all are few.
-    fn is_told(&self) -> bool {
-        let Weight { bytes, squares, .. } = self.whole;
+    fn is_attributable(&self) -> bool {
+        let SampleWeight { bytes, squares, .. } = self.whole;
         bytes > 0.0 && bytes * bytes >= FEWEST * squares
     }
 
     /// The next share of `free`, rounded so that all of them sum to it.
-    fn give(&mut self, weight: &Weight, free: u64) -> u64 {
+    fn next_share(&mut self, weight: &SampleWeight, free: u64) -> u64 {
         self.weighed += weight.bytes;
         let upto = (self.weighed / self.whole.bytes * free as f64).round() as u64;
         let share = upto.saturating_sub(self.given);
@@ -186,29 +186,29 @@ impl Class {
 }
 
 /// The count of each class, shared out by the weights in it where they tell. None where there is no memory.
-fn shared_out<K: Copy + Eq + Hash>(bins: &[Bin], weights: &Weights<K>) -> Option<Pinned<K>> {
+fn distribute<K: Copy + Eq + Hash>(bins: &[Bin], weights: &Weights<K>) -> Option<PinnedProfile<K>> {
     let mut classes = Vec::new();
     classes.try_reserve_exact(bins.len()).ok()?;
-    classes.resize(bins.len(), Class::default());
+    classes.resize(bins.len(), SizeClassShare::default());
     for ((_, class), weight) in weights {
         let whole = &mut classes[*class].whole;
         whole.bytes += weight.bytes;
         whole.squares += weight.squares;
     }
-    let mut shares = HashMap::<K, Share>::new();
+    let mut shares = HashMap::<K, PinnedShare>::new();
     shares.try_reserve(weights.len()).ok()?;
     for ((holder, class), weight) in weights {
         let free = free_bytes(&bins[*class]);
         let class = &mut classes[*class];
-        if class.is_told() {
+        if class.is_attributable() {
             let share = shares.entry(*holder).or_default();
             share.samples += weight.samples;
-            share.bytes += class.give(weight, free);
+            share.bytes += class.next_share(weight, free);
         }
     }
     shares.retain(|_, share| share.bytes > 0);
     let free = bins.iter().map(free_bytes);
-    Some(Pinned {
+    Some(PinnedProfile {
         total: free.fold(0, u64::saturating_add),
         shares,
     })
@@ -239,8 +239,11 @@ mod tests {
         weights
     }
 
-    fn shares(bins: &[Bin], samples: &[(&'static str, usize, u64, f64)]) -> Pinned<&'static str> {
-        shared_out(bins, &weights(samples)).unwrap()
+    fn shares(
+        bins: &[Bin],
+        samples: &[(&'static str, usize, u64, f64)],
+    ) -> PinnedProfile<&'static str> {
+        distribute(bins, &weights(samples)).unwrap()
     }
 
     #[test]
@@ -291,15 +294,15 @@ mod tests {
             let pinned = shares(&[bin(free)], &samples);
             assert_eq!(pinned.unknown(), 0);
             let even = free * 64 / 7;
-            let is_even = |share: &Share| share.bytes.abs_diff(even) <= 1;
+            let is_even = |share: &PinnedShare| share.bytes.abs_diff(even) <= 1;
             assert!(pinned.shares.values().all(is_even), "{pinned:?}");
         }
     }
 
     #[test]
     fn a_sample_stands_for_objects_of_its_size() {
-        assert!((stands_for(64, 64 << 10) - 1024.5).abs() < 0.1);
-        assert!((stands_for(64 << 20, 64 << 10) - 1.0).abs() < 1e-9);
-        assert!(stands_for(0, 0).is_finite());
+        assert!((objects_per_sample(64, 64 << 10) - 1024.5).abs() < 0.1);
+        assert!((objects_per_sample(64 << 20, 64 << 10) - 1.0).abs() < 1e-9);
+        assert!(objects_per_sample(0, 0).is_finite());
     }
 }

@@ -13,21 +13,21 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
-use memprof_sampler::{Record, RecordId};
+use memprof_sampler::{StackRecord, StackRecordId};
 
-use super::pinned::{Pinned, Share};
-use crate::dumps::heap::{Summary, unsampled};
+use super::pinned::{PinnedProfile, PinnedShare};
+use crate::dumps::heap::{ProfileSummary, unsampled};
 
 /// What a header's numbers take, so that it can be written before they are known.
 const WIDTH: usize = 20;
 
 /// Writes all samples, live and freed ones.
-pub(super) fn write(interval: u64, file: &File) -> io::Result<Summary> {
-    let mut lines = Lines {
+pub(super) fn write(interval: u64, file: &File) -> io::Result<ProfileSummary> {
+    let mut lines = ProfileWriter {
         text: BufWriter::new(file),
-        summary: Summary {
+        summary: ProfileSummary {
             sample_interval: interval,
-            ..Summary::default()
+            ..ProfileSummary::default()
         },
         totals: [0; 4],
         is_tallied: memprof_sampler::tally().is_some(),
@@ -37,7 +37,7 @@ pub(super) fn write(interval: u64, file: &File) -> io::Result<Summary> {
     // SAFETY: what clears the samples, and a dump, exclude each other (`DumpSlot::take`).
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
-        memprof_sampler::each_record(|record| lines.add(&record));
+        memprof_sampler::for_each_record(|record| lines.add(&record));
     }
     lines.outcome?;
     let end = lines.text.stream_position()?;
@@ -49,16 +49,16 @@ pub(super) fn write(interval: u64, file: &File) -> io::Result<Summary> {
     Ok(lines.summary)
 }
 
-struct Lines<W: Write> {
+struct ProfileWriter<W: Write> {
     text: BufWriter<W>,
-    summary: Summary,
+    summary: ProfileSummary,
     /// Objects and bytes, live and in all.
     totals: [u64; 4],
     is_tallied: bool,
     outcome: io::Result<()>,
 }
 
-impl<W: Write> Lines<W> {
+impl<W: Write> ProfileWriter<W> {
     fn header(&mut self) -> io::Result<()> {
         let [objects, bytes, total_objects, total_bytes] = self.totals;
         writeln!(
@@ -69,13 +69,13 @@ impl<W: Write> Lines<W> {
         )
     }
 
-    fn add(&mut self, record: &Record<'_>) {
+    fn add(&mut self, record: &StackRecord<'_>) {
         if self.outcome.is_ok() {
             self.outcome = self.line(record);
         }
     }
 
-    fn line(&mut self, record: &Record<'_>) -> io::Result<()> {
+    fn line(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,
             false => [record.objects, record.bytes],
@@ -101,7 +101,10 @@ const NOBODY: u64 = 0x100;
 
 /// Writes what the stacks of the sampler's records hold of `pinned`, as a profile of growth is written: readers take
 /// its values as they are. The objects of a line are the samples that tell its bytes.
-pub(super) fn write_pinned(pinned: &Pinned<RecordId>, file: &File) -> io::Result<Summary> {
+pub(super) fn write_pinned(
+    pinned: &PinnedProfile<StackRecordId>,
+    file: &File,
+) -> io::Result<ProfileSummary> {
     let mut text = BufWriter::new(file);
     let (total, samples) = (pinned.total, pinned.shares.values());
     let samples: u64 = samples.map(|share| share.samples).sum();
@@ -113,10 +116,10 @@ pub(super) fn write_pinned(pinned: &Pinned<RecordId>, file: &File) -> io::Result
     // SAFETY: as in `write`.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
-        memprof_sampler::each_record(|record| {
+        memprof_sampler::for_each_record(|record| {
             if outcome.is_ok()
                 && let Some(id) = &record.id
-                && let Some(Share { samples, bytes }) = pinned.shares.get(id)
+                && let Some(PinnedShare { samples, bytes }) = pinned.shares.get(id)
             {
                 let counts = [*samples, *bytes, *samples, *bytes];
                 outcome = write_stack(&mut text, counts, record.frames);
@@ -132,11 +135,11 @@ pub(super) fn write_pinned(pinned: &Pinned<RecordId>, file: &File) -> io::Result
         stacks += 1;
     }
     text.flush()?;
-    Ok(Summary {
+    Ok(ProfileSummary {
         stacks,
         estimated_inuse_bytes: total,
         profile_len: text.stream_position()?,
-        ..Summary::default()
+        ..ProfileSummary::default()
     })
 }
 

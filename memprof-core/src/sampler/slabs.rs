@@ -24,7 +24,7 @@ pub(super) struct Slab {
 
 impl Slab {
     /// Whether an object of `size` bytes in it is of that class.
-    fn is_of(&self, bin: &Bin, size: u64) -> bool {
+    fn is_in_bin(&self, bin: &Bin, size: u64) -> bool {
         let regions = bin.slab_size.checked_div(bin.size);
         let is_alike = (regions, bin.slab_size) == (Some(self.regions as u64), self.bytes as u64);
         is_alike && size <= bin.size
@@ -33,7 +33,7 @@ impl Slab {
     /// The class of an object of `size` bytes in it, as an index. None where it is no slab, and where the object was
     /// freed since and another thing took its place.
     pub(super) fn bin(&self, bins: &[Bin], size: u64) -> Option<usize> {
-        bins.iter().position(|bin| self.is_of(bin, size))
+        bins.iter().position(|bin| self.is_in_bin(bin, size))
     }
 
     /// What each of its objects holds of it that is free.
@@ -55,8 +55,8 @@ pub(super) fn free_bytes(bin: &Bin) -> u64 {
 }
 
 /// Whether it tells how full its slabs are.
-pub(super) fn tells_slabs(jemalloc: &Jemalloc) -> bool {
-    jemalloc.config_stats && jemalloc.mallctl.has(BATCH_QUERY)
+pub(super) fn supports_slab_queries(jemalloc: &Jemalloc) -> bool {
+    jemalloc.config_stats && jemalloc.mallctl.can_read(BATCH_QUERY)
 }
 
 /// All classes as they are now.
@@ -75,14 +75,14 @@ pub(super) fn bins_now(jemalloc: &Jemalloc) -> Result<Vec<Bin>, Errno> {
 ///
 /// # Errors
 /// jemalloc refused.
-pub(super) unsafe fn slabs_of(
+pub(super) unsafe fn query_slabs(
     jemalloc: &Jemalloc,
     objects: &[usize],
     slabs: &mut [Slab],
 ) -> Result<(), Errno> {
     // SAFETY: inspect.c: finds an address in jemalloc's own tree of addresses, in which whatever was given out
     // has had a leaf ever since, and writes three words for each.
-    unsafe { jemalloc.mallctl.ask_each(BATCH_QUERY, objects, slabs) }
+    unsafe { jemalloc.mallctl.query_each(BATCH_QUERY, objects, slabs) }
 }
 
 #[cfg(test)]

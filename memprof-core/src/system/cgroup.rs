@@ -4,7 +4,7 @@ use memprof_messages::Cgroup;
 
 /// The names of a hierarchy's files, below /sys/fs/cgroup.
 #[derive(Clone, Copy, Debug)]
-struct Hierarchy {
+struct CgroupHierarchy {
     /// What its line of /proc/self/cgroup has before the path.
     mark: &'static str,
     root: &'static str,
@@ -14,14 +14,14 @@ struct Hierarchy {
     inactive: &'static str,
 }
 
-const VERSION_2: Hierarchy = Hierarchy {
+const VERSION_2: CgroupHierarchy = CgroupHierarchy {
     mark: "0::",
     root: "",
     usage: "memory.current",
     limit: "memory.max",
     inactive: "inactive_file ",
 };
-const VERSION_1: Hierarchy = Hierarchy {
+const VERSION_1: CgroupHierarchy = CgroupHierarchy {
     mark: ":memory:",
     root: "/memory",
     usage: "memory.usage_in_bytes",
@@ -33,7 +33,7 @@ const VERSION_1: Hierarchy = Hierarchy {
 const NO_LIMIT: u64 = 1 << 62;
 
 /// That of the calling process; None where it is in none or the files cannot be read.
-pub(crate) fn of_this_process() -> Option<Cgroup> {
+pub(crate) fn read_current() -> Option<Cgroup> {
     find(&membership()?, read)
 }
 
@@ -46,7 +46,7 @@ fn find(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgrou
 
 /// What the calling process may still have within the limits of its cgroup and of those above it:
 /// the path of the one with the least, and its bytes. None where there is no limit.
-pub(crate) fn headroom_of_this_process() -> Option<(String, u64)> {
+pub(crate) fn current_headroom() -> Option<(String, u64)> {
     headroom(&membership()?, read)
 }
 
@@ -79,13 +79,14 @@ fn read(file: &str) -> Option<String> {
 fn locate<'a>(
     membership: &'a str,
     read: &impl Fn(&str) -> Option<String>,
-) -> Option<(Hierarchy, &'a str)> {
-    let path = |hierarchy: Hierarchy| {
+) -> Option<(CgroupHierarchy, &'a str)> {
+    let path = |hierarchy: CgroupHierarchy| {
         let mut lines = membership.lines();
         let path = lines.find_map(|line| Some(line.split_once(hierarchy.mark)?.1));
         path.map(|path| path.trim_end_matches('/'))
     };
-    let counts = |(hierarchy, path): &(Hierarchy, &str)| hierarchy.usage(path, read).is_some();
+    let counts =
+        |(hierarchy, path): &(CgroupHierarchy, &str)| hierarchy.usage(path, read).is_some();
     let version_2 = path(VERSION_2).map(|path| (VERSION_2, path));
     let version_1 = path(VERSION_1).map(|path| (VERSION_1, path));
     // A container sees its own cgroup as the root, under whatever path its host has for it.
@@ -96,7 +97,7 @@ fn locate<'a>(
         .find(counts)
 }
 
-impl Hierarchy {
+impl CgroupHierarchy {
     fn text(
         self,
         path: &str,

@@ -69,7 +69,7 @@ const QUIET: usize = 1;
 /// What was found out of a process's filters, in the order in which threads of it have more of them. Leaked: there
 /// are few, and anybody may be reading it.
 #[derive(Debug)]
-struct Known {
+struct ProbedFilters {
     process: u32,
     filters: u64,
     outcome: Result<()>,
@@ -77,9 +77,9 @@ struct Known {
 }
 
 /// What was found out last, or null. No lock: a forked child would wait for the thread that was trying out a filter.
-static KNOWN: AtomicPtr<Known> = AtomicPtr::new(ptr::null_mut());
+static KNOWN: AtomicPtr<ProbedFilters> = AtomicPtr::new(ptr::null_mut());
 
-fn known() -> Option<&'static Known> {
+fn cached_probe() -> Option<&'static ProbedFilters> {
     // SAFETY: null, or leaked.
     unsafe { KNOWN.load(Ordering::Acquire).as_ref() }
 }
@@ -94,18 +94,19 @@ pub fn require_calls() -> Result<()> {
         return Ok(());
     };
     let process = process::id();
-    let mut all = iter::successors(known(), |known| known.before);
+    let mut all = iter::successors(cached_probe(), |known| known.before);
     if let Some(known) = all.find(|known| (known.process, known.filters) == (process, filters)) {
         return known.outcome.clone();
     }
-    let outcome = try_out().map_err(|error| Error::io("try out the seccomp filter", &error))?;
+    let outcome =
+        probe_in_child().map_err(|error| Error::io("try out the seccomp filter", &error))?;
     let outcome = outcome.map_or(Ok(()), |call| Err(refusal(call)));
     // What another thread finds out at the same time may be lost, and is tried out again.
-    let found = Box::leak(Box::new(Known {
+    let found = Box::leak(Box::new(ProbedFilters {
         process,
         filters,
         outcome: outcome.clone(),
-        before: known(),
+        before: cached_probe(),
     }));
     KNOWN.store(found, Ordering::Release);
     outcome
@@ -141,8 +142,8 @@ fn parse(status: &str) -> Option<u64> {
 }
 
 /// The call at which a forked child was killed, if it was.
-fn try_out() -> io::Result<Option<&'static str>> {
-    let shared = Shared::map()?;
+fn probe_in_child() -> io::Result<Option<&'static str>> {
+    let shared = ProbePage::map()?;
     let (child, exit) = fork(shared.progress())?;
     let mut polled = [PollFd::new(&exit, PollFlags::IN)];
     loop {
@@ -167,9 +168,9 @@ fn try_out() -> io::Result<Option<&'static str>> {
 }
 
 /// A page that a child shares.
-struct Shared(*mut AtomicUsize);
+struct ProbePage(*mut AtomicUsize);
 
-impl Shared {
+impl ProbePage {
     fn map() -> io::Result<Self> {
         let (access, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
@@ -190,7 +191,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ProbePage {
     fn drop(&mut self) {
         // SAFETY: the mapping that `map` made.
         unsafe { libc::munmap(self.0.cast(), size_of::<usize>()) };
@@ -283,6 +284,6 @@ mod tests {
 
     #[test]
     fn without_a_filter_every_call_passes() {
-        assert_eq!(try_out().unwrap(), None);
+        assert_eq!(probe_in_child().unwrap(), None);
     }
 }

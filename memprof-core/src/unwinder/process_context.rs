@@ -73,15 +73,17 @@ fn header(memory: &File, start: u64) -> io::Result<[u8; HEADER]> {
 /// those of its resource.
 fn key_map(context: &[u8]) -> Option<Vec<String>> {
     const KEY: &[u8] = b"threadlocal.attribute_key_map";
-    let resource = Fields(context)
+    let resource = ProtobufFields(context)
         .of(1)
-        .flat_map(|resource| Fields(resource).of(1));
-    let mut attributes = Fields(context).of(2).chain(resource);
+        .flat_map(|resource| ProtobufFields(resource).of(1));
+    let mut attributes = ProtobufFields(context).of(2).chain(resource);
     // KeyValue { key 1, value 2 }, AnyValue { string 1, array 5 }, ArrayValue { values 1 }
-    let map = attributes.find(|attribute| Fields(attribute).of(1).next() == Some(KEY))?;
-    let array = Fields(map).of(2).flat_map(|value| Fields(value).of(5));
-    let values = array.flat_map(|array| Fields(array).of(1));
-    let name = |value| Fields(value).of(1).next().unwrap_or_default();
+    let map = attributes.find(|attribute| ProtobufFields(attribute).of(1).next() == Some(KEY))?;
+    let array = ProtobufFields(map)
+        .of(2)
+        .flat_map(|value| ProtobufFields(value).of(5));
+    let values = array.flat_map(|array| ProtobufFields(array).of(1));
+    let name = |value| ProtobufFields(value).of(1).next().unwrap_or_default();
     let names = values.map(|value| String::from_utf8_lossy(name(value)).into_owned());
     Some(names.collect())
 }
@@ -89,9 +91,9 @@ fn key_map(context: &[u8]) -> Option<Vec<String>> {
 /// The fields of a message that are texts or messages, up to where it makes no sense
 /// (protobuf.dev/programming-guides/encoding).
 #[derive(Clone, Copy)]
-struct Fields<'a>(&'a [u8]);
+struct ProtobufFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> ProtobufFields<'a> {
     fn of(self, number: u64) -> impl Iterator<Item = &'a [u8]> {
         self.filter(move |(found, _)| *found == number)
             .map(|(_, bytes)| bytes)
@@ -110,7 +112,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl<'a> Iterator for Fields<'a> {
+impl<'a> Iterator for ProtobufFields<'a> {
     type Item = (u64, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::ours;
-use crate::allocators::objects;
+use super::installed_walker;
+use crate::allocators::loaded_objects;
 use crate::error::{Error, Result};
-use crate::system::leash::{Leash, leash};
+use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
 /// How long the walk of a sample may go by the rules of code that was unloaded.
 const OF_THE_WALK: Duration = Duration::from_secs(1);
@@ -14,13 +14,13 @@ const OF_THE_SAMPLER: Duration = Duration::from_millis(100);
 
 /// Libraries loaded and unloaded so far, when the rules were forgotten last.
 #[derive(Debug, Default)]
-pub(super) struct Loaded(Option<(u64, u64)>);
+pub(super) struct LoadCounts(Option<(u64, u64)>);
 
-impl Loaded {
-    pub(super) fn forget_if_changed(&mut self) {
-        let now = Some(objects::load_and_unload_count());
+impl LoadCounts {
+    pub(super) fn clear_if_changed(&mut self) {
+        let now = Some(loaded_objects::load_and_unload_count());
         if self.0 != now {
-            ours::forget_rules();
+            installed_walker::clear_rules();
             self.0 = now;
         }
     }
@@ -28,11 +28,11 @@ impl Loaded {
 
 /// Runs its work now and then until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Tick {
-    _held: Leash,
+pub(crate) struct PeriodicTask {
+    _held: CancelOnDrop,
 }
 
-impl Tick {
+impl PeriodicTask {
     /// Runs `work` until it answers false; more often where memprof's sampler needs it.
     ///
     /// # Errors
@@ -45,10 +45,10 @@ impl Tick {
             true => OF_THE_SAMPLER,
             false => OF_THE_WALK,
         };
-        let (held, leashed) = leash();
+        let (held, leashed) = cancel_pair();
         memprof_own::spawn(c"memprof-unwind", move |privileges| {
-            while leashed.sleeps(period) {
-                privileges.follow();
+            while leashed.sleep_unless_cancelled(period) {
+                privileges.match_main_thread();
                 if !work() {
                     break;
                 }

@@ -23,7 +23,7 @@ pub struct GdumpLimits {
 
 /// One watch of the high water.
 #[derive(Clone, Debug)]
-pub(crate) struct Gdump {
+pub(crate) struct HighWaterWatch {
     limits: GdumpLimits,
     taken: u32,
     ends: Instant,
@@ -31,7 +31,7 @@ pub(crate) struct Gdump {
     mark: Option<u64>,
 }
 
-impl Gdump {
+impl HighWaterWatch {
     pub(crate) fn new(limits: GdumpLimits, now: Instant, clock: SystemTime) -> Self {
         Self {
             limits,
@@ -47,14 +47,14 @@ impl Gdump {
         now >= self.ends || self.taken >= self.limits.files
     }
 
-    /// Whether `rss` is a new mark; it stays one until [`take`](Self::take).
-    pub(crate) fn wants(&mut self, rss: u64) -> bool {
+    /// Whether `rss` is a new mark; it stays one until [`record_dump`](Self::record_dump).
+    pub(crate) fn is_new_high(&mut self, rss: u64) -> bool {
         let mark = *self.mark.get_or_insert(rss);
         rss >= mark.saturating_add(SMALLEST_STEP.max(mark / STEP_SHARE))
     }
 
     /// A dump was taken at `rss`.
-    pub(crate) fn take(&mut self, rss: u64) {
+    pub(crate) fn record_dump(&mut self, rss: u64) {
         self.taken += 1;
         self.mark = Some(rss);
     }
@@ -75,12 +75,12 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn gdump(files: u32, start: Instant) -> Gdump {
+    fn gdump(files: u32, start: Instant) -> HighWaterWatch {
         let limits = GdumpLimits {
             files,
             duration: Duration::from_secs(60),
         };
-        Gdump::new(limits, start, SystemTime::UNIX_EPOCH)
+        HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH)
     }
 
     #[test]
@@ -101,11 +101,11 @@ mod tests {
         ];
         for (rss, expected) in steps {
             assert!(!gdump.is_over(start), "{rss}");
-            assert_eq!(gdump.wants(rss), expected, "{rss}");
+            assert_eq!(gdump.is_new_high(rss), expected, "{rss}");
             if expected {
                 // As long as nobody takes it.
-                assert!(gdump.wants(rss), "{rss}");
-                gdump.take(rss);
+                assert!(gdump.is_new_high(rss), "{rss}");
+                gdump.record_dump(rss);
             }
         }
         assert!(gdump.is_over(start));
@@ -126,8 +126,8 @@ mod tests {
         let start = Instant::now();
         let mut gdump = gdump(3, start);
         for rss in (0..10_000u64).map(|at| at * at * MIB) {
-            if !gdump.is_over(start) && gdump.wants(rss) {
-                gdump.take(rss);
+            if !gdump.is_over(start) && gdump.is_new_high(rss) {
+                gdump.record_dump(rss);
             }
         }
         assert_eq!(gdump.status().taken, 3);

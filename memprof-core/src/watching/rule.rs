@@ -6,14 +6,14 @@
 use std::time::{Duration, Instant};
 
 use crate::dumps::trigger::Condition;
-use crate::watching::reading::Reading;
+use crate::watching::memory_reading::MemoryReading;
 
 /// A threshold fires again once the value fell this share (1/20) below it.
 const HYSTERESIS: u64 = 20;
 
 /// One rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct WatchRule {
     /// When to dump.
     pub condition: Condition,
     /// At least so long between two dumps of this rule.
@@ -24,8 +24,8 @@ pub struct Rule {
 
 /// A rule and what it has seen so far.
 #[derive(Clone, Debug)]
-pub(crate) struct Watched {
-    pub rule: Rule,
+pub(crate) struct RuleState {
+    pub rule: WatchRule,
     pub fired: u64,
     pub last_fired: Option<Instant>,
     since: Instant,
@@ -34,8 +34,8 @@ pub(crate) struct Watched {
     mark: Option<u64>,
 }
 
-impl Watched {
-    pub(crate) fn new(rule: Rule, now: Instant) -> Self {
+impl RuleState {
+    pub(crate) fn new(rule: WatchRule, now: Instant) -> Self {
         Self {
             rule,
             fired: 0,
@@ -47,18 +47,18 @@ impl Watched {
     }
 
     /// The bytes for which the rule wants a dump now. It goes on to want it until
-    /// [`fire`](Self::fire).
-    pub(crate) fn judge(&mut self, reading: &Reading, now: Instant) -> Option<u64> {
+    /// [`record_dump`](Self::record_dump).
+    pub(crate) fn evaluate(&mut self, reading: &MemoryReading, now: Instant) -> Option<u64> {
         let wanted = match self.rule.condition {
             Condition::Every(_) => Some(reading.rss),
             Condition::RssAbove(threshold) => {
-                self.pass(reading.rss, threshold.bytes(reading.available))
+                self.crossed(reading.rss, threshold.bytes(reading.available))
             }
             Condition::CgroupAbove(threshold) => {
                 let usage = reading.cgroup?.usage_bytes;
-                self.pass(usage, threshold.bytes(reading.available))
+                self.crossed(usage, threshold.bytes(reading.available))
             }
-            Condition::RssGrowth(step) => self.grow(reading.rss, step),
+            Condition::RssGrowth(step) => self.grown_by(reading.rss, step),
             Condition::AtExit => None,
         };
         wanted.filter(|_| self.next().is_some_and(|next| now >= next))
@@ -77,26 +77,26 @@ impl Watched {
     }
 
     /// A dump was taken.
-    pub(crate) fn fire(&mut self, reading: &Reading, now: Instant) {
+    pub(crate) fn record_dump(&mut self, reading: &MemoryReading, now: Instant) {
         self.activate(reading, now);
         self.is_armed = false;
     }
 
     /// Sampling was switched on; the dump comes when the rule has rested and still wants it.
-    pub(crate) fn activate(&mut self, reading: &Reading, now: Instant) {
+    pub(crate) fn activate(&mut self, reading: &MemoryReading, now: Instant) {
         self.fired += 1;
         self.last_fired = Some(now);
         self.mark = Some(reading.rss);
     }
 
-    fn pass(&mut self, value: u64, threshold: u64) -> Option<u64> {
+    fn crossed(&mut self, value: u64, threshold: u64) -> Option<u64> {
         if value < threshold - threshold / HYSTERESIS {
             self.is_armed = true;
         }
         (self.is_armed && value >= threshold).then_some(value)
     }
 
-    fn grow(&mut self, rss: u64, step: u64) -> Option<u64> {
+    fn grown_by(&mut self, rss: u64, step: u64) -> Option<u64> {
         let mark = self.mark.get_or_insert(rss);
         // Only a fall by a whole step counts, so that the value cannot swing about the mark.
         if rss.saturating_add(step) <= *mark {
@@ -119,14 +119,14 @@ mod tests {
     /// Plays `steps` to a rule. 1000 bytes are available, and the cgroup uses ten times RSS.
     fn check(condition: Condition, min_interval: u64, steps: &[Step]) {
         let start = Instant::now();
-        let rule = Rule {
+        let rule = WatchRule {
             condition,
             min_interval: Duration::from_secs(min_interval),
             activate: false,
         };
-        let mut watched = Watched::new(rule, start);
+        let mut watched = RuleState::new(rule, start);
         for (second, rss, expected) in steps {
-            let reading = Reading {
+            let reading = MemoryReading {
                 rss: *rss,
                 available: 1000,
                 cgroup: Some(Cgroup {
@@ -135,14 +135,14 @@ mod tests {
                 }),
             };
             let now = start + Duration::from_secs(*second);
-            let found = match watched.judge(&reading, now) {
+            let found = match watched.evaluate(&reading, now) {
                 Some(_) if *expected == "busy" => "busy",
                 Some(_) if *expected == "activated" => {
                     watched.activate(&reading, now);
                     "activated"
                 }
                 Some(_) => {
-                    watched.fire(&reading, now);
+                    watched.record_dump(&reading, now);
                     "fires"
                 }
                 None => "",
@@ -241,17 +241,17 @@ mod tests {
     #[test]
     fn without_a_cgroup_its_rule_is_quiet() {
         let start = Instant::now();
-        let rule = Rule {
+        let rule = WatchRule {
             condition: Condition::CgroupAbove(Threshold::Bytes(1)),
             min_interval: Duration::ZERO,
             activate: false,
         };
-        let reading = Reading {
+        let reading = MemoryReading {
             rss: 9,
             available: 9,
             cgroup: None,
         };
-        assert_eq!(Watched::new(rule, start).judge(&reading, start), None);
+        assert_eq!(RuleState::new(rule, start).evaluate(&reading, start), None);
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, Result};
-use crate::watching::gdump::{Gdump, GdumpLimits};
-use crate::watching::reading::Reading;
-use crate::watching::rule::{Rule, Watched};
+use crate::watching::gdump::{GdumpLimits, HighWaterWatch};
+use crate::watching::memory_reading::MemoryReading;
+use crate::watching::rule::{RuleState, WatchRule};
 use memprof_messages::{GdumpStatus, WatchStatus};
 
 /// Between two looks at the memory; a rule `every` alone needs none.
@@ -19,7 +19,7 @@ const LATER: Duration = Duration::from_secs(10);
 
 /// What came of a rule that fired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum DumpOutcome {
     /// A dump was taken, or refused for a reason that another try does not mend.
     Done,
     /// Sampling was switched on instead.
@@ -32,7 +32,7 @@ pub(crate) enum Outcome {
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Due {
+pub(crate) struct DueDump {
     pub trigger: Trigger,
     /// Sampling may be switched on for it.
     pub activate: bool,
@@ -42,27 +42,30 @@ pub(crate) struct Due {
 #[derive(Debug)]
 pub(crate) struct Watcher {
     pub owner: u32,
-    watch: Mutex<Watch>,
+    watch: Mutex<WatchState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Watch {
-    rules: Vec<Watched>,
-    gdump: Option<Gdump>,
+struct WatchState {
+    rules: Vec<RuleState>,
+    gdump: Option<HighWaterWatch>,
     is_polled: bool,
     is_over: bool,
 }
 
 impl Watcher {
-    pub(crate) fn new(rules: &[Rule]) -> Arc<Self> {
+    pub(crate) fn new(rules: &[WatchRule]) -> Arc<Self> {
         let now = Instant::now();
-        let rules = rules.iter().map(|rule| Watched::new(*rule, now)).collect();
+        let rules = rules
+            .iter()
+            .map(|rule| RuleState::new(*rule, now))
+            .collect();
         Arc::new(Self {
             owner: process::id(),
-            watch: Mutex::new(Watch {
+            watch: Mutex::new(WatchState {
                 rules,
-                ..Watch::default()
+                ..WatchState::default()
             }),
             changed: Condvar::new(),
         })
@@ -76,16 +79,16 @@ impl Watcher {
     pub(crate) fn start(
         self: &Arc<Self>,
         enter: impl Fn() + Send + 'static,
-        act: impl Fn(Due) -> Outcome + Send + 'static,
+        act: impl Fn(DueDump) -> DumpOutcome + Send + 'static,
     ) -> Result<()> {
         let mut watch = self.lock();
-        if watch.is_polled || watch.rest(Instant::now()).is_none() {
+        if watch.is_polled || watch.sleep_until_due(Instant::now()).is_none() {
             return Ok(());
         }
         let watcher = Arc::clone(self);
         memprof_own::spawn(c"memprof-watch", move |privileges| {
             let enter = || {
-                privileges.follow();
+                privileges.match_main_thread();
                 enter();
             };
             watcher.poll(enter, &act);
@@ -97,25 +100,29 @@ impl Watcher {
 
     /// Begins a `gdump`, in place of one that runs.
     pub(crate) fn set_gdump(&self, limits: GdumpLimits) {
-        self.lock().gdump = Some(Gdump::new(limits, Instant::now(), SystemTime::now()));
+        self.lock().gdump = Some(HighWaterWatch::new(
+            limits,
+            Instant::now(),
+            SystemTime::now(),
+        ));
         self.changed.notify_all();
     }
 
     /// Ends the `gdump`; tells how far it came.
-    pub(crate) fn end_gdump(&self) -> Option<GdumpStatus> {
+    pub(crate) fn stop_gdump(&self) -> Option<GdumpStatus> {
         let ended = self.lock().gdump.take();
         self.changed.notify_all();
         ended.map(|gdump| gdump.status())
     }
 
     /// Ends the thread.
-    pub(crate) fn end(&self) {
+    pub(crate) fn stop(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
     }
 
     pub(crate) fn gdump_status(&self) -> Option<GdumpStatus> {
-        self.lock().gdump.as_ref().map(Gdump::status)
+        self.lock().gdump.as_ref().map(HighWaterWatch::status)
     }
 
     pub(crate) fn status(&self) -> Vec<WatchStatus> {
@@ -131,7 +138,7 @@ impl Watcher {
                 .max(SystemTime::UNIX_EPOCH);
             humantime::format_rfc3339_seconds(time).to_string()
         };
-        let status = |watched: &Watched| WatchStatus {
+        let status = |watched: &RuleState| WatchStatus {
             rule: watched.rule.condition.to_string(),
             fired: watched.fired,
             last_fired: watched.last_fired.map(text),
@@ -140,13 +147,13 @@ impl Watcher {
         self.lock().rules.iter().map(status).collect()
     }
 
-    fn poll(&self, mut enter: impl FnMut(), act: &impl Fn(Due) -> Outcome) {
+    fn poll(&self, mut enter: impl FnMut(), act: &impl Fn(DueDump) -> DumpOutcome) {
         let mut is_blind = false;
         let mut is_busy = false;
         let mut refused: Option<Instant> = None;
-        while self.rest(is_blind || is_busy || refused.is_some()) {
+        while self.sleep_until_due(is_blind || is_busy || refused.is_some()) {
             enter();
-            let reading = match Reading::take() {
+            let reading = match MemoryReading::take() {
                 Ok(reading) => reading,
                 Err(error) => {
                     if !is_blind {
@@ -167,20 +174,20 @@ impl Watcher {
             if refused.is_some_and(|at| now < at + LATER) {
                 continue;
             }
-            let outcome = due.map(|due| contain(|| act(due)));
+            let outcome = due.map(|due| catch_panic(|| act(due)));
             if let Some(outcome) = outcome {
-                self.lock().settle(outcome, &reading, now);
+                self.lock().record_outcome(outcome, &reading, now);
             }
-            is_busy = outcome == Some(Outcome::Busy);
-            refused = (outcome == Some(Outcome::Refused)).then_some(now);
+            is_busy = outcome == Some(DumpOutcome::Busy);
+            refused = (outcome == Some(DumpOutcome::Refused)).then_some(now);
         }
     }
 
     /// Sleeps until the next look is due, which is not at once when the last one came to nothing.
     /// False when there is nothing to poll for any more.
-    fn rest(&self, came_to_nothing: bool) -> bool {
+    fn sleep_until_due(&self, came_to_nothing: bool) -> bool {
         let mut watch = self.lock();
-        match watch.rest(Instant::now()) {
+        match watch.sleep_until_due(Instant::now()) {
             Some(rest) => {
                 let rest = if came_to_nothing { POLL } else { rest };
                 let waited = self.changed.wait_timeout(watch, rest);
@@ -194,29 +201,29 @@ impl Watcher {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Watch> {
+    fn lock(&self) -> MutexGuard<'_, WatchState> {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A panic, which the hook has logged, ends neither the thread nor the rule.
-fn contain(act: impl FnOnce() -> Outcome) -> Outcome {
+fn catch_panic(act: impl FnOnce() -> DumpOutcome) -> DumpOutcome {
     panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|payload| {
         // Dropping a payload runs foreign code, which may panic again.
         std::mem::forget(payload);
-        Outcome::Done
+        DumpOutcome::Done
     })
 }
 
-impl Watch {
+impl WatchState {
     /// How long nothing needs to be looked at; None: there is nothing to poll for.
-    fn rest(&self, now: Instant) -> Option<Duration> {
+    fn sleep_until_due(&self, now: Instant) -> Option<Duration> {
         if self.is_over {
             return None;
         }
-        let reads_memory = |watched: &Watched| watched.rule.condition.reads_memory();
+        let reads_memory = |watched: &RuleState| watched.rule.condition.reads_memory();
         let polls = self.gdump.is_some() || self.rules.iter().any(reads_memory);
-        let due = self.rules.iter().filter_map(Watched::next).min();
+        let due = self.rules.iter().filter_map(RuleState::next).min();
         let due = due.map(|due| due.saturating_duration_since(now));
         match due {
             Some(due) if !polls => Some(due),
@@ -225,19 +232,19 @@ impl Watch {
     }
 
     /// The first thing to do, and what it is done for.
-    fn due(&mut self, reading: &Reading, now: Instant) -> Option<Due> {
+    fn due(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
         let mut due = None;
         for watched in &mut self.rules {
-            if let Some(bytes) = watched.judge(reading, now) {
-                let activate = due.is_some_and(|due: Due| due.activate) | watched.rule.activate;
+            if let Some(bytes) = watched.evaluate(reading, now) {
+                let activate = due.is_some_and(|due: DueDump| due.activate) | watched.rule.activate;
                 let trigger = Trigger::Rule(watched.rule.condition, bytes);
                 let trigger = due.map_or(trigger, |due| due.trigger);
-                due = Some(Due { trigger, activate });
+                due = Some(DueDump { trigger, activate });
             }
         }
         let gdump = self.gdump.as_mut();
-        if due.is_none() && gdump.is_some_and(|gdump| gdump.wants(reading.rss)) {
-            due = Some(Due {
+        if due.is_none() && gdump.is_some_and(|gdump| gdump.is_new_high(reading.rss)) {
+            due = Some(DueDump {
                 trigger: Trigger::HighWater(reading.rss),
                 activate: false,
             });
@@ -252,20 +259,20 @@ impl Watch {
     }
 
     /// Everything that wanted the dump has it: what [`due`](Self::due) judged at `now`.
-    fn settle(&mut self, outcome: Outcome, reading: &Reading, now: Instant) {
+    fn record_outcome(&mut self, outcome: DumpOutcome, reading: &MemoryReading, now: Instant) {
         for watched in &mut self.rules {
             match outcome {
-                Outcome::Busy | Outcome::Refused => {}
-                _ if watched.judge(reading, now).is_none() => {}
-                Outcome::Done => watched.fire(reading, now),
-                Outcome::Activated => watched.activate(reading, now),
+                DumpOutcome::Busy | DumpOutcome::Refused => {}
+                _ if watched.evaluate(reading, now).is_none() => {}
+                DumpOutcome::Done => watched.record_dump(reading, now),
+                DumpOutcome::Activated => watched.activate(reading, now),
             }
         }
         if let Some(gdump) = &mut self.gdump
-            && outcome == Outcome::Done
-            && gdump.wants(reading.rss)
+            && outcome == DumpOutcome::Done
+            && gdump.is_new_high(reading.rss)
         {
-            gdump.take(reading.rss);
+            gdump.record_dump(reading.rss);
         }
     }
 }
@@ -277,26 +284,26 @@ mod tests {
 
     const START_RSS: u64 = 1000;
 
-    fn reading(rss: u64) -> Reading {
-        Reading {
+    fn reading(rss: u64) -> MemoryReading {
+        MemoryReading {
             rss,
             available: 1 << 40,
             cgroup: None,
         }
     }
 
-    fn watch(conditions: &[Condition], start: Instant) -> Watch {
-        let rule = |condition: &Condition| Rule {
+    fn watch(conditions: &[Condition], start: Instant) -> WatchState {
+        let rule = |condition: &Condition| WatchRule {
             condition: *condition,
             min_interval: Duration::ZERO,
             activate: false,
         };
         let rules = conditions
             .iter()
-            .map(|condition| Watched::new(rule(condition), start));
-        Watch {
+            .map(|condition| RuleState::new(rule(condition), start));
+        WatchState {
             rules: rules.collect(),
-            ..Watch::default()
+            ..WatchState::default()
         }
     }
 
@@ -309,7 +316,7 @@ mod tests {
         let start = Instant::now();
         let check = |conditions: &[Condition], expected: Option<Duration>| {
             assert_eq!(
-                watch(conditions, start).rest(start),
+                watch(conditions, start).sleep_until_due(start),
                 expected,
                 "{conditions:?}"
             );
@@ -322,18 +329,18 @@ mod tests {
         check(&[every, Condition::RssGrowth(1)], Some(POLL));
         let mut over = watch(&[every], start);
         over.is_over = true;
-        assert_eq!(over.rest(start), None);
+        assert_eq!(over.sleep_until_due(start), None);
         let mut with_gdump = watch(&[every], start);
         let limits = GdumpLimits {
             files: 1,
             duration: seconds(1),
         };
-        with_gdump.gdump = Some(Gdump::new(limits, start, SystemTime::UNIX_EPOCH));
-        assert_eq!(with_gdump.rest(start), Some(POLL));
+        with_gdump.gdump = Some(HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH));
+        assert_eq!(with_gdump.sleep_until_due(start), Some(POLL));
         // Its time is over, and with it the poll.
         assert!(with_gdump.gdump_over(start).is_none());
         assert!(with_gdump.gdump_over(start + seconds(1)).is_some());
-        assert_eq!(with_gdump.rest(start), Some(seconds(600)));
+        assert_eq!(with_gdump.sleep_until_due(start), Some(seconds(600)));
     }
 
     #[test]
@@ -344,7 +351,7 @@ mod tests {
         let now = start + seconds(5);
         let due = watch.due(&reading(START_RSS), now).unwrap();
         assert_eq!(due.trigger, Trigger::Rule(above, START_RSS));
-        watch.settle(Outcome::Done, &reading(START_RSS), now);
+        watch.record_outcome(DumpOutcome::Done, &reading(START_RSS), now);
         let fired: Vec<_> = watch.rules.iter().map(|watched| watched.fired).collect();
         assert_eq!(fired, [1, 1]);
         assert!(watch.due(&reading(START_RSS), now).is_none());
@@ -355,16 +362,16 @@ mod tests {
         let start = Instant::now();
         let mut watch = watch(&[Condition::RssAbove(Threshold::Bytes(START_RSS))], start);
         assert!(watch.due(&reading(START_RSS), start).is_some());
-        watch.settle(Outcome::Busy, &reading(START_RSS), start);
+        watch.record_outcome(DumpOutcome::Busy, &reading(START_RSS), start);
         let later = start + POLL;
         assert!(watch.due(&reading(START_RSS), later).is_some());
-        watch.settle(Outcome::Done, &reading(START_RSS), later);
+        watch.record_outcome(DumpOutcome::Done, &reading(START_RSS), later);
         assert!(watch.due(&reading(START_RSS), later + POLL).is_none());
     }
 
     #[test]
     fn a_panic_ends_neither_the_thread_nor_the_rule() {
-        let rule = Rule {
+        let rule = WatchRule {
             condition: Condition::Every(Duration::from_millis(1)),
             min_interval: Duration::ZERO,
             activate: false,
@@ -378,12 +385,12 @@ mod tests {
         watcher.start(|| {}, act).unwrap();
         acts.recv().unwrap();
         acts.recv().unwrap();
-        watcher.end();
+        watcher.stop();
     }
 
     #[test]
     fn the_thread_acts_and_ends() {
-        let rule = Rule {
+        let rule = WatchRule {
             condition: Condition::RssAbove(Threshold::Bytes(1)),
             min_interval: Duration::ZERO,
             activate: false,
@@ -395,13 +402,13 @@ mod tests {
                 || {},
                 move |due| {
                     acted.send(due.trigger).unwrap();
-                    Outcome::Done
+                    DumpOutcome::Done
                 },
             )
             .unwrap();
         let trigger = acts.recv().unwrap();
-        assert_eq!(trigger.word().word(), "rss-above");
-        watcher.end();
+        assert_eq!(trigger.word().name(), "rss-above");
+        watcher.stop();
         // The closure goes with the thread.
         assert!(acts.recv().is_err());
         let status = watcher.status();

@@ -1,14 +1,14 @@
 //! The questions, answered from the tables.
 
-pub(crate) mod answer;
-pub(crate) mod instances;
-pub(crate) mod live;
-mod named;
+pub(crate) mod agents;
 mod notes;
+pub(crate) mod processes;
 mod profiles;
+pub(crate) mod result;
 pub(crate) mod services;
+mod symbolized;
 mod table;
-mod weigh;
+mod weights;
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -20,9 +20,9 @@ use memprof_report::{Format, Options};
 
 pub(crate) use notes::Notes;
 pub(crate) use profiles::{Profile, newest, profiles};
-pub(crate) use weigh::Each;
+pub(crate) use weights::Weighting;
 
-use crate::args::{DiffArgs, Drawn, FlameArgs, Question, Shown, Which, Window};
+use crate::args::{DiffArgs, FlameArgs, FlameFormat, SelectArgs, TableArgs, TimeWindow, TopArgs};
 use crate::config::Config;
 #[cfg(feature = "otlp")]
 use crate::otlp;
@@ -30,11 +30,11 @@ use crate::output::{NO_DATA, coded};
 use crate::store::Store;
 use crate::target::Target;
 use crate::time::Instant;
-use answer::{Answer, compared, summed};
+use result::{QueryResult, compare_builds, sum_profiles};
 
 /// Which profiles a question is about.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ProfileQuery {
     pub(crate) store: Arc<Store>,
     pub(crate) from: Instant,
     pub(crate) to: Instant,
@@ -42,20 +42,24 @@ pub(crate) struct Asked {
     pub(crate) notes: Notes,
 }
 
-impl Asked {
+impl ProfileQuery {
     /// What the command line asks; notes are printed.
-    pub(crate) fn new(config: &Config, window: &Window, target: &Target) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        config: &Config,
+        window: &TimeWindow,
+        target: &Target,
+    ) -> anyhow::Result<Self> {
         let to = window.until.unwrap_or_else(Instant::now);
         Ok(Self {
             store: Arc::new(Store::open(&config.store)?),
             from: to.before(window.length),
             to,
             target: target.clone(),
-            notes: Notes::Printed,
+            notes: Notes::Print,
         })
     }
 
-    fn of(which: &Which) -> anyhow::Result<Self> {
+    fn of(which: &SelectArgs) -> anyhow::Result<Self> {
         Self::new(&Config::read(&which.at)?, &which.window, &which.target)
     }
 
@@ -84,18 +88,18 @@ impl Asked {
 
 /// The machines that wrote a profile since then.
 pub(crate) fn writing_since(store: &Arc<Store>, from: Instant) -> anyhow::Result<BTreeSet<String>> {
-    let asked = Asked {
+    let asked = ProfileQuery {
         store: Arc::clone(store),
         from,
         to: Instant::now(),
         target: Target::All,
-        notes: Notes::Kept(Mutex::default()),
+        notes: Notes::Collect(Mutex::default()),
     };
     let profiles = profiles(&asked)?.into_iter();
     Ok(profiles.map(|one| one.host).collect())
 }
 
-impl std::fmt::Display for Asked {
+impl std::fmt::Display for ProfileQuery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
@@ -108,23 +112,23 @@ impl std::fmt::Display for Asked {
 }
 
 /// `memprof fleet top`
-pub(crate) fn top(args: &Question) -> anyhow::Result<ExitCode> {
-    let asked = Asked::of(&args.which)?;
-    let answer = summed(&asked, args.build.as_deref(), Each::Newest)?;
+pub(crate) fn top(args: &TopArgs) -> anyhow::Result<ExitCode> {
+    let asked = ProfileQuery::of(&args.which)?;
+    let answer = sum_profiles(&asked, args.build.as_deref(), Weighting::Newest)?;
     table(&asked, &answer, &args.shown)
 }
 
 /// `memprof fleet diff`
 pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
-    let asked = Asked::of(&args.which)?;
-    let answer = compared(&asked, &args.build, &args.base)?;
+    let asked = ProfileQuery::of(&args.which)?;
+    let answer = compare_builds(&asked, &args.build, &args.base)?;
     table(&asked, &answer, &args.shown)
 }
 
 /// `memprof fleet flame`
 pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
-    let asked = Asked::of(&args.which)?;
-    let answer = summed(&asked, args.build.as_deref(), Each::Mean)?;
+    let asked = ProfileQuery::of(&args.which)?;
+    let answer = sum_profiles(&asked, args.build.as_deref(), Weighting::Mean)?;
     let bytes = drawn(&asked, &answer, args.format)?;
     match &args.output {
         Some(path) => {
@@ -136,14 +140,18 @@ pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn drawn(asked: &Asked, answer: &Answer, format: Drawn) -> anyhow::Result<Vec<u8>> {
+fn drawn(
+    asked: &ProfileQuery,
+    answer: &QueryResult,
+    format: FlameFormat,
+) -> anyhow::Result<Vec<u8>> {
     let format = match format {
-        Drawn::Svg => Format::Flamegraph,
-        Drawn::Html => Format::Html,
-        Drawn::Collapsed => Format::Collapsed,
-        Drawn::Pprof => Format::Pprof,
+        FlameFormat::Svg => Format::Flamegraph,
+        FlameFormat::Html => Format::Html,
+        FlameFormat::Collapsed => Format::Collapsed,
+        FlameFormat::Pprof => Format::Pprof,
         #[cfg(feature = "otlp")]
-        Drawn::Otlp => {
+        FlameFormat::Otlp => {
             let service = asked.target.service().unwrap_or("fleet");
             return Ok(otlp::encode(&answer.profile, service, asked.from, asked.to));
         }
@@ -155,7 +163,11 @@ fn drawn(asked: &Asked, answer: &Answer, format: Drawn) -> anyhow::Result<Vec<u8
     answer.render(asked, options)
 }
 
-fn table(asked: &Asked, answer: &Answer, shown: &Shown) -> anyhow::Result<ExitCode> {
+fn table(
+    asked: &ProfileQuery,
+    answer: &QueryResult,
+    shown: &TableArgs,
+) -> anyhow::Result<ExitCode> {
     let options = Options {
         format: match shown.json {
             true => Format::Json,

@@ -8,16 +8,16 @@ use crate::output::note;
 #[derive(Debug)]
 pub(crate) enum Notes {
     /// To standard error.
-    Printed,
+    Print,
     /// Into the answer.
-    Kept(Mutex<Vec<String>>),
+    Collect(Mutex<Vec<String>>),
 }
 
 impl Notes {
     pub(crate) fn add(&self, text: String) {
         match self {
-            Self::Printed => note(&text),
-            Self::Kept(notes) => {
+            Self::Print => note(&text),
+            Self::Collect(notes) => {
                 let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
                 if !notes.contains(&text) {
                     notes.push(text);
@@ -29,8 +29,8 @@ impl Notes {
     /// Those that were kept.
     pub(crate) fn texts(&self) -> Vec<String> {
         match self {
-            Self::Printed => Vec::new(),
-            Self::Kept(notes) => notes.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            Self::Print => Vec::new(),
+            Self::Collect(notes) => notes.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }

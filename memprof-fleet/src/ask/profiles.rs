@@ -1,8 +1,8 @@
 //! The rows of PROFILES that a question is about.
 
-use crate::ask::Asked;
+use crate::ask::ProfileQuery;
 use crate::columns::Columns;
-use crate::dumped::SamplerCounts;
+use crate::process_profile::SamplerCounts;
 use crate::scan::{files, scan};
 use crate::schema::{SAMPLER_COUNTS, Table};
 use crate::time::Instant;
@@ -54,7 +54,7 @@ impl Profile {
 }
 
 /// All profiles that are asked for, by process and time.
-pub(crate) fn profiles(asked: &Asked) -> anyhow::Result<Vec<Profile>> {
+pub(crate) fn profiles(asked: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = files(&asked.store, Table::Profiles, (asked.from, asked.to))?;
     for name in &found.foreign {
         asked
@@ -127,7 +127,7 @@ fn lost_note(profiles: &[Profile]) -> Option<String> {
 
 fn rows(
     columns: &Columns<'_>,
-    asked: &Asked,
+    asked: &ProfileQuery,
     clocks: &mut Vec<(String, i64)>,
 ) -> anyhow::Result<Vec<Profile>> {
     let times = columns.times("time")?;
@@ -144,7 +144,7 @@ fn rows(
     let mut rows = Vec::new();
     for (at, time) in times.iter().enumerate() {
         let time = Instant(*time);
-        let is_meant = asked.target.takes(service.get(at), host.get(at), pid[at]);
+        let is_meant = asked.target.matches(service.get(at), host.get(at), pid[at]);
         if !is_meant || time < asked.from || asked.to < time {
             continue;
         }

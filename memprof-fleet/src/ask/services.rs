@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::ask::instances::by_process;
-use crate::ask::{Asked, Profile};
+use crate::ask::processes::by_process;
+use crate::ask::{Profile, ProfileQuery};
 use crate::time::Instant;
 
 /// The points of a history.
@@ -53,7 +53,7 @@ pub(crate) struct Point {
 
 /// The time in equal parts. Each process counts from its first profile to its last one, with the newest that
 /// it had then.
-pub(crate) fn history(asked: &Asked, profiles: &[Profile]) -> Vec<Point> {
+pub(crate) fn history(asked: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> {
     let (Instant(from), Instant(to)) = (asked.from, asked.to);
     let points = (1..=POINTS).map(|at| Instant(from + (to - from) * at / POINTS));
     let mut points: Vec<_> = points.map(|end| (end, 0, 0)).collect();

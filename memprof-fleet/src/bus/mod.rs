@@ -1,7 +1,7 @@
 //! The bus: questions to all agents at once, over NATS. Replies are small, one message for each process;
 //! profiles themselves go to the store.
 
-mod answer;
+mod responder;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::output::{UNREACHABLE, USAGE, coded};
 use crate::target::Target;
 use crate::tls::is_untrusted;
 
-pub(crate) use answer::{Asked, Event, answer, process};
+pub(crate) use responder::{AgentEvent, DumpRequest, answer, process};
 
 const CONNECTING: Duration = Duration::from_secs(5);
 /// Room for the replies of a large fleet: what does not fit is dropped.
@@ -44,7 +44,7 @@ impl Verb {
 
 /// What an agent is asked, as JSON on its subject.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct AgentRequest {
     pub(crate) target: Target,
     /// The part of the processes that is dumped, from 0 to 1.
     pub(crate) share: f64,
@@ -54,16 +54,16 @@ pub(crate) struct Request {
     pub(crate) dry_run: bool,
 }
 
-/// An agent's answer is one `Here`, at once, a `Process` for each, and one `Done`.
+/// An agent's answer is one `Here`, at once, a `AgentProcess` for each, and one `Done`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub(crate) enum Reply {
+pub(crate) enum AgentReply {
     Here {
         host: String,
         #[serde(default)]
         agent: String,
     },
-    Process(Process),
+    Process(AgentProcess),
     Done {
         host: String,
         #[serde(default)]
@@ -74,7 +74,7 @@ pub(crate) enum Reply {
 
 /// A process of an agent's machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Process {
+pub(crate) struct AgentProcess {
     pub(crate) host: String,
     /// The agent that tells of it: two machines may have one name.
     #[serde(default)]
@@ -104,9 +104,9 @@ pub(crate) fn subject(verb: Verb, target: &Target) -> String {
     let verb = verb.word();
     match target {
         Target::All => format!("memprof.v1.all.{verb}"),
-        Target::Service(service) => format!("memprof.v1.svc.{}.{verb}", token(service)),
+        Target::Service(service) => format!("memprof.v1.svc.{}.{verb}", subject_token(service)),
         Target::Host(host) | Target::Process(host, _) => {
-            format!("memprof.v1.host.{}.{verb}", token(host))
+            format!("memprof.v1.host.{}.{verb}", subject_token(host))
         }
     }
 }
@@ -116,12 +116,12 @@ fn subjects(host: &str) -> [String; 3] {
     [
         "memprof.v1.all.*".to_owned(),
         "memprof.v1.svc.*.*".to_owned(),
-        format!("memprof.v1.host.{}.*", token(host)),
+        format!("memprof.v1.host.{}.*", subject_token(host)),
     ]
 }
 
 /// A name as a part of a subject, which dots take apart.
-fn token(name: &str) -> String {
+fn subject_token(name: &str) -> String {
     name.replace(|c: char| c.is_whitespace() || ".*>".contains(c), "_")
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use memprof_report::{Address, AddressId, Named, StackId, StringId, Strings};
+use memprof_report::{Address, AddressId, StackId, StringId, Strings, SymbolizedProfile};
 
 use super::messages::{Dictionary, Empty, Function, Line, Location, Mapping, Stack};
 
@@ -36,7 +36,7 @@ impl<T: Clone + Default + Eq + Hash> Table<T> {
 
 /// What the samples of a profile refer to.
 pub(super) struct Tables<'n> {
-    named: &'n Named,
+    named: &'n SymbolizedProfile,
     strings: Strings,
     functions: Table<Function>,
     mappings: Table<Mapping>,
@@ -47,7 +47,7 @@ pub(super) struct Tables<'n> {
 }
 
 impl<'n> Tables<'n> {
-    pub(super) fn new(named: &'n Named) -> Self {
+    pub(super) fn new(named: &'n SymbolizedProfile) -> Self {
         let mut strings = Strings::default();
         strings.intern("");
         Self {

@@ -9,48 +9,48 @@ use axum::extract::{Query as Parameters, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
-use memprof_http::{FileFormat, Made, Problem};
+use memprof_http::{FileFormat, FormatSource, Problem};
 use memprof_report::Options;
 use serde_json::{Value, json};
 
-use super::Served;
-use super::query::Query;
-use crate::ask::answer::{compared, since, summed};
-use crate::ask::instances::{grown, processes};
+use super::ServerState;
+use super::query::QueryParams;
+use crate::ask::processes::{by_growth, processes};
+use crate::ask::result::{compare_builds, compare_windows, sum_profiles};
 use crate::ask::services::{history, services};
-use crate::ask::{Asked, Each, Profile};
+use crate::ask::{Profile, ProfileQuery, Weighting};
 use crate::output::{NO_DATA, UNREACHABLE, USAGE, code_of};
 use crate::store::Store;
 
-type Asking = Result<Parameters<Query>, QueryRejection>;
-type Server = State<Arc<Served>>;
+type QueryExtractor = Result<Parameters<QueryParams>, QueryRejection>;
+type Server = State<Arc<ServerState>>;
 
 /// Processes that are listed.
 const LISTED: usize = 200;
 
-pub(super) fn routes() -> Router<Arc<Served>> {
+pub(super) fn routes() -> Router<Arc<ServerState>> {
     Router::new()
         .route(
             "/api/v1/services",
-            get(async |server: Server, query: Asking| {
+            get(async |server: Server, query: QueryExtractor| {
                 listed(server, query, |_, profiles| json!(services(profiles))).await
             }),
         )
         .route(
             "/api/v1/processes",
-            get(async |server: Server, query: Asking| {
+            get(async |server: Server, query: QueryExtractor| {
                 listed(server, query, |_, profiles| first(processes(profiles))).await
             }),
         )
         .route(
             "/api/v1/growth",
-            get(async |server: Server, query: Asking| {
-                listed(server, query, |_, profiles| first(grown(profiles))).await
+            get(async |server: Server, query: QueryExtractor| {
+                listed(server, query, |_, profiles| first(by_growth(profiles))).await
             }),
         )
         .route(
             "/api/v1/history",
-            get(async |server: Server, query: Asking| {
+            get(async |server: Server, query: QueryExtractor| {
                 listed(server, query, |asked, profiles| {
                     json!(history(asked, profiles))
                 })
@@ -69,13 +69,13 @@ fn first(mut rows: Vec<impl serde::Serialize>) -> Value {
 /// Rows that profiles are enough for, without their samples.
 async fn listed(
     State(served): Server,
-    query: Asking,
-    rows: impl FnOnce(&Asked, &[Profile]) -> Value + Send + 'static,
+    query: QueryExtractor,
+    rows: impl FnOnce(&ProfileQuery, &[Profile]) -> Value + Send + 'static,
 ) -> Result<Json<Value>, Problem> {
     let Parameters(query) = query.map_err(|error| Problem::invalid(error.body_text()))?;
     let url = served.store.clone();
     let reply = in_turn(&served, move |store| {
-        let asked = query.asked(store)?;
+        let asked = query.to_query(store)?;
         let profiles = asked.profiles(query.build.as_deref());
         let rows = rows(&asked, &profiles.map_err(problem)?);
         Ok(json!({
@@ -90,10 +90,10 @@ async fn listed(
 }
 
 /// The sum of profiles, or how it differs from another one, in any format.
-async fn profile(State(served): Server, query: Asking) -> Result<Response, Problem> {
+async fn profile(State(served): Server, query: QueryExtractor) -> Result<Response, Problem> {
     let Parameters(query) = query.map_err(|error| Problem::invalid(error.body_text()))?;
     let format = FileFormat::of(query.format.as_deref().unwrap_or("text"))?;
-    let Made::As(made) = format.made else {
+    let FormatSource::Rendered(made) = format.made else {
         return Err(Problem::invalid("a sum of profiles is not a heap dump")
             .remedy("format=pprof is for other tools"));
     };
@@ -103,12 +103,12 @@ async fn profile(State(served): Server, query: Asking) -> Result<Response, Probl
         ..Options::default()
     };
     let bytes = in_turn(&served, move |store| {
-        let asked = query.asked(Arc::clone(&store))?;
+        let asked = query.to_query(Arc::clone(&store))?;
         let build = query.build.as_deref();
-        let answer = match (build, query.base.as_deref(), query.before(store)?) {
-            (_, None, None) => summed(&asked, build, Each::Mean),
-            (_, None, Some(before)) => since(&asked, &before, build),
-            (Some(build), Some(base), None) => compared(&asked, build, base),
+        let answer = match (build, query.base.as_deref(), query.base_query(store)?) {
+            (_, None, None) => sum_profiles(&asked, build, Weighting::Mean),
+            (_, None, Some(before)) => compare_windows(&asked, &before, build),
+            (Some(build), Some(base), None) => compare_builds(&asked, build, base),
             (None, Some(_), None) => {
                 return Err(Problem::invalid("base is a build, and build is missing"));
             }
@@ -124,7 +124,7 @@ async fn profile(State(served): Server, query: Asking) -> Result<Response, Probl
 
 /// Answers on a thread that may block, when it is this question's turn.
 async fn in_turn<T: Send + 'static>(
-    served: &Served,
+    served: &ServerState,
     answer: impl FnOnce(Arc<Store>) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
     let turn = Arc::clone(&served.turns).acquire_owned().await;

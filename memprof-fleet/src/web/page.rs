@@ -8,7 +8,7 @@ use axum::response::Html;
 use axum::routing::get;
 use memprof_http::{shared_files, whole_page};
 
-use super::Served;
+use super::ServerState;
 
 const INDEX: &str = include_str!("page/index.html");
 
@@ -19,7 +19,7 @@ const FILES: [(&str, &str); 4] = [
     ("/profile.js", include_str!("page/profile.js")),
 ];
 
-pub(super) fn routes() -> Router<Arc<Served>> {
+pub(super) fn routes() -> Router<Arc<ServerState>> {
     let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX));
     let router = shared_files().route("/", get(index));
     FILES.into_iter().fold(router, |router, (path, text)| {

@@ -7,7 +7,7 @@ use memprof_http::Problem;
 use memprof_report::SampleType;
 use serde::Deserialize;
 
-use crate::ask::{Asked, Notes};
+use crate::ask::{Notes, ProfileQuery};
 use crate::store::Store;
 use crate::target::Target;
 use crate::time::{Instant, parse_instant};
@@ -17,7 +17,7 @@ const LENGTH: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Query {
+pub(super) struct QueryParams {
     /// As `-t` takes it.
     target: String,
     /// The end of the time, as `--at` takes it.
@@ -34,31 +34,31 @@ pub(super) struct Query {
     sample_type: Option<String>,
 }
 
-impl Query {
+impl QueryParams {
     /// The question, about a store.
-    pub(super) fn asked(&self, store: Arc<Store>) -> Result<Asked, Problem> {
+    pub(super) fn to_query(&self, store: Arc<Store>) -> Result<ProfileQuery, Problem> {
         self.until(store, self.at.as_deref())
     }
 
     /// The same about the time that it is compared with.
-    pub(super) fn before(&self, store: Arc<Store>) -> Result<Option<Asked>, Problem> {
+    pub(super) fn base_query(&self, store: Arc<Store>) -> Result<Option<ProfileQuery>, Problem> {
         let before = self.base_at.as_deref();
         before.map(|at| self.until(store, Some(at))).transpose()
     }
 
-    fn until(&self, store: Arc<Store>, at: Option<&str>) -> Result<Asked, Problem> {
+    fn until(&self, store: Arc<Store>, at: Option<&str>) -> Result<ProfileQuery, Problem> {
         let Ok(target) = self.target.parse::<Target>();
         let at = at.map(parse_instant).transpose();
         let to = at.map_err(Problem::invalid)?.unwrap_or_else(Instant::now);
         let length = self.length.as_deref().map(humantime::parse_duration);
         let length = length.transpose();
         let length = length.map_err(|error| Problem::invalid(format!("for: {error}")))?;
-        Ok(Asked {
+        Ok(ProfileQuery {
             store,
             from: to.before(length.unwrap_or(LENGTH)),
             to,
             target,
-            notes: Notes::Kept(Mutex::default()),
+            notes: Notes::Collect(Mutex::default()),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use testkit::s3::{BUCKET, Fault, S3};
+use testkit::s3::{BUCKET, S3, WriteFault};
 
 use crate::place::{CART, HOUR, Place, Run, START};
 
@@ -56,12 +56,12 @@ impl Bucket {
 #[test]
 fn what_a_failing_store_takes_is_there_once() {
     let faults = [
-        Fault::Conflict,
-        Fault::ConflictAfterWriting,
-        Fault::LostAnswer,
-        Fault::Refused,
-        Fault::Broken,
-        Fault::Forbidden,
+        WriteFault::Conflict,
+        WriteFault::ConflictAfterWriting,
+        WriteFault::LostAnswer,
+        WriteFault::Refused,
+        WriteFault::Broken,
+        WriteFault::Forbidden,
     ];
     for fault in faults {
         for failing in [1, 4] {
@@ -93,7 +93,7 @@ fn what_a_failing_store_takes_is_there_once() {
 fn credentials_that_a_store_refuses_are_named() {
     let bucket = Bucket::new();
     bucket.spool();
-    bucket.s3.fail(&[Fault::Forbidden; 9]);
+    bucket.s3.fail(&[WriteFault::Forbidden; 9]);
     let refused = bucket.run(&["agent", "--once"]).exits(3).stderr;
     assert!(refused.contains("AccessDenied: scripted"), "{refused}");
     assert!(refused.contains("AWS_ACCESS_KEY_ID"), "{refused}");

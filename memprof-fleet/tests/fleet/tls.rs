@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::s3::{BUCKET, S3};
-use testkit::tls::{Certified, certified};
+use testkit::tls::{TlsFiles, certified};
 
 use crate::bus::{Running, free_port, server, wait_for_line};
 use crate::place::{CART, Place, Run, START};
@@ -16,12 +16,12 @@ const NATS: &str = "`ca_file` must hold the certificate that signed the server's
 const STORE: &str = "SSL_CERT_FILE must name a file with the certificate that signed the server's";
 
 /// One of the server's, and that of somebody else.
-fn authorities(place: &Place) -> [Certified; 2] {
+fn authorities(place: &Place) -> [TlsFiles; 2] {
     ["ours", "other"].map(|name| certified(&place.path(name)).unwrap())
 }
 
 /// A NATS server that shows a certificate, and its port.
-fn nats(place: &Place, certified: &Certified) -> (Running, u16) {
+fn nats(place: &Place, certified: &TlsFiles) -> (Running, u16) {
     let port = free_port();
     let (certificate, key) = (&certified.certificate, &certified.key);
     let tls = format!("tls {{ cert_file: {certificate:?}, key_file: {key:?} }}");
@@ -72,7 +72,7 @@ fn an_agent_goes_on_without_a_nats_server_that_it_does_not_trust() {
 }
 
 /// Answers TLS with a certificate, and hands on to a port.
-fn behind_tls(certified: &Certified, to: u16) -> (Running, u16) {
+fn behind_tls(certified: &TlsFiles, to: u16) -> (Running, u16) {
     let port = free_port();
     let listen = format!(
         "OPENSSL-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork,verify=0,cert={},key={}",

@@ -12,15 +12,15 @@ use std::{
 };
 
 use log::Level;
-use memprof_own::{ProcessOnce, Reading};
+use memprof_own::{ForkGuard, ProcessOnce};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_IO;
 
 use super::config::Control;
 use super::contain;
-use super::log::Lines;
-use crate::control::{ControlSocket, Listen};
-use crate::program::Program;
+use super::log::ProgramLog;
+use crate::control::{ControlSocket, ListenConfig};
+use crate::program::HostProgram;
 use crate::router::Router;
 
 /// The process that opened its socket. A forked child has another number.
@@ -41,9 +41,9 @@ const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 /// # Errors
 /// Why not, which was logged.
 pub(super) fn open(
-    program: Program,
+    program: HostProgram,
     router: Arc<Router>,
-    log: &Lines,
+    log: &ProgramLog,
     control: &Control,
 ) -> Result<(), Failure> {
     let path = match control {
@@ -55,7 +55,7 @@ pub(super) fn open(
     if OWNER.swap(own, Ordering::AcqRel) == own {
         return Ok(());
     }
-    let listen = Listen {
+    let listen = ListenConfig {
         path,
         name: program.name.to_owned(),
         version: program.version.to_owned(),
@@ -111,7 +111,7 @@ fn watch() {
     static WATCHED: ProcessOnce = ProcessOnce::new();
     WATCHED.call(|| {
         // The C library does not free the lock of its list in a forked child, which exit(3) takes.
-        let _no_fork = Reading::begin();
+        let _no_fork = ForkGuard::acquire();
         // SAFETY: atexit(3): the library that holds the handler is never unloaded.
         unsafe { libc::atexit(at_exit) };
     });

@@ -7,18 +7,18 @@ use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
 
 /// Something that happens once in a process.
-pub(super) struct Event(AtomicU32);
+pub(super) struct OneTimeEvent(AtomicU32);
 
 const AHEAD: u32 = 0;
 const HAPPENED: u32 = 1;
 
-impl Event {
+impl OneTimeEvent {
     pub(super) const fn new() -> Self {
         Self(AtomicU32::new(AHEAD))
     }
 
     /// Whoever waits goes on.
-    pub(super) fn happen(&self) {
+    pub(super) fn set(&self) {
         self.0.store(HAPPENED, Ordering::Release);
         // It fails for addresses only that are none.
         let _ = futex::wake(&self.0, Flags::PRIVATE, u32::MAX >> 1);
@@ -54,13 +54,13 @@ mod tests {
 
     #[test]
     fn a_thread_waits_until_it_has_happened_and_no_longer() {
-        static EVENT: Event = Event::new();
+        static EVENT: OneTimeEvent = OneTimeEvent::new();
         let begun = Instant::now();
         EVENT.wait(Duration::from_millis(10));
         assert!(begun.elapsed() >= Duration::from_millis(10));
         assert!(!EVENT.has_happened());
         let waiting = thread::spawn(|| EVENT.wait(Duration::from_secs(60)));
-        EVENT.happen();
+        EVENT.set();
         waiting.join().unwrap();
         EVENT.wait(Duration::from_secs(60));
     }

@@ -157,7 +157,7 @@ macro_rules! __export_instance {
 }
 
 /// Exports `$name`, which passes on its arguments, and after them, in `$register`, the address that it
-/// returns to: a [`Caller`](super::symbol::Caller). The name is a text for a compiler: a literal, or `concat!` of some and
+/// returns to: a [`CallerAddress`](super::host_symbols::CallerAddress). The name is a text for a compiler: a literal, or `concat!` of some and
 /// `env!("CARGO_CRATE_NAME")`, where the program derives it from the name of the library.
 #[doc(hidden)]
 #[macro_export]

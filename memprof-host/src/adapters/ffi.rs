@@ -10,7 +10,7 @@ use std::ptr;
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::{arrival, contain};
+use super::{contain, delayed_start};
 
 /// Answers a message. Null only where the memory is missing, or the answer panicked.
 ///
@@ -22,8 +22,8 @@ pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_cha
         // SAFETY: promised by the caller.
         let message = (!message.is_null()).then(|| unsafe { CStr::from_ptr(message) });
         let message = message.map_or(b"".as_slice(), CStr::to_bytes);
-        arrival::enter(entry);
-        let text = match arrival::send(message) {
+        delayed_start::ensure_instance(entry);
+        let text = match delayed_start::send(message) {
             Ok(text) => text,
             Err(json) if json.starts_with('{') => json,
             Err(text) => format!("error: {text}"),

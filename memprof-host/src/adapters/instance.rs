@@ -12,10 +12,10 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_PANIC, memprof_plugin_entry_t, memprof_plugin_t};
 
 use super::config::{Control, Settings};
-use super::log::Lines;
-use super::{contain, control, copies};
+use super::log::ProgramLog;
+use super::{contain, control, library_copies};
 use crate::instance::{Instance, text};
-use crate::program::Program;
+use crate::program::HostProgram;
 use crate::router::Router;
 
 /// One plugin in one process, on however many adapters.
@@ -23,7 +23,7 @@ use crate::router::Router;
 pub(super) struct AdapterInstance {
     pub(super) entry: &'static memprof_plugin_entry_t,
     pub(super) id: String,
-    program: Program,
+    program: HostProgram,
     pub(super) router: Arc<Router>,
     /// Why the plugin could not be made.
     failure: Option<Failure>,
@@ -35,7 +35,7 @@ pub(super) struct AdapterInstance {
 #[derive(Debug)]
 pub(super) struct Adapter {
     /// The program's log.
-    pub(super) log: &'static Lines,
+    pub(super) log: &'static ProgramLog,
     /// The control socket where the config says nothing.
     pub(super) control: Control,
 }
@@ -43,7 +43,7 @@ pub(super) struct Adapter {
 impl Adapter {
     /// Of a program that calls the plugin on threads of its own, and has a bus for messages: no
     /// control socket unless the config asks for one.
-    pub(super) const fn of(log: &'static Lines) -> Self {
+    pub(super) const fn of(log: &'static ProgramLog) -> Self {
         Self {
             log,
             control: Control::Off,
@@ -64,7 +64,7 @@ pub(super) fn instance() -> Option<&'static AdapterInstance> {
 }
 
 /// The instance, which stays from now on.
-fn share() -> Option<&'static AdapterInstance> {
+fn share_instance() -> Option<&'static AdapterInstance> {
     // Before the instance is read: `remove` looks in the other order.
     SHARED.store(true, Ordering::SeqCst);
     instance()
@@ -72,14 +72,14 @@ fn share() -> Option<&'static AdapterInstance> {
 
 /// The lock that keeps all copies of this library from making an instance each.
 #[doc(hidden)]
-pub use super::copies::lock_word;
+pub use super::library_copies::lock_word;
 
 /// The plugin, for another copy of this library in the process: null where this one has none, or has joined
 /// another's.
 #[doc(hidden)]
 pub fn shared() -> *mut memprof_plugin_t {
     let plugin = || {
-        let mut plugins = share()?.router.plugins();
+        let mut plugins = share_instance()?.router.plugins();
         plugins.find_map(|(_, plugin)| plugin.as_ref().ok()?.created())
     };
     contain(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
@@ -115,7 +115,7 @@ pub(super) fn make(
     settings: Settings,
     has_keys: bool,
 ) -> Result<Option<&'static AdapterInstance>, Failure> {
-    let _sole = copies::sole(entry);
+    let _sole = library_copies::lock_all_copies(entry);
     if instance().is_some() {
         return Ok(None);
     }
@@ -133,7 +133,7 @@ pub(super) fn make(
 
 /// Makes the instance, or joins the one that another adapter made, and opens the control socket. What
 /// is wrong is logged in one line, and answered to every message.
-pub(super) fn settle(
+pub(super) fn start_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
     settings: Result<Settings, Failure>,
@@ -142,7 +142,7 @@ pub(super) fn settle(
         Ok(Settings { control, .. }) => control.clone(),
         Err(_) => None,
     };
-    let (instance, is_new) = obtain(entry, adapter, || settings);
+    let (instance, is_new) = get_or_create(entry, adapter, || settings);
     if !is_new || instance.is_of_another_copy() {
         let message = format!("{} is loaded already: its first config stays", instance.id);
         adapter.log.line(Level::Warn, &message);
@@ -153,17 +153,17 @@ pub(super) fn settle(
 }
 
 /// The instance, and whether it was made for this call.
-pub(super) fn obtain(
+pub(super) fn get_or_create(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) -> (&'static AdapterInstance, bool) {
-    if let Some(instance) = share() {
+    if let Some(instance) = share_instance() {
         return (instance, false);
     }
-    let _sole = copies::sole(entry);
+    let _sole = library_copies::lock_all_copies(entry);
     // Another thread may have made it meanwhile.
-    if let Some(instance) = share() {
+    if let Some(instance) = share_instance() {
         return (instance, false);
     }
     // Made before it is put there: a child that is forked meanwhile must not wait for a
@@ -181,13 +181,13 @@ impl AdapterInstance {
     ) -> Self {
         // SAFETY: the entry's texts live as long as it does.
         let id = unsafe { text(entry.id) };
-        let program = Program {
+        let program = HostProgram {
             name: Box::leak(program_name().into_boxed_str()),
             version: "",
             log: adapter.log,
             jemalloc: None,
         };
-        let create = || match copies::joined(entry) {
+        let create = || match library_copies::instance_of_other_copy(entry) {
             Some(joined) => Ok(joined),
             None => {
                 let config = settings?.config_text();

@@ -12,7 +12,7 @@ use std::ptr;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::log::c_text;
-use super::{arrival, attached, camel_case, contain};
+use super::{attachment, camel_case, contain, delayed_start};
 
 type Object = *mut c_void;
 #[doc(hidden)]
@@ -86,7 +86,7 @@ pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
         if unsafe { get_env(vm, &raw mut env, VERSION) } != OK {
             return;
         }
-        arrival::enter(entry);
+        delayed_start::ensure_instance(entry);
         // SAFETY: the environment of this call.
         let jni = unsafe { functions(env) };
         let name = camel_case(name);
@@ -122,18 +122,18 @@ pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_ch
     if let Some(attachment) = options.to_bytes().strip_prefix(ATTACHED) {
         // Without a word: `memprof attach` asks another way why not.
         return contain(1, || {
-            c_int::from(attached::attach_from(entry, attachment).is_err())
+            c_int::from(attachment::attach_from(entry, attachment).is_err())
         });
     }
-    arrival::enter(entry);
+    delayed_start::ensure_instance(entry);
     contain(1, || {
         let message = options.to_bytes();
         if message.is_empty() {
             return OK;
         }
-        let answer = arrival::send(message);
+        let answer = delayed_start::send(message);
         let (Ok(text) | Err(text)) = &answer;
-        arrival::say(text);
+        delayed_start::print_reply(text);
         c_int::from(answer.is_err())
     })
 }
@@ -147,7 +147,7 @@ unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
         } else {
             // SAFETY: a string of Java's.
             let message = unsafe { text(jni, env, message) };
-            arrival::send(message.as_bytes())
+            delayed_start::send(message.as_bytes())
         };
         match answer {
             Ok(reply) => {

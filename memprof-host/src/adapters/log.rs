@@ -7,14 +7,14 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 /// A foreign program's log. It never logs through the `log` crate: in a plugin's library that
 /// leads back here.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct ProgramLog {
     /// The least important lines that are written.
     pub(super) level: LevelFilter,
     /// Writes one line, without newline.
     pub(super) sink: fn(Level, &str),
 }
 
-impl Lines {
+impl ProgramLog {
     /// Writes a text as one line.
     pub(super) fn line(&self, level: Level, text: &str) {
         if level <= self.level {
@@ -23,7 +23,7 @@ impl Lines {
     }
 }
 
-impl Log for Lines {
+impl Log for ProgramLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= self.level
     }

@@ -14,12 +14,12 @@ use std::{ptr, slice};
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use serde_json::Value;
 
-use super::symbol::{Caller, Missing};
-use super::{arrival, contain};
+use super::host_symbols::{CallerAddress, MissingSymbol};
+use super::{contain, delayed_start};
 
 mod values;
 
-use values::Values;
+use values::LuaValueApi;
 
 type State = *mut c_void;
 type Function = unsafe extern "C-unwind" fn(State) -> c_int;
@@ -32,7 +32,7 @@ struct Lua {
     push_function: unsafe extern "C-unwind" fn(State, Function, c_int),
     push_pointer: unsafe extern "C-unwind" fn(State, *const c_void),
     to_pointer: unsafe extern "C-unwind" fn(State, c_int) -> *const c_void,
-    values: Values,
+    values: LuaValueApi,
     /// Does not return.
     error: unsafe extern "C-unwind" fn(State) -> c_int,
     protected_call: ProtectedCall,
@@ -49,7 +49,7 @@ enum ProtectedCall {
 }
 
 impl Lua {
-    fn of(caller: Caller) -> Result<Self, Missing> {
+    fn of(caller: CallerAddress) -> Result<Self, MissingSymbol> {
         let host = caller.functions();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4.
@@ -60,7 +60,7 @@ impl Lua {
                 push_function: host.find(c"lua_pushcclosure")?,
                 push_pointer: host.find(c"lua_pushlightuserdata")?,
                 to_pointer: host.find(c"lua_touserdata")?,
-                values: Values::of(&host)?,
+                values: LuaValueApi::of(&host)?,
                 error: host.find(c"lua_error")?,
                 protected_call: match host.find(c"lua_pcallk") {
                     Ok(call) => ProtectedCall::Continued(call),
@@ -76,8 +76,12 @@ impl Lua {
 /// # Safety
 /// Lua calls `luaopen_*` with this state.
 #[doc(hidden)]
-pub unsafe fn open(entry: &'static memprof_plugin_entry_t, state: State, caller: Caller) -> c_int {
-    arrival::enter(entry);
+pub unsafe fn open(
+    entry: &'static memprof_plugin_entry_t,
+    state: State,
+    caller: CallerAddress,
+) -> c_int {
+    delayed_start::ensure_instance(entry);
     let Some(lua) = lua(caller) else {
         return 0;
     };
@@ -93,8 +97,8 @@ pub unsafe fn open(entry: &'static memprof_plugin_entry_t, state: State, caller:
     1
 }
 
-fn lua(caller: Caller) -> Option<Lua> {
-    contain(None, || Lua::of(caller).map_err(arrival::refuse).ok())
+fn lua(caller: CallerAddress) -> Option<Lua> {
+    contain(None, || Lua::of(caller).map_err(delayed_start::refuse).ok())
 }
 
 #[unsafe(naked)]
@@ -107,7 +111,7 @@ unsafe extern "C-unwind" fn call(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym answer)
 }
 
-unsafe extern "C-unwind" fn answer(state: State, caller: Caller, is_json: bool) -> c_int {
+unsafe extern "C-unwind" fn answer(state: State, caller: CallerAddress, is_json: bool) -> c_int {
     let Some(lua) = lua(caller) else {
         return 0;
     };
@@ -118,7 +122,7 @@ unsafe extern "C-unwind" fn answer(state: State, caller: Caller, is_json: bool) 
     unsafe { (lua.push_function)(state, push_answer, 0) };
     // SAFETY: lua.h: `length` bytes, which stay while the argument is on the stack.
     let message = unsafe { slice::from_raw_parts(message.cast::<u8>(), length) };
-    let answer = ask(message, is_json);
+    let answer = send_message(message, is_json);
     let count = if answer.is_ok() { 1 } else { 2 };
     let answer = Box::into_raw(Box::new(answer));
     // SAFETY: lua.h: raises no error.
@@ -139,12 +143,12 @@ unsafe extern "C-unwind" fn answer(state: State, caller: Caller, is_json: bool) 
     count
 }
 
-fn ask(message: &[u8], is_json: bool) -> Result<Value, String> {
+fn send_message(message: &[u8], is_json: bool) -> Result<Value, String> {
     if is_json {
-        let json = arrival::call(message)?;
+        let json = delayed_start::call(message)?;
         serde_json::from_str(&json).map_err(|error| error.to_string())
     } else {
-        arrival::send(message).map(Value::String)
+        delayed_start::send(message).map(Value::String)
     }
 }
 
@@ -153,7 +157,7 @@ unsafe extern "C-unwind" fn push_answer(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_answer_from)
 }
 
-unsafe extern "C-unwind" fn push_answer_from(state: State, caller: Caller) -> c_int {
+unsafe extern "C-unwind" fn push_answer_from(state: State, caller: CallerAddress) -> c_int {
     let Some(lua) = lua(caller) else {
         return 0;
     };
@@ -183,7 +187,7 @@ macro_rules! __export_lua {
         const _: () = {
             unsafe extern "C-unwind" fn open(
                 state: *mut ::std::ffi::c_void,
-                caller: $crate::adapters::symbol::Caller,
+                caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> ::std::ffi::c_int {
                 // SAFETY: the argument of Lua, unchanged.
                 unsafe { $crate::adapters::lua::open(&$entry, state, caller) }

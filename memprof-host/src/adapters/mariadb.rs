@@ -11,9 +11,9 @@ use std::{ptr, slice};
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
+use super::host_symbols::find;
 use super::log::{c_text, one_line};
-use super::symbol::find;
-use super::{arrival, contain};
+use super::{contain, delayed_start};
 use crate::protocol::split_message;
 
 /// Messages that change nothing and show nobody's data but figures of the process.
@@ -84,7 +84,7 @@ pub unsafe fn init(
     init.max_length = LENGTH_LIMIT;
     init.reply = ptr::null_mut();
     init.const_item = 0;
-    arrival::enter(entry);
+    delayed_start::ensure_instance(entry);
     0
 }
 
@@ -102,7 +102,7 @@ pub unsafe fn answer(
 ) -> *const c_char {
     // SAFETY: promised by the caller, who gives it to nobody else meanwhile.
     let init = unsafe { &mut *init };
-    init.forget();
+    init.free_reply();
     // SAFETY: as above.
     let args = unsafe { &*args };
     // SAFETY: as above; `init` saw that there is one.
@@ -140,11 +140,11 @@ pub unsafe fn answer(
 #[doc(hidden)]
 pub unsafe fn deinit(init: *mut Init) {
     // SAFETY: promised by the caller.
-    unsafe { &mut *init }.forget();
+    unsafe { &mut *init }.free_reply();
 }
 
 impl Init {
-    fn forget(&mut self) {
+    fn free_reply(&mut self) {
         let reply = std::mem::replace(&mut self.reply, ptr::null_mut());
         if !reply.is_null() {
             // SAFETY: of `CString::into_raw`.
@@ -156,8 +156,8 @@ impl Init {
 fn send(message: &[u8]) -> Result<String, String> {
     let text = String::from_utf8_lossy(message);
     let (name, _) = split_message(&text);
-    if READING.contains(&name) || arrival::allows(name) {
-        return arrival::send(message);
+    if READING.contains(&name) || delayed_start::allows(name) {
+        return delayed_start::send(message);
     }
     let shown: String = name.chars().take(40).collect();
     Err(format!(

@@ -4,7 +4,7 @@
 //! programs look for. Behind them, this module plays the host: it makes the plugin's one
 //! instance in the process and passes the program's messages to it.
 //!
-//! - [`attached`]: a process that nobody prepared; its messages come over the control socket.
+//! - [`attachment`]: a process that nobody prepared; its messages come over the control socket.
 //! - [`ffi`]: any language that calls C functions; the reply is what the function returns.
 //! - [`java`]: an agent of a JVM, or a class; the reply goes to standard error, or is a string.
 //! - [`lua`]: a module of Lua or `LuaJIT`; the reply is a string.
@@ -43,24 +43,25 @@
     allow(dead_code, reason = "each adapter uses a part of what they share")
 )]
 
-mod answer;
-mod arrival;
 #[cfg(feature = "adapter-attached")]
-pub mod attached;
+pub mod attachment;
 mod config;
 mod control;
-mod copies;
+mod delayed_start;
 mod environment;
 mod event;
 mod export;
 #[cfg(feature = "adapter-ffi")]
 pub mod ffi;
+#[doc(hidden)]
+pub mod host_symbols;
 #[cfg(feature = "adapter-httpd")]
 pub mod httpd;
 #[doc(hidden)]
 pub mod instance;
 #[cfg(feature = "adapter-java")]
 pub mod java;
+mod library_copies;
 mod log;
 #[cfg(feature = "adapter-lua")]
 pub mod lua;
@@ -80,12 +81,11 @@ pub mod preload;
 pub mod python;
 #[cfg(feature = "adapter-redis")]
 pub mod redis;
+mod rendered_reply;
 #[cfg(feature = "adapter-ruby")]
 pub mod ruby;
 #[cfg(feature = "adapter-postgres")]
-mod siblings;
-#[doc(hidden)]
-pub mod symbol;
+mod server_processes;
 #[cfg(feature = "adapter-traffic-server")]
 pub mod traffic_server;
 

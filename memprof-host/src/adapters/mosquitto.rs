@@ -11,16 +11,16 @@ use std::slice;
 use std::thread::{self, ThreadId};
 
 use log::{Level, LevelFilter};
-use memprof_own::Kept;
+use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 
-use super::answer::Said;
 use super::config::{self, Settings};
 use super::contain;
-use super::instance::{Adapter, AdapterInstance, instance, settle};
-use super::log::{Lines, c_text};
-use super::symbol::find;
+use super::host_symbols::find;
+use super::instance::{Adapter, AdapterInstance, instance, start_instance};
+use super::log::{ProgramLog, c_text};
+use super::rendered_reply::ReplyContent;
 
 /// `mosquitto_plugin.h`, `MOSQ_PLUGIN_VERSION`.
 const VERSION: c_int = 5;
@@ -79,9 +79,9 @@ struct Broker {
     thread: ThreadId,
 }
 
-static BROKER: Kept<Broker> = Kept::new();
+static BROKER: LockFreeOnce<Broker> = LockFreeOnce::new();
 
-static LOG: Lines = Lines {
+static LOG: ProgramLog = ProgramLog {
     level: LevelFilter::Info,
     sink: write,
 };
@@ -134,10 +134,10 @@ pub unsafe fn init(
             return SUCCESS;
         };
         let thread = thread::current().id();
-        let broker = BROKER.keep(Broker { api, thread });
+        let broker = BROKER.get_or_set(Broker { api, thread });
         // SAFETY: promised by the caller.
         let settings = unsafe { settings(options, count) };
-        let instance = settle(entry, &ADAPTER, settings);
+        let instance = start_instance(entry, &ADAPTER, settings);
         register(broker, identifier, instance);
         SUCCESS
     })
@@ -200,9 +200,9 @@ unsafe extern "C" fn answer(_: c_int, event: *mut c_void, _: *mut c_void) -> c_i
         };
         // SAFETY: mosquitto_broker.h: so many bytes, kept during the call.
         let message = unsafe { elements(event.payload.cast::<u8>(), event.payload_length) };
-        let bytes = match instance.answer(message).body {
-            Said::Text(text) => text.into_bytes(),
-            Said::Bytes(bytes) => bytes,
+        let bytes = match instance.rendered_reply(message).body {
+            ReplyContent::Text(text) => text.into_bytes(),
+            ReplyContent::Bytes(bytes) => bytes,
         };
         publish(broker, event.client, instance, &bytes);
         SUCCESS

@@ -11,8 +11,8 @@ use std::ptr;
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::symbol::find;
-use super::{arrival, contain};
+use super::host_symbols::find;
+use super::{contain, delayed_start};
 
 /// 1.10.0 to 1.31, in which `ngx_module.h` declares the same structs. For another one the module's version stays 0,
 /// which nginx refuses: "version 0 instead of 1032000".
@@ -119,7 +119,7 @@ impl Module {
     }
 
     /// Makes it one for the nginx that loads the library, where one does.
-    pub fn adopt(&self) {
+    pub fn adopt_nginx_version(&self) {
         // SAFETY: a pointer to data.
         let Some(core) = (unsafe { find::<*const Fields>(c"ngx_core_module") }) else {
             return;
@@ -138,7 +138,7 @@ impl Module {
 /// Lets the worker open its socket.
 #[doc(hidden)]
 pub fn init_process(entry: &'static memprof_plugin_entry_t) -> isize {
-    contain((), || arrival::begin(entry));
+    contain((), || delayed_start::start_delayed(entry));
     OK
 }
 
@@ -167,7 +167,7 @@ macro_rules! __export_nginx {
             #[unsafe(link_section = ".init_array")]
             static LOADED: extern "C" fn() = {
                 extern "C" fn loaded() {
-                    MODULE.adopt();
+                    MODULE.adopt_nginx_version();
                 }
                 loaded
             };

@@ -8,17 +8,17 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
-use memprof_own::Kept;
+use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::symbol::Caller;
-use super::{arrival, attached, contain};
+use super::host_symbols::CallerAddress;
+use super::{attachment, contain, delayed_start};
 
 mod api;
 
 use api::{Env, Node, OK, Value};
 
-static NODE: Kept<Node> = Kept::new();
+static NODE: LockFreeOnce<Node> = LockFreeOnce::new();
 
 /// The property of `exports` in which `memprof attach` hands over the attachment.
 const ATTACHED: &CStr = c"memprof_attached";
@@ -49,25 +49,25 @@ pub unsafe fn register(
     entry: &'static memprof_plugin_entry_t,
     env: Env,
     exports: Value,
-    caller: Caller,
+    caller: CallerAddress,
 ) -> Value {
     contain(exports, || {
         let host = caller.functions();
         let node = match Node::of(&host) {
-            Ok(node) => NODE.keep(node),
+            Ok(node) => NODE.get_or_set(node),
             Err(missing) => {
                 api::refuse(&host, env, missing);
                 return exports;
             }
         };
         if let Some(attachment) = node.text_property(env, exports, ATTACHED) {
-            if let Err(why) = attached::attach_from(entry, &attachment) {
+            if let Err(why) = attachment::attach_from(entry, &attachment) {
                 // SAFETY: node_api.h: an error of this environment.
                 unsafe { (node.throw)(env, node.error(env, &why)) };
             }
             return exports;
         }
-        arrival::enter(entry);
+        delayed_start::ensure_instance(entry);
         for (at, (name, ..)) in FUNCTIONS.iter().enumerate() {
             let mut function = ptr::null_mut();
             let made = node.function;
@@ -131,9 +131,9 @@ unsafe extern "C" fn called(env: Env, info: *mut c_void) -> Value {
 
 fn reply(message: &[u8], is_json: bool) -> Result<String, String> {
     if is_json {
-        arrival::call(message)
+        delayed_start::call(message)
     } else {
-        arrival::send(message)
+        delayed_start::send(message)
     }
 }
 
@@ -208,7 +208,7 @@ macro_rules! __export_node {
             unsafe extern "C" fn register(
                 env: *mut ::std::ffi::c_void,
                 exports: *mut ::std::ffi::c_void,
-                caller: $crate::adapters::symbol::Caller,
+                caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> *mut ::std::ffi::c_void {
                 // SAFETY: the arguments of Node, unchanged.
                 unsafe { $crate::adapters::node::register(&$entry, env, exports, caller) }

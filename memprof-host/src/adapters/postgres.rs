@@ -14,11 +14,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use memprof_own::Kept;
+use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::symbol::find;
-use super::{arrival, config, contain, environment};
+use super::host_symbols::find;
+use super::{config, contain, delayed_start, environment};
 use magic::Magic;
 use server::{Outcome, Server};
 
@@ -50,8 +50,8 @@ const BY_FILE: c_int = 2;
 /// fmgr.h, `Pg_magic_func`: for which server the library was made.
 #[doc(hidden)]
 pub fn magic() -> *const c_void {
-    static MAGIC: Kept<Magic> = Kept::new();
-    let magic = MAGIC.keep(magic::magic(version().unwrap_or_default()));
+    static MAGIC: LockFreeOnce<Magic> = LockFreeOnce::new();
+    let magic = MAGIC.get_or_set(magic::magic(version().unwrap_or_default()));
     ptr::from_ref(magic).cast()
 }
 
@@ -114,7 +114,7 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
             Some(file) => config::parse([("config", &*file)]),
             None => environment::settings(),
         };
-        arrival::begin_with(entry, settings);
+        delayed_start::start_delayed_with(entry, settings);
     });
 }
 
@@ -125,7 +125,7 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
 #[doc(hidden)]
 pub unsafe fn answer(call: *mut Call) -> Datum {
     // SAFETY: promised by the caller.
-    unsafe { run(call, |_, message| arrival::send(message)) }
+    unsafe { run(call, |_, message| delayed_start::send(message)) }
 }
 
 /// Answers a message for all processes of the server: JSON, an array of objects.
@@ -137,7 +137,7 @@ pub unsafe fn answer_for_all(call: *mut Call) -> Datum {
     // SAFETY: promised by the caller.
     unsafe {
         run(call, |server, message| {
-            arrival::send_to_all(message, || server.is_interrupted())
+            delayed_start::send_to_server_processes(message, || server.is_interrupted())
         })
     }
 }

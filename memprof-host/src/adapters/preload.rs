@@ -13,9 +13,9 @@
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::environment::{ACTIVE, LG_SAMPLE, variable};
-use super::{arrival, contain};
+use super::{contain, delayed_start};
 
-pub use super::arrival::begun_to_sample;
+pub use super::delayed_start::set_sampling_started;
 
 const RUN: &str = "MEMPROF_RUN";
 const TALLY: &str = "MEMPROF_TALLY";
@@ -24,8 +24,8 @@ const TALLY: &str = "MEMPROF_TALLY";
 #[doc(hidden)]
 pub fn loaded(entry: &'static memprof_plugin_entry_t) {
     contain((), || match (is_on(RUN, "1"), is_tallied()) {
-        (true, true) => arrival::begin_at_once(entry),
-        (true, false) => arrival::begin(entry),
+        (true, true) => delayed_start::start_now(entry),
+        (true, false) => delayed_start::start_delayed(entry),
         (false, _) => {}
     });
 }

@@ -13,9 +13,9 @@ use std::{ptr, slice};
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
+use super::host_symbols::{CallerAddress, HostSymbols, MissingSymbol};
 use super::log::c_text;
-use super::symbol::{Caller, HostFunctions, Missing};
-use super::{arrival, contain};
+use super::{contain, delayed_start};
 
 mod definition;
 
@@ -37,7 +37,7 @@ struct Python {
 }
 
 impl Python {
-    fn of(host: &HostFunctions) -> Result<Self, Missing> {
+    fn of(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: Python.h declares them so, since 3.3.
         unsafe {
@@ -88,15 +88,15 @@ impl Python {
 pub unsafe fn init(
     entry: &'static memprof_plugin_entry_t,
     name: &'static CStr,
-    caller: Caller,
+    caller: CallerAddress,
 ) -> Object {
     contain(ptr::null_mut(), || {
         let host = caller.functions();
-        let missing = |missing: Missing| missing.to_string();
+        let missing = |missing: MissingSymbol| missing.to_string();
         let whole = Python::of(&host).map_err(missing);
         match whole.and_then(|_| definition::module(&host, name, [send, call])) {
             Ok(module) => {
-                arrival::enter(entry);
+                delayed_start::ensure_instance(entry);
                 module
             }
             Err(why) => definition::refuse(&host, name, &why),
@@ -117,7 +117,7 @@ unsafe extern "C-unwind" fn call(module: Object, message: Object) -> Object {
 unsafe extern "C-unwind" fn answer(
     _module: Object,
     message: Object,
-    caller: Caller,
+    caller: CallerAddress,
     is_json: bool,
 ) -> Object {
     let Some(python) = contain(None, || Python::of(&caller.functions()).ok()) else {
@@ -134,9 +134,9 @@ unsafe extern "C-unwind" fn answer(
     // SAFETY: ceval.h: this thread has the GIL.
     let thread = unsafe { (python.release_gil)() };
     let ask = if is_json {
-        arrival::call
+        delayed_start::call
     } else {
-        arrival::send
+        delayed_start::send
     };
     let answer = Box::into_raw(Box::new(ask(bytes)));
     // SAFETY: ceval.h: the thread that gave the GIL away.
@@ -163,7 +163,7 @@ macro_rules! __export_python {
     ($how:ident, $entry:path) => {
         const _: () = {
             unsafe extern "C" fn init(
-                caller: $crate::adapters::symbol::Caller,
+                caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> *mut ::std::ffi::c_void {
                 // SAFETY: called by Python only.
                 unsafe {

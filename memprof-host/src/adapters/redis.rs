@@ -10,16 +10,16 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::slice;
 
 use log::{Level, LevelFilter};
-use memprof_own::Kept;
+use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
-use super::answer::{Answer, Said};
 use super::config::{self, Settings};
 use super::contain;
-use super::instance::{Adapter, AdapterInstance, instance, settle};
-use super::log::{Lines, c_text, one_line};
-use super::symbol::function;
+use super::host_symbols::function;
+use super::instance::{Adapter, AdapterInstance, instance, start_instance};
+use super::log::{ProgramLog, c_text, one_line};
+use super::rendered_reply::{RenderedReply, ReplyContent};
 
 const OK: c_int = 0;
 const ERR: c_int = 1;
@@ -87,7 +87,7 @@ impl Api {
 
     /// # Safety
     /// `argv` points to `argc` strings of Redis.
-    unsafe fn words(&self, argv: *const Word, argc: c_int) -> Vec<String> {
+    unsafe fn args_from_redis(&self, argv: *const Word, argc: c_int) -> Vec<String> {
         let count = usize::try_from(argc).unwrap_or(0);
         if argv.is_null() || count == 0 {
             return Vec::new();
@@ -135,9 +135,9 @@ impl Api {
     }
 }
 
-static API: Kept<Api> = Kept::new();
+static API: LockFreeOnce<Api> = LockFreeOnce::new();
 
-static LOG: Lines = Lines {
+static LOG: ProgramLog = ProgramLog {
     level: LevelFilter::Info,
     sink: write,
 };
@@ -162,10 +162,10 @@ pub unsafe fn load(
             return ERR;
         };
         let again = API.get().is_some();
-        let api = API.keep(api);
+        let api = API.get_or_set(api);
         // SAFETY: promised by the caller.
-        let words = unsafe { api.words(argv, argc) };
-        let instance = settle(entry, &ADAPTER, settings(&words));
+        let words = unsafe { api.args_from_redis(argv, argc) };
+        let instance = start_instance(entry, &ADAPTER, settings(&words));
         if !register(api, ctx, instance) && !again {
             let line = "the module's command exists already, and stays as it is";
             LOG.line(Level::Warn, line);
@@ -224,7 +224,7 @@ unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
             return ERR;
         };
         // SAFETY: redismodule.h, `RedisModuleCmdFunc`.
-        let words = unsafe { api.words(argv, argc) };
+        let words = unsafe { api.args_from_redis(argv, argc) };
         match words.get(1..) {
             None | Some([]) => api.reply_lines(ctx, &instance.help()),
             Some([help]) if help.eq_ignore_ascii_case("HELP") => {
@@ -232,22 +232,22 @@ unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
             }
             Some(words) => {
                 let message = Arguments::join(words.iter().map(String::as_str));
-                match instance.answer(message.as_bytes()) {
-                    Answer {
+                match instance.rendered_reply(message.as_bytes()) {
+                    RenderedReply {
                         is_done: true,
-                        body: Said::Text(text),
+                        body: ReplyContent::Text(text),
                     } => api.reply_text(ctx, &text),
-                    Answer {
+                    RenderedReply {
                         is_done: true,
-                        body: Said::Bytes(bytes),
+                        body: ReplyContent::Bytes(bytes),
                     } => api.reply(ctx, &bytes),
-                    Answer {
+                    RenderedReply {
                         is_done: false,
-                        body: Said::Text(text),
+                        body: ReplyContent::Text(text),
                     } => api.refuse(ctx, &text),
-                    Answer {
+                    RenderedReply {
                         is_done: false,
-                        body: Said::Bytes(bytes),
+                        body: ReplyContent::Bytes(bytes),
                     } => api.refuse(ctx, &String::from_utf8_lossy(&bytes)),
                 }
             }

@@ -8,11 +8,11 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 
-use memprof_own::Kept;
+use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::symbol::{Caller, Missing};
-use super::{arrival, camel_case, contain};
+use super::host_symbols::{CallerAddress, MissingSymbol};
+use super::{camel_case, contain, delayed_start};
 
 /// An object of Ruby's.
 type Value = usize;
@@ -52,7 +52,7 @@ unsafe impl Send for Ruby {}
 // SAFETY: as above.
 unsafe impl Sync for Ruby {}
 
-static RUBY: Kept<Ruby> = Kept::new();
+static RUBY: LockFreeOnce<Ruby> = LockFreeOnce::new();
 
 /// A message and its answer.
 struct Ask {
@@ -62,7 +62,7 @@ struct Ask {
 }
 
 impl Ruby {
-    fn of(caller: Caller) -> Result<Self, Missing> {
+    fn of(caller: CallerAddress) -> Result<Self, MissingSymbol> {
         let host = caller.functions();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: ruby.h and ruby/thread.h declare them so, since 2.2.
@@ -109,14 +109,18 @@ impl Ruby {
 /// # Safety
 /// Ruby calls `Init_*`.
 #[doc(hidden)]
-pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr, caller: Caller) {
-    static NAME: Kept<CString> = Kept::new();
-    let name = NAME.keep(camel_case(name));
-    let ruby = match contain(Err(Missing(c"working plugin")), || Ruby::of(caller)) {
-        Ok(ruby) => RUBY.keep(ruby),
+pub unsafe fn init(
+    entry: &'static memprof_plugin_entry_t,
+    name: &'static CStr,
+    caller: CallerAddress,
+) {
+    static NAME: LockFreeOnce<CString> = LockFreeOnce::new();
+    let name = NAME.get_or_set(camel_case(name));
+    let ruby = match contain(Err(MissingSymbol(c"working plugin")), || Ruby::of(caller)) {
+        Ok(ruby) => RUBY.get_or_set(ruby),
         Err(missing) => return refuse(caller, missing),
     };
-    arrival::enter(entry);
+    delayed_start::ensure_instance(entry);
     // SAFETY: ruby.h; the name stays.
     let module = unsafe { (ruby.module)(name.as_ptr()) };
     // SAFETY: ruby.h: a function with one argument, whose library is never unloaded.
@@ -125,7 +129,7 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
     unsafe { (ruby.define)(module, c"call".as_ptr(), call, 1) };
 }
 
-fn refuse(caller: Caller, missing: Missing) {
+fn refuse(caller: CallerAddress, missing: MissingSymbol) {
     let raise = contain(None, || {
         let host = caller.functions();
         // SAFETY: ruby.h declares it so.
@@ -196,9 +200,9 @@ unsafe extern "C" fn answer_ask(ask: *mut Ask) -> *mut c_void {
     let message = &ask.message;
     ask.answer.get_or_insert_with(|| {
         if ask.is_json {
-            arrival::call(message)
+            delayed_start::call(message)
         } else {
-            arrival::send(message)
+            delayed_start::send(message)
         }
     });
     std::ptr::null_mut()
@@ -233,7 +237,9 @@ unsafe extern "C-unwind" fn object_of(ask: *mut Ask) -> Value {
 macro_rules! __export_ruby {
     ($how:ident, $entry:path) => {
         const _: () = {
-            unsafe extern "C-unwind" fn init(caller: $crate::adapters::symbol::Caller) {
+            unsafe extern "C-unwind" fn init(
+                caller: $crate::adapters::host_symbols::CallerAddress,
+            ) {
                 // SAFETY: called by Ruby only.
                 unsafe { $crate::adapters::ruby::init(&$entry, $crate::__library_name!(), caller) }
             }

@@ -15,9 +15,9 @@ use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_plug
 
 use super::config::{self, Settings};
 use super::contain;
-use super::instance::{Adapter, instance, settle};
-use super::log::{Lines, c_text, one_line};
-use super::symbol::find;
+use super::host_symbols::find;
+use super::instance::{Adapter, instance, start_instance};
+use super::log::{ProgramLog, c_text, one_line};
 use crate::reply::Reply;
 
 /// ts/apidefs.h, `TS_LIFECYCLE_MSG_HOOK`.
@@ -49,7 +49,7 @@ type ContCreate = unsafe extern "C" fn(Handler, *mut c_void) -> *mut c_void;
 type LifecycleHookAdd = unsafe extern "C" fn(c_int, *mut c_void);
 type Print = unsafe extern "C" fn(*const c_char, ...);
 
-static LOG: Lines = Lines {
+static LOG: ProgramLog = ProgramLog {
     // What a message does is told by its reply, which is logged; the plugin's own line about it
     // would say it again.
     level: LevelFilter::Warn,
@@ -74,7 +74,7 @@ pub unsafe fn init(
     contain((), || {
         // SAFETY: promised by the caller.
         let settings = unsafe { settings(argc, argv) };
-        let id = settle(entry, &ADAPTER, settings).id();
+        let id = start_instance(entry, &ADAPTER, settings).id();
         if let Err(missing) = register(id) {
             let line = format!("{id} gets no messages: Traffic Server has no {missing:?}");
             LOG.line(Level::Error, &line);
@@ -157,7 +157,7 @@ unsafe extern "C" fn handle(_: *mut c_void, event: c_int, data: *mut c_void) -> 
         let message = unsafe { &*data.cast::<PluginMessage>() };
         // SAFETY: as above.
         if let Some(data) = unsafe { message.for_plugin(instance.id()) } {
-            tell(instance.message(data));
+            log_reply(instance.message(data));
         }
         0
     })
@@ -188,7 +188,7 @@ impl PluginMessage {
 }
 
 /// Logs what a person reads of a reply.
-fn tell(reply: Reply) {
+fn log_reply(reply: Reply) {
     let done = reply.status_code == MEMPROF_OK;
     let text = reply.into_text();
     if !done {

@@ -1,61 +1,63 @@
 //! The messages of `memory_profile`, with their replies as types.
 
-use memprof_messages::{Activation, DumpReport, Kept, KeptDumps, PLUGIN, Refusal, Status};
+use memprof_messages::{
+    ActivationResult, DumpList, DumpReport, ErrorBody, KeptDump, PLUGIN, ProfilerStatus,
+};
 use memprof_plugin_abi::raw::MEMPROF_OK;
 use memprof_plugin_abi::{Arguments, Failure};
 use serde::de::DeserializeOwned;
 
-use super::{Client, ClientError, Delivered, Passed};
-use crate::protocol::Deliver;
+use super::{Client, ClientError, PassedFile, ReceivedBody};
+use crate::protocol::Delivery;
 
 impl Client {
     /// The state of the profiler.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask).
-    pub fn status(&mut self) -> Result<Status, ClientError> {
-        self.ask("status", "")
+    /// As for [`send_typed`](Self::send_typed).
+    pub fn status(&mut self) -> Result<ProfilerStatus, ClientError> {
+        self.send_typed("status", "")
     }
 
     /// Starts sampling; `args` as in the table of messages.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask).
-    pub fn activate(&mut self, args: &str) -> Result<Activation, ClientError> {
-        self.ask("activate", args)
+    /// As for [`send_typed`](Self::send_typed).
+    pub fn activate(&mut self, args: &str) -> Result<ActivationResult, ClientError> {
+        self.send_typed("activate", args)
     }
 
     /// Stops sampling.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask).
-    pub fn deactivate(&mut self) -> Result<Activation, ClientError> {
-        self.ask("deactivate", "")
+    /// As for [`send_typed`](Self::send_typed).
+    pub fn deactivate(&mut self) -> Result<ActivationResult, ClientError> {
+        self.send_typed("deactivate", "")
     }
 
     /// Takes a heap profile; `args` as in the table of messages.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask).
+    /// As for [`send_typed`](Self::send_typed).
     pub fn dump(&mut self, args: &str) -> Result<DumpReport, ClientError> {
-        self.ask("dump", args)
+        self.send_typed("dump", args)
     }
 
     /// The kept dumps, newest first.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask).
-    pub fn list(&mut self) -> Result<Vec<Kept>, ClientError> {
-        self.ask("list", "").map(|KeptDumps { dumps }| dumps)
+    /// As for [`send_typed`](Self::send_typed).
+    pub fn list(&mut self) -> Result<Vec<KeptDump>, ClientError> {
+        self.send_typed("list", "").map(|DumpList { dumps }| dumps)
     }
 
     /// The bytes of a kept dump, as a file.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask); the host passes no file.
-    pub fn fetch(&mut self, id: &str) -> Result<Passed, ClientError> {
+    /// As for [`send_typed`](Self::send_typed); the host passes no file.
+    pub fn fetch(&mut self, id: &str) -> Result<PassedFile, ClientError> {
         let args = Arguments::join([format!("id={id}").as_str()]);
-        let mut reply = answered(self.message(PLUGIN, "fetch", &args, Some(Deliver::Fd))?)?;
+        let mut reply = check_ok(self.message(PLUGIN, "fetch", &args, Some(Delivery::Fd))?)?;
         let missing = || ClientError::Protocol("it passed no dump".to_owned());
         reply.file.take().ok_or_else(missing)
     }
@@ -65,12 +67,12 @@ impl Client {
     ///
     /// # Errors
     /// The host does not answer, the plugin refuses the message, or its reply is of another type.
-    pub fn ask<T: DeserializeOwned>(
+    pub fn send_typed<T: DeserializeOwned>(
         &mut self,
         message: &str,
         args: &str,
     ) -> Result<T, ClientError> {
-        let reply = answered(self.message(PLUGIN, message, args, None)?)?;
+        let reply = check_ok(self.message(PLUGIN, message, args, None)?)?;
         let bytes = reply.into_bytes()?;
         serde_json::from_slice(&bytes)
             .map_err(|error| ClientError::Protocol(format!("the reply to {message}: {error}")))
@@ -78,14 +80,14 @@ impl Client {
 }
 
 /// A reply that is no refusal.
-fn answered(reply: Delivered) -> Result<Delivered, ClientError> {
+fn check_ok(reply: ReceivedBody) -> Result<ReceivedBody, ClientError> {
     let status = reply.result.status_code;
     if status == MEMPROF_OK {
         return Ok(reply);
     }
     let bytes = reply.into_bytes()?;
-    let refusal = Refusal::of_reply(&bytes)
-        .unwrap_or_else(|| Refusal::from(&Failure::new(status, String::from_utf8_lossy(&bytes))));
+    let refusal = ErrorBody::from_reply(&bytes)
+        .unwrap_or_else(|| ErrorBody::from(&Failure::new(status, String::from_utf8_lossy(&bytes))));
     Err(ClientError::Plugin {
         status,
         refusal: Box::new(refusal),

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use memprof_own::{Ours, Privileges, require_memory};
+use memprof_own::{GuardedFd, Privileges, require_memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -34,28 +34,30 @@ const OUT_OF_MEMORY: &str = concat!(
 
 /// What a connection's thread does.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Activity {
+pub(super) enum ConnectionActivity {
     /// Waits for the peer to send a frame.
-    Reads(Instant),
+    AwaitingRequest(Instant),
     /// Works for the peer.
-    Answers,
+    Serving,
     /// Waits for the peer to take a response.
-    Writes(Instant),
+    SendingReply(Instant),
 }
 
 /// An open connection, as the thread that serves it and the others see it.
 #[derive(Clone, Debug)]
-pub(super) struct Conversation {
-    stream: Arc<Ours<UnixStream>>,
-    activity: Arc<Mutex<Activity>>,
+pub(super) struct ControlConnection {
+    stream: Arc<GuardedFd<UnixStream>>,
+    activity: Arc<Mutex<ConnectionActivity>>,
 }
 
-impl Conversation {
-    pub(super) fn new(stream: Ours<UnixStream>) -> io::Result<Self> {
+impl ControlConnection {
+    pub(super) fn new(stream: GuardedFd<UnixStream>) -> io::Result<Self> {
         stream.get()?.set_nonblocking(true)?;
         Ok(Self {
             stream: Arc::new(stream),
-            activity: Arc::new(Mutex::new(Activity::Reads(Instant::now()))),
+            activity: Arc::new(Mutex::new(ConnectionActivity::AwaitingRequest(
+                Instant::now(),
+            ))),
         })
     }
 
@@ -72,45 +74,53 @@ impl Conversation {
         }
     }
 
-    pub(super) fn stream(&self) -> &Ours<UnixStream> {
+    pub(super) fn stream(&self) -> &GuardedFd<UnixStream> {
         &self.stream
     }
 
     /// Whether the host works for the peer, or the peer has yet to take what it said.
     #[cfg(feature = "adapter-attached")]
-    pub(super) fn is_answered(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         let activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
-        matches!(*activity, Activity::Answers | Activity::Writes(_))
+        matches!(
+            *activity,
+            ConnectionActivity::Serving | ConnectionActivity::SendingReply(_)
+        )
     }
 
     /// Since when the peer lets the host wait. A request that arrived and was not read yet is no
     /// fault of the peer's.
-    pub(super) fn waits_since(&self) -> Option<Instant> {
+    pub(super) fn idle_since(&self) -> Option<Instant> {
         match *self.activity.lock().unwrap_or_else(PoisonError::into_inner) {
-            Activity::Reads(since) => {
+            ConnectionActivity::AwaitingRequest(since) => {
                 let unread = self.stream.get().and_then(rustix::io::ioctl_fionread);
                 (!matches!(unread, Ok(1..))).then_some(since)
             }
-            Activity::Answers => None,
-            Activity::Writes(since) => Some(since),
+            ConnectionActivity::Serving => None,
+            ConnectionActivity::SendingReply(since) => Some(since),
         }
     }
 }
 
 /// Answers one frame after the other until the peer leaves or breaks a rule.
-pub(super) fn serve(conversation: &Conversation, service: &Service, privileges: &mut Privileges) {
-    let Conversation { stream, activity } = conversation;
+pub(super) fn serve(
+    conversation: &ControlConnection,
+    service: &Service,
+    privileges: &mut Privileges,
+) {
+    let ControlConnection { stream, activity } = conversation;
     service.router.enter_thread();
     let mark = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
-    let mut frames = Frames {
+    let mut frames = FrameReader {
         stream,
         buffer: [0; FRAME_LIMIT],
         length: 0,
         taken: 0,
     };
     loop {
-        mark(Activity::Reads(Instant::now()));
-        let frame = match frames.next(|| mark(Activity::Reads(Instant::now()))) {
+        mark(ConnectionActivity::AwaitingRequest(Instant::now()));
+        let frame = match frames.next(|| mark(ConnectionActivity::AwaitingRequest(Instant::now())))
+        {
             Ok(Some(frame)) => frame,
             Ok(None) => return,
             Err(error) => {
@@ -118,8 +128,8 @@ pub(super) fn serve(conversation: &Conversation, service: &Service, privileges: 
                 return;
             }
         };
-        mark(Activity::Answers);
-        privileges.follow();
+        mark(ConnectionActivity::Serving);
+        privileges.match_main_thread();
         service.router.enter_thread();
         if require_memory(FOR_A_REQUEST).is_err() {
             refuse_without_memory(stream);
@@ -128,7 +138,7 @@ pub(super) fn serve(conversation: &Conversation, service: &Service, privileges: 
         let Some(response) = service.answer(frame) else {
             continue;
         };
-        mark(Activity::Writes(Instant::now()));
+        mark(ConnectionActivity::SendingReply(Instant::now()));
         if let Err(error) = send(stream, &response) {
             log::debug!("control connection: {error}");
             return;
@@ -137,7 +147,7 @@ pub(super) fn serve(conversation: &Conversation, service: &Service, privileges: 
 }
 
 /// Sends an error that belongs to no request.
-pub(super) fn refuse(stream: &Ours<UnixStream>, code: i32, message: &str) {
+pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
     let response = Response {
         line: protocol::error_line(&NO_ID, &RpcError::new(code, message)),
         file: None,
@@ -148,7 +158,7 @@ pub(super) fn refuse(stream: &Ours<UnixStream>, code: i32, message: &str) {
 }
 
 /// Sends an error that allocates nothing on the way.
-pub(super) fn refuse_without_memory(stream: &Ours<UnixStream>) {
+pub(super) fn refuse_without_memory(stream: &GuardedFd<UnixStream>) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     // Whoever does not take it sees the connection end; a log line would need memory.
     let _: Result<usize, Errno> = stream
@@ -157,8 +167,8 @@ pub(super) fn refuse_without_memory(stream: &Ours<UnixStream>) {
 }
 
 /// Lies on the stack of the connection's thread: nothing of it is in the program's heap.
-struct Frames<'a> {
-    stream: &'a Ours<UnixStream>,
+struct FrameReader<'a> {
+    stream: &'a GuardedFd<UnixStream>,
     buffer: [u8; FRAME_LIMIT],
     /// How much of it is filled.
     length: usize,
@@ -166,7 +176,7 @@ struct Frames<'a> {
     taken: usize,
 }
 
-impl Frames<'_> {
+impl FrameReader<'_> {
     /// The next frame without its newline; an object before the peer's shutdown counts as one.
     fn next(&mut self, begun: impl FnOnce()) -> io::Result<Option<&[u8]>> {
         self.buffer.copy_within(self.taken..self.length, 0);
@@ -214,7 +224,11 @@ impl Frames<'_> {
 }
 
 /// Waits until `stream` is ready; without a deadline for as long as it takes.
-fn wait(stream: &Ours<UnixStream>, events: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+fn wait(
+    stream: &GuardedFd<UnixStream>,
+    events: PollFlags,
+    deadline: Option<Instant>,
+) -> io::Result<()> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {
@@ -234,13 +248,13 @@ fn wait(stream: &Ours<UnixStream>, events: PollFlags, deadline: Option<Instant>)
     }
 }
 
-fn send(stream: &Ours<UnixStream>, response: &Response) -> io::Result<()> {
+fn send(stream: &GuardedFd<UnixStream>, response: &Response) -> io::Result<()> {
     let deadline = Some(Instant::now() + FRAME_DEADLINE);
     let mut rest = response.line.as_bytes();
     let mut file = response.file.as_ref();
     while !rest.is_empty() {
         // One that the program took over is not passed on.
-        let file_of_ours = file.map(Ours::get).transpose()?;
+        let file_of_ours = file.map(GuardedFd::get).transpose()?;
         let descriptors: Vec<BorrowedFd<'_>> = file_of_ours.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);

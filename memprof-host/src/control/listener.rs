@@ -9,12 +9,12 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use memprof_own::Ours;
+use memprof_own::GuardedFd;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
 
 use super::ControlError;
-use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses, remove, sweep};
+use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses_connections, remove, sweep};
 use crate::socket_dir::{abstract_name, check_parent, make_private, own_default_dir, sockets};
 
 const BACKLOG: i32 = 64;
@@ -24,10 +24,10 @@ pub(super) struct Listener {
     path: PathBuf,
     /// The process that opened it: a forked child must leave its parent's files alone.
     owner: u32,
-    socket: Ours<UnixListener>,
+    socket: GuardedFd<UnixListener>,
     /// Held while the host lives; decides who may replace a socket that is left over. A socket that is no file needs
     /// none.
-    _lock: Option<Ours<File>>,
+    _lock: Option<GuardedFd<File>>,
     /// What is removed at the end, in this order: the socket, the link by which the default directory
     /// tells of a socket elsewhere, and last the lock's file, while the lock is still held. Ready for
     /// unlink(2), because the exiting thread may have been interrupted in the midst of malloc.
@@ -58,14 +58,14 @@ impl Listener {
             None => {
                 make_private(&default).map_err(at(&default))?;
                 sweep(&default);
-                lock_own(&default).map_err(at(&default))?
+                lock_first_free(&default).map_err(at(&default))?
             }
             Some(path) => {
                 check_parent(path.parent().unwrap_or(Path::new("/"))).map_err(at(path))?;
                 (path.to_owned(), lock(path).map_err(at(path))?)
             }
         };
-        let lock = Ours::new(lock).map_err(at(&path))?;
+        let lock = GuardedFd::new(lock).map_err(at(&path))?;
         let socket = bind(&path).map_err(at(&path))?;
         let link = configured.and_then(|_| {
             let linked = make_private(&default).and_then(|()| {
@@ -93,9 +93,9 @@ impl Listener {
         &self.path
     }
 
-    pub(super) fn accept(&self) -> io::Result<Ours<UnixStream>> {
+    pub(super) fn accept(&self) -> io::Result<GuardedFd<UnixStream>> {
         let (stream, _) = self.socket.get()?.accept()?;
-        Ours::new_if(stream, |stream| {
+        GuardedFd::new_verified(stream, |stream| {
             let address = stream.local_addr();
             address.is_ok_and(|address| match abstract_name::bytes(&self.path) {
                 Some(name) => address.as_abstract_name() == Some(name),
@@ -136,7 +136,7 @@ impl Drop for Listener {
     }
 }
 
-fn bind(path: &Path) -> io::Result<Ours<UnixListener>> {
+fn bind(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
     // We hold the lock: what lies there is left over from a host that died.
     match path.symlink_metadata() {
         Ok(found) if is_socket(&found) => std::fs::remove_file(path)?,
@@ -152,14 +152,14 @@ fn bind(path: &Path) -> io::Result<Ours<UnixListener>> {
     listen(&SocketAddrUnix::new(path)?)
 }
 
-fn listen(address: &SocketAddrUnix) -> io::Result<Ours<UnixListener>> {
+fn listen(address: &SocketAddrUnix) -> io::Result<GuardedFd<UnixListener>> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    let socket = Ours::new(UnixListener::from(socket))?;
+    let socket = GuardedFd::new(UnixListener::from(socket))?;
     // Before bind, which takes the mode over: afterwards there would be a moment for others.
     rustix::fs::fchmod(socket.get()?, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(socket.get()?, address)?;
@@ -169,7 +169,7 @@ fn listen(address: &SocketAddrUnix) -> io::Result<Ours<UnixListener>> {
 
 /// The names that this process may have in a default directory. Containers that share the
 /// directory have processes of the same pid.
-fn own_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
+fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let pid = std::process::id();
     let further = (2..=9).map(move |number| format!("{pid}.{number}.sock"));
     let names = std::iter::once(format!("{pid}.sock")).chain(further);
@@ -178,8 +178,8 @@ fn own_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 /// The first of our names that no host holds, and its lock.
-fn lock_own(directory: &Path) -> io::Result<(PathBuf, File)> {
-    for path in own_names(directory) {
+fn lock_first_free(directory: &Path) -> io::Result<(PathBuf, File)> {
+    for path in candidate_names(directory) {
         match lock(&path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             locked => return Ok((path, locked?)),
@@ -195,8 +195,8 @@ fn relink(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
             remove(&other);
         }
     }
-    for link in own_names(directory) {
-        if link.is_symlink() && refuses(&link) {
+    for link in candidate_names(directory) {
+        if link.is_symlink() && refuses_connections(&link) {
             remove(&link);
         }
         match symlink(socket, &link) {
@@ -228,9 +228,9 @@ mod tests {
     #[test]
     fn hosts_of_the_same_pid_get_names_of_their_own() {
         let place = tempfile::tempdir().unwrap();
-        let (first, held) = lock_own(place.path()).unwrap();
+        let (first, held) = lock_first_free(place.path()).unwrap();
         let socket = bind(&first).unwrap();
-        let (second, _) = lock_own(place.path()).unwrap();
+        let (second, _) = lock_first_free(place.path()).unwrap();
         let pid = std::process::id();
         assert_eq!(first, place.path().join(format!("{pid}.sock")));
         assert_eq!(second, place.path().join(format!("{pid}.2.sock")));

@@ -8,7 +8,7 @@
 mod connection;
 mod listener;
 mod service;
-mod workers;
+mod worker_pool;
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -19,17 +19,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
-use memprof_own::{Needs, Ours, Privileges, Thread};
+use memprof_own::{GuardedFd, Needs, Privileges, Thread};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::Value;
 
 use crate::protocol::{self, HostInfo};
 use crate::router::Router;
-use connection::{Conversation, serve};
+use connection::{ControlConnection, serve};
 use listener::Listener;
 use service::Service;
-use workers::Workers;
+use worker_pool::WorkerPool;
 
 /// More connections than these at a time push out the one that let the host wait longest: a
 /// silent one, one that sends slowly, or one that does not read.
@@ -44,7 +44,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Where to listen, and who the host is.
 #[derive(Clone, Debug)]
-pub struct Listen {
+pub struct ListenConfig {
     /// The socket's path; by default `<pid>.sock` in the default directory.
     pub path: Option<PathBuf>,
     /// The host's name.
@@ -74,26 +74,26 @@ pub struct ControlSocket {
     path: PathBuf,
     /// The process that opened it.
     process: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SocketState>,
     accepting: Mutex<Option<Thread>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SocketState {
     configured: Option<PathBuf>,
     /// `None` once it was lost for good.
     listener: Mutex<Option<Arc<Listener>>>,
     service: Service,
     allow_uids: Vec<u32>,
     stopping: AtomicBool,
-    conversations: Mutex<Conversations>,
-    workers: Workers,
+    conversations: Mutex<ConnectionTable>,
+    workers: WorkerPool,
 }
 
 #[derive(Debug, Default)]
-struct Conversations {
+struct ConnectionTable {
     next_id: u64,
-    open: HashMap<u64, Conversation>,
+    open: HashMap<u64, ControlConnection>,
 }
 
 impl ControlSocket {
@@ -101,22 +101,22 @@ impl ControlSocket {
     ///
     /// # Errors
     /// The directory is not safe, another host has the path, or the system refuses.
-    pub fn open(listen: Listen, router: Arc<Router>) -> Result<Self, ControlError> {
+    pub fn open(listen: ListenConfig, router: Arc<Router>) -> Result<Self, ControlError> {
         let listener = Listener::bind(listen.path.as_deref())?;
         let path = listener.path().to_owned();
         let needs = Needs {
             calls_plugins: true,
             keeps_capabilities: listen.keeps_capabilities,
         };
-        let info = HostInfo::own(listen.name, listen.version);
-        let shared = Arc::new(Shared {
+        let info = HostInfo::for_this_process(listen.name, listen.version);
+        let shared = Arc::new(SocketState {
             configured: listen.path,
             listener: Mutex::new(Some(Arc::new(listener))),
             service: Service { router, info },
             allow_uids: listen.allow_uids,
             stopping: AtomicBool::new(false),
             conversations: Mutex::default(),
-            workers: Workers::new(needs),
+            workers: WorkerPool::new(needs),
         });
         let accepting = memprof_own::spawn_with(c"memprof-control", needs, {
             let shared = Arc::clone(&shared);
@@ -155,7 +155,7 @@ impl ControlSocket {
     #[cfg(feature = "adapter-attached")]
     pub(crate) fn close(&self) {
         let begun = Instant::now();
-        while self.shared.lock().any_is_answered() && begun.elapsed() < LAST_ANSWERS {
+        while self.shared.lock().any_is_busy() && begun.elapsed() < LAST_ANSWERS {
             thread::sleep(LOOK_AGAIN);
         }
         self.end();
@@ -180,7 +180,7 @@ impl ControlSocket {
         }
         // A connection's thread may hold the last use of a plugin: wait for all of them.
         let open = mem::take(&mut self.shared.lock().open);
-        open.values().for_each(Conversation::hang_up);
+        open.values().for_each(ControlConnection::disconnect);
         self.shared.workers.end();
         drop(self.shared.take_listener());
     }
@@ -192,7 +192,7 @@ impl Drop for ControlSocket {
     }
 }
 
-impl Shared {
+impl SocketState {
     fn listener(&self) -> Option<Arc<Listener>> {
         let listener = self.listener.lock();
         listener.unwrap_or_else(PoisonError::into_inner).clone()
@@ -212,7 +212,7 @@ impl Shared {
         Ok(listener)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Conversations> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
         self.conversations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -228,7 +228,7 @@ impl Shared {
             if self.stopping.load(Ordering::Acquire) {
                 return;
             }
-            privileges.follow();
+            privileges.match_main_thread();
             self.service.router.enter_thread();
             listener = self.open_one(Some(open));
             match accepted {
@@ -253,7 +253,7 @@ impl Shared {
             .ok()
     }
 
-    fn admit(self: &Arc<Self>, stream: Ours<UnixStream>) {
+    fn admit(self: &Arc<Self>, stream: GuardedFd<UnixStream>) {
         if let Err(refusal) = self.authorize(&stream) {
             log::warn!("control connection refused: {refusal}");
             return;
@@ -263,12 +263,12 @@ impl Shared {
             return;
         }
         let mut conversations = self.lock();
-        if conversations.open.len() >= CONNECTION_LIMIT && !conversations.push_out() {
+        if conversations.open.len() >= CONNECTION_LIMIT && !conversations.evict_slowest() {
             let message = format!("all {CONNECTION_LIMIT} connections are in use");
             connection::refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
             return;
         }
-        let conversation = match Conversation::new(stream) {
+        let conversation = match ControlConnection::new(stream) {
             Ok(conversation) => conversation,
             Err(error) => {
                 log::warn!("control connection refused: {error}");
@@ -280,7 +280,7 @@ impl Shared {
         conversations.open.insert(id, conversation.clone());
         drop(conversations);
         let shared = Arc::clone(self);
-        let employed = self.workers.employ(id, move |id, privileges| {
+        let employed = self.workers.dispatch(id, move |id, privileges| {
             let conversation = shared.lock().open.get(&id).cloned();
             // It was pushed out before it began.
             let Some(conversation) = conversation else {
@@ -296,7 +296,7 @@ impl Shared {
         }
     }
 
-    fn authorize(&self, stream: &Ours<UnixStream>) -> Result<(), String> {
+    fn authorize(&self, stream: &GuardedFd<UnixStream>) -> Result<(), String> {
         // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
         let peer = stream
             .get()
@@ -315,30 +315,30 @@ impl Shared {
     }
 }
 
-impl Conversations {
+impl ConnectionTable {
     #[cfg(feature = "adapter-attached")]
-    fn any_is_answered(&self) -> bool {
-        self.open.values().any(Conversation::is_answered)
+    fn any_is_busy(&self) -> bool {
+        self.open.values().any(ControlConnection::is_busy)
     }
 
     /// Ends the connection that lets the host wait longest. False when it works for all of them.
-    fn push_out(&mut self) -> bool {
+    fn evict_slowest(&mut self) -> bool {
         let waiting = self
             .open
             .iter()
-            .filter_map(|(id, c)| Some((c.waits_since()?, *id)));
+            .filter_map(|(id, c)| Some((c.idle_since()?, *id)));
         let Some((_, id)) = waiting.min_by_key(|(since, _): &(Instant, u64)| *since) else {
             return false;
         };
         if let Some(conversation) = self.open.remove(&id) {
-            conversation.hang_up();
+            conversation.disconnect();
         }
         true
     }
 }
 
-impl Conversation {
-    fn hang_up(&self) {
+impl ControlConnection {
+    fn disconnect(&self) {
         // It fails only on a connection that is closed already.
         let stream = self.stream().get().map_err(io::Error::from);
         if let Err(error) = stream.and_then(|stream| stream.shutdown(Shutdown::Both)) {
@@ -348,7 +348,7 @@ impl Conversation {
 }
 
 impl HostInfo {
-    fn own(name: String, version: String) -> Self {
+    fn for_this_process(name: String, version: String) -> Self {
         let command = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");
         let started = std::time::SystemTime::UNIX_EPOCH.elapsed();

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use memprof_own::Ours;
+use memprof_own::GuardedFd;
 use memprof_plugin_abi::Failure;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -27,7 +27,7 @@ pub(super) struct Service {
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) line: String,
-    pub(super) file: Option<Ours<File>>,
+    pub(super) file: Option<GuardedFd<File>>,
 }
 
 impl Service {
@@ -125,8 +125,8 @@ fn params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
     serde_json::from_value(value).map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
 }
 
-fn passed(body: Option<crate::Body>) -> std::io::Result<Option<Ours<File>>> {
-    body.map(|body| body.into_file().and_then(Ours::new))
+fn passed(body: Option<crate::Body>) -> std::io::Result<Option<GuardedFd<File>>> {
+    body.map(|body| body.into_file().and_then(GuardedFd::new))
         .transpose()
 }
 

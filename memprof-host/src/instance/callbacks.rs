@@ -12,12 +12,12 @@ use memprof_plugin_abi::raw::{
     memprof_log_level_t, memprof_str_t,
 };
 
-use super::collected::REPLY_FD;
-use crate::program::Program;
+use super::reply_collector::REPLY_FD;
+use crate::program::HostProgram;
 
 /// What the host's callbacks find behind `ctx`.
-pub(super) struct Context {
-    program: Program,
+pub(super) struct HostContext {
+    program: HostProgram,
     jemalloc: Option<memprof_jemalloc_t>,
     /// While `create` runs: the errors that the plugin logged. The last one is the reason if it
     /// fails; if it succeeds, they are lines like others.
@@ -27,11 +27,11 @@ pub(super) struct Context {
 
 // SAFETY: the jemalloc functions are thread-safe (jemalloc(3)), the logger is `Sync`, and the
 // rest is guarded.
-unsafe impl Sync for Context {}
+unsafe impl Sync for HostContext {}
 
-impl Context {
+impl HostContext {
     /// Of a plugin that is about to be created.
-    pub(super) fn of(program: Program) -> Self {
+    pub(super) fn of(program: HostProgram) -> Self {
         Self {
             program,
             jemalloc: program.jemalloc,
@@ -41,7 +41,7 @@ impl Context {
     }
 
     /// Returns the errors that the plugin logged while it was created.
-    pub(super) fn end_creation(&self) -> Vec<String> {
+    pub(super) fn take_creation_errors(&self) -> Vec<String> {
         self.in_creation.store(false, Ordering::Release);
         mem::take(&mut self.errors.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -57,7 +57,7 @@ impl Context {
     }
 }
 
-impl fmt::Debug for Context {
+impl fmt::Debug for HostContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.program.fmt(f)
     }
@@ -80,7 +80,7 @@ fn text(bytes: &[u8]) -> Cow<'_, str> {
 
 pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_log_level_t) -> i32 {
     // SAFETY: `Instance::create` leaked it.
-    let context = unsafe { &*ctx.cast::<Context>() };
+    let context = unsafe { &*ctx.cast::<HostContext>() };
     let metadata = log::Metadata::builder()
         .level(level(number))
         .target("plugin")
@@ -95,7 +95,7 @@ pub(super) unsafe extern "C" fn log_line(
     message: memprof_str_t,
 ) {
     // SAFETY: `Instance::create` leaked it.
-    let context = unsafe { &*ctx.cast::<Context>() };
+    let context = unsafe { &*ctx.cast::<HostContext>() };
     // SAFETY: the plugin lends the text for the call.
     let target = text(unsafe { target.as_bytes() });
     // SAFETY: as above.
@@ -118,7 +118,7 @@ pub(super) unsafe extern "C" fn get_extension(
     id: memprof_str_t,
 ) -> *const c_void {
     // SAFETY: `Instance::create` leaked it.
-    let context = unsafe { &*ctx.cast::<Context>() };
+    let context = unsafe { &*ctx.cast::<HostContext>() };
     // SAFETY: the plugin lends the text for the call.
     let id = unsafe { id.as_bytes() };
     match &context.jemalloc {

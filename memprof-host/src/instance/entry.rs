@@ -28,7 +28,7 @@ pub(super) unsafe fn find_enter_thread(
 
 /// How every version of `memprof_plugin_entry_t` starts.
 #[repr(C)]
-struct Head {
+struct EntryHead {
     size: usize,
     version: u32,
 }
@@ -46,7 +46,7 @@ pub(crate) unsafe fn check_entry(
         return Err(mismatch("memprof_plugin_entry is null".to_owned()));
     }
     // SAFETY: every version of the struct starts with these two fields.
-    let Head { size, version } = unsafe { entry.cast::<Head>().read() };
+    let EntryHead { size, version } = unsafe { entry.cast::<EntryHead>().read() };
     if version >> 16 != MEMPROF_ABI_MAJOR {
         return Err(mismatch(format!(
             "the plugin was built for ABI {}.{}, this host speaks {MEMPROF_ABI_MAJOR}.x",

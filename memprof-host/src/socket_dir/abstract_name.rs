@@ -33,11 +33,11 @@ pub(crate) fn bytes(path: &Path) -> Option<&[u8]> {
 
 /// The same name as it is called outside of the process.
 #[cfg(feature = "client")]
-pub(crate) fn of_process(process: &Path, name: &Path) -> PathBuf {
+pub(crate) fn in_process_namespace(process: &Path, name: &Path) -> PathBuf {
     process.join("ns/net").join(name)
 }
 
-/// The network namespace and the name's bytes, where a path is what [`of_process`] makes.
+/// The network namespace and the name's bytes, where a path is what [`in_process_namespace`] makes.
 #[cfg(feature = "client")]
 pub(crate) fn in_namespace(path: &Path) -> Option<(&Path, &[u8])> {
     let namespace = path.parent()?;

@@ -34,13 +34,13 @@ pub fn lock(socket: &Path) -> io::Result<File> {
     loop {
         let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)
             .and_then(above_stdio)
-            .map_err(|errno| squatted(&path, errno.into()))?;
+            .map_err(|errno| lock_held_error(&path, errno.into()))?;
         let opened = rustix::fs::fstat(&file)?;
         let own = rustix::process::geteuid().as_raw();
         let is_file = FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile;
         if !is_file || (opened.st_uid != own && opened.st_uid != 0) {
             let held = io::Error::from(io::ErrorKind::PermissionDenied);
-            return Err(squatted(&path, held));
+            return Err(lock_held_error(&path, held));
         }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => {
@@ -62,7 +62,7 @@ pub fn lock(socket: &Path) -> io::Result<File> {
 }
 
 /// Names who keeps the lock, where somebody else put something in its place.
-fn squatted(path: &Path, error: io::Error) -> io::Error {
+fn lock_held_error(path: &Path, error: io::Error) -> io::Error {
     use std::os::unix::fs::MetadataExt;
     let Ok(found) = path.symlink_metadata() else {
         return error;
@@ -117,7 +117,7 @@ fn is_old(lock_file: &Path) -> bool {
 /// Asks only where the lock is free, so that hosts that live are left in peace.
 fn sweep_one(socket: &Path) {
     if let Ok(_held) = lock(socket) {
-        if refuses(socket) {
+        if refuses_connections(socket) {
             remove(socket);
         }
         remove(&lock_path(socket));
@@ -125,7 +125,7 @@ fn sweep_one(socket: &Path) {
 }
 
 /// Whether nobody listens there. One that is too busy to accept does listen.
-pub fn refuses(path: &Path) -> bool {
+pub fn refuses_connections(path: &Path) -> bool {
     let attempt = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)

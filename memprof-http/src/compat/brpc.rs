@@ -13,17 +13,17 @@ use axum::routing::get;
 use serde::Deserialize;
 
 use crate::compat::symbol;
-use crate::extractor::{Shared, To};
-use crate::gateway::{Gateway, Report};
+use crate::gateway::{DumpReply, Gateway};
 use crate::problem::{Problem, Result};
-use crate::report::{View, tcmalloc_of, tcmalloc_of_new};
+use crate::report::{ReportQuery, as_tcmalloc, new_dump_as_tcmalloc};
+use crate::request_host::{RequestHost, SharedHosts};
 
 const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 /// What brpc prints for the letters of `malloc_stats_print` that are not given.
 const STATS: &str = "Ja";
 const GROWTH: [(&str, &str); 1] = [("kind", "growth")];
 
-pub(super) fn routes() -> Router<Shared> {
+pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/pprof/heap", get(heap))
         .route("/pprof/growth", get(growth))
@@ -60,17 +60,17 @@ fn heap_is_off(problem: &Problem) -> Response {
 }
 
 /// What made the heap grow, which tcmalloc alone keeps.
-async fn growth(To(host): To) -> Result<Response> {
-    match growth_of(&host).await {
+async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
+    match growth_profile(&host).await {
         Ok(text) => Ok(([TEXT], text).into_response()),
         Err(problem) if problem.is_profiling_off() => Ok(growth_is_off(&problem)),
         Err(problem) => Err(problem),
     }
 }
 
-async fn growth_of(host: &Gateway) -> Result<Body> {
-    let dump = host.tell::<Report>("dump", &GROWTH).await?;
-    tcmalloc_of(host.open(&dump.fields.largest.id).await?).await
+async fn growth_profile(host: &Gateway) -> Result<Body> {
+    let dump = host.send_typed::<DumpReply>("dump", &GROWTH).await?;
+    as_tcmalloc(host.open(&dump.fields.largest.id).await?).await
 }
 
 fn growth_is_off(problem: &Problem) -> Response {
@@ -95,18 +95,26 @@ fn is_go(headers: &HeaderMap) -> bool {
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
 }
 
-async fn heap(To(host): To, headers: HeaderMap, Query(query): Query<Display>) -> Result<Response> {
+async fn heap(
+    RequestHost(host): RequestHost,
+    headers: HeaderMap,
+    Query(query): Query<Display>,
+) -> Result<Response> {
     let display = query.display.as_deref().unwrap_or_default();
     let done = match display {
-        "" if is_go(&headers) => View::default().profile_of_passing(&host, None).await,
-        "" => tcmalloc_of_new(&host)
+        "" if is_go(&headers) => {
+            ReportQuery::default()
+                .pprof_without_keeping(&host, None)
+                .await
+        }
+        "" => new_dump_as_tcmalloc(&host)
             .await
             .map(|text| ([TEXT], text).into_response()),
         "stats" => stats(&host, query.opts.as_deref()).await,
         "text" | "svg" | "flamegraph" => {
-            let mut view = View::of_format(display);
+            let mut view = ReportQuery::with_format(display);
             view.sample_type = sample_type(query.extra_options.as_deref());
-            view.of_new_without_graphviz(&host).await
+            view.render_new_dump_or_flamegraph(&host).await
         }
         other => Err(Problem::invalid(format!("unknown display {other:?}"))
             .remedy("valid: text, svg, flamegraph, stats")),
@@ -130,7 +138,7 @@ fn sample_type(options: Option<&str>) -> Option<String> {
     words.find(|word| known.contains(word)).map(str::to_owned)
 }
 
-async fn memory(To(host): To, Query(query): Query<Display>) -> Result<Response> {
+async fn memory(RequestHost(host): RequestHost, Query(query): Query<Display>) -> Result<Response> {
     stats(&host, query.opts.as_deref()).await
 }
 

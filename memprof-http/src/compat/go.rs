@@ -11,17 +11,17 @@ use serde::Deserialize;
 use tokio::time::sleep;
 
 use crate::compat::symbol;
-use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
-use crate::report::{Unread, View, tcmalloc_of_new};
+use crate::report::{PendingDump, ReportQuery, new_dump_as_tcmalloc};
+use crate::request_host::{RequestHost, SharedHosts};
 
 /// A request that is open longer is cut by whatever lies between.
 const LONGEST: u64 = 600;
 
-pub(super) fn routes() -> Router<Shared> {
+pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/debug/pprof/", get(async |_: To| Html(INDEX)))
+        .route("/debug/pprof/", get(async |_: RequestHost| Html(INDEX)))
         .route("/debug/pprof/heap", get(heap))
         .route("/debug/pprof/allocs", get(allocs))
         .route("/debug/pprof/symbol", symbol::route())
@@ -40,14 +40,20 @@ struct Parameters {
     seconds: Option<u64>,
 }
 
-async fn heap(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
+async fn heap(
+    RequestHost(host): RequestHost,
+    Query(parameters): Query<Parameters>,
+) -> Result<Response> {
     profile(&host, &parameters, "inuse_space").await
 }
 
 /// The same profile, with what was allocated in front where it is counted (`prof_accum`).
-async fn allocs(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
+async fn allocs(
+    RequestHost(host): RequestHost,
+    Query(parameters): Query<Parameters>,
+) -> Result<Response> {
     match profile(&host, &parameters, "alloc_space").await {
-        Err(problem) if problem.is_the_clients() => {
+        Err(problem) if problem.is_client_error() => {
             profile(&host, &parameters, "inuse_space").await
         }
         profile => profile,
@@ -55,24 +61,24 @@ async fn allocs(To(host): To, Query(parameters): Query<Parameters>) -> Result<Re
 }
 
 async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> Result<Response> {
-    let view = View {
+    let view = ReportQuery {
         sample_type: Some(sample_type.to_owned()),
-        ..View::default()
+        ..ReportQuery::default()
     };
     match (parameters.seconds, parameters.debug) {
         (Some(seconds @ 1..=LONGEST), _) => {
-            let before = Unread::passing(host).await?;
+            let before = PendingDump::without_keeping(host).await?;
             sleep(Duration::from_secs(seconds)).await;
-            view.profile_of_passing(host, Some(before)).await
+            view.pprof_without_keeping(host, Some(before)).await
         }
         (Some(1..), _) => {
             let longest = format!("seconds is at most {LONGEST}");
             Err(Problem::invalid(longest))
         }
         (_, Some(1..)) => {
-            let text = tcmalloc_of_new(host).await?;
+            let text = new_dump_as_tcmalloc(host).await?;
             Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
         }
-        _ => view.profile_of_passing(host, None).await,
+        _ => view.pprof_without_keeping(host, None).await,
     }
 }

@@ -11,14 +11,14 @@ use memprof_messages::Profiling;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::extractor::{Shared, To};
 use crate::problem::Problem;
-use crate::report::{View, flamegraph_of_upload};
+use crate::report::{ReportQuery, upload_flamegraph};
+use crate::request_host::{RequestHost, SharedHosts};
 
 /// The largest dump that is uploaded.
 const UPLOAD: usize = 64 << 20;
 
-pub(super) fn routes() -> Router<Shared> {
+pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/debug/prof/mem", post(profile))
         .route("/debug/prof/mem/status", get(status))
@@ -31,18 +31,18 @@ pub(super) fn routes() -> Router<Shared> {
         )
 }
 
-type Result<T> = std::result::Result<T, Failed>;
+type Result<T> = std::result::Result<T, GreptimeError>;
 
 /// Errors are JSON, with a status that `curl -f` sees.
-struct Failed(Problem);
+struct GreptimeError(Problem);
 
-impl<E: Into<Problem>> From<E> for Failed {
+impl<E: Into<Problem>> From<E> for GreptimeError {
     fn from(error: E) -> Self {
         Self(error.into())
     }
 }
 
-impl IntoResponse for Failed {
+impl IntoResponse for GreptimeError {
     fn into_response(self) -> Response {
         let reason = [self.0.reason_header()];
         let (status, error) = if self.0.is_profiling_off() {
@@ -60,7 +60,10 @@ struct Output {
     output: Option<String>,
 }
 
-async fn profile(To(host): To, Query(Output { output }): Query<Output>) -> Result<Response> {
+async fn profile(
+    RequestHost(host): RequestHost,
+    Query(Output { output }): Query<Output>,
+) -> Result<Response> {
     let format = match output.as_deref() {
         None | Some("text") => "heap",
         Some("proto") => "pprof",
@@ -71,25 +74,27 @@ async fn profile(To(host): To, Query(Output { output }): Query<Output>) -> Resul
             return Err(problem.into());
         }
     };
-    Ok(View::of_format(format).of_new(&host).await?)
+    Ok(ReportQuery::with_format(format)
+        .render_new_dump(&host)
+        .await?)
 }
 
-async fn status(To(host): To) -> Result<Response> {
+async fn status(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(switch(status.profiling == Profiling::Active))
 }
 
-async fn activate(To(host): To) -> Result<&'static str> {
-    host.act("activate", &[]).await?;
+async fn activate(RequestHost(host): RequestHost) -> Result<&'static str> {
+    host.send_ok("activate", &[]).await?;
     Ok("Heap profiling activated")
 }
 
-async fn deactivate(To(host): To) -> Result<&'static str> {
-    host.act("deactivate", &[]).await?;
+async fn deactivate(RequestHost(host): RequestHost) -> Result<&'static str> {
+    host.send_ok("deactivate", &[]).await?;
     Ok("Heap profiling deactivated")
 }
 
-async fn gdump(To(host): To) -> Result<Response> {
+async fn gdump(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(switch(status.gdump.is_some()))
 }
@@ -101,7 +106,7 @@ fn switch(active: bool) -> Response {
 }
 
 /// The body is the form `activate=true`.
-async fn set_gdump(To(host): To, form: Bytes) -> Result<&'static str> {
+async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'static str> {
     let (state, done) = match form.trim_ascii() {
         b"activate=true" => ("on", "gdump activated"),
         b"activate=false" => ("off", "gdump deactivated"),
@@ -111,10 +116,10 @@ async fn set_gdump(To(host): To, form: Bytes) -> Result<&'static str> {
             return Err(problem.into());
         }
     };
-    host.act("gdump", &[("state", state)]).await?;
+    host.send_ok("gdump", &[("state", state)]).await?;
     Ok(done)
 }
 
-async fn symbol(To(host): To, dump: Bytes) -> Result<Response> {
-    Ok(flamegraph_of_upload(&host, dump).await?)
+async fn symbol(RequestHost(host): RequestHost, dump: Bytes) -> Result<Response> {
+    Ok(upload_flamegraph(&host, dump).await?)
 }

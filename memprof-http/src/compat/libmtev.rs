@@ -6,15 +6,15 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use memprof_messages::{AllocatorStatus, JemallocOptions, Kind};
+use memprof_messages::{AllocatorKind, AllocatorStatus, JemallocOptions};
 use serde::Deserialize;
 
-use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
-use crate::report::export_of;
+use crate::report::export;
+use crate::request_host::{RequestHost, SharedHosts};
 
-pub(super) fn routes() -> Router<Shared> {
+pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/mtev/heap_profile", get(heap_profile))
         .route("/mtev/memory.json", get(memory))
@@ -29,9 +29,15 @@ struct Parameters {
 const TEXT: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
-async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Result<Response> {
+async fn heap_profile(
+    RequestHost(host): RequestHost,
+    Query(parameters): Query<Parameters>,
+) -> Result<Response> {
     let allocators = host.status().await?.allocators;
-    if !allocators.iter().any(|each| each.kind == Kind::Jemalloc) {
+    if !allocators
+        .iter()
+        .any(|each| each.kind == AllocatorKind::Jemalloc)
+    {
         let why = "libjemalloc is not loaded, cannot heap profile\n";
         return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], why).into_response());
     }
@@ -45,7 +51,7 @@ async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Res
         (None, _) => Ok(([TEXT], state(&allocators)).into_response()),
     };
     match done {
-        Err(problem) if problem.is_the_hosts() => Ok(refused(&problem)),
+        Err(problem) if problem.is_host_error() => Ok(refused(&problem)),
         done => done,
     }
 }
@@ -53,16 +59,16 @@ async fn heap_profile(To(host): To, Query(parameters): Query<Parameters>) -> Res
 async fn dump(host: &Gateway) -> Result<Response> {
     let dump = host.dump().await?;
     let dump = host.open(&dump.fields.largest.id).await?;
-    Ok(([DUMP], export_of(dump).await?).into_response())
+    Ok(([DUMP], export(dump).await?).into_response())
 }
 
 async fn activate(host: &Gateway) -> Result<Response> {
-    host.act("activate", &[]).await?;
+    host.send_ok("activate", &[]).await?;
     Ok(([TEXT], "Profiling is activated\n").into_response())
 }
 
 async fn deactivate(host: &Gateway) -> Result<Response> {
-    host.act("deactivate", &[]).await?;
+    host.send_ok("deactivate", &[]).await?;
     Ok(([TEXT], "Profiling is deactivated\n").into_response())
 }
 
@@ -90,7 +96,7 @@ fn refused(problem: &Problem) -> Response {
     (status, [TEXT], [problem.reason_header()], body).into_response()
 }
 
-async fn memory(To(host): To) -> Result<Response> {
+async fn memory(RequestHost(host): RequestHost) -> Result<Response> {
     let json = match host.stats_json().await {
         Ok(json) => json,
         // There is no jemalloc.

@@ -8,24 +8,24 @@ use axum::extract::DefaultBodyLimit;
 use axum::routing::{MethodRouter, get};
 use memprof_report::{Input, Options, Sources};
 
-use crate::extractor::{Shared, To};
 use crate::gateway::{Gateway, blocking};
 use crate::problem::{Problem, Result};
-use crate::report::in_turn;
+use crate::report::with_render_permit;
+use crate::request_host::{RequestHost, SharedHosts};
 
 /// 200,000 addresses, as jeprof pads them.
 const BODY: usize = 4 << 20;
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
 /// GET tells that there are symbols, POST names addresses.
-pub(super) fn route() -> MethodRouter<Shared> {
-    get(async |_: To| "num_symbols: 1\n")
-        .post(async |To(host): To, body: Bytes| names(&host, &body).await)
+pub(super) fn route() -> MethodRouter<SharedHosts> {
+    get(async |_: RequestHost| "num_symbols: 1\n")
+        .post(async |RequestHost(host): RequestHost, body: Bytes| names(&host, &body).await)
         .layer(DefaultBodyLimit::max(BODY))
 }
 
 /// The program and its arguments, with a NUL between them.
-pub(super) async fn command_line(To(host): To) -> Result<String> {
+pub(super) async fn command_line(RequestHost(host): RequestHost) -> Result<String> {
     let info = host.host().await?;
     let own = blocking(move || std::fs::read(format!("/proc/{}/cmdline", info.pid))).await?;
     match own {
@@ -47,7 +47,7 @@ async fn names(host: &Gateway, body: &[u8]) -> Result<String> {
     let addresses = addresses(body)?;
     let pid = host.host().await?.pid;
     let maps = newest_maps(host, pid).await?;
-    let named = in_turn(move || name(&addresses, &maps, pid)).await?;
+    let named = with_render_permit(move || name(&addresses, &maps, pid)).await?;
     let mut lines = String::new();
     for (address, name) in named {
         writeln!(lines, "{address:#010x}\t{name}").map_err(|e| Problem::internal(e.to_string()))?;
@@ -86,7 +86,7 @@ async fn newest_maps(host: &Gateway, pid: u32) -> Result<Bytes> {
         .await?
     };
     host.renders
-        .get_or(&format!("maps of {}", newest.id), cut)
+        .get_or_render(&format!("maps of {}", newest.id), cut)
         .await
 }
 
@@ -104,7 +104,7 @@ fn name(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, String)>> 
         name: "addresses",
         bytes: &mut text.as_slice(),
     };
-    let sources = Sources::of_process(Some(pid));
+    let sources = Sources::for_process(Some(pid));
     let named = memprof_report::read(input, Some(&sources), &Options::default(), &|_, _| {})?;
     let mut names = HashMap::new();
     for sample in &named.profile.samples {

@@ -7,11 +7,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde::Deserialize;
 
-use crate::extractor::{Shared, To};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
+use crate::request_host::{RequestHost, SharedHosts};
 
-pub(super) fn routes() -> Router<Shared> {
+pub(super) fn routes() -> Router<SharedHosts> {
     Router::new().route("/service/jemalloc/prof/{command}", post(command))
 }
 
@@ -26,32 +26,36 @@ struct Parameters {
 }
 
 async fn command(
-    To(host): To,
+    RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
     Query(Parameters { count }): Query<Parameters>,
 ) -> Result<Response> {
     let done = match command.as_str() {
-        "enable" => told(&host, "activate", &[]).await,
-        "disable" => told(&host, "deactivate", &[]).await,
+        "enable" => send_ok_text(&host, "activate", &[]).await,
+        "disable" => send_ok_text(&host, "deactivate", &[]).await,
         "dump" => host.dump().await.map(|_| "OK\n".to_owned()),
         "stat" => host.stats_text(Some("")).await,
-        "bg_threads_enable" => told(&host, "background_thread", &[("state", "on")]).await,
-        "bg_threads_disable" => told(&host, "background_thread", &[("state", "off")]).await,
+        "bg_threads_enable" => send_ok_text(&host, "background_thread", &[("state", "on")]).await,
+        "bg_threads_disable" => send_ok_text(&host, "background_thread", &[("state", "off")]).await,
         "bg_threads_set_max" => match max_of(count.as_deref()) {
-            Ok(max) => told(&host, "background_thread", &[("max", &max)]).await,
+            Ok(max) => send_ok_text(&host, "background_thread", &[("max", &max)]).await,
             Err(why) => return Ok((StatusCode::BAD_REQUEST, why).into_response()),
         },
         _ => Ok("Unsupported command".to_owned()),
     };
     match done {
         Ok(text) => Ok(text.into_response()),
-        Err(problem) if problem.is_the_hosts() => Ok(refused(&problem)),
+        Err(problem) if problem.is_host_error() => Ok(refused(&problem)),
         Err(problem) => Err(problem),
     }
 }
 
-async fn told(host: &Gateway, message: &'static str, args: &[(&str, &str)]) -> Result<String> {
-    host.act(message, args).await?;
+async fn send_ok_text(
+    host: &Gateway,
+    message: &'static str,
+    args: &[(&str, &str)],
+) -> Result<String> {
+    host.send_ok(message, args).await?;
     Ok("OK\n".to_owned())
 }
 

@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
-use memprof_host::client::Passed;
+use memprof_host::client::PassedFile;
 use memprof_host::protocol::HostInfo;
-use memprof_http::{Admits, Answer, Dumped, Gone, Hosts, Settings, Target, router};
+use memprof_http::{
+    AccessRule, DumpResponse, HostClient, HostUnavailable, Hosts, PluginReply, RouterSettings,
+    router,
+};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_ALLOCATOR, MEMPROF_BUSY, MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO,
@@ -19,10 +22,10 @@ use tower::ServiceExt;
 
 /// A host that answers every message alike.
 #[derive(Debug)]
-struct Fake(Result<Answer, Gone>);
+struct Fake(Result<PluginReply, HostUnavailable>);
 
-impl Target for Fake {
-    fn host(&self) -> Result<HostInfo, Gone> {
+impl HostClient for Fake {
+    fn host(&self) -> Result<HostInfo, HostUnavailable> {
         Ok(HostInfo {
             pid: 7,
             name: "fake".to_owned(),
@@ -32,12 +35,12 @@ impl Target for Fake {
         })
     }
 
-    fn message(&self, _: &str, _: &str) -> Result<Answer, Gone> {
+    fn message(&self, _: &str, _: &str) -> Result<PluginReply, HostUnavailable> {
         self.0.clone()
     }
 
-    fn dump(&self, _: &str, _: &str) -> Result<Dumped, Gone> {
-        self.0.clone().map(Dumped::Refused)
+    fn dump(&self, _: &str, _: &str) -> Result<DumpResponse, HostUnavailable> {
+        self.0.clone().map(DumpResponse::Refused)
     }
 }
 
@@ -48,21 +51,25 @@ fn refusing(status: i32, message: &str) -> Fake {
 }
 
 fn refused(failure: &Failure) -> Fake {
-    Fake(Ok(Answer {
+    Fake(Ok(PluginReply {
         status: failure.status(),
         body: failure.to_json().into_bytes(),
     }))
 }
 
-fn ask(host: impl Target + 'static, method: &str, path: &str) -> (StatusCode, HeaderMap, Vec<u8>) {
+fn ask(
+    host: impl HostClient + 'static,
+    method: &str,
+    path: &str,
+) -> (StatusCode, HeaderMap, Vec<u8>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .unwrap();
     runtime.block_on(async {
-        let mut settings = Settings::default();
-        settings.access.admits = Admits::Everyone;
-        let router = router(Hosts::one(Arc::new(host)), settings);
+        let mut settings = RouterSettings::default();
+        settings.access.admits = AccessRule::Everyone;
+        let router = router(Hosts::with_single(Arc::new(host)), settings);
         let request = Request::builder().method(method).uri(path);
         let request = request
             .header("host", "localhost")
@@ -106,12 +113,12 @@ fn refusals_by_kind() {
     check(refusing(MEMPROF_IO, "no"), 500, "io", None);
     check(refusing(MEMPROF_INTERNAL, "no"), 500, "internal", None);
     check(
-        Fake(Err(Gone("it ended".to_owned()))),
+        Fake(Err(HostUnavailable("it ended".to_owned()))),
         503,
         "host_gone",
         Some("2"),
     );
-    let nonsense = Answer {
+    let nonsense = PluginReply {
         status: 0,
         body: b"nonsense".to_vec(),
     };
@@ -173,12 +180,12 @@ impl Older {
     const ID: &str = "20261121T111244Z.7.1.0000beef";
 }
 
-impl Target for Older {
-    fn host(&self) -> Result<HostInfo, Gone> {
+impl HostClient for Older {
+    fn host(&self) -> Result<HostInfo, HostUnavailable> {
         unreachable!("nobody asks")
     }
 
-    fn message(&self, name: &str, args: &str) -> Result<Answer, Gone> {
+    fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
         assert_eq!((name, args), ("dump", ""));
         let mut dump = json!({
             "status": "ok", "text": "", "id": Self::ID, "kind": "heap", "path": "/d/1.heap", "bytes": Self::DUMP.len(), "stacks": 1,
@@ -187,17 +194,17 @@ impl Target for Older {
         dump["duration_ms"] = 1.into();
         dump["dumps"] = json!([]);
         dump["warnings"] = json!([]);
-        Ok(Answer {
+        Ok(PluginReply {
             status: 0,
             body: dump.to_string().into_bytes(),
         })
     }
 
-    fn dump(&self, name: &str, args: &str) -> Result<Dumped, Gone> {
+    fn dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
         if name == "dump" {
             let message = "dump has no argument \"keep\"";
             let failure = Failure::new(MEMPROF_INVALID_ARGUMENT, message);
-            return Ok(Dumped::Refused(Answer {
+            return Ok(DumpResponse::Refused(PluginReply {
                 status: failure.status(),
                 body: failure.to_json().into_bytes(),
             }));
@@ -205,9 +212,9 @@ impl Target for Older {
         assert_eq!((name, args), ("fetch", &*format!("id={}", Self::ID)));
         let mut file = tempfile::tempfile()?;
         file.write_all(Self::DUMP.as_bytes())?;
-        Ok(Dumped::Whole {
+        Ok(DumpResponse::File {
             content_type: "application/x-jemalloc-heap-profile".to_owned(),
-            file: Passed::new(file, Self::DUMP.len() as u64)?,
+            file: PassedFile::new(file, Self::DUMP.len() as u64)?,
         })
     }
 }

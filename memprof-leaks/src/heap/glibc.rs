@@ -9,12 +9,12 @@ mod mapped;
 
 use std::ops::Range;
 
-use super::Heap;
-use crate::budget::Budget;
+use super::FoundHeap;
+use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::objects::Span;
 use crate::snapshot::Registers;
-use crate::view::{View, Window};
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Of a chunk's header: the size of the one before, which that one may use while it is used, and its own.
 const HEADER: u64 = 16;
@@ -30,15 +30,15 @@ const PREVIOUS_IS_USED: u64 = 1;
 /// # Errors
 /// `Memory`.
 pub(crate) fn heap(
-    view: &View,
+    view: &SnapshotMemory,
     threads: &[Registers],
-    budget: &mut Budget,
-) -> Result<Option<Heap>, Error> {
+    budget: &mut MemoryBudget,
+) -> Result<Option<FoundHeap>, Error> {
     let arenas = arena::arenas(view);
-    let mut heap = Heap::default();
+    let mut heap = FoundHeap::default();
     let mut caches = Vec::new();
     for arena in &arenas {
-        heap.own.push(arena.own());
+        heap.own.push(arena.struct_range());
         for segment in arena.segments(view) {
             let length = segment.chunks.end - segment.chunks.start;
             // Of a thread that has ended: all is free again, and one with the top.
@@ -65,8 +65,8 @@ pub(crate) fn heap(
     if heap.spans.is_empty() && heap.unproven.is_empty() {
         return Ok(None);
     }
-    caches::free(view, &arenas, &caches, &mut heap);
-    caches::free_detached(view, threads, &mut heap);
+    caches::exclude_cached(view, &arenas, &caches, &mut heap);
+    caches::exclude_detached(view, threads, &mut heap);
     Ok(Some(heap))
 }
 
@@ -79,17 +79,17 @@ struct Segment {
     mapped: Range<u64>,
 }
 
-struct Walked {
+struct SegmentWalk {
     span: Span,
     /// Chunks that have the size of a thread's cache.
     caches: Vec<u64>,
 }
 
 /// Follows the chunks of a segment. `None` where they do not lead to its end.
-fn walk(view: &View, segment: &Segment) -> Option<Walked> {
+fn walk(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
     let Range { start, end } = segment.chunks;
-    let mut memory = Window::new(view);
-    let mut walked = Walked {
+    let mut memory = CachedReader::new(view);
+    let mut walked = SegmentWalk {
         span: Span::new(
             start + HEADER..end + HEADER - SIZE_FIELD,
             ALIGNMENT,
@@ -103,7 +103,7 @@ fn walk(view: &View, segment: &Segment) -> Option<Walked> {
         let length = size & !FLAGS;
         // The two that close a heap which is full.
         if length < LEAST && end - chunk <= 2 * LEAST {
-            walked.span.begin(chunk + HEADER, false);
+            walked.span.add_object(chunk + HEADER, false);
             return Some(walked);
         }
         // The top was taken from, and the header of what was taken is not written yet.
@@ -116,7 +116,7 @@ fn walk(view: &View, segment: &Segment) -> Option<Walked> {
         let next = if is_being_cut { end } else { chunk + length };
         let next_size = memory.word(next + 8)?;
         let is_used = next_size & PREVIOUS_IS_USED != 0;
-        walked.span.begin(chunk + HEADER, is_used);
+        walked.span.add_object(chunk + HEADER, is_used);
         if is_used && caches::SIZES.contains(&length) {
             walked.caches.push(chunk + HEADER);
         }
@@ -126,7 +126,7 @@ fn walk(view: &View, segment: &Segment) -> Option<Walked> {
 }
 
 /// A pointer of a list, which glibc 2.32 and newer mix with the address where it stands.
-fn unmix(value: u64, place: u64) -> u64 {
+fn reveal_pointer(value: u64, place: u64) -> u64 {
     let unmixed = value ^ (place >> 12);
     match unmixed % ALIGNMENT {
         0 => unmixed,

@@ -10,14 +10,14 @@ mod record;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use self::record::{Extent, Kind, LENGTH, State};
-use super::Heap;
-use crate::budget::Budget;
+use self::record::{Extent, ExtentKind, ExtentState, LENGTH};
+use super::FoundHeap;
+use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::objects::Span;
 use crate::regions::Region;
 use crate::snapshot::Registers;
-use crate::view::{BLOCK, View};
+use crate::snapshot_memory::{BLOCK, SnapshotMemory};
 
 /// Blocks of the allocator's own memory begin at multiples of this and are as long, at least.
 const OWN_BLOCK: u64 = 2 << 20;
@@ -34,10 +34,10 @@ const EXTENT: usize = size_of::<Extent>() + 64;
 /// # Errors
 /// `Memory`.
 pub(crate) fn heap(
-    view: &View,
+    view: &SnapshotMemory,
     threads: &[Registers],
-    budget: &mut Budget,
-) -> Result<Option<Heap>, Error> {
+    budget: &mut MemoryBudget,
+) -> Result<Option<FoundHeap>, Error> {
     let mut found = Vec::new();
     for region in &view.regions {
         add_extents(view, region, budget, &mut found)?;
@@ -45,7 +45,7 @@ pub(crate) fn heap(
     let mut blocks: BTreeMap<u64, usize> = BTreeMap::new();
     for extent in found
         .iter()
-        .filter(|extent| matches!(extent.kind, Kind::Slab { .. }))
+        .filter(|extent| matches!(extent.kind, ExtentKind::Slab { .. }))
     {
         *blocks.entry(extent.record / OWN_BLOCK).or_default() += 1;
     }
@@ -53,8 +53,8 @@ pub(crate) fn heap(
         return Ok(None);
     }
     found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK)));
-    found.sort_by_key(|extent| (extent.range.start, extent.state != State::Active));
-    let mut heap = Heap::default();
+    found.sort_by_key(|extent| (extent.range.start, extent.state != ExtentState::Active));
+    let mut heap = FoundHeap::default();
     heap.own.extend(
         blocks
             .keys()
@@ -70,7 +70,7 @@ pub(crate) fn heap(
     });
     heap.own
         .extend(found.iter().map(|extent| extent.range.clone()));
-    found.retain(|extent| extent.state == State::Active);
+    found.retain(|extent| extent.state == ExtentState::Active);
     heap.contexts
         .extend(found.iter().filter_map(Extent::context));
     let mut meanwhile = *budget;
@@ -94,7 +94,8 @@ pub(crate) fn heap(
 }
 
 fn is_large(extent: &Extent) -> bool {
-    matches!(extent.kind, Kind::Large { .. }) && extent.range.end - extent.range.start >= LARGE
+    matches!(extent.kind, ExtentKind::Large { .. })
+        && extent.range.end - extent.range.start >= LARGE
 }
 
 /// Of which the size of each object is a multiple: only one class is smaller.
@@ -111,18 +112,18 @@ fn span(run: &[Extent]) -> Span {
     let mut span = Span::new(whole(run), granule(&run[0]), 0);
     for extent in run {
         match &extent.kind {
-            Kind::Slab { free } => {
+            ExtentKind::Slab { free } => {
                 let starts = (extent.range.start..extent.range.end).step_by(extent.size as usize);
                 for (region, start) in starts.enumerate() {
-                    span.begin(start, free[region / 64] >> (region % 64) & 1 == 0);
+                    span.add_object(start, free[region / 64] >> (region % 64) & 1 == 0);
                 }
             }
-            Kind::Large { .. } => {
+            ExtentKind::Large { .. } => {
                 let Range { start, end } = extent.object();
-                span.begin(extent.range.start, false);
-                span.begin(start, true);
+                span.add_object(extent.range.start, false);
+                span.add_object(start, true);
                 if end < extent.range.end {
-                    span.begin(end, false);
+                    span.add_object(end, false);
                 }
             }
         }
@@ -132,9 +133,9 @@ fn span(run: &[Extent]) -> Span {
 
 /// Adds what looks like a record in a mapping.
 fn add_extents(
-    view: &View,
+    view: &SnapshotMemory,
     region: &Region,
-    budget: &Budget,
+    budget: &MemoryBudget,
     found: &mut Vec<Extent>,
 ) -> Result<(), Error> {
     if !region.is_writable || region.is_file || region.is_shared {

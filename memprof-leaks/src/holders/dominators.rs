@@ -2,19 +2,19 @@
 //! related problems", 2005): the graph crates' iterative one takes a step for each pair of objects in lists that
 //! are linked both ways, and hash tables for each object.
 
-use super::graph::Graph;
-use super::outside::Root;
-use super::{NONE, Tree};
+use super::external::ExternalHolder;
+use super::graph::PointerGraph;
+use super::{HolderTree, NONE};
 
 /// Finds what holds each object that the roots lead to. A root's node has the number behind all objects'.
-pub(super) fn tree(graph: Graph, roots: &[Root]) -> Tree {
+pub(super) fn tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree {
     let count = graph.first.len() as u32 - 1;
     let nearest = nearest(&graph, roots, count);
     let walk = walk(&graph, roots, count);
     let before = before(graph, roots, count, &walk);
     let mut parents = walk.parents;
     dominate(&before, &mut parents);
-    let mut tree = Tree {
+    let mut tree = HolderTree {
         nodes: walk.nodes,
         parents,
         shared: Vec::new(),
@@ -36,7 +36,7 @@ pub(super) fn tree(graph: Graph, roots: &[Root]) -> Tree {
 }
 
 /// By the number of an object: the nearest of its holders.
-fn nearest(graph: &Graph, roots: &[Root], count: u32) -> Vec<u32> {
+fn nearest(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> Vec<u32> {
     let mut nearest = vec![NONE; count as usize];
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         let mut found = Vec::new();
@@ -68,7 +68,7 @@ fn nearest(graph: &Graph, roots: &[Root], count: u32) -> Vec<u32> {
 }
 
 /// The objects in the order in which a search first finds them, depth first.
-struct Walk {
+struct DfsOrder {
     nodes: Vec<u32>,
     /// Through which each was found.
     parents: Vec<u32>,
@@ -78,7 +78,7 @@ struct Walk {
     ranks: Vec<u32>,
 }
 
-impl Walk {
+impl DfsOrder {
     fn rank(&self, place: u32) -> usize {
         self.ranks.partition_point(|end| *end <= place)
     }
@@ -94,8 +94,8 @@ impl Walk {
     }
 }
 
-fn walk(graph: &Graph, roots: &[Root], count: u32) -> Walk {
-    let mut walk = Walk {
+fn walk(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> DfsOrder {
+    let mut walk = DfsOrder {
         nodes: vec![NONE],
         parents: vec![0],
         places: vec![NONE; count as usize],
@@ -131,12 +131,17 @@ fn walk(graph: &Graph, roots: &[Root], count: u32) -> Walk {
 }
 
 /// Who points to each, by places.
-struct Before {
+struct Predecessors {
     first: Vec<u32>,
     places: Vec<u32>,
 }
 
-fn before(graph: Graph, roots: &[Root], count: u32, walk: &Walk) -> Before {
+fn before(
+    graph: PointerGraph,
+    roots: &[ExternalHolder],
+    count: u32,
+    walk: &DfsOrder,
+) -> Predecessors {
     let mut first = vec![0; walk.nodes.len() + 1];
     let each = |work: &mut dyn FnMut(u32, u32)| {
         let mut next_root = 0;
@@ -170,11 +175,11 @@ fn before(graph: Graph, roots: &[Root], count: u32, walk: &Walk) -> Before {
         *at += 1;
     });
     drop(graph);
-    Before { first, places }
+    Predecessors { first, places }
 }
 
 /// Makes each one's parent in the search its dominator.
-fn dominate(before: &Before, parents: &mut [u32]) {
+fn dominate(before: &Predecessors, parents: &mut [u32]) {
     let count = parents.len() as u32;
     let mut forest = Forest {
         above: parents.to_vec(),
@@ -235,8 +240,8 @@ mod tests {
 
     use super::*;
 
-    fn graph(count: u32, pointers: &[(u32, u32)]) -> Graph {
-        let mut graph = Graph {
+    fn graph(count: u32, pointers: &[(u32, u32)]) -> PointerGraph {
+        let mut graph = PointerGraph {
             first: vec![0],
             targets: Vec::new(),
         };
@@ -248,9 +253,9 @@ mod tests {
         graph
     }
 
-    fn roots(ranks: &[(u8, &[u32])]) -> Vec<Root> {
+    fn roots(ranks: &[(u8, &[u32])]) -> Vec<ExternalHolder> {
         let roots = ranks.iter().enumerate();
-        let root = |(holder, (rank, targets)): (usize, &(u8, &[u32]))| Root {
+        let root = |(holder, (rank, targets)): (usize, &(u8, &[u32]))| ExternalHolder {
             holder: holder as u32,
             rank: *rank,
             targets: targets.to_vec(),
@@ -259,7 +264,7 @@ mod tests {
     }
 
     /// Who holds each node that is held, by the nodes' numbers.
-    fn holders(tree: &Tree) -> Vec<(u32, u32)> {
+    fn holders(tree: &HolderTree) -> Vec<(u32, u32)> {
         let parent = |place: usize| tree.nodes[tree.parents[place] as usize];
         let mut found: Vec<_> = (1..tree.nodes.len())
             .map(|place| (tree.nodes[place], parent(place)))

@@ -2,23 +2,23 @@
 
 use std::ops::{ControlFlow, Range};
 
-use crate::look::Seen;
-use crate::objects::{Numbers, Object};
-use crate::view::Window;
+use crate::analysis::AnalyzedSnapshot;
+use crate::objects::{Object, ObjectIndex};
+use crate::snapshot_memory::CachedReader;
 
 /// Of an object that is larger, only pages that exist are read.
 const LARGE: u64 = 1 << 20;
 
 /// The objects of a process, and what they hold.
-pub(super) struct Edges<'a> {
-    pub(super) seen: &'a Seen<'a>,
-    pub(super) numbers: &'a Numbers<'a>,
+pub(super) struct PointerScanner<'a> {
+    pub(super) seen: &'a AnalyzedSnapshot<'a>,
+    pub(super) numbers: &'a ObjectIndex<'a>,
     /// Numbers of objects whose words hold nothing.
     silent: Vec<u32>,
 }
 
-impl<'a> Edges<'a> {
-    pub(super) fn new(seen: &'a Seen<'a>, numbers: &'a Numbers<'a>) -> Self {
+impl<'a> PointerScanner<'a> {
+    pub(super) fn new(seen: &'a AnalyzedSnapshot<'a>, numbers: &'a ObjectIndex<'a>) -> Self {
         let silent = seen.silent.iter();
         let mut silent: Vec<_> = silent.filter_map(|start| numbers.number(*start)).collect();
         silent.sort_unstable();
@@ -36,8 +36,8 @@ impl<'a> Edges<'a> {
         objects.sum::<u64>() + roots.map(|range| range.end - range.start).sum::<u64>()
     }
 
-    pub(super) fn window(&self) -> Window<'a> {
-        Window::new(&self.seen.view)
+    pub(super) fn window(&self) -> CachedReader<'a> {
+        CachedReader::new(&self.seen.view)
     }
 
     /// Calls `found` with each object to which one points, until it says to stop: an array may point to the same
@@ -46,7 +46,7 @@ impl<'a> Edges<'a> {
         &self,
         number: u32,
         object: &Object,
-        memory: &mut Window<'_>,
+        memory: &mut CachedReader<'_>,
         mut found: impl FnMut(u32) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         if self.silent.binary_search(&number).is_ok() {

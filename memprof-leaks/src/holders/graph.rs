@@ -2,22 +2,22 @@
 
 use std::ops::ControlFlow;
 
-use super::edges::Edges;
+use super::edges::PointerScanner;
 
 /// What finding dominators takes, in bytes: for each object, and for each pointer.
 const OF_OBJECT: u64 = 52;
 const OF_POINTER: u64 = 8;
 
 /// Who points to whom, by the objects' numbers.
-pub(super) struct Graph {
+pub(super) struct PointerGraph {
     /// Where the pointers of each object begin among all; and where the last one's end.
     pub(super) first: Vec<u32>,
     pub(super) targets: Vec<u32>,
 }
 
-impl Graph {
+impl PointerGraph {
     /// Reads it; `None` where that and what is to be made of it take more memory than so many bytes.
-    pub(super) fn of(edges: &Edges<'_>, budget: u64) -> Option<Self> {
+    pub(super) fn of(edges: &PointerScanner<'_>, budget: u64) -> Option<Self> {
         let count = edges.numbers.count();
         let for_objects = u64::from(count) * OF_OBJECT;
         let limit = (budget.checked_sub(for_objects)? / OF_POINTER).min(u32::MAX.into());

@@ -3,10 +3,10 @@
 use std::fs;
 use std::ops::Range;
 
-use crate::look::Seen;
-use crate::names::{Names, Variable};
-use crate::pages::PAGE;
+use crate::analysis::AnalyzedSnapshot;
+use crate::names::{NameResolver, Variable};
 use crate::regions::Region;
+use crate::resident_pages::PAGE;
 
 /// Where a pointer lies that is in no object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,8 +61,8 @@ impl Holder {
 /// Whose an address outside of the heap is, and which addresses from there on are the same holder's. Words without a
 /// symbol are variables of their own, or where `is_exact` is not, those of a page are one.
 pub(super) fn holder_of(
-    seen: &Seen<'_>,
-    names: &mut Names<'_>,
+    seen: &AnalyzedSnapshot<'_>,
+    names: &mut NameResolver<'_>,
     address: u64,
     is_exact: bool,
 ) -> (Holder, Range<u64>) {
@@ -100,7 +100,7 @@ pub(super) fn holder_of(
 }
 
 /// A thread that has ended meanwhile has no name.
-pub(super) fn name_of(seen: &Seen<'_>, thread: u32) -> String {
+pub(super) fn name_of(seen: &AnalyzedSnapshot<'_>, thread: u32) -> String {
     let pid = seen.snapshot.pid;
     let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap_or_default();
     name.trim_end().to_owned()

@@ -6,15 +6,15 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::names::{DICT, Names};
-use crate::objects::Numbers;
+use crate::names::{DICT, NameResolver};
+use crate::objects::ObjectIndex;
 
 /// Objects that are larger are of one kind with those of more than half the size.
 const EXACT: u64 = 1024;
 
 /// What an object is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum HeapObjectKind {
     /// Of a class in C++, or a type in Python.
     Class(Rc<str>),
     /// Nothing is known but its size in bytes; above 1 KiB rounded up to a power of two.
@@ -22,20 +22,20 @@ pub enum Kind {
 }
 
 /// The kinds of all objects.
-pub(super) struct Kinds {
-    pub(super) all: Vec<Kind>,
+pub(super) struct HeapObjectKinds {
+    pub(super) all: Vec<HeapObjectKind>,
     /// By an object's number: that of its kind.
     of: Vec<u32>,
 }
 
-impl Kinds {
-    pub(super) fn of(numbers: &Numbers<'_>, names: &mut Names<'_>) -> Self {
-        let mut numbers_of: HashMap<Kind, u32> = HashMap::new();
+impl HeapObjectKinds {
+    pub(super) fn of(numbers: &ObjectIndex<'_>, names: &mut NameResolver<'_>) -> Self {
+        let mut numbers_of: HashMap<HeapObjectKind, u32> = HashMap::new();
         let mut all = Vec::new();
         let of = numbers.all().map(|object| {
             let kind = match names.class(&object) {
-                Some(class) => Kind::Class(class),
-                None => Kind::of_size(object.size()),
+                Some(class) => HeapObjectKind::Class(class),
+                None => HeapObjectKind::of_size(object.size()),
             };
             let next = all.len() as u32;
             *numbers_of.entry(kind).or_insert_with_key(|kind| {
@@ -45,14 +45,19 @@ impl Kinds {
         });
         let of = of.collect();
         let mut kinds = Self { of, all };
-        if let Some(dict) = numbers_of.get(&Kind::Class(DICT.into())) {
-            kinds.tell_attributes(*dict, numbers, names);
+        if let Some(dict) = numbers_of.get(&HeapObjectKind::Class(DICT.into())) {
+            kinds.assign_attribute_kinds(*dict, numbers, names);
         }
         kinds
     }
 
     /// Gives dicts of attributes, and their tables, kinds of their own. Reads objects in order, which is quick.
-    fn tell_attributes(&mut self, dict: u32, numbers: &Numbers<'_>, names: &mut Names<'_>) {
+    fn assign_attribute_kinds(
+        &mut self,
+        dict: u32,
+        numbers: &ObjectIndex<'_>,
+        names: &mut NameResolver<'_>,
+    ) {
         let first = self.all.len() as u32;
         let mut kinds_of: HashMap<Rc<str>, u32> = HashMap::new();
         for object in numbers.all() {
@@ -61,7 +66,8 @@ impl Kinds {
                 && self.kind(number) == dict
             {
                 let kind = *kinds_of.entry(of).or_insert_with_key(|of| {
-                    self.all.push(Kind::Class(format!("{of}.__dict__").into()));
+                    self.all
+                        .push(HeapObjectKind::Class(format!("{of}.__dict__").into()));
                     self.all.len() as u32 - 1
                 });
                 self.set_kind(number, kind);
@@ -71,7 +77,7 @@ impl Kinds {
             let kind = self.kind(number);
             if kind >= first
                 && let Some(table) = names.table(&object).and_then(|at| numbers.number(at))
-                && matches!(self.all[self.kind(table) as usize], Kind::Size(_))
+                && matches!(self.all[self.kind(table) as usize], HeapObjectKind::Size(_))
             {
                 self.set_kind(table, kind);
             }
@@ -88,7 +94,7 @@ impl Kinds {
     }
 }
 
-impl Kind {
+impl HeapObjectKind {
     /// The kind of an object of which nothing is known but its size in bytes.
     pub fn of_size(size: u64) -> Self {
         Self::Size(match size {

@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use memprof_report::Mapping;
 
-use super::{NONE, Tree};
+use super::{HolderTree, NONE};
+use crate::analysis::{AnalysisReport, AnalyzedSnapshot};
 use crate::error::Error;
-use crate::look::{Looks, Seen};
-use crate::objects::Numbers;
+use crate::objects::ObjectIndex;
 use crate::stacks::{self, Stack, Stacks};
 
 /// For each of them its entries in a table and in a list, in bytes.
@@ -17,30 +17,30 @@ const OF_SAMPLE: u64 = 64;
 
 /// The sampled objects of a process.
 #[derive(Clone, Debug)]
-pub struct Samples {
+pub struct HeldSamples {
     /// The functions of each stack, leaf first.
     stacks: Vec<Vec<String>>,
     /// Those that hold others before these.
-    all: Vec<Sample>,
+    all: Vec<HeldSample>,
 }
 
 /// A sampled object.
 #[derive(Clone, Debug)]
-struct Sample {
+struct HeldSample {
     stack: u32,
     /// The level that it belongs to.
     level: u32,
     /// The nearest sample through which it is held.
     above: u32,
     /// What is held through it and through no other sample, with itself.
-    held: Sum,
+    held: ObjectTotals,
     /// In bytes.
     size: u64,
 }
 
 /// Objects, and their size together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct ObjectTotals {
     /// The number of objects.
     pub objects: u64,
     /// Their size together.
@@ -49,32 +49,35 @@ pub struct Sum {
 
 /// Sampled objects of one level whose stacks are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sampling {
+pub struct SampledGroup {
     /// The index of the level.
     pub level: usize,
     /// The objects.
-    pub own: Sum,
+    pub own: ObjectTotals,
     /// These, and those that are held through them.
-    pub held: Sum,
+    pub held: ObjectTotals,
 }
 
 /// The stacks of sampled objects by the objects' numbers, before anything is known of who holds them.
-pub(super) struct Found {
+pub(super) struct SampledObjects {
     stacks: Vec<Stack>,
     of: HashMap<u32, u32>,
 }
 
 /// Samples whose stacks have no names yet.
-pub(super) struct Unnamed {
+pub(super) struct UnsymbolizedSamples {
     stacks: Vec<Stack>,
-    all: Vec<Sample>,
+    all: Vec<HeldSample>,
     mappings: Vec<Mapping>,
 }
 
-impl Found {
+impl SampledObjects {
     /// # Errors
     /// `NoSamples`.
-    pub(super) fn of(seen: &Seen<'_>, numbers: &Numbers<'_>) -> Result<Self, Error> {
+    pub(super) fn of(
+        seen: &AnalyzedSnapshot<'_>,
+        numbers: &ObjectIndex<'_>,
+    ) -> Result<Self, Error> {
         let mut known = Stacks::new(&seen.view, &seen.contexts, &seen.sampled);
         let mut found = Self {
             stacks: Vec::new(),
@@ -108,15 +111,15 @@ impl Found {
     }
 
     /// Those that are held, and what is held through each.
-    pub(super) fn held(
+    pub(super) fn restrict_to_held(
         self,
-        seen: &Seen<'_>,
-        tree: &Tree,
-        numbers: &Numbers<'_>,
+        seen: &AnalyzedSnapshot<'_>,
+        tree: &HolderTree,
+        numbers: &ObjectIndex<'_>,
         levels_of: &[u32],
-    ) -> Unnamed {
+    ) -> UnsymbolizedSamples {
         let mut nearest = vec![NONE; tree.nodes.len()];
-        let mut all: Vec<Sample> = Vec::new();
+        let mut all: Vec<HeldSample> = Vec::new();
         for (place, node) in tree.nodes.iter().enumerate().skip(1) {
             if *node >= numbers.count() {
                 continue;
@@ -124,23 +127,23 @@ impl Found {
             let size = numbers.object(*node).size();
             nearest[place] = nearest[tree.parents[place] as usize];
             if let Some(stack) = self.of.get(node) {
-                all.push(Sample {
+                all.push(HeldSample {
                     stack: *stack,
                     level: levels_of[place],
                     above: nearest[place],
-                    held: Sum::default(),
+                    held: ObjectTotals::default(),
                     size,
                 });
                 nearest[place] = all.len() as u32 - 1;
             }
             if let Some(sample) = all.get_mut(nearest[place] as usize) {
-                sample.held.add(Sum {
+                sample.held.add(ObjectTotals {
                     objects: 1,
                     bytes: size,
                 });
             }
         }
-        Unnamed {
+        UnsymbolizedSamples {
             stacks: self.stacks,
             all,
             mappings: stacks::mappings(&seen.view),
@@ -148,29 +151,29 @@ impl Found {
     }
 }
 
-impl Unnamed {
+impl UnsymbolizedSamples {
     /// Names the stacks by the files of the process.
-    pub(super) fn named(self, pid: u32, looks: &mut Looks) -> Samples {
-        let stacks = stacks::named(self.stacks.iter(), self.mappings, pid);
+    pub(super) fn named(self, pid: u32, looks: &mut AnalysisReport) -> HeldSamples {
+        let stacks = stacks::symbolize(self.stacks.iter(), self.mappings, pid);
         let stacks = stacks.unwrap_or_else(|message| {
             looks.warn(message);
             vec![Vec::new(); self.stacks.len()]
         });
-        Samples {
+        HeldSamples {
             stacks,
             all: self.all,
         }
     }
 }
 
-impl Samples {
+impl HeldSamples {
     /// How many sampled objects are held.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
     /// The sampled objects whose stacks, functions from the leaf on, are asked for, by level.
-    pub fn of(&self, is_asked_for: impl Fn(&[String]) -> bool) -> Vec<Sampling> {
+    pub fn of(&self, is_asked_for: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
         let is_meant: Vec<_> = self
             .stacks
             .iter()
@@ -183,12 +186,12 @@ impl Samples {
                 above.add(held);
             }
         }
-        let mut levels: BTreeMap<u32, Sampling> = BTreeMap::new();
+        let mut levels: BTreeMap<u32, SampledGroup> = BTreeMap::new();
         self.walk(&is_meant, |at, is_outermost| {
             let sample = &self.all[at];
             let level = levels.entry(sample.level).or_default();
             level.level = sample.level as usize;
-            level.own.add(Sum {
+            level.own.add(ObjectTotals {
                 objects: 1,
                 bytes: sample.size,
             });
@@ -216,7 +219,7 @@ impl Samples {
         loop {
             if at == NONE {
                 let Some(left) = open.pop() else { break };
-                let sample: &Sample = &self.all[left as usize];
+                let sample: &HeldSample = &self.all[left as usize];
                 if is_meant[sample.stack as usize] {
                     *meant_above.entry(sample.level).or_default() -= 1;
                 }
@@ -235,7 +238,7 @@ impl Samples {
     }
 }
 
-impl Sum {
+impl ObjectTotals {
     fn add(&mut self, other: Self) {
         self.objects += other.objects;
         self.bytes += other.bytes;
@@ -247,18 +250,18 @@ mod tests {
     use super::*;
 
     /// Each sample has 8 bytes, and holds 1 object of 2 bytes besides: its stack, its level, and which one holds it.
-    fn samples(all: &[(u32, u32, u32)]) -> Samples {
-        let all = all.iter().map(|(stack, level, above)| Sample {
+    fn samples(all: &[(u32, u32, u32)]) -> HeldSamples {
+        let all = all.iter().map(|(stack, level, above)| HeldSample {
             stack: *stack,
             level: *level,
             above: *above,
-            held: Sum {
+            held: ObjectTotals {
                 objects: 2,
                 bytes: 10,
             },
             size: 8,
         });
-        Samples {
+        HeldSamples {
             stacks: vec![vec!["make".to_owned()], vec!["load".to_owned()]],
             all: all.collect(),
         }

@@ -4,7 +4,7 @@
 use memprof_report::demangle;
 
 use super::symbols::Symbols;
-use crate::view::View;
+use crate::snapshot_memory::SnapshotMemory;
 
 /// Of a mangled name.
 const NAME_LIMIT: usize = 4096;
@@ -15,7 +15,11 @@ const DESCRIPTION: u64 = 8;
 const NAME: u64 = 8;
 
 /// The class whose table of virtual functions lies at an address.
-pub(super) fn of_table(view: &View, symbols: &mut Symbols<'_>, table: u64) -> Option<String> {
+pub(super) fn class_of_vtable(
+    view: &SnapshotMemory,
+    symbols: &mut Symbols<'_>,
+    table: u64,
+) -> Option<String> {
     view.region(table).filter(|region| region.is_file)?;
     let is_in_file = |address: &u64| view.region(*address).is_some_and(|region| region.is_file);
     if view.word(table.checked_sub(TO_TOP)?)? != 0 {

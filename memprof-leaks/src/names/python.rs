@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::objects::{LINKS, Object, Objects};
-use crate::view::{View, Window};
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// What the collector of cycles has before an object (`PyGC_Head`: the next one in its list, the one before), and
 /// 3.11 and newer before that.
@@ -37,12 +37,12 @@ const KNOWN_LIMIT: usize = 1 << 18;
 
 #[derive(Debug)]
 pub(crate) struct Python<'a> {
-    view: &'a View,
-    types: HashMap<u64, Option<Type>>,
+    view: &'a SnapshotMemory,
+    types: HashMap<u64, Option<PythonType>>,
 }
 
 #[derive(Clone, Debug)]
-struct Type {
+struct PythonType {
     name: Rc<str>,
     is_collected: bool,
     /// Where its objects have the pointer to the dict of their attributes, from where they begin.
@@ -51,7 +51,7 @@ struct Type {
 
 impl<'a> Python<'a> {
     /// Where the interpreter, or a program that embeds it, is mapped.
-    pub(crate) fn find(view: &'a View) -> Option<Self> {
+    pub(crate) fn find(view: &'a SnapshotMemory) -> Option<Self> {
         let is_python = |name: &str| {
             let file = name.rsplit('/').next().unwrap_or(name);
             file.starts_with("python3") || file.starts_with("libpython3")
@@ -64,28 +64,32 @@ impl<'a> Python<'a> {
     }
 
     /// Tells all links of the collector, which lead from each object to all others, not to what it holds.
-    pub(crate) fn tell_links(&mut self, objects: &Objects) {
-        let mut memory = Window::new(self.view);
+    pub(crate) fn record_gc_heads(&mut self, objects: &Objects) {
+        let mut memory = CachedReader::new(self.view);
         for object in objects.all() {
-            if let Some(links) = self.links(&mut memory, &object) {
-                objects.set_links(links);
+            if let Some(links) = self.gc_head(&mut memory, &object) {
+                objects.set_gc_head(links);
             }
         }
     }
 
     /// Where an object has them. They prove themselves: who comes next knows who came before.
-    fn links(&mut self, memory: &mut Window<'_>, object: &Object) -> Option<u64> {
+    fn gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
         let (before, of_type) = self.find_type(memory, object)?;
         let links = object.range.start + before.checked_sub(LINKS)?;
         let next = memory.word(links)? & !LINK_FLAGS;
         let is_linked = of_type.is_collected
             && next != 0
-            && memory.far_word(next.checked_add(PREVIOUS)?)? & !LINK_FLAGS == links;
+            && memory.uncached_word(next.checked_add(PREVIOUS)?)? & !LINK_FLAGS == links;
         is_linked.then_some(links)
     }
 
     /// The type of an object.
-    pub(super) fn type_of(&mut self, memory: &mut Window<'_>, object: &Object) -> Option<Rc<str>> {
+    pub(super) fn type_of(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        object: &Object,
+    ) -> Option<Rc<str>> {
         let (_, of_type) = self.find_type(memory, object)?;
         Some(of_type.name)
     }
@@ -93,7 +97,7 @@ impl<'a> Python<'a> {
     /// The type of an object, and the address of the dict of its attributes, where it has one.
     pub(super) fn attributes(
         &mut self,
-        memory: &mut Window<'_>,
+        memory: &mut CachedReader<'_>,
         object: &Object,
     ) -> Option<(Rc<str>, u64)> {
         let (before, of_type) = self.find_type(memory, object)?;
@@ -103,7 +107,7 @@ impl<'a> Python<'a> {
     }
 
     /// The address of the table that a dict shares with no other.
-    pub(super) fn table(&mut self, memory: &mut Window<'_>, dict: &Object) -> Option<u64> {
+    pub(super) fn table(&mut self, memory: &mut CachedReader<'_>, dict: &Object) -> Option<u64> {
         let (before, of_type) = self.find_type(memory, dict)?;
         let start = dict.range.start + before;
         if &*of_type.name != DICT || start + VALUES >= dict.range.end {
@@ -115,7 +119,11 @@ impl<'a> Python<'a> {
         }
     }
 
-    fn find_type(&mut self, memory: &mut Window<'_>, object: &Object) -> Option<(u64, Type)> {
+    fn find_type(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        object: &Object,
+    ) -> Option<(u64, PythonType)> {
         BEFORE.into_iter().find_map(|before| {
             let start = object.range.start + before;
             if start + LEAST > object.range.end || !is_count(memory.word(start)?) {
@@ -126,7 +134,7 @@ impl<'a> Python<'a> {
         })
     }
 
-    fn type_at(&mut self, address: u64) -> Option<Type> {
+    fn type_at(&mut self, address: u64) -> Option<PythonType> {
         if !address.is_multiple_of(8) || address < 4096 {
             return None;
         }
@@ -142,7 +150,7 @@ impl<'a> Python<'a> {
             let is_its_own = type_of(topmost)? == topmost;
             let is_type = is_its_own && name_at(view, topmost)? == "type";
             let name = is_type.then(|| name_at(view, address)).flatten()?;
-            Some(Type {
+            Some(PythonType {
                 name: name.into(),
                 is_collected: view.word(address + FLAGS)? & IS_COLLECTED != 0,
                 dict: dict_offset(view, address),
@@ -159,19 +167,19 @@ fn is_count(word: u64) -> bool {
 }
 
 /// How many references there are to the object that begins there; 0 to an immortal one, which counts none.
-pub(crate) fn references(memory: &mut Window<'_>, start: u64) -> u32 {
+pub(crate) fn references(memory: &mut CachedReader<'_>, start: u64) -> u32 {
     let count = memory.word(start).unwrap_or_default() as u32;
     if count < LEAST_IMMORTAL { count } else { 0 }
 }
 
-fn name_at(view: &View, of_type: u64) -> Option<String> {
+fn name_at(view: &SnapshotMemory, of_type: u64) -> Option<String> {
     let name = view.text(view.word(of_type + NAME)?, NAME_LIMIT)?;
     let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     (!name.is_empty() && is_name(&name)).then_some(name)
 }
 
 /// None where the objects have no such dict, or where its place depends on their length.
-fn dict_offset(view: &View, of_type: u64) -> Option<i64> {
+fn dict_offset(view: &SnapshotMemory, of_type: u64) -> Option<i64> {
     if view.word(of_type + FLAGS)? & HAS_MANAGED_DICT != 0 {
         return Some(MANAGED_DICT);
     }

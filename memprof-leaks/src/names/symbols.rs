@@ -9,9 +9,9 @@ use memprof_report::{LimitedFile, demangle};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, SymbolKind};
 
-use crate::pages::PAGE;
 use crate::regions::Region;
-use crate::view::View;
+use crate::resident_pages::PAGE;
+use crate::snapshot_memory::SnapshotMemory;
 
 /// The most that is read of a file's tables and names, which another user may have made.
 const READ_LIMIT: u64 = 128 << 20;
@@ -40,27 +40,27 @@ impl Variable {
 }
 
 pub(super) struct Symbols<'a> {
-    view: &'a View,
-    files: HashMap<&'a str, Option<Table>>,
+    view: &'a SnapshotMemory,
+    files: HashMap<&'a str, Option<VariableTable>>,
 }
 
 /// Of a file: where its first segment lies in it, and its variables by address.
 #[derive(Debug, Default)]
-struct Table {
+struct VariableTable {
     first_offset: u64,
     first_address: u64,
-    variables: Vec<Entry>,
+    variables: Vec<VariableEntry>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct VariableEntry {
     start: u64,
     end: u64,
     name: Box<str>,
 }
 
 impl<'a> Symbols<'a> {
-    pub(super) fn new(view: &'a View) -> Self {
+    pub(super) fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,
             files: HashMap::new(),
@@ -69,7 +69,7 @@ impl<'a> Symbols<'a> {
 
     /// The variable in which an address lies; `None` outside of files.
     pub(super) fn variable(&mut self, address: u64) -> Option<Variable> {
-        let region = self.view.file_of(address)?;
+        let region = self.view.file_region(address)?;
         let pid = self.view.live_pid();
         let table = self.files.entry(&region.name);
         let table = table.or_insert_with(|| table_of(pid, region));
@@ -97,7 +97,7 @@ impl<'a> Symbols<'a> {
 }
 
 /// What lies between addresses and those in the file.
-fn bias(view: &View, region: &Region, table: &Table) -> Option<u64> {
+fn bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option<u64> {
     let regions = view.regions.iter().rev();
     let first = regions
         .skip_while(|other| other.range.start > region.range.start)
@@ -105,8 +105,8 @@ fn bias(view: &View, region: &Region, table: &Table) -> Option<u64> {
     Some(first.range.start.wrapping_sub(table.first_address))
 }
 
-impl Table {
-    fn entry(&self, address: u64) -> Option<&Entry> {
+impl VariableTable {
+    fn entry(&self, address: u64) -> Option<&VariableEntry> {
         let behind = self
             .variables
             .partition_point(|entry| entry.start <= address);
@@ -116,7 +116,7 @@ impl Table {
 }
 
 /// What a file says; `None` where it cannot be read, or is not the one that is mapped.
-fn table_of(pid: i32, region: &Region) -> Option<Table> {
+fn table_of(pid: i32, region: &Region) -> Option<VariableTable> {
     let open = |path: String| open_regular(Path::new(&path), region.inode);
     let file = open(format!("/proc/{pid}/root{}", region.name)).or_else(|| {
         let range = &region.range;
@@ -129,7 +129,7 @@ fn table_of(pid: i32, region: &Region) -> Option<Table> {
 }
 
 /// As far as the limit of reading lets it.
-fn table(file: File) -> Option<Table> {
+fn table(file: File) -> Option<VariableTable> {
     let limited = LimitedFile::new(file, READ_LIMIT);
     let file = ElfFile64::<Endianness, _>::parse(&limited).ok()?;
     let endian = file.endian();
@@ -139,7 +139,7 @@ fn table(file: File) -> Option<Table> {
     let mut variables: Vec<_> = symbols
         .filter(|symbol| symbol.kind() == SymbolKind::Data && symbol.size() > 0)
         .filter_map(|symbol| {
-            Some(Entry {
+            Some(VariableEntry {
                 start: symbol.address(),
                 end: symbol.address().checked_add(symbol.size())?,
                 name: symbol.name().ok()?.into(),
@@ -148,7 +148,7 @@ fn table(file: File) -> Option<Table> {
         .collect();
     variables.sort_by(|one, other| (one.start, &one.name).cmp(&(other.start, &other.name)));
     variables.dedup_by_key(|entry| entry.start);
-    Some(Table {
+    Some(VariableTable {
         first_offset: first.p_offset(endian) & !(PAGE - 1),
         first_address: first.p_vaddr(endian) & !(PAGE - 1),
         variables,
@@ -161,14 +161,14 @@ mod tests {
 
     #[test]
     fn a_variable_is_found_by_each_of_its_bytes() {
-        let entry = |start, end, name: &str| Entry {
+        let entry = |start, end, name: &str| VariableEntry {
             start,
             end,
             name: name.into(),
         };
-        let table = Table {
+        let table = VariableTable {
             variables: vec![entry(0x10, 0x18, "one"), entry(0x20, 0x40, "two")],
-            ..Table::default()
+            ..VariableTable::default()
         };
         let check = |address, expected: Option<&str>| {
             let found = table.entry(address).map(|entry| &*entry.name);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::Object;
-use super::marks::Marks;
+use super::atomic_bitmap::AtomicBitmap;
 
 /// The shift of a span that is one object.
 const WHOLE: u32 = 63;
@@ -21,10 +21,10 @@ pub(crate) struct Span {
     pub(super) shift: u32,
     pub(super) starts: Vec<u64>,
     pub(super) used: Vec<u64>,
-    pub(super) reached: Marks,
-    pub(super) scanned: Marks,
+    pub(super) reached: AtomicBitmap,
+    pub(super) scanned: AtomicBitmap,
     /// Objects whose first [`LINKS`] bytes lead nowhere, and those whose next ones do not, where there are any.
-    links: OnceLock<Box<[Marks; 2]>>,
+    links: OnceLock<Box<[AtomicBitmap; 2]>>,
     /// A bit for each word of `starts` that is not 0.
     summary: Vec<u64>,
 }
@@ -45,7 +45,7 @@ impl Span {
     /// One object.
     pub(crate) fn whole(range: Range<u64>) -> Self {
         let mut span = Self::with_shift(range, WHOLE, 0);
-        span.begin(span.range.start, true);
+        span.add_object(span.range.start, true);
         span
     }
 
@@ -58,8 +58,8 @@ impl Span {
             shift,
             starts: vec![0; words],
             used: vec![0; words],
-            reached: Marks::new(words),
-            scanned: Marks::new(words),
+            reached: AtomicBitmap::new(words),
+            scanned: AtomicBitmap::new(words),
             links: OnceLock::new(),
             summary: vec![0; words.div_ceil(64)],
         }
@@ -77,7 +77,7 @@ impl Span {
     }
 
     /// An object begins there.
-    pub(crate) fn begin(&mut self, address: u64, is_used: bool) {
+    pub(crate) fn add_object(&mut self, address: u64, is_used: bool) {
         let (word, mask) = self.place(address);
         self.starts[word] |= mask;
         self.summary[word / 64] |= 1 << (word % 64);
@@ -91,7 +91,7 @@ impl Span {
         let words = self.starts.len();
         let parts = self
             .links
-            .get_or_init(|| Box::new([Marks::new(words), Marks::new(words)]));
+            .get_or_init(|| Box::new([AtomicBitmap::new(words), AtomicBitmap::new(words)]));
         if let Some(part) = parts.get(self.part(bit, links)) {
             part.set(bit);
         }
@@ -99,14 +99,14 @@ impl Span {
 
     /// Whether an address, in the object that begins at a bit, leads nowhere.
     #[inline]
-    pub(super) fn is_link(&self, bit: u64, address: u64) -> bool {
+    pub(super) fn is_in_gc_head(&self, bit: u64, address: u64) -> bool {
         let parts = self.links.get();
         let part = parts.and_then(|parts| parts.get(self.part(bit, address)));
         part.is_some_and(|part| part.has(bit))
     }
 
     /// The first address behind the links of the object that begins at a bit, where it has them.
-    pub(super) fn behind_links(&self, bit: u64) -> Option<u64> {
+    pub(super) fn after_gc_head(&self, bit: u64) -> Option<u64> {
         let part = self.links.get()?.iter().position(|part| part.has(bit))?;
         Some(self.address(bit) + (part as u64 + 1) * LINKS)
     }
@@ -115,7 +115,7 @@ impl Span {
         ((address - self.address(bit)) / LINKS) as usize
     }
 
-    pub(super) fn forget_links(&mut self) {
+    pub(super) fn clear_gc_heads(&mut self) {
         self.links = OnceLock::new();
     }
 

@@ -5,10 +5,10 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::errand::{self, COPY_EXIT_STATUS};
-use memprof_ptrace::process::{Stat, Status};
+use memprof_ptrace::process::{ProcStat, ProcStatus};
+use memprof_ptrace::remote_call::{self, COPY_EXIT_STATUS};
 
-use super::{POLL_INTERVAL, Subject, gone, read, threads};
+use super::{CopyTarget, POLL_INTERVAL, process_gone_refusal, read, threads};
 use crate::error::Error;
 
 /// Until the child is reaped.
@@ -40,7 +40,7 @@ pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
         let mut left = copies(pid, since);
         left.retain(|(_, life)| *life != CopyLife::Running || elapsed < KILL_TIMEOUT);
         let is_awaited = end == SearchEnd::Killed && elapsed < LATE_CLONE_TIMEOUT;
-        if left.is_empty() && is_awaited && is_there(pid) {
+        if left.is_empty() && is_awaited && is_alive(pid) {
             thread::sleep(LATE_CLONE_POLL_INTERVAL);
             continue;
         }
@@ -50,10 +50,10 @@ pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
         left.retain(|(_, life)| *life == CopyLife::Zombie);
         // Another memprof may be at work on the process, or no thread of it fit just now: both pass.
         if !left.is_empty()
-            && let Ok(subject) = Subject::look_up(pid)
+            && let Ok(subject) = CopyTarget::inspect(pid)
         {
             for (copy, _) in left {
-                let status = Status::read_thread(copy).map_err(Error::from);
+                let status = ProcStatus::read_thread(copy).map_err(Error::from);
                 // The next turn tries again.
                 let _ = status.and_then(|status| subject.reap(&status, copy));
             }
@@ -77,7 +77,7 @@ fn copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let copies = pids.filter_map(|child: u32| {
         let text = fs::read(format!("/proc/{child}/stat")).ok()?;
-        let life = copy_life(&Stat::parse(&text).ok()?, pid, since)?;
+        let life = copy_life(&ProcStat::parse(&text).ok()?, pid, since)?;
         Some((child, life))
     });
     copies.collect()
@@ -85,7 +85,7 @@ fn copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
 
 /// `None` for a process that is no copy. The program's own children whose end is reported by no signal end in other
 /// ways.
-fn copy_life(stat: &Stat, parent: u32, since: u64) -> Option<CopyLife> {
+fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
     const LET_RUN: i32 = (COPY_EXIT_STATUS as i32) << 8;
     let is_candidate = stat.parent == parent
         && stat.start_time >= since
@@ -100,47 +100,49 @@ fn copy_life(stat: &Stat, parent: u32, since: u64) -> Option<CopyLife> {
     }
 }
 
-pub(super) fn is_there(pid: u32) -> bool {
+pub(super) fn is_alive(pid: u32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }
 
-impl Subject {
+impl CopyTarget {
     /// Has the process wait for the zombie that a snapshot leaves: nobody else could.
-    pub(super) fn reap(&self, child: &Status, child_pid: u32) -> Result<(), Error> {
+    pub(super) fn reap(&self, child: &ProcStatus, child_pid: u32) -> Result<(), Error> {
         let Some(own_number) = child.ns_pids.last() else {
             return Ok(());
         };
         let options = (libc::__WALL | libc::WNOHANG) as u64;
-        let wait = errand::Call::System(
+        let wait = remote_call::RemoteCall::Syscall(
             libc::SYS_wait4,
             [u64::from(*own_number), 0, options, 0, 0, 0],
         );
         let begun = Instant::now();
         while begun.elapsed() < REAP_PATIENCE {
             if !self.is_same() {
-                return Err(gone(self.pid).into());
+                return Err(process_gone_refusal(self.pid).into());
             }
             let maps = read(self.pid, "maps")?;
             let mut threads = threads::stop_one(self.pid)?;
-            if let Ok((thread, stopped)) = threads.take_one(|thread| self.can_clone(&maps, thread))
+            if let Ok((thread, stopped)) =
+                threads.pick_thread(|thread| self.can_clone(&maps, thread))
             {
                 let home = thread.home();
                 let calls = None;
                 let room = self.room(&maps, &home, thread.tid);
                 let home_place = room.ok_or(Error::NoThread("its stacks have no room"))?;
-                let places = errand::Places {
+                let places = remote_call::FrameLocations {
                     home: home_place,
                     calls,
                 };
-                let errand = errand::errand(&[wait], places, u64::MAX, self.gadgets, &home);
-                for (address, bytes) in &errand.writes {
+                let frames =
+                    remote_call::build_frames(&[wait], places, u64::MAX, self.gadgets, &home);
+                for (address, bytes) in &frames.writes {
                     let written = self.memory.write(*address, bytes);
                     written.map_err(Error::io("failed to write to a stack"))?;
                 }
                 stopped
-                    .leave_to(&errand.registers)
+                    .detach_into(&frames.registers)
                     .map_err(Error::io("failed to let it reap"))?;
-                while begun.elapsed() < REAP_PATIENCE && is_there(child_pid) {
+                while begun.elapsed() < REAP_PATIENCE && is_alive(child_pid) {
                     thread::sleep(LOOK_AGAIN);
                 }
                 return Ok(());
@@ -168,7 +170,7 @@ mod tests {
             set(22, start.to_string());
             set(38, exit_signal.to_string());
             set(52, code.to_string());
-            let stat = Stat::parse(format!("8 (web) {}", fields.join(" ")).as_bytes()).unwrap();
+            let stat = ProcStat::parse(format!("8 (web) {}", fields.join(" ")).as_bytes()).unwrap();
             assert_eq!(copy_life(&stat, parent, since), expected, "{stat:?}");
             assert_eq!(copy_life(&stat, parent + 1, since), None);
         };

@@ -7,7 +7,7 @@ use memprof_ptrace::maps::{self, Mapping};
 
 /// A mapping with what smaps tells of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Figures {
+pub(crate) struct MappingUsage {
     pub(crate) range: Range<u64>,
     /// Resident, in bytes.
     pub(crate) resident: u64,
@@ -35,14 +35,14 @@ const MAPPING_COPY: Duration = Duration::from_micros(2);
 const THREAD_STOP: Duration = Duration::from_micros(120);
 
 /// Parses the file.
-pub(crate) fn parse(smaps: &[u8]) -> Vec<Figures> {
-    let mut all: Vec<Figures> = Vec::new();
+pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
+    let mut all: Vec<MappingUsage> = Vec::new();
     for line in smaps.split(|byte| *byte == b'\n') {
         let Some((name, value)) = field(line) else {
             let mapping = maps::mappings(line).next();
-            all.extend(mapping.map(|Mapping { range, .. }| Figures {
+            all.extend(mapping.map(|Mapping { range, .. }| MappingUsage {
                 range,
-                ..Figures::default()
+                ..MappingUsage::default()
             }));
             continue;
         };
@@ -79,7 +79,7 @@ fn kibibytes(value: &str) -> u64 {
 }
 
 /// How long a process with so many threads is going to stand still.
-pub(crate) fn estimate(mappings: &[Figures], threads: u32) -> Duration {
+pub(crate) fn estimate(mappings: &[MappingUsage], threads: u32) -> Duration {
     let small: u64 = mappings
         .iter()
         .map(|each| each.anonymous.saturating_sub(each.huge) + each.swapped)
@@ -112,7 +112,7 @@ VmFlags: rd wr io pf
     #[test]
     fn what_a_copy_costs_and_lacks() {
         let found = parse(SMAPS.as_bytes());
-        let heap = Figures {
+        let heap = MappingUsage {
             range: 0x55d0_c0a0_0000..0x55d1_00a0_0000,
             resident: 1 << 30,
             swapped: 4096,

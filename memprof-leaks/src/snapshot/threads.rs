@@ -6,14 +6,14 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
-use memprof_ptrace::errand::Home;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
-use memprof_ptrace::restart::{self, CALL_LENGTH, would_see_eintr};
+use memprof_ptrace::remote_call::SavedContext;
 use memprof_ptrace::seccomp::require_snapshot_calls;
-use memprof_ptrace::standstill::{self, NotAll};
-use memprof_ptrace::state::State;
-use memprof_ptrace::stop::{NotStopped, Stopped};
+use memprof_ptrace::stop::{StopError, StoppedThread};
+use memprof_ptrace::stop_all::{self, StopAllError};
+use memprof_ptrace::syscall_restart::{self, CALL_LENGTH, would_see_eintr};
+use memprof_ptrace::xstate::XState;
 
 use crate::error::Error;
 
@@ -56,18 +56,18 @@ pub struct Registers {
 
 /// A thread that stands still, and how it goes on.
 #[derive(Debug)]
-pub(super) struct Thread {
+pub(super) struct SnapshotThread {
     pub(super) tid: u32,
     registers: user_regs_struct,
     /// Other than it stopped with: its call is made again.
     again: Option<user_regs_struct>,
-    state: State,
+    state: XState,
     blocked: u64,
 }
 
-impl Thread {
-    pub(super) fn home(&self) -> Home<'_> {
-        Home {
+impl SnapshotThread {
+    pub(super) fn home(&self) -> SavedContext<'_> {
+        SavedContext {
             registers: self.again.unwrap_or(self.registers),
             state: &self.state,
             blocked: self.blocked,
@@ -77,73 +77,73 @@ impl Thread {
 
 /// Threads that stand still until they are let go.
 #[derive(Debug)]
-pub(super) struct Threads {
-    held: Vec<(Thread, Option<Stopped>)>,
+pub(super) struct SnapshotThreads {
+    held: Vec<(SnapshotThread, Option<StoppedThread>)>,
 }
 
 /// Stops every thread.
 ///
 /// # Errors
 /// `StopTooLong`; `Refused`. All go on then.
-pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<Threads, Error> {
+pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
     let mut stopped = Vec::new();
-    let all = standstill::stop_all(pid, Instant::now() + limit + PATIENCE, &mut stopped);
-    let threads = look(&memory, stopped);
+    let all = stop_all::stop_all(pid, Instant::now() + limit + PATIENCE, &mut stopped);
+    let threads = read_threads(&memory, stopped);
     match all {
         Ok(()) => Ok(threads),
         Err(why) => {
             // First, because it is told who traces a process.
             drop(threads);
             Err(match why {
-                NotAll::Unreadable(_) => super::gone(pid).into(),
-                NotAll::Thread(tid, why) => refused(tid, why, limit),
+                StopAllError::Unreadable(_) => super::process_gone_refusal(pid).into(),
+                StopAllError::Thread(tid, why) => refused(tid, why, limit),
             })
         }
     }
 }
 
 /// Stops one thread, the first that does.
-pub(super) fn stop_one(pid: u32) -> Result<Threads, Error> {
+pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
     let stopped = tids(pid)?
         .into_iter()
-        .find_map(|tid| Some((tid, Stopped::interrupt(tid).ok()?)));
-    Ok(look(&memory, stopped.into_iter().collect()))
+        .find_map(|tid| Some((tid, StoppedThread::interrupt(tid).ok()?)));
+    Ok(read_threads(&memory, stopped.into_iter().collect()))
 }
 
 fn tids(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"));
-    let entries = entries.map_err(|_| super::gone(pid))?;
+    let entries = entries.map_err(|_| super::process_gone_refusal(pid))?;
     Ok(entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect())
 }
 
-fn refused(tid: u32, why: NotStopped, limit: Duration) -> Error {
+fn refused(tid: u32, why: StopError, limit: Duration) -> Error {
     match why {
-        NotStopped::Refused(code) => Error::Io {
+        StopError::Refused(code) => Error::Io {
             what: format!("failed to trace thread {tid}"),
             cause: io::Error::from_raw_os_error(code),
         },
-        NotStopped::Ended | NotStopped::Uninterruptible => {
-            Error::StopTooLong { thread: tid, limit }
-        }
+        StopError::Ended | StopError::Uninterruptible => Error::StopTooLong { thread: tid, limit },
     }
 }
 
-fn look(memory: &Memory, stopped: Vec<(u32, Stopped)>) -> Threads {
+fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> SnapshotThreads {
     let mut held = Vec::with_capacity(stopped.len());
     for (tid, stopped) in stopped {
         // One that was killed meanwhile has none.
         let (Ok(registers), Ok(state), Ok(blocked)) =
-            (stopped.registers(), stopped.state(), stopped.blocked())
+            (stopped.registers(), stopped.state(), stopped.signal_mask())
         else {
             continue;
         };
         let code = memory.bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
-        let again = code.ok().and_then(|code| restart::again(&registers, code));
-        let thread = Thread {
+        let again = code
+            .ok()
+            .and_then(|code| syscall_restart::restarted_registers(&registers, code));
+        let thread = SnapshotThread {
             tid,
             registers,
             again,
@@ -152,22 +152,22 @@ fn look(memory: &Memory, stopped: Vec<(u32, Stopped)>) -> Threads {
         };
         held.push((thread, Some(stopped)));
     }
-    Threads { held }
+    SnapshotThreads { held }
 }
 
-impl Threads {
+impl SnapshotThreads {
     /// The first thread that waits in a call which it can make again, else one that runs: to be sent on an
     /// errand.
     ///
     /// # Errors
     /// `NoThread`, or what its seccomp filter forbids.
-    pub(super) fn take_one(
+    pub(super) fn pick_thread(
         &mut self,
-        has_room: impl Fn(&Thread) -> bool,
-    ) -> Result<(&Thread, Stopped), Error> {
+        has_room: impl Fn(&SnapshotThread) -> bool,
+    ) -> Result<(&SnapshotThread, StoppedThread), Error> {
         let mut why =
             Error::NoThread("its threads take signals, or run on stacks of the program's own");
-        let runs = |thread: &Thread| thread.registers.orig_rax.cast_signed() == NO_CALL;
+        let runs = |thread: &SnapshotThread| thread.registers.orig_rax.cast_signed() == NO_CALL;
         for may_run in [false, true] {
             for at in 0..self.held.len() {
                 let (thread, stopped) = &mut self.held[at];
@@ -195,8 +195,8 @@ impl Threads {
     }
 
     /// Lets all go, and tells what they had. `loaded` as for [`Registers::read`].
-    pub(super) fn go_on(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
-        self.let_go();
+    pub(super) fn resume_all(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
+        self.resume();
         let library = c_library(maps, loaded);
         self.held
             .iter()
@@ -206,20 +206,20 @@ impl Threads {
             .collect()
     }
 
-    fn let_go(&mut self) {
+    fn resume(&mut self) {
         for (thread, stopped) in &mut self.held {
             let again = thread.again.filter(|_| would_see_eintr(&thread.registers));
             if let (Some(stopped), Some(again)) = (stopped.take(), again) {
                 // It fails for a thread that was killed.
-                let _ = stopped.go_on(&again);
+                let _ = stopped.resume_with(&again);
             }
         }
     }
 }
 
-impl Drop for Threads {
+impl Drop for SnapshotThreads {
     fn drop(&mut self) {
-        self.let_go();
+        self.resume();
     }
 }
 
@@ -227,7 +227,7 @@ impl Registers {
     /// Those of a thread that stands still. `loaded` is where the libraries begin that its loader loaded.
     pub(super) fn read(
         tid: u32,
-        stopped: &Stopped,
+        stopped: &StoppedThread,
         maps: &[u8],
         loaded: &[u64],
     ) -> io::Result<Self> {
@@ -235,7 +235,7 @@ impl Registers {
         Ok(Self::of(tid, &registers, &state, &c_library(maps, loaded)))
     }
 
-    fn of(tid: u32, r: &user_regs_struct, state: &State, library: &[Range<u64>]) -> Self {
+    fn of(tid: u32, r: &user_regs_struct, state: &XState, library: &[Range<u64>]) -> Self {
         let mut words = vec![
             r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
             r.r12, r.r13, r.r14, r.r15, r.rip, r.fs_base, r.gs_base,

@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use memprof_leaks::ending::{Run, run};
-use memprof_leaks::{Options, Proof, prove_ending};
+use memprof_leaks::exit_stop::{RunOutcome, run};
+use memprof_leaks::{AnalysisOptions, Proof, prove_at_exit};
 
 use crate::compiled;
 use crate::target::built;
 
 fn proof(command: &mut Command) -> Proof {
-    let Run::Ending(ending) = run(command).unwrap() else {
+    let RunOutcome::AtExit(ending) = run(command).unwrap() else {
         panic!("{command:?} has ended");
     };
-    let proof = prove_ending(&ending, Options::default(), &|_| {}).unwrap();
+    let proof = prove_at_exit(&ending, AnalysisOptions::default(), &|_| {}).unwrap();
     assert_eq!(ending.end().unwrap().code(), Some(3));
     proof
 }

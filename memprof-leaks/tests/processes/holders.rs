@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
 use memprof_leaks::{
-    Detail, Error, Holder, Holding, Kind, Level, Link, Method, Options, Sampling, holders, prove,
+    AnalysisOptions, Detail, Error, GroupKind, HeapObjectKind, Holder, HolderGroup, Holding,
+    Method, SampledGroup, holders, prove,
 };
 use tempfile::TempDir;
 
@@ -29,12 +30,12 @@ fn with_environment<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>)
     Target::of(command.arg(COUNT.to_string()).envs(variables))
 }
 
-fn class(name: &str) -> Link {
-    Link::Objects(Kind::Class(name.into()))
+fn class(name: &str) -> GroupKind {
+    GroupKind::Objects(HeapObjectKind::Class(name.into()))
 }
 
 /// What a level and those that hold it are, the outermost one last.
-fn path(holding: &Holding, level: &Level) -> Vec<Link> {
+fn path(holding: &Holding, level: &HolderGroup) -> Vec<GroupKind> {
     let mut path = vec![level.link.clone()];
     let mut at = level.parent;
     while at != 0 {
@@ -45,14 +46,14 @@ fn path(holding: &Holding, level: &Level) -> Vec<Link> {
 }
 
 /// The level of a link that holds most.
-fn largest(holding: &Holding, is_meant: impl Fn(&Link) -> bool) -> &Level {
+fn largest(holding: &Holding, is_meant: impl Fn(&GroupKind) -> bool) -> &HolderGroup {
     let levels = holding.levels.iter().filter(|level| is_meant(&level.link));
     let largest = levels.max_by_key(|level| level.held_bytes);
     largest.unwrap_or_else(|| panic!("{:?}", holding.levels))
 }
 
-fn is_variable(link: &Link, expected: &str) -> bool {
-    matches!(link, Link::Holder(Holder::Variable { name, .. }) if name == expected)
+fn is_variable(link: &GroupKind, expected: &str) -> bool {
+    matches!(link, GroupKind::Holder(Holder::Variable { name, .. }) if name == expected)
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn a_map_s_global_and_the_classes_in_it_are_named() {
 fn one_shortest_path_is_told_where_there_is_no_memory_for_dominators() {
     let mut target = sessions();
     // 16 MiB of its own, for each of its 220,000 objects 21 bytes or 52, and what the bits of 30 MiB take.
-    let options = Options {
+    let options = AnalysisOptions {
         max_memory: Some(25 << 20),
         ..PATIENT
     };
@@ -101,7 +102,7 @@ fn one_shortest_path_is_told_where_there_is_no_memory_for_dominators() {
 #[test]
 fn a_process_whose_objects_take_more_memory_than_is_allowed_is_refused() {
     let mut target = sessions();
-    let options = Options {
+    let options = AnalysisOptions {
         max_memory: Some(20 << 20),
         ..PATIENT
     };
@@ -141,7 +142,7 @@ fn what_jemalloc_s_profiler_sampled_is_told_by_its_stack() {
     let samples = holding.samples.as_ref().unwrap();
     let of = |name: &str| samples.of(|stack| stack.iter().any(|function| function == name));
     let made = of("make");
-    let sum = |found: &[Sampling]| found.iter().map(|each| each.own.objects).sum::<u64>();
+    let sum = |found: &[SampledGroup]| found.iter().map(|each| each.own.objects).sum::<u64>();
     assert!((1_000..30_000).contains(&sum(&made)), "{made:?}");
     assert!(sum(&made) <= samples.count() as u64);
     let sessions = made
@@ -192,7 +193,7 @@ fn objects_of_python_are_named_by_their_types() {
         let path = path(&holding, sessions);
         let outermost = path.last().unwrap();
         assert!(
-            matches!(outermost, Link::Holder(Holder::Variable { .. })),
+            matches!(outermost, GroupKind::Holder(Holder::Variable { .. })),
             "{base}: {path:?}"
         );
         target.is_unharmed();
@@ -246,7 +247,7 @@ fn the_keys_of_redis_are_held_by_its_server() {
     // Of a key: its entry in the table, its name, its value.
     assert!(server.held_objects > 3 * KEYS, "{server:?}");
     // dictExpand's.
-    let table = Link::Objects(Kind::Size((KEYS * 8).next_power_of_two()));
+    let table = GroupKind::Objects(HeapObjectKind::Size((KEYS * 8).next_power_of_two()));
     let table = largest(&holding, |link| *link == table);
     // What a stale word leads to as well is not held by the table alone.
     assert!(table.held_objects > 2 * KEYS / 100 * 99, "{table:?}");

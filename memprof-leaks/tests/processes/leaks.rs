@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use memprof_leaks::{Options, Proof, prove};
+use memprof_leaks::{AnalysisOptions, Proof, prove};
 
 use crate::target::{Target, built};
 use crate::{compiled, start};
 
 /// A loaded machine stops threads late.
-pub(crate) const PATIENT: Options = Options {
+pub(crate) const PATIENT: AnalysisOptions = AnalysisOptions {
     max_pause: Duration::from_secs(5),
     max_memory: None,
 };

@@ -1,6 +1,6 @@
 //! What a copy of a process lacks, and what is written to without a pointer that is seen.
 
-use memprof_leaks::{Options, Proof, prove};
+use memprof_leaks::{AnalysisOptions, Proof, prove};
 
 use crate::leaks::PATIENT;
 use crate::start;
@@ -11,14 +11,14 @@ const SIZES_OF_WRITTEN: [u64; 2] = [504, 520];
 const SIZES_OF_LEFT: [u64; 2] = [712, 728];
 const LEFT: u64 = 1 << 10;
 
-fn leaked(mib: &str, options: Options) -> Proof {
+fn leaked(mib: &str, options: AnalysisOptions) -> Proof {
     let mut target = start("moves", &[mib]);
     let proof = prove(target.pid, options, &|_| {}).unwrap();
     target.is_unharmed();
     proof
 }
 
-fn check(mib: &str, options: Options) {
+fn check(mib: &str, options: AnalysisOptions) {
     let proof = leaked(mib, options);
     assert_eq!(proof.looks.unread, [""; 0]);
     let mut left = 0;
@@ -51,7 +51,7 @@ fn what_moves_in_more_of_it_than_there_is_room_for_is_held() {
     let max_memory = Some(32 << 20);
     check(
         "32",
-        Options {
+        AnalysisOptions {
             max_memory,
             ..PATIENT
         },

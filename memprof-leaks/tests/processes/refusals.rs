@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use memprof_leaks::{Error, Options, prove};
-use memprof_ptrace::stop::Stopped;
+use memprof_leaks::{AnalysisOptions, Error, prove};
+use memprof_ptrace::stop::StoppedThread;
 
 use crate::leaks::{JEMALLOC, PATIENT};
 use crate::snapshots::children;
@@ -14,7 +14,7 @@ use crate::target::{Target, built};
 use crate::{compiled, start};
 
 /// Looks at a process, which goes on as before and has no children then.
-fn refused(target: &mut Target, options: Options) -> Error {
+fn refused(target: &mut Target, options: AnalysisOptions) -> Error {
     let error = prove(target.pid, options, &|_| {}).unwrap_err();
     target.is_unharmed();
     assert_eq!(children(target.pid), "", "{error}");
@@ -23,7 +23,7 @@ fn refused(target: &mut Target, options: Options) -> Error {
 
 #[test]
 fn a_pause_that_is_too_long_is_refused_before_it_begins() {
-    let options = Options {
+    let options = AnalysisOptions {
         max_pause: Duration::from_micros(10),
         ..PATIENT
     };
@@ -36,7 +36,7 @@ fn a_pause_that_is_too_long_is_refused_before_it_begins() {
 
 #[test]
 fn what_takes_more_memory_than_is_allowed_is_refused() {
-    let options = Options {
+    let options = AnalysisOptions {
         max_memory: Some(100 << 10),
         ..PATIENT
     };
@@ -59,7 +59,7 @@ fn filters_that_forbid_clone_are_told() {
 #[test]
 fn a_process_that_somebody_traces_is_left_to_them() {
     let mut target = start("planted", &["clean"]);
-    let tracing = Stopped::interrupt(target.pid).unwrap();
+    let tracing = StoppedThread::interrupt(target.pid).unwrap();
     let error = prove(target.pid, PATIENT, &|_| {}).unwrap_err().to_string();
     let tracer = format!("process {} already traces", std::process::id());
     assert!(error.starts_with(&tracer), "{error}");

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use memprof_leaks::snapshot::Subject;
+use memprof_leaks::snapshot::CopyTarget;
 
 use crate::start;
 use crate::target::Target;
@@ -30,7 +30,7 @@ fn counts(target: &mut Target) -> [u64; 3] {
 #[test]
 fn no_call_fails_no_signal_comes_and_no_zombie_stays() {
     let mut target = start("waits", &[]);
-    let subject = Subject::look_up(target.pid).unwrap();
+    let subject = CopyTarget::inspect(target.pid).unwrap();
     for round in 0..20 {
         let snapshot = subject.snapshot(LONG, ROOM).unwrap();
         assert_eq!(snapshot.threads.len(), 10, "{round}");
@@ -47,8 +47,8 @@ fn no_call_fails_no_signal_comes_and_no_zombie_stays() {
 #[test]
 fn a_snapshot_is_not_taken_twice_at_a_time() {
     let target = start("waits", &[]);
-    let _first = Subject::look_up(target.pid).unwrap();
-    let second = Subject::look_up(target.pid).unwrap_err();
+    let _first = CopyTarget::inspect(target.pid).unwrap();
+    let second = CopyTarget::inspect(target.pid).unwrap_err();
     assert!(
         second.to_string().starts_with("another memprof is at work"),
         "{second}"
@@ -59,14 +59,14 @@ fn a_snapshot_is_not_taken_twice_at_a_time() {
 fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
     let mut target =
         Target::of(Command::new("sh").args(["-c", "echo ready; read x; echo ready; exec cat"]));
-    let subject = Subject::look_up(target.pid).unwrap();
+    let subject = CopyTarget::inspect(target.pid).unwrap();
     target.write(b"\n");
     assert_eq!(target.line(), "ready\n");
     target.is_unharmed();
     let error = subject.snapshot(LONG, ROOM).unwrap_err();
     assert_eq!(error.to_string(), "has executed another program meanwhile");
     drop(subject);
-    let subject = Subject::look_up(target.pid).unwrap();
+    let subject = CopyTarget::inspect(target.pid).unwrap();
     target.signal(nix::sys::signal::Signal::SIGKILL);
     while fs::read_link(format!("/proc/{}/exe", target.pid)).is_ok() {}
     let error = subject.snapshot(LONG, ROOM).unwrap_err();

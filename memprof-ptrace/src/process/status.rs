@@ -1,16 +1,16 @@
 //! /proc/PID/status.
 
-use super::Malformed;
-use crate::directory::Directory;
+use super::MalformedProcFile;
+use crate::proc_dir::ProcDir;
 use crate::refusal::Refusal;
 
 /// What /proc/PID/status says of a process, or of one of its threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
+pub struct ProcStatus {
     /// The name of its main thread, at most 15 bytes; what is not UTF-8 is replaced.
     pub name: String,
     /// What it does.
-    pub state: State,
+    pub state: ProcessState,
     /// The process whose thread this is.
     pub thread_group: u32,
     /// The process that made it; 0 where that is in no namespace of ours.
@@ -36,14 +36,14 @@ pub struct Status {
     /// The signals for which it has handlers, signal(7): bit 0 for signal 1.
     pub caught: u64,
     /// Whether its system calls are filtered.
-    pub seccomp: Seccomp,
+    pub seccomp: SeccompMode,
     /// Whether the processor compares each return with a second stack (CET, Linux 6.6).
     pub has_shadow_stack: bool,
 }
 
 /// What a process does (`man 5 proc`, State).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ProcessState {
     /// Runs, waits or idles.
     Alive,
     /// By SIGSTOP and its relatives.
@@ -56,7 +56,7 @@ pub enum State {
 
 /// How system calls are filtered (seccomp(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seccomp {
+pub enum SeccompMode {
     /// Not at all.
     Off,
     /// read, write, `_exit` and sigreturn only.
@@ -65,29 +65,29 @@ pub enum Seccomp {
     Filter,
 }
 
-impl Status {
+impl ProcStatus {
     /// Reads the file of a thread.
     ///
     /// # Errors
     /// `NoSuchProcess`, `Unreadable`.
     pub fn read_thread(thread: u32) -> Result<Self, Refusal> {
-        Directory::of(thread).parse("status", Self::parse)
+        ProcDir::for_pid(thread).parse("status", Self::parse)
     }
 
     /// Parses the file.
     ///
     /// # Errors
     /// A field that every Linux since 4.11 has is not there.
-    pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
+    pub fn parse(text: &[u8]) -> Result<Self, MalformedProcFile> {
         let text = String::from_utf8_lossy(text);
-        let fields = Fields(&text);
+        let fields = StatusFields(&text);
         Ok(Self {
             name: fields.text("Name")?.to_owned(),
             state: match fields.text("State")?.chars().next() {
-                Some('T') => State::Stopped,
-                Some('t') => State::Traced,
-                Some('Z' | 'X' | 'x') => State::Zombie,
-                _ => State::Alive,
+                Some('T') => ProcessState::Stopped,
+                Some('t') => ProcessState::Traced,
+                Some('Z' | 'X' | 'x') => ProcessState::Zombie,
+                _ => ProcessState::Alive,
             },
             thread_group: fields.number("Tgid")?,
             parent: fields.number("PPid")?,
@@ -103,9 +103,9 @@ impl Status {
             caught: fields.bits("SigCgt")?,
             // A kernel without seccomp has no such line.
             seccomp: match fields.text("Seccomp") {
-                Ok("1") => Seccomp::Strict,
-                Ok("2") => Seccomp::Filter,
-                _ => Seccomp::Off,
+                Ok("1") => SeccompMode::Strict,
+                Ok("2") => SeccompMode::Filter,
+                _ => SeccompMode::Off,
             },
             has_shadow_stack: fields
                 .text("x86_Thread_features")
@@ -114,32 +114,34 @@ impl Status {
     }
 }
 
-struct Fields<'a>(&'a str);
+struct StatusFields<'a>(&'a str);
 
-impl<'a> Fields<'a> {
-    fn text(&self, name: &'static str) -> Result<&'a str, Malformed> {
+impl<'a> StatusFields<'a> {
+    fn text(&self, name: &'static str) -> Result<&'a str, MalformedProcFile> {
         let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
         let value = self.0.lines().find_map(value);
-        Ok(value.ok_or(Malformed(name))?.trim())
+        Ok(value.ok_or(MalformedProcFile(name))?.trim())
     }
 
-    fn number(&self, name: &'static str) -> Result<u32, Malformed> {
-        self.text(name)?.parse().map_err(|_| Malformed(name))
+    fn number(&self, name: &'static str) -> Result<u32, MalformedProcFile> {
+        self.text(name)?
+            .parse()
+            .map_err(|_| MalformedProcFile(name))
     }
 
-    fn numbers(&self, name: &'static str) -> Result<Vec<u32>, Malformed> {
+    fn numbers(&self, name: &'static str) -> Result<Vec<u32>, MalformedProcFile> {
         let words = self.text(name)?.split_ascii_whitespace();
-        let numbers = words.map(|word| word.parse().map_err(|_| Malformed(name)));
+        let numbers = words.map(|word| word.parse().map_err(|_| MalformedProcFile(name)));
         numbers.collect()
     }
 
-    fn four(&self, name: &'static str) -> Result<[u32; 4], Malformed> {
+    fn four(&self, name: &'static str) -> Result<[u32; 4], MalformedProcFile> {
         let numbers = self.numbers(name)?;
-        numbers.try_into().map_err(|_| Malformed(name))
+        numbers.try_into().map_err(|_| MalformedProcFile(name))
     }
 
-    fn bits(&self, name: &'static str) -> Result<u64, Malformed> {
-        u64::from_str_radix(self.text(name)?, 16).map_err(|_| Malformed(name))
+    fn bits(&self, name: &'static str) -> Result<u64, MalformedProcFile> {
+        u64::from_str_radix(self.text(name)?, 16).map_err(|_| MalformedProcFile(name))
     }
 
     /// A kernel thread and a zombie have no memory, and no such line.
@@ -159,12 +161,12 @@ mod tests {
     #[test]
     fn own_status() {
         let text = std::fs::read("/proc/self/status").unwrap();
-        let own = Status::parse(&text).unwrap();
+        let own = ProcStatus::parse(&text).unwrap();
         assert_eq!(own.thread_group, std::process::id());
         assert_eq!(own.ns_pids[0], std::process::id());
         assert_eq!(own.parent, std::os::unix::process::parent_id());
         assert_eq!(own.uids[1], nix::unistd::geteuid().as_raw());
-        assert_eq!(own.state, State::Alive);
+        assert_eq!(own.state, ProcessState::Alive);
         assert!(own.resident > 1 << 20, "{own:?}");
         assert!(own.size[1] >= own.size[0], "{own:?}");
     }
@@ -176,16 +178,16 @@ mod tests {
             let start = own.find(&format!("\n{name}:")).unwrap() + 1;
             let end = start + own[start..].find('\n').unwrap();
             let text = format!("{}{name}:\t{value}{}", &own[..start], &own[end..]);
-            Status::parse(text.as_bytes()).unwrap()
+            ProcStatus::parse(text.as_bytes()).unwrap()
         };
         let state = |text: &str| with("State", text).state;
-        assert_eq!(state("T (stopped)"), State::Stopped);
-        assert_eq!(state("t (tracing stop)"), State::Traced);
-        assert_eq!(state("Z (zombie)"), State::Zombie);
-        assert_eq!(state("X (dead)"), State::Zombie);
-        assert_eq!(state("D (disk sleep)"), State::Alive);
-        assert_eq!(with("Seccomp", "1").seccomp, Seccomp::Strict);
-        assert_eq!(with("Seccomp", "2").seccomp, Seccomp::Filter);
+        assert_eq!(state("T (stopped)"), ProcessState::Stopped);
+        assert_eq!(state("t (tracing stop)"), ProcessState::Traced);
+        assert_eq!(state("Z (zombie)"), ProcessState::Zombie);
+        assert_eq!(state("X (dead)"), ProcessState::Zombie);
+        assert_eq!(state("D (disk sleep)"), ProcessState::Alive);
+        assert_eq!(with("Seccomp", "1").seccomp, SeccompMode::Strict);
+        assert_eq!(with("Seccomp", "2").seccomp, SeccompMode::Filter);
         assert_eq!(with("TracerPid", "7").tracer, Some(7));
         assert_eq!(with("NSpid", "4711\t12\t1").ns_pids, [4711, 12, 1]);
     }
@@ -200,7 +202,7 @@ mod tests {
             .filter(|line| !line.starts_with("x86_Thread_features"));
         let own = own.collect::<Vec<_>>().join("\n");
         let check = |lines: &str, expected| {
-            let status = Status::parse(format!("{own}\n{lines}\n").as_bytes()).unwrap();
+            let status = ProcStatus::parse(format!("{own}\n{lines}\n").as_bytes()).unwrap();
             assert_eq!(status.has_shadow_stack, expected, "{lines}");
         };
         check("", false);
@@ -221,7 +223,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         let check = |text: &[u8], field| {
-            assert_eq!(Status::parse(text), Err(Malformed(field)));
+            assert_eq!(ProcStatus::parse(text), Err(MalformedProcFile(field)));
         };
         check(b"", "Name");
         check(b"Name:\tx\nState:\tS\nTgid:\t-1\n", "Tgid");

@@ -3,17 +3,17 @@
 
 use nix::errno::Errno;
 
-use super::Status;
+use super::ProcStatus;
 
 /// `KCMP_VM` of linux/kcmp.h.
 const KCMP_VM: libc::c_int = 1;
 
 /// Whether a process that has executed nothing since its fork has the memory of its parent.
-pub(crate) fn shares_memory_with_parent(pid: u32, child: &Status, parent: &Status) -> bool {
+pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &ProcStatus) -> bool {
     match compare(pid, child.parent) {
         Ok(is_same) => is_same,
         // The kernel was built without kcmp(2).
-        Err(Errno::ENOSYS) => looks_the_same(child, parent),
+        Err(Errno::ENOSYS) => has_same_memory_size(child, parent),
         // One of them ended, or is not for this user to look into: then nor is the memory.
         Err(_) => false,
     }
@@ -27,7 +27,7 @@ fn compare(one: u32, other: u32) -> Result<bool, Errno> {
 
 /// One memory has one size, one peak and one resident set. A fork that has touched nothing yet has
 /// the same size but not the same resident set: file pages are not copied.
-fn looks_the_same(child: &Status, parent: &Status) -> bool {
+fn has_same_memory_size(child: &ProcStatus, parent: &ProcStatus) -> bool {
     (child.size, child.resident) == (parent.size, parent.resident)
 }
 
@@ -46,12 +46,12 @@ mod tests {
     #[test]
     fn without_kcmp_the_figures_tell() {
         let own = std::fs::read("/proc/self/status").unwrap();
-        let own = Status::parse(&own).unwrap();
-        assert!(looks_the_same(&own, &own));
-        let larger = Status {
+        let own = ProcStatus::parse(&own).unwrap();
+        assert!(has_same_memory_size(&own, &own));
+        let larger = ProcStatus {
             resident: own.resident + 4096,
             ..own.clone()
         };
-        assert!(!looks_the_same(&own, &larger));
+        assert!(!has_same_memory_size(&own, &larger));
     }
 }

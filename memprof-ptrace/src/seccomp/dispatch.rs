@@ -8,8 +8,8 @@
 
 use nix::errno::Errno;
 
-use crate::directory::Directory;
 use crate::maps::mappings;
+use crate::proc_dir::ProcDir;
 use crate::refusal::Refusal;
 
 /// linux/ptrace.h, since Linux 6.4.
@@ -37,7 +37,7 @@ pub(super) fn require_none(thread: u32) -> Result<(), Refusal> {
         Ok(_) => Err(Refusal::UserDispatch),
         Err(Errno::ESRCH) => Err(Refusal::NoSuchProcess),
         // An older kernel does not tell. Nothing but Wine is known to use it.
-        Err(_) => match is_wine(&Directory::of(thread).read("maps")?) {
+        Err(_) => match is_wine(&ProcDir::for_pid(thread).read("maps")?) {
             true => Err(Refusal::UserDispatch),
             false => Ok(()),
         },

@@ -5,7 +5,7 @@ use std::ptr;
 
 use nix::errno::Errno;
 
-use super::program::Instruction;
+use super::program::BpfInstruction;
 
 /// linux/ptrace.h.
 const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
@@ -17,7 +17,7 @@ const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
 /// `EACCES`: the caller lacks `CAP_SYS_ADMIN`, or has a filter itself. `ESRCH`: the thread is not
 /// stopped. `EINVAL`: it has none. `EIO`: the kernel was built without checkpoint and restore.
 /// `EMEDIUMTYPE`: a filter is no classic BPF.
-pub fn filters(thread: u32) -> Result<Vec<Vec<Instruction>>, Errno> {
+pub fn filters(thread: u32) -> Result<Vec<Vec<BpfInstruction>>, Errno> {
     let mut filters = Vec::new();
     loop {
         match filter(thread, filters.len()) {
@@ -28,10 +28,10 @@ pub fn filters(thread: u32) -> Result<Vec<Vec<Instruction>>, Errno> {
     }
 }
 
-fn filter(thread: u32, index: usize) -> Result<Vec<Instruction>, Errno> {
+fn filter(thread: u32, index: usize) -> Result<Vec<BpfInstruction>, Errno> {
     // SAFETY: without a place for the instructions, ptrace(2) only tells how many there are.
     let count = unsafe { get(thread, index, ptr::null_mut()) }?;
-    let mut filter = vec![Instruction::default(); count];
+    let mut filter = vec![BpfInstruction::default(); count];
     // SAFETY: ptrace(2) writes `count` instructions of this shape: a filter never changes.
     let written = unsafe { get(thread, index, filter.as_mut_ptr()) }?;
     filter.truncate(written);
@@ -40,7 +40,7 @@ fn filter(thread: u32, index: usize) -> Result<Vec<Instruction>, Errno> {
 
 /// # Safety
 /// `place` is null, or has room for all instructions of that filter.
-unsafe fn get(thread: u32, index: usize, place: *mut Instruction) -> Result<usize, Errno> {
+unsafe fn get(thread: u32, index: usize, place: *mut BpfInstruction) -> Result<usize, Errno> {
     // SAFETY: promised by the caller; the kernel writes nothing else.
     let count = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, thread, index, place) };
     let count = Errno::result(count)?;

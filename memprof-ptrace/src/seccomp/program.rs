@@ -23,7 +23,7 @@ const PLACE: u32 = 8;
 /// One instruction: `struct sock_filter` of linux/filter.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Instruction {
+pub struct BpfInstruction {
     /// What to do.
     pub code: u16,
     /// How many instructions a jump leaves out where its condition holds.
@@ -36,7 +36,7 @@ pub struct Instruction {
 
 /// A system call, as a filter sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct SeccompData {
     /// Its number on x86-64.
     pub number: u32,
     /// Its arguments. A filter cannot look behind a pointer.
@@ -45,7 +45,7 @@ pub struct Call {
 
 /// What becomes of a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum FilterAction {
     /// The thread or its process ends.
     Killed,
     /// The thread gets a SIGSYS, which ends the process where it is blocked or not handled.
@@ -60,7 +60,7 @@ pub enum Answer {
 
 /// Why it is not known what a filter answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unknown {
+pub enum UndecidedFilter {
     /// The kernel takes no such instruction.
     #[error("instruction {at} ({code:#x}) is none that seccomp takes")]
     Instruction {
@@ -77,7 +77,7 @@ pub enum Unknown {
     },
 }
 
-impl Answer {
+impl FilterAction {
     /// Of `SECCOMP_RET_*` and its data.
     fn of(value: u32) -> Self {
         const MAX_ERRNO: u32 = 4095;
@@ -95,7 +95,7 @@ impl Answer {
     }
 
     /// Whether the process may not live on.
-    pub fn is_deadly(self) -> bool {
+    pub fn kills_process(self) -> bool {
         matches!(self, Self::Killed | Self::Signal)
     }
 }
@@ -105,7 +105,10 @@ impl Answer {
 ///
 /// # Errors
 /// An instruction is none of seccomp's.
-pub fn answer(filters: &[Vec<Instruction>], call: &Call) -> Result<Answer, Unknown> {
+pub fn evaluate(
+    filters: &[Vec<BpfInstruction>],
+    call: &SeccompData,
+) -> Result<FilterAction, UndecidedFilter> {
     let severity = |value: u32| (value & libc::SECCOMP_RET_ACTION_FULL).cast_signed();
     let mut decided = libc::SECCOMP_RET_ALLOW;
     for filter in filters.iter().rev() {
@@ -114,47 +117,47 @@ pub fn answer(filters: &[Vec<Instruction>], call: &Call) -> Result<Answer, Unkno
             decided = value;
         }
     }
-    Ok(Answer::of(decided))
+    Ok(FilterAction::of(decided))
 }
 
 /// What one filter returns.
-fn run(filter: &[Instruction], call: &Call) -> Result<u32, Unknown> {
-    let mut machine = Machine::default();
+fn run(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFilter> {
+    let mut machine = BpfMachine::default();
     let mut at = 0;
     // Jumps lead forward only, so this ends.
     while let Some(instruction) = filter.get(at) {
         if (instruction.code, instruction.operand & !4) == (DATA as u16, PLACE) {
-            return Err(Unknown::Place { at });
+            return Err(UndecidedFilter::Place { at });
         }
         let done = machine.step(instruction, call);
-        match done.ok_or(Unknown::Instruction {
+        match done.ok_or(UndecidedFilter::Instruction {
             at,
             code: instruction.code,
         })? {
-            Step::Return(value) => return Ok(value),
-            Step::Skip(count) => at += 1 + count as usize,
+            BpfStep::Return(value) => return Ok(value),
+            BpfStep::Skip(count) => at += 1 + count as usize,
         }
     }
     // The kernel takes no filter that does not end in a return.
-    Err(Unknown::Instruction { at, code: 0 })
+    Err(UndecidedFilter::Instruction { at, code: 0 })
 }
 
-enum Step {
+enum BpfStep {
     Return(u32),
     Skip(u32),
 }
 
 /// Two registers and sixteen words.
 #[derive(Default)]
-struct Machine {
+struct BpfMachine {
     a: u32,
     x: u32,
     memory: [u32; 16],
 }
 
-impl Machine {
-    fn step(&mut self, instruction: &Instruction, call: &Call) -> Option<Step> {
-        let Instruction { code, operand, .. } = *instruction;
+impl BpfMachine {
+    fn step(&mut self, instruction: &BpfInstruction, call: &SeccompData) -> Option<BpfStep> {
+        let BpfInstruction { code, operand, .. } = *instruction;
         let code = u32::from(code);
         match code & 7 {
             BPF_LD => self.a = self.load(code, operand, call)?,
@@ -164,19 +167,19 @@ impl Machine {
             BPF_ALU => match self.calculate(code, operand)? {
                 Some(result) => self.a = result,
                 // The kernel answers a division by 0 so.
-                None => return Some(Step::Return(0)),
+                None => return Some(BpfStep::Return(0)),
             },
-            BPF_JMP => return self.jump(instruction).map(Step::Skip),
-            BPF_RET if code == BPF_RET | BPF_K => return Some(Step::Return(operand)),
-            BPF_RET if code == BPF_RET | BPF_A => return Some(Step::Return(self.a)),
+            BPF_JMP => return self.jump(instruction).map(BpfStep::Skip),
+            BPF_RET if code == BPF_RET | BPF_K => return Some(BpfStep::Return(operand)),
+            BPF_RET if code == BPF_RET | BPF_A => return Some(BpfStep::Return(self.a)),
             BPF_MISC if code == BPF_MISC | BPF_TAX => self.x = self.a,
             BPF_MISC if code == BPF_MISC | BPF_TXA => self.a = self.x,
             _ => return None,
         }
-        Some(Step::Skip(0))
+        Some(BpfStep::Skip(0))
     }
 
-    fn load(&self, code: u32, operand: u32, call: &Call) -> Option<u32> {
+    fn load(&self, code: u32, operand: u32, call: &SeccompData) -> Option<u32> {
         match code & !7 {
             _ if code == DATA => call.word(operand),
             mode if mode == BPF_W | BPF_LEN => Some(LENGTH),
@@ -206,7 +209,7 @@ impl Machine {
         })
     }
 
-    fn jump(&self, instruction: &Instruction) -> Option<u32> {
+    fn jump(&self, instruction: &BpfInstruction) -> Option<u32> {
         let code = u32::from(instruction.code);
         let other = self.source(code, instruction.operand);
         let holds = match code & 0xF0 {
@@ -228,7 +231,7 @@ impl Machine {
     }
 }
 
-impl Call {
+impl SeccompData {
     /// The word at an offset of `struct seccomp_data`: number, architecture, the address of the call,
     /// arguments.
     fn word(&self, offset: u32) -> Option<u32> {
@@ -250,32 +253,32 @@ impl Call {
 mod tests {
     use super::*;
 
-    fn plain(code: u32, operand: u32) -> Instruction {
-        Instruction {
+    fn plain(code: u32, operand: u32) -> BpfInstruction {
+        BpfInstruction {
             code: code as u16,
             operand,
-            ..Instruction::default()
+            ..BpfInstruction::default()
         }
     }
 
     #[test]
     fn what_becomes_of_a_call() {
-        let check = |value, expected| assert_eq!(Answer::of(value), expected, "{value:#x}");
-        check(libc::SECCOMP_RET_ALLOW, Answer::Allowed);
-        check(libc::SECCOMP_RET_LOG | 7, Answer::Allowed);
-        check(libc::SECCOMP_RET_ERRNO | 38, Answer::Error(38));
-        check(libc::SECCOMP_RET_ERRNO | 0xffff, Answer::Error(4095));
-        check(libc::SECCOMP_RET_TRACE, Answer::Error(38));
-        check(libc::SECCOMP_RET_USER_NOTIF, Answer::Supervised);
-        check(libc::SECCOMP_RET_TRAP, Answer::Signal);
-        check(libc::SECCOMP_RET_KILL_THREAD, Answer::Killed);
-        check(libc::SECCOMP_RET_KILL_PROCESS, Answer::Killed);
-        check(0x1234_0000, Answer::Killed);
+        let check = |value, expected| assert_eq!(FilterAction::of(value), expected, "{value:#x}");
+        check(libc::SECCOMP_RET_ALLOW, FilterAction::Allowed);
+        check(libc::SECCOMP_RET_LOG | 7, FilterAction::Allowed);
+        check(libc::SECCOMP_RET_ERRNO | 38, FilterAction::Error(38));
+        check(libc::SECCOMP_RET_ERRNO | 0xffff, FilterAction::Error(4095));
+        check(libc::SECCOMP_RET_TRACE, FilterAction::Error(38));
+        check(libc::SECCOMP_RET_USER_NOTIF, FilterAction::Supervised);
+        check(libc::SECCOMP_RET_TRAP, FilterAction::Signal);
+        check(libc::SECCOMP_RET_KILL_THREAD, FilterAction::Killed);
+        check(libc::SECCOMP_RET_KILL_PROCESS, FilterAction::Killed);
+        check(0x1234_0000, FilterAction::Killed);
     }
 
     #[test]
     fn words_of_a_call() {
-        let call = Call {
+        let call = SeccompData {
             number: 42,
             arguments: [1, 0x2222_2222_3333_3333, 3, 4, 5, 0x6666_6666_7777_7777],
         };
@@ -295,17 +298,17 @@ mod tests {
 
     #[test]
     fn instructions_that_the_kernel_does_not_take() {
-        let call = Call {
+        let call = SeccompData {
             number: 0,
             arguments: [0; 6],
         };
-        let check = |instruction: Instruction| {
+        let check = |instruction: BpfInstruction| {
             let filter = vec![instruction, plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW)];
             let code = instruction.code;
-            let found = answer(&[filter], &call);
+            let found = evaluate(&[filter], &call);
             assert_eq!(
                 found,
-                Err(Unknown::Instruction { at: 0, code }),
+                Err(UndecidedFilter::Instruction { at: 0, code }),
                 "{instruction:?}"
             );
         };
@@ -319,10 +322,13 @@ mod tests {
         check(plain(BPF_RET | BPF_X, 0));
         check(plain(0xffff, 0));
         let endless = [plain(BPF_LD | BPF_IMM, 0)].to_vec();
-        let end = Unknown::Instruction { at: 1, code: 0 };
-        assert_eq!(answer(&[endless], &call), Err(end));
+        let end = UndecidedFilter::Instruction { at: 1, code: 0 };
+        assert_eq!(evaluate(&[endless], &call), Err(end));
         let place = [plain(DATA, 12)].to_vec();
-        assert_eq!(answer(&[place], &call), Err(Unknown::Place { at: 0 }));
-        assert_eq!(answer(&[], &call), Ok(Answer::Allowed));
+        assert_eq!(
+            evaluate(&[place], &call),
+            Err(UndecidedFilter::Place { at: 0 })
+        );
+        assert_eq!(evaluate(&[], &call), Ok(FilterAction::Allowed));
     }
 }

@@ -9,7 +9,9 @@ use libc::{
     BPF_XOR,
 };
 use memprof_ptrace::Refusal;
-use memprof_ptrace::seccomp::{Answer, Call, Instruction, answer, filters, require_calls};
+use memprof_ptrace::seccomp::{
+    BpfInstruction, FilterAction, SeccompData, evaluate, filters, require_calls,
+};
 use nix::errno::Errno;
 use nix::sys::ptrace;
 use nix::sys::wait::waitpid;
@@ -17,12 +19,12 @@ use nix::unistd::{Pid, geteuid};
 
 use crate::target::Target;
 
-fn plain(code: u32, operand: u32) -> Instruction {
+fn plain(code: u32, operand: u32) -> BpfInstruction {
     jump(code, operand, 0, 0)
 }
 
-fn jump(code: u32, operand: u32, if_true: u8, if_false: u8) -> Instruction {
-    Instruction {
+fn jump(code: u32, operand: u32, if_true: u8, if_false: u8) -> BpfInstruction {
+    BpfInstruction {
         code: code as u16,
         if_true,
         if_false,
@@ -78,7 +80,7 @@ impl Numbers {
     }
 
     /// A filter that lets all calls pass but getppid, for which it calculates this and that.
-    fn filter(&mut self) -> Vec<Instruction> {
+    fn filter(&mut self) -> Vec<BpfInstruction> {
         const MEMORY: u64 = 4;
         let mut filter = vec![
             plain(BPF_LD | BPF_W | BPF_ABS, 0),
@@ -102,7 +104,7 @@ impl Numbers {
         filter
     }
 
-    fn instruction(&mut self, memory: u64, left: u64) -> Instruction {
+    fn instruction(&mut self, memory: u64, left: u64) -> BpfInstruction {
         let word = self.word();
         let at = self.below(memory) as u32;
         match self.below(12) {
@@ -141,7 +143,7 @@ impl Numbers {
         }
     }
 
-    fn calculation(&mut self, word: u32) -> Instruction {
+    fn calculation(&mut self, word: u32) -> BpfInstruction {
         let operations = [
             BPF_ADD, BPF_SUB, BPF_MUL, BPF_DIV, BPF_AND, BPF_OR, BPF_XOR, BPF_LSH, BPF_RSH,
         ];
@@ -158,7 +160,11 @@ impl Numbers {
 }
 
 /// What the kernel answers to getppid under those filters.
-fn ask_the_kernel(judge: &mut Target, filters: &[Vec<Instruction>], arguments: [u64; 6]) -> Answer {
+fn ask_the_kernel(
+    judge: &mut Target,
+    filters: &[Vec<BpfInstruction>],
+    arguments: [u64; 6],
+) -> FilterAction {
     let mut question = Vec::new();
     for at in 0..4 {
         let length = filters.get(at).map_or(0, Vec::len) as u16;
@@ -173,9 +179,9 @@ fn ask_the_kernel(judge: &mut Target, filters: &[Vec<Instruction>], arguments: [
     judge.write(&question);
     let line = judge.line();
     match line.split_once(' ') {
-        Some(("error", number)) => Answer::Error(number.trim().parse().unwrap()),
-        _ if line == "killed\n" => Answer::Killed,
-        _ if line == "allowed\n" => Answer::Allowed,
+        Some(("error", number)) => FilterAction::Error(number.trim().parse().unwrap()),
+        _ if line == "killed\n" => FilterAction::Killed,
+        _ if line == "allowed\n" => FilterAction::Allowed,
         _ => panic!("{line:?}: {filters:x?}"),
     }
 }
@@ -193,20 +199,20 @@ fn the_kernel_answers_the_same() {
             0 => u64::from(numbers.word()),
             _ => numbers.next(),
         });
-        let call = Call {
+        let call = SeccompData {
             number: libc::SYS_getppid as u32,
             arguments,
         };
         // A signal that nobody handles ends the process too.
-        let expected = match answer(&filters, &call).unwrap() {
-            Answer::Signal => Answer::Killed,
+        let expected = match evaluate(&filters, &call).unwrap() {
+            FilterAction::Signal => FilterAction::Killed,
             answer => answer,
         };
         let found = ask_the_kernel(&mut judge, &filters, arguments);
         assert_eq!(found, expected, "case {case}: {filters:x?} {arguments:x?}");
         seen[match found {
-            Answer::Killed => 0,
-            Answer::Allowed => 1,
+            FilterAction::Killed => 0,
+            FilterAction::Allowed => 1,
             _ => 2,
         }] += 1;
     }

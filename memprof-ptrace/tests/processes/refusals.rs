@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memprof_ptrace::{Examined, Refusal, examine};
+use memprof_ptrace::{ExaminedProcess, Refusal, examine};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -19,7 +19,7 @@ fn refused(target: &Target, words: &str, exit_code: u8) {
     assert_eq!(refusal.exit_code(), exit_code, "{refusal:?}");
 }
 
-fn accepted(target: &Target) -> Examined {
+fn accepted(target: &Target) -> ExaminedProcess {
     examine(target.pid).unwrap_or_else(|refusal| panic!("{target:?}: {refusal:?}"))
 }
 

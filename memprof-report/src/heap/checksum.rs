@@ -5,7 +5,7 @@ use flate2::Crc;
 
 /// Of a dump that is being read.
 #[derive(Debug, Default)]
-pub(super) struct Checksum {
+pub(super) struct DumpChecksum {
     found: Crc,
     /// Lines that are not in it yet: of single ones it would cost more than reading them.
     lines: Vec<u8>,
@@ -36,7 +36,7 @@ fn value(line: &[u8]) -> Option<[u8; 8]> {
 /// Bytes of lines that are taken at once.
 const TOGETHER: usize = 16 << 10;
 
-impl Checksum {
+impl DumpChecksum {
     pub(super) fn add(&mut self, line: &[u8]) {
         if self.written.is_none()
             && let Some(value) = value(line)
@@ -69,7 +69,7 @@ impl Checksum {
     }
 
     /// Whether the dump is not as it was written. One without a checksum is not asked.
-    pub(super) fn differs(&mut self) -> bool {
+    pub(super) fn mismatch(&mut self) -> bool {
         self.take_lines();
         match self.written {
             Some(written) => written != *format!("{:08x}", self.found.sum()).as_bytes(),

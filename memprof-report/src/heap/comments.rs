@@ -1,13 +1,13 @@
 //! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
 
-use super::{Dump, taken_off};
-use crate::birth::Ages;
+use super::{DumpReader, stripped_frames};
+use crate::alloc_time::AgeBuckets;
 use crate::error::Result;
-use crate::limits::Part;
+use crate::limits::ProfileItem;
 use crate::names::printable;
-use crate::profile::Tally;
+use crate::profile::AllocationTally;
 
-impl Dump<'_> {
+impl DumpReader<'_> {
     pub(super) fn read_comment(&mut self, comment: &[u8]) -> Result<()> {
         let text = String::from_utf8_lossy(comment);
         let text = printable(&text);
@@ -35,14 +35,14 @@ impl Dump<'_> {
             "labels" => self.profile.labels.read_keys(value),
             "label" => {
                 self.profile.labels.read_set(value);
-                self.spend(Part::Text(value.len()))?;
+                self.spend(ProfileItem::Text(value.len()))?;
             }
-            "marks" => taken_off::put_back(value, &mut self.profile.samples),
-            "ages" => self.profile.ages = Ages::parse(value),
+            "marks" => stripped_frames::restore(value, &mut self.profile.samples),
+            "ages" => self.profile.ages = AgeBuckets::parse(value),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {
                     self.build_ids.push((path.into(), id.to_ascii_lowercase()));
-                    self.spend(Part::Text(value.len()))?;
+                    self.spend(ProfileItem::Text(value.len()))?;
                 }
             }
             _ => {}
@@ -68,12 +68,12 @@ impl Dump<'_> {
 }
 
 /// `12 objects, 3400 bytes, 1200 at the peak`.
-fn read_tally(value: &str) -> Option<Tally> {
+fn read_tally(value: &str) -> Option<AllocationTally> {
     let mut numbers = value
         .split(", ")
         .map(|part| part.split(' ').next()?.parse().ok());
     let mut next = || numbers.next().flatten();
-    Some(Tally {
+    Some(AllocationTally {
         objects: next()?,
         bytes: next()?,
         peak: next()?,

@@ -21,13 +21,13 @@
 
 use std::io::{self, BufRead, Cursor, Read, Write};
 
-use super::checksum::{self, Checksum};
+use super::checksum::{self, DumpChecksum};
 use super::starts_mappings;
-use super::taken_off::TakenOff;
+use super::stripped_frames::StrippedFrames;
 use crate::error::{Error, Result};
-use crate::head::read_head;
+use crate::file_magic::read_magic;
 use crate::limits::Limits;
-use crate::lines::{Ending, for_each_line};
+use crate::lines::{InputEnd, for_each_line};
 
 /// Writes a dump so that other tools can read it too, and returns how many bytes that are. What has no such frames stays
 /// as it is, whatever its format.
@@ -35,12 +35,12 @@ use crate::lines::{Ending, for_each_line};
 /// # Errors
 /// `dump` is empty, is text that is cut, or has lines beyond the limits; `out` takes no more.
 pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<u64> {
-    let head = read_head(dump)?;
+    let head = read_magic(dump)?;
     let mut whole = Cursor::new(&head).chain(dump);
     let text = if head.starts_with(b"heap_v2/") {
-        Text::Jemalloc
+        StackLayout::Jemalloc
     } else if head.starts_with(b"heap profile:") {
-        Text::Tcmalloc
+        StackLayout::Tcmalloc
     } else {
         return io::copy(&mut whole, out).map_err(Error::io("copy the dump"));
     };
@@ -49,42 +49,42 @@ pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> R
         export.read(number, line)
     })?;
     match ending {
-        Ending::Whole => export.finish(),
-        Ending::Cut(line) => Err(Error::Truncated {
+        InputEnd::Whole => export.finish(),
+        InputEnd::Cut(line) => Err(Error::Truncated {
             problem: format!("line {line} has no end"),
         }),
     }
 }
 
 /// Whose text it is, which tells where its stacks stand.
-enum Text {
+enum StackLayout {
     Jemalloc,
     Tcmalloc,
 }
 
 struct Export<'a> {
-    text: Text,
+    text: StackLayout,
     out: &'a mut dyn Write,
     written: u64,
-    taken_off: TakenOff,
+    taken_off: StrippedFrames,
     in_mappings: bool,
     /// Of what is read and of what is written.
-    before: Checksum,
-    after: Checksum,
+    before: DumpChecksum,
+    after: DumpChecksum,
     /// The line of the checksum, which is the last one where others have changed.
     seal: Option<Vec<u8>>,
 }
 
 impl<'a> Export<'a> {
-    fn new(text: Text, out: &'a mut dyn Write) -> Self {
+    fn new(text: StackLayout, out: &'a mut dyn Write) -> Self {
         Self {
             text,
             out,
             written: 0,
-            taken_off: TakenOff::default(),
+            taken_off: StrippedFrames::default(),
             in_mappings: false,
-            before: Checksum::default(),
-            after: Checksum::default(),
+            before: DumpChecksum::default(),
+            after: DumpChecksum::default(),
             seal: None,
         }
     }
@@ -98,12 +98,12 @@ impl<'a> Export<'a> {
         self.in_mappings |= starts_mappings(line);
         let has_stack = match self.text {
             _ if self.in_mappings => false,
-            Text::Jemalloc => line.starts_with(b"@"),
-            Text::Tcmalloc => number > 1 && !line.trim_ascii().is_empty(),
+            StackLayout::Jemalloc => line.starts_with(b"@"),
+            StackLayout::Tcmalloc => number > 1 && !line.trim_ascii().is_empty(),
         };
         match has_stack {
             true => {
-                let rest = self.taken_off.of(line);
+                let rest = self.taken_off.strip(line);
                 self.write(rest)
             }
             false => self.write(line),
@@ -116,7 +116,7 @@ impl<'a> Export<'a> {
         }
         if let Some(seal) = self.seal.take() {
             // What was damaged stays known as damaged.
-            match self.before.differs() {
+            match self.before.mismatch() {
                 true => self.write(&seal)?,
                 false => {
                     let seal = self.after.line();
@@ -152,7 +152,7 @@ mod tests {
 
     /// With a checksum in its place, which is not at the end.
     fn sealed(dump: &str) -> String {
-        let mut sum = Checksum::default();
+        let mut sum = DumpChecksum::default();
         let dump = format!("{dump}# memprof 2\n");
         dump.lines().for_each(|line| sum.add(line.as_bytes()));
         let tail = "# stacks: 2";

@@ -4,12 +4,12 @@
 //! only an address seen for the first time is checked and converted.
 
 use super::numbers::hexadecimal;
-use crate::marks::{Mark, Marks};
 use crate::profile::Address;
-use crate::stacks::{AddressId, Mix, Stacks};
+use crate::pseudo_frames::{PseudoFrame, StackMarks};
+use crate::stacks::{AddressId, StackHasher, Stacks};
 
 /// The first 16 bytes of the text, as two words.
-type Head = (u64, u64);
+type TextPrefix = (u64, u64);
 
 const HEAD: usize = 16;
 
@@ -24,21 +24,21 @@ struct Width(u32);
 
 /// What a word of a stack line is.
 #[derive(Clone, Copy, Debug)]
-enum Word {
+enum StackWord {
     Frame(AddressId),
-    Mark(Mark),
+    Mark(PseudoFrame),
 }
 
 #[derive(Debug, Default)]
-pub(super) struct FrameReader {
+pub(super) struct AddressReader {
     /// By key; that of an empty slot is 0. Open addressing, a power of two, at most a quarter full. Keys lie in
     /// the slots: reading is bound by cache misses, and this is one of them instead of two.
     slots: Vec<(Key, AddressId)>,
     used: usize,
-    seed: Mix,
+    seed: StackHasher,
 }
 
-impl FrameReader {
+impl AddressReader {
     /// Pushes the addresses of `0x… 0x…`, and returns the marks that stand among them; on failure, the text of
     /// the wrong one.
     ///
@@ -48,21 +48,21 @@ impl FrameReader {
         &mut self,
         mut text: &'t [u8],
         stacks: &mut Stacks,
-    ) -> Result<Marks, &'t [u8]> {
+    ) -> Result<StackMarks, &'t [u8]> {
         let mut width = Width::default();
-        let mut marks = Marks::default();
+        let mut marks = StackMarks::default();
         while !text.is_empty() {
             let head = head(text);
             let (word, length) = match width.key(head).and_then(|key| self.get(key)) {
-                Some(id) => (Word::Frame(id), width.length()),
+                Some(id) => (StackWord::Frame(id), width.length()),
                 None => {
                     width = Width::of(head);
                     self.read_word(text, width, head, stacks).ok_or(text)?
                 }
             };
             match word {
-                Word::Frame(id) => stacks.push(id),
-                Word::Mark(mark) => marks.add(mark),
+                StackWord::Frame(id) => stacks.push(id),
+                StackWord::Mark(mark) => marks.add(mark),
             }
             text = text.get(length + 1..).unwrap_or_default();
         }
@@ -74,23 +74,23 @@ impl FrameReader {
         &mut self,
         text: &[u8],
         width: Width,
-        head: Head,
+        head: TextPrefix,
         stacks: &mut Stacks,
-    ) -> Option<(Word, usize)> {
+    ) -> Option<(StackWord, usize)> {
         let key = width.key(head);
         if let Some(id) = key.and_then(|key| self.get(key)) {
-            return Some((Word::Frame(id), width.length()));
+            return Some((StackWord::Frame(id), width.length()));
         }
         let length = memchr::memchr(b' ', text).unwrap_or(text.len());
         let address = address(&text[..length])?;
-        if let Some(mark) = Mark::of(address.0) {
-            return Some((Word::Mark(mark), length));
+        if let Some(mark) = PseudoFrame::of(address.0) {
+            return Some((StackWord::Mark(mark), length));
         }
         let id = stacks.intern_address(address);
         if let Some(key) = key.filter(|_| length == width.length()) {
             self.insert(key, id);
         }
-        Some((Word::Frame(id), length))
+        Some((StackWord::Frame(id), length))
     }
 
     fn get(&self, key: Key) -> Option<AddressId> {
@@ -98,7 +98,7 @@ impl FrameReader {
         if size == 0 {
             return None;
         }
-        let mut slot = self.home(key);
+        let mut slot = self.home_index(key);
         loop {
             match self.slots[slot] {
                 (found, id) if found == key => return Some(id),
@@ -122,14 +122,14 @@ impl FrameReader {
     }
 
     fn place(&mut self, key: Key, id: AddressId) {
-        let mut slot = self.home(key);
+        let mut slot = self.home_index(key);
         while self.slots[slot].0 != Key::default() {
             slot = (slot + 1) & (self.slots.len() - 1);
         }
         self.slots[slot] = (key, id);
     }
 
-    fn home(&self, key: Key) -> usize {
+    fn home_index(&self, key: Key) -> usize {
         self.seed.with(key.0, key.1).slot(self.slots.len())
     }
 }
@@ -137,7 +137,7 @@ impl FrameReader {
 const BLANKS: u64 = u64::from_ne_bytes([b' '; 8]);
 
 /// The first bytes of `text`; where it is shorter, blanks follow.
-fn head(text: &[u8]) -> Head {
+fn head(text: &[u8]) -> TextPrefix {
     let bytes = match text.first_chunk::<HEAD>() {
         Some(chunk) => *chunk,
         None => {
@@ -152,7 +152,7 @@ fn head(text: &[u8]) -> Head {
 
 impl Width {
     /// That of the first word of `head`; any, where it has no end there.
-    fn of((_, high): Head) -> Self {
+    fn of((_, high): TextPrefix) -> Self {
         const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
         const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
         let other = high ^ BLANKS;
@@ -163,7 +163,7 @@ impl Width {
 
     /// The key of the first word of `head`, if it is this wide. It is that of no address if it is not: the
     /// blank lies elsewhere.
-    fn key(self, (low, high): Head) -> Option<Key> {
+    fn key(self, (low, high): TextPrefix) -> Option<Key> {
         let end = high >> self.0;
         let blank = end as u8 == b' ';
         blank.then_some(Key(low, high ^ (end & !0xff) << self.0))
@@ -183,19 +183,21 @@ fn address(word: &[u8]) -> Option<Address> {
 
 #[cfg(test)]
 mod tests {
-    use super::FrameReader;
-    use crate::marks::Marks;
+    use super::AddressReader;
+    use crate::pseudo_frames::StackMarks;
     use crate::stacks::Stacks;
 
     fn check(line: &str, expected: Result<&[u64], &str>) {
-        let (mut reader, mut stacks) = (FrameReader::default(), Stacks::default());
+        let (mut reader, mut stacks) = (AddressReader::default(), Stacks::default());
         let known = b"0x123456 0x1234567 0x7f9538aa2630 0x123456";
-        assert_eq!(reader.read(known, &mut stacks), Ok(Marks::default()));
+        assert_eq!(reader.read(known, &mut stacks), Ok(StackMarks::default()));
         stacks.clear();
         let result = reader.read(line.as_bytes(), &mut stacks);
         assert_eq!(
             result,
-            expected.map(|_| Marks::default()).map_err(str::as_bytes)
+            expected
+                .map(|_| StackMarks::default())
+                .map_err(str::as_bytes)
         );
         if let Ok(expected) = expected {
             let stack = stacks.finish();

@@ -10,14 +10,14 @@
 //! What follows the `@` of the header decides the unsampling, as in jeprof's `ReadHeapProfile`.
 
 use super::numbers::{Counts, counts, decimal};
-use super::{Dump, Section};
+use super::{DumpReader, DumpSection};
 use crate::error::Result;
-use crate::profile::{Sampling, Values};
+use crate::profile::{SampleValues, Sampling};
 
 /// tcmalloc's default where the header says `heap` without an interval; jeprof's too.
 const DEFAULT_INTERVAL: u64 = 128 << 10;
 
-impl Dump<'_> {
+impl DumpReader<'_> {
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = counts(text) else {
             return Err(self.unexpected("'objects: bytes [objects: bytes]'", text));
@@ -47,7 +47,7 @@ impl Dump<'_> {
         };
         self.profile.has_alloc = !same && counts.accum_objects > 0;
         self.profile.header = Some(self.legacy_values(counts));
-        self.section = Section::Legacy;
+        self.section = DumpSection::Legacy;
         Ok(())
     }
 
@@ -66,16 +66,16 @@ impl Dump<'_> {
     }
 
     /// A sampling tcmalloc repeats the live values in the second pair: that is no `alloc_*`.
-    fn legacy_values(&self, counts: Counts) -> Values {
+    fn legacy_values(&self, counts: Counts) -> SampleValues {
         if self.profile.has_alloc {
-            Values([
+            SampleValues([
                 counts.accum_objects,
                 counts.accum_bytes,
                 counts.objects,
                 counts.bytes,
             ])
         } else {
-            Values([0, 0, counts.objects, counts.bytes])
+            SampleValues([0, 0, counts.objects, counts.bytes])
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The mappings at the end of a dump: lines of `/proc/PID/maps`, or tcmalloc's cooked ones.
 
-use super::Dump;
+use super::DumpReader;
 use super::numbers::{decimal, hexadecimal};
 use crate::error::{Error, Result};
-use crate::limits::Part;
+use crate::limits::ProfileItem;
 use crate::names::printable;
 use crate::profile::{Address, Mapping};
 
-impl Dump<'_> {
+impl DumpReader<'_> {
     pub(super) fn read_mapping(&mut self, line: &[u8]) -> Result<()> {
         if let Some(comment) = line.strip_prefix(b"#") {
             return self.read_comment(comment);
@@ -23,7 +23,7 @@ impl Dump<'_> {
         }
         match mapping(line) {
             Some(mapping) => {
-                let part = Part::Text(mapping.path.len());
+                let part = ProfileItem::Text(mapping.path.len());
                 self.mappings.push(mapping);
                 self.spend(part)
             }

@@ -2,12 +2,12 @@
 //! allocator counts them, shared out by samples. The objects of a line are its samples; one line has what nobody is
 //! known to hold.
 
-use super::Dump;
+use super::DumpReader;
 use crate::profile::{NOBODY, SampleType, Sampling};
 
-impl Dump<'_> {
+impl DumpReader<'_> {
     /// Reads what was read so far as such a profile, which is written like one of growth.
-    pub(super) fn share(&mut self) {
+    pub(super) fn read_as_pinned(&mut self) {
         let profile = &mut self.profile;
         if !profile.is_pinned || profile.sampling != Sampling::None {
             profile.is_pinned = false;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::numbers::hexadecimal;
-use super::{Dump, Section};
+use super::{DumpReader, DumpSection};
 use crate::error::Result;
-use crate::limits::Part;
+use crate::limits::ProfileItem;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, Profile};
 use crate::stacks::AddressId;
@@ -13,10 +13,10 @@ use crate::stacks::AddressId;
 #[derive(Debug, Default)]
 pub(super) struct Symbols(HashMap<Address, String>);
 
-impl Dump<'_> {
+impl DumpReader<'_> {
     pub(super) fn read_symbol(&mut self, line: &[u8]) -> Result<()> {
         if line == b"---" {
-            self.section = Section::SymbolsEnd;
+            self.section = DumpSection::SymbolsEnd;
             return Ok(());
         }
         if line.starts_with(b"binary=") {
@@ -27,7 +27,7 @@ impl Dump<'_> {
             return Err(self.unexpected("'0xADDR name' or '---'", line));
         };
         let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
-        let part = Part::Text(name.len());
+        let part = ProfileItem::Text(name.len());
         self.symbols.0.insert(Address(address), name);
         self.spend(part)
     }

@@ -16,11 +16,11 @@
 
 use std::io::{BufRead, Write};
 
-use super::taken_off::TakenOff;
+use super::stripped_frames::StrippedFrames;
 use super::{checksum, starts_mappings};
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
-use crate::lines::{Ending, for_each_line};
+use crate::lines::{InputEnd, for_each_line};
 
 /// What comes next.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
     let mut expected = Expected::Header;
     // What stands behind the values here, and in front of them there.
     let mut held = Vec::new();
-    let mut taken_off = TakenOff::default();
+    let mut taken_off = StrippedFrames::default();
     let ending = for_each_line(dump, limits.line, |number, line| {
         let unexpected = |what: &str| {
             let found = format!("expected {what}, found {}", Quoted(line));
@@ -76,7 +76,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
                     held.clear();
-                    held.extend_from_slice(taken_off.of(addresses));
+                    held.extend_from_slice(taken_off.strip(addresses));
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -93,7 +93,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             Expected::Stacks => {
                 let line = match line.trim_ascii() {
                     [] => line,
-                    _ => taken_off.of(line),
+                    _ => taken_off.strip(line),
                 };
                 write_all(out, &[line, b"\n"])?;
                 Expected::Stacks
@@ -108,12 +108,12 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
         Ok(())
     })?;
     let problem = match (ending, expected) {
-        (Ending::Whole, Expected::Stacks | Expected::Rest) => {
+        (InputEnd::Whole, Expected::Stacks | Expected::Rest) => {
             let mut comments = taken_off.comments();
             return comments.try_for_each(|comment| write_all(out, &[comment.as_bytes(), b"\n"]));
         }
-        (Ending::Cut(line), _) => format!("line {line} has no end"),
-        (Ending::Whole, _) => "it has no mappings".into(),
+        (InputEnd::Cut(line), _) => format!("line {line} has no end"),
+        (InputEnd::Whole, _) => "it has no mappings".into(),
     };
     Err(Error::Truncated { problem })
 }

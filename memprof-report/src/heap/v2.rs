@@ -14,9 +14,9 @@
 //! `t*` counts all threads; the lines of single threads are known by their ends and left out.
 
 use super::numbers::{counts, decimal};
-use super::{Dump, Section};
+use super::{DumpReader, DumpSection};
 use crate::error::Result;
-use crate::profile::{Sampling, Values};
+use crate::profile::{SampleValues, Sampling};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
@@ -32,7 +32,7 @@ pub(super) enum Expected {
 
 /// The lines of single threads below one of `t*`.
 #[derive(Debug, Default)]
-pub(super) struct Threads {
+pub(super) struct ThreadTotals {
     /// The text of the values of `t*`.
     all: Vec<u8>,
     count: usize,
@@ -40,7 +40,7 @@ pub(super) struct Threads {
     same: bool,
 }
 
-impl Threads {
+impl ThreadTotals {
     fn begin(&mut self, all: &[u8]) {
         self.all.clear();
         self.all.extend_from_slice(all);
@@ -58,7 +58,7 @@ impl Threads {
     }
 }
 
-impl Dump<'_> {
+impl DumpReader<'_> {
     pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
         let sampling = match decimal(interval) {
             Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
@@ -66,7 +66,7 @@ impl Dump<'_> {
         };
         self.profile.sampling = Sampling::Poisson(sampling);
         self.profile.interval = Some(sampling);
-        self.section = Section::V2(Expected::Totals);
+        self.section = DumpSection::V2(Expected::Totals);
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl Dump<'_> {
                 } else {
                     self.push_sample(values)?;
                 }
-                self.section = Section::V2(Expected::Any);
+                self.section = DumpSection::V2(Expected::Any);
                 Ok(())
             }
             (Expected::Any, Some(b'@')) => {
@@ -93,7 +93,7 @@ impl Dump<'_> {
             (Expected::Any, Some(b' ')) => self.read_v2_thread(line),
             (Expected::Any, None) => {
                 self.check_v2_threads();
-                self.section = Section::V2(Expected::Maps);
+                self.section = DumpSection::V2(Expected::Maps);
                 Ok(())
             }
             (Expected::Maps, None) => Ok(()),
@@ -105,7 +105,7 @@ impl Dump<'_> {
 
     fn read_v2_stack(&mut self, line: &[u8]) -> Result<()> {
         self.read_stack(line[1..].trim_ascii())?;
-        self.section = Section::V2(Expected::StackTotals);
+        self.section = DumpSection::V2(Expected::StackTotals);
         Ok(())
     }
 
@@ -132,11 +132,11 @@ impl Dump<'_> {
         }
     }
 
-    fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<Values> {
+    fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<SampleValues> {
         match counts(text) {
             Some((counts, rest)) if rest.trim_ascii().is_empty() => {
                 self.profile.has_alloc |= counts.accum_objects > 0;
-                Ok(Values([
+                Ok(SampleValues([
                     counts.accum_objects,
                     counts.accum_bytes,
                     counts.objects,

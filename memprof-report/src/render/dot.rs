@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use super::graph::edges;
-use super::{Subject, amount, counted, label, percent};
+use super::{RenderInput, amount, counted, label, percent};
 use crate::error::Result;
 use crate::names::StringId;
 use crate::options::Options;
@@ -16,8 +16,12 @@ const FUNCTIONS: usize = 80;
 /// Edges below this part of the total are left out.
 const SMALLEST_EDGE_PERCENT: f64 = 0.1;
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.told(options);
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let folded = subject.fold_by_origin(options);
     let mut rows = table(&folded, true);
     let left_out = rows.len().saturating_sub(options.top.unwrap_or(FUNCTIONS));
     rows.truncate(rows.len() - left_out);
@@ -74,7 +78,7 @@ fn write_node(
     row: &Row,
     name: &str,
     whole: i64,
-    subject: &Subject<'_>,
+    subject: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {

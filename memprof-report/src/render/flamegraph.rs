@@ -9,8 +9,8 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use inferno::flamegraph::{Options as Flamegraph, from_lines};
 use sha2::{Digest, Sha256};
 
-use super::Subject;
-use crate::blame::Whose;
+use super::RenderInput;
+use crate::code_origin::CodeOrigin;
 use crate::error::{Error, Result};
 use crate::fold::{Folded, FoldedStack};
 use crate::names::StringId;
@@ -65,7 +65,7 @@ fn options() -> Flamegraph<'static> {
 fn grey(folded: &Folded) -> PaletteMap {
     let mut palette = PaletteMap::default();
     for (index, whose) in folded.whose.iter().enumerate() {
-        if *whose != Whose::Own {
+        if *whose != CodeOrigin::Program {
             let name = folded.functions.get(StringId(index as u32));
             palette.insert(name.replace(';', ":"), GREY);
         }
@@ -73,7 +73,11 @@ fn grey(folded: &Folded) -> PaletteMap {
     palette
 }
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let folded = subject.fold(options);
     let drawn = |stack: &&FoldedStack| {
         stack.values.new > 0 || (stack.values.new == 0 && stack.values.base > 0)
@@ -85,7 +89,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
         .filter(drawn)
         .flat_map(|s| &s.functions)
     {
-        room.take(folded.functions.get(*function).len() as u64 + PLACE)?;
+        room.charge(folded.functions.get(*function).len() as u64 + PLACE)?;
     }
     let lines: Vec<String> = folded
         .stacks

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use crate::comparison::Comparison;
 use crate::error::Result;
 use crate::fold::Folded;
-use crate::limits::Room;
+use crate::limits::MemoryLeft;
 use crate::names::StringId;
-use crate::pair::Pair;
 
 /// A caller and a callee.
 pub(super) type Edge = (StringId, StringId);
@@ -16,15 +16,15 @@ pub(super) type Edge = (StringId, StringId);
 const EDGE: u64 = 176;
 
 /// The value that passed over each edge; one that a stack passes twice counts once.
-pub(super) fn edges(folded: &Folded, mut room: Room) -> Result<Vec<(Edge, Pair)>> {
-    let mut edges: HashMap<Edge, (Pair, usize)> = HashMap::new();
+pub(super) fn edges(folded: &Folded, mut room: MemoryLeft) -> Result<Vec<(Edge, Comparison)>> {
+    let mut edges: HashMap<Edge, (Comparison, usize)> = HashMap::new();
     for (index, stack) in folded.stacks.iter().enumerate() {
         for call in stack.functions.windows(2) {
             let (pair, seen) = match edges.entry((call[0], call[1])) {
                 Entry::Occupied(edge) => edge.into_mut(),
                 Entry::Vacant(edge) => {
-                    room.take(EDGE)?;
-                    edge.insert((Pair::default(), usize::MAX))
+                    room.charge(EDGE)?;
+                    edge.insert((Comparison::default(), usize::MAX))
                 }
             };
             if *seen != index {
@@ -33,13 +33,13 @@ pub(super) fn edges(folded: &Folded, mut room: Room) -> Result<Vec<(Edge, Pair)>
             }
         }
     }
-    let mut edges: Vec<(Edge, Pair)> = edges
+    let mut edges: Vec<(Edge, Comparison)> = edges
         .into_iter()
         .map(|(edge, (pair, _))| (edge, pair))
         .collect();
     let name = |id| folded.functions.get(id);
     edges.sort_by(|((a, b), pair), ((c, d), other)| {
-        let size = |pair: &Pair| std::cmp::Reverse(pair.value().unsigned_abs());
+        let size = |pair: &Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
         (size(pair), name(*a), name(*b)).cmp(&(size(other), name(*c), name(*d)))
     });
     Ok(edges)

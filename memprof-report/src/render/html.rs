@@ -15,7 +15,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 pub use self::outline::{Cells, Column, Outline, OutlinePage};
-use super::Subject;
+use super::RenderInput;
 use crate::ages::{COLUMNS, Cohorts};
 use crate::error::{Error, Result};
 use crate::names::StringId;
@@ -25,7 +25,7 @@ use crate::tree::tree;
 const PAGE: &str = include_str!("html/page.html");
 
 /// The viewer as other pages serve it: `viewer.css`, and ES modules that import each other by these
-/// names. `viewer.js` exports `showProfile`, which draws what [`Format::View`](super::Format) writes.
+/// names. `viewer.js` exports `showProfile`, which draws what [`Format::ViewerData`](super::Format) writes.
 pub const VIEWER: [(&str, &str); 9] = [
     ("viewer.css", include_str!("html/viewer.css")),
     ("format.js", include_str!("html/format.js")),
@@ -70,7 +70,7 @@ fn policy_of(script: &str) -> String {
 
 /// `base` is null without one, `ages` without births, `labels` missing without any, and `own_base` empty then.
 #[derive(Serialize)]
-struct View<'a> {
+struct ViewerData<'a> {
     schema_version: u32,
     title: &'a str,
     heading: String,
@@ -83,13 +83,13 @@ struct View<'a> {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pinned: bool,
     functions: Vec<&'a str>,
-    /// By function: whose it is, by `Whose`'s order; empty where none is folded.
+    /// By function: whose it is, by `CodeOrigin`'s order; empty where none is folded.
     whose: Vec<u8>,
-    ages: Option<Ages>,
+    ages: Option<ViewerAges>,
     /// By key, the values that memory may be asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     labels: Vec<(&'a str, Vec<&'a str>)>,
-    tree: Tree,
+    tree: ViewerTree,
 }
 
 /// Values of a key that are offered.
@@ -99,7 +99,7 @@ const MOST_VALUES: usize = 200;
 /// only the functions of a stack's highest kind count. Of a function's bytes half are younger than `half`, in
 /// seconds; 0 where it holds none.
 #[derive(Serialize)]
-struct Ages {
+struct ViewerAges {
     length: u32,
     columns: u32,
     total: Vec<i64>,
@@ -110,7 +110,7 @@ struct Ages {
 /// By node, in preorder; `own` without callees, function -1 for the root. `samples` and `error`, the standard
 /// error, are those of `own`, and empty where the profile does not tell.
 #[derive(Default, Serialize)]
-struct Tree {
+struct ViewerTree {
     function: Vec<i64>,
     depth: Vec<u32>,
     own: Vec<i64>,
@@ -120,7 +120,11 @@ struct Tree {
 }
 
 /// The page, with the data in it.
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     write_page(&POLICY, &SCRIPT, out, &mut |out| {
         write_view(subject, options, out)
     })
@@ -153,13 +157,13 @@ fn write_page(
 
 /// The data alone.
 pub(super) fn write_view(
-    subject: &Subject<'_>,
+    subject: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
     let ages = ages(subject, options);
     let folded = subject.fold(options);
-    let mut nodes = Tree::default();
+    let mut nodes = ViewerTree::default();
     let tree = tree(&folded, subject.room())?;
     let is_told = tree[0].total.evidence.samples > 0;
     for node in tree {
@@ -176,7 +180,7 @@ pub(super) fn write_view(
             nodes.error.push(node.own.evidence.error().round() as u64);
         }
     }
-    let view = View {
+    let view = ViewerData {
         schema_version: 1,
         title: &subject.name,
         heading: subject.heading(options),
@@ -200,16 +204,16 @@ pub(super) fn write_view(
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
 }
 
-fn ages(subject: &Subject<'_>, options: &Options) -> Option<Ages> {
+fn ages(subject: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
     let ages = subject
         .profile
         .profile
         .ages
         .filter(|_| subject.base.is_none())?;
-    let told = subject.telling(options);
+    let told = subject.fold_for_table(options);
     let cohorts = Cohorts::new(&told, ages, COLUMNS, options.by_cum);
     let functions = 0..told.functions.len();
-    Some(Ages {
+    Some(ViewerAges {
         length: cohorts.length(),
         columns: COLUMNS,
         total: cohorts.total(),

@@ -6,13 +6,17 @@
 
 use std::io::Write;
 
-use super::Subject;
+use super::RenderInput;
 use crate::error::Result;
 use crate::options::Options;
-use crate::profile::{Profile, SampleType, Values};
+use crate::profile::{Profile, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
-pub(super) fn write(subject: &Subject<'_>, _options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    _options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let named = subject.profile;
     let profile = &named.profile;
     let main = profile.main_file();
@@ -63,7 +67,7 @@ pub(super) fn write(subject: &Subject<'_>, _options: &Options, out: &mut dyn Wri
     write_mappings(profile, out)
 }
 
-fn counts(values: Values) -> String {
+fn counts(values: SampleValues) -> String {
     format!(
         "{}: {} [{}: {}]",
         values[SampleType::InuseObjects],

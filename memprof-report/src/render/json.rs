@@ -4,15 +4,15 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use super::Subject;
+use super::RenderInput;
 use crate::ages::{Cohort, Cohorts};
-use crate::blame::Whose;
+use crate::code_origin::CodeOrigin;
+use crate::comparison::Comparison;
 use crate::error::{Error, Result};
-use crate::fold::Named;
+use crate::fold::SymbolizedProfile;
+use crate::label_shares::shares;
 use crate::options::Options;
-use crate::pair::Pair;
-use crate::profile::{Profile, Values};
-use crate::shares::shares;
+use crate::profile::{Profile, SampleValues};
 use crate::table::table;
 
 const SCHEMA_VERSION: u32 = 1;
@@ -36,7 +36,7 @@ struct Report<'a> {
     origin: Origin<'a>,
     mappings: Vec<Mapping<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    by: Option<By<'a>>,
+    by: Option<JsonLabelShares<'a>>,
     functions: Vec<Function<'a>>,
     functions_left_out: usize,
     warnings: &'a [String],
@@ -44,13 +44,13 @@ struct Report<'a> {
 
 /// Who holds how much, by the values of a label.
 #[derive(Serialize)]
-struct By<'a> {
+struct JsonLabelShares<'a> {
     label: &'a str,
-    values: Vec<Held>,
+    values: Vec<JsonLabelShare>,
 }
 
 #[derive(Serialize)]
-struct Held {
+struct JsonLabelShare {
     value: String,
     flat: i64,
     samples: u64,
@@ -156,12 +156,16 @@ struct Diff {
 /// The most spans of age that a function's memory is told by.
 const COHORTS: u32 = 60;
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.telling(options);
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let folded = subject.fold_for_table(options);
     let rows = table(&folded, options.by_cum);
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
     let profile = &subject.profile.profile;
-    let diff = |flat: Pair, cum: Pair| Diff {
+    let diff = |flat: Comparison, cum: Comparison| Diff {
         change: if flat.value() != 0 {
             flat.change().name()
         } else {
@@ -181,8 +185,8 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
     let cohorts = ages.map(|ages| Cohorts::new(&folded, ages, COHORTS, options.by_cum));
     // A function without a value of its own has no sample, and no error: that is known of a sampled profile.
     let is_told = rows.iter().any(|row| row.cum.evidence.samples > 0);
-    let samples = |pair: Pair| is_told.then_some(pair.evidence.samples);
-    let error = |pair: Pair| is_told.then(|| pair.evidence.error().round() as i64);
+    let samples = |pair: Comparison| is_told.then_some(pair.evidence.samples);
+    let error = |pair: Comparison| is_told.then(|| pair.evidence.error().round() as i64);
     let report = Report {
         schema_version: SCHEMA_VERSION,
         profile: &subject.name,
@@ -205,7 +209,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
             .iter()
             .map(|row| Function {
                 name: folded.functions.get(row.function),
-                own: folded.whose[row.function.0 as usize] == Whose::Own,
+                own: folded.whose[row.function.0 as usize] == CodeOrigin::Program,
                 flat: row.flat.value(),
                 cum: row.cum.value(),
                 samples: samples(row.flat),
@@ -228,21 +232,21 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
     Ok(())
 }
 
-fn by<'a>(profile: &Profile, key: &'a str, options: &Options) -> Result<By<'a>> {
+fn by<'a>(profile: &Profile, key: &'a str, options: &Options) -> Result<JsonLabelShares<'a>> {
     let shares = shares(profile, key, options.sample_type)?.into_iter();
-    let held = shares.map(|share| Held {
+    let held = shares.map(|share| JsonLabelShare {
         value: share.value,
         flat: share.held,
         samples: share.evidence.samples,
         error: share.evidence.error().round() as i64,
     });
-    Ok(By {
+    Ok(JsonLabelShares {
         label: key,
         values: held.collect(),
     })
 }
 
-fn totals(values: Values, has_alloc: bool) -> Totals {
+fn totals(values: SampleValues, has_alloc: bool) -> Totals {
     let [alloc_objects, alloc_space, inuse_objects, inuse_space] = values.0;
     Totals {
         inuse_space,
@@ -252,8 +256,8 @@ fn totals(values: Values, has_alloc: bool) -> Totals {
     }
 }
 
-fn base_totals(base: &Named) -> Totals {
-    let mut sum = Values::default();
+fn base_totals(base: &SymbolizedProfile) -> Totals {
+    let mut sum = SampleValues::default();
     for sample in &base.profile.samples {
         sum += sample.values;
     }

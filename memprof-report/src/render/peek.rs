@@ -3,13 +3,17 @@
 use std::io::Write;
 
 use super::graph::edges;
-use super::{Subject, amount, label, percent};
+use super::{RenderInput, amount, label, percent};
 use crate::error::Result;
 use crate::options::Options;
 use crate::table::table;
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.told(options);
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let folded = subject.fold_by_origin(options);
     let edges = edges(&folded, subject.room())?;
     let rows = table(&folded, true);
     let looked_at = |name: &str| {

@@ -9,7 +9,7 @@ use std::io::Write;
 use flate2::{Compression, GzBuilder};
 
 use self::encoder::Encoder;
-use super::Subject;
+use super::RenderInput;
 use crate::error::Result;
 use crate::options::Options;
 use crate::pprof::proto;
@@ -18,7 +18,11 @@ use crate::profile::SampleType;
 /// Speed before size: most such files are read once and thrown away.
 const LEVEL: Compression = Compression::fast();
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let mut encoder = Encoder::new(GzBuilder::new().write(out, LEVEL));
     let profile = &subject.profile.profile;
     let has_alloc = profile.has_alloc || subject.base.is_some_and(|base| base.profile.has_alloc);
@@ -50,7 +54,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
     encoder.finish(&tail)
 }
 
-fn comments(subject: &Subject<'_>) -> Vec<String> {
+fn comments(subject: &RenderInput<'_>) -> Vec<String> {
     let profile = &subject.profile.profile;
     let origin = &profile.origin;
     let mut comments = vec![concat!("memprof ", env!("CARGO_PKG_VERSION")).to_owned()];

@@ -4,11 +4,15 @@ use std::io::{self, Read, Write};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use super::{Subject, dot};
+use super::{RenderInput, dot};
 use crate::error::{Error, Result};
 use crate::options::Options;
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     let mut graph = Vec::new();
     dot::write(subject, options, &mut graph)?;
     out.write_all(&draw(&graph)?)?;

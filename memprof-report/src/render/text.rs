@@ -2,20 +2,24 @@
 
 use std::io::Write;
 
-use super::{Subject, amount, counted, label, percent};
+use super::{RenderInput, amount, counted, label, percent};
 use crate::ages::{COLUMNS, Cohorts, span};
+use crate::comparison::Change;
 use crate::error::Result;
 use crate::fold::Folded;
+use crate::label_shares::shares;
 use crate::options::Options;
-use crate::pair::Change;
-use crate::shares::shares;
 use crate::table::{Row, table};
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
     if let Some(key) = &options.by {
         return write_shares(subject, key, options, out);
     }
-    let folded = subject.telling(options);
+    let folded = subject.fold_for_table(options);
     let rows = table(&folded, options.by_cum);
     writeln!(out, "{}", subject.heading(options))?;
     match subject.base {
@@ -26,7 +30,7 @@ pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Writ
 
 /// A row for each value of a label.
 fn write_shares(
-    subject: &Subject<'_>,
+    subject: &RenderInput<'_>,
     key: &str,
     options: &Options,
     out: &mut dyn Write,
@@ -47,7 +51,7 @@ fn write_shares(
             amount(row.held, options.sample_type),
             percent(row.held, total),
             row.evidence.samples,
-            row.evidence.doubt(row.held),
+            row.evidence.relative_error(row.held),
             row.value
         )?;
     }
@@ -60,7 +64,7 @@ fn write_shares(
 fn write_values(
     rows: &[Row],
     folded: &Folded,
-    subject: &Subject<'_>,
+    subject: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
@@ -113,12 +117,12 @@ fn write_values(
             percent(sum, total),
             amount(cum, options.sample_type),
             percent(cum, total),
-            sure(&of.samples.to_string(), &of.doubt(value)),
+            sure(&of.samples.to_string(), &of.relative_error(value)),
             match &cohorts {
                 Some(cohorts) => {
                     let function = row.function.0 as usize;
                     let half = cohorts.median(function).map(span).unwrap_or_default();
-                    aged(&half, &cohorts.bars(function, COLUMNS))
+                    aged(&half, &cohorts.sparkline(function, COLUMNS))
                 }
                 None => String::new(),
             },

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{Subject, amount, counted, label, percent};
+use super::{RenderInput, amount, counted, label, percent};
 use crate::error::Result;
 use crate::options::Options;
 use crate::tree::{Node, children, tree};
@@ -13,8 +13,12 @@ const SMALLEST_PERCENT: f64 = 0.5;
 /// Deeper nodes are shown at this indentation, with their depth.
 const DEEPEST: u32 = 100;
 
-pub(super) fn write(subject: &Subject<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    let folded = subject.told(options);
+pub(super) fn write(
+    subject: &RenderInput<'_>,
+    options: &Options,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let folded = subject.fold_by_origin(options);
     let nodes = tree(&folded, subject.room())?;
     let children = children(&nodes);
     let whole = nodes[0].total.new.max(nodes[0].total.base).max(1);

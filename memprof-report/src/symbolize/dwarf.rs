@@ -49,7 +49,7 @@ impl<'d> Dwarf<'d> {
         let mut info = load(SectionId::DebugInfo)?;
         let mut abbreviations = load(SectionId::DebugAbbrev)?;
         let mut ranges = load(SectionId::DebugAranges)?;
-        let unneeded = units::unneeded(
+        let unneeded = units::unneeded_units(
             &gimli::Dwarf {
                 debug_info: EndianSlice::new(&info, endian).into(),
                 debug_abbrev: EndianSlice::new(&abbreviations, endian).into(),
@@ -59,7 +59,7 @@ impl<'d> Dwarf<'d> {
             addresses,
         )?;
         for run in unneeded {
-            units::leave_out(info.to_mut(), &run, endian);
+            units::blank_units(info.to_mut(), &run, endian);
         }
         let sections = DwarfSections::load(|id| match id {
             SectionId::DebugInfo => Ok(mem::take(&mut info)),
@@ -178,7 +178,7 @@ impl<'s> Context<'s> {
     /// The namespaces and classes around an inlined function at an address.
     fn scope(&self, address: LinkedAddress, inlined: Offset) -> Option<String> {
         let unit = self.files.find_dwarf_and_unit(address).skip_all_loads()?;
-        self.scopes.of_inlined(unit, inlined)
+        self.scopes.inlined_scope(unit, inlined)
     }
 }
 

@@ -8,11 +8,11 @@ use object::{Object as _, ObjectSegment as _, ReadRef, SymbolKind};
 
 use super::address::LinkedAddress;
 use super::dwarf::Dwarf;
-use super::frames::{Collected, Frames};
+use super::frames::{CollectedFrames, Frames};
 use super::limited_file::LimitedFile;
 use super::minidebug;
-use super::narrowest::Narrowest;
 use super::search::{Binary, READ_LIMIT};
+use super::segment_tree::SegmentTree;
 use crate::profile::FileOffset;
 use crate::stacks::AddressId;
 
@@ -24,7 +24,7 @@ pub(super) fn name(
     binary: &Binary,
     queries: &[(FileOffset, AddressId)],
     is_main: bool,
-) -> object::Result<(Vec<Collected>, Vec<String>)> {
+) -> object::Result<(Vec<CollectedFrames>, Vec<String>)> {
     let cache = LimitedFile::new(&binary.file, READ_LIMIT);
     let file = object::File::parse(&cache)?;
     let debug_cache = binary.debug.as_ref();
@@ -33,20 +33,20 @@ pub(super) fn name(
         .as_ref()
         .and_then(|cache| object::File::parse(cache).ok());
 
-    let mut queries = linked(&file, queries);
+    let mut queries = to_linked_addresses(&file, queries);
     queries.sort_unstable();
-    let mut symbols = SymbolSearch::new(&queries);
-    symbols.look_in(file.dynamic_symbols());
-    symbols.look_in(file.symbols());
+    let mut symbols = SymbolMatcher::new(&queries);
+    symbols.add_symbols(file.dynamic_symbols());
+    symbols.add_symbols(file.symbols());
     if let Some(debug) = &debug {
-        symbols.look_in(debug.symbols());
+        symbols.add_symbols(debug.symbols());
     }
     let inner = match symbols.is_complete() {
         true => Ok(None),
         false => minidebug::inner(&file),
     };
     if let Ok(Some(bytes)) = &inner {
-        symbols.look_in(object::File::parse(bytes.as_slice())?.symbols());
+        symbols.add_symbols(object::File::parse(bytes.as_slice())?.symbols());
     }
     let mut notes = Vec::new();
     if let Err(error) = &inner {
@@ -77,13 +77,13 @@ pub(super) fn name(
 }
 
 /// Neighbouring addresses share debug information, so each core takes a range of them.
-fn expanded_in_parts(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Vec<Collected> {
+fn expanded_in_parts(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Vec<CollectedFrames> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let size = queries.len().div_ceil(cores).max(SMALLEST_PART);
     thread::scope(|scope| {
         let threads: Vec<_> = queries
             .chunks(size)
-            .map(|part| scope.spawn(|| expanded(part, dwarf)))
+            .map(|part| scope.spawn(|| with_inlined_frames(part, dwarf)))
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
         let ended = threads.into_iter().map(join);
@@ -97,7 +97,7 @@ fn expanded_in_parts(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Vec<Co
 type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
 
 /// The inlined functions around each address, or the symbol alone.
-fn expanded(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Collected {
+fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> CollectedFrames {
     let context = dwarf.and_then(Dwarf::context);
     let mut frames = Frames::default();
     for &(query, symbol) in queries {
@@ -116,7 +116,7 @@ fn expanded(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Collected {
 }
 
 /// File offsets to linked addresses, by the loadable segments.
-fn linked<'d, R: ReadRef<'d>>(
+fn to_linked_addresses<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     queries: &[(FileOffset, AddressId)],
 ) -> Vec<(LinkedAddress, AddressId)> {
@@ -143,9 +143,9 @@ fn linked<'d, R: ReadRef<'d>>(
 
 /// The best symbol around each address. The symbols come to the addresses, not the other way round:
 /// a table of any size is passed over once and never copied or sorted.
-struct SymbolSearch<'q, 'd> {
+struct SymbolMatcher<'q, 'd> {
     queries: &'q [(LinkedAddress, AddressId)],
-    best: Narrowest<Candidate<'d>>,
+    best: SegmentTree<Candidate<'d>>,
 }
 
 /// Ordered by preference: the narrower range, the exported name, the plainer one.
@@ -157,17 +157,17 @@ struct Candidate<'d> {
     name: &'d str,
 }
 
-impl<'q, 'd> SymbolSearch<'q, 'd> {
+impl<'q, 'd> SymbolMatcher<'q, 'd> {
     /// For addresses in ascending order.
     fn new(queries: &'q [(LinkedAddress, AddressId)]) -> Self {
         Self {
             queries,
-            best: Narrowest::new(queries.len()),
+            best: SegmentTree::new(queries.len()),
         }
     }
 
     /// A symbol names the addresses from its start to its size, and no others: one without a size names none.
-    fn look_in<S: object::ObjectSymbol<'d>>(&mut self, symbols: impl Iterator<Item = S>) {
+    fn add_symbols<S: object::ObjectSymbol<'d>>(&mut self, symbols: impl Iterator<Item = S>) {
         for symbol in symbols {
             let (start, size) = (symbol.address(), symbol.size());
             if size == 0 || symbol.kind() != SymbolKind::Text || !symbol.is_definition() {
@@ -190,7 +190,7 @@ impl<'q, 'd> SymbolSearch<'q, 'd> {
                 underscores: name.bytes().take_while(|&byte| byte == b'_').count(),
                 name,
             };
-            self.best.offer(first..first + covered, candidate);
+            self.best.insert(first..first + covered, candidate);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::ptr;
 
-use super::source_path::{Crate, qualified};
+use super::source_path::{RustCrate, qualified};
 use crate::demangle::demangle;
 use crate::names::{Frame, Names, StringId, Strings};
 use crate::stacks::AddressId;
@@ -15,25 +15,25 @@ pub(super) struct Frames<'s> {
     strings: Strings,
     /// Those of one address follow each other, innermost first.
     list: Vec<(AddressId, Frame)>,
-    functions: HashMap<Place<'s>, StringId>,
-    files: HashMap<Place<'s>, StringId>,
+    functions: HashMap<StrAddress<'s>, StringId>,
+    files: HashMap<StrAddress<'s>, StringId>,
     /// By function, file and unit.
-    in_files: HashMap<(Place<'s>, Place<'s>, Place<'s>), StringId>,
+    in_files: HashMap<(StrAddress<'s>, StrAddress<'s>, StrAddress<'s>), StringId>,
 }
 
 /// Text known by where it lies: a file has most of its names once, and most are asked for again and again.
 #[derive(Clone, Copy)]
-struct Place<'s>(&'s [u8]);
+struct StrAddress<'s>(&'s [u8]);
 
-impl PartialEq for Place<'_> {
+impl PartialEq for StrAddress<'_> {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.0, other.0)
     }
 }
 
-impl Eq for Place<'_> {}
+impl Eq for StrAddress<'_> {}
 
-impl Hash for Place<'_> {
+impl Hash for StrAddress<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         ptr::from_ref(self.0).hash(state);
     }
@@ -65,12 +65,18 @@ impl<'s> Frames<'s> {
         (file, line): (&'s str, u32),
         unit: &'s [u8],
     ) {
-        let key = (Place(function), Place(file.as_bytes()), Place(unit));
+        let key = (
+            StrAddress(function),
+            StrAddress(file.as_bytes()),
+            StrAddress(unit),
+        );
         let function = match self.in_files.get(&key) {
             Some(known) => *known,
             None => {
                 let name = String::from_utf8_lossy(function);
-                let unit = str::from_utf8(unit).ok().and_then(Crate::of_unit);
+                let unit = str::from_utf8(unit)
+                    .ok()
+                    .and_then(RustCrate::from_unit_name);
                 let whole = qualified(&name, file, unit);
                 let id = self.strings.intern(whole.as_deref().unwrap_or(&name));
                 self.in_files.insert(key, id);
@@ -114,12 +120,12 @@ impl<'s> Frames<'s> {
 
     fn function(&mut self, linked: &'s [u8]) -> StringId {
         let name = || demangle(&String::from_utf8_lossy(linked)).into_owned();
-        let known = self.functions.entry(Place(linked));
+        let known = self.functions.entry(StrAddress(linked));
         *known.or_insert_with(|| self.strings.intern(&name()))
     }
 
     fn file(&mut self, path: &'s str) -> StringId {
-        let known = self.files.entry(Place(path.as_bytes()));
+        let known = self.files.entry(StrAddress(path.as_bytes()));
         *known.or_insert_with(|| self.strings.intern(path))
     }
 
@@ -132,8 +138,8 @@ impl<'s> Frames<'s> {
     }
 
     /// Without what the file lent.
-    pub(super) fn finish(self) -> Collected {
-        Collected {
+    pub(super) fn finish(self) -> CollectedFrames {
+        CollectedFrames {
             strings: self.strings,
             list: self.list,
         }
@@ -141,12 +147,12 @@ impl<'s> Frames<'s> {
 }
 
 /// Frames whose file is closed.
-pub(super) struct Collected {
+pub(super) struct CollectedFrames {
     strings: Strings,
     list: Vec<(AddressId, Frame)>,
 }
 
-impl Collected {
+impl CollectedFrames {
     pub(super) fn move_to(self, names: &mut Names) {
         let ids: Vec<StringId> = (0..self.strings.len() as u32)
             .map(|id| names.strings.intern(self.strings.get(StringId(id))))

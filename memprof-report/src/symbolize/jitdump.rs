@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
 
-use super::narrowest::Narrowest;
+use super::segment_tree::SegmentTree;
 use crate::profile::Mapping;
 use crate::stacks::AddressId;
 
@@ -48,7 +48,7 @@ pub(super) fn names(
     let Some(mut at) = first_record(&mut dump, writer)? else {
         return Ok(Vec::new());
     };
-    let mut latest = Narrowest::new(addresses.len());
+    let mut latest = SegmentTree::new(addresses.len());
     // Where the names of what was offered lie in the file; and those of all code, by its number.
     let mut offered: Vec<u64> = Vec::new();
     let mut loaded: HashMap<u64, u64> = HashMap::new();
@@ -78,7 +78,7 @@ pub(super) fn names(
         let count = addresses[first..].partition_point(|&(address, _)| address - start < size);
         if let Some(name) = loaded.get(&index).filter(|_| count > 0) {
             // Of two around one address the later one is right: code is moved, and its place used again.
-            latest.offer(first..first + count, Reverse(offered.len()));
+            latest.insert(first..first + count, Reverse(offered.len()));
             offered.push(*name);
         }
         dump.seek_relative((length - behind) as i64)?;

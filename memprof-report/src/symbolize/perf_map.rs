@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read};
 
-use super::narrowest::Narrowest;
+use super::segment_tree::SegmentTree;
 use crate::stacks::AddressId;
 
 /// The most that is read of a map.
@@ -20,7 +20,7 @@ const LONGEST: usize = 4 << 10;
 /// moved, and its place used again.
 pub(super) fn names(map: impl Read, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
     let mut map = BufReader::new(map.take(LARGEST));
-    let mut latest = Narrowest::new(addresses.len());
+    let mut latest = SegmentTree::new(addresses.len());
     let mut names: Vec<String> = Vec::new();
     let mut line = Vec::new();
     while names.len() < MOST && matches!(map.read_until(b'\n', &mut line), Ok(1..)) {
@@ -28,7 +28,7 @@ pub(super) fn names(map: impl Read, addresses: &[(u64, AddressId)]) -> Vec<(Addr
             let first = addresses.partition_point(|&(address, _)| address < start);
             let count = addresses[first..].partition_point(|&(address, _)| address - start < size);
             if count > 0 {
-                latest.offer(first..first + count, Reverse(names.len()));
+                latest.insert(first..first + count, Reverse(names.len()));
                 names.push(name.to_owned());
             }
         }

@@ -54,7 +54,7 @@ impl Scopes {
 
     /// `shop::(anonymous namespace)` of the inlined function at `inlined`; none where it is no inlined one,
     /// no C++, or in no scope.
-    pub(super) fn of_inlined(
+    pub(super) fn inlined_scope(
         &self,
         unit: UnitRef<'_, Slice<'_>>,
         inlined: Offset,
@@ -69,14 +69,14 @@ impl Scopes {
         if let Some(known) = self.known.borrow().get(&key) {
             return known.clone();
         }
-        let found = self.around(unit, declared, MOST_REFERENCES);
+        let found = self.scope_path(unit, declared, MOST_REFERENCES);
         self.known.borrow_mut().insert(key, found.clone());
         found
     }
 
     /// The names of the scopes from the unit down to an entry. Siblings stand in the order of their places,
     /// so the last one that begins before the entry, or there, is around it.
-    fn around(
+    fn scope_path(
         &self,
         unit: UnitRef<'_, Slice<'_>>,
         target: Offset,
@@ -93,7 +93,7 @@ impl Scopes {
             let declared = declaration(unit, scope.clone()).filter(|at| *at != scope.offset());
             if let Some(declared) = declared {
                 // A function that is declared elsewhere, around a lambda of its.
-                let outer = self.around(unit, declared, functions.checked_sub(1)?);
+                let outer = self.scope_path(unit, declared, functions.checked_sub(1)?);
                 path = outer.unwrap_or_default();
             }
             let named = declared.and_then(|at| unit.entry(at).ok());

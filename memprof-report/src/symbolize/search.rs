@@ -13,7 +13,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::limited_file::LimitedFile;
-use super::{Likeness, Object, Sources};
+use super::{BuildIdMatch, ObjectFile, Sources};
 use crate::error::{Error, Result};
 
 /// Where distributions put debug files, below a root.
@@ -22,7 +22,7 @@ const DEBUG: &str = "usr/lib/debug";
 /// The most that is read of one binary, and of its debug file.
 pub(super) const READ_LIMIT: u64 = 1 << 30;
 
-pub(super) enum Found {
+pub(super) enum BinaryLookup {
     Binary(Binary),
     /// With the reason.
     Nothing(String),
@@ -33,16 +33,20 @@ pub(super) struct Binary {
     pub(super) file: File,
     /// What `.gnu_debuglink` or the build id leads to.
     pub(super) debug: Option<File>,
-    pub(super) likeness: Likeness,
+    pub(super) likeness: BuildIdMatch,
 }
 
 /// A place to look: a path below a root.
-pub(super) struct Place {
+pub(super) struct SearchPath {
     pub(super) root: PathBuf,
     pub(super) path: PathBuf,
 }
 
-pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources) -> Result<Found> {
+pub(super) fn find(
+    object: &ObjectFile<'_>,
+    machine: Option<&str>,
+    sources: &Sources,
+) -> Result<BinaryLookup> {
     let foreign = match (machine, sources.machine.as_deref()) {
         (Some(theirs), Some(ours)) => theirs != ours,
         _ => false,
@@ -58,8 +62,8 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
             continue;
         };
         let likeness = match (object.build_id, &found) {
-            (Some(expected), Some(found)) if expected == found => Likeness::Same,
-            (Some(_), _) if sources.force => Likeness::Other,
+            (Some(expected), Some(found)) if expected == found => BuildIdMatch::Match,
+            (Some(_), _) if sources.force => BuildIdMatch::Mismatch,
             (Some(expected), found) => {
                 mismatch.get_or_insert_with(|| Error::BuildIdMismatch {
                     path: object.path.into(),
@@ -70,10 +74,10 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
                 continue;
             }
             (None, _) if foreign && !sources.force => continue,
-            (None, _) => Likeness::Unknown,
+            (None, _) => BuildIdMatch::Unknown,
         };
         let debug = debug_file(&file, &place, found.as_deref(), sources);
-        return Ok(Found::Binary(Binary {
+        return Ok(BinaryLookup::Binary(Binary {
             file,
             debug,
             likeness,
@@ -81,22 +85,22 @@ pub(super) fn find(object: &Object<'_>, machine: Option<&str>, sources: &Sources
     }
     match mismatch {
         Some(error) => Err(error),
-        None if is_too_large => Ok(Found::Nothing(format!(
+        None if is_too_large => Ok(BinaryLookup::Nothing(format!(
             "its tables are larger than the {READ_LIMIT} bytes that are read, or than memory, its frames are numbers; \
              --binary-root names a directory with a stripped copy"
         ))),
-        None if foreign => Ok(Found::Nothing(
+        None if foreign => Ok(BinaryLookup::Nothing(
             "the profile is from another machine; --binary-root names a directory with its binaries, \
              their build ids must match"
                 .into(),
         )),
-        None => Ok(Found::Nothing("no such file here, its frames are numbers; --pid names those of a process that still runs".into())),
+        None => Ok(BinaryLookup::Nothing("no such file here, its frames are numbers; --pid names those of a process that still runs".into())),
     }
 }
 
-fn places(object: &Object<'_>, sources: &Sources, foreign: bool) -> Vec<Place> {
+fn places(object: &ObjectFile<'_>, sources: &Sources, foreign: bool) -> Vec<SearchPath> {
     if let Some(binary) = sources.binary.as_ref().filter(|_| object.is_main) {
-        return vec![Place {
+        return vec![SearchPath {
             root: PathBuf::new(),
             path: binary.clone(),
         }];
@@ -106,7 +110,7 @@ fn places(object: &Object<'_>, sources: &Sources, foreign: bool) -> Vec<Place> {
     let deleted = object.path.ends_with(" (deleted)") && object.build_id.is_none();
     let path = Path::new(object.path.trim_end_matches(" (deleted)"));
     if !foreign && !deleted {
-        places.extend(sources.roots.iter().map(|root| Place {
+        places.extend(sources.roots.iter().map(|root| SearchPath {
             root: root.clone(),
             path: path.into(),
         }));
@@ -115,7 +119,7 @@ fn places(object: &Object<'_>, sources: &Sources, foreign: bool) -> Vec<Place> {
         let name = path.file_name().map(PathBuf::from);
         let by_id = object.build_id.and_then(|id| by_build_id(id, ""));
         let paths = [Some(path.to_owned()), name, by_id].into_iter().flatten();
-        places.extend(paths.map(|path| Place {
+        places.extend(paths.map(|path| SearchPath {
             root: root.clone(),
             path,
         }));
@@ -130,7 +134,12 @@ fn by_build_id(id: &str, suffix: &str) -> Option<PathBuf> {
 }
 
 /// The debug file of a binary: by build id, else by `.gnu_debuglink`, whose checksum it must have.
-fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -> Option<File> {
+fn debug_file(
+    file: &File,
+    place: &SearchPath,
+    id: Option<&str>,
+    sources: &Sources,
+) -> Option<File> {
     let mut roots: Vec<&Path> = [&place.root]
         .into_iter()
         .chain(&sources.roots)
@@ -141,7 +150,7 @@ fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -
     if let Some(path) = id.and_then(|id| by_build_id(id, ".debug")) {
         for root in &roots {
             for path in [Path::new(DEBUG).join(&path), path.clone()] {
-                let found = open(&Place {
+                let found = open(&SearchPath {
                     root: root.to_path_buf(),
                     path,
                 });
@@ -162,7 +171,7 @@ fn debug_file(file: &File, place: &Place, id: Option<&str>, sources: &Sources) -
         Path::new("/").join(DEBUG).join(below).join(&name),
     ];
     paths.into_iter().find_map(|path| {
-        let debug = open(&Place {
+        let debug = open(&SearchPath {
             root: place.root.clone(),
             path,
         })?;
@@ -207,7 +216,7 @@ fn crc(mut file: &File) -> Option<u32> {
 }
 
 /// Opens a regular file without waiting. A file that cannot be opened is one that is not there.
-pub(super) fn open(place: &Place) -> Option<File> {
+pub(super) fn open(place: &SearchPath) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = if place.root.as_os_str().is_empty() {
         rustix::fs::open(&place.path, flags, Mode::empty())
@@ -254,7 +263,7 @@ mod tests {
                 .set_len(length)
                 .unwrap();
             let root = PathBuf::new();
-            let opened = open(&Place { root, path });
+            let opened = open(&SearchPath { root, path });
             assert_eq!(opened.is_some(), expected, "{length} {bytes}");
         };
         check(7 << 30, 20 << 10, false);

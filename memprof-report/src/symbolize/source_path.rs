@@ -4,15 +4,15 @@
 
 /// The crate that a unit of debug information was compiled for, and where its sources lie.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crate<'s> {
+pub(super) struct RustCrate<'s> {
     /// Up to `src/`.
     root: &'s str,
     name: &'s str,
 }
 
-impl<'s> Crate<'s> {
+impl<'s> RustCrate<'s> {
     /// Of a unit's name, as in `shop/src/main.rs/@/shop.4f1d-cgu.0`.
-    pub(super) fn of_unit(name: &'s str) -> Option<Self> {
+    pub(super) fn from_unit_name(name: &'s str) -> Option<Self> {
         let (file, codegen_unit) = name.split_once("/@/")?;
         let root = file.find("src/").map(|at| &file[..at])?;
         // An incremental build has nothing but a hash there.
@@ -28,7 +28,7 @@ pub(super) fn is_rust(file: &str) -> bool {
 
 /// `alloc::alloc::alloc_zeroed` of `alloc_zeroed` in `/rustc/…/library/alloc/src/alloc.rs`; none where the
 /// file tells no crate.
-pub(super) fn qualified(function: &str, file: &str, unit: Option<Crate<'_>>) -> Option<String> {
+pub(super) fn qualified(function: &str, file: &str, unit: Option<RustCrate<'_>>) -> Option<String> {
     let (place, module) = file.rsplit_once("/src/")?;
     let directory = place.rsplit('/').next()?;
     let of_unit = unit.filter(|unit| {
@@ -75,12 +75,12 @@ fn without_version(directory: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Crate, qualified};
+    use super::{RustCrate, qualified};
 
     #[test]
     fn files_tell_the_modules_of_inlined_functions() {
         let check = |function: &str, file: &str, unit: &str, expected: Option<&str>| {
-            let found = qualified(function, file, Crate::of_unit(unit));
+            let found = qualified(function, file, RustCrate::from_unit_name(unit));
             assert_eq!(found.as_deref(), expected);
         };
         let shop = "hosts/shop/src/main.rs/@/shop_host.4f1d-cgu.0";

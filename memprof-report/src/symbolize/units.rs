@@ -26,11 +26,11 @@ type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 ///
 /// # Errors
 /// What is needed is damaged, or nested deeper than any compiler writes it.
-pub(super) fn unneeded(
+pub(super) fn unneeded_units(
     dwarf: &Dwarf<Slice<'_>>,
     addresses: &[LinkedAddress],
 ) -> io::Result<Vec<Range<usize>>> {
-    let is_asked = ranges_are_asked(dwarf, addresses);
+    let is_asked = units_in_ranges(dwarf, addresses);
     let mut units = Vec::new();
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
@@ -68,7 +68,7 @@ pub(super) fn unneeded(
 
 /// Makes one type unit of what lies in `run`: these have no addresses, so addr2line passes over it. All other
 /// units stay where they are, for some refer to each other.
-pub(super) fn leave_out(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {
+pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {
     let length = u32::try_from(run.len() - 4).unwrap_or(u32::MAX);
     // Longer ones have another header.
     if run.len() < TYPE_UNIT || length >= 0xffff_fff0 {
@@ -84,7 +84,7 @@ pub(super) fn leave_out(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndi
 
 /// By the offset of each unit that has ranges: whether an address may lie in one of them. Damaged ranges tell
 /// nothing; those of no length are what a linker leaves of functions that it removed.
-fn ranges_are_asked(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> HashMap<usize, bool> {
+fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> HashMap<usize, bool> {
     let mut units = HashMap::new();
     let mut sets = dwarf.debug_aranges.headers();
     loop {
@@ -161,7 +161,7 @@ mod tests {
     };
     use object::{Object as _, ObjectSection as _};
 
-    use super::{leave_out, unneeded};
+    use super::{blank_units, unneeded_units};
 
     const ENDIAN: RunTimeEndian = RunTimeEndian::Little;
 
@@ -187,7 +187,7 @@ mod tests {
         let address = range.expect("there is one").address();
         let DebugInfoOffset(unit) = set.debug_info_offset();
         let is_left_out = |addresses: &[u64]| {
-            let runs = unneeded(&dwarf, addresses).expect("it is whole");
+            let runs = unneeded_units(&dwarf, addresses).expect("it is whole");
             runs.iter().any(|run| run.contains(&unit))
         };
         assert!(!is_left_out(&[address]));
@@ -202,10 +202,10 @@ mod tests {
             count
         };
         let before = count(&dwarf);
-        let runs = unneeded(&dwarf, &[address]).expect("it is whole");
+        let runs = unneeded_units(&dwarf, &[address]).expect("it is whole");
         let mut info = dwarf.debug_info.reader().slice().to_vec();
         for run in runs {
-            leave_out(&mut info, &run, ENDIAN);
+            blank_units(&mut info, &run, ENDIAN);
         }
         sections.debug_info = Cow::<[u8]>::Owned(info).into();
         let after = count(&sections.borrow(slice));

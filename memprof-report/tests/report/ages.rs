@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use memprof_report::{
-    Blame, Folded, Format, Granularity, Input, Limits, Options, SampleType, levels, write_tcmalloc,
+    Folded, Format, Granularity, Input, Limits, Options, OriginRules, SampleType,
+    find_steady_growth, write_tcmalloc,
 };
 
 use crate::goldens;
@@ -95,9 +96,9 @@ fn one_dump_tells_the_leak_from_the_cache_and_the_start() {
     let found = |dump: &str| {
         let named = named(dump);
         let of = (SampleType::InuseSpace, Granularity::Functions);
-        levels(
+        find_steady_growth(
             &named,
-            &Folded::new(&named, None, of.0, of.1, &Blame::default()),
+            &Folded::new(&named, None, of.0, of.1, &OriginRules::default()),
         )
     };
     let mut levels = found(&dump()).expect("it has ages");

@@ -1,7 +1,7 @@
 //! Totals of the real dumps, in every format that has them.
 
 use crate::support::{CORPUS, corpus, path, report_on};
-use memprof_report::{Blame, Format, Options, SampleType};
+use memprof_report::{Format, Options, OriginRules, SampleType};
 use serde_json::Value;
 
 fn json(name: &str, options: Options) -> Value {
@@ -15,10 +15,10 @@ fn json(name: &str, options: Options) -> Value {
     serde_json::from_slice(&out).expect("it is JSON")
 }
 
-fn flat() -> Blame {
-    Blame {
+fn flat() -> OriginRules {
+    OriginRules {
         flat: true,
-        ..Blame::default()
+        ..OriginRules::default()
     }
 }
 

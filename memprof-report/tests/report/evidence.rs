@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use memprof_report::{Blame, Folded, Granularity, Input, Options, SampleType, read, table};
+use memprof_report::{Folded, Granularity, Input, Options, OriginRules, SampleType, read, table};
 
 use crate::support::report_on;
 
@@ -95,7 +95,7 @@ fn covered(program: &[Held], sample_type: SampleType, value: fn(&Held) -> u32) -
             bytes: &mut text.as_bytes(),
         };
         let named = read(input, None, &Options::default(), &|_, _| {}).expect("it is a good dump");
-        let blame = Blame::default();
+        let blame = OriginRules::default();
         let folded = Folded::new(&named, None, sample_type, Granularity::Functions, &blame);
         let mut rows = table(&folded, true);
         rows.sort_by_key(|row| folded.functions.get(row.function).to_owned());

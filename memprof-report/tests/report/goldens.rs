@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 
-use memprof_report::{Blame, Filter, Format, Granularity, Options, SampleType, pattern};
+use memprof_report::{Filter, Format, Granularity, Options, OriginRules, SampleType, pattern};
 
 use crate::support::{corpus, path, report_on};
 
@@ -41,9 +41,9 @@ fn named_later() -> Vec<u8> {
 fn options(format: Format) -> Options {
     Options {
         format,
-        blame: Blame {
+        blame: OriginRules {
             flat: true,
-            ..Blame::default()
+            ..OriginRules::default()
         },
         ..Options::default()
     }
@@ -73,10 +73,10 @@ fn the_programs_own_functions() {
     let (new, base) = (named_later(), named());
     let text = told(Format::Text);
     check("named_later.base_named.own.text", &new, Some(&base), &text);
-    let asked = Blame {
+    let asked = OriginRules {
         own: Some(pattern("^std::").expect("a pattern")),
         plumbing: Some(pattern("read_body").expect("a pattern")),
-        ..Blame::default()
+        ..OriginRules::default()
     };
     let asked = Options {
         blame: asked,

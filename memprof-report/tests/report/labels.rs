@@ -1,6 +1,6 @@
 //! Whose memory it is, from a dump whose stacks end in labels.
 
-use memprof_report::{Format, Label, Limits, Options, held_by_labels, write_tcmalloc};
+use memprof_report::{Format, Label, Limits, Options, usage_by_label, write_tcmalloc};
 
 use crate::goldens;
 use crate::support::report_on;
@@ -64,7 +64,7 @@ fn each_label_has_its_share() {
 #[test]
 fn few_values_are_told_apart_where_many_are_too_many() {
     let held = |most| -> Vec<(String, String, i64)> {
-        let held = held_by_labels(&mut dump().as_bytes(), &Limits::default(), most);
+        let held = usage_by_label(&mut dump().as_bytes(), &Limits::default(), most);
         let held = held.expect("it is read").into_iter();
         held.map(|holding| (holding.key, holding.value, holding.bytes >> 10))
             .collect()

@@ -1,6 +1,6 @@
 //! What is left out of a report: memprof's own.
 
-use memprof_report::{Blame, Format, Options, Sources};
+use memprof_report::{Format, Options, OriginRules, Sources};
 
 use crate::support::report_on;
 
@@ -31,9 +31,9 @@ fn what_memprof_holds_is_no_row() {
     let without = "1.00KiB of memprof's own left out; --flat shows it";
     check("", &default, "inuse_space: 3072 bytes", &[without]);
     let flat = Options {
-        blame: Blame {
+        blame: OriginRules {
             flat: true,
-            ..Blame::default()
+            ..OriginRules::default()
         },
         ..Options::default()
     };

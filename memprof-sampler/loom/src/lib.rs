@@ -13,15 +13,15 @@ mod atomic {
     }
 }
 
-#[path = "../../src/live/bucket.rs"]
+#[path = "../../src/address_hash.rs"]
+mod address_hash;
+#[path = "../../src/live_table/bucket.rs"]
 mod bucket;
-#[path = "../../src/records/free.rs"]
+#[path = "../../src/stack_table/free.rs"]
 mod free;
 #[path = "../../src/gate.rs"]
 mod gate;
-#[path = "../../src/hash.rs"]
-mod hash;
-#[path = "../../src/records/life.rs"]
+#[path = "../../src/stack_table/life.rs"]
 mod life;
 
 mod of_bucket;

@@ -34,7 +34,7 @@ impl Shared {
 
     fn sample(&self) {
         let claim = self.bucket.claim(BLOCK).unwrap();
-        if self.gate.admits() {
+        if self.gate.may_pass() {
             self.records.with(|_| ());
             claim.fill(SAMPLE);
         }
@@ -118,7 +118,7 @@ fn a_forked_child_forgets_who_was_inside() {
     model(|| {
         let shared = Shared::new();
         mem::forget(shared.bucket.claim(BLOCK));
-        shared.bucket.abandon();
+        shared.bucket.clear_claimed();
         shared.clear();
     });
 }

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::ptr;
 use std::slice;
 
-use memprof_sampler::{Entry, TABLE_MARK, Table, stub_offset};
+use memprof_sampler::{EntryRow, EntryTable, TABLE_MARK, trampoline_offset};
 
 /// `mov %rdi,%rax`, and what fills the room of a jump.
 pub(crate) const MOVED: [u8; 5] = [0x48, 0x89, 0xf8, 0x90, 0x90];
@@ -18,7 +18,7 @@ pub(crate) struct Program {
 impl Program {
     /// Functions of these names, with the code behind their first instruction.
     pub(crate) fn new(functions: &[(&str, Vec<u8>)]) -> Self {
-        let length = stub_offset(Table::MOST) + 4096;
+        let length = trampoline_offset(EntryTable::MOST) + 4096;
         let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: mmap(2): new memory.
@@ -33,15 +33,15 @@ impl Program {
             program.enter(index, name);
         }
         let count = functions.len() as u64;
-        program.put(offset_of!(Table, count), &count.to_le_bytes());
+        program.put(offset_of!(EntryTable, count), &count.to_le_bytes());
         program.put(0, &TABLE_MARK);
         program
     }
 
     fn enter(&mut self, index: usize, name: &str) {
-        let entry = offset_of!(Table, entries) + index * size_of::<Entry>();
-        let stub = stub_offset(index);
-        let target = entry + offset_of!(Entry, target);
+        let entry = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
+        let stub = trampoline_offset(index);
+        let target = entry + offset_of!(EntryRow, target);
         let distance = (target as i32 - stub as i32 - 6).to_le_bytes();
         self.put(
             stub,
@@ -51,19 +51,19 @@ impl Program {
         let back = (self.function(index) as i32 + 5 - (stub as i32 + 26)).to_le_bytes();
         self.put(stub + 16, &[&MOVED[..], &[0xe9], &back].concat());
         for (offset, address) in [
-            (offset_of!(Entry, target), stub + 16),
-            (offset_of!(Entry, moved), stub + 16),
-            (offset_of!(Entry, function), self.function(index)),
+            (offset_of!(EntryRow, target), stub + 16),
+            (offset_of!(EntryRow, moved), stub + 16),
+            (offset_of!(EntryRow, function), self.function(index)),
         ] {
             self.put(entry + offset, &self.address(address).to_le_bytes());
         }
-        self.put(entry + offset_of!(Entry, was), &MOVED);
-        self.put(entry + offset_of!(Entry, name), name.as_bytes());
+        self.put(entry + offset_of!(EntryRow, was), &MOVED);
+        self.put(entry + offset_of!(EntryRow, name), name.as_bytes());
     }
 
     pub(crate) fn jump(&mut self, index: usize) {
         let at = self.function(index);
-        let distance = (stub_offset(index) as i32 - at as i32 - 5).to_le_bytes();
+        let distance = (trampoline_offset(index) as i32 - at as i32 - 5).to_le_bytes();
         self.put(at, &[&[0xe9][..], &distance].concat());
     }
 
@@ -72,7 +72,7 @@ impl Program {
     }
 
     pub(crate) fn function(&self, index: usize) -> usize {
-        stub_offset(Table::MOST) + 64 * index
+        trampoline_offset(EntryTable::MOST) + 64 * index
     }
 
     pub(crate) fn address(&self, at: usize) -> usize {

@@ -2,7 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use memprof_unwind::{Cfa, End, Memory, Packed, Registers, Rule, Rules, SavedBp, as_frames, walk};
+use memprof_unwind::{
+    Cfa, PackedRule, Registers, Rule, RuleSource, SavedBp, StackReader, WalkEnd, as_frames, walk,
+};
 
 /// Program counter, stack pointer in words, frame pointer, room; the stack; the rules.
 type Input = ((usize, u8, usize, u8), Vec<usize>, Vec<(u8, u16, u16)>);
@@ -13,7 +15,7 @@ const WORD: usize = size_of::<usize>();
 
 struct Stack<'a>(&'a [usize]);
 
-impl Memory for Stack<'_> {
+impl StackReader for Stack<'_> {
     fn word(&mut self, address: usize) -> Option<usize> {
         let offset = address.checked_sub(BASE)?;
         if offset % WORD != 0 {
@@ -26,8 +28,8 @@ impl Memory for Stack<'_> {
 /// The rule of an address is one of those, so that the fuzzer can repeat it.
 struct Chosen<'a>(&'a [(u8, u16, u16)]);
 
-impl Rules for Chosen<'_> {
-    fn rule_at(&mut self, address: usize, _: usize) -> Packed {
+impl RuleSource for Chosen<'_> {
+    fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
         let Some(&(kind, cfa, bp)) = self.0.get(address % self.0.len().max(1)) else {
             return Rule::Outermost.into();
         };
@@ -75,6 +77,6 @@ fuzz_target!(|input: Input| {
         &mut Stack(&stack),
     );
     assert!(frames <= room.len());
-    assert!(end != End::Full || frames == room.len());
+    assert!(end != WalkEnd::Full || frames == room.len());
     assert!(room[..frames].iter().all(|pc| *pc != 0));
 });

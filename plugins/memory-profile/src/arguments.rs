@@ -3,16 +3,16 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use memprof_messages::{Kind, UnknownWord};
+use memprof_messages::{AllocatorKind, UnknownName};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
 /// One of the words that the table has for `key`.
-pub(crate) fn take_word<T: FromStr<Err = UnknownWord>>(
+pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args: &mut Arguments,
     key: &'static str,
 ) -> Result<Option<T>, Failure> {
     let parse = |text: String| {
-        text.parse().map_err(|UnknownWord { word, known }| {
+        text.parse().map_err(|UnknownName { word, known }| {
             let message = format!("unknown {key} {word:?}");
             Failure::new(ErrorKind::InvalidArgument, message)
                 .remedy(format!("valid: {}", known.join(", ")))
@@ -21,8 +21,8 @@ pub(crate) fn take_word<T: FromStr<Err = UnknownWord>>(
     args.take(key).map(parse).transpose()
 }
 
-pub(crate) fn take_allocator(args: &mut Arguments) -> Result<Option<Kind>, Failure> {
-    take_word(args, "allocator")
+pub(crate) fn take_allocator(args: &mut Arguments) -> Result<Option<AllocatorKind>, Failure> {
+    take_enum(args, "allocator")
 }
 
 pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {

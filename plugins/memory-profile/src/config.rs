@@ -9,16 +9,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memprof_core::{
-    Keep, Rule, SampleInterval, Store, UnwinderSettings, default_dump_dir, is_secure_execution,
+    RetentionPolicy, SampleInterval, Store, UnwinderSettings, WatchRule, default_dump_dir,
+    is_secure_execution,
 };
 use memprof_messages::{SamplerChoice, UnwinderChoice};
 use memprof_plugin_abi::{ErrorKind, Failure};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use amount::Amount;
-use plain::{LgSample, Period, Whole};
-use watch::Rules;
+use amount::SizeOrShare;
+use plain::{LgSample, Period, WholeNumber};
+use watch::WatchRules;
 
 /// `[plugin.config]`.
 #[derive(Debug, Default, Deserialize)]
@@ -38,17 +39,17 @@ pub(crate) struct Config {
     unwinder_checks: Option<NonZero<u64>>,
     /// How many dumps are kept.
     #[serde(deserialize_with = "keep")]
-    keep: Keep,
+    keep: RetentionPolicy,
     /// When to dump without being asked.
-    watch: Rules,
+    watch: WatchRules,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct KeepConfig {
-    count: Option<Whole>,
+    count: Option<WholeNumber>,
     /// A number of bytes, or a size: `1GiB`.
-    bytes: Option<Amount>,
+    bytes: Option<SizeOrShare>,
     age: Option<Period>,
     keep_first: KeepFirst,
 }
@@ -68,9 +69,12 @@ impl Default for KeepFirst {
 }
 
 impl KeepConfig {
-    fn keep(&self) -> Result<Keep, Failure> {
-        let default = Keep::default();
-        let count = self.count.as_ref().map_or(default.count, Whole::number);
+    fn keep(&self) -> Result<RetentionPolicy, Failure> {
+        let default = RetentionPolicy::default();
+        let count = self
+            .count
+            .as_ref()
+            .map_or(default.count, WholeNumber::number);
         if count == 0 {
             return Err(invalid("keep.count must be at least 1".to_owned()));
         }
@@ -84,7 +88,7 @@ impl KeepConfig {
                  keep.count, which is {count}"
             )));
         }
-        Ok(Keep {
+        Ok(RetentionPolicy {
             count,
             bytes: match &self.bytes {
                 Some(amount) => amount.bytes("keep.bytes").map_err(invalid)?,
@@ -101,7 +105,7 @@ impl KeepConfig {
     }
 }
 
-fn keep<'de, D: Deserializer<'de>>(table: D) -> Result<Keep, D::Error> {
+fn keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
     KeepConfig::deserialize(table)?
         .keep()
         .map_err(D::Error::custom)
@@ -141,7 +145,7 @@ impl Config {
     }
 
     /// The watch rules, in their order.
-    pub(crate) fn watch(&self) -> &[Rule] {
+    pub(crate) fn watch(&self) -> &[WatchRule] {
         &self.watch.0
     }
 
@@ -167,7 +171,7 @@ impl Config {
         }));
         // A daemon that gave up root has root's environment.
         let other = of(format!("/tmp/memprof-{}-{program}", uid.as_raw()).into());
-        match (store.can_be_written(), other.can_be_written()) {
+        match (store.require_writable(), other.require_writable()) {
             (Err(_), Ok(())) => other,
             _ => store,
         }
@@ -222,19 +226,19 @@ mod tests {
 
     #[test]
     fn what_is_kept_can_be_configured() {
-        let check = |text: &str, expected: Keep| {
+        let check = |text: &str, expected: RetentionPolicy| {
             assert_eq!(Config::parse(text).unwrap().keep, expected, "{text}");
         };
-        let first = |first| Keep {
+        let first = |first| RetentionPolicy {
             first,
-            ..Keep::default()
+            ..RetentionPolicy::default()
         };
         check("", first(0));
         check("[keep]\nkeep_first = false", first(0));
         check("[keep]\nkeep_first = true", first(1));
         check("[keep]\nkeep_first = 3", first(3));
         for bytes in ["1048576", "\"1048576\"", "\"1MiB\"", "\"1 MB\""] {
-            let kept = Keep {
+            let kept = RetentionPolicy {
                 bytes: 1 << 20,
                 ..first(0)
             };
@@ -243,7 +247,7 @@ mod tests {
         let week = Some(Duration::from_secs(7 * 24 * 60 * 60));
         check(
             "[keep]\nage = \"7d\"",
-            Keep {
+            RetentionPolicy {
                 age: week,
                 ..first(0)
             },

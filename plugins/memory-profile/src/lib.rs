@@ -1,13 +1,13 @@
 //! `memory_profile.so`: turns messages into calls of `memprof-core`, and its results into replies.
 
 mod arguments;
-mod at_once;
 mod config;
-mod exit;
+mod exit_handler;
 mod gdump;
 mod messages;
-mod process;
+mod profilers;
 mod reply;
+mod sample_from_start;
 mod shim;
 mod stats_format;
 mod text;

@@ -7,15 +7,17 @@ mod state;
 
 use std::sync::Arc;
 
-use memprof_core::{ActivateOptions, Profiler, Readers, Settings, Unsampled, require_calls};
-use memprof_messages::{Help, HelpOfMessage, MESSAGES, PLUGIN, USAGES};
+use memprof_core::{
+    ActivateOptions, Profiler, ProfilerExclusion, ProfilerSettings, Readers, require_calls,
+};
+use memprof_messages::{HelpReply, MESSAGES, MessageHelp, PLUGIN, USAGES};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 
 use crate::config::Config;
-use crate::exit::end_at_exit;
-use crate::process::Profilers;
+use crate::exit_handler::register_exit_handler;
+use crate::profilers::Profilers;
 use crate::reply::{failure, ok};
-use crate::shim::{host_mallctl, read_figures, read_report};
+use crate::shim::{host_mallctl, read_report, read_totals};
 use crate::text::activation_text;
 
 /// The table of messages, as the ABI describes it.
@@ -40,25 +42,25 @@ impl Plugin for MemoryProfile {
     const MESSAGES: &'static [Message] = &DESCRIPTORS;
 
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
-        let _unsampled = Unsampled::by_name();
+        let _unsampled = ProfilerExclusion::from_exported_symbols();
         let config = Config::parse(config)?;
         let store = config.store(host.name());
         // At the start, where it can be mended: the first dump may be hours away.
-        if let Err(error) = store.can_be_written() {
+        if let Err(error) = store.require_writable() {
             log::warn!("{}", failure(error));
         }
         let interval = config.interval();
         if let (Err(error), false) = (&interval, config.activate_at_start) {
             log::error!("{error}; the default is used instead");
         }
-        let profilers = Profilers::new(Settings {
+        let profilers = Profilers::new(ProfilerSettings {
             interval: *interval.as_ref().unwrap_or(&None),
             program: host.name().to_owned(),
             host: host_mallctl(&host),
-            own_image: read_figures as *const () as usize,
+            own_image: read_totals as *const () as usize,
             store,
             readers: Readers {
-                figures: read_figures,
+                figures: read_totals,
                 report: read_report,
             },
             unwinder: config.unwinder(),
@@ -74,7 +76,7 @@ impl Plugin for MemoryProfile {
                     ..ActivateOptions::default()
                 };
                 if !log::log_enabled!(log::Level::Info) {
-                    return profiler.activate_untold(options);
+                    return profiler.activate_without_result(options);
                 }
                 let activation = profiler.activate(options)?;
                 log::info!("{}", activation_text(&activation));
@@ -89,7 +91,7 @@ impl Plugin for MemoryProfile {
             if let Err(error) = profiler.watch(config.watch()) {
                 log::error!("watch: {}", failure(error));
             }
-            end_at_exit(profiler);
+            register_exit_handler(profiler);
         }
         Ok(Self { profilers })
     }
@@ -101,7 +103,7 @@ impl Plugin for MemoryProfile {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
         // The thread may be the program's, as in Redis.
-        let _unsampled = self.profiler().unsampled();
+        let _unsampled = self.profiler().pause_on_this_thread();
         require_calls().map_err(failure)?;
         let profiler = self.profiler();
         match name {
@@ -126,7 +128,7 @@ impl Plugin for MemoryProfile {
     }
 
     fn enter_thread(&self) {
-        self.profiler().leave_this_thread_out();
+        self.profiler().exclude_this_thread();
     }
 }
 
@@ -149,7 +151,7 @@ fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
     args.finish()?;
     let messages: Vec<_> = DESCRIPTORS
         .iter()
-        .map(|message| HelpOfMessage {
+        .map(|message| MessageHelp {
             name: message.name().to_owned(),
             usage: message.usage().to_owned(),
             help: message.help().to_owned(),
@@ -160,5 +162,5 @@ fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
         .map(|m| format!("{:<43} {}", format!("{} {}", m.name(), m.usage()), m.help()))
         .collect::<Vec<_>>()
         .join("\n");
-    ok(reply, &text, Help { messages })
+    ok(reply, &text, HelpReply { messages })
 }

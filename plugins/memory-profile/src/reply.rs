@@ -1,7 +1,7 @@
 //! Replies: one JSON object with `status`, `text` and what was asked for.
 
 use memprof_core::Error;
-use memprof_messages::{Answer, Refused, Reply as Full};
+use memprof_messages::{Answer, ErrorReply, ReplyEnvelope as Full};
 use memprof_plugin_abi::{ErrorKind, Failure, Reply};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -32,14 +32,14 @@ fn answer(
 
 /// Answers with a failure that has `fields` beside it. The caller still returns the failure, for
 /// its status.
-pub(crate) fn refused(
+pub(crate) fn reply_failure(
     reply: &mut Reply<'_>,
     text: &str,
     failure: &Failure,
     fields: impl Serialize,
 ) -> Result<(), Failure> {
     let error = failure.into();
-    answer(reply, Answer::Error, text, Refused { error, fields })
+    answer(reply, Answer::Error, text, ErrorReply { error, fields })
 }
 
 /// The failure that tells of an error of the core's.

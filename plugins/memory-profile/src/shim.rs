@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{mem, ptr};
 
 use memprof_core::{Error, Mallctl, Printout, StatsPrintFn};
-use memprof_messages::Figures;
+use memprof_messages::HeapTotals;
 use memprof_own::ProcessLock;
 use memprof_plugin_abi::Host;
 use memprof_plugin_abi::raw::memprof_stats_callback_t;
@@ -23,7 +23,7 @@ use tikv_jemalloc_ctl::{epoch, stats, stats_print};
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("the trampolines to the host's jemalloc are written for x86-64");
 
-/// Where the trampolines jump: `mallctl`, `malloc_stats_print`. Null outside of [`bound`], when
+/// Where the trampolines jump: `mallctl`, `malloc_stats_print`. Null outside of [`with_jemalloc_bound`], when
 /// nothing calls them, and where the host has no such function.
 static TARGETS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
@@ -62,7 +62,7 @@ extern "C" fn unbound() -> c_int {
 }
 
 /// Runs `work` with tikv-jemalloc-ctl bound to `mallctl`.
-fn bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
+fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     let _one = BINDING.lock();
     let bind = |pointers: [*mut c_void; 2]| {
         for (target, pointer) in TARGETS.iter().zip(pointers) {
@@ -92,25 +92,25 @@ pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
 }
 
 /// The totals of a jemalloc.
-pub(crate) fn read_figures(mallctl: &Mallctl) -> Result<Figures, Error> {
-    bound(mallctl, totals).map_err(|error| refused("stats", &error.to_string()))
+pub(crate) fn read_totals(mallctl: &Mallctl) -> Result<HeapTotals, Error> {
+    with_jemalloc_bound(mallctl, totals).map_err(|error| read_error("stats", &error.to_string()))
 }
 
 /// What `malloc_stats_print` says, without single arenas.
 pub(crate) fn read_report(mallctl: &Mallctl) -> Result<Printout, Error> {
-    bound(mallctl, || {
+    with_jemalloc_bound(mallctl, || {
         let mut options = stats_print::Options::default();
         options.skip_per_arena = true;
         let mut report = Printout::default();
         stats_print::stats_print(&mut report, options)
-            .map_err(|error| refused("malloc_stats_print", &error.to_string()))?;
+            .map_err(|error| read_error("malloc_stats_print", &error.to_string()))?;
         Ok(report)
     })
 }
 
-fn totals() -> tikv_jemalloc_ctl::Result<Figures> {
+fn totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     epoch::advance()?;
-    Ok(Figures {
+    Ok(HeapTotals {
         allocated: stats::allocated::read()? as u64,
         active: stats::active::read()? as u64,
         metadata: stats::metadata::read()? as u64,
@@ -120,6 +120,6 @@ fn totals() -> tikv_jemalloc_ctl::Result<Figures> {
     })
 }
 
-fn refused(what: &str, why: &str) -> Error {
+fn read_error(what: &str, why: &str) -> Error {
     Error::allocator(format!("jemalloc refused {what}: {why}"))
 }

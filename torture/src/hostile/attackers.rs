@@ -6,7 +6,7 @@ use nix::unistd::geteuid;
 use super::forged::Forged;
 use super::visit::{Attacker, Work, visit};
 use super::witness::{Bound, Taken, USUAL};
-use crate::Form;
+use crate::SuiteLength;
 use crate::bombs::Random;
 
 const fn work(words: &'static [&'static str]) -> Work {
@@ -88,13 +88,13 @@ const ATTACKERS: &[Attacker] = &[
 ];
 const HEAP: Attacker = attacker("heap", Forged::Whole, LOOKS);
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     ensure!(geteuid().is_root(), "the attackers' programs need root");
     let mut worst = Taken::default();
     let mut visits = 0;
     let chosen = ATTACKERS
         .iter()
-        .filter(|each| form == Form::Long || each.is_short);
+        .filter(|each| form == SuiteLength::Long || each.is_short);
     for attacker in chosen {
         let name = format!("{} {:?} {}", attacker.kind, attacker.forged, attacker.other);
         worst = worst.worst(visit(attacker, 0).context(name)?);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::Form;
-use crate::host::{PATIENCE, Setup, connect, is_pushed_out, send};
-use crate::survey::survey;
+use crate::SuiteLength;
+use crate::dump_dir::survey;
+use crate::host::{HostSetup, PATIENCE, connect, is_pushed_out, send};
 
 const BETWEEN_PROBES: Duration = Duration::from_millis(10);
 const LONG_LINE: usize = 1 << 20;
@@ -32,12 +32,12 @@ const ATTACKS: [(Attack, usize); 6] = [
     (stay_silent, 16),
 ];
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let time = form.pick(Duration::from_secs(3), Duration::from_secs(15));
     // CI shares its cores: there only a host that stops answering shows.
     let slowest_probe = form.pick(Duration::from_millis(500), Duration::from_millis(50));
     let least_throughput = form.pick(1000.0, 5000.0);
-    let mut host = Setup::default().start()?;
+    let mut host = HostSetup::default().start()?;
     let before = host.descriptors()?;
     let throughput = throughput(&host.place().socket(), form.pick(3000, 30_000))?;
     ensure!(throughput >= least_throughput, "{throughput:.0} messages/s");

@@ -10,9 +10,9 @@ mod witness;
 
 use anyhow::Result;
 
-use super::Form;
+use super::SuiteLength;
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let lines = [
         clients::run(form)?,
         attackers::run(form)?,

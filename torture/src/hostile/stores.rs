@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use super::witness::{self, Taken, USUAL};
-use crate::Form;
+use crate::SuiteLength;
 use crate::bombs::Random;
 use crate::fleet::dumped;
 
@@ -21,7 +21,7 @@ const COMMANDS: &[(&str, &[&str])] = &[
 ];
 const DUMPS: u64 = 5;
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let agent = Agent::new()?;
     let mut worst = agent.once().context("an agent")?;
     let whole = files(&agent.store())?;

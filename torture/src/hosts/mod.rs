@@ -1,7 +1,7 @@
 //! Hosts of another user that are hostile, and what a person at `memprof` sees of them: an answer in
 //! time, nothing that a terminal obeys, no file that fills the disk, and the honest host beside them.
 
-mod hostile;
+mod hostile_host;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::Form;
-use super::host::Setup;
-use hostile::{Hostile, KINDS, Kind};
+use super::SuiteLength;
+use super::host::HostSetup;
+use hostile_host::{HostileHosts, KINDS, Misbehaviour};
 use xtask::dist::dist;
 
 /// A user whom no machine has.
@@ -24,8 +24,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The most that a refused dump may have written.
 const BYTES: u64 = 4096;
 
-pub(super) fn run(form: Form) -> Result<String> {
-    let mut host = Setup::default().start()?;
+pub(super) fn run(form: SuiteLength) -> Result<String> {
+    let mut host = HostSetup::default().start()?;
     // Only root looks for other users' hosts; everybody else has hostile ones beside the own.
     let is_root = nix::unistd::geteuid().is_root();
     let own = tempfile::tempdir()?;
@@ -34,12 +34,12 @@ pub(super) fn run(form: Form) -> Result<String> {
         false => own.path().join("run"),
     };
     let (count, timeout) = form.pick((1, "300ms"), (30, "1s"));
-    let hostile = Hostile::start(is_root.then_some(UID), &directory, count)?;
+    let hostile = HostileHosts::start(is_root.then_some(UID), &directory, count)?;
     let sockets = match is_root {
         true => host.place().path().join("run"),
         false => directory,
     };
-    let person = Person { sockets, own };
+    let person = CliUser { sockets, own };
 
     let mut slowest = Duration::ZERO;
     let mut commands = 0;
@@ -67,7 +67,7 @@ pub(super) fn run(form: Form) -> Result<String> {
         check(&["dump", "-t", socket, "--timeout", timeout, "--open"])?;
         let written = file.metadata().map_or(0, |file| file.len());
         ensure!(written <= BYTES, "{kind:?}: {written} bytes were written");
-        let is_refused = !matches!(kind, Kind::Escapes);
+        let is_refused = !matches!(kind, Misbehaviour::Escapes);
         ensure!(file.exists() != is_refused, "{kind:?}: {written} bytes");
     }
     let begun = Instant::now();
@@ -88,12 +88,12 @@ pub(super) fn run(form: Form) -> Result<String> {
 }
 
 /// Somebody who runs `memprof`.
-struct Person {
+struct CliUser {
     sockets: PathBuf,
     own: TempDir,
 }
 
-impl Person {
+impl CliUser {
     /// What a command shows, whatever it ends with; it must end, and show nothing that a terminal
     /// would obey.
     fn runs(&self, args: &[&str]) -> Result<String> {

@@ -89,7 +89,7 @@ pub(super) const INTERPRETERS: [Interpreter; 5] = [
     },
 ];
 
-pub(super) struct Running {
+pub(super) struct RunningInterpreter {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -98,7 +98,7 @@ pub(super) struct Running {
 
 impl Interpreter {
     /// Starts it, and gives it so much work that it replaces what it made.
-    pub(super) fn start(&self) -> Result<Running> {
+    pub(super) fn start(&self) -> Result<RunningInterpreter> {
         let mut command = Command::new(self.program);
         command
             .args(self.args)
@@ -106,7 +106,7 @@ impl Interpreter {
             .stderr(Stdio::null());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context(self.program)?;
-        let mut running = Running {
+        let mut running = RunningInterpreter {
             input: child.stdin.take().context("no input")?,
             output: BufReader::new(child.stdout.take().context("no output")?),
             child,
@@ -120,7 +120,7 @@ impl Interpreter {
     }
 }
 
-impl Running {
+impl RunningInterpreter {
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -137,7 +137,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningInterpreter {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.child.kill();

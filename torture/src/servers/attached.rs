@@ -8,35 +8,35 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testkit::{Running, Server};
+use testkit::{RunningServer, Server};
 
 use super::Behaviour;
-use super::sampled::{FINE, Seen, sample};
+use super::sampled::{FINE, SampleReport, sample};
 use super::tools::Tools;
 use crate::host::PATIENCE;
 use crate::slots::Slots;
 
 /// What came of it.
 #[derive(Debug)]
-pub(super) struct Attached {
-    seen: Seen,
+pub(super) struct AttachReport {
+    seen: SampleReport,
     /// How often it was attached to under load.
     pub(super) cycles: usize,
     /// How often the load was done and answered as before meanwhile.
     pub(super) answers: usize,
-    stops: Vec<Stop>,
+    stops: Vec<StopTime>,
 }
 
 /// What an attach was for the server.
 #[derive(Clone, Copy, Debug)]
-struct Stop {
+struct StopTime {
     /// How long a thread stood still.
     milliseconds: f64,
     /// How often it was refused before, because all threads were busy.
     busy: usize,
 }
 
-impl fmt::Display for Attached {
+impl fmt::Display for AttachReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut stops: Vec<_> = self.stops.iter().map(|stop| stop.milliseconds).collect();
         stops.sort_by(f64::total_cmp);
@@ -61,18 +61,18 @@ pub(super) fn attach(
     server: &Server,
     cycles: usize,
     plain: &Behaviour,
-) -> Result<Attached> {
+) -> Result<AttachReport> {
     let mut running = server.start()?;
     let pid = running.pid()?;
-    let before = running.answer()?;
+    let before = running.query()?;
     let slots = Slots::of(pid)?;
     let mut stops = vec![tools.attach(pid)?];
     ensure!(tools.lists(pid)?, "ps does not list {pid}");
     let seen = sample(tools, server, &mut running).map_err(|error| running.explain(&error))?;
     tools.detach(pid)?;
-    check_gone(tools, pid, &slots)?;
-    leave_with_child(tools, &mut running, &slots).map_err(|error| running.explain(&error))?;
-    let after = running.answer()?;
+    check_unloaded(tools, pid, &slots)?;
+    detach_with_child(tools, &mut running, &slots).map_err(|error| running.explain(&error))?;
+    let after = running.query()?;
     let answers = under_load(&mut running, |is_alive| {
         for cycle in 0..cycles {
             if !is_alive() {
@@ -83,13 +83,13 @@ pub(super) fn attach(
         Ok(())
     })
     .map_err(|error| running.explain(&error))?;
-    check_gone(tools, pid, &slots)?;
+    check_unloaded(tools, pid, &slots)?;
     let found = Behaviour {
         answers: [before, after],
         ending: running.end()?,
     };
     ensure!(found == *plain, "{found:?}, not attached to {plain:?}");
-    Ok(Attached {
+    Ok(AttachReport {
         seen,
         cycles,
         answers,
@@ -98,7 +98,7 @@ pub(super) fn attach(
 }
 
 /// A child that the server forks while it is sampled is left with it.
-fn leave_with_child(tools: &Tools, running: &mut Running, slots: &Slots) -> Result<()> {
+fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) -> Result<()> {
     let pid = running.pid()?;
     tools.attach(pid)?;
     tools.send(pid, "activate", &FINE)?;
@@ -109,11 +109,11 @@ fn leave_with_child(tools: &Tools, running: &mut Running, slots: &Slots) -> Resu
     tools.memprof(&["detach", "--tree", &pid.to_string()])?;
     let all = std::iter::once(pid).chain(child);
     all.into_iter()
-        .try_for_each(|each| check_gone(tools, each, slots))
+        .try_for_each(|each| check_unloaded(tools, each, slots))
 }
 
 /// Nothing of us is in the process, whose slots are as they were.
-fn check_gone(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
+fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     ensure!(!tools.lists(pid)?, "ps lists {pid}, which was left");
     Slots::of(pid)?.check_as(slots)?;
     let threads = threads(pid)?;
@@ -121,7 +121,7 @@ fn check_gone(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     Ok(())
 }
 
-fn one_cycle(tools: &Tools, pid: u32) -> Result<Stop> {
+fn one_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
     let stopped = tools.attach(pid)?;
     let active = tools.send(pid, "activate", &FINE)?;
     ensure!(active["profiling"] == "active", "{active}");
@@ -132,17 +132,17 @@ fn one_cycle(tools: &Tools, pid: u32) -> Result<Stop> {
 /// Does `work` while the server does its own again and again, which must be answered as before.
 /// Returns how often it did; `work` is told whether it still does.
 fn under_load(
-    running: &mut Running,
+    running: &mut RunningServer,
     work: impl FnOnce(&dyn Fn() -> bool) -> Result<()>,
 ) -> Result<usize> {
-    let expected = running.answer()?;
+    let expected = running.query()?;
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         let loading = scope.spawn(|| {
             let mut answers = 0;
             while !is_done.load(Ordering::Relaxed) {
-                running.load()?;
-                let answer = running.answer()?;
+                running.run_load()?;
+                let answer = running.query()?;
                 ensure!(answer == expected, "{answer:?}, not {expected:?}");
                 answers += 1;
             }
@@ -177,7 +177,7 @@ fn is_busy(error: &anyhow::Error) -> bool {
 impl Tools {
     /// Attaches, and returns how long a thread stood still, in milliseconds. Where all threads are busy it
     /// tries again, as the refusal says.
-    fn attach(&self, pid: u32) -> Result<Stop> {
+    fn attach(&self, pid: u32) -> Result<StopTime> {
         let begun = Instant::now();
         let mut busy = 0;
         let reply = loop {
@@ -189,7 +189,7 @@ impl Tools {
         let reply: Value = serde_json::from_str(&reply)?;
         let milliseconds = reply["stopped_ms"].as_f64().context("stopped_ms")?;
         ensure!(reply["thread"].is_u64(), "it was attached to: {reply}");
-        Ok(Stop { milliseconds, busy })
+        Ok(StopTime { milliseconds, busy })
     }
 
     fn detach(&self, pid: u32) -> Result<()> {

@@ -7,11 +7,11 @@ mod tools;
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
-use testkit::{Ending, SERVERS, Server};
+use testkit::{ExitReport, SERVERS, Server};
 
-use super::Form;
-use attached::{Attached, attach};
-use sampled::{Seen, sample};
+use super::SuiteLength;
+use attached::{AttachReport, attach};
+use sampled::{SampleReport, sample};
 pub(super) use tools::Tools;
 use xtask::packages;
 
@@ -21,10 +21,10 @@ const SHORT: [&str; 5] = ["redis", "memcached", "mosquitto", "nginx worker", "py
 /// So many times all servers together are attached to under load.
 const CYCLES: usize = 1000;
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let chosen: Vec<&Server> = SERVERS
         .iter()
-        .filter(|server| form == Form::Long || SHORT.contains(&server.name))
+        .filter(|server| form == SuiteLength::Long || SHORT.contains(&server.name))
         .collect();
     install(&chosen)?;
     let tools = Tools::install()?;
@@ -71,14 +71,18 @@ pub(super) fn install(servers: &[&Server]) -> Result<()> {
     packages::require(&Vec::from_iter(needed))
 }
 
-fn one_server(tools: &Tools, server: &Server, cycles: usize) -> Result<(Seen, Attached)> {
+fn one_server(
+    tools: &Tools,
+    server: &Server,
+    cycles: usize,
+) -> Result<(SampleReport, AttachReport)> {
     let plain = without(server).context("without memprof")?;
     let run = under_run(tools, server, &plain).context("under memprof run")?;
     let attached = attach(tools, server, cycles, &plain).context("attached to")?;
     Ok((run, attached))
 }
 
-fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<Seen> {
+fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<SampleReport> {
     let dumps = tempfile::tempdir()?;
     let mut running = server.start_under(&tools.wrapper(dumps.path()))?;
     let pid = running.pid()?;
@@ -86,10 +90,10 @@ fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<Seen> 
         .wait_for(pid)
         .map_err(|error| running.explain(&error))?;
     tools.give_to(dumps.path(), pid)?;
-    let before = running.answer()?;
+    let before = running.query()?;
     let seen = sample(tools, server, &mut running).map_err(|error| running.explain(&error))?;
     let found = Behaviour {
-        answers: [before, running.answer()?],
+        answers: [before, running.query()?],
         ending: running.end()?,
     };
     ensure!(found == *plain, "{found:?}, without memprof {plain:?}");
@@ -101,15 +105,15 @@ fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<Seen> 
 struct Behaviour {
     /// Before and after the load.
     answers: [String; 2],
-    ending: Ending,
+    ending: ExitReport,
 }
 
 fn without(server: &Server) -> Result<Behaviour> {
     let mut running = server.start()?;
-    let before = running.answer()?;
-    running.load()?;
+    let before = running.query()?;
+    running.run_load()?;
     Ok(Behaviour {
-        answers: [before, running.answer()?],
+        answers: [before, running.query()?],
         ending: running.end()?,
     })
 }

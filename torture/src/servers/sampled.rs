@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testkit::{Running, Server};
+use testkit::{RunningServer, Server};
 
 use super::tools::Tools;
 use crate::slots::Slots;
@@ -17,7 +17,7 @@ const LEAST_SHARE: f64 = 1.0;
 
 /// What was seen.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct SampleReport {
     patched: u64,
     foreign: u64,
     samples: u64,
@@ -28,7 +28,7 @@ pub(super) struct Seen {
     share: f64,
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for SampleReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             out,
@@ -45,25 +45,29 @@ impl fmt::Display for Seen {
 }
 
 /// Activates, lets it do its work, dumps, and gives everything back.
-pub(super) fn sample(tools: &Tools, server: &Server, running: &mut Running) -> Result<Seen> {
+pub(super) fn sample(
+    tools: &Tools,
+    server: &Server,
+    running: &mut RunningServer,
+) -> Result<SampleReport> {
     let pid = running.pid()?;
     let before = Slots::of(pid)?;
     let active = tools.send(pid, "activate", &FINE)?;
     ensure!(active["profiling"] == "active", "{active}");
-    running.load()?;
-    let during = ours(&tools.send(pid, "status", &[])?)?;
+    running.run_load()?;
+    let during = own_sampler_status(&tools.send(pid, "status", &[])?)?;
     let dump = tools.file("dump.heap")?;
     tools.memprof(&["dump", "-t", &pid.to_string(), "-o", &dump])?;
     let report = tools.memprof(&["report", &dump, "--format", "json", "--cum"])?;
     let (function, share) = found(&serde_json::from_str(&report)?, server.names)?;
     tools.send(pid, "deactivate", &[])?;
     tools.send(pid, "reset", &[])?;
-    let after = ours(&tools.send(pid, "status", &[])?)?;
+    let after = own_sampler_status(&tools.send(pid, "status", &[])?)?;
     ensure!(after["slots"]["patched"] == 0, "not given back: {after}");
     Slots::of(pid)?.check_as(&before)?;
     running.check_alive()?;
     let number = |value: &Value| value.as_u64().context("a number");
-    let seen = Seen {
+    let seen = SampleReport {
         patched: number(&during["slots"]["patched"])?,
         foreign: number(&during["slots"]["foreign"])?,
         samples: number(&during["samples"])?,
@@ -78,7 +82,7 @@ pub(super) fn sample(tools: &Tools, server: &Server, running: &mut Running) -> R
 }
 
 /// The allocator that memprof samples.
-fn ours(status: &Value) -> Result<Value> {
+fn own_sampler_status(status: &Value) -> Result<Value> {
     let allocators = status["allocators"].as_array().context("allocators")?;
     let ours = allocators.iter().find(|each| each["sampler"] == "ours");
     ours.cloned()

@@ -14,7 +14,7 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::Form;
+use super::SuiteLength;
 use super::servers::Tools;
 pub(crate) use held::Held;
 pub(crate) use odd::LINKED;
@@ -29,7 +29,7 @@ const REFUSE: usize = 3;
 /// Only programs with this text in their names.
 const ONLY_VARIABLE: &str = "ZOO_ONLY";
 
-pub(super) fn run(form: Form) -> Result<String> {
+pub(super) fn run(form: SuiteLength) -> Result<String> {
     let rounds = match std::env::var(ROUNDS_VARIABLE) {
         Ok(text) => text.parse().context(ROUNDS_VARIABLE)?,
         Err(_) => form.pick(1, ROUNDS),

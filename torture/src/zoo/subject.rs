@@ -8,7 +8,7 @@ use testkit::{SERVERS, Server};
 use super::lines::{self, Lines};
 use super::odd::ODD;
 use super::packaged::{PACKAGED, Packaged};
-use crate::Form;
+use crate::SuiteLength;
 use crate::servers::install;
 use xtask::packages;
 
@@ -24,8 +24,8 @@ pub(super) enum Subject {
 }
 
 /// Those of the form; the packages of the long form are not installed by CI, but when it begins.
-pub(super) fn subjects(form: Form) -> Result<Vec<Subject>> {
-    let is_chosen = |is_short: bool| form == Form::Long || is_short;
+pub(super) fn subjects(form: SuiteLength) -> Result<Vec<Subject>> {
+    let is_chosen = |is_short: bool| form == SuiteLength::Long || is_short;
     let packaged: Vec<&Packaged> = PACKAGED
         .iter()
         .filter(|each| is_chosen(each.is_short))
@@ -41,7 +41,7 @@ pub(super) fn subjects(form: Form) -> Result<Vec<Subject>> {
             .into_iter()
             .map(|each| Subject::Lines(each.name.to_owned(), each.lines())),
     );
-    if form == Form::Long {
+    if form == SuiteLength::Long {
         install(&Vec::from_iter(SERVERS))?;
         subjects.extend(SERVERS.iter().map(Subject::Server));
     }
@@ -51,7 +51,7 @@ pub(super) fn subjects(form: Form) -> Result<Vec<Subject>> {
 /// A running one.
 pub(super) enum Running {
     Lines(lines::Running),
-    Server(Box<testkit::Running>),
+    Server(Box<testkit::RunningServer>),
 }
 
 impl Subject {
@@ -100,8 +100,8 @@ impl Running {
         match self {
             Self::Lines(running) => running.answer(),
             Self::Server(running) => {
-                running.load()?;
-                running.answer()
+                running.run_load()?;
+                running.query()
             }
         }
     }

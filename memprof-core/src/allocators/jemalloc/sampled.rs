@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::Jemalloc;
 use super::bins::Bin;
-use memprof_messages::{Figures, Sampled};
+use memprof_messages::{HeapTotals, SampledObjects};
 
 /// What jemalloc counts, merged over all arenas.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +27,7 @@ struct Counts {
 impl Jemalloc {
     /// None where nothing can have been sampled, or the figures are not there. `figures` were just
     /// read, so what jemalloc counts is of the same moment.
-    pub(crate) fn sampled(&self, figures: &Figures) -> Option<Sampled> {
+    pub(crate) fn sampled(&self, figures: &HeapTotals) -> Option<SampledObjects> {
         if !self.opt_prof {
             return None;
         }
@@ -63,7 +63,7 @@ impl Jemalloc {
 /// Beyond it nearly every object of a class is sampled, and the rest tell nothing of their number.
 const MOST_INTERVALS: f64 = 5.0;
 
-fn estimate(counts: &Counts, active: u64) -> Sampled {
+fn estimate(counts: &Counts, active: u64) -> SampledObjects {
     let in_pages = |size: u64| size.next_multiple_of(counts.page.max(1));
     let (mut objects, mut bytes, mut pages) = (0.0, 0.0, 0.0);
     for bin in &counts.bins {
@@ -75,7 +75,7 @@ fn estimate(counts: &Counts, active: u64) -> Sampled {
         pages += sampled * in_pages(bin.size) as f64;
     }
     if objects < 1.0 {
-        return Sampled::default();
+        return SampledObjects::default();
     }
     let slabs = counts.bins.iter().map(Bin::slab_bytes);
     let slabs = slabs.fold(0, u64::saturating_add);
@@ -87,7 +87,7 @@ fn estimate(counts: &Counts, active: u64) -> Sampled {
     let laid_out = pages + objects * counts.pad as f64;
     let share = unaccounted / laid_out;
     if share > 0.25 {
-        return Sampled {
+        return SampledObjects {
             objects: (objects * share) as u64,
             bytes: (bytes * share) as u64,
             active: unaccounted as u64,
@@ -98,7 +98,7 @@ fn estimate(counts: &Counts, active: u64) -> Sampled {
     // Before, they are among the large ones of the smallest class.
     let share = (counts.smallest_large_objects as f64 / objects).min(1.0);
     let count = (objects * share) as u64;
-    Sampled {
+    SampledObjects {
         objects: count,
         bytes: (bytes * share) as u64,
         active: count.saturating_mul(counts.smallest_large + counts.pad),
@@ -166,7 +166,10 @@ mod tests {
             interval: 1 << 40,
             ..counts()
         };
-        assert_eq!(estimate(&coarse, 4514 * 4096), Sampled::default());
-        assert_eq!(estimate(&Counts::default(), u64::MAX), Sampled::default());
+        assert_eq!(estimate(&coarse, 4514 * 4096), SampledObjects::default());
+        assert_eq!(
+            estimate(&Counts::default(), u64::MAX),
+            SampledObjects::default()
+        );
     }
 }

@@ -13,9 +13,9 @@ type DeleteFn = unsafe extern "C" fn(*mut c_void);
 
 /// `operator delete(void*)` of the process: that which frees what `operator new` gave.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Delete(DeleteFn);
+pub(super) struct OperatorDelete(DeleteFn);
 
-impl Delete {
+impl OperatorDelete {
     pub(super) fn find() -> Option<Self> {
         // SAFETY: dlsym(3) with a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_ZdlPv".as_ptr()) } as usize;
@@ -38,11 +38,11 @@ struct Layout {
 #[derive(Debug)]
 pub(super) struct CxxString {
     layout: NonNull<Layout>,
-    delete: Delete,
+    delete: OperatorDelete,
 }
 
 impl CxxString {
-    pub(super) fn new(delete: Delete) -> Self {
+    pub(super) fn new(delete: OperatorDelete) -> Self {
         let layout = Box::leak(Box::new(Layout {
             start: ptr::null_mut(),
             length: 0,

@@ -7,7 +7,7 @@ use std::mem::transmute;
 use std::ptr;
 
 use crate::allocators::printout::Printout;
-use crate::allocators::symbols::Symbols;
+use crate::allocators::symbols::ObjectSymbols;
 
 pub(super) const SET: &CStr = c"MallocExtension_SetNumericProperty";
 pub(super) const STATS: &CStr = c"MallocExtension_GetStats";
@@ -47,7 +47,7 @@ struct Functions {
 }
 
 impl Extension {
-    pub(super) fn find(symbols: &Symbols<'_>) -> Self {
+    pub(super) fn find(symbols: &ObjectSymbols<'_>) -> Self {
         const NAMES: [&CStr; 6] = [super::ANCHOR, SET, STATS, OWNERSHIP, RELEASE, VERSION];
         let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
         let absent = NAMES

@@ -4,14 +4,14 @@
 use std::ffi::{CStr, c_void};
 use std::io::{self, Write};
 
-use super::cxx_string::{CxxString, Delete};
-use crate::allocators::symbols::{Symbols, as_function};
+use super::cxx_string::{CxxString, OperatorDelete};
+use crate::allocators::symbols::{ObjectSymbols, as_function};
 use crate::dumps::headroom::require_memory_for;
-use crate::dumps::heap::Summary;
+use crate::dumps::heap::ProfileSummary;
 use crate::dumps::legacy;
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
+use crate::identity::AllocatorIdentity;
 use memprof_messages::ProfileKind;
 
 /// Only the full library has it; that is how it is told from the minimal one, whose profiles are
@@ -40,13 +40,13 @@ pub(super) struct Profiles {
     instance: InstanceFn,
     heap_sample: FillFn,
     growth_stacks: FillFn,
-    delete: Delete,
+    delete: OperatorDelete,
 }
 
 impl Profiles {
     /// # Errors
     /// `Unsupported`: why this build has none.
-    pub(super) fn find(symbols: &Symbols<'_>, allocator: &Identity) -> Result<Self> {
+    pub(super) fn find(symbols: &ObjectSymbols<'_>, allocator: &AllocatorIdentity) -> Result<Self> {
         let unsupported = |why: &str, remedy: &str| {
             Error::new(ErrorKind::Unsupported, format!("{allocator} {why}")).remedy(remedy)
         };
@@ -68,7 +68,7 @@ impl Profiles {
                 "use a gperftools that was built with libstdc++, or `memprof run --allocator jemalloc`",
             ));
         };
-        let Some(delete) = Delete::find() else {
+        let Some(delete) = OperatorDelete::find() else {
             return Err(unsupported(
                 "is there, but its C++ library is not: nothing frees a std::string",
                 "load libstdc++ with RTLD_GLOBAL, or link the program to it",
@@ -95,9 +95,9 @@ impl Profiles {
         kind: ProfileKind,
         heap: u64,
         interval: u64,
-        allocator: &Identity,
+        allocator: &AllocatorIdentity,
         scratch: &Scratch,
-    ) -> Result<Summary> {
+    ) -> Result<ProfileSummary> {
         // A C++ exception would end the process.
         require_memory_for(string_bytes(kind, heap, interval))?;
         let text = self.take(kind, allocator)?;
@@ -114,7 +114,7 @@ impl Profiles {
         store(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
     }
 
-    fn take(&self, kind: ProfileKind, allocator: &Identity) -> Result<CxxString> {
+    fn take(&self, kind: ProfileKind, allocator: &AllocatorIdentity) -> Result<CxxString> {
         // SAFETY: malloc_extension.h: takes nothing.
         let instance = unsafe { (self.instance)() };
         if instance.is_null() {
@@ -142,7 +142,7 @@ pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
 }
 
 /// tcmalloc's header tells the interval of now, and readers refuse 0, which is off.
-fn store(profile: &[u8], summary: Summary, scratch: &Scratch) -> io::Result<Summary> {
+fn store(profile: &[u8], summary: ProfileSummary, scratch: &Scratch) -> io::Result<ProfileSummary> {
     const OFF: &[u8] = b"heap_v2/0";
     let mut file = scratch.rewound()?;
     let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
@@ -158,7 +158,7 @@ fn store(profile: &[u8], summary: Summary, scratch: &Scratch) -> io::Result<Summ
     .concat();
     file.write_all(&header)?;
     file.write_all(stacks)?;
-    Ok(Summary {
+    Ok(ProfileSummary {
         profile_len: (header.len() + stacks.len()) as u64,
         ..summary
     })

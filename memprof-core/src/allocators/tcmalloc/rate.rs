@@ -5,9 +5,9 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::extension::Extension;
-use crate::allocators::symbols::Symbols;
+use crate::allocators::symbols::ObjectSymbols;
 use crate::error::{Error, ErrorKind, Result};
-use crate::identity::Identity;
+use crate::identity::AllocatorIdentity;
 
 /// gperftools 2.17 and newer.
 const PROPERTY: &CStr = c"tcmalloc.sample_parameter";
@@ -25,9 +25,9 @@ pub(super) enum Rate {
 
 impl Rate {
     pub(super) fn find(
-        symbols: &Symbols<'_>,
+        symbols: &ObjectSymbols<'_>,
         extension: &Extension,
-        allocator: &Identity,
+        allocator: &AllocatorIdentity,
     ) -> Result<Self> {
         if extension.get(PROPERTY).is_some() {
             return Ok(Self::Property);
@@ -63,7 +63,7 @@ impl Rate {
         &self,
         interval: u64,
         extension: &Extension,
-        allocator: &Identity,
+        allocator: &AllocatorIdentity,
     ) -> Result<()> {
         match self {
             Self::Property if !extension.set(PROPERTY, interval) => {

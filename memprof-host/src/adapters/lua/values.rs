@@ -6,12 +6,12 @@ use std::ffi::{c_char, c_int};
 use serde_json::Value;
 
 use super::State;
-use crate::adapters::symbol::{HostFunctions, Missing};
+use crate::adapters::host_symbols::{HostSymbols, MissingSymbol};
 
 /// What is used of lua.h and lauxlib.h. `lua_Integer` has 64 bits in all versions; the index of `lua_rawseti` had 32
 /// up to 5.2, in the same register.
 #[derive(Clone, Copy)]
-pub(super) struct Values {
+pub(super) struct LuaValueApi {
     pub(super) create_table: unsafe extern "C-unwind" fn(State, c_int, c_int),
     pub(super) push_nil: unsafe extern "C-unwind" fn(State),
     push_string: unsafe extern "C-unwind" fn(State, *const c_char, usize),
@@ -23,8 +23,8 @@ pub(super) struct Values {
     make_room: unsafe extern "C-unwind" fn(State, c_int, *const c_char),
 }
 
-impl Values {
-    pub(super) fn of(host: &HostFunctions) -> Result<Self, Missing> {
+impl LuaValueApi {
+    pub(super) fn of(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4. What lua_pushlstring returns, nothing
         // in 5.1 and a pointer elsewhere, is ignored.
@@ -82,7 +82,7 @@ impl Values {
     }
 
     /// # Safety
-    /// As [`Values::push`].
+    /// As [`LuaValueApi::push`].
     pub(super) unsafe fn push_text(&self, state: State, text: &str) {
         // SAFETY: promised by the caller; the text is copied.
         unsafe { (self.push_string)(state, text.as_ptr().cast(), text.len()) };

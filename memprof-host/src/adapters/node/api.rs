@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
 use super::Job;
+use crate::adapters::host_symbols::{HostSymbols, MissingSymbol};
 use crate::adapters::log::c_text;
-use crate::adapters::symbol::{HostFunctions, Missing};
 
 pub(super) type Env = *mut c_void;
 pub(super) type Value = *mut c_void;
@@ -62,7 +62,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn of(host: &HostFunctions) -> Result<Self, Missing> {
+    pub(super) fn of(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: node_api.h and js_native_api.h declare them so, since Node-API 1.
         unsafe {
@@ -156,7 +156,7 @@ impl Node {
 }
 
 /// Throws an error, where this is a Node.
-pub(super) fn refuse(host: &HostFunctions, env: Env, missing: Missing) {
+pub(super) fn refuse(host: &HostSymbols, env: Env, missing: MissingSymbol) {
     // SAFETY: js_native_api.h declares it so.
     if let Ok(throw) = unsafe { host.find::<Throw>(c"napi_throw_error") } {
         let why = c_text(&missing.to_string(), usize::MAX);

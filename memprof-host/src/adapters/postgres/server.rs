@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
+use crate::adapters::host_symbols::find;
 use crate::adapters::log::c_text;
-use crate::adapters::symbol::find;
 
 /// postgres.h, `Datum`.
 #[doc(hidden)]

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
 use super::{Object, Raise};
+use crate::adapters::host_symbols::{HostSymbols, MissingSymbol};
 use crate::adapters::log::c_text;
-use crate::adapters::symbol::{HostFunctions, Missing};
 
 type Function = unsafe extern "C-unwind" fn(Object, Object) -> Object;
 
@@ -52,11 +52,11 @@ const MANY_INTERPRETERS: &[Slot] = &[Slot { id: 3, value: 2 }, Slot { id: 0, val
 /// # Errors
 /// This Python has another layout, or lacks a function.
 pub(super) fn module(
-    host: &HostFunctions,
+    host: &HostSymbols,
     name: &'static CStr,
     [send, call]: [Function; 2],
 ) -> Result<Object, String> {
-    let missing = |missing: Missing| missing.to_string();
+    let missing = |missing: MissingSymbol| missing.to_string();
     // SAFETY: pylifecycle.h declares it so.
     let version =
         unsafe { host.find::<unsafe extern "C-unwind" fn() -> *const c_char>(c"Py_GetVersion") };
@@ -124,7 +124,7 @@ fn slots(version: &str) -> Result<&'static [Slot], String> {
 }
 
 /// Raises an `ImportError`, where this is a Python, and returns null.
-pub(super) fn refuse(host: &HostFunctions, name: &CStr, why: &str) -> Object {
+pub(super) fn refuse(host: &HostSymbols, name: &CStr, why: &str) -> Object {
     // SAFETY: pyerrors.h declares it so.
     let raise = unsafe { host.find::<Raise>(c"PyErr_SetString") };
     // SAFETY: pyerrors.h: a variable that holds the class.

@@ -6,9 +6,9 @@ use memprof_messages::Profiling;
 use serde::Deserialize;
 
 use super::{Code, TEXT, failed};
-use crate::extractor::To;
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
+use crate::request_host::RequestHost;
 
 const HEAD: &str = "Name | Value | Description | Defined At\n\
                     ---------------------------------------\n";
@@ -26,7 +26,7 @@ const FLAGS: [(&str, &str); 3] = [
     ),
 ];
 
-pub(super) async fn all(To(host): To) -> Result<Response> {
+pub(super) async fn all(RequestHost(host): RequestHost) -> Result<Response> {
     table(&host, |_| true).await
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Parameters {
 }
 
 pub(super) async fn one(
-    To(host): To,
+    RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
     Query(Parameters { setvalue }): Query<Parameters>,
 ) -> Result<Response> {
@@ -53,7 +53,7 @@ pub(super) async fn one(
     };
     match set(&host, &flag, &value).await {
         Ok(()) => Ok(([TEXT], format!("Set `{flag}' to {value}")).into_response()),
-        Err(problem) if problem.is_the_hosts() || problem.is_the_clients() => {
+        Err(problem) if problem.is_host_error() || problem.is_client_error() => {
             let value = if value.is_empty() {
                 "empty string"
             } else {
@@ -68,11 +68,11 @@ pub(super) async fn one(
 
 async fn set(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
-        ("je_prof_active", "true" | "1") => host.act("activate", &[]).await,
-        ("je_prof_active", "false" | "0") => host.act("deactivate", &[]).await,
+        ("je_prof_active", "true" | "1") => host.send_ok("activate", &[]).await,
+        ("je_prof_active", "false" | "0") => host.send_ok("deactivate", &[]).await,
         // brpc takes a path, which nobody gives us: a dump has a name of its own.
         ("je_prof_dump", _) => host.dump().await.map(drop),
-        ("je_prof_reset", _) => host.act("reset", &[("lg_sample", value)]).await,
+        ("je_prof_reset", _) => host.send_ok("reset", &[("lg_sample", value)]).await,
         _ => Err(Problem::invalid(format!(
             "{value:?} is neither true nor false"
         ))),

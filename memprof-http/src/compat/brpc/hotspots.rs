@@ -6,10 +6,10 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
 use super::{GROWTH, growth_is_off, heap_is_off};
-use crate::extractor::To;
-use crate::gateway::Report;
+use crate::gateway::DumpReply;
 use crate::problem::Result;
-use crate::report::View;
+use crate::report::ReportQuery;
+use crate::request_host::RequestHost;
 
 #[derive(Deserialize)]
 pub(super) struct Parameters {
@@ -21,7 +21,7 @@ pub(super) struct Parameters {
 }
 
 pub(super) async fn heap(
-    To(host): To,
+    RequestHost(host): RequestHost,
     headers: HeaderMap,
     Query(query): Query<Parameters>,
 ) -> Result<Response> {
@@ -35,11 +35,11 @@ pub(super) async fn heap(
         Some("flame") => "flamegraph",
         _ => "text",
     };
-    let mut view = View::of_format(format);
+    let mut view = ReportQuery::with_format(format);
     view.base = query.base;
     let done = match &query.view {
-        Some(id) => view.of_kept(&host, id).await,
-        None => view.of_new(&host).await,
+        Some(id) => view.render_kept_dump(&host, id).await,
+        None => view.render_new_dump(&host).await,
     };
     match done {
         Err(problem) if problem.is_profiling_off() => Ok(heap_is_off(&problem)),
@@ -48,11 +48,11 @@ pub(super) async fn heap(
 }
 
 /// The text of what made the heap grow.
-pub(super) async fn growth(To(host): To) -> Result<Response> {
-    let grown = match host.tell::<Report>("dump", &GROWTH).await {
+pub(super) async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
+    let grown = match host.send_typed::<DumpReply>("dump", &GROWTH).await {
         Ok(dump) => {
-            View::of_format("text")
-                .of_kept(&host, &dump.fields.largest.id)
+            ReportQuery::with_format("text")
+                .render_kept_dump(&host, &dump.fields.largest.id)
                 .await
         }
         Err(problem) => Err(problem),

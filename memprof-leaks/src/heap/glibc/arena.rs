@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Segment;
 use super::mapped::parameters;
 use crate::regions::Region;
-use crate::view::{View, Window};
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 const FAST_BINS: u64 = 0x10;
 const TOP: u64 = 0x60;
@@ -38,7 +38,7 @@ pub(super) struct Arena {
 }
 
 /// All arenas of a process.
-pub(super) fn arenas(view: &View) -> Vec<Arena> {
+pub(super) fn arenas(view: &SnapshotMemory) -> Vec<Arena> {
     let is_libc =
         |region: &&Region| region.name.contains("/libc.so.6") || region.name.contains("/libc-2.");
     let data = || {
@@ -51,8 +51,8 @@ pub(super) fn arenas(view: &View) -> Vec<Arena> {
     found.unwrap_or_default()
 }
 
-fn in_data(view: &View, region: &Region) -> Option<Vec<Arena>> {
-    let mut memory = Window::new(view);
+fn in_data(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
+    let mut memory = CachedReader::new(view);
     // Variables without a value lie in memory of no file behind it.
     let after = view.region(region.range.end);
     let after = after.filter(|after| !after.is_file && after.name.is_empty());
@@ -67,8 +67,8 @@ fn in_data(view: &View, region: &Region) -> Option<Vec<Arena>> {
 
 /// The arenas that lead from the first one back to it. None where they do not: then it is no arena, but lies
 /// some bins beside it.
-fn ring(view: &View, main: u64) -> Option<Vec<Arena>> {
-    let mut memory = Window::new(view);
+fn ring(view: &SnapshotMemory, main: u64) -> Option<Vec<Arena>> {
+    let mut memory = CachedReader::new(view);
     let mut all = vec![Arena {
         address: main,
         is_main: true,
@@ -87,7 +87,7 @@ fn ring(view: &View, main: u64) -> Option<Vec<Arena>> {
     Some(all)
 }
 
-fn is_arena(memory: &mut Window<'_>, view: &View, address: u64) -> bool {
+fn is_arena(memory: &mut CachedReader<'_>, view: &SnapshotMemory, address: u64) -> bool {
     let (mut bad, mut empty) = (0, 0);
     for bin in 0..BIN_COUNT {
         // The bin as a chunk, whose links lie behind a header.
@@ -117,19 +117,19 @@ fn is_arena(memory: &mut Window<'_>, view: &View, address: u64) -> bool {
 
 impl Arena {
     /// What lies in the structure.
-    pub(super) fn own(&self) -> Range<u64> {
+    pub(super) fn struct_range(&self) -> Range<u64> {
         self.address..self.address + LENGTH
     }
 
     /// The first chunk of each list of small chunks that are free, and look used.
-    pub(super) fn fast_bins(&self, view: &View) -> impl Iterator<Item = u64> {
+    pub(super) fn fast_bins(&self, view: &SnapshotMemory) -> impl Iterator<Item = u64> {
         let place = self.address + FAST_BINS;
         let first = (0..FAST_BIN_COUNT).filter_map(move |bin| view.word(place + 8 * bin));
         first.filter(|chunk| *chunk != 0)
     }
 
     /// The memory that it has chunks in: brk's, or each `heap_info`.
-    pub(super) fn segments(&self, view: &View) -> Vec<Segment> {
+    pub(super) fn segments(&self, view: &SnapshotMemory) -> Vec<Segment> {
         let Some(top) = view.word(self.address + TOP) else {
             return Vec::new();
         };
@@ -139,7 +139,7 @@ impl Arena {
         }
     }
 
-    fn heaps(&self, view: &View, top: u64) -> Vec<Segment> {
+    fn heaps(&self, view: &SnapshotMemory, top: u64) -> Vec<Segment> {
         let own_heap = self.address & !(HEAP - 1);
         let info = self.address - own_heap;
         let last_heap = top & !(HEAP - 1);
@@ -171,7 +171,7 @@ impl Arena {
 }
 
 /// What brk(2) gave: up to the top, which lies there.
-fn main_segment(view: &View, top: u64) -> Option<Segment> {
+fn main_segment(view: &SnapshotMemory, top: u64) -> Option<Segment> {
     let region = view.region(top).filter(|region| region.name == "[heap]")?;
     let mut range = region.range.clone();
     // Parts of it may be protected otherwise.

@@ -2,10 +2,10 @@
 //! an arena for small ones.
 
 use super::arena::Arena;
-use super::{ALIGNMENT, FLAGS, HEADER, Heap, LEAST, unmix};
+use super::{ALIGNMENT, FLAGS, FoundHeap, HEADER, LEAST, reveal_pointer};
 use crate::objects::{Object, Span};
 use crate::snapshot::Registers;
-use crate::view::{View, Window};
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Of the chunk that a cache lies in: glibc 2.30 and newer, 2.26 to 2.29.
 pub(super) const SIZES: [u64; 2] = [0x290, 0x250];
@@ -21,7 +21,12 @@ struct Cache {
 }
 
 /// Tells which objects of the heap are none. `places` are chunks of the size of a cache.
-pub(super) fn free(view: &View, arenas: &[Arena], places: &[u64], heap: &mut Heap) {
+pub(super) fn exclude_cached(
+    view: &SnapshotMemory,
+    arenas: &[Arena],
+    places: &[u64],
+    heap: &mut FoundHeap,
+) {
     let caches: Vec<_> = places
         .iter()
         .filter_map(|place| cache(view, *place))
@@ -36,7 +41,7 @@ pub(super) fn free(view: &View, arenas: &[Arena], places: &[u64], heap: &mut Hea
     let mut keys = Vec::new();
     for (first, count) in caches.iter().flat_map(|cache| &cache.lists) {
         keys.extend(view.word(first + 8));
-        follow(view, *first, 0, *count, &mut heap.cached);
+        walk_free_list(view, *first, 0, *count, &mut heap.cached);
     }
     // The same in every entry since glibc 2.34: so entries are found also where a list is in the midst of a
     // change, or a cache was not found.
@@ -50,13 +55,13 @@ pub(super) fn free(view: &View, arenas: &[Arena], places: &[u64], heap: &mut Hea
     }
     for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
         let entry = chunk.wrapping_add(HEADER);
-        follow(view, entry, HEADER, ENTRY_LIMIT, &mut heap.cached);
+        walk_free_list(view, entry, HEADER, ENTRY_LIMIT, &mut heap.cached);
     }
 }
 
 /// Tells which objects lie in a list of small free chunks that a thread is about to merge (`malloc_consolidate`):
 /// only its registers lead there, to the next chunk. Such a list proves itself by chunks of one size to its end.
-pub(super) fn free_detached(view: &View, threads: &[Registers], heap: &mut Heap) {
+pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], heap: &mut FoundHeap) {
     let size_of = |entry: u64| {
         let size = view.word(entry.checked_sub(8)?)? & !FLAGS;
         (entry.is_multiple_of(ALIGNMENT) && (LEAST..=LARGEST).contains(&size)).then_some(size)
@@ -68,7 +73,7 @@ pub(super) fn free_detached(view: &View, threads: &[Registers], heap: &mut Heap)
             continue;
         };
         let mut list = Vec::new();
-        follow(view, first, HEADER, ENTRY_LIMIT, &mut list);
+        walk_free_list(view, first, HEADER, ENTRY_LIMIT, &mut list);
         let is_whole = list.iter().all(|entry| size_of(*entry) == Some(size));
         let last = list.last().copied().unwrap_or(first);
         if is_whole && view.word(last) == Some(last >> 12) {
@@ -78,11 +83,11 @@ pub(super) fn free_detached(view: &View, threads: &[Registers], heap: &mut Heap)
 }
 
 /// Follows a list; `back` is how far its pointers lie before an entry's first byte.
-fn follow(view: &View, first: u64, back: u64, count: u64, found: &mut Vec<u64>) {
+fn walk_free_list(view: &SnapshotMemory, first: u64, back: u64, count: u64, found: &mut Vec<u64>) {
     let mut entry = first;
     for _ in 0..count.min(ENTRY_LIMIT) {
         found.push(entry);
-        let next = view.word(entry).map(|next| unmix(next, entry));
+        let next = view.word(entry).map(|next| reveal_pointer(next, entry));
         match next.filter(|next| *next != 0) {
             Some(next) => entry = next.wrapping_add(back),
             None => return,
@@ -91,7 +96,7 @@ fn follow(view: &View, first: u64, back: u64, count: u64, found: &mut Vec<u64>) 
 }
 
 /// The cache that lies at an address, if one does.
-fn cache(view: &View, address: u64) -> Option<Cache> {
+fn cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
     let size = view.word(address - 8)? & !FLAGS;
     let width = if size == SIZES[0] { 2 } else { 1 };
     let mut bytes = vec![0; (LISTS * (width + 8)) as usize];
@@ -121,8 +126,8 @@ fn cache(view: &View, address: u64) -> Option<Cache> {
 }
 
 /// The used objects that hold the key of the caches where their entries have it.
-fn with_key(view: &View, spans: &[Span], key: u64) -> Vec<u64> {
-    let mut memory = Window::new(view);
+fn with_key(view: &SnapshotMemory, spans: &[Span], key: u64) -> Vec<u64> {
+    let mut memory = CachedReader::new(view);
     let small = spans
         .iter()
         .flat_map(Span::used)

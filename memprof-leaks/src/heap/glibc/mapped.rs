@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::{FLAGS, HEADER, Heap};
+use super::{FLAGS, FoundHeap, HEADER};
 use crate::objects::Span;
-use crate::pages::PAGE;
 use crate::regions::Region;
-use crate::view::{View, Window};
+use crate::resident_pages::PAGE;
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 const IS_MAPPED: u64 = 2;
 /// Where the structure has, before `sbrk_base`: the number of mapped chunks and its limit, two numbers of four
@@ -29,13 +29,13 @@ pub(super) struct Parameters {
 }
 
 /// Looks for the structure by the address of the first chunk of the heap that brk(2) gave.
-pub(super) fn parameters(view: &View, heap: &Range<u64>) -> Option<Parameters> {
+pub(super) fn parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Option<Parameters> {
     let early = heap.start..heap.end.min(heap.start + EARLY_BREAK);
     let data = view
         .regions
         .iter()
         .filter(|region| region.is_file && region.is_writable && !region.pages.is_empty());
-    let mut memory = Window::new(view);
+    let mut memory = CachedReader::new(view);
     data.map(|region| region.range.start + COUNTS..region.range.end)
         .flat_map(|places| places.step_by(8))
         .find_map(|place| {
@@ -60,7 +60,7 @@ pub(super) fn parameters(view: &View, heap: &Range<u64>) -> Option<Parameters> {
 
 /// Adds the chunks that have a mapping of their own. Where there are more than glibc counts, none of them is
 /// certain.
-pub(super) fn add(view: &View, heap: &mut Heap) {
+pub(super) fn add(view: &SnapshotMemory, heap: &mut FoundHeap) {
     let brk = view.regions.iter().find(|region| region.name == "[heap]");
     let counted = brk.and_then(|brk| parameters(view, &brk.range));
     let Some(counted) = counted.filter(|counted| counted.count > 0) else {
@@ -92,7 +92,7 @@ pub(super) fn add(view: &View, heap: &mut Heap) {
     }
 }
 
-fn chunks(view: &View, region: &Region) -> Vec<Range<u64>> {
+fn chunks(view: &SnapshotMemory, region: &Region) -> Vec<Range<u64>> {
     let mut found = Vec::new();
     let mut at = region.range.start;
     for pages in &region.pages {

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::super::Heap;
+use super::super::FoundHeap;
 use crate::objects::Objects;
 use crate::snapshot::Registers;
-use crate::view::{View, Window};
+use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// jemalloc's thread-local variables lie right below the thread's control block: their model is initial-exec.
 const VARIABLES: u64 = 8192;
@@ -16,13 +16,13 @@ const BINS: usize = 20;
 
 /// A list of freed objects: the used part of an array that grows downwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Bin {
+struct CacheBin {
     array: Range<u64>,
     used: Range<u64>,
 }
 
 /// Tells which objects lie in caches, and where the caches are: what their arrays held before is no pointer.
-pub(super) fn find(view: &View, threads: &[Registers], heap: &mut Heap) {
+pub(super) fn find(view: &SnapshotMemory, threads: &[Registers], heap: &mut FoundHeap) {
     let objects = Objects::new(std::mem::take(&mut heap.spans));
     for thread in threads {
         let start = thread.control_block.saturating_sub(VARIABLES) & !7;
@@ -50,13 +50,13 @@ pub(super) fn find(view: &View, threads: &[Registers], heap: &mut Heap) {
 }
 
 /// The bins of the caches that lie there.
-fn bins(view: &View, variables: Range<u64>) -> Vec<Bin> {
-    let mut memory = Window::new(view);
+fn bins(view: &SnapshotMemory, variables: Range<u64>) -> Vec<CacheBin> {
+    let mut memory = CachedReader::new(view);
     let mut all = Vec::new();
     let mut at = variables.start;
     while at < variables.end {
         let places = (at..variables.end).step_by(LENGTH as usize);
-        let row: Vec<Bin> = places
+        let row: Vec<CacheBin> = places
             .map_while(|place| {
                 let [head, bounds] = [memory.word(place)?, memory.word(place + 16)?];
                 bin(head, bounds)
@@ -75,7 +75,7 @@ fn bins(view: &View, variables: Range<u64>) -> Vec<Bin> {
 
 /// A bin of its first word, the address of its lowest entry, and its third: the lowest 16 bits of the addresses
 /// of the fewest entries there were lately, of the full array, and of its end; in 5.3.1 also the most entries.
-fn bin(head: u64, bounds: u64) -> Option<Bin> {
+fn bin(head: u64, bounds: u64) -> Option<CacheBin> {
     let part = |shift: u32| (bounds >> shift) as u16;
     let (fewest, full, empty, most) = (part(0), part(16), part(32), part(48));
     let length = empty.wrapping_sub(full);
@@ -89,7 +89,7 @@ fn bin(head: u64, bounds: u64) -> Option<Bin> {
         && head > 1 << 16
         && head < 1 << 47;
     let end = head.checked_add(used.into())?;
-    is_sound.then(|| Bin {
+    is_sound.then(|| CacheBin {
         array: end - u64::from(length)..end,
         used: head..end,
     })

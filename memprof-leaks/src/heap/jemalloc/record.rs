@@ -37,14 +37,14 @@ static SIZES: LazyLock<Vec<u64>> = LazyLock::new(|| {
 
 /// Whether an extent holds objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ExtentState {
     Active,
     /// Dirty, muzzy or retained: kept for later.
     Idle,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ExtentKind {
     /// Regions of one size, with a bit for each one that is free.
     Slab { free: Box<[u64; 8]> },
     /// One object, or none; where the profiler's context of it may lie.
@@ -61,8 +61,8 @@ pub(super) struct Extent {
     first: u64,
     /// Of each object, in bytes.
     pub(super) size: u64,
-    pub(super) state: State,
-    pub(super) kind: Kind,
+    pub(super) state: ExtentState,
+    pub(super) kind: ExtentKind,
 }
 
 impl Extent {
@@ -70,7 +70,7 @@ impl Extent {
     /// no sample it is 1; without a profiler, whatever the record held before.
     pub(super) fn context(&self) -> Option<(u64, u64)> {
         match self.kind {
-            Kind::Large { context } if context > PAGE && context.is_multiple_of(8) => {
+            ExtentKind::Large { context } if context > PAGE && context.is_multiple_of(8) => {
                 Some((self.first, context))
             }
             _ => None,
@@ -106,8 +106,8 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
         kind,
     };
     if field(STATE) != 0 {
-        let none = Kind::Large { context: 0 };
-        return Some(extent(length, State::Idle, none));
+        let none = ExtentKind::Large { context: 0 };
+        return Some(extent(length, ExtentState::Idle, none));
     }
     let size = *SIZES.get(class)?;
     if bits & SLAB == 0 {
@@ -116,8 +116,8 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
             false => length > SIZES[class - 1] && length <= size + PAD,
         };
         let context = word(CONTEXT);
-        let kind = Kind::Large { context };
-        return fits.then(|| extent(size.min(length), State::Active, kind));
+        let kind = ExtentKind::Large { context };
+        return fits.then(|| extent(size.min(length), ExtentState::Active, kind));
     }
     let regions = length / size;
     let is_whole =
@@ -132,7 +132,7 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
         *place = word(BITMAP + at) & u64::MAX.checked_shr(64 - valid as u32).unwrap_or(0);
         count += u64::from(place.count_ones());
     }
-    (count == field(FREE)).then(|| extent(size, State::Active, Kind::Slab { free }))
+    (count == field(FREE)).then(|| extent(size, ExtentState::Active, ExtentKind::Slab { free }))
 }
 
 #[cfg(test)]
@@ -162,14 +162,14 @@ mod tests {
     #[test]
     fn a_record_proves_itself() {
         let at = 0x7f00_0000_0000;
-        let check = |bytes: &[u8], expected: Option<(u64, State)>| {
+        let check = |bytes: &[u8], expected: Option<(u64, ExtentState)>| {
             let found = parse(bytes, 0x80).map(|extent| (extent.size, extent.state));
             assert_eq!(found, expected);
         };
         // 256 regions of 16 bytes, five of them free.
         check(
             &record(bits(SLAB, 0, 1, 5), at, 4096, &[0b1111, 0, 0, 1]),
-            Some((16, State::Active)),
+            Some((16, ExtentState::Active)),
         );
         check(
             &record(bits(SLAB, 0, 1, 4), at, 4096, &[0b1111, 0, 0, 1]),
@@ -178,23 +178,23 @@ mod tests {
         // Beyond the last region bits have no meaning.
         check(
             &record(bits(SLAB, 0, 8, 1), at, 4096, &[1 << 31 | 1 << 32]),
-            Some((128, State::Active)),
+            Some((128, ExtentState::Active)),
         );
         check(&record(bits(SLAB, 0, 1, 0), at + 16, 4096, &[]), None);
         check(&record(bits(SLAB, 0, 3, 0), at, 4096, &[]), None);
         // Large: with a random place in its first page, too long, sampled.
         check(
             &record(bits(0, 0, 36, 0), at + 64, 5 * 4096, &[]),
-            Some((16384, State::Active)),
+            Some((16384, ExtentState::Active)),
         );
         check(&record(bits(0, 0, 40, 0), at, 128 * 4096, &[]), None);
         check(
             &record(bits(0, 0, 1, 0), at, 2 * 4096, &[]),
-            Some((16, State::Active)),
+            Some((16, ExtentState::Active)),
         );
         check(
             &record(bits(0, 1, 235, 0), at, 4096, &[]),
-            Some((4096, State::Idle)),
+            Some((4096, ExtentState::Idle)),
         );
         check(
             &record(bits(0, 0, 36, 0) | 1 << 63, at, 5 * 4096, &[]),

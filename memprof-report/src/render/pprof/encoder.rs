@@ -6,8 +6,8 @@ use std::io::Write;
 use prost::Message;
 
 use crate::error::Result;
-use crate::fold::Named;
-use crate::names::{Detail, StringId, Strings};
+use crate::fold::SymbolizedProfile;
+use crate::names::{NameDetail, StringId, Strings};
 use crate::pprof::proto;
 use crate::profile::{Address, Profile, Sample, SampleType};
 use crate::stacks::AddressId;
@@ -62,8 +62,13 @@ impl<W: Write> Encoder<W> {
     }
 
     /// Writes the samples of a profile, times `sign`, with all they refer to.
-    pub(super) fn side(&mut self, named: &Named, types: &[SampleType], sign: i64) -> Result<()> {
-        let Named {
+    pub(super) fn side(
+        &mut self,
+        named: &SymbolizedProfile,
+        types: &[SampleType],
+        sign: i64,
+    ) -> Result<()> {
+        let SymbolizedProfile {
             profile,
             names,
             depths,
@@ -139,7 +144,7 @@ impl<W: Write> Encoder<W> {
         &mut self,
         profile: &Profile,
         used: &[bool],
-        detail: Detail,
+        detail: NameDetail,
     ) -> Result<Vec<u64>> {
         let mut referred = vec![false; profile.mappings.len()];
         for (&address, _) in profile
@@ -185,7 +190,7 @@ impl<W: Write> Encoder<W> {
         Ok(ids)
     }
 
-    fn lines(&mut self, named: &Named, address: AddressId) -> Vec<proto::Line> {
+    fn lines(&mut self, named: &SymbolizedProfile, address: AddressId) -> Vec<proto::Line> {
         let frames = named.names.frames(address);
         let text = |id| named.names.strings.get(id);
         frames

@@ -11,12 +11,12 @@ use serde::Deserialize;
     untagged,
     expecting = "expected a size such as \"64MiB\", in quotes and with its unit"
 )]
-pub(super) enum Amount {
+pub(super) enum SizeOrShare {
     Number(i64),
     Text(String),
 }
 
-impl Amount {
+impl SizeOrShare {
     /// The bytes of a size with a unit: what 40 counts, bytes, megabytes or per cent, nobody can
     /// tell.
     ///
@@ -68,7 +68,7 @@ impl Amount {
     }
 }
 
-impl fmt::Display for Amount {
+impl fmt::Display for SizeOrShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => number.fmt(f),

@@ -4,11 +4,11 @@ use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a whole number, not below 0")]
-pub(super) enum Whole {
+pub(super) enum WholeNumber {
     Number(usize),
 }
 
-impl Whole {
+impl WholeNumber {
     pub(super) fn number(&self) -> usize {
         let Self::Number(number) = self;
         *number

@@ -4,11 +4,11 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use memprof_core::{Condition, Rule, Threshold};
+use memprof_core::{Condition, Threshold, WatchRule};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::amount::Amount;
+use super::amount::SizeOrShare;
 use super::plain::Period;
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -22,12 +22,12 @@ const LEAST_GROWTH: u64 = 1 << 20;
 
 /// All tables.
 #[derive(Debug, Default)]
-pub(super) struct Rules(pub(super) Vec<Rule>);
+pub(super) struct WatchRules(pub(super) Vec<WatchRule>);
 
 /// One table, as it is written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Table {
+struct WatchTable {
     #[serde(deserialize_with = "every")]
     every: Option<Condition>,
     #[serde(deserialize_with = "rss_above")]
@@ -43,13 +43,13 @@ struct Table {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(try_from = "Table")]
-struct Parsed(Rule);
+#[serde(try_from = "WatchTable")]
+struct ParsedRule(WatchRule);
 
-impl TryFrom<Table> for Parsed {
+impl TryFrom<WatchTable> for ParsedRule {
     type Error = &'static str;
 
-    fn try_from(table: Table) -> Result<Self, &'static str> {
+    fn try_from(table: WatchTable) -> Result<Self, &'static str> {
         let at_exit = table.at_exit.then_some(Condition::AtExit);
         let conditions = [
             table.every,
@@ -75,7 +75,7 @@ impl TryFrom<Table> for Parsed {
             Condition::Every(_) => Duration::ZERO,
             _ => DEFAULT_INTERVAL,
         };
-        Ok(Self(Rule {
+        Ok(Self(WatchRule {
             condition,
             min_interval: table.min_interval.unwrap_or(default),
             activate: table.activate,
@@ -83,22 +83,22 @@ impl TryFrom<Table> for Parsed {
     }
 }
 
-impl<'de> Deserialize<'de> for Rules {
+impl<'de> Deserialize<'de> for WatchRules {
     fn deserialize<D: Deserializer<'de>>(tables: D) -> Result<Self, D::Error> {
         struct Tables;
         impl<'de> Visitor<'de> for Tables {
-            type Value = Rules;
+            type Value = WatchRules;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of tables, [[watch]]; on another program's bus in config=FILE")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut tables: A) -> Result<Rules, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut tables: A) -> Result<WatchRules, A::Error> {
                 let mut rules = Vec::new();
-                while let Some(Parsed(rule)) = tables.next_element()? {
+                while let Some(ParsedRule(rule)) = tables.next_element()? {
                     rules.push(rule);
                 }
-                Ok(Rules(rules))
+                Ok(WatchRules(rules))
             }
         }
         tables.deserialize_any(Tables)
@@ -125,7 +125,7 @@ fn cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>
 }
 
 fn rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
-    let amount = Amount::deserialize(value)?;
+    let amount = SizeOrShare::deserialize(value)?;
     let bytes = amount.size("rss_growth").map_err(D::Error::custom)?;
     if bytes < LEAST_GROWTH {
         let message = format!("rss_growth = {amount} is less than \"1MiB\"");
@@ -153,7 +153,7 @@ fn duration<'de, D: Deserializer<'de>>(
 }
 
 fn threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
-    let amount = Amount::deserialize(value)?;
+    let amount = SizeOrShare::deserialize(value)?;
     let (threshold, is_possible) = match amount.percent() {
         Some(percent) => (Threshold::Percent(percent), (1..=100).contains(&percent)),
         None => {
@@ -173,8 +173,8 @@ mod tests {
     use super::super::Config;
     use super::*;
 
-    fn rule(condition: Condition, min_interval: u64) -> Rule {
-        Rule {
+    fn rule(condition: Condition, min_interval: u64) -> WatchRule {
+        WatchRule {
             condition,
             min_interval: Duration::from_secs(min_interval),
             activate: false,
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn rules_as_they_are_written() {
-        let check = |table: &str, expected: Rule| {
+        let check = |table: &str, expected: WatchRule| {
             let config = Config::parse(&format!("[[watch]]\n{table}")).unwrap();
             assert_eq!(config.watch(), [expected], "{table}");
         };
@@ -215,7 +215,7 @@ mod tests {
         let cgroup = Condition::CgroupAbove(Threshold::Percent(100));
         check(
             "cgroup_above = \"100%\"\nmin_interval = \"5m\"\nactivate = true",
-            Rule {
+            WatchRule {
                 activate: true,
                 ..rule(cgroup, 300)
             },

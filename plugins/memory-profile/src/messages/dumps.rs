@@ -6,10 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use memprof_core::{Error, Profiler, Trigger};
-use memprof_messages::{KeptDumps, Kind, ProfileKind};
+use memprof_messages::{AllocatorKind, DumpList, ProfileKind};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
-use crate::arguments::{take_allocator, take_switch, take_word};
+use crate::arguments::{take_allocator, take_enum, take_switch};
 use crate::gdump;
 use crate::reply::{failure, ok};
 use crate::text::{dump_text, gdump_text, kept_text};
@@ -25,28 +25,28 @@ pub(super) fn dump(
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
     let allocator = take_allocator(&mut args)?;
-    let kind = take_word(&mut args, "kind")?.unwrap_or_default();
+    let kind = take_enum(&mut args, "kind")?.unwrap_or_default();
     let is_kept = take_switch(&mut args, "keep")?.unwrap_or(true);
     args.finish()?;
     if !is_kept {
-        return hand_over(profiler, allocator, kind, reply);
+        return return_bytes(profiler, allocator, kind, reply);
     }
     let report = profiler.dump(allocator, kind, Trigger::Message);
-    let report = report.map_err(not_dumped)?;
+    let report = report.map_err(dump_failure)?;
     let text = dump_text(&report);
     log::info!("{text}");
     ok(reply, &text, &report)
 }
 
 /// The bytes of a dump that is kept nowhere.
-fn hand_over(
+fn return_bytes(
     profiler: &Profiler,
-    allocator: Option<Kind>,
+    allocator: Option<AllocatorKind>,
     kind: ProfileKind,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
-    let dump = profiler.dump_unkept(allocator, kind);
-    let dump = dump.map_err(not_dumped)?;
+    let dump = profiler.dump_in_memory(allocator, kind);
+    let dump = dump.map_err(dump_failure)?;
     log::info!("a dump of {} bytes is handed over and not kept", dump.bytes);
     let content_type =
         content_type(&dump.file).map_err(|error| Failure::io("read the dump", &error))?;
@@ -60,7 +60,7 @@ pub(super) fn gdump(
 ) -> Result<(), Failure> {
     let gdumping = match gdump::parse(args)? {
         Some(limits) => profiler.gdump(limits),
-        None => profiler.end_gdump(),
+        None => profiler.stop_gdump(),
     };
     let gdumping = gdumping.map_err(failure)?;
     let text = gdump_text(&gdumping);
@@ -76,7 +76,7 @@ pub(super) fn list(
     args.finish()?;
     let kept = profiler.list().map_err(failure)?;
     let text = kept_text(&kept);
-    ok(reply, &text, KeptDumps { dumps: kept })
+    ok(reply, &text, DumpList { dumps: kept })
 }
 
 pub(super) fn fetch(
@@ -93,7 +93,7 @@ pub(super) fn fetch(
     passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
 }
 
-fn not_dumped(error: Error) -> Failure {
+fn dump_failure(error: Error) -> Failure {
     // What the system refuses is for whoever runs the host, not only for who asked.
     if error.kind == ErrorKind::Io {
         log::warn!("{error}");

@@ -1,7 +1,7 @@
 //! The allocators' figures, and what changes them.
 
 use memprof_core::Profiler;
-use memprof_messages::OfAllocators;
+use memprof_messages::PerAllocator;
 use memprof_plugin_abi::{Arguments, Failure, Reply};
 
 use crate::arguments::{take_allocator, take_number, take_switch};
@@ -33,7 +33,7 @@ pub(super) fn stats(
     if format.is_plain {
         return reply.text(&text);
     }
-    ok(reply, &text, OfAllocators { allocators: stats })
+    ok(reply, &text, PerAllocator { allocators: stats })
 }
 
 pub(super) fn purge(
@@ -60,7 +60,7 @@ pub(super) fn background_thread(
     let allocators = profiler.background_threads(on, max).map_err(failure)?;
     let text = background_text(&allocators);
     log::info!("{text}");
-    ok(reply, &text, OfAllocators { allocators })
+    ok(reply, &text, PerAllocator { allocators })
 }
 
 pub(super) fn recent(
@@ -73,7 +73,7 @@ pub(super) fn recent(
     let recent = profiler.recent(max).map_err(failure)?;
     let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
     let text = reports.join("\n");
-    ok(reply, &text, OfAllocators { allocators: recent })
+    ok(reply, &text, PerAllocator { allocators: recent })
 }
 
 pub(super) fn ledger(

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use memprof_core::{ActivateOptions, Profiler, SampleInterval};
-use memprof_messages::Activation;
+use memprof_messages::ActivationResult;
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
-use crate::arguments::{take_allocator, take_duration, take_number, take_word};
+use crate::arguments::{take_allocator, take_duration, take_enum, take_number};
 use crate::reply::{failure, ok};
 use crate::text::activation_text;
 
@@ -18,7 +18,7 @@ pub(super) fn activate(
     let options = take_options(&mut args)?;
     args.finish()?;
     let activation = profiler.activate(options).map_err(failure)?;
-    activated(reply, activation)
+    reply_activation(reply, activation)
 }
 
 pub(super) fn deactivate(
@@ -28,7 +28,7 @@ pub(super) fn deactivate(
 ) -> Result<(), Failure> {
     let allocator = take_allocator(&mut args)?;
     args.finish()?;
-    activated(reply, profiler.deactivate(allocator).map_err(failure)?)
+    reply_activation(reply, profiler.deactivate(allocator).map_err(failure)?)
 }
 
 pub(super) fn reset(
@@ -40,11 +40,11 @@ pub(super) fn reset(
     let interval = take_interval(&mut args)?;
     args.finish()?;
     let activation = profiler.reset(allocator, interval).map_err(failure)?;
-    activated(reply, activation)
+    reply_activation(reply, activation)
 }
 
 /// Tells the state after a message that changed it, to the log too.
-fn activated(reply: &mut Reply<'_>, activation: Activation) -> Result<(), Failure> {
+fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Result<(), Failure> {
     let text = activation_text(&activation);
     log::info!("{text}");
     ok(reply, &text, activation)
@@ -54,8 +54,8 @@ fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
     let allocator = take_allocator(args)?;
     let interval = take_interval(args)?;
     let duration = take_duration(args)?;
-    let unwinder = take_word(args, "unwinder")?;
-    let sampler = take_word(args, "sampler")?;
+    let unwinder = take_enum(args, "unwinder")?;
+    let sampler = take_enum(args, "sampler")?;
     let ages = args.take("ages").filter(|word| word != "off");
     let ages = ages.map(|word| word.parse());
     let labels = args.take("labels").filter(|word| word != "off");

@@ -1,11 +1,11 @@
 //! The state of the profiler in this process, and its end.
 
 use memprof_core::Profiler;
-use memprof_host::adapters::attached;
-use memprof_messages::{Findings, Nothing, Severity};
+use memprof_host::adapters::attachment;
+use memprof_messages::{DoctorReport, EmptyReply, Severity};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
-use crate::reply::{failure, ok, refused};
+use crate::reply::{failure, ok, reply_failure};
 use crate::text::{abilities_text, findings_text, status_text};
 
 pub(super) fn status(
@@ -32,14 +32,14 @@ pub(super) fn doctor(
     let failure = worst.map(|worst| {
         Failure::new(ErrorKind::Unavailable, worst.message.clone()).remedy(worst.remedy.clone())
     });
-    let fields = Findings {
+    let fields = DoctorReport {
         healthy: findings.is_empty(),
         findings,
     };
     match failure {
         None => ok(reply, &text, fields),
         Some(failure) => {
-            refused(reply, &text, &failure, fields)?;
+            reply_failure(reply, &text, &failure, fields)?;
             Err(failure)
         }
     }
@@ -52,13 +52,13 @@ pub(super) fn detach(
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
     args.finish()?;
-    if !attached::is_attached() {
+    if !attachment::is_attached() {
         let message = "the plugin was loaded with the program, not by memprof attach";
         let remedy = "send `deactivate`, which ends sampling";
         return Err(Failure::new(ErrorKind::Unsupported, message).remedy(remedy));
     }
     profiler.detach().map_err(failure)?;
-    attached::leave();
+    attachment::request_detach();
     let text = "detached: the hooks are removed, the threads and the socket end; the plugin's code stays mapped";
-    ok(reply, text, Nothing {})
+    ok(reply, text, EmptyReply {})
 }

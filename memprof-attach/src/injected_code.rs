@@ -1,0 +1,283 @@
+//! What the new thread runs: loads the plugin, calls it, and takes itself away.
+#![expect(unsafe_code, reason = "machine code")]
+
+use std::arch::global_asm;
+use std::slice;
+
+use crate::shared_page::{
+    ANSWER, ATTRIBUTES, ATTRIBUTES_INIT, BASE, CREATE, CREATE_RESULT, CREATED, DETACH, DLERROR,
+    DLOPEN, DLSYM, ENTRY, ENTRY_NAME, FREE, FREE_NAME, GET_STACK_SIZE, IS_MISALIGNED, LENGTH,
+    LoaderAck, LoaderStage, MALLOC, MALLOC_NAME, MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE,
+    SELF, SET_STACK_SIZE, STACK_SIZE, STAGE, SYSTEM_CALL, TEXT, TEXT_LENGTH, THREAD, TOML,
+    WANTS_MEMFD,
+};
+
+/// The pauses, of 10 ms, that the thread waits for an answer of ours before it goes on alone.
+const PAUSES: u32 = 1000;
+
+/// The blocks that the thread allocates before it loads anything: [`BLOCKS_OF_SIZE`] of each size from 24 bytes on, in
+/// steps of 8. An allocator that aligns to 8 places one of them between two multiples of 16, be it by
+/// size classes, by headers of 8 bytes or one behind the other.
+const BLOCKS: u32 = 32;
+const BLOCKS_OF_SIZE: u32 = 4;
+
+/// The new thread's stack, at least: dlopen(3) of the plugin, and its constructors.
+const LEAST_STACK: u32 = 1 << 20;
+
+// rbx: the page; r12: the answer that it waits for; r13: pauses.
+global_asm!(
+    ".pushsection .rodata.memprof_attach, \"a\"",
+    ".globl memprof_attach_code, memprof_attach_create, memprof_attach_code_end",
+    ".hidden memprof_attach_code, memprof_attach_create, memprof_attach_code_end",
+    "memprof_attach_code:",
+    "push rbx",
+    "push r12",
+    "push r13",
+    "mov rbx, rdi",
+    // A thread that blocks libc's own two signals stops setuid(3) for ever.
+    "mov eax, 14",
+    "mov edi, 2",
+    "lea rsi, [rbx + {MASK}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    "call qword ptr [rbx + {SELF}]",
+    "mov rdi, rax",
+    "call qword ptr [rbx + {DETACH}]",
+    "mov qword ptr [rbx + {STAGE}], 1",
+    // The compiler's code counts on `malloc` aligning to 16 (x86-64 psABI, `max_align_t`), the plugin's too: movaps.
+    "xor edi, edi",
+    "lea rsi, [rbx + {MALLOC_NAME}]",
+    "call qword ptr [rbx + {DLSYM}]",
+    "mov qword ptr [rbx + {MALLOC}], rax",
+    "xor edi, edi",
+    "lea rsi, [rbx + {FREE_NAME}]",
+    "call qword ptr [rbx + {DLSYM}]",
+    "mov qword ptr [rbx + {FREE}], rax",
+    "test rax, rax",
+    "je 5f",
+    "cmp qword ptr [rbx + {MALLOC}], 0",
+    "je 5f",
+    "sub rsp, 8 * {BLOCKS}",
+    "xor r12d, r12d",
+    "xor r13d, r13d",
+    "32:",
+    "mov eax, r12d",
+    "xor edx, edx",
+    "mov ecx, {BLOCKS_OF_SIZE}",
+    "div ecx",
+    "lea rdi, [rax * 8 + 24]",
+    "call qword ptr [rbx + {MALLOC}]",
+    "mov qword ptr [rsp + r12 * 8], rax",
+    "or r13, rax",
+    "inc r12d",
+    "cmp r12d, {BLOCKS}",
+    "jne 32b",
+    "33:",
+    "dec r12d",
+    "mov rdi, qword ptr [rsp + r12 * 8]",
+    "call qword ptr [rbx + {FREE}]",
+    "test r12d, r12d",
+    "jne 33b",
+    "add rsp, 8 * {BLOCKS}",
+    "xor eax, eax",
+    "and r13d, 15",
+    "mov qword ptr [rbx + {IS_MISALIGNED}], r13",
+    "jne 6f",
+    "mov rax, qword ptr [rbx + {ENTRY}]",
+    "test rax, rax",
+    "jne 4f",
+    "cmp qword ptr [rbx + {WANTS_MEMFD}], 0",
+    "je 2f",
+    "lea rdi, [rbx + {MEMFD_NAME}]",
+    "mov esi, 1",
+    "mov eax, 319",
+    "syscall",
+    "mov qword ptr [rbx + {MEMFD}], rax",
+    "mov qword ptr [rbx + {STAGE}], 2",
+    "mov r12d, 1",
+    "call 8f",
+    "2:",
+    "lea rdi, [rbx + {PATH}]",
+    "mov esi, 2",
+    "call qword ptr [rbx + {DLOPEN}]",
+    "push rax",
+    "sub rsp, 8",
+    "cmp qword ptr [rbx + {WANTS_MEMFD}], 0",
+    "je 3f",
+    "mov rdi, qword ptr [rbx + {MEMFD}]",
+    "mov eax, 3",
+    "syscall",
+    "3:",
+    "add rsp, 8",
+    "pop rdi",
+    "test rdi, rdi",
+    "je 5f",
+    "lea rsi, [rbx + {ENTRY_NAME}]",
+    "call qword ptr [rbx + {DLSYM}]",
+    "test rax, rax",
+    "je 5f",
+    "4:",
+    "mov qword ptr [rbx + {STAGE}], {CALLING}",
+    // The stage is seen before the answer is looked at: one of the two sides knows of the other.
+    "mfence",
+    "cmp qword ptr [rbx + {ANSWER}], {CANCELLED}",
+    "je 41f",
+    "lea rdi, [rbx + {TOML}]",
+    "call rax",
+    "jmp 6f",
+    "41:",
+    "xor eax, eax",
+    "jmp 6f",
+    "5:",
+    "call qword ptr [rbx + {DLERROR}]",
+    "6:",
+    // The text, or null. It may end with this thread, so it is copied.
+    "mov rsi, rax",
+    "lea rdi, [rbx + {TEXT}]",
+    "mov ecx, {TEXT_LENGTH} - 1",
+    "test rsi, rsi",
+    "je 7f",
+    "61:",
+    "lodsb",
+    "stosb",
+    "test al, al",
+    "je 7f",
+    "dec ecx",
+    "jne 61b",
+    "7:",
+    "mov qword ptr [rbx + {STAGE}], {DONE}",
+    "mov r12d, 2",
+    "call 8f",
+    // The thread that made this one may not have left the code yet.
+    "71:",
+    "cmp qword ptr [rbx + {CREATED}], 0",
+    "jne 72f",
+    "lea rdi, [rbx + {PAUSE}]",
+    "xor esi, esi",
+    "mov eax, 35",
+    "syscall",
+    "jmp 71b",
+    "72:",
+    // By a jump: no instruction of ours is left behind the call.
+    "mov rdi, qword ptr [rbx + {BASE}]",
+    "mov rsi, qword ptr [rbx + {LENGTH}]",
+    "mov rax, qword ptr [rbx + {MUNMAP}]",
+    "pop r13",
+    "pop r12",
+    "pop rbx",
+    "jmp rax",
+    "8:",
+    "mov r13d, {PAUSES}",
+    "81:",
+    "cmp qword ptr [rbx + {ANSWER}], r12",
+    "jae 82f",
+    "lea rdi, [rbx + {PAUSE}]",
+    "xor esi, esi",
+    "mov eax, 35",
+    "syscall",
+    "dec r13d",
+    "jne 81b",
+    "82:",
+    "ret",
+    // What the borrowed thread calls, with the page.
+    "memprof_attach_create:",
+    "push rbx",
+    "mov rbx, rdi",
+    // The loader needs more than the stacks of a program that is run with a low RLIMIT_STACK.
+    "lea rdi, [rbx + {ATTRIBUTES}]",
+    "call qword ptr [rbx + {ATTRIBUTES_INIT}]",
+    "lea rdi, [rbx + {ATTRIBUTES}]",
+    "lea rsi, [rbx + {STACK_SIZE}]",
+    "call qword ptr [rbx + {GET_STACK_SIZE}]",
+    "cmp qword ptr [rbx + {STACK_SIZE}], {LEAST_STACK}",
+    "jae 9f",
+    "lea rdi, [rbx + {ATTRIBUTES}]",
+    "mov esi, {LEAST_STACK}",
+    "call qword ptr [rbx + {SET_STACK_SIZE}]",
+    "9:",
+    "lea rdi, [rbx + {THREAD}]",
+    "lea rsi, [rbx + {ATTRIBUTES}]",
+    "mov rdx, qword ptr [rbx + {BASE}]",
+    "mov rcx, rbx",
+    "call qword ptr [rbx + {CREATE}]",
+    "mov eax, eax",
+    "mov qword ptr [rbx + {CREATE_RESULT}], rax",
+    // By a jump into libc: rt_sigprocmask(2), which puts the signals that are blocked now, not none, where they tell
+    // that no instruction of ours is left.
+    "mov eax, 14",
+    "mov edi, 2",
+    "xor esi, esi",
+    "lea rdx, [rbx + {CREATED}]",
+    "mov r10d, 8",
+    "mov r9, qword ptr [rbx + {SYSTEM_CALL}]",
+    "pop rbx",
+    "jmp r9",
+    "memprof_attach_code_end:",
+    ".popsection",
+    ATTRIBUTES = const ATTRIBUTES,
+    ATTRIBUTES_INIT = const ATTRIBUTES_INIT,
+    GET_STACK_SIZE = const GET_STACK_SIZE,
+    LEAST_STACK = const LEAST_STACK,
+    SET_STACK_SIZE = const SET_STACK_SIZE,
+    STACK_SIZE = const STACK_SIZE,
+    CALLING = const LoaderStage::Calling as u64,
+    CANCELLED = const LoaderAck::Cancelled as u64,
+    CREATE = const CREATE,
+    CREATE_RESULT = const CREATE_RESULT,
+    CREATED = const CREATED,
+    DONE = const LoaderStage::Done as u64,
+    SYSTEM_CALL = const SYSTEM_CALL,
+    THREAD = const THREAD,
+    MASK = const MASK,
+    SELF = const SELF,
+    DETACH = const DETACH,
+    STAGE = const STAGE,
+    ENTRY = const ENTRY,
+    WANTS_MEMFD = const WANTS_MEMFD,
+    MEMFD_NAME = const MEMFD_NAME,
+    MEMFD = const MEMFD,
+    PATH = const PATH,
+    DLOPEN = const DLOPEN,
+    DLSYM = const DLSYM,
+    DLERROR = const DLERROR,
+    ENTRY_NAME = const ENTRY_NAME,
+    TOML = const TOML,
+    TEXT = const TEXT,
+    TEXT_LENGTH = const TEXT_LENGTH,
+    BASE = const BASE,
+    BLOCKS = const BLOCKS,
+    BLOCKS_OF_SIZE = const BLOCKS_OF_SIZE,
+    MALLOC = const MALLOC,
+    MALLOC_NAME = const MALLOC_NAME,
+    FREE = const FREE,
+    FREE_NAME = const FREE_NAME,
+    IS_MISALIGNED = const IS_MISALIGNED,
+    LENGTH = const LENGTH,
+    MUNMAP = const MUNMAP,
+    ANSWER = const ANSWER,
+    PAUSE = const PAUSE,
+    PAUSES = const PAUSES,
+);
+
+unsafe extern "C" {
+    static memprof_attach_code: u8;
+    static memprof_attach_create: u8;
+    static memprof_attach_code_end: u8;
+}
+
+/// The code, which runs at any address. Its first instruction is a `start_routine` of
+/// `pthread_create(3)`, whose argument is the page.
+pub(crate) fn code() -> &'static [u8] {
+    let start = &raw const memprof_attach_code;
+    let end = &raw const memprof_attach_code_end;
+    // SAFETY: both labels of one section, which is never written to.
+    unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
+}
+
+/// Where in the code the function lies that makes the new thread. Its argument is the page.
+pub(crate) fn create_offset() -> u64 {
+    let start = &raw const memprof_attach_code;
+    let create = &raw const memprof_attach_create;
+    (create as usize - start as usize) as u64
+}

@@ -1,0 +1,176 @@
+//! The functions of the program that a process executes, by its file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+
+use object::elf;
+use object::read::elf::{ElfFile64, ProgramHeader};
+use object::{
+    LittleEndian, Object, ObjectSection, ObjectSymbol, ObjectSymbolTable, ReadCache, SectionKind,
+};
+
+use memprof_sampler::{SIGNATURES, Signature};
+
+use crate::error::Error;
+
+type Program<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<File>>;
+
+const AT_PHDR: u64 = 3;
+/// Of all code together: no program has more. The file may be made to take memory or time.
+const CODE_LIMIT: usize = 512 << 20;
+/// Of a function. One that claims to be longer is taken for as long.
+const FUNCTION_LIMIT: u64 = 1 << 20;
+/// For the symbols.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A program's code, at the addresses of the process.
+#[derive(Debug)]
+pub(crate) struct ProgramCode {
+    /// Executable sections, by address.
+    pub(crate) sections: Vec<(u64, Vec<u8>)>,
+    /// Its functions.
+    functions: BTreeMap<u64, ProgramFunction>,
+}
+
+/// A function, as the symbols tell it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProgramFunction {
+    /// In bytes.
+    pub(crate) length: u64,
+    /// The hooks that serve it, by its names for other files' code.
+    pub(crate) hooks: Vec<&'static Signature>,
+    /// Looked up by calling it: an indirect function.
+    pub(crate) is_indirect: bool,
+}
+
+impl ProgramCode {
+    /// Reads the program of a process. None where no `malloc` of it serves its libraries.
+    ///
+    /// # Errors
+    /// Its file cannot be read, or has no symbols.
+    pub(crate) fn read(pid: u32) -> Result<Option<Self>, Error> {
+        let path = format!("/proc/{pid}/exe");
+        let file = File::open(&path).map_err(Error::io(path.clone()))?;
+        let cache = ReadCache::new(file);
+        let invalid = |error: object::Error| Error::Failed(format!("{path}: {error}"));
+        let program = Program::parse(&cache).map_err(invalid)?;
+        if !defines_malloc(&program) {
+            return Ok(None);
+        }
+        let Some(table) = program.symbol_table() else {
+            return Err(Error::NotPatched(
+                "the program was stripped, so nothing tells where its functions end; keep its symbols (strip \
+                 --strip-debug; Cargo: strip = \"debuginfo\")"
+                    .to_owned(),
+            ));
+        };
+        let bias = bias(pid, &program)?;
+        let hooks: HashMap<_, _> = SIGNATURES
+            .iter()
+            .map(|each| (each.name.as_bytes(), each))
+            .collect();
+        let too_large = || Error::NotPatched("the program is too large".to_owned());
+        let begun = Instant::now();
+        let mut functions: BTreeMap<u64, ProgramFunction> = BTreeMap::new();
+        for symbol in table.symbols() {
+            if begun.elapsed() > PATIENCE {
+                return Err(too_large());
+            }
+            let kind = symbol.elf_symbol().st_type();
+            let is_code = matches!(kind, elf::STT_FUNC | elf::STT_GNU_IFUNC);
+            if !is_code || symbol.is_undefined() {
+                continue;
+            }
+            let address = symbol.address().wrapping_add(bias);
+            let function = functions.entry(address).or_default();
+            function.length = function.length.max(symbol.size()).min(FUNCTION_LIMIT);
+            function.is_indirect |= kind == elf::STT_GNU_IFUNC;
+            let name = symbol.name_bytes().unwrap_or_default();
+            if let (false, Some(hook)) = (symbol.is_local(), hooks.get(name)) {
+                function.hooks.push(hook);
+            }
+        }
+        let is_code = |kind| kind == SectionKind::Text;
+        let sections = program.sections().filter(|section| is_code(section.kind()));
+        let mut code = Vec::new();
+        let mut length = 0;
+        for section in sections {
+            let bytes = section.data().map_err(invalid)?;
+            length += bytes.len();
+            if length > CODE_LIMIT {
+                return Err(too_large());
+            }
+            code.push((section.address().wrapping_add(bias), bytes.to_vec()));
+        }
+        Ok(Some(Self {
+            sections: code,
+            functions,
+        }))
+    }
+
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (u64, &ProgramFunction)> {
+        self.functions
+            .iter()
+            .map(|(address, function)| (*address, function))
+    }
+
+    /// The function in which an address lies.
+    pub(crate) fn function(&self, address: u64) -> Option<(u64, &ProgramFunction)> {
+        let (start, function) = self.functions.range(..=address).next_back()?;
+        (address < start.saturating_add(function.length)).then_some((*start, function))
+    }
+
+    /// So many bytes from an address on.
+    pub(crate) fn bytes(&self, address: u64, length: u64) -> Option<&[u8]> {
+        let mut sections = self.sections.iter();
+        sections.find_map(|(start, bytes)| {
+            let at = address.checked_sub(*start)? as usize;
+            bytes.get(at..at.checked_add(length as usize)?)
+        })
+    }
+}
+
+fn defines_malloc(program: &Program<'_>) -> bool {
+    let mut exported = program.dynamic_symbols();
+    exported.any(|symbol| !symbol.is_undefined() && symbol.name() == Ok("malloc"))
+}
+
+/// What is to be added to an address in the file.
+fn bias(pid: u32, program: &Program<'_>) -> Result<u64, Error> {
+    let path = format!("/proc/{pid}/auxv");
+    let vector = fs::read(&path).map_err(Error::io(path))?;
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let mut entries = vector.chunks_exact(16);
+    let headers = entries.find(|entry| word(&entry[..8]) == AT_PHDR);
+    let headers = headers.map(|entry| word(&entry[8..]));
+    let endian = LittleEndian;
+    let mut segments = program.elf_program_headers().iter();
+    let own = segments.find(|segment| segment.p_type(endian) == elf::PT_PHDR);
+    let place = own.map(|own| own.p_vaddr(endian));
+    match (headers, place) {
+        (Some(headers), Some(place)) => Ok(headers.wrapping_sub(place)),
+        _ => Err(Error::Failed(
+            "its program headers are not to be found".to_owned(),
+        )),
+    }
+}
+
+#[cfg(test)]
+impl ProgramCode {
+    /// Code without a file.
+    pub(crate) fn made(sections: Vec<(u64, Vec<u8>)>, functions: &[(u64, u64, &str)]) -> Self {
+        let mut code = Self {
+            sections,
+            functions: BTreeMap::new(),
+        };
+        for (address, length, name) in functions {
+            let function = code.functions.entry(*address).or_default();
+            function.length = function.length.max(*length);
+            function
+                .hooks
+                .extend(SIGNATURES.iter().filter(|each| each.name == *name));
+        }
+        code
+    }
+}

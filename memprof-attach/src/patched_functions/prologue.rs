@@ -1,0 +1,312 @@
+//! Whether the first instructions of a function can lie elsewhere, with a jump in their place: a decision by the
+//! function's bytes alone.
+
+use std::fmt;
+use std::ops::Range;
+
+use iced_x86::{
+    BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
+    InstructionBlock, Register,
+};
+use memprof_sampler::EntryRow;
+
+/// The kernel writes to one page after the other.
+const PAGE: u64 = 4096;
+
+/// The first instructions of a function, of which the jump takes the place.
+#[derive(Clone, Debug)]
+pub(crate) struct Prologue {
+    instructions: Vec<Instruction>,
+    /// The bytes of the function that are no longer executed.
+    pub(crate) range: Range<u64>,
+}
+
+/// Instructions at a new place.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RelocatedPrologue {
+    pub(crate) bytes: Vec<u8>,
+    /// Where each instruction was, and where it is.
+    pub(crate) places: Vec<(u64, u64)>,
+}
+
+/// Why a function keeps its first instructions. A sentence whose subject is the function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotRelocatable {
+    Short(u64),
+    TwoPages,
+    NoCode(u64),
+    Calls(u64),
+    Entered(u64),
+    Computed(u64),
+    Far,
+}
+
+impl fmt::Display for NotRelocatable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short(length) => write!(f, "has {length} bytes, and a jump takes 5"),
+            Self::TwoPages => f.write_str("begins at the end of a page"),
+            Self::NoCode(at) => write!(f, "has bytes at {at:#x} that are no instruction"),
+            Self::Calls(at) => write!(f, "calls or returns within its first bytes, at {at:#x}"),
+            Self::Entered(at) => write!(f, "is entered behind its first byte by a jump at {at:#x}"),
+            Self::Computed(at) => write!(f, "has a computed jump at {at:#x}"),
+            Self::Far => f.write_str("uses memory that a jump cannot reach"),
+        }
+    }
+}
+
+/// All instructions of a function that lies at `address`.
+pub(crate) fn decode(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
+    Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter()
+}
+
+/// Where a direct jump or call leads.
+pub(crate) fn branch_target(instruction: &Instruction) -> Option<u64> {
+    let is_near = matches!(
+        instruction.op0_kind(),
+        iced_x86::OpKind::NearBranch16
+            | iced_x86::OpKind::NearBranch32
+            | iced_x86::OpKind::NearBranch64
+    );
+    (instruction.op_count() > 0 && is_near).then(|| instruction.near_branch_target())
+}
+
+impl Prologue {
+    /// Looks at the whole function, `code` at `address`.
+    ///
+    /// # Errors
+    /// Why it has to stay as it is.
+    pub(crate) fn of(code: &[u8], address: u64) -> Result<Self, NotRelocatable> {
+        let all: Vec<Instruction> = decode(code, address).collect();
+        if let Some(invalid) = all.iter().find(|each| each.is_invalid()) {
+            return Err(NotRelocatable::NoCode(invalid.ip()));
+        }
+        if address % PAGE > PAGE - EntryRow::JUMP as u64 {
+            return Err(NotRelocatable::TwoPages);
+        }
+        let needed = address + EntryRow::JUMP as u64;
+        let count = all.iter().position(|each| each.next_ip() >= needed);
+        let count = count.ok_or(NotRelocatable::Short(code.len() as u64))? + 1;
+        let (first, rest) = all.split_at(count);
+        let range = address..first[count - 1].next_ip();
+        for (at, each) in first.iter().enumerate() {
+            let is_last = at + 1 == count;
+            match each.flow_control() {
+                FlowControl::Next | FlowControl::ConditionalBranch => {}
+                FlowControl::UnconditionalBranch if is_last => {}
+                _ => return Err(NotRelocatable::Calls(each.ip())),
+            }
+            // `loop` and `jrcxz` reach 127 bytes, and have no longer form.
+            let is_jump = branch_target(each).is_some();
+            if is_jump && !each.is_jcc_short_or_near() && !each.is_jmp_short_or_near() {
+                return Err(NotRelocatable::Calls(each.ip()));
+            }
+        }
+        for each in first.iter().chain(rest) {
+            if each.flow_control() == FlowControl::IndirectBranch && !is_by_constant_address(each) {
+                return Err(NotRelocatable::Computed(each.ip()));
+            }
+            // A jump to the first byte too: it would be taken for another call.
+            let is_inside = branch_target(each).is_some_and(|target| range.contains(&target));
+            let is_call_of_itself = each.is_call_near() && branch_target(each) == Some(range.start);
+            if is_inside && !is_call_of_itself {
+                return Err(NotRelocatable::Entered(each.ip()));
+            }
+        }
+        Ok(Self {
+            instructions: first.to_vec(),
+            range,
+        })
+    }
+
+    /// The same instructions at `place`, and a jump to the rest of the function.
+    ///
+    /// # Errors
+    /// `Far`.
+    pub(crate) fn relocate_to(&self, place: u64) -> Result<RelocatedPrologue, NotRelocatable> {
+        let mut instructions = self.instructions.clone();
+        // At no address of its own: a jump to where one of the block was would lead into the block.
+        let back = Instruction::with_branch(Code::Jmp_rel32_64, self.range.end);
+        let back = back.map_err(|_| NotRelocatable::Far)?;
+        instructions.push(back);
+        let block = InstructionBlock::new(&instructions, place);
+        let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let encoded = BlockEncoder::encode(64, block, options).map_err(|_| NotRelocatable::Far)?;
+        let offsets = encoded.new_instruction_offsets.iter();
+        let places = self.instructions.iter().zip(offsets);
+        let places = places.map(|(each, offset)| match *offset {
+            // What it was rewritten as has no single place.
+            u32::MAX => None,
+            offset => Some((each.ip(), place + u64::from(offset))),
+        });
+        Ok(RelocatedPrologue {
+            places: places.collect::<Option<_>>().ok_or(NotRelocatable::Far)?,
+            bytes: encoded.code_buffer,
+        })
+    }
+
+    /// The function whose jump this is, where it does nothing else.
+    pub(crate) fn jump_target(&self) -> Option<u64> {
+        self.instructions
+            .first()
+            .filter(|first| first.is_jmp_short_or_near())
+            .and_then(branch_target)
+    }
+}
+
+/// As a call through a slot of the linker's, which is no table of places in this function.
+fn is_by_constant_address(jump: &Instruction) -> bool {
+    jump.is_ip_rel_memory_operand() && jump.memory_index() == Register::None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: u64 = 0x40_1000;
+
+    /// The bytes that are moved, or why none are.
+    fn check(code: &[u8], address: u64, expected: Result<u64, NotRelocatable>) {
+        let moved = Prologue::of(code, address).map(|moved| moved.range.end - moved.range.start);
+        assert_eq!(moved, expected, "{code:02x?}");
+    }
+
+    /// `ret`, so many times: what follows the first instructions.
+    const REST: [u8; 8] = [0xc3; 8];
+
+    #[test]
+    fn first_instructions_that_can_be_moved() {
+        let with_rest = |first: &[u8]| [first, &REST].concat();
+        // push %r15; push %r14; push %r13
+        check(&with_rest(&[0x41, 0x57, 0x41, 0x56, 0x41, 0x55]), AT, Ok(6));
+        // mov 0x9bd9(%rip),%rax; test %rax,%rax
+        check(
+            &with_rest(&[0x48, 0x8b, 5, 0xd9, 0x9b, 0, 0, 0x48, 0x85, 0xc0]),
+            AT,
+            Ok(7),
+        );
+        // endbr64; mov %fs:0,%rax
+        let tls = [
+            0xf3, 0x0f, 0x1e, 0xfa, 0x64, 0x48, 0x8b, 4, 0x25, 0, 0, 0, 0,
+        ];
+        check(&with_rest(&tls), AT, Ok(13));
+        // cmp $16,%rdi; ja +0x10
+        check(&with_rest(&[0x48, 0x83, 0xff, 16, 0x77, 0x10]), AT, Ok(6));
+        // jmp +0x100, and nothing else
+        check(&[0xe9, 0, 1, 0, 0], AT, Ok(5));
+        // xor %ecx,%ecx; jmp +0x100
+        check(&[0x31, 0xc9, 0xe9, 0, 1, 0, 0], AT, Ok(7));
+        // push %rbx ×5; call itself
+        check(
+            &[0x53, 0x53, 0x53, 0x53, 0x53, 0xe8, 0xf6, 0xff, 0xff, 0xff],
+            AT,
+            Ok(5),
+        );
+        // push ×5; jmp *0x100(%rip): a call through a slot
+        check(
+            &[0x53, 0x53, 0x53, 0x53, 0x53, 0xff, 0x25, 0, 1, 0, 0],
+            AT,
+            Ok(5),
+        );
+    }
+
+    #[test]
+    fn first_instructions_that_have_to_stay() {
+        // push %rbx; pop %rbx; ret
+        check(&[0x53, 0x5b, 0xc3], AT, Err(NotRelocatable::Short(3)));
+        check(&[], AT, Err(NotRelocatable::Short(0)));
+        // push ×5, whose second part lies on the next page
+        check(&[0x53; 8], AT + 0xffc, Err(NotRelocatable::TwoPages));
+        check(&[0x53; 8], AT + 0xffb, Ok(5));
+        // push ×5; an invalid byte of 64-bit code
+        check(
+            &[0x53, 0x53, 0x53, 0x53, 0x53, 0x06, 0xc3],
+            AT,
+            Err(NotRelocatable::NoCode(AT + 5)),
+        );
+        // call +0; ret
+        check(
+            &[0xe8, 0, 0, 0, 0, 0xc3],
+            AT,
+            Err(NotRelocatable::Calls(AT)),
+        );
+        // ret within
+        check(
+            &[0x53, 0xc3, 0x53, 0x53, 0x53, 0x53],
+            AT,
+            Err(NotRelocatable::Calls(AT + 1)),
+        );
+        // syscall
+        check(
+            &[0x0f, 0x05, 0x53, 0x53, 0x53, 0xc3],
+            AT,
+            Err(NotRelocatable::Calls(AT)),
+        );
+        // jmp +1 first, and something behind it
+        check(
+            &[0xeb, 1, 0x53, 0x53, 0x53, 0x53, 0xc3],
+            AT,
+            Err(NotRelocatable::Calls(AT)),
+        );
+        // jrcxz +2; push ×3; ret
+        check(
+            &[0xe3, 2, 0x53, 0x53, 0x53, 0xc3],
+            AT,
+            Err(NotRelocatable::Calls(AT)),
+        );
+        // push ×6; jmp back to the third, and to the first
+        let pushes = [0x53; 6];
+        check(
+            &[&pushes[..], &[0xeb, 0xfa]].concat(),
+            AT,
+            Err(NotRelocatable::Entered(AT + 6)),
+        );
+        check(
+            &[&pushes[..], &[0xeb, 0xf8]].concat(),
+            AT,
+            Err(NotRelocatable::Entered(AT + 6)),
+        );
+        // push ×6; jne behind what is moved: allowed
+        check(&[&pushes[..], &[0x75, 0xfd, 0xc3]].concat(), AT, Ok(5));
+        // push ×5; notrack jmp *%rax: a switch
+        check(
+            &[0x53, 0x53, 0x53, 0x53, 0x53, 0x3e, 0xff, 0xe0],
+            AT,
+            Err(NotRelocatable::Computed(AT + 5)),
+        );
+        // push ×5; jmp *0x10(,%rax,8)
+        let table = [
+            0x53, 0x53, 0x53, 0x53, 0x53, 0xff, 0x24, 0xc5, 0x10, 0, 0, 0,
+        ];
+        check(&table, AT, Err(NotRelocatable::Computed(AT + 5)));
+    }
+
+    #[test]
+    fn moved_instructions_do_the_same_elsewhere() {
+        let placed = |code: &[u8], place: u64| Prologue::of(code, AT).unwrap().relocate_to(place);
+        // mov 0x100(%rip),%rax; ret
+        let code = [0x48, 0x8b, 5, 0, 1, 0, 0, 0xc3];
+        let place = AT - 0x1000;
+        let there = placed(&code, place).unwrap();
+        let back = [0xe9, 0xfb, 0x0f, 0, 0];
+        assert_eq!(
+            there.bytes,
+            [&[0x48, 0x8b, 5, 0, 0x11, 0, 0][..], &back].concat()
+        );
+        assert_eq!(there.places, [(AT, place)]);
+        let high = Prologue::of(&code, 0x5555_5555_5000).unwrap();
+        assert_eq!(
+            high.relocate_to(0x5555_5555_5000 - (4 << 30)),
+            Err(NotRelocatable::Far)
+        );
+        // cmp $16,%rdi; ja +0x10; ret: the short jump becomes a long one
+        let code = [0x48, 0x83, 0xff, 16, 0x77, 0x10, 0xc3];
+        let there = placed(&code, place).unwrap();
+        let jump = [0x0f, 0x87, 0x0c, 0x10, 0, 0];
+        let back = [0xe9, 0xf7, 0x0f, 0, 0];
+        assert_eq!(there.bytes, [&code[..4], &jump, &back].concat());
+        assert_eq!(there.places, [(AT, place), (AT + 4, place + 4)]);
+        let to_other = Prologue::of(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
+        assert_eq!(to_other.jump_target(), Some(AT + 0x100));
+    }
+}

@@ -1,0 +1,208 @@
+//! The table in the process, and the code behind it: for each function a stub and its moved instructions.
+
+use std::collections::HashSet;
+use std::io;
+use std::mem::offset_of;
+
+use memprof_ptrace::maps::mappings;
+use memprof_ptrace::memory::Memory;
+use memprof_sampler::{EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, trampoline_offset};
+
+use super::plan::PatchPlan;
+use super::prologue::NotRelocatable;
+
+/// From the table's start to the end of the code.
+pub(crate) const LENGTH: u64 = trampoline_offset(EntryTable::MOST) as u64;
+/// A stub, before the moved instructions.
+const STUB: usize = 16;
+const ENTRY: usize = size_of::<EntryRow>();
+
+/// A table and its code, as bytes for one place.
+#[derive(Debug)]
+pub(crate) struct TableImage {
+    pub(crate) table: Vec<u8>,
+    pub(crate) code: Vec<u8>,
+    /// For each function where its instructions were, and where they are.
+    pub(crate) places: Vec<Vec<(u64, u64)>>,
+}
+
+/// A function in a table of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InstalledEntry {
+    pub(crate) function: u64,
+    pub(crate) moved: u64,
+    /// The word that says where its stub leads.
+    pub(crate) target: u64,
+    pub(crate) was: [u8; EntryRow::JUMP],
+    pub(crate) jump: [u8; EntryRow::JUMP],
+}
+
+impl TableImage {
+    /// # Errors
+    /// Which function does not fit, and why.
+    pub(crate) fn at(plan: &PatchPlan, base: u64) -> Result<Self, (&'static str, NotRelocatable)> {
+        let mut table = vec![0; TABLE_SIZE];
+        let mut code = vec![0xcc; LENGTH as usize - TABLE_SIZE];
+        let mut places = Vec::new();
+        let put = |bytes: &mut [u8], at: usize, what: &[u8]| {
+            bytes[at..at + what.len()].copy_from_slice(what)
+        };
+        for (index, function) in plan.functions.iter().enumerate() {
+            let failed = |why| (function.name, why);
+            let stub = base + trampoline_offset(index) as u64;
+            let moved = stub + STUB as u64;
+            let placed = function.moved.relocate_to(moved).map_err(failed)?;
+            let room = trampoline_offset(index + 1) - trampoline_offset(index) - STUB;
+            if placed.bytes.len() > room || jump(function.moved.range.start, stub).is_none() {
+                return Err(failed(NotRelocatable::Far));
+            }
+            let entry = offset_of!(EntryTable, entries) + index * ENTRY;
+            let target = base + (entry + offset_of!(EntryRow, target)) as u64;
+            let distance = (target.wrapping_sub(stub + 6) as i32).to_le_bytes();
+            let [a, b, c, d] = distance;
+            let at = trampoline_offset(index) - TABLE_SIZE;
+            put(&mut code, at, &[0xff, 0x25, a, b, c, d, 0x0f, 0x0b]);
+            put(&mut code, at + 8, &base.to_le_bytes());
+            put(&mut code, at + STUB, &placed.bytes);
+            let mut set = |offset: usize, what: &[u8]| put(&mut table, entry + offset, what);
+            set(offset_of!(EntryRow, target), &moved.to_le_bytes());
+            set(offset_of!(EntryRow, moved), &moved.to_le_bytes());
+            set(
+                offset_of!(EntryRow, function),
+                &function.moved.range.start.to_le_bytes(),
+            );
+            set(offset_of!(EntryRow, was), &function.code[..EntryRow::JUMP]);
+            set(offset_of!(EntryRow, is_outer), &[function.is_outer.into()]);
+            set(offset_of!(EntryRow, name), function.name.as_bytes());
+            places.push(placed.places);
+        }
+        let count = plan.functions.len() as u64;
+        put(
+            &mut table,
+            offset_of!(EntryTable, count),
+            &count.to_le_bytes(),
+        );
+        Ok(Self {
+            table,
+            code,
+            places,
+        })
+    }
+
+    /// Writes all; last the mark, by which it is found again.
+    pub(crate) fn write(&self, memory: &Memory, base: u64) -> io::Result<()> {
+        memory.write(base + TABLE_SIZE as u64, &self.code)?;
+        memory.write(base, &self.table)?;
+        memory.write(base + offset_of!(EntryTable, mark) as u64, &TABLE_MARK)
+    }
+
+    /// Whether this is what lies there, wherever its stubs lead.
+    pub(crate) fn matches(&self, memory: &Memory, base: u64) -> io::Result<bool> {
+        let mut code = vec![0; self.code.len()];
+        memory.read(base + TABLE_SIZE as u64, &mut code)?;
+        let mut table = vec![0; self.table.len()];
+        memory.read(base, &mut table)?;
+        let mut expected = self.table.clone();
+        expected[..TABLE_MARK.len()].copy_from_slice(&TABLE_MARK);
+        for index in 0..EntryTable::MOST {
+            let target =
+                offset_of!(EntryTable, entries) + index * ENTRY + offset_of!(EntryRow, target);
+            expected[target..target + 8].fill(0);
+            table[target..target + 8].fill(0);
+        }
+        Ok((code, table) == (self.code.clone(), expected))
+    }
+}
+
+/// Where a process has a table, if it does.
+pub(crate) fn find(memory: &Memory, maps: &[u8]) -> Option<u64> {
+    let code: HashSet<u64> = mappings(maps)
+        .filter(|mapping| mapping.access == *b"r-xp")
+        .map(|mapping| mapping.range.start)
+        .collect();
+    mappings(maps)
+        .filter(|mapping| mapping.inode == 0 && mapping.access == *b"rw-p")
+        .map(|mapping| mapping.range.start)
+        .filter(|base| code.contains(&base.wrapping_add(TABLE_SIZE as u64)))
+        .find(|base| memory.bytes(*base).is_ok_and(|mark| mark == TABLE_MARK))
+}
+
+/// What a table says of its functions.
+pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
+    let count = memory.word(base + offset_of!(EntryTable, count) as u64)?;
+    let count = (count as usize).min(EntryTable::MOST);
+    let standing = |index: usize| {
+        let entry = base + (offset_of!(EntryTable, entries) + index * ENTRY) as u64;
+        let at = |offset: usize| entry + offset as u64;
+        let function = memory.word(at(offset_of!(EntryRow, function)))?;
+        let stub = base + trampoline_offset(index) as u64;
+        let far = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a function is too far from its stub",
+            )
+        };
+        Ok(InstalledEntry {
+            function,
+            moved: memory.word(at(offset_of!(EntryRow, moved)))?,
+            target: at(offset_of!(EntryRow, target)),
+            was: memory.bytes(at(offset_of!(EntryRow, was)))?,
+            jump: jump(function, stub).ok_or_else(far)?,
+        })
+    };
+    (0..count).map(standing).collect()
+}
+
+/// `jmp` from one place to another.
+fn jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP]> {
+    let distance = to.wrapping_sub(from + EntryRow::JUMP as u64) as i64;
+    let [a, b, c, d] = i32::try_from(distance).ok()?.to_le_bytes();
+    Some([0xe9, a, b, c, d])
+}
+
+/// A place for a table: below the program, where its heap does not grow to.
+pub(crate) fn find_space(maps: &[u8], program: u64) -> Option<u64> {
+    const LOWEST: u64 = 0x10_0000;
+    const PAGE: u64 = 4096;
+    let start = mappings(maps).find(|mapping| mapping.range.contains(&program))?;
+    let of_program = mappings(maps).filter(|mapping| mapping.path == start.path);
+    let start = of_program.map(|mapping| mapping.range.start).min()?;
+    let is_free = |base: &u64| {
+        let (from, to) = (base - PAGE, base + LENGTH + PAGE);
+        !mappings(maps).any(|mapping| mapping.range.start < to && from < mapping.range.end)
+    };
+    // Several: a memprof that was killed too early leaves a table that nobody finds again.
+    let far = (0..32).map(|step| (16 << 20) - step * (64 << 10));
+    let distances = far.chain([1 << 20, 1 << 17]);
+    let mut bases = distances.filter_map(|distance| start.checked_sub(distance));
+    bases.find(|base| *base >= LOWEST && is_free(base))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_lies_below_the_program() {
+        let check = |maps: &str, expected| {
+            let program = 0x5555_5555_5000;
+            assert_eq!(find_space(maps.as_bytes(), program), expected, "{maps}");
+        };
+        let program = "555555554000-555555555000 r--p 00000000 08:01 7 /bin/p\n\
+                       555555555000-555555556000 r-xp 00001000 08:01 7 /bin/p\n";
+        check(program, Some(0x5555_5455_4000));
+        let other = "555554400000-555554560000 rw-p 00000000 00:00 0 \n";
+        check(&format!("{other}{program}"), Some(0x5555_5456_4000));
+        check("", None);
+        // Not position independent: the first of these distances leads below zero.
+        let low = "000000400000-000000401000 r-xp 00000000 08:01 7 /bin/p\n";
+        assert_eq!(find_space(low.as_bytes(), 0x40_0000), Some(0x30_0000));
+    }
+
+    #[test]
+    fn jumps_reach_two_gibibytes() {
+        assert_eq!(jump(0x1000, 0x1005), Some([0xe9, 0, 0, 0, 0]));
+        assert_eq!(jump(0x1000, 0x1000), Some([0xe9, 0xfb, 0xff, 0xff, 0xff]));
+        assert_eq!(jump(0x1000, 0x1005 + (1 << 31)), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! Runs the command with every allocation counted, and reads the totals that its processes left.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+
+use anyhow::Context;
+use memprof_report::{Limits, ProfileOrigin};
+
+use super::command::{self, CommandEnd};
+use super::measurement::Measurement;
+use super::{FormatArg, TestArgs};
+use crate::exit::{FAILED, NO_DATA, with_exit_code};
+use crate::interrupts;
+use crate::run::{RunArgs, preload_command};
+
+/// The plugin's keys: each process leaves one dump. Nobody talks to it.
+const CONFIG: &str = "sampler = \"ours\"\ncontrol = \"off\"\n[keep]\ncount = 100000\nbytes = \"1TiB\"\n\
+                      [[watch]]\nat_exit = true\n";
+
+/// # Errors
+/// The command cannot be counted; it failed; it left nothing.
+pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
+    let place = tempfile::tempdir().context("failed to make a directory for the dumps")?;
+    let config = place.path().join("config.toml");
+    let dumps = place.path().join("dumps");
+    std::fs::write(&config, CONFIG).with_context(|| config.display().to_string())?;
+    let mut command = preload_command(&RunArgs {
+        active: true,
+        is_tallied: true,
+        allocator: None,
+        lg_sample: Some(args.lg_sample),
+        socket_dir: None,
+        dump_dir: Some(dumps.clone()),
+        config: Some(config),
+        plugin: args.plugin.clone(),
+        command: args.command.clone(),
+    })?;
+    if args.format == Some(FormatArg::Json) {
+        command.stdout(Stdio::from(std::io::stderr()));
+    }
+    let name = command.get_program().display().to_string();
+    let end = command::run(&mut command);
+    match end.with_context(|| format!("failed to run {name}"))? {
+        CommandEnd::Status(status) if status.success() => {}
+        CommandEnd::Status(status) => {
+            return Err(with_exit_code(
+                FAILED,
+                format!("{name} failed: {}", describe_exit(status)),
+            ));
+        }
+        CommandEnd::Interrupted(signal) => {
+            let message = format!("{signal}: ended {name} too; nothing is compared or written");
+            return Err(with_exit_code(interrupts::exit_code(signal), message));
+        }
+    }
+    let mut measured = read(&dumps)?;
+    measured.dumps.place = Some(place);
+    if measured.processes == 0 {
+        let message = format!(
+            "{name} left no figures: it ended by _exit(2), it executed itself again, or a program that it ran has an \
+             allocator linked in; look at it while it runs: `memprof run -- {name}`, then `memprof status`"
+        );
+        return Err(with_exit_code(NO_DATA, message));
+    }
+    Ok(measured)
+}
+
+fn describe_exit(ended: ExitStatus) -> String {
+    match (ended.code(), ended.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "it did not end".to_owned(),
+    }
+}
+
+fn read(dumps: &Path) -> anyhow::Result<Measurement> {
+    let mut measured = Measurement::default();
+    let entries = match std::fs::read_dir(dumps) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(measured),
+        Err(error) => return Err(error).with_context(|| dumps.display().to_string()),
+    };
+    for entry in entries {
+        let path = entry.with_context(|| dumps.display().to_string())?.path();
+        add(&mut measured, path)?;
+    }
+    Ok(measured)
+}
+
+fn add(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
+    let origin = origin(&dump).with_context(|| dump.display().to_string())?;
+    let host = origin.host.as_deref().unwrap_or("a process");
+    let Some(tally) = origin.tally else {
+        measured.notes.push(format!(
+            "{host} was not counted: its allocator cannot report the size of a block"
+        ));
+        return Ok(());
+    };
+    if let Some(lost) = origin.lost_samples.filter(|lost| *lost > 0) {
+        measured.notes.push(format!(
+            "{lost} samples of {host} were lost, so the values of functions are too low: use --lg-sample 20"
+        ));
+    }
+    measured.processes += 1;
+    measured.allocated += tally.bytes;
+    if tally.peak > measured.peak {
+        measured.peak = tally.peak;
+        measured.dumps.of_peak = Some(measured.dumps.files.len());
+    }
+    measured.dumps.files.push(dump);
+    Ok(())
+}
+
+/// What a dump says of itself. It is checked to its end.
+fn origin(dump: &Path) -> anyhow::Result<ProfileOrigin> {
+    let mut bytes = BufReader::new(File::open(dump)?);
+    Ok(memprof_report::parse(&mut bytes, &Limits::default(), false)?.origin)
+}

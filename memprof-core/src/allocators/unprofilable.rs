@@ -1,0 +1,384 @@
+//! Why profiling cannot be on, and what helps: `activate`, `status` and `doctor` say it in these words.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::error::{Error, ErrorKind};
+use crate::identity::AllocatorIdentity;
+
+/// What a jemalloc has to be told before a program starts.
+pub(crate) const CONF: &str = "prof:true,prof_active:false";
+
+const NO_PRELOAD: &str = "this process runs in secure-execution mode (AT_SECURE), in which the loader \
+     ignores LD_PRELOAD: start it without changing uid (setpriv --reuid=USER --regid=GROUP \
+     --init-groups), or use /etc/ld.so.preload and /etc/malloc.conf";
+
+/// Why profiling cannot be on. An allocator is named as it prints: `jemalloc 5.3.0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unprofilable {
+    /// Allocators of its kind have no profiler; none: no allocator was found.
+    NoProfiler { allocator: Option<String> },
+    /// The same, and the loader ignores the environment, which could bring another one.
+    NoPreload { allocator: Option<String> },
+    /// It lacks a part that profiles.
+    Incomplete(Box<Error>),
+    /// It was built without profiling. Hooks would lead memprof's sampler to it.
+    NotCompiledIn { allocator: String, has_hooks: bool },
+    /// It was started with `opt.prof` off. Its variable is unknown where it has no name.
+    NotStarted {
+        allocator: String,
+        variable: Option<String>,
+    },
+    /// The same, and the variable that is set is that of another build.
+    OtherVariable {
+        allocator: String,
+        variable: String,
+        set: (String, String),
+    },
+    /// The same, and it ignores the environment.
+    Ignored {
+        allocator: String,
+        variable: Option<String>,
+    },
+    /// The program's file contains a jemalloc that no symbol leads to.
+    StrippedJemalloc(PathBuf),
+    /// This file's `malloc` serves the process.
+    UnknownMalloc(PathBuf),
+    /// The same as `why`, and memprof's sampler would serve it if `remedy` were done.
+    Unled { why: Box<Self>, remedy: String },
+}
+
+impl Unprofilable {
+    /// For an allocator that memprof's sampler cannot serve either, because of `error`.
+    pub(crate) fn without_sampler(self, error: &Error) -> Self {
+        match error.remedy.as_str() {
+            "" => self,
+            remedy => Self::Unled {
+                why: Box::new(self),
+                remedy: remedy.to_owned(),
+            },
+        }
+    }
+
+    /// Of an allocator whose kind has none, or of a process without an allocator.
+    pub(crate) fn no_profiler(allocator: Option<&AllocatorIdentity>) -> Self {
+        let allocator = allocator.map(AllocatorIdentity::to_string);
+        match is_secure_execution() {
+            true => Self::NoPreload { allocator },
+            false => Self::NoProfiler { allocator },
+        }
+    }
+
+    /// Of a jemalloc that was started without, in a process with these variables.
+    pub(crate) fn not_started(
+        jemalloc: &AllocatorIdentity,
+        variable: Option<String>,
+        environment: Vec<(String, String)>,
+    ) -> Self {
+        let allocator = jemalloc.to_string();
+        if is_secure_execution() {
+            return Self::Ignored {
+                allocator,
+                variable,
+            };
+        }
+        let asks = |value: &str| value.split(',').any(|option| option == "prof:true");
+        let mut others = environment.into_iter();
+        let is_other =
+            |(name, value): &(String, String)| Some(name) != variable.as_ref() && asks(value);
+        match (others.find(is_other), variable) {
+            (Some(set), Some(variable)) => Self::OtherVariable {
+                allocator,
+                variable,
+                set,
+            },
+            (_, variable) => Self::NotStarted {
+                allocator,
+                variable,
+            },
+        }
+    }
+
+    /// The word for scripts that `doctor` has for it.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::NoProfiler { .. } => "no_jemalloc",
+            Self::NoPreload { .. } | Self::Ignored { .. } => "secure_execution",
+            Self::Incomplete(_) => "no_profiler",
+            Self::NotCompiledIn { .. } => "not_compiled_in",
+            Self::NotStarted { .. } => "not_started",
+            Self::OtherVariable { .. } => "wrong_variable",
+            Self::StrippedJemalloc(_) => "hidden_jemalloc",
+            Self::UnknownMalloc(_) => "unknown_malloc",
+            Self::Unled { why, .. } => why.word(),
+        }
+    }
+
+    /// What happened, naming the thing.
+    pub(crate) fn message(&self) -> String {
+        let off = "was started with opt.prof=false";
+        match self {
+            Self::NoProfiler { allocator } | Self::NoPreload { allocator } => match allocator {
+                Some(allocator) => format!("{allocator} has no profiler"),
+                None => "this process has no allocator that memprof can find".to_owned(),
+            },
+            Self::Incomplete(error) => error.to_string(),
+            Self::NotCompiledIn { allocator, .. } => {
+                format!("{allocator} was built without profiling")
+            }
+            Self::NotStarted { allocator, .. } => format!("{allocator} {off}"),
+            Self::OtherVariable {
+                allocator,
+                variable,
+                set: (set, _),
+            } => format!("{allocator} {off}: it reads {variable}, and {set} is set"),
+            Self::Ignored {
+                allocator,
+                variable,
+            } => format!(
+                "{allocator} {off}: in secure-execution mode (AT_SECURE) it ignores {}",
+                variable_names(variable)
+            ),
+            Self::StrippedJemalloc(path) => format!(
+                "{} contains a jemalloc that memprof cannot control, because no symbol leads to its \
+                 mallctl: its allocations are in no profile",
+                path.display()
+            ),
+            Self::UnknownMalloc(path) => format!(
+                "malloc is served by {}, which memprof does not know: its allocations are in no \
+                 profile",
+                path.display()
+            ),
+            Self::Unled { why, .. } => why.message(),
+        }
+    }
+
+    /// The sentence that activate, status and doctor give as the remedy.
+    pub(crate) fn remedy(&self) -> String {
+        match self {
+            Self::NoProfiler { .. } => format!(
+                "start it with `memprof run --allocator jemalloc`, or with LD_PRELOAD=libjemalloc.so.2 \
+                 and MALLOC_CONF={CONF}; if jemalloc is linked in, do not strip the program, or \
+                 export mallctl"
+            ),
+            Self::NoPreload { .. } => NO_PRELOAD.to_owned(),
+            Self::Incomplete(error) => error.remedy.clone(),
+            Self::NotCompiledIn { has_hooks, .. } => {
+                let rebuild = "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
+                let hooks = "; not in production, `activate sampler=ours` samples it as it is";
+                format!("{rebuild}{}", if *has_hooks { hooks } else { "" })
+            }
+            Self::NotStarted { variable, .. } => {
+                format!("restart this program with {}={CONF}", variable_names(variable))
+            }
+            Self::OtherVariable {
+                variable,
+                set: (_, value),
+                ..
+            } => format!("restart it with {variable}={value}"),
+            Self::Ignored { .. } => "start it without changing uid (setpriv --reuid=USER \
+                 --regid=GROUP --init-groups), or use /etc/malloc.conf"
+                .to_owned(),
+            Self::StrippedJemalloc(_) => "keep its symbols (Cargo: strip = \"debuginfo\"; strip \
+                 --strip-debug), or link it with -Wl,--export-dynamic-symbol=mallctl (Rust: -C \
+                 link-arg=-Wl,--export-dynamic-symbol=_rjem_mallctl), or pass mallctl to the plugin \
+                 (the extension memprof.jemalloc/1 of memprof.h)"
+                .to_owned(),
+            Self::UnknownMalloc(_) => "start the program without that library".to_owned(),
+            Self::Unled { why, remedy } => format!("{}; or, as it runs, {remedy}", why.remedy()),
+        }
+    }
+}
+
+impl From<Unprofilable> for Error {
+    fn from(why: Unprofilable) -> Self {
+        let kind = match &why {
+            Unprofilable::NotStarted { .. }
+            | Unprofilable::OtherVariable { .. }
+            | Unprofilable::Ignored { .. } => ErrorKind::Unavailable,
+            Unprofilable::NoProfiler { .. }
+            | Unprofilable::NoPreload { .. }
+            | Unprofilable::Incomplete(_)
+            | Unprofilable::NotCompiledIn { .. }
+            | Unprofilable::StrippedJemalloc(_)
+            | Unprofilable::UnknownMalloc(_) => ErrorKind::Unsupported,
+            Unprofilable::Unled { why, .. } => Self::from((**why).clone()).kind,
+        };
+        match why {
+            Unprofilable::Incomplete(error) => *error,
+            why => Self::new(kind, why.message()).remedy(why.remedy()),
+        }
+    }
+}
+
+/// The variable that a jemalloc reads, or those that it may.
+fn variable_names(variable: &Option<String>) -> &str {
+    variable
+        .as_deref()
+        .unwrap_or("MALLOC_CONF (or _RJEM_MALLOC_CONF)")
+}
+
+/// It keeps no stacks of its heap's growth.
+pub(crate) fn no_growth_profile(allocator: &AllocatorIdentity) -> Error {
+    let message = format!("{allocator} keeps no growth profile");
+    Error::new(ErrorKind::Unsupported, message).remedy(
+        "only gperftools' tcmalloc does; compare two heap profiles instead: memprof report LATER \
+         --base EARLIER",
+    )
+}
+
+/// It does not tell how full the pages are that its objects lie in.
+pub(crate) fn no_pinned_profile(allocator: &AllocatorIdentity) -> Error {
+    let message = format!(
+        "{allocator} does not report how full its pages are, so the holders of nearly empty ones cannot be found"
+    );
+    Error::new(ErrorKind::Unsupported, message).remedy(
+        "jemalloc 5.2 and newer does, if built with statistics, with memprof's sampler: start the program with \
+         `memprof run --allocator jemalloc`, then `activate sampler=ours sample_interval=64KiB`",
+    )
+}
+
+/// What it samples itself lies on pages of its own, which tell nothing of those that others share.
+pub(crate) fn samples_moved(jemalloc: &AllocatorIdentity) -> Error {
+    let message = format!(
+        "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not show who \
+         holds those that are nearly empty"
+    );
+    Error::new(ErrorKind::Unsupported, message)
+        .remedy("sample with memprof: `activate sampler=ours sample_interval=64KiB`, and let the program work")
+}
+
+/// The variables that some jemalloc reads, with their values.
+pub(crate) fn malloc_variables() -> Vec<(String, String)> {
+    let text = |os: OsString| os.to_string_lossy().into_owned();
+    let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+    all.filter(|(name, _)| name.ends_with("MALLOC_CONF"))
+        .collect()
+}
+
+/// Whether the loader and jemalloc ignore the environment: a setuid start, file capabilities.
+#[expect(unsafe_code, reason = "getauxval is only declared unsafe")]
+pub fn is_secure_execution() -> bool {
+    // SAFETY: getauxval(3) reads a constant of this process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::identity::FoundBy;
+    use memprof_messages::AllocatorKind;
+
+    /// A refusal of each kind.
+    pub(crate) fn refusals() -> Vec<Unprofilable> {
+        let allocator = || "jemalloc 5.3.0".to_owned();
+        let variable = || "_RJEM_MALLOC_CONF".to_owned();
+        let incomplete =
+            Error::new(ErrorKind::Unsupported, "it is minimal").remedy("use libtcmalloc");
+        vec![
+            Unprofilable::NoProfiler {
+                allocator: Some(allocator()),
+            },
+            Unprofilable::NoProfiler { allocator: None },
+            Unprofilable::NoPreload {
+                allocator: Some(allocator()),
+            },
+            Unprofilable::Incomplete(Box::new(incomplete)),
+            Unprofilable::NotCompiledIn {
+                allocator: allocator(),
+                has_hooks: true,
+            },
+            Unprofilable::NotStarted {
+                allocator: allocator(),
+                variable: None,
+            },
+            Unprofilable::OtherVariable {
+                allocator: allocator(),
+                variable: variable(),
+                set: ("MALLOC_CONF".to_owned(), "prof:true".to_owned()),
+            },
+            Unprofilable::Ignored {
+                allocator: allocator(),
+                variable: Some(variable()),
+            },
+            Unprofilable::StrippedJemalloc("/bin/db".into()),
+            Unprofilable::UnknownMalloc("/lib/libasan.so".into()),
+        ]
+    }
+
+    #[test]
+    fn a_jemalloc_that_was_not_started_tells_what_the_environment_explains() {
+        let jemalloc = AllocatorIdentity {
+            kind: AllocatorKind::Jemalloc,
+            version: "5.3.0-0-g54eaed1".to_owned(),
+            found_by: FoundBy::Host,
+            owns_malloc: true,
+            address: 0,
+        };
+        let check = |variable: Option<&str>, set: &[(&str, &str)], message: &str, remedy: &str| {
+            let set = set
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let why =
+                Unprofilable::not_started(&jemalloc, variable.map(str::to_owned), set.collect());
+            assert_eq!((&*why.message(), &*why.remedy()), (message, remedy));
+        };
+        let off = "jemalloc 5.3.0 was started with opt.prof=false";
+        let rust = Some("_RJEM_MALLOC_CONF");
+        let remedy = "restart this program with _RJEM_MALLOC_CONF=prof:true,prof_active:false";
+        check(rust, &[], off, remedy);
+        check(rust, &[("MALLOC_CONF", "narenas:1")], off, remedy);
+        check(
+            rust,
+            &[("_RJEM_MALLOC_CONF", "prof:true,prof:false")],
+            off,
+            remedy,
+        );
+        let other = [("MALLOC_CONF", "prof:true,lg_prof_sample:14")];
+        check(
+            rust,
+            &other,
+            &format!("{off}: it reads _RJEM_MALLOC_CONF, and MALLOC_CONF is set"),
+            "restart it with _RJEM_MALLOC_CONF=prof:true,lg_prof_sample:14",
+        );
+        let remedy = "restart this program with MALLOC_CONF (or _RJEM_MALLOC_CONF)=\
+                      prof:true,prof_active:false";
+        check(None, &other, off, remedy);
+    }
+
+    #[test]
+    fn without_profiling_a_rebuild_helps_and_hooks_where_there_are_some() {
+        let remedy = |has_hooks| {
+            let allocator = "jemalloc 5.3.1".to_owned();
+            Unprofilable::NotCompiledIn {
+                allocator,
+                has_hooks,
+            }
+            .remedy()
+        };
+        let rebuild =
+            "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
+        assert_eq!(remedy(false), rebuild);
+        let hooks = "; not in production, `activate sampler=ours` samples it as it is";
+        assert_eq!(remedy(true), format!("{rebuild}{hooks}"));
+    }
+
+    #[test]
+    fn reason_with_a_way_for_the_sampler_keeps_its_words_and_adds_the_way() {
+        let why = || Unprofilable::NotStarted {
+            allocator: "jemalloc 5.4.0".to_owned(),
+            variable: Some("MALLOC_CONF".to_owned()),
+        };
+        let error = Error::new(ErrorKind::Unsupported, "no slot leads to it");
+        assert_eq!(why().without_sampler(&error), why());
+        let unled = why().without_sampler(&error.remedy("`memprof attach 7 sampler=ours`"));
+        assert_eq!(
+            (unled.word(), unled.message()),
+            (why().word(), why().message())
+        );
+        let remedy = "restart this program with MALLOC_CONF=prof:true,prof_active:false; or, as it runs, \
+                      `memprof attach 7 sampler=ours`";
+        assert_eq!(unled.remedy(), remedy);
+        assert_eq!(Error::from(unled).kind, ErrorKind::Unavailable);
+    }
+}

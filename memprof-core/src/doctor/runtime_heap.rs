@@ -1,0 +1,175 @@
+//! Memory that a language runtime hands out by itself, so that no profile of an allocator shows it.
+
+use super::facts::RuntimeHeap;
+use super::{Facts, finding};
+use memprof_messages::{Finding, Severity};
+
+/// What is known of the process, to tell a runtime by.
+pub(super) struct RuntimeSigns<'a> {
+    /// The program or a library exports it.
+    pub(super) is_exported: &'a dyn Fn(&std::ffi::CStr) -> bool,
+    /// The file names of what is loaded.
+    pub(super) files: &'a [String],
+    /// A variable of the environment.
+    pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
+    /// The arguments of the program.
+    pub(super) arguments: &'a [String],
+}
+
+const ALL: [RuntimeHeap; 9] = [
+    RuntimeHeap::Python,
+    RuntimeHeap::Php,
+    RuntimeHeap::V8,
+    RuntimeHeap::Jvm,
+    RuntimeHeap::Ruby,
+    RuntimeHeap::Erlang,
+    RuntimeHeap::LuaJit,
+    RuntimeHeap::Apr,
+    RuntimeHeap::InnoDb,
+];
+
+/// The runtimes that are there, and were not told to use malloc.
+pub(super) fn own_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
+    let has_file = |start: &str| signs.files.iter().any(|file| file.starts_with(start));
+    let is_told = |name: &str, values: &[&str]| {
+        (signs.variable)(name).is_some_and(|value| values.contains(&value.as_str()))
+    };
+    let is_there = |heap: &RuntimeHeap| match heap {
+        RuntimeHeap::Python => {
+            ((signs.is_exported)(c"Py_GetVersion") || has_file("libpython3"))
+                && !is_told("PYTHONMALLOC", &["malloc", "malloc_debug"])
+        }
+        RuntimeHeap::Php => {
+            (signs.is_exported)(c"zend_parse_parameters") && !is_told("USE_ZEND_ALLOC", &["0"])
+        }
+        RuntimeHeap::V8 => (signs.is_exported)(c"node_module_register"),
+        RuntimeHeap::Jvm => has_file("libjvm.so"),
+        RuntimeHeap::Ruby => (signs.is_exported)(c"ruby_init") || has_file("libruby"),
+        RuntimeHeap::Erlang => {
+            // erl(1) hands `+Mea` on as `-Mea`, also out of ERL_FLAGS.
+            let mut pairs = signs.arguments.windows(2);
+            (signs.is_exported)(c"enif_alloc") && !pairs.any(|pair| pair == ["-Mea", "min"])
+        }
+        RuntimeHeap::LuaJit => {
+            (signs.is_exported)(c"luaJIT_setmode") || has_file("libluajit-5.1.so")
+        }
+        RuntimeHeap::Apr => has_file("libapr-1.so"),
+        RuntimeHeap::InnoDb => (signs.is_exported)(c"my_large_malloc"),
+    };
+    ALL.into_iter().filter(is_there).collect()
+}
+
+/// What is hidden, and what shows it.
+pub(super) fn report_runtime_heaps(facts: &Facts, findings: &mut Vec<Finding>) {
+    for heap in &facts.own_heaps {
+        let (message, remedy) = heap.explanation();
+        findings.push(finding("own_heap", Severity::Warning, message, remedy));
+    }
+}
+
+impl RuntimeHeap {
+    /// What no heap profile shows, and what puts it there, or shows it.
+    const fn explanation(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Python => (
+                "Python keeps objects of up to 512 bytes in arenas of its own (pymalloc), which no \
+                 heap profile shows",
+                "start the program with PYTHONMALLOC=malloc, which makes it slower",
+            ),
+            Self::Php => (
+                "PHP keeps what scripts allocate in chunks of its own (the Zend memory manager), \
+                 which no heap profile shows",
+                "start the program with USE_ZEND_ALLOC=0, which makes it slower",
+            ),
+            Self::V8 => (
+                "JavaScript's objects lie in V8's own heap, which no heap profile shows; buffers and \
+                 addons are shown",
+                "a heap snapshot shows them: v8.writeHeapSnapshot(), or node \
+                 --heapsnapshot-signal=SIGUSR2",
+            ),
+            Self::Jvm => (
+                "Java's objects lie in the JVM's own heap, which no heap profile shows; native \
+                 libraries, direct buffers and the JVM itself are shown",
+                "`jcmd PID GC.class_histogram` shows them",
+            ),
+            Self::Ruby => (
+                "Ruby keeps its objects in pages of its own, which no heap profile shows; what does \
+                 not fit into an object, as long strings and arrays, is shown",
+                "ObjectSpace.count_objects shows them, and ObjectSpace.dump_all of \"objspace\" each",
+            ),
+            Self::Erlang => (
+                "Erlang's processes and terms lie in carriers of its own allocators, which no heap \
+                 profile shows",
+                "start the program with ERL_FLAGS=\"+Mea min\", which makes it slower; \
+                 erlang:memory() shows their sums",
+            ),
+            Self::LuaJit => (
+                "LuaJIT keeps the objects of scripts in memory of its own, which no heap profile \
+                 shows, unless the program gives it an allocator",
+                "collectgarbage(\"count\") shows how many KiB they take",
+            ),
+            Self::Apr => (
+                "APR's pools, of httpd and Subversion, are mapped by mmap(2) as Debian builds it, and \
+                 in no heap profile",
+                "`memprof ledger` shows how much is mapped; an APR that was built without \
+                 --enable-allocator-uses-mmap takes them from malloc",
+            ),
+            Self::InnoDb => (
+                "InnoDB's buffer pool is mapped by mmap(2), and in no heap profile; what connections and \
+                 statements allocate is",
+                "innodb_buffer_pool_size says how large it may grow, SHOW ENGINE INNODB STATUS how full it is",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtimes_are_told_by_what_they_export_and_how_they_were_started() {
+        let started = |symbol: &str,
+                       file: &str,
+                       variable: &str,
+                       arguments: &str,
+                       expected: &[RuntimeHeap]| {
+            let (name, value) = variable.split_once('=').unwrap_or_default();
+            let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+            let found = own_heaps(&RuntimeSigns {
+                is_exported: &|asked| asked.to_str() == Ok(symbol),
+                files: &[file.to_owned(), "libc.so.6".to_owned()],
+                variable: &|asked| (asked == name).then(|| value.to_owned()),
+                arguments: &arguments,
+            });
+            assert_eq!(found, expected, "{symbol} {file} {variable} {arguments:?}");
+        };
+        let check = |symbol: &str, file: &str, variable: &str, expected: &[RuntimeHeap]| {
+            started(symbol, file, variable, "", expected);
+        };
+        let (python, php) = ([RuntimeHeap::Python], [RuntimeHeap::Php]);
+        check("Py_GetVersion", "", "", &python);
+        check("Py_GetVersion", "", "PYTHONMALLOC=pymalloc_debug", &python);
+        check("Py_GetVersion", "", "PYTHONMALLOC=malloc", &[]);
+        check("", "libpython3.11.so.1.0", "", &python);
+        check("", "libpython3.11.so.1.0", "PYTHONMALLOC=malloc_debug", &[]);
+        check("zend_parse_parameters", "", "USE_ZEND_ALLOC=1", &php);
+        check("zend_parse_parameters", "", "USE_ZEND_ALLOC=0", &[]);
+        check("node_module_register", "", "", &[RuntimeHeap::V8]);
+        check("", "libjvm.so", "", &[RuntimeHeap::Jvm]);
+        check("main", "libjvmti.so", "", &[]);
+        check("ruby_init", "", "", &[RuntimeHeap::Ruby]);
+        check("", "libruby-3.1.so.3.1", "", &[RuntimeHeap::Ruby]);
+        check("luaJIT_setmode", "", "", &[RuntimeHeap::LuaJit]);
+        check("", "libluajit-5.1.so.2", "", &[RuntimeHeap::LuaJit]);
+        check("", "liblua5.4.so.0", "", &[]);
+        check("", "libapr-1.so.0", "", &[RuntimeHeap::Apr]);
+        check("my_large_malloc", "", "", &[RuntimeHeap::InnoDb]);
+        let erlang = |arguments: &str, expected: &[RuntimeHeap]| {
+            started("enif_alloc", "", "", arguments, expected);
+        };
+        erlang("beam.smp -- -root /usr/lib/erlang", &[RuntimeHeap::Erlang]);
+        erlang("beam.smp -Mea max --", &[RuntimeHeap::Erlang]);
+        erlang("beam.smp -A 4 -Mea min -- -root /", &[]);
+    }
+}

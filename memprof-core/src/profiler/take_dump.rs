@@ -1,0 +1,346 @@
+//! Taking a dump so that the host never waits for a disk, nothing partial is ever visible, and
+//! every failure is told with its true cause.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::time::SystemTime;
+
+use super::labels;
+use crate::allocators::loaded_objects::{self, LoadedObject};
+use crate::dumps::checksum::{self, ChecksummedDump};
+use crate::dumps::headroom::require_memory;
+use crate::dumps::heap::{ProfileSummary, SamplerSummary, Tally};
+use crate::dumps::name::DumpName;
+use crate::dumps::scratch::Scratch;
+use crate::dumps::store::Store;
+use crate::dumps::trigger::Trigger;
+use crate::error::{Error, ErrorKind, Result};
+use crate::identity::AllocatorIdentity;
+use crate::sampler::Backend;
+use crate::system::seccomp;
+use memprof_messages::Dump;
+
+const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
+
+/// What a dump says of its origin, in comment lines that jeprof skips.
+#[derive(Clone, Debug)]
+pub(crate) struct DumpOrigin {
+    pub program: String,
+    pub started: SystemTime,
+    pub active_since: Option<SystemTime>,
+    pub trigger: Trigger,
+    /// The resident bytes, where the kernel tells.
+    pub rss: Option<u64>,
+    /// How the births in its stacks are to be read.
+    pub ages: Option<String>,
+}
+
+/// What a scratch holds, and what makes a whole dump of it.
+struct WrittenProfile {
+    summary: ProfileSummary,
+    /// Follows the profile, with the line of the checksum between the two.
+    tail: [String; 2],
+}
+
+/// A dump that is kept nowhere, in memory.
+#[derive(Debug)]
+pub struct InMemoryDump {
+    /// Open for reading only, at its start. Nobody writes to it any more.
+    pub file: File,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// As [`Dump::estimated_inuse_bytes`].
+    pub estimated_inuse_bytes: u64,
+}
+
+/// Takes a dump of `backend` into `store`, by way of `scratch`.
+///
+/// # Errors
+/// What failed and why; nothing is left behind then.
+pub(crate) fn take(
+    backend: &Backend,
+    store: &Store,
+    name: &DumpName,
+    origin: &DumpOrigin,
+    scratch: &Scratch,
+) -> Result<Dump> {
+    let WrittenProfile { summary, tail } = write(backend, name, origin, scratch)?;
+    let mut body = ChecksummedDump::new(scratch.drain(summary.profile_len), tail);
+    let length = summary.profile_len + body.tail_len();
+    let kept = store.add(name, origin.started, length, &mut body)?;
+    Ok(Dump {
+        id: kept.id,
+        kind: name.kind.into(),
+        path: kept.path,
+        bytes: kept.bytes,
+        stacks: summary.stacks,
+        sample_interval: summary.sample_interval,
+        estimated_inuse_bytes: summary.estimated_inuse_bytes,
+        allocator: backend.identity().to_string(),
+        metadata_bytes: backend.metadata_bytes(),
+    })
+}
+
+/// Takes a dump of `backend` into `scratch`, and keeps it nowhere.
+///
+/// # Errors
+/// As for [`take`].
+pub(crate) fn take_in_memory(
+    backend: &Backend,
+    _: &Store,
+    name: &DumpName,
+    origin: &DumpOrigin,
+    scratch: &Scratch,
+) -> Result<InMemoryDump> {
+    let WrittenProfile { summary, tail } = write(backend, name, origin, scratch)?;
+    let mut body = ChecksummedDump::new(scratch.start(summary.profile_len), tail);
+    let completed = scratch.complete(summary.profile_len, &mut body);
+    let (file, bytes) = completed.map_err(|error| Error::io("complete the dump", &error))?;
+    Ok(InMemoryDump {
+        file,
+        bytes,
+        estimated_inuse_bytes: summary.estimated_inuse_bytes,
+    })
+}
+
+/// Has `backend` write its profile to `scratch`, checks it, and completes it.
+fn write(
+    backend: &Backend,
+    name: &DumpName,
+    origin: &DumpOrigin,
+    scratch: &Scratch,
+) -> Result<WrittenProfile> {
+    require_memory()?;
+    // Of this thread: filters are a thread's own.
+    seccomp::require_calls()?;
+    let written = backend.write_profile(name.kind, scratch);
+    // What was given up is not whole, which is no fault of the allocator's.
+    scratch.finish_writing()?;
+    let summary = written?;
+    let objects = loaded_objects::loaded();
+    let maps = render_maps(&objects)?;
+    let comments = comments(backend.identity(), name, origin, &objects, &maps);
+    // What a reader finds else is damage.
+    let sums = format!(
+        "# stacks: {}\n# estimated-inuse-bytes: {}\n",
+        summary.stacks, summary.estimated_inuse_bytes
+    );
+    let taken = summary.ours.map(sampler_comments).unwrap_or_default();
+    let announced = checksum::ANNOUNCED;
+    let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{taken}");
+    Ok(WrittenProfile {
+        summary,
+        tail: [text, sums],
+    })
+}
+
+/// Allocators append /proc/self/maps too, but answer success when they could not read it.
+fn render_maps(objects: &[LoadedObject]) -> Result<String> {
+    match std::fs::read("/proc/thread-self/maps") {
+        Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
+        Ok(_) => Err(Error::new(
+            ErrorKind::Io,
+            "/proc/thread-self/maps is empty or cut off",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(loaded_objects::maps(objects)),
+        Err(error) => Err(Error::io("read /proc/thread-self/maps", &error)),
+    }
+}
+
+fn comments(
+    allocator: &AllocatorIdentity,
+    name: &DumpName,
+    origin: &DumpOrigin,
+    objects: &[LoadedObject],
+    maps: &str,
+) -> String {
+    let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
+    let machine = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let mut lines = vec![
+        format!("# host: {} pid {} on {machine}", origin.program, name.pid),
+        format!("# started: {}", time(origin.started)),
+        format!("# taken: {}", time(name.taken)),
+        format!("# trigger: {}", origin.trigger),
+        format!("# allocator: {allocator}"),
+        format!("# kind: {}", name.kind),
+    ];
+    lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
+    lines.extend(origin.ages.iter().map(|ages| format!("# ages: {ages}")));
+    lines.extend(labels::header_lines());
+    lines.extend(
+        origin
+            .active_since
+            .map(|since| format!("# active-since: {}", time(since))),
+    );
+    let paths = mapped_paths(maps);
+    let ours = comments as *const () as usize;
+    lines.extend(objects.iter().filter_map(|object| {
+        let path = paths.get(&object.start()?)?;
+        // Stacks that begin in this file are memprof's, where the allocator cannot leave them out.
+        let image = object.contains(ours);
+        image.then(|| format!("# memprof-image: {path}"))
+    }));
+    lines.extend(objects.iter().filter_map(|object| {
+        let path = paths.get(&object.start()?)?;
+        let id = object.build_id.as_ref()?;
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(format!("# build-id: {id} {path}"))
+    }));
+    // A path may hold any byte but NUL; a line of ours must stay one line.
+    lines
+        .iter()
+        .map(|line| format!("{}\n", line.replace(['\n', '\r'], "?")))
+        .collect()
+}
+
+/// What a profile of memprof's sampler holds.
+fn sampler_comments(taken: SamplerSummary) -> String {
+    let SamplerSummary {
+        samples,
+        lost,
+        unseen_frees,
+        since,
+        tally,
+    } = taken;
+    let since = humantime::format_rfc3339_seconds(since);
+    let tallied = tally.map_or_else(String::new, |tally| {
+        let Tally {
+            objects,
+            bytes,
+            peak,
+        } = tally;
+        format!("# tally: {objects} objects, {bytes} bytes, {peak} at the peak\n")
+    });
+    format!(
+        "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n\
+         # unseen frees: {unseen_frees}\n{tallied}"
+    )
+}
+
+/// The path of the file mapped at each address, as the mappings have it: without links, unlike the
+/// loader's. Read once for all objects, of which there may be thousands.
+fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
+    let mapped = maps.lines().filter_map(|line| {
+        let (start, rest) = line.split_once('-')?;
+        let path = &rest[rest.find(" /")? + 1..];
+        Some((usize::from_str_radix(start, 16).ok()?, path))
+    });
+    mapped.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use memprof_messages::ProfileKind;
+
+    use super::*;
+    use crate::allocators::allocator::Allocator;
+    use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::jemalloc::JemallocCandidate;
+    use crate::allocators::jemalloc::identify;
+    use crate::dumps::retention::RetentionPolicy;
+    use crate::identity::FoundBy;
+
+    fn take_from<B: Behaviour + 'static>() -> (Result<Dump>, Store, tempfile::TempDir) {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::new(place.path().join("dumps"), RetentionPolicy::default());
+        let candidate = JemallocCandidate {
+            mallctl: fake::<B>(),
+            found_by: FoundBy::Host,
+            prefix: None,
+            interposed: None,
+        };
+        let started = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564);
+        let name = DumpName {
+            taken: started,
+            pid: 7,
+            sequence: 1,
+            random: 1,
+            cause: None,
+            kind: ProfileKind::Heap,
+        };
+        let origin = DumpOrigin {
+            program: "a\nb".to_owned(),
+            started,
+            active_since: Some(started),
+            trigger: Trigger::Message,
+            rss: Some(4096),
+            ages: None,
+        };
+        let jemalloc = identify(candidate, READERS).unwrap();
+        let backend = Backend::new(Allocator::Jemalloc(jemalloc), None);
+        let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
+        let dump = take(&backend, &store, &name, &origin, &scratch);
+        (dump, store, place)
+    }
+
+    #[test]
+    fn mappings_that_jemalloc_left_out_are_ours() {
+        struct WithoutMappings;
+        impl Behaviour for WithoutMappings {}
+        let (dump, store, _place) = take_from::<WithoutMappings>();
+        let dump = dump.unwrap();
+        let text = std::fs::read_to_string(&dump.path).unwrap();
+        let (profile, tail) = text.split_once(MAPPED_LIBRARIES).unwrap();
+        assert_eq!(
+            format!("{profile}\n"),
+            format!("{}\n", WithoutMappings::DUMP)
+        );
+        assert!(tail.contains("[stack]"), "{tail}");
+        assert!(tail.contains("# host: a?b pid 7 on "), "{tail}");
+        assert!(
+            tail.contains("# active-since: 2026-11-21T11:12:44Z\n"),
+            "{tail}"
+        );
+        assert!(tail.contains("# trigger: message\n"), "{tail}");
+        assert!(tail.contains("# rss: 4096\n"), "{tail}");
+        let image = std::env::current_exe().unwrap();
+        let image = format!("# memprof-image: {}\n", image.display());
+        assert!(tail.contains(&image), "{tail}");
+        assert!(tail.contains("/libc.so.6\n"), "{tail}");
+        assert!(
+            tail.ends_with("# stacks: 1\n# estimated-inuse-bytes: 564\n"),
+            "{tail}"
+        );
+        assert!(tail.starts_with(checksum::ANNOUNCED), "{tail}");
+        assert!(tail.contains("\n# checksum: crc32 "), "{tail}");
+        assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
+        assert_eq!(dump.bytes, text.len() as u64);
+        assert_eq!(store.list().unwrap()[0].id, dump.id);
+    }
+
+    #[test]
+    fn damage_that_jemalloc_does_not_report_is_an_error() {
+        struct Cut;
+        impl Behaviour for Cut {
+            const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1 0x";
+        }
+        let (dump, store, _place) = take_from::<Cut>();
+        let error = dump.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Allocator);
+        assert!(error.message.contains("found \"@ 0x1 0x\""), "{error}");
+        assert_eq!(store.list().unwrap(), []);
+    }
+
+    #[test]
+    fn refusal_without_a_cause_is_jemallocs_own_errno() {
+        struct Refusing;
+        impl Behaviour for Refusing {
+            const DUMPED: i32 = libc::EAGAIN;
+        }
+        let (dump, store, _place) = take_from::<Refusing>();
+        let error = dump.unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("jemalloc refused prof.dump: "),
+            "{error}"
+        );
+        assert_eq!(store.list().unwrap(), []);
+    }
+}

@@ -1,0 +1,165 @@
+//! Questions about processes: which there are, and which grow.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::args::{GrowthArgs, TimeWindow};
+use crate::ask::table::{bytes, signed, table};
+use crate::ask::{Profile, ProfileQuery};
+use crate::config::Config;
+use crate::output::print;
+use crate::target::Target;
+use crate::time::Instant;
+
+/// How far back `fleet ps` looks.
+const LOOK: Duration = Duration::from_secs(24 * 3600);
+
+/// A process, as its newest profile shows it.
+#[derive(Serialize)]
+pub(crate) struct Process {
+    service: String,
+    instance: String,
+    host: String,
+    pid: i32,
+    build_id: String,
+    /// The newest profile's, RFC 3339.
+    time: String,
+    profiles: usize,
+    inuse_bytes: i64,
+    rss_bytes: Option<i64>,
+    /// Number of samples since the start that are in no value.
+    lost_samples: Option<i64>,
+}
+
+/// What a process holds more than at the start.
+#[derive(Serialize)]
+pub(crate) struct Growth {
+    service: String,
+    instance: String,
+    build_id: String,
+    from: String,
+    to: String,
+    inuse_bytes: [i64; 2],
+    growth_bytes: i64,
+    growth_bytes_per_hour: i64,
+    /// Number of samples until the last profile that are in no value.
+    lost_samples: Option<i64>,
+}
+
+/// `memprof fleet ps`, without a bus.
+pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
+    let window = TimeWindow {
+        until: None,
+        length: LOOK,
+    };
+    let profiles = ProfileQuery::new(config, &window, target)?.profiles(None)?;
+    let rows = processes(&profiles);
+    if json {
+        print(&serde_json::to_string(&rows)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let cells = rows.iter().map(|row| {
+        [
+            row.service.clone(),
+            row.instance.clone(),
+            row.build_id.clone(),
+            row.profiles.to_string(),
+            bytes(row.inuse_bytes),
+            row.rss_bytes.map(bytes).unwrap_or_default(),
+            row.time.clone(),
+        ]
+    });
+    let heads = [
+        "SERVICE", "PROCESS", "BUILD", "PROFILES", "IN USE", "RSS", "NEWEST",
+    ];
+    print(&table(heads, cells.collect()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `memprof fleet growth`
+pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
+    let profiles = ProfileQuery::of(&args.which)?.profiles(None)?;
+    let rows = by_growth(&profiles);
+    if args.shown.json {
+        print(&serde_json::to_string(&rows)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let cells = rows.iter().take(args.shown.top).map(|row| {
+        [
+            signed(row.growth_bytes),
+            signed(row.growth_bytes_per_hour),
+            bytes(row.inuse_bytes[0]),
+            bytes(row.inuse_bytes[1]),
+            row.service.clone(),
+            row.instance.clone(),
+            row.build_id.clone(),
+        ]
+    });
+    let heads = [
+        "GROWTH", "PER HOUR", "FIRST", "LAST", "SERVICE", "PROCESS", "BUILD",
+    ];
+    print(&table(heads, cells.collect()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The processes, those that were seen last first.
+pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
+    let rows = by_process(profiles).into_iter();
+    let mut rows: Vec<_> = rows
+        .map(|(_, newest, profiles)| Process {
+            service: newest.service.clone(),
+            instance: newest.instance.clone(),
+            host: newest.host.clone(),
+            pid: newest.pid,
+            build_id: newest.build().to_owned(),
+            time: newest.time.text(),
+            profiles,
+            inuse_bytes: newest.inuse_bytes,
+            rss_bytes: newest.rss_bytes,
+            lost_samples: newest.sampler.map(|counts| counts.lost),
+        })
+        .collect();
+    rows.sort_by(|a, b| b.time.cmp(&a.time));
+    rows
+}
+
+/// The processes that have two profiles at least, those that grew most first.
+pub(crate) fn by_growth(profiles: &[Profile]) -> Vec<Growth> {
+    let rows = by_process(profiles).into_iter();
+    let mut rows: Vec<_> = rows
+        .filter_map(|(first, last, _)| growth_between(first, last))
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.growth_bytes));
+    rows
+}
+
+/// A process's first and last profile of the time, where these are two.
+fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
+    let Instant(length) = Instant(last.time.0 - first.time.0);
+    let growth = last.inuse_bytes - first.inuse_bytes;
+    (length > 0).then(|| Growth {
+        service: last.service.clone(),
+        instance: last.instance.clone(),
+        build_id: last.build().to_owned(),
+        from: first.time.text(),
+        to: last.time.text(),
+        inuse_bytes: [first.inuse_bytes, last.inuse_bytes],
+        growth_bytes: growth,
+        growth_bytes_per_hour: (growth as f64 * 3_600_000.0 / length as f64) as i64,
+        lost_samples: last.sampler.map(|counts| counts.lost),
+    })
+}
+
+/// The first and the last profile of each process, and how many there are.
+pub(super) fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
+    let mut processes: BTreeMap<&str, (&Profile, &Profile, usize)> = BTreeMap::new();
+    for one in profiles {
+        let entry = processes.entry(&one.instance).or_insert((one, one, 0));
+        entry.1 = one;
+        entry.2 += 1;
+    }
+    processes.into_values().collect()
+}

@@ -1,0 +1,140 @@
+//! Whether a plugin's file is one that only trusted users can have written.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const GROUP_MAY_WRITE: u32 = 0o020;
+const OTHERS_MAY_WRITE: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// Checks the file and every directory above it: each belongs to root or to `own_uid`, and
+/// nobody else may write to it. Returns the path without links.
+///
+/// # Errors
+/// The path is not absolute or does not exist, or the first thing that is not to be trusted.
+pub(crate) fn check_trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String> {
+    if !path.is_absolute() {
+        return Err(format!("plugin path {} is not absolute", path.display()));
+    }
+    let unreadable = |path: &Path, e: io::Error| format!("failed to read {}: {e}", path.display());
+    let path = path
+        .canonicalize()
+        .map_err(|error| unreadable(path, error))?;
+    for place in path.ancestors() {
+        let metadata = place.metadata().map_err(|error| unreadable(place, error))?;
+        if place == path && !metadata.is_file() {
+            let place = place.display();
+            return Err(format!(
+                "{place} is not to be trusted: it is not a regular file"
+            ));
+        }
+        let rights = FileRights {
+            owner: metadata.uid(),
+            group: metadata.gid(),
+            mode: metadata.mode(),
+        };
+        if let Some(complaint) = rights.violation(place == path, own_uid) {
+            return Err(format!(
+                "{} is not to be trusted: {complaint}",
+                place.display()
+            ));
+        }
+    }
+    Ok(path)
+}
+
+/// Who may write to a file or a directory.
+struct FileRights {
+    owner: u32,
+    group: u32,
+    mode: u32,
+}
+
+impl FileRights {
+    fn violation(&self, is_plugin: bool, own_uid: u32) -> Option<String> {
+        let Self { owner, group, mode } = *self;
+        if owner != 0 && owner != own_uid {
+            return Some(format!(
+                "it belongs to uid {owner}, not to root or to uid {own_uid}"
+            ));
+        }
+        // In a sticky directory nobody else can rename what lies in it.
+        if !is_plugin && mode & STICKY != 0 {
+            return None;
+        }
+        if mode & OTHERS_MAY_WRITE != 0 {
+            return Some("everybody may write to it (chmod o-w)".to_owned());
+        }
+        // A group of the owner's number is the owner's private one, by the custom of the
+        // distributions (useradd(8), USERGROUPS_ENAB).
+        if mode & GROUP_MAY_WRITE != 0 && group != owner {
+            return Some("its group may write to it (chmod g-w)".to_owned());
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn refusals_name_the_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let plugin = directory.path().join("p.so");
+        std::fs::write(&plugin, "").unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let check = |path: &Path, mode: u32, expected: &str| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+            let found = check_trusted(&plugin, own).err().unwrap_or_default();
+            assert!(
+                found.ends_with(expected) && found.is_empty() == expected.is_empty(),
+                "{found}"
+            );
+        };
+        check(&plugin, 0o644, "");
+        check(
+            &plugin,
+            0o646,
+            "p.so is not to be trusted: everybody may write to it (chmod o-w)",
+        );
+        check(&plugin, 0o600, "");
+        check(
+            directory.path(),
+            0o777,
+            "everybody may write to it (chmod o-w)",
+        );
+        check(directory.path(), 0o1777, "");
+        check(directory.path(), 0o700, "");
+    }
+
+    #[test]
+    fn only_root_and_the_host_s_user_are_trusted() {
+        let check = |owner, group, mode, is_plugin, expected: Option<&str>| {
+            let rights = FileRights { owner, group, mode };
+            let found = rights.violation(is_plugin, 1000);
+            assert_eq!(found.as_deref(), expected, "{owner}:{group} {mode:o}");
+        };
+        let stranger = Some("it belongs to uid 12345, not to root or to uid 1000");
+        check(12_345, 12_345, 0o100_600, true, stranger);
+        check(12_345, 0, 0o041_777, false, stranger);
+        check(0, 0, 0o100_644, true, None);
+        check(1000, 1000, 0o100_664, true, None);
+        let by_group = Some("its group may write to it (chmod g-w)");
+        check(1000, 50, 0o100_664, true, by_group);
+        check(0, 0, 0o041_777, false, None);
+    }
+
+    #[test]
+    fn relative_missing_and_irregular_paths_are_refused() {
+        let check = |path: &str, expected: &str| {
+            let found = check_trusted(Path::new(path), 0).unwrap_err();
+            assert!(found.contains(expected), "{found}");
+        };
+        check("p.so", "plugin path p.so is not absolute");
+        check("/no/such.so", "failed to read /no/such.so: No such file");
+        check("/usr", "it is not a regular file");
+    }
+}

@@ -1,0 +1,149 @@
+//! A body that is sent while it is made.
+
+use std::io::{self, Write};
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::thread;
+
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::Frame;
+use tokio::sync::mpsc;
+
+use crate::problem::{Problem, Result};
+
+/// Bytes of a chunk.
+pub(crate) const SIZE: usize = 64 << 10;
+/// Chunks that wait for a slow reader.
+const WAITING: usize = 2;
+
+type Chunk = Result<Bytes>;
+
+/// What `write` writes, on a thread of its own, which may wait for a slow reader. An error before
+/// the first chunk is the reply; a later one breaks the connection off.
+pub(crate) async fn stream(
+    write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
+) -> Result<Body> {
+    let (sender, mut chunks) = mpsc::channel(WAITING);
+    let thread = thread::Builder::new().name("body".to_owned());
+    let started = thread.spawn(move || {
+        let mut out = ChunkWriter {
+            chunk: Vec::with_capacity(SIZE),
+            sender,
+        };
+        let written = write(&mut out).and_then(|()| out.flush().map_err(interrupted));
+        if let Err(problem) = written
+            && out.sender.blocking_send(Err(problem)).is_err()
+        {
+            log::debug!("a reader left before the end");
+        }
+    });
+    started.map_err(|error| Problem::overloaded(format!("no thread for the reply: {error}")))?;
+    let first = chunks.recv().await.transpose()?;
+    Ok(Body::new(ChunkBody { first, chunks }))
+}
+
+fn interrupted(error: io::Error) -> Problem {
+    Problem::internal(error.to_string())
+}
+
+/// The writing end.
+struct ChunkWriter {
+    chunk: Vec<u8>,
+    sender: mpsc::Sender<Chunk>,
+}
+
+impl Write for ChunkWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.chunk.len() + bytes.len() > SIZE {
+            self.flush()?;
+        }
+        self.chunk.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.chunk.is_empty() {
+            return Ok(());
+        }
+        let chunk = mem::replace(&mut self.chunk, Vec::with_capacity(SIZE));
+        let sent = self.sender.blocking_send(Ok(chunk.into()));
+        sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the reader left"))
+    }
+}
+
+/// The reading end.
+struct ChunkBody {
+    first: Option<Bytes>,
+    chunks: mpsc::Receiver<Chunk>,
+}
+
+impl HttpBody for ChunkBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        self.chunks.poll_recv(context).map(|chunk| {
+            let frame = chunk?.map(Frame::data);
+            Some(frame.map_err(|problem| io::Error::other(problem.error.message)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    fn run(future: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(future);
+    }
+
+    #[test]
+    fn all_that_is_written_arrives() {
+        run(async {
+            let lines = || (0..100_000).map(|number| format!("{number}\n"));
+            let body = stream(move |out| {
+                lines()
+                    .try_for_each(|line| out.write_all(line.as_bytes()))
+                    .map_err(interrupted)
+            });
+            let bytes = to_bytes(body.await.unwrap(), usize::MAX).await.unwrap();
+            assert_eq!(bytes, lines().collect::<String>());
+        });
+    }
+
+    #[test]
+    fn an_early_error_is_the_reply_and_a_late_one_breaks_off() {
+        run(async {
+            let fails = |after: usize| {
+                stream(move |out| {
+                    let piece = vec![b'x'; SIZE];
+                    (0..after)
+                        .try_for_each(|_| out.write_all(&piece))
+                        .map_err(interrupted)?;
+                    Err(Problem::invalid("it is cut"))
+                })
+            };
+            assert_eq!(fails(0).await.unwrap_err().error.message, "it is cut");
+            let body = fails(3).await.unwrap();
+            assert!(to_bytes(body, usize::MAX).await.is_err());
+        });
+    }
+
+    #[test]
+    fn nothing_is_a_body_too() {
+        run(async {
+            let body = stream(|_| Ok(())).await.unwrap();
+            assert!(to_bytes(body, usize::MAX).await.unwrap().is_empty());
+        });
+    }
+}

@@ -1,0 +1,126 @@
+//! Where a server listens, and who may ask it there.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tokio::net::TcpListener;
+
+use crate::access::{Access, AccessRule};
+use crate::listener::Listener;
+use crate::token::{Token, TokenError};
+
+/// Where to listen, and whom to let in.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "args", derive(clap::Args))]
+pub struct ListenOptions {
+    /// Where to listen; an address that other machines reach needs --allow-remote and --token-file
+    #[cfg_attr(
+        feature = "args",
+        arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")
+    )]
+    pub listen: SocketAddr,
+
+    /// Listen on this Unix socket instead, for this user alone
+    #[cfg_attr(
+        feature = "args",
+        arg(long, value_name = "PATH", conflicts_with = "listen")
+    )]
+    pub socket: Option<PathBuf>,
+
+    /// Listen where other machines reach it
+    #[cfg_attr(feature = "args", arg(long, requires = "token_file"))]
+    pub allow_remote: bool,
+
+    /// Answer only clients that send the token in this file, as `Authorization: Bearer TOKEN` or below
+    /// /t/TOKEN/ [default: you and root need no token; other users need the one in the printed
+    /// address]
+    #[cfg_attr(feature = "args", arg(long, value_name = "FILE"))]
+    pub token_file: Option<PathBuf>,
+
+    /// A name by which clients call this server, besides localhost; may be repeated
+    #[cfg_attr(feature = "args", arg(long, value_name = "NAME"))]
+    pub allow_host: Vec<String>,
+}
+
+/// Why nobody can be served there.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Other machines reach it, which nobody allowed.
+    #[error(
+        "{0} can be reached by other machines: add --allow-remote --token-file FILE, or listen on \
+         127.0.0.1"
+    )]
+    Exposed(SocketAddr),
+    /// The token is not fit.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The kernel has no random bytes for a token.
+    #[error("failed to make a token: {0}")]
+    Random(#[source] io::Error),
+    /// The address or the path cannot be listened at.
+    #[error("failed to listen at {0}: {1}")]
+    Listen(String, #[source] io::Error),
+}
+
+impl ListenOptions {
+    /// Who may ask there: who brings the token, or without one this user and root.
+    ///
+    /// # Errors
+    /// Other machines would reach it, or the token is not fit.
+    pub fn access(&self) -> Result<Access, ListenError> {
+        let is_local = self.socket.is_some() || self.listen.ip().is_loopback();
+        if !is_local && !self.allow_remote {
+            return Err(ListenError::Exposed(self.listen));
+        }
+        let mut names = self.allow_host.clone();
+        if !self.listen.ip().is_unspecified() {
+            names.push(without_port(self.listen));
+        }
+        let token = self.token_file.as_deref().map(Token::read).transpose()?;
+        let admits = token.map_or(AccessRule::User(None), AccessRule::Bearer);
+        Ok(Access { names, admits })
+    }
+
+    /// The same, with a new token for others where they could connect and there is none. Its text is
+    /// kept nowhere else.
+    ///
+    /// # Errors
+    /// Those of [`access`](Self::access), or the kernel has no random bytes.
+    pub fn access_with_new_token(&self) -> Result<(Access, Option<String>), ListenError> {
+        let mut access = self.access()?;
+        if self.socket.is_some() || self.token_file.is_some() {
+            return Ok((access, None));
+        }
+        let (token, text) = Token::generate().map_err(ListenError::Random)?;
+        access.admits = AccessRule::User(Some(token));
+        Ok((access, Some(text)))
+    }
+
+    /// Listens there. Returns also what to call it by, with `token` in it.
+    ///
+    /// # Errors
+    /// The address or the path cannot be used.
+    pub async fn listen(&self, token: Option<&str>) -> Result<(Listener, String), ListenError> {
+        if let Some(path) = &self.socket {
+            let name = path.display().to_string();
+            let listener = Listener::unix(path);
+            let listener = listener.map_err(|error| ListenError::Listen(name.clone(), error))?;
+            let place = format!("at {name}: curl --unix-socket {name} http://localhost/");
+            return Ok((listener, place));
+        }
+        let failed = |error| ListenError::Listen(self.listen.to_string(), error);
+        let listener = TcpListener::bind(self.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let prefix = token.map(|token| format!("t/{token}/"));
+        let place = format!("http://{address}/{}", prefix.unwrap_or_default());
+        Ok((Listener::tcp(listener), place))
+    }
+}
+
+fn without_port(address: SocketAddr) -> String {
+    match address {
+        SocketAddr::V4(address) => address.ip().to_string(),
+        SocketAddr::V6(address) => format!("[{}]", address.ip()),
+    }
+}

@@ -1,0 +1,53 @@
+//! `/targets`: where each host's metrics and profiles are, as scrapers' HTTP service discovery reads it.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::header::HOST;
+use serde::Serialize;
+
+use crate::problem::Result;
+use crate::request_host::{SharedHosts, find_hosts};
+
+/// A group of targets (Prometheus, `http_sd`): always one host.
+#[derive(Serialize)]
+pub(crate) struct TargetGroup {
+    targets: [String; 1],
+    labels: Labels,
+}
+
+#[derive(Serialize)]
+struct Labels {
+    /// Where Prometheus finds its metrics.
+    #[serde(rename = "__metrics_path__")]
+    metrics_path: String,
+    /// What Alloy puts in front of `/debug/pprof/allocs`.
+    #[serde(rename = "__profile_path_prefix__")]
+    profile_path_prefix: String,
+    /// What Pyroscope calls a service.
+    service_name: String,
+    pid: String,
+}
+
+/// The hosts that run now, at the address by which this server was called.
+pub(crate) async fn targets(
+    State(hosts): State<SharedHosts>,
+    headers: HeaderMap,
+) -> Result<Json<Vec<TargetGroup>>> {
+    let address = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let address = address.unwrap_or_default().to_owned();
+    let found = find_hosts(move || hosts.find_all()).await?;
+    let groups = found.into_iter().map(|host| {
+        let prefix = format!("/host/{}", host.pid);
+        TargetGroup {
+            targets: [address.clone()],
+            labels: Labels {
+                metrics_path: format!("{prefix}/metrics"),
+                profile_path_prefix: prefix,
+                service_name: host.name,
+                pid: host.pid.to_string(),
+            },
+        }
+    });
+    Ok(Json(groups.collect()))
+}

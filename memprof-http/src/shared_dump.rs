@@ -1,0 +1,140 @@
+//! One dump for all who ask while it runs.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::problem::{Problem, Result};
+
+type DumpResult<T> = Result<Arc<T>>;
+type DumpReceiver<T> = watch::Receiver<Option<DumpResult<T>>>;
+
+/// The dump that runs, if one does. `T` is the reply.
+#[derive(Debug)]
+pub(crate) struct SharedDump<T>(Arc<Mutex<Option<DumpReceiver<T>>>>);
+
+impl<T> Default for SharedDump<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T: Send + Sync + 'static> SharedDump<T> {
+    /// Joins the dump that runs, or starts one. It goes on when those who wait for it leave: a
+    /// second one would find the host busy.
+    pub(crate) async fn join<F>(&self, take: impl FnOnce() -> F) -> DumpResult<T>
+    where
+        F: Future<Output = DumpResult<T>> + Send + 'static,
+    {
+        let mut outcome = self.running_or(take);
+        let ended = outcome.wait_for(Option::is_some).await;
+        match ended.ok().and_then(|outcome| outcome.clone()) {
+            Some(outcome) => outcome,
+            None => Err(Problem::internal("the dump ended without a reply")),
+        }
+    }
+
+    fn running_or<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
+    where
+        F: Future<Output = DumpResult<T>> + Send + 'static,
+    {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // What has ended was taken before this request came.
+        let joined = last
+            .take()
+            .filter(|outcome| outcome.borrow().is_none() && outcome.has_changed().is_ok());
+        let outcome = joined.unwrap_or_else(|| {
+            let (sender, outcome) = watch::channel(None);
+            let (dump, last) = (take(), Arc::clone(&self.0));
+            tokio::spawn(async move {
+                sender.send_replace(Some(dump.await));
+                // Whoever waited has it: its memory goes with them.
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                last.take_if(|outcome| outcome.borrow().is_some());
+            });
+            outcome
+        });
+        *last = Some(outcome.clone());
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use serde_json::{Value, json};
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// Dumps that end when they are told to, and are counted.
+    #[derive(Default)]
+    struct Host {
+        taken: AtomicU32,
+        end: Notify,
+    }
+
+    impl Host {
+        fn dump(self: &Arc<Self>) -> impl Future<Output = DumpResult<Value>> + Send + 'static {
+            let host = Arc::clone(self);
+            async move {
+                let number = host.taken.fetch_add(1, Ordering::Relaxed) + 1;
+                host.end.notified().await;
+                Ok(Arc::new(json!(number)))
+            }
+        }
+    }
+
+    fn run(future: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(future);
+    }
+
+    #[test]
+    fn requests_while_a_dump_runs_share_it() {
+        run(async {
+            let (host, dumping) = (Arc::new(Host::default()), SharedDump::default());
+            let end = async { host.end.notify_one() };
+            let join = || dumping.join(|| host.dump());
+            let (a, b, c, ()) = tokio::join!(join(), join(), join(), end);
+            assert_eq!(
+                [a.unwrap(), b.unwrap(), c.unwrap()].map(|dump| (*dump).clone()),
+                [1, 1, 1]
+            );
+            host.end.notify_one();
+            assert_eq!(*join().await.unwrap(), 2);
+        });
+    }
+
+    #[test]
+    fn a_dump_goes_on_when_nobody_waits() {
+        run(async {
+            let (host, dumping) = (Arc::new(Host::default()), SharedDump::default());
+            let leaves = async {
+                tokio::select! {
+                    biased;
+                    _ = dumping.join(|| host.dump()) => panic!("nobody ended it"),
+                    () = async {} => {}
+                }
+            };
+            leaves.await;
+            host.end.notify_one();
+            let shared = dumping.join(|| host.dump()).await.unwrap();
+            assert_eq!(*shared, 1);
+            assert_eq!(host.taken.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn those_who_share_a_dump_share_its_failure() {
+        run(async {
+            let dumping = SharedDump::<Value>::default();
+            let fail = || async { Err(Problem::host_unavailable("it ended")) };
+            let (a, b) = tokio::join!(dumping.join(fail), dumping.join(fail));
+            assert_eq!(a.unwrap_err().kind(), "host_gone");
+            assert_eq!(b.unwrap_err().kind(), "host_gone");
+        });
+    }
+}

@@ -1,0 +1,43 @@
+//! How plugins find the labels of this program or library: `memprof.h`, `memprof_labels_t`.
+#![expect(unsafe_code, reason = "the ABI boundary")]
+
+use std::arch::global_asm;
+use std::ffi::c_void;
+
+use memprof_plugin_abi::raw::{
+    MEMPROF_INVALID_ARGUMENT, MEMPROF_UNAVAILABLE, memprof_labels_t, memprof_str_t,
+};
+
+use crate::{key, record};
+
+static LABELS: memprof_labels_t = memprof_labels_t {
+    struct_size: size_of::<memprof_labels_t>(),
+    place: Some(context_pointer),
+    key: Some(key_number),
+};
+
+unsafe extern "C" fn context_pointer() -> *const *const c_void {
+    record::context_pointer()
+}
+
+unsafe extern "C" fn key_number(key: memprof_str_t) -> i32 {
+    // SAFETY: memprof.h: the text is borrowed for the call.
+    match unsafe { key.as_str() } {
+        Ok(key) => key::key_number(key).map_or(MEMPROF_UNAVAILABLE, i32::from),
+        Err(_) => MEMPROF_INVALID_ARGUMENT,
+    }
+}
+
+// Weak: two versions of this crate may be in one program, and each has its note.
+global_asm!(
+    ".pushsection .note.memprof, \"a\", %note",
+    ".balign 4",
+    ".weak memprof_labels_note",
+    ".hidden memprof_labels_note",
+    "memprof_labels_note:",
+    ".long 8, 8, 1",
+    ".asciz \"memprof\"",
+    ".quad {labels} - .",
+    ".popsection",
+    labels = sym LABELS,
+);

@@ -1,0 +1,177 @@
+//! The process that wants to attach: what it may do to another one.
+
+use std::fs;
+use std::os::linux::fs::MetadataExt;
+
+use crate::freezer::FreezerCgroups;
+use crate::proc_dir::ProcDir;
+use crate::process::{ProcStatus, SeccompMode};
+use crate::refusal::{Denial, Refusal};
+
+/// linux/capability.h.
+const CAP_SYS_PTRACE: u32 = 19;
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// The inode of /proc/self/ns/user outside of every container: `PROC_USER_INIT_INO` of
+/// `linux/proc_ns.h`.
+const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+
+/// The calling process.
+#[derive(Clone, Debug)]
+pub(crate) struct TracerCredentials {
+    status: ProcStatus,
+    is_in_first_user_namespace: bool,
+    /// Yama's `ptrace_scope`; 0 where the kernel has no yama.
+    yama: u8,
+    pub(crate) freezers: FreezerCgroups,
+}
+
+impl TracerCredentials {
+    /// Reads what this process may do.
+    ///
+    /// # Errors
+    /// `Unreadable`: there is no /proc.
+    pub(crate) fn current() -> Result<Self, Refusal> {
+        let status = ProcDir::current().parse("status", ProcStatus::parse)?;
+        let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        let namespace = fs::metadata("/proc/self/ns/user");
+        Ok(Self {
+            status,
+            is_in_first_user_namespace: namespace
+                .is_ok_and(|namespace| namespace.st_ino() == FIRST_USER_NAMESPACE),
+            yama: scope.map_or(0, |scope| parse_scope(&scope)),
+            freezers: FreezerCgroups::mounted(),
+        })
+    }
+
+    /// Whether the kernel shows it the seccomp filters of others (`man 2 ptrace`,
+    /// `PTRACE_SECCOMP_GET_FILTER`).
+    pub(crate) fn reads_filters(&self) -> bool {
+        self.has(CAP_SYS_ADMIN)
+            && self.is_in_first_user_namespace
+            && self.status.seccomp == SeccompMode::Off
+    }
+
+    /// For what yama does not hinder: reading what is not the memory.
+    pub(crate) fn without_yama(self) -> Self {
+        Self { yama: 0, ..self }
+    }
+
+    /// Why it may not trace the process whose files in /proc belong to `owner`.
+    pub(crate) fn denial_reason(&self, target: &ProcStatus, owner: Option<u32>) -> Denial {
+        let [real, effective, ..] = self.status.uids;
+        let may_trace = self.has(CAP_SYS_PTRACE);
+        let is_same_user = target.uids[..3].iter().all(|uid| *uid == real)
+            && target.gids[..3]
+                .iter()
+                .all(|gid| *gid == self.status.gids[0]);
+        let has_more = target.capabilities[0] & !self.status.capabilities[0] != 0;
+        match self.yama {
+            3 => Denial::Yama(3),
+            2 if !may_trace => Denial::Yama(2),
+            _ if may_trace => Denial::Unknown,
+            _ if effective == 0 => Denial::WithoutPtrace,
+            _ if !is_same_user => Denial::OtherUser(target.uids[1]),
+            // The kernel gives root what it shows of such a process.
+            _ if owner.is_some_and(|owner| owner != target.uids[1]) => Denial::NotDumpable,
+            _ if has_more => Denial::MoreCapabilities,
+            1 => Denial::Yama(1),
+            _ => Denial::Unknown,
+        }
+    }
+
+    fn has(&self, capability: u32) -> bool {
+        self.status.capabilities[1] & 1 << capability != 0
+    }
+}
+
+/// Linux's Documentation/admin-guide/LSM/Yama.rst.
+fn parse_scope(text: &str) -> u8 {
+    text.trim().parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: u64 = (1 << 41) - 1;
+
+    fn status(uid: u32, capabilities: u64) -> ProcStatus {
+        let own = fs::read("/proc/self/status").unwrap();
+        ProcStatus {
+            uids: [uid; 4],
+            gids: [uid; 4],
+            capabilities: [capabilities; 2],
+            ..ProcStatus::parse(&own).unwrap()
+        }
+    }
+
+    fn caller(uid: u32, capabilities: u64, yama: u8) -> TracerCredentials {
+        TracerCredentials {
+            status: ProcStatus {
+                seccomp: SeccompMode::Off,
+                ..status(uid, capabilities)
+            },
+            is_in_first_user_namespace: true,
+            yama,
+            freezers: FreezerCgroups::default(),
+        }
+    }
+
+    #[test]
+    fn why_the_kernel_denies_it() {
+        let check = |caller: TracerCredentials, target: ProcStatus, owner, expected| {
+            assert_eq!(caller.denial_reason(&target, Some(owner)), expected);
+        };
+        let user = |yama| caller(1000, 0, yama);
+        check(user(0), status(0, ALL), 0, Denial::OtherUser(0));
+        check(user(1), status(33, 0), 33, Denial::OtherUser(33));
+        check(user(1), status(1000, 0), 0, Denial::NotDumpable);
+        check(
+            user(0),
+            status(1000, 1 << 10),
+            1000,
+            Denial::MoreCapabilities,
+        );
+        check(user(0), status(1000, 0), 1000, Denial::Unknown);
+        check(caller(0, 0, 0), status(33, 0), 33, Denial::WithoutPtrace);
+        check(caller(0, ALL, 0), status(33, 0), 33, Denial::Unknown);
+        let set_uid = ProcStatus {
+            uids: [1000, 0, 0, 0],
+            ..status(1000, ALL)
+        };
+        check(user(0), set_uid, 0, Denial::OtherUser(0));
+    }
+
+    /// Texts of yama's file: no kernel of a test machine need have yama.
+    #[test]
+    fn yama_is_named_with_its_level() {
+        let check = |scope: &str, capabilities, expected| {
+            let caller = caller(1000, capabilities, parse_scope(scope));
+            assert_eq!(
+                caller.denial_reason(&status(1000, 0), Some(1000)),
+                expected,
+                "{scope:?}"
+            );
+        };
+        check("0\n", 0, Denial::Unknown);
+        check("1\n", 0, Denial::Yama(1));
+        check("2\n", 0, Denial::Yama(2));
+        check("3\n", 0, Denial::Yama(3));
+        check("3\n", ALL, Denial::Yama(3));
+        check("2\n", ALL, Denial::Unknown);
+        check("", 0, Denial::Unknown);
+    }
+
+    #[test]
+    fn who_reads_filters() {
+        assert!(caller(0, ALL, 0).reads_filters());
+        assert!(!caller(1000, 0, 0).reads_filters());
+        let mut contained = caller(0, ALL, 0);
+        contained.is_in_first_user_namespace = false;
+        assert!(!contained.reads_filters());
+        let mut filtered = caller(0, ALL, 0);
+        filtered.status.seccomp = SeccompMode::Filter;
+        assert!(!filtered.reads_filters());
+    }
+}

@@ -1,0 +1,123 @@
+//! Functions of libraries that many programs have.
+
+use super::CodeOrigin;
+
+/// Functions by name, first match first; after those that belong to no library.
+pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
+    // LLVM's containers and pools.
+    (
+        CodeOrigin::Plumbing,
+        &[
+            "llvm::allocate_buffer",
+            "llvm::safe_malloc",
+            "llvm::safe_calloc",
+            "llvm::safe_realloc",
+            "llvm::SmallVector*",
+            "llvm::SmallPtrSet*",
+            "llvm::DenseMap*",
+            "llvm::StringMap*",
+            "llvm::FoldingSet*",
+            "llvm::BumpPtrAllocator*",
+            "llvm::BitVector*",
+            "llvm::ilist*",
+        ],
+    ),
+    // Protobuf's containers, arenas and streams; messages are the program's own.
+    (
+        CodeOrigin::Plumbing,
+        &[
+            "google::protobuf::Arena*",
+            "google::protobuf::Map<*",
+            "google::protobuf::RepeatedField*",
+            "google::protobuf::RepeatedPtrField*",
+            "google::protobuf::internal::*",
+            "google::protobuf::io::*",
+        ],
+    ),
+    // Vala's containers, of which its compiler has a copy.
+    (
+        CodeOrigin::Plumbing,
+        &[
+            "gee_*",
+            "vala_array_list_*",
+            "vala_collection_*",
+            "vala_hash_map_*",
+            "vala_hash_set_*",
+            "vala_iterable_*",
+            "vala_list_*",
+            "vala_map_*",
+            "vala_set_*",
+        ],
+    ),
+    // Graphviz.
+    (
+        CodeOrigin::Plumbing,
+        &[
+            "gmalloc",
+            "gcalloc",
+            "grealloc",
+            "gv_*alloc*",
+            "agalloc",
+            "agrealloc",
+        ],
+    ),
+    // GLib.
+    (
+        CodeOrigin::Plumbing,
+        &[
+            "g_malloc*",
+            "g_try_malloc*",
+            "g_realloc*",
+            "g_try_realloc*",
+            "g_slice_*",
+            "g_strdup*",
+            "g_strndup",
+            "g_strconcat",
+            "g_strjoin*",
+            "g_strsplit*",
+            "g_strv*",
+            "g_memdup*",
+            "g_list_*",
+            "g_slist_*",
+            "g_queue_*",
+            "g_hash_table_*",
+            "g_array_*",
+            "g_ptr_array_*",
+            "g_byte_array_*",
+            "g_bytes_*",
+            "g_string_*",
+            "g_tree_*",
+            "g_sequence_*",
+            "g_vasprintf",
+            "g_object_new*",
+            "g_type_create_instance",
+            "g_aligned_alloc*",
+            "g_rc_box_*",
+            "g_atomic_rc_box_*",
+        ],
+    ),
+    // What libxml2 and SQLite keep is that of the program that has them keep it, if it has a name: an extension of an
+    // interpreter's often has none.
+    (
+        CodeOrigin::Library,
+        &[
+            "sqlite3*",
+            "xmlAdd*",
+            "xmlBuf*",
+            "xmlCopy*",
+            "xmlCtxt*",
+            "xmlDict*",
+            "xmlDoc*",
+            "xmlHash*",
+            "xmlInit*",
+            "xmlNew*",
+            "xmlParse*",
+            "xmlRead*",
+            "xmlSAX2*",
+            "xmlSet*",
+            "xmlString*",
+            "xmlText*",
+            "xmlXPath*",
+        ],
+    ),
+];

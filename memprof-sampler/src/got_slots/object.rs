@@ -1,0 +1,231 @@
+//! One loaded object: what it defines, and the slots through which it calls others (gABI, "Dynamic
+//! Linking"; psABI, "Relocation Types").
+#![expect(unsafe_code, reason = "tables that the loader mapped")]
+
+use core::ffi::{CStr, c_char};
+use core::ops::Range;
+use core::{ptr, slice};
+
+use libc::{Elf64_Phdr, Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_phdr_info};
+
+const PAGE: usize = 4096;
+
+const DT_NULL: i64 = 0;
+const DT_PLTRELSZ: i64 = 2;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
+const DT_JMPREL: i64 = 23;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+const R_X86_64_64: u32 = 1;
+const R_X86_64_GLOB_DAT: u32 = 6;
+const R_X86_64_JUMP_SLOT: u32 = 7;
+
+#[repr(C)]
+struct Dynamic {
+    tag: i64,
+    value: usize,
+}
+
+/// What is needed of one object; valid while the loader keeps it mapped.
+#[derive(Debug)]
+pub(super) struct ElfObject {
+    base: usize,
+    /// From its first byte to its last.
+    pub(super) code: Range<usize>,
+    /// Pages that the loader made read-only after it relocated them.
+    relro: Range<usize>,
+    symbols: *const Elf64_Sym,
+    strings: *const c_char,
+    hashes: *const u32,
+    relocations: [(*const Elf64_Rela, usize); 2],
+    path: *const c_char,
+}
+
+/// A slot: where it lies, and the name of what it should hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GotSlot<'a> {
+    pub(super) at: usize,
+    pub(super) name: &'a CStr,
+    /// The function of that name of the object itself, which may not be the one that is called.
+    pub(super) own: Option<usize>,
+    /// Filled at the first call where the object is not bound at its start.
+    pub(super) may_be_lazy: bool,
+}
+
+impl ElfObject {
+    /// None for what has no dynamic section, and for the loader and the vDSO.
+    ///
+    /// # Safety
+    /// `info` comes from `dl_iterate_phdr(3)`, and the object stays loaded meanwhile.
+    pub(super) unsafe fn of(info: &dl_phdr_info) -> Option<Self> {
+        let base = info.dlpi_addr as usize;
+        // SAFETY: dl_iterate_phdr(3): so many headers lie there.
+        let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        let range = |header: &Elf64_Phdr| {
+            let start = base.wrapping_add(header.p_vaddr as usize);
+            start..start.wrapping_add(header.p_memsz as usize)
+        };
+        let of_type = |kind| headers.iter().filter(move |header| header.p_type == kind);
+        let segments = of_type(PT_LOAD).map(range);
+        let code = segments.reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))?;
+        let relro = of_type(PT_GNU_RELRO).map(range).next();
+        let dynamic = of_type(PT_DYNAMIC).map(range).next()?;
+        let mut object = Self {
+            base,
+            code,
+            // The loader protects whole pages only (_dl_protect_relro).
+            relro: relro.map_or(0..0, |part| down(part.start)..down(part.end)),
+            symbols: ptr::null(),
+            strings: ptr::null(),
+            hashes: ptr::null(),
+            relocations: [(ptr::null(), 0); 2],
+            path: info.dlpi_name,
+        };
+        if object.is_loaders() {
+            return None;
+        }
+        let mut entry = dynamic.start as *const Dynamic;
+        loop {
+            // SAFETY: gABI: the dynamic section lies there, and ends with DT_NULL.
+            let Dynamic { tag, value } = unsafe { entry.read() };
+            match tag {
+                DT_NULL => break,
+                DT_SYMTAB => object.symbols = object.absolute_address(value) as *const _,
+                DT_STRTAB => object.strings = object.absolute_address(value) as *const _,
+                DT_GNU_HASH => object.hashes = object.absolute_address(value) as *const _,
+                DT_JMPREL => object.relocations[0].0 = object.absolute_address(value) as *const _,
+                DT_RELA => object.relocations[1].0 = object.absolute_address(value) as *const _,
+                DT_PLTRELSZ => object.relocations[0].1 = value / size_of::<Elf64_Rela>(),
+                DT_RELASZ => object.relocations[1].1 = value / size_of::<Elf64_Rela>(),
+                _ => {}
+            }
+            entry = entry.wrapping_add(1);
+        }
+        (!object.symbols.is_null() && !object.strings.is_null()).then_some(object)
+    }
+
+    /// The path that the loader has for it; empty for the program.
+    pub(super) fn path(&self) -> &CStr {
+        if self.path.is_null() {
+            return c"";
+        }
+        // SAFETY: dl_iterate_phdr(3): NUL-terminated, while the object is loaded.
+        unsafe { CStr::from_ptr(self.path) }
+    }
+
+    /// Where it defines the function of that name for others.
+    pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
+        const DEFAULT: u8 = 0;
+        let mut index = self.first_of_chain(name)?;
+        loop {
+            // SAFETY: DT_GNU_HASH: each symbol of a chain has an entry in both tables.
+            let symbol = unsafe { self.symbols.wrapping_add(index.0).read() };
+            let is_defined = symbol.st_shndx != 0 && symbol.st_value != 0;
+            if is_defined && symbol.st_other & 3 == DEFAULT && self.name(&symbol) == name {
+                return Some(self.base.wrapping_add(symbol.st_value as usize));
+            }
+            // SAFETY: as above.
+            let hash = unsafe { index.1.read() };
+            if hash & 1 != 0 {
+                return None;
+            }
+            index = (index.0 + 1, index.1.wrapping_add(1));
+        }
+    }
+
+    /// The slots through which it calls functions of others.
+    pub(super) fn slots(&self) -> impl Iterator<Item = GotSlot<'_>> {
+        self.relocations_of(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
+    }
+
+    /// Words of its data that the loader filled with the address of somebody's function.
+    pub(super) fn data_words(&self) -> impl Iterator<Item = GotSlot<'_>> {
+        self.relocations_of(&[R_X86_64_64])
+    }
+
+    fn relocations_of(&self, kinds: &'static [u32]) -> impl Iterator<Item = GotSlot<'_>> {
+        let tables = self.relocations.iter();
+        tables
+            .flat_map(|(start, count)| {
+                let count = if start.is_null() { 0 } else { *count };
+                // SAFETY: gABI: so many relocations lie there.
+                (0..count).map(move |at| unsafe { start.wrapping_add(at).read() })
+            })
+            .filter_map(move |relocation| {
+                let kind = relocation.r_info as u32;
+                if !kinds.contains(&kind) {
+                    return None;
+                }
+                let index = (relocation.r_info >> 32) as usize;
+                // SAFETY: gABI: a relocation's symbol is in the table.
+                let symbol = unsafe { self.symbols.wrapping_add(index).read() };
+                let own = self.base.wrapping_add(symbol.st_value as usize);
+                Some(GotSlot {
+                    own: (symbol.st_shndx != 0).then_some(own),
+                    at: self.base.wrapping_add(relocation.r_offset as usize),
+                    name: self.name(&symbol),
+                    may_be_lazy: kind == R_X86_64_JUMP_SLOT,
+                })
+            })
+    }
+
+    /// Whether the page of a slot is read-only.
+    pub(super) fn is_protected(&self, slot: usize) -> bool {
+        self.relro.contains(&down(slot))
+    }
+
+    fn name(&self, symbol: &Elf64_Sym) -> &CStr {
+        // SAFETY: gABI: names end in the string table, which stays while the object is loaded.
+        unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }
+    }
+
+    /// glibc writes the addresses of most tables back into the dynamic section, but not of all.
+    fn absolute_address(&self, value: usize) -> usize {
+        if value < self.base {
+            self.base.wrapping_add(value)
+        } else {
+            value
+        }
+    }
+
+    fn is_loaders(&self) -> bool {
+        let path = self.path().to_bytes();
+        let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        file.starts_with(b"ld-linux") || file.starts_with(b"linux-vdso")
+    }
+
+    /// The index of the first symbol that may have this name, and where its hash is.
+    fn first_of_chain(&self, name: &CStr) -> Option<(usize, *const u32)> {
+        if self.hashes.is_null() {
+            return None;
+        }
+        // SAFETY: DT_GNU_HASH begins with four numbers.
+        let header = unsafe { self.hashes.cast::<[u32; 4]>().read_unaligned() };
+        let [buckets, first, bloom_words, _] = header.map(|number| number as usize);
+        if buckets == 0 {
+            return None;
+        }
+        // Behind them lie so many words of 64 bits.
+        let table = self.hashes.wrapping_add(4 + 2 * bloom_words);
+        let bucket = gnu_hash(name.to_bytes()) as usize % buckets;
+        // SAFETY: behind those, the buckets.
+        let index = unsafe { table.wrapping_add(bucket).read() } as usize;
+        if index < first {
+            return None;
+        }
+        // Behind the buckets, a hash for each symbol from the first on.
+        Some((index, table.wrapping_add(buckets + index - first)))
+    }
+}
+
+fn gnu_hash(name: &[u8]) -> u32 {
+    let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
+    name.iter().fold(5381, step)
+}
+
+fn down(address: usize) -> usize {
+    address & !(PAGE - 1)
+}

@@ -1,0 +1,280 @@
+//! The samples that were not freed yet, by address. Lock-free: signals and re-entry do no harm.
+#![expect(unsafe_code, reason = "tables outside of every allocator")]
+
+use core::mem::offset_of;
+use core::ops::Range;
+use core::ptr;
+use core::sync::atomic::{
+    AtomicPtr,
+    Ordering::{AcqRel, Acquire},
+};
+
+use crate::address_hash::AddressHash;
+use crate::mapping;
+
+mod bucket;
+
+use bucket::{Bucket, CellData, WAYS};
+pub(crate) use bucket::{ClaimedCell, Sample};
+
+/// The tables' sizes in buckets. A further one is made when the ones before are full; together they
+/// hold 1.4 million samples in 34 MB at the most.
+pub(crate) const BUCKETS: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
+
+/// The live samples.
+#[repr(C)]
+pub(crate) struct LiveTable {
+    tables: [AtomicPtr<Bucket>; BUCKETS.len()],
+}
+
+impl LiveTable {
+    pub(crate) const fn new() -> Self {
+        Self {
+            tables: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS.len()],
+        }
+    }
+
+    /// Makes the first table. False where the kernel has no memory for it.
+    pub(crate) fn prepare(&self) -> bool {
+        self.table(0).is_some()
+    }
+
+    /// Claims a place for a sample; none where all tables are full.
+    pub(crate) fn claim(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
+        (0..BUCKETS.len()).find_map(|generation| {
+            let mut buckets = candidate_buckets(self.table(generation)?, hash);
+            buckets.find_map(|bucket| bucket.claim(address))
+        })
+    }
+
+    /// Claims the place that the sample at an address has.
+    pub(crate) fn find(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
+        let mut buckets = self
+            .tables()
+            .flat_map(|table| candidate_buckets(table, hash));
+        buckets.find_map(|bucket| bucket.find(address))
+    }
+
+    /// Visits each sample with its address, but those that come or go meanwhile.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(usize, Sample)) {
+        for bucket in self.tables().flatten() {
+            bucket.visit(&mut visit);
+        }
+    }
+
+    /// Claims each sample, waits for what others have claimed, and gives the memory back. False where `wait` ends that.
+    /// Who claims meanwhile finds nothing, or leaves without filling the place.
+    pub(crate) fn drain(
+        &self,
+        mut drained: impl FnMut(&ClaimedCell<'_>),
+        mut wait: impl FnMut() -> bool,
+    ) -> bool {
+        let mut buckets = self.tables().flatten();
+        let is_empty = buckets.all(|bucket| bucket.drain(&mut drained, &mut wait));
+        if is_empty {
+            for table in self.tables() {
+                // SAFETY: a mapping of `table`. All places are empty; who claims one only to leave it empty again does
+                // not miss the claim.
+                unsafe { mapping::release_pages(table.as_ptr().cast_mut(), table.len()) };
+            }
+        }
+        is_empty
+    }
+
+    /// Empties what was claimed by threads that are no more.
+    pub(crate) fn clear_claimed(&self) {
+        self.tables().flatten().for_each(Bucket::clear_claimed);
+    }
+
+    /// How many bytes the tables take, touched or not.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tables().map(size_of_val).sum()
+    }
+
+    fn tables(&self) -> impl Iterator<Item = &[Bucket]> {
+        let tables = self.tables.iter().zip(BUCKETS);
+        tables.filter_map(|(table, count)| existing(table, count))
+    }
+
+    /// The table of that generation, made where it is missing.
+    fn table(&self, generation: usize) -> Option<&[Bucket]> {
+        let (table, count) = (self.tables.get(generation)?, *BUCKETS.get(generation)?);
+        if let Some(table) = existing(table, count) {
+            return Some(table);
+        }
+        let fresh = mapping::zeroed::<Bucket>(count)?;
+        if table
+            .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
+            .is_err()
+        {
+            // SAFETY: nobody else has seen it; another thread's is in its place.
+            unsafe { mapping::unmap(fresh, count) };
+        }
+        existing(table, count)
+    }
+}
+
+fn existing(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
+    let start = table.load(Acquire);
+    if start.is_null() {
+        return None;
+    }
+    // SAFETY: a mapping of so many buckets, which stays; zeros are valid atomics.
+    Some(unsafe { core::slice::from_raw_parts(start, count) })
+}
+
+/// The two buckets that may hold an address.
+fn candidate_buckets(table: &[Bucket], hash: AddressHash) -> impl Iterator<Item = &Bucket> {
+    let indices = indices(table.len(), hash).into_iter();
+    indices.filter_map(|index| table.get(index))
+}
+
+/// Where these are, in a table of so many.
+fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
+    let (first, second) = (
+        hash.locality_bits(count.ilog2()),
+        hash.mixed_bits(count.ilog2()),
+    );
+    [first, if second == first { first ^ 1 } else { second }]
+}
+
+/// Where the tables lie that begin there.
+pub(crate) fn ranges(tables: [u64; BUCKETS.len()]) -> impl Iterator<Item = Range<u64>> {
+    let tables = tables.into_iter().zip(BUCKETS);
+    let made = tables.filter(|(table, _)| *table != 0);
+    made.map(|(table, count)| {
+        let end = table.wrapping_add((count * size_of::<Bucket>()) as u64);
+        table..end
+    })
+}
+
+/// The record of the sample at an address in another process, whose tables begin at `tables`.
+pub(crate) fn find_remote(
+    tables: [u64; BUCKETS.len()],
+    hash: AddressHash,
+    address: u64,
+    mut word: impl FnMut(u64) -> Option<u64>,
+) -> Option<u32> {
+    let tables = tables.into_iter().zip(BUCKETS);
+    let mut buckets = tables
+        .filter(|(table, _)| *table != 0)
+        .flat_map(|(table, count)| {
+            let offsets = indices(count, hash).map(|index| index * size_of::<Bucket>());
+            offsets.map(|offset| table.wrapping_add(offset as u64))
+        });
+    buckets.find_map(|bucket| {
+        let mut word = |offset: usize| word(bucket.wrapping_add(offset as u64));
+        let addresses = offset_of!(Bucket, addresses);
+        let way = (0..WAYS).find(|way| word(addresses + 8 * way) == Some(address))?;
+        let kept = offset_of!(Bucket, samples) + way * size_of::<CellData>();
+        Some(word(kept + offset_of!(CellData, record))? as u32)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::sync::Arc;
+    use std::thread;
+    use std::vec::Vec;
+
+    use super::*;
+
+    impl LiveTable {
+        fn insert(&self, address: usize, sample: Sample) {
+            self.claim(AddressHash::of(address), address)
+                .unwrap()
+                .fill(sample);
+        }
+
+        fn remove(&self, address: usize) -> Option<Sample> {
+            let claim = self.find(AddressHash::of(address), address)?;
+            Some(claim.sample())
+        }
+    }
+
+    #[test]
+    fn a_sample_is_found_once() {
+        let live = LiveTable::new();
+        let address = 0x7f00_0000_1000;
+        let sample = Sample { size: 7, record: 9 };
+        assert_eq!(live.remove(address), None);
+        live.insert(address, sample);
+        assert_eq!(live.remove(address), Some(sample));
+        assert_eq!(live.remove(address), None);
+    }
+
+    #[test]
+    fn more_samples_than_the_first_table_holds_are_all_found() {
+        let live = LiveTable::new();
+        let addresses: Vec<usize> = (0..100_000).map(|at| 0x10_0000 + at * 48).collect();
+        for (at, address) in addresses.iter().enumerate() {
+            let sample = Sample {
+                size: at as u64,
+                record: 1,
+            };
+            live.insert(*address, sample);
+        }
+        for (at, address) in addresses.iter().enumerate() {
+            let sample = live.remove(*address).unwrap();
+            assert_eq!(sample.size, at as u64);
+        }
+        let mut drained = 0;
+        for address in &addresses {
+            live.insert(*address, Sample { size: 1, record: 1 });
+        }
+        assert!(live.drain(|_| drained += 1, || false));
+        assert_eq!(drained, addresses.len());
+        live.for_each(|address, _| panic!("{address:x}"));
+    }
+
+    #[test]
+    fn those_that_are_left_are_visited_once() {
+        let live = LiveTable::new();
+        let sample = |at: usize| Sample {
+            size: at as u64,
+            record: 3,
+        };
+        for at in 1..=10_000 {
+            live.insert(at * 64, sample(at));
+        }
+        for at in (1..=10_000).filter(|at| at % 3 != 0) {
+            assert_eq!(live.remove(at * 64), Some(sample(at)));
+        }
+        let mut seen = Vec::new();
+        live.for_each(|address, found| {
+            assert_eq!(found, sample(address / 64));
+            seen.push(address / 64);
+        });
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq((3..=10_000).step_by(3)));
+    }
+
+    #[test]
+    fn threads_that_free_what_others_allocated_find_it() {
+        const EACH: usize = 20_000;
+        let live = Arc::new(LiveTable::new());
+        let (send, receive) = std::sync::mpsc::sync_channel::<usize>(64);
+        let inserting = {
+            let live = Arc::clone(&live);
+            move || {
+                for at in 1..=EACH {
+                    let address = at * 4096;
+                    let sample = Sample {
+                        size: address as u64,
+                        record: 1,
+                    };
+                    live.insert(address, sample);
+                    send.send(address).unwrap();
+                }
+            }
+        };
+        let inserting = thread::spawn(inserting);
+        for address in receive {
+            let sample = live.remove(address).unwrap();
+            assert_eq!(sample.size, address as u64);
+        }
+        inserting.join().unwrap();
+    }
+}

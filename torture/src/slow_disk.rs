@@ -1,0 +1,92 @@
+//! A disk that takes seconds: only the reply may wait for it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::SuiteLength;
+use super::dump_dir::survey;
+use super::host::{Counters, Host, HostSetup, dump, send};
+use super::strace::Tracer;
+
+/// Two syncs belong to a dump: of the file and of its directory.
+const SYNCS: u32 = 2;
+
+pub(super) fn run(form: SuiteLength) -> Result<String> {
+    let stall = form.pick(Duration::from_secs(2), Duration::from_secs(10));
+    // CI shares its cores, which is noise in two seconds; a host that waits would fall to nothing.
+    let least_rate = form.pick(0.7, 0.9);
+    let slowest_fork = form.pick(Duration::from_millis(500), Duration::from_millis(100));
+    let host = HostSetup::with("allocate=8 fork=1").start()?;
+    dump(&mut host.client()?)?;
+    let (usual, _) = measure(&host, || {
+        thread::sleep(stall / 2);
+        Ok(())
+    })?;
+
+    let delay = format!("inject=fsync:delay_enter={}", (stall / SYNCS).as_micros());
+    let tracer = Tracer::attach(host.thread("memprof-dumper")?, &["-e", &delay])?;
+    let (rate, after) = measure(&host, || {
+        thread::scope(|scope| {
+            let reply = scope.spawn(|| dump(&mut host.client()?));
+            let answered = watch(&host, || !reply.is_finished());
+            let reply = reply.join().expect("no panic")?;
+            ensure!(reply["status"] == "ok", "{reply}");
+            let took = Duration::from_millis(reply["duration_ms"].as_u64().context("duration")?);
+            ensure!(
+                took >= stall,
+                "the dump took {took:?}: the disk did not stall"
+            );
+            answered
+        })
+    })?;
+    tracer.detach()?;
+    let found = survey(&host.place().dumps())?;
+    ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
+    let share = rate / usual;
+    ensure!(
+        share > least_rate,
+        "allocations fell to {:.0} %",
+        share * 100.0
+    );
+    let fork = after.slowest_fork;
+    ensure!(fork < slowest_fork, "a fork took {fork:?}");
+    Ok(format!(
+        "disk stalled for {} s: allocation rate {:.0} %, slowest of {} forks {:.1} ms, status all the while",
+        stall.as_secs(),
+        share * 100.0,
+        after.forks,
+        fork.as_secs_f64() * 1000.0
+    ))
+}
+
+/// Allocations per second while `work` runs, and the counters after it.
+fn measure(host: &Host, work: impl FnOnce() -> Result<()>) -> Result<(f64, Counters)> {
+    let (before, begun) = (host.counters()?, Instant::now());
+    work()?;
+    let elapsed = begun.elapsed();
+    let after = host.counters()?;
+    let allocations = after.allocations - before.allocations;
+    Ok((allocations as f64 / elapsed.as_secs_f64(), after))
+}
+
+/// Asks for the status as long as the dump runs.
+fn watch(host: &Host, running: impl Fn() -> bool) -> Result<()> {
+    let mut client = host.client()?;
+    let mut seen_busy = false;
+    while running() {
+        let begun = Instant::now();
+        let status = send(&mut client, "status", "")?;
+        seen_busy |= status["busy"] == true;
+        ensure!(
+            begun.elapsed() < Duration::from_secs(1),
+            "status took {:?}",
+            begun.elapsed()
+        );
+        // The host is to be measured, not this loop.
+        thread::sleep(Duration::from_millis(50));
+    }
+    ensure!(seen_busy, "no status said that a dump runs");
+    Ok(())
+}
