@@ -5,23 +5,27 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memprof_report::Sources;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open, setrlimit};
 
 use crate::args::NameArgs;
 use crate::heap::{Heap, read};
 
-/// How long the child has. The largest programs take some seconds.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How much memory of its own it has, in bytes: less than the unit of the agent.
-const MEMORY: u64 = 768 << 20;
-/// The most that it may say, in bytes.
-const ANSWER_LIMIT: u64 = 256 << 20;
+/// From the child's start to its end. The largest programs take some seconds.
+const NAMING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Limit of the child's own memory, in bytes: less than that of the agent's unit.
+const MEMORY_LIMIT: u64 = 768 << 20;
+/// The largest heap that the child may write, in bytes.
+const HEAP_LIMIT: u64 = 256 << 20;
+/// The part of the child's errors that is read, in bytes.
+const ERROR_LIMIT: u64 = 1000;
 
 /// The children of an agent.
 #[derive(Debug, Default)]
@@ -36,7 +40,7 @@ pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
         current: Some(bytes),
         maximum: Some(bytes),
     };
-    setrlimit(Resource::Data, limit(MEMORY))?;
+    setrlimit(Resource::Data, limit(MEMORY_LIMIT))?;
     // It holds what another user's process does.
     setrlimit(Resource::Core, limit(0))?;
     let mut bytes = Vec::new();
@@ -50,21 +54,26 @@ impl Naming {
     /// Reads a dump of process `pid`, with names.
     ///
     /// # Errors
-    /// Why there are none.
-    pub(crate) fn name(&mut self, instance: &str, pid: u32, dump: &[u8]) -> Result<Heap, String> {
+    /// The reason why there are none.
+    pub(crate) fn name(
+        &mut self,
+        instance: &str,
+        pid: u32,
+        dump: &Arc<Vec<u8>>,
+    ) -> Result<Heap, String> {
         let mut child = Command::new("/proc/self/exe");
         child.arg("name").arg(pid.to_string());
-        self.ask(instance, &mut child, dump, PATIENCE)
+        self.name_by(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
-    fn ask(
+    fn name_by(
         &mut self,
         instance: &str,
         child: &mut Command,
-        dump: &[u8],
-        patience: Duration,
+        dump: &Arc<Vec<u8>>,
+        timeout: Duration,
     ) -> Result<Heap, String> {
-        // What has ended is waited for.
+        // Reaps those that have ended.
         self.stuck
             .retain(|_, child| child.try_wait().is_ok_and(|ended| ended.is_none()));
         if let Some(child) = self.stuck.get(instance) {
@@ -74,34 +83,43 @@ impl Naming {
             ));
         }
         let failed = |error: io::Error| format!("failed to run a process that reads them: {error}");
+        let begun = Instant::now();
         let child = child.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child.stderr(Stdio::piped()).spawn().map_err(failed)?;
-        let (send, answers) = channel();
+        let (send, heaps) = channel();
         // Each thread ends with the child, or with this process.
-        let (input, dump) = (child.stdin.take(), dump.to_owned());
+        let (input, dump) = (child.stdin.take(), Arc::clone(dump));
         thread::spawn(move || input.map(|mut input| input.write_all(&dump)));
         let errors = child.stderr.take();
-        let errors = thread::spawn(move || text(errors));
+        let errors = thread::spawn(move || read_up_to(errors, ERROR_LIMIT));
         let output = child.stdout.take();
-        thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let read = output.map(|output| output.take(ANSWER_LIMIT).read_to_end(&mut bytes));
-            send.send(read.map(|_| bytes)).unwrap_or_default();
-        });
-        let Ok(answer) = answers.recv_timeout(patience) else {
-            self.give_up(instance, child);
-            return Err(format!("they are not read after {patience:?}"));
+        // Fails only where this function has returned.
+        thread::spawn(move || drop(send.send(read_up_to(output, HEAP_LIMIT + 1))));
+        let heap = heaps.recv_timeout(timeout).ok();
+        // The last close(2) of a file may wait as long as a read of it, after the output was closed.
+        let ended = match heap {
+            Some(_) => wait(&mut child, timeout.saturating_sub(begun.elapsed())).map_err(failed)?,
+            None => None,
         };
-        let ended = child.wait().map_err(failed)?;
+        let (Some(heap), Some(ended)) = (heap, ended) else {
+            self.give_up(instance, child);
+            return Err(format!("they are not read after {timeout:?}"));
+        };
         if !ended.success() {
-            let errors = errors.join().unwrap_or_default();
+            // Without its errors, its status is what is known.
+            let errors = errors.join().ok().and_then(Result::ok).unwrap_or_default();
+            let errors = String::from_utf8_lossy(&errors);
             let errors = errors.trim().trim_start_matches("memprof: ");
             return Err(format!(
                 "the process that reads them ended ({ended}): {errors}"
             ));
         }
-        let heap = serde_json::from_slice(&answer.unwrap_or_default());
-        heap.map_err(|error| format!("the process that reads them said no heap: {error}"))
+        let heap = heap.map_err(failed)?;
+        if heap.len() as u64 > HEAP_LIMIT {
+            return Err(format!("they take more than {HEAP_LIMIT} bytes"));
+        }
+        serde_json::from_slice(&heap)
+            .map_err(|error| format!("the process that reads them wrote no heap: {error}"))
     }
 
     fn give_up(&mut self, instance: &str, mut child: Child) {
@@ -113,17 +131,21 @@ impl Naming {
     }
 }
 
-/// The beginning of what it says.
-fn text(errors: Option<impl Read>) -> String {
-    const LONGEST: u64 = 1000;
+/// Waits until a child ends. `None` if it has not after `limit`.
+fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+    let mut events = [PollFd::new(&process, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut events, Some(&limit)))?;
+    child.try_wait()
+}
+
+fn read_up_to(from: Option<impl Read>, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    if let Some(errors) = errors {
-        errors
-            .take(LONGEST)
-            .read_to_end(&mut bytes)
-            .unwrap_or_default();
+    if let Some(from) = from {
+        from.take(limit).read_to_end(&mut bytes)?;
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -137,9 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_says_is_believed_if_it_is_whole() {
+    fn heap_of_a_child_is_taken_if_it_is_whole() {
         let check = |script: &str, expected: Result<(), &str>| {
-            let answer = Naming::default().ask("i", &mut shell(script), b"dump", PATIENCE);
+            let dump = Arc::new(b"dump".to_vec());
+            let answer = Naming::default().name_by("i", &mut shell(script), &dump, NAMING_TIMEOUT);
             match expected {
                 Ok(()) => assert_eq!(answer, Ok(Heap::default()), "{script}"),
                 Err(text) => assert!(answer.as_ref().unwrap_err().contains(text), "{answer:?}"),
@@ -147,19 +170,19 @@ mod tests {
         };
         let heap = serde_json::to_string(&Heap::default()).unwrap();
         check(&format!("[ \"$(cat)\" = dump ] && echo '{heap}'"), Ok(()));
-        check("echo '{'", Err("said no heap"));
+        check("echo '{'", Err("wrote no heap"));
         check("echo 'memprof: x' >&2; exit 6", Err("(exit status: 6): x"));
         check("kill -ABRT $$", Err("signal: 6"));
     }
 
     #[test]
-    fn a_child_that_does_not_end_is_killed_and_while_it_is_there_no_other_is_started() {
+    fn child_that_does_not_end_is_killed_and_keeps_others_from_being_started() {
         let mut naming = Naming::default();
         let ask = |naming: &mut Naming, instance: &str| {
-            naming.ask(
+            naming.name_by(
                 instance,
                 &mut shell("exec sleep 1000"),
-                b"",
+                &Arc::default(),
                 Duration::from_millis(1),
             )
         };
@@ -184,5 +207,15 @@ mod tests {
             let _ = child.kill();
             child.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn child_that_closes_its_output_and_does_not_end_is_given_up() {
+        let heap = serde_json::to_string(&Heap::default()).unwrap();
+        let mut child = shell(&format!("echo '{heap}'; exec >&- 2>&-; exec sleep 1000"));
+        let mut naming = Naming::default();
+        let limit = Duration::from_millis(500);
+        let named = naming.name_by("i", &mut child, &Arc::default(), limit);
+        assert!(named.unwrap_err().contains("not read after"));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{anyhow, bail, ensure};
@@ -89,6 +90,7 @@ pub(crate) fn take_profile(
             bytes.len() as u64 <= DUMP_LIMIT,
             "its dump is larger than {DUMP_LIMIT} bytes"
         );
+        let bytes = Arc::new(bytes);
         interval = interval.max(dump.sample_interval);
         let named = match &unnamed {
             None => naming.name(&instance, host.pid, &bytes),
