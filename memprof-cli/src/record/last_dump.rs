@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use memprof_host::client::PassedFile;
 use memprof_messages::ProfilerStatus;
 use rustix::fs::OFlags;
 
@@ -54,15 +55,17 @@ impl LastDump {
             .read(true)
             .custom_flags(flags.bits().cast_signed())
             .open(&path);
-        let mut file = file.with_context(|| path.display().to_string())?;
+        let file = file.with_context(|| path.display().to_string())?;
         let found = file
             .metadata()
             .with_context(|| path.display().to_string())?;
         if !found.is_file() || Some(found.uid()) != self.owner {
             return Ok(None);
         }
+        let mut dump =
+            PassedFile::new(file, found.len()).with_context(|| path.display().to_string())?;
         let mut copy = ScratchFile::new()?;
-        copy.append(&mut file)?;
+        copy.append(&mut dump)?;
         Ok(Some(copy))
     }
 }
@@ -70,4 +73,29 @@ impl LastDump {
 fn names(directory: &Path) -> impl Iterator<Item = OsString> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dump_is_copied_unless_it_is_larger_than_any() {
+        let directory = tempfile::tempdir().unwrap();
+        let last = LastDump {
+            directory: directory.path().to_owned(),
+            owner: fs::metadata("/proc/self").map(|of| of.uid()).ok(),
+            pid: ".7.".to_owned(),
+            known: HashSet::new(),
+        };
+        assert!(last.copy().unwrap().is_none());
+        let path = directory.path().join("host.7.1.at-exit.heap");
+        fs::write(&path, "heap").unwrap();
+        let copy = last.copy().unwrap().unwrap();
+        assert_eq!(fs::read_to_string(copy.path()).unwrap(), "heap");
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let error = format!("{:#}", last.copy().unwrap_err());
+        assert!(error.contains("the limit is"), "{error}");
+    }
 }
