@@ -1,4 +1,4 @@
-//! The way in: two errands, and a new thread that does the rest.
+//! Attaching: two sets of remote calls, and a new thread that does the rest.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
 use crate::run_calls::{
-    CallInProgress, ERRAND, LOOK_AGAIN, give_back, is_back, map, run_calls, unmap,
+    CALLS_TIMEOUT, CallInProgress, LOOK_AGAIN, give_back, is_back, map, run_calls, unmap,
     wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
@@ -291,7 +291,7 @@ fn wait_until_loaded(
                 let errno = there.word(shared_page::CREATE_RESULT).map_err(ended)?;
                 return Ok(Followed::NoThread(Errno::from_raw(errno as i32)));
             }
-            LoaderStage::NotStarted if begun.elapsed() > ERRAND && !is_cancelled => {
+            LoaderStage::NotStarted if begun.elapsed() > CALLS_TIMEOUT && !is_cancelled => {
                 there.answer(LoaderAck::Cancelled).map_err(ended)?;
                 is_cancelled = true;
                 // Looked at once more: it may have begun meanwhile.

@@ -1,4 +1,4 @@
-//! Threads of the process on errands.
+//! Remote calls: a stopped thread of the process makes them for memprof.
 
 use std::io;
 use std::ops::Range;
@@ -16,8 +16,8 @@ use crate::room::require_room;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
 use crate::target::Target;
 
-/// Until a borrowed thread has made its calls: they do not wait.
-pub(crate) const ERRAND: Duration = Duration::from_secs(5);
+/// Until a thread has made its calls, none of which waits.
+pub(crate) const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// So many threads are tried that do not stop: each costs a second.
@@ -45,7 +45,7 @@ pub(crate) struct CallInProgress {
     pub(crate) stop: Duration,
 }
 
-/// Sends a thread on an errand.
+/// Has a thread at a safe point make calls, and returns while it makes them.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -85,14 +85,14 @@ fn try_run_calls(
         home: borrowed.end,
         calls: stack,
     };
-    let errand = build_frames(
+    let frames = build_frames(
         calls,
         places,
         blocked,
         target.gadgets,
         &borrowed.saved_context(),
     );
-    for (address, bytes) in &errand.writes {
+    for (address, bytes) in &frames.writes {
         let written = target.memory.write(*address, bytes);
         written.map_err(|cause| write_error(target, cause))?;
     }
@@ -103,7 +103,7 @@ fn try_run_calls(
         ..
     } = borrowed;
     let since = stopped.stopped_since();
-    let left = stopped.detach_into(&errand.registers);
+    let left = stopped.detach_into(&frames.registers);
     left.map_err(|_| target.process_gone_error())?;
     Ok(CallInProgress {
         tid,
@@ -147,7 +147,7 @@ pub(crate) fn wait_until_mapped(
                            vm.overcommit_memory=2 promises no more); nothing is left behind";
             return Err(Error::Failed(message.to_owned()));
         }
-        if begun.elapsed() > ERRAND {
+        if begun.elapsed() > CALLS_TIMEOUT {
             let message = "its thread did not map memory for 5 s, and may do so later: is it held up (SIGSTOP, a \
                            debugger, no processor for its priority)?";
             return Err(Error::Failed(message.to_owned()));
@@ -175,7 +175,7 @@ pub(crate) fn give_back(target: &mut Target, ranges: &[Range<u64>]) {
         && let Ok(sent) = run_calls(target, &calls, None, u64::MAX)
     {
         let begun = Instant::now();
-        while !is_back(target, &sent) && begun.elapsed() < ERRAND {
+        while !is_back(target, &sent) && begun.elapsed() < CALLS_TIMEOUT {
             thread::sleep(LOOK_AGAIN);
         }
         // It fails for a process that has ended.

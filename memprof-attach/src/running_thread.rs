@@ -1,8 +1,8 @@
 //! A thread that runs, and where it may be borrowed: in code of the program's, called by code of the program's alone.
 //!
-//! The errand makes a thread (`pthread_create(3)`), which takes locks of the C library and the loader, and allocates. So
-//! none of the calls that the thread is in may be theirs, but for those that began it. A lock of the program's own
-//! does no harm: nothing of the errand waits for it.
+//! The remote calls include `pthread_create(3)`, which takes locks of the C library and the loader, and allocates. So
+//! none of the functions that the thread is in may be theirs, but for those that began it. A lock of the program's own
+//! does no harm: no remote call waits for it.
 
 use std::fs;
 use std::ops::Range;
@@ -26,7 +26,7 @@ const START: u64 = 64;
 /// Whose code something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CodeKind {
-    /// What the errand needs nothing of.
+    /// Of a file that the remote calls do not use.
     Program,
     /// The C library's.
     Libc,
@@ -120,7 +120,7 @@ impl ProgramCodeMap {
         self.check_frames(&frames)
     }
 
-    /// Whether nothing that the errand needs is among the calls of a thread, the innermost one first.
+    /// Fails if a function that the remote calls need is among those that a thread is in, the innermost one first.
     fn check_frames(&self, frames: &[u64]) -> Result<(), &'static str> {
         let entry = self.lasting.as_ref().map_or(0, |lasting| lasting.entry);
         let is_start = |pc: &u64| (entry..entry.saturating_add(START)).contains(pc);

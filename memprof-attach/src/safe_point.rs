@@ -93,7 +93,7 @@ enum UnsafeReason {
     Fatal(Error),
 }
 
-/// Stops the first thread that can be borrowed for an errand of so many calls at its own place.
+/// Stops the first thread at a safe point whose own stack has room for the frames of `calls` calls.
 pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,

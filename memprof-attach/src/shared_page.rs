@@ -1,4 +1,4 @@
-//! What lies in the target while the plugin is loaded: the code, then these words and texts.
+//! The page that is shared with the thread that loads the plugin: code, then these words and texts.
 
 use memprof_ptrace::memory::Memory;
 
@@ -8,14 +8,14 @@ pub(crate) const DLERROR: usize = 16;
 pub(crate) const MUNMAP: usize = 24;
 pub(crate) const SELF: usize = 32;
 pub(crate) const DETACH: usize = 40;
-/// Of all that the thread takes away at its end.
+/// Start of the region (code and data pages) that the thread unmaps before it exits; LENGTH is its size in bytes.
 pub(crate) const BASE: usize = 48;
 pub(crate) const LENGTH: usize = 56;
 /// The signals that the new thread blocks: `sigset_t`, 64 bits.
 pub(crate) const MASK: usize = 64;
-/// How far the thread is: [`LoaderStage`].
+/// Progress of the thread: [`LoaderStage`].
 pub(crate) const STAGE: usize = 72;
-/// What we answered: [`LoaderAck`].
+/// memprof's answer: [`LoaderAck`].
 pub(crate) const ANSWER: usize = 80;
 /// `struct timespec`.
 pub(crate) const PAUSE: usize = 88;

@@ -222,7 +222,7 @@ pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf>
 #[derive(Debug)]
 pub(crate) struct Show<'a> {
     pub(crate) file: &'a Path,
-    /// What errors call it.
+    /// Name of the file in errors.
     pub(crate) name: &'a str,
     pub(crate) pid: u32,
     pub(crate) options: Options,

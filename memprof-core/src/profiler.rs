@@ -1,16 +1,16 @@
-//! The profiler of one process: the messages' meaning, over all its allocators.
+//! The profiler of one process: the meaning of the messages, for all its allocators.
 //!
-//! Its parts have a lock each, or none, and these are taken in one order:
+//! Each part has a lock or none. The locks are acquired in this order:
 //!
-//! 1. [`DumpSlot`] waits for nobody: what meets a running dump is refused as busy.
-//! 2. [`SamplingSwitch`] is held over the work of switching, also while allocators are called. What only whoever
-//!    switches may change is reached by its guard alone.
-//! 3. All others are held for as long as a value is read or written, and no other lock of the profiler is
-//!    taken meanwhile: the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], and inside of the parts
-//!    the unwinder's state, the labels' keys and the sampler's slots.
+//! 1. [`DumpSlot`] never waits: a second dump is refused as busy.
+//! 2. [`SamplingSwitch`] is held while sampling is started or stopped, also while allocators are called. State that only
+//!    that work may change is reached through its guard.
+//! 3. All others are held while one value is read or written, and no other lock of the profiler is acquired meanwhile:
+//!    the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], and inside of the parts the unwinder's state,
+//!    the labels' keys and the sampler's slots.
 //!
-//! Whoever holds the second may take those of the third; nobody takes the second holding one of the third.
-//! The loader's lock comes last: the sampler takes it to patch slots.
+//! The holder of the second may acquire locks of the third; no holder of one of the third acquires the second. The
+//! loader's lock comes last: the sampler acquires it to patch slots.
 
 mod activation;
 mod age_clock;

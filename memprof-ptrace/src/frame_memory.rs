@@ -1,4 +1,4 @@
-//! Where the frames of an errand go: memory that nobody uses meanwhile.
+//! Memory for the frames of remote calls, which the program does not use meanwhile.
 
 use std::io;
 

@@ -106,7 +106,7 @@ pub fn frames_size(calls: usize, home: &SavedContext<'_>) -> u64 {
     STEP * (calls as u64 + 1) + home.state.for_frame().len() as u64 + 64 + 16
 }
 
-/// The highest address at which an errand may end on a stack: below the red zone.
+/// Highest address at which call frames may end on a stack: below the red zone.
 pub fn stack_limit(home: &SavedContext<'_>) -> u64 {
     home.registers.rsp - RED_ZONE
 }
@@ -167,14 +167,14 @@ pub fn build_clone_frames(
         calls: None,
     };
     let clone = RemoteCall::Syscall(SYS_clone, [flags, stack, 0, 0, 0, 0]);
-    let mut errand = build_frames(&[clone], places, blocked, gadgets, home);
+    let mut frames = build_frames(&[clone], places, blocked, gadgets, home);
     let mut ends = home.registers;
     RemoteCall::Syscall(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0]).load(&mut ends, gadgets);
     ends.rsp = stack;
-    errand
+    frames
         .writes
         .push((stack, frame(&ends, blocked, 0, gadgets)));
-    errand
+    frames
 }
 
 /// How many bytes [`build_clone_frames`] needs.
@@ -188,7 +188,7 @@ fn frame_address(end: u64, frames: u64) -> u64 {
     ((end - STEP * frames) & !15) - 8
 }
 
-/// Whether the words of a stack, from one on, are the frame of a signal handler, and not of an errand.
+/// Whether the words of a stack, from one on, are the frame of a signal handler, and not of a remote call.
 /// The thread may have interrupted anything then.
 pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
     words[0] == restorer
@@ -259,9 +259,9 @@ mod tests {
         })
     }
 
-    fn words(errand: &CallFrames, address: u64) -> Vec<u64> {
+    fn words(frames: &CallFrames, address: u64) -> Vec<u64> {
         let at = |(start, _): &&(u64, Vec<u8>)| *start == address;
-        let (_, bytes) = errand.writes.iter().find(at).unwrap();
+        let (_, bytes) = frames.writes.iter().find(at).unwrap();
         let words = bytes.chunks_exact(8);
         words
             .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
@@ -280,16 +280,16 @@ mod tests {
                 home: end,
                 calls: None,
             };
-            let errand = build_frames(&calls, places, 0x55, GADGETS, home);
-            assert_eq!(errand.registers.rip, GADGETS.restorer);
-            let mut frame = errand.registers.rsp - 8;
-            let lowest = errand.writes.iter().map(|(at, _)| *at).min().unwrap();
+            let frames = build_frames(&calls, places, 0x55, GADGETS, home);
+            assert_eq!(frames.registers.rip, GADGETS.restorer);
+            let mut frame = frames.registers.rsp - 8;
+            let lowest = frames.writes.iter().map(|(at, _)| *at).min().unwrap();
             assert_eq!(frame, lowest);
             assert!(end - lowest <= frames_size(2, home), "{}", end - lowest);
             for (number, rip, blocked) in [(9, 0x2222, 0x55), (11, 0x2222, 0x55), (0, 0x4444, 0x77)]
             {
                 assert_eq!(frame % 16, 8);
-                let words = words(&errand, frame);
+                let words = words(&frames, frame);
                 assert_eq!(words.len(), 39);
                 assert_eq!(
                     (words[0], words[19], words[22]),
@@ -307,17 +307,17 @@ mod tests {
     fn a_cloned_child_s_only_way_leads_to_its_end() {
         with_home(|home| {
             let end = stack_limit(home);
-            let errand = build_clone_frames(0x400, end, 0x55, GADGETS, home);
-            let lowest = errand.writes.iter().map(|(at, _)| *at).min().unwrap();
+            let frames = build_clone_frames(0x400, end, 0x55, GADGETS, home);
+            let lowest = frames.writes.iter().map(|(at, _)| *at).min().unwrap();
             assert!(end - lowest <= clone_frames_size(home), "{}", end - lowest);
-            let clone = words(&errand, errand.registers.rsp - 8);
+            let clone = words(&frames, frames.registers.rsp - 8);
             // rdi, rsi and rax in the frame.
             assert_eq!((clone[14], clone[19]), (0x400, SYS_clone as u64));
             let stack = clone[15];
             assert_eq!(stack, lowest);
-            let ends = words(&errand, stack);
+            let ends = words(&frames, stack);
             assert_eq!((ends[0], ends[19]), (0x1111, SYS_exit_group as u64));
-            assert_eq!(words(&errand, clone[21])[21], home.registers.rsp);
+            assert_eq!(words(&frames, clone[21])[21], home.registers.rsp);
         });
     }
 
@@ -333,15 +333,15 @@ mod tests {
                 home: stack_limit(home),
                 calls: Some(stack),
             };
-            let errand = build_frames(&calls, places, 0, GADGETS, home);
-            let function = words(&errand, errand.registers.rsp - 8);
+            let frames = build_frames(&calls, places, 0, GADGETS, home);
+            let function = words(&frames, frames.registers.rsp - 8);
             assert_eq!((function[22], function[14]), (0x3333, 7));
             // Its own frame lies below its stack, where it is not needed any more.
             let back = function[21];
-            assert!(back > errand.registers.rsp && back + STEP <= stack);
-            let home_frame = words(&errand, back)[21];
+            assert!(back > frames.registers.rsp && back + STEP <= stack);
+            let home_frame = words(&frames, back)[21];
             assert!(home_frame > 0x8000_0000);
-            assert_eq!(words(&errand, home_frame)[21], home.registers.rsp);
+            assert_eq!(words(&frames, home_frame)[21], home.registers.rsp);
         });
     }
 

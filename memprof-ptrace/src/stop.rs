@@ -186,7 +186,7 @@ impl StoppedThread {
         request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)
     }
 
-    /// Sends it on an errand in which it clones its process ([`crate::remote_call::build_clone_frames`]). Both stand still
+    /// Has it clone its process by a remote call ([`crate::remote_call::build_clone_frames`]). Both stand still
     /// then: it behind the call until it is dropped, and its child from the first instruction on.
     ///
     /// # Errors

@@ -225,8 +225,8 @@ fn names_in_file(
     Ok(names.collect())
 }
 
-/// Opens the file of a loaded object, whose path may name anything meanwhile. A FIFO would keep this thread for ever;
-/// tables in a hole, which cost whoever made them nothing, would be read for minutes.
+/// Opens the file of a loaded object, whose path may name something else by now. A FIFO would block this thread for ever;
+/// tables in a hole, which take no room on a disk, would be read for minutes.
 fn open_object(path: &Path) -> io::Result<File> {
     const SMALL: u64 = 64 << 20;
     const RATIO: u64 = 16;

@@ -371,7 +371,7 @@ mod tests {
         let scratch = Scratch::memory().unwrap();
         (&scratch.file).write_all(b"dump").unwrap();
         scratch.finish_writing().unwrap();
-        assert!(!scratch.poll_headroom(|_| panic!("nobody needs to know")));
+        assert!(!scratch.poll_headroom(|_| panic!("there was no write")));
         let mut text = String::new();
         scratch.drain(4).read_to_string(&mut text).unwrap();
         assert_eq!(text, "dump");

@@ -34,7 +34,7 @@ const EXIT_TICK: Duration = Duration::from_millis(10);
 pub(super) struct AutomaticDumps {
     watcher: Mutex<Option<Arc<Watcher>>>,
     /// Not behind a lock: the exiting thread may hold any.
-    farewell: OnceLock<ExitDump>,
+    exit_dump: OnceLock<ExitDump>,
     /// The last dump of a rule was refused for want of memory, which was logged.
     was_refused: AtomicBool,
 }
@@ -55,8 +55,8 @@ impl AutomaticDumps {
         if let Some(watcher) = lock(&self.watcher).take() {
             watcher.stop();
         }
-        if let Some(farewell) = self.farewell.get() {
-            farewell.cancel();
+        if let Some(exit_dump) = self.exit_dump.get() {
+            exit_dump.cancel();
         }
     }
 }
@@ -147,22 +147,22 @@ impl Profiler {
     /// takes longer than five seconds. Allocates nothing on the calling thread and takes no lock
     /// there, because that thread may have been interrupted by a signal anywhere.
     pub fn exit(&self) {
-        if let Some(farewell) = self.unasked.farewell.get() {
-            farewell.run(EXIT_PATIENCE);
+        if let Some(exit_dump) = self.unasked.exit_dump.get() {
+            exit_dump.run(EXIT_PATIENCE);
         }
     }
 
     fn prepare_exit(self: &Arc<Self>) -> Result<()> {
         // Weak: a thread must not keep the profiler of a host that ends.
         let profiler = Arc::downgrade(self);
-        let farewell = ExitDump::prepare(move || {
+        let exit_dump = ExitDump::prepare(move || {
             if let Some(profiler) = profiler.upgrade() {
                 profiler.exclude_this_thread();
                 profiler.dump_at_exit();
             }
         })?;
         // The first one stays: its thread does what another one would do.
-        drop(self.unasked.farewell.set(farewell));
+        drop(self.unasked.exit_dump.set(exit_dump));
         Ok(())
     }
 

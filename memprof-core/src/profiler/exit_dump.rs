@@ -115,19 +115,19 @@ mod tests {
     #[test]
     fn the_work_is_done_once() {
         let (tell, told) = mpsc::channel();
-        let farewell = ExitDump::prepare(move || tell.send(7).unwrap()).unwrap();
-        farewell.run(Duration::from_secs(60));
+        let exit_dump = ExitDump::prepare(move || tell.send(7).unwrap()).unwrap();
+        exit_dump.run(Duration::from_secs(60));
         assert_eq!(told.try_recv(), Ok(7));
-        farewell.run(Duration::from_secs(60));
+        exit_dump.run(Duration::from_secs(60));
         assert!(told.try_recv().is_err());
     }
 
     #[test]
     fn an_exit_goes_on_when_the_work_never_ends() {
         let (_held, stuck) = mpsc::channel::<()>();
-        let farewell = ExitDump::prepare(move || assert!(stuck.recv().is_err())).unwrap();
+        let exit_dump = ExitDump::prepare(move || assert!(stuck.recv().is_err())).unwrap();
         let begun = Instant::now();
-        farewell.run(Duration::from_millis(10));
+        exit_dump.run(Duration::from_millis(10));
         assert!(begun.elapsed() >= Duration::from_millis(10));
     }
 

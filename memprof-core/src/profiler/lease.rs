@@ -19,9 +19,9 @@ impl Lease {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(duration: Duration, end: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let (held, leashed) = cancel_pair();
+        let (held, token) = cancel_pair();
         memprof_own::spawn(c"memprof-lease", move |privileges| {
-            if leashed.sleep_unless_cancelled(duration) {
+            if token.sleep_unless_cancelled(duration) {
                 privileges.match_main_thread();
                 end();
             }

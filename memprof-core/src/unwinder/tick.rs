@@ -45,9 +45,9 @@ impl PeriodicTask {
             true => OF_THE_SAMPLER,
             false => OF_THE_WALK,
         };
-        let (held, leashed) = cancel_pair();
+        let (held, token) = cancel_pair();
         memprof_own::spawn(c"memprof-unwind", move |privileges| {
-            while leashed.sleep_unless_cancelled(period) {
+            while token.sleep_unless_cancelled(period) {
                 privileges.match_main_thread();
                 if !work() {
                     break;

@@ -156,8 +156,8 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
 }
 
 impl SnapshotThreads {
-    /// The first thread that waits in a call which it can make again, else one that runs: to be sent on an
-    /// errand.
+    /// Returns the first thread that waits in a call which it can make again, else one that runs: it can make a remote
+    /// call.
     ///
     /// # Errors
     /// `NoThread`, or what its seccomp filter forbids.
