@@ -227,20 +227,23 @@ fn names_in_file(
 
 /// Opens the file of a loaded object, whose path may name something else by now. A FIFO would block this thread for ever;
 /// tables in a hole, which take no room on a disk, would be read for minutes.
+///
+/// # Errors
+/// `InvalidInput`: it is no regular file, or above 64 MiB and more than 15 of 16 bytes are holes (no linker leaves such,
+/// and file systems that compress do not do so by that much; memprof-report refuses the same).
 fn open_object(path: &Path) -> io::Result<File> {
     const SMALL: u64 = 64 << 20;
     const RATIO: u64 = 16;
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut options = File::options();
-    let options = options.read(true);
-    let file = options
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
+    let file = options.read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
-    let (length, held) = (metadata.len(), metadata.blocks().saturating_mul(512));
-    let is_mostly_holes = length > SMALL && length / RATIO > held;
-    match metadata.is_file() && !is_mostly_holes {
+    let (length, allocated) = (metadata.len(), metadata.blocks().saturating_mul(512));
+    let refused = |text| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    match metadata.is_file() {
+        false => refused("no regular file"),
+        true if length > SMALL && length / RATIO > allocated => refused("mostly holes"),
         true => Ok(file),
-        false => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
 
