@@ -126,6 +126,19 @@ pub(crate) const PACKAGES: &[Package] = &[
                 FileSource::Tree("CONFIGURATION.md"),
                 "usr/share/doc/memprof/CONFIGURATION.md",
             ),
+            file(
+                FileSource::Tree("PROTOCOL.md"),
+                "usr/share/doc/memprof/PROTOCOL.md",
+            ),
+            file(
+                FileSource::Tree("SECURITY.md"),
+                "usr/share/doc/memprof/SECURITY.md",
+            ),
+            // The book, at the path that README's links have.
+            file(
+                FileSource::Tree("docs/src"),
+                "usr/share/doc/memprof/docs/src/",
+            ),
         ],
     },
     Package {
@@ -223,3 +236,29 @@ pub(crate) const DEBUG: Package = Package {
     built_from: None,
     files: &[],
 };
+
+#[cfg(test)]
+mod tests {
+    use super::{FileSource, PACKAGES};
+    use xtask::run::root;
+
+    #[test]
+    fn links_of_readme_lead_to_files_of_its_package() {
+        let installed = |link: &str| {
+            PACKAGES[0].files.iter().any(|file| match file.from {
+                FileSource::Tree(tree) => {
+                    let is_covered = link == tree || link.starts_with(&format!("{tree}/"));
+                    let is_in_place =
+                        file.to.trim_end_matches('/') == format!("usr/share/doc/memprof/{tree}");
+                    is_covered && is_in_place && root().join(link).exists()
+                }
+                _ => false,
+            })
+        };
+        let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+        for link in readme.split("](").skip(1) {
+            let link = link.split([')', '#']).next().unwrap();
+            assert!(installed(link), "README.md: {link} is not in the package");
+        }
+    }
+}

@@ -1,38 +1,9 @@
-//! The commands of the book: each page's, in their order, in one shell.
+//! The book: its pages, their links, and its table of exit codes.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::dist::{dist, source};
-use crate::typed::{System, blocks, type_in};
-
-/// Types what a reader is to type, in blocks that are marked `sh,run`.
-fn check(page: &str) {
-    let blocks = blocks(&source("docs/src").join(page), "sh,run");
-    let script: String = blocks.into_iter().map(|block| block.commands).collect();
-    assert!(!script.is_empty(), "{page} has no command");
-    type_in(page, System::Shared, &script);
-}
-
-#[test]
-fn the_first_page() {
-    check("start.md");
-}
-
-#[test]
-fn the_cookbook() {
-    check("cookbook.md");
-}
-
-#[test]
-fn the_gate() {
-    check("gate.md");
-}
-
-#[test]
-fn plugins() {
-    check("plugins.md");
-}
 
 #[test]
 fn every_page_is_in_the_summary_and_its_links_lead_to_the_book() {
@@ -43,13 +14,8 @@ fn every_page_is_in_the_summary_and_its_links_lead_to_the_book() {
         .skip(1)
         .filter_map(|rest| Some(rest.split_once(')')?.0))
         .collect();
-    let checked = ["start.md", "cookbook.md", "gate.md", "plugins.md"];
     for page in &linked {
         let text = whole(&pages.join(page));
-        assert!(
-            checked.contains(page) || !text.contains("```sh,run"),
-            "{page} is not run"
-        );
         for link in links(&text) {
             let target = joined(page, link);
             let is_there = match link.ends_with(".md") {
@@ -66,6 +32,39 @@ fn every_page_is_in_the_summary_and_its_links_lead_to_the_book() {
     );
 }
 
+/// README is also read in a package, which has the book beside it, and on pages that follow no symbolic links.
+#[test]
+fn links_of_readme_lead_to_files_and_headings() {
+    let text = std::fs::read_to_string(source("README.md")).unwrap();
+    for link in text.split("](").skip(1) {
+        let link = link.split(')').next().unwrap();
+        let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+        let path = source(file);
+        assert!(path.is_file(), "README.md: {link} leads to no file");
+        assert!(
+            !path.is_symlink(),
+            "README.md: {link} leads to a symbolic link"
+        );
+        assert!(
+            heading.is_empty() || anchors(&path).contains(&heading.to_owned()),
+            "README.md: {link} leads to no heading"
+        );
+    }
+}
+
+/// Names under which a page's headings are linked to.
+fn anchors(page: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(page).unwrap();
+    let headings = text.lines().filter_map(|line| line.strip_prefix("## "));
+    let is_kept = |char: &char| char.is_alphanumeric() || *char == '-';
+    headings
+        .map(|heading| {
+            let words = heading.to_lowercase().replace(' ', "-");
+            words.chars().filter(is_kept).collect()
+        })
+        .collect()
+}
+
 /// A page with what it includes.
 fn whole(page: &Path) -> String {
     let read = |path: &Path| {
@@ -79,20 +78,7 @@ fn whole(page: &Path) -> String {
         .and_then(|(before, rest)| Some((before, rest.split_once("}}")?)))
     {
         whole += before;
-        let (path, anchor) = match included.rsplit_once(".md:") {
-            Some((path, anchor)) => (format!("{path}.md"), Some(anchor)),
-            None => (included.to_owned(), None),
-        };
-        let text = read(&page.parent().unwrap().join(path));
-        whole += match anchor {
-            Some(anchor) => {
-                text.split_once(&format!("ANCHOR: {anchor}"))
-                    .and_then(|(_, text)| text.split_once(&format!("ANCHOR_END: {anchor}")))
-                    .unwrap_or_else(|| panic!("{}: {included}", page.display()))
-                    .0
-            }
-            None => &text,
-        };
+        whole += &read(&page.parent().unwrap().join(included));
         rest = after;
     }
     whole + rest

@@ -68,15 +68,18 @@ fn the_pictures_are_of_a_run() {
     screenshot(&browser, "flamegraph");
 }
 
-/// Somebody who reads README over a slow line waits for them.
+/// Readers on a slow line wait for them.
 #[test]
-fn the_pictures_of_readme_are_there_and_small() {
-    let readme = fs::read_to_string(source("README.md")).unwrap();
-    let pictures = readme.split("](docs/src/pictures/").skip(1);
+fn pictures_of_readme_and_book_are_small() {
+    let pages = ["README.md", "docs/src/start.md", "docs/src/serve.md"];
+    let texts = pages.map(|page| fs::read_to_string(source(page)).unwrap());
+    let pictures = texts
+        .iter()
+        .flat_map(|text| text.split("pictures/").skip(1));
     let pictures: Vec<_> = pictures
         .filter_map(|rest| Some(rest.split_once(')')?.0))
         .collect();
-    assert_eq!(pictures, ["page.png", "flamegraph.png"]);
+    assert_eq!(pictures, ["page.png", "flamegraph.png", "page.png"]);
     for picture in pictures {
         let bytes = fs::read(source("docs/src/pictures").join(picture)).unwrap();
         assert!(bytes.starts_with(b"\x89PNG"), "{picture}");

@@ -228,9 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn the_readmes_rules_are_valid() {
-        let readme = include_str!("../../../../README.md");
-        let mut blocks = readme
+    fn rules_of_the_books_page_are_valid() {
+        let page = include_str!("../../../../docs/src/watch.md");
+        let mut blocks = page
             .split("```")
             .filter_map(|block| block.strip_prefix("toml\n"));
         let block = blocks.find(|block| block.contains("config.watch")).unwrap();
