@@ -2,10 +2,10 @@
 //! socket through which `memprof` talks to a host.
 //!
 //! ```no_run
-//! use memprof_host::{Config, Host, Program};
+//! use memprof_host::{Config, Host, HostProgram};
 //!
 //! let config = Config::read("host.toml".as_ref())?;
-//! let host = Host::start(&config, Program::new("my-server", "1.0"))?;
+//! let host = Host::start(&config, HostProgram::new("my-server", "1.0"))?;
 //! let reply = host.message("memory_profile", "status", "")?;
 //! println!("{}", reply.body.into_text());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
