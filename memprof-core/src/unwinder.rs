@@ -18,12 +18,12 @@ use memprof_messages::{Provider, UnwinderChoice, UnwinderStatus, WalkerStatus};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use installed_walker::prepare_walks;
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) use installed_walker::{KeyNumbers, thread_contexts};
 pub(crate) use installed_walker::{
     LabelContext, LabelSetCounts, MOST_KEYS, MOST_SETS, for_each_label_set, label_set_counts,
     set_alloc_time, set_labels, set_leased,
 };
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use installed_walker::{LabelKeyRegistry, thread_contexts};
 pub(crate) use process_context::attribute_keys;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use thread_contexts::{LabelKeyRegistry, thread_contexts};

@@ -1,71 +1,75 @@
-//! Where memprof's sampler is not built.
+//! Stub of memprof's sampler for processors that it is not built for.
 
 use std::marker::PhantomData;
 
-use super::Samples;
+use super::SamplerSelection;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::Jemalloc;
-use crate::dumps::heap::Summary;
+use crate::dumps::heap::ProfileSummary;
 use crate::dumps::scratch::Scratch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use memprof_messages::SamplerStatus;
 
-/// Nothing: there is no sampler.
+/// Does nothing: there is no sampler.
 ///
 /// # Errors
 /// None.
-pub fn sample_at_once(_: Option<SampleInterval>, _: bool) -> Result<()> {
+pub fn sample_from_start(_: Option<SampleInterval>, _: bool) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn end_in_children() {}
+pub(crate) fn stop_sampling_in_children() {}
 
 pub(crate) fn leave_this_thread_out() {}
 
-/// None is ever made.
+/// Has no value.
 #[derive(Debug)]
-pub(crate) enum Ours {}
+pub(crate) enum OwnSampler {}
 
-impl Ours {
-    pub(crate) fn before(_: &Allocator, _: Option<SampleInterval>) -> Option<Self> {
+impl OwnSampler {
+    pub(crate) fn for_allocator(_: &Allocator, _: Option<SampleInterval>) -> Option<Self> {
         None
     }
 
-    pub(crate) fn is_hooked(&self) -> bool {
+    pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
         match *self {}
     }
 
-    pub(crate) fn is_outdated(&self, _: &Allocator) -> bool {
+    pub(crate) fn has_new_interception(&self, _: &Allocator) -> bool {
         match *self {}
     }
 
-    pub(crate) fn chosen(&self) -> Option<Chosen<'_>> {
+    pub(crate) fn error(&self) -> Option<&Error> {
         match *self {}
     }
 
-    pub(crate) fn give_back(&self) -> Result<()> {
+    pub(crate) fn selected(&self) -> Option<SelectedSampler<'_>> {
         match *self {}
     }
 
-    pub(crate) fn choose(&self, _: Samples, _: &Allocator) -> Result<()> {
+    pub(crate) fn release(&self) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn select(&self, _: SamplerSelection, _: &Allocator) -> Result<()> {
         match *self {}
     }
 }
 
-/// None is ever made.
-pub(crate) struct Chosen<'a>(Ours, PhantomData<&'a ()>);
+/// Has no value.
+pub(crate) struct SelectedSampler<'a>(OwnSampler, PhantomData<&'a ()>);
 
-impl Chosen<'_> {
+impl SelectedSampler<'_> {
     pub(crate) fn status(self) -> SamplerStatus {
         match self.0 {}
     }
 
-    pub(crate) fn needs_an_end(&self) -> bool {
+    pub(crate) fn needs_time_limit(&self) -> bool {
         match self.0 {}
     }
 
-    pub(crate) fn tend(self) -> bool {
+    pub(crate) fn maintain(self) -> bool {
         match self.0 {}
     }
 
@@ -93,11 +97,11 @@ impl Chosen<'_> {
         match self.0 {}
     }
 
-    pub(crate) fn write_pinned(&self, _: &Allocator, _: &Scratch) -> Result<Summary> {
+    pub(crate) fn write_pinned(&self, _: &Allocator, _: &Scratch) -> Result<ProfileSummary> {
         match self.0 {}
     }
 
-    pub(crate) fn write_profile(&self, _: &Scratch) -> Result<Summary> {
+    pub(crate) fn write_profile(&self, _: &Scratch) -> Result<ProfileSummary> {
         match self.0 {}
     }
 }

@@ -1,4 +1,4 @@
-//! Where our walk is not built.
+//! Stub of memprof's stack walk for processors that it is not built for.
 
 use std::iter;
 
@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// All 0.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct HookStats {
     pub(super) samples: u64,
     pub(super) fallbacks: u64,
     pub(super) cut: u64,
@@ -18,40 +18,40 @@ pub(super) struct Counts {
 
 /// Never installed.
 #[derive(Debug)]
-pub(super) enum Ours {}
+pub(super) enum InstalledWalker {}
 
-impl Ours {
+impl InstalledWalker {
     /// # Errors
     /// Always.
     pub(super) fn install(_: &Mallctl, _: bool, _: u64) -> std::result::Result<Self, String> {
-        Err("our walk is built for x86-64 only".to_owned())
+        Err("memprof's stack walk is built for x86-64 only".to_owned())
     }
 
     pub(super) fn remove(&self, _: &Mallctl) -> Result<()> {
         match *self {}
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> HookStats {
         match *self {}
     }
 }
 
-pub(super) fn forget_rules() {}
+pub(super) fn clear_rules() {}
 
-pub(super) fn forget_stacks() {}
+pub(super) fn clear_stack_cache() {}
 
 pub(super) fn rules_read() -> u64 {
     0
 }
 
-pub(crate) fn set_birth(_: Option<u32>) {}
+pub(crate) fn set_alloc_time(_: Option<u32>) {}
 
 pub(crate) const MOST_KEYS: usize = 8;
 pub(crate) const MOST_SETS: usize = 0;
 
 /// Never read.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct LabelContext {
     pub(crate) module: usize,
     pub(crate) offset: usize,
     pub(crate) keys: [Option<u8>; MOST_KEYS],
@@ -59,9 +59,9 @@ pub(crate) struct Context {
 
 /// Never asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum KeyNumbers {}
+pub(crate) enum LabelKeyRegistry {}
 
-impl KeyNumbers {
+impl LabelKeyRegistry {
     pub(crate) fn of(self, _: &str) -> Option<u8> {
         match self {}
     }
@@ -71,7 +71,7 @@ pub(crate) fn thread_contexts() -> Vec<super::ThreadContext> {
     Vec::new()
 }
 
-pub(crate) fn set_labels(_: &[Context], _: Option<u8>) {}
+pub(crate) fn set_labels(_: &[LabelContext], _: Option<u8>) {}
 
 /// All 0.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ pub(crate) fn label_set_counts() -> LabelSetCounts {
     }
 }
 
-pub(crate) fn each_label_set(_: impl FnMut(u32, iter::Empty<(u8, &[u8])>)) {}
+pub(crate) fn for_each_label_set(_: impl FnMut(u32, iter::Empty<(u8, &[u8])>)) {}
 
 /// Nothing is installed that a forked child would have.
 pub(crate) fn set_leased(_: bool) {}
