@@ -31,7 +31,7 @@ use crate::prune::prune;
 use crate::schema::files;
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::take_profile::{MachineInfo, Taken, take_profile};
+use crate::take_profile::{MachineInfo, TakenProfile, take_profile};
 use crate::time::{Hour, Instant, Uptime};
 
 /// How often hosts are looked for.
@@ -268,7 +268,8 @@ impl Agent {
             self.config.spool.display(),
             self.config.spool_limit
         );
-        let Taken { dumped, named } = take_profile(host, rule, &self.machine, &mut self.naming)?;
+        let TakenProfile { dumped, named } =
+            take_profile(host, rule, &self.machine, &mut self.naming)?;
         self.report_change(format!("the names of {}", self.describe(host)), named);
         self.spool.add(&dumped)?;
         let [bytes, _] = dumped.inuse();

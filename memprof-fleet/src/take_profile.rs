@@ -58,7 +58,7 @@ impl MachineInfo {
 }
 
 /// A dump of a host.
-pub(crate) struct Taken {
+pub(crate) struct TakenProfile {
     pub(crate) dumped: ProcessProfile,
     /// Why its functions are numbers, where they are.
     pub(crate) named: anyhow::Result<()>,
@@ -70,7 +70,7 @@ pub(crate) fn take_profile(
     rule: &ServiceRule,
     machine: &MachineInfo,
     naming: &mut Naming,
-) -> anyhow::Result<Taken> {
+) -> anyhow::Result<TakenProfile> {
     let mut client = Client::connect(&host.socket)?;
     ensure_sampling(&mut client, rule)?;
     let report = client.dump("")?;
@@ -134,7 +134,7 @@ pub(crate) fn take_profile(
         None => Ok(()),
         Some(reason) => Err(anyhow!("its functions are numbers: {reason}")),
     };
-    Ok(Taken { dumped, named })
+    Ok(TakenProfile { dumped, named })
 }
 
 /// Switches sampling on, or keeps it on, where the rule says so.

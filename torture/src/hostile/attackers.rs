@@ -5,7 +5,7 @@ use nix::unistd::geteuid;
 
 use super::forged::Forged;
 use super::visit::{Attacker, Work, visit};
-use super::witness::{Bound, Taken, USUAL};
+use super::witness::{Bound, ResourceUse, USUAL};
 use crate::SuiteLength;
 use crate::bombs::Random;
 
@@ -90,7 +90,7 @@ const HEAP: Attacker = attacker("heap", Forged::Whole, LOOKS);
 
 pub(super) fn run(form: SuiteLength) -> Result<String> {
     ensure!(geteuid().is_root(), "the attackers' programs need root");
-    let mut worst = Taken::default();
+    let mut worst = ResourceUse::default();
     let mut visits = 0;
     let chosen = ATTACKERS
         .iter()

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::witness::{self, Taken, USUAL};
+use super::witness::{self, ResourceUse, USUAL};
 use crate::SuiteLength;
 use crate::bombs::Random;
 use crate::fleet::dumped;
@@ -89,7 +89,7 @@ impl Agent {
         Ok(fs::write(path, dumped(number).to_string())?)
     }
 
-    fn once(&self) -> Result<Taken> {
+    fn once(&self) -> Result<ResourceUse> {
         let config = self.path("fleet.toml").display().to_string();
         witness::run(
             "memprof-fleet",

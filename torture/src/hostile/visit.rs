@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use xtask::dist::dist;
 
 use super::forged::Forged;
-use super::witness::{self, Bound, Taken};
-use crate::zoo::Held;
+use super::witness::{self, Bound, ResourceUse};
+use crate::zoo::HeldResources;
 
 /// `nobody` (Debian policy, 9.2.2).
 const NOBODY: u32 = 65534;
@@ -38,7 +38,7 @@ pub(super) struct Attacker {
 }
 
 /// Runs each of root's commands. The process and the machine must be as before each time.
-pub(super) fn visit(attacker: &Attacker, seed: usize) -> Result<Taken> {
+pub(super) fn visit(attacker: &Attacker, seed: usize) -> Result<ResourceUse> {
     let place = Place::new()?;
     let name = match attacker.kind.starts_with("jvm") {
         true => "libjvm.so",
@@ -48,9 +48,9 @@ pub(super) fn visit(attacker: &Attacker, seed: usize) -> Result<Taken> {
     place.give_all()?;
     let mut running = Running::start(attacker, &place, &library, seed)?;
     let pid = running.child.id();
-    let held = Held::settled(pid, true)?;
+    let held = HeldResources::settled(pid, true)?;
     let text = pid.to_string();
-    let mut worst = Taken::default();
+    let mut worst = ResourceUse::default();
     for work in attacker.works {
         let pid_word = work.takes_pid.then_some(text.as_str());
         let words: Vec<_> = work.words.iter().copied().chain(pid_word).collect();

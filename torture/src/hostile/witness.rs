@@ -24,12 +24,12 @@ pub(super) const USUAL: Bound = Bound {
 
 /// What it took.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct ResourceUse {
     pub(super) time: Duration,
     pub(super) mib: u64,
 }
 
-impl Taken {
+impl ResourceUse {
     pub(super) fn worst(self, other: Self) -> Self {
         Self {
             time: self.time.max(other.time),
@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-impl fmt::Display for Taken {
+impl fmt::Display for ResourceUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.1} s, {} MiB", self.time.as_secs_f64(), self.mib)
     }
@@ -52,7 +52,7 @@ const SIGNAL: i32 = 128;
 
 /// Runs a program of `target/dist/bin`, which must end by itself within the bound, with an answer or an error, leave no
 /// process and no temporary file, and print nothing that a terminal would obey.
-pub(super) fn run(program: &str, args: &[&str], bound: Bound) -> Result<Taken> {
+pub(super) fn run(program: &str, args: &[&str], bound: Bound) -> Result<ResourceUse> {
     let place = tempfile::tempdir()?;
     let (told, temporary) = (place.path().join("told"), place.path().join("temporary"));
     fs::create_dir(&temporary)?;
@@ -78,7 +78,7 @@ pub(super) fn run(program: &str, args: &[&str], bound: Bound) -> Result<Taken> {
     };
     let (code, milliseconds, kib, left) = (number()? as i32, number()?, number()?, number()?);
     let errors = fs::read(said("errors"))?;
-    let taken = Taken {
+    let taken = ResourceUse {
         time: Duration::from_millis(milliseconds),
         mib: kib >> 10,
     };

@@ -15,14 +15,14 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Descriptors, by their numbers and what they lead to; names of threads; timers; mappings of files and named ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldResources {
     descriptors: BTreeSet<String>,
     threads: Vec<String>,
     timers: String,
     mapped: BTreeSet<String>,
 }
 
-impl Held {
+impl HeldResources {
     /// What it holds once it is done with its work: the same at two looks. Runtimes and servers make threads when they
     /// like, of which only memprof's count then.
     pub(crate) fn settled(pid: u32, has_own_threads: bool) -> Result<Self> {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::SuiteLength;
 use super::servers::Tools;
-pub(crate) use held::Held;
+pub(crate) use held::HeldResources;
 pub(crate) use odd::LINKED;
 use round::round;
 use subject::{Running, Subject, subjects};
@@ -74,7 +74,7 @@ fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
     let mut running = subject.start()?;
     let pid = running.pid()?;
     running.warm()?;
-    let held = Held::settled(pid, subject.is_odd())?;
+    let held = HeldResources::settled(pid, subject.is_odd())?;
     let dumps = tempfile::tempdir()?;
     tools.give_to(dumps.path(), pid)?;
     let (mut visit, may_fail) = (Visit::default(), subject.may_fail());
