@@ -383,7 +383,8 @@ fn what_leaves_no_room_is_named_and_nothing_is_left_behind() {
         let refused = attach(&host, &[]).exits(4);
         let named = format!("has no room for memprof: {name} is 8, ");
         assert!(refused.stderr.contains(&named), "{refused:?}");
-        assert_eq!(mappings(), before);
+        // Fewer: the stack of the thread that ended last at the detachment before.
+        assert!(mappings() <= before);
         let (_, remedy) = refused
             .stderr
             .trim()
