@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::excluded_threads;
 use crate::thread_pointer::{hash_of, thread_pointer};
 
-/// A thread that does not sample looks again after so many bytes.
+/// Bytes after which a thread looks again whether sampling is on.
 const PARKED: u64 = 1 << 20;
 
 /// More threads than this share counters: a race then loses bytes of a countdown, never memory.
@@ -54,7 +54,7 @@ pub(crate) fn count_down(bytes: usize) -> bool {
 pub(crate) fn is_due(bytes: usize) -> bool {
     let mine = this_thread();
     let interval = INTERVAL.load(Relaxed);
-    if interval == 0 || excluded_threads::is_excluded() {
+    if interval == 0 {
         mine.left.store(PARKED, Relaxed);
         mine.random.store(0, Relaxed);
         return false;
@@ -70,7 +70,8 @@ pub(crate) fn is_due(bytes: usize) -> bool {
     }
     let gap = mine.draw(interval);
     mine.left.store(gap, Relaxed);
-    true
+    // Only its sample is left out: a thread of the program may share the countdown, and would miss its own.
+    !excluded_threads::is_excluded()
 }
 
 /// As long as it lives, nothing that this thread allocates counts: it is part of an allocation that was counted.
@@ -169,6 +170,7 @@ fn ln(number: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::excluded_threads::SamplerExclusion;
 
     #[test]
     fn gaps_have_the_mean_and_the_tail_of_an_exponential_distribution() {
@@ -208,6 +210,13 @@ mod tests {
         drop(held);
         assert_eq!(this_thread().left.load(Relaxed), 1000);
         assert!(!count_down(1001));
+        // The countdown of an excluded thread goes on for those that share it.
+        let excluded = SamplerExclusion::this_thread();
+        assert!(!is_due(1 << 40));
+        let left = this_thread().left.load(Relaxed);
+        assert!(left < 64 << 10, "{left}");
+        drop(excluded);
+        assert!(is_due(1 << 40));
         set_interval(0);
     }
 
