@@ -1,0 +1,264 @@
+//! What is in which package.
+
+/// A package, of Debian's and of RPM's kind.
+#[derive(Debug)]
+pub(crate) struct Package {
+    pub(crate) name: &'static str,
+    pub(crate) summary: &'static str,
+    pub(crate) description: &'static str,
+    pub(crate) needs: DependencyKind,
+    /// Cargo's package, whose libraries are in it; none where nothing of it is loaded.
+    pub(crate) built_from: Option<&'static str>,
+    pub(crate) files: &'static [File],
+}
+
+/// What a package does little without.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DependencyKind {
+    Nothing,
+    /// Installed with it, where nobody objects.
+    Recommended(&'static str),
+    /// The same version of it.
+    Same(&'static str),
+}
+
+/// A file of a package, or several.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) from: FileSource,
+    /// Where it is installed, without the first `/`; a directory ends in `/`.
+    pub(crate) to: &'static str,
+}
+
+/// Where a file comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FileSource {
+    /// A program that cargo built; its debug information is split from it.
+    Program(&'static str),
+    /// A shared library that cargo built, likewise.
+    Library(&'static str),
+    /// A static library that cargo built.
+    Archive(&'static str),
+    /// A file of the source tree, or a directory with all that is in it.
+    Tree(&'static str),
+    /// The TOML below this heading of CONFIGURATION.md, each line a comment.
+    Commented(&'static str),
+    /// The pages that `memprof man` writes.
+    Manual,
+    /// What `memprof completions` prints for a shell.
+    Completion(&'static str),
+}
+
+const fn file(from: FileSource, to: &'static str) -> File {
+    File { from, to }
+}
+
+/// What shows how a host is set up.
+macro_rules! example {
+    ($host:literal) => {
+        file(
+            FileSource::Tree(concat!("hosts-examples/", $host)),
+            concat!("usr/share/doc/memprof-plugin/", $host, "/"),
+        )
+    };
+}
+
+/// What lets a host be profiled as systemd starts it: of an example, for a unit.
+macro_rules! drop_in {
+    ($host:literal, $unit:literal) => {
+        file(
+            FileSource::Tree(concat!(
+                "hosts-examples/",
+                $host,
+                "/",
+                $unit,
+                ".service.d.conf"
+            )),
+            concat!(
+                "usr/share/memprof/systemd/",
+                $unit,
+                ".service.d/memprof.conf"
+            ),
+        )
+    };
+}
+
+/// The packages, but for that of the debug information, which is what the others have left behind.
+pub(crate) const PACKAGES: &[Package] = &[
+    Package {
+        name: "memprof",
+        summary: "heap profiler for live processes",
+        description: "memprof attaches to a running process, samples what it allocates, shows who holds that \
+                      memory, and detaches. It controls processes that loaded its plugin, reports as text, \
+                      flamegraph, page or pprof, proves leaks, and checks memory budgets in CI.",
+        needs: DependencyKind::Recommended("memprof-plugin"),
+        built_from: Some("memprof-cli"),
+        files: &[
+            file(FileSource::Program("memprof"), "usr/bin/memprof"),
+            file(FileSource::Manual, "usr/share/man/man1/"),
+            file(
+                FileSource::Completion("bash"),
+                "usr/share/bash-completion/completions/memprof",
+            ),
+            // Debian's zsh looks here,
+            file(
+                FileSource::Completion("zsh"),
+                "usr/share/zsh/vendor-completions/_memprof",
+            ),
+            // and Fedora's here.
+            file(
+                FileSource::Completion("zsh"),
+                "usr/share/zsh/site-functions/_memprof",
+            ),
+            file(
+                FileSource::Completion("fish"),
+                "usr/share/fish/vendor_completions.d/memprof.fish",
+            ),
+            file(
+                FileSource::Tree("README.md"),
+                "usr/share/doc/memprof/README.md",
+            ),
+            file(
+                FileSource::Tree("CHANGELOG.md"),
+                "usr/share/doc/memprof/CHANGELOG.md",
+            ),
+            file(
+                FileSource::Tree("CONFIGURATION.md"),
+                "usr/share/doc/memprof/CONFIGURATION.md",
+            ),
+            file(
+                FileSource::Tree("PROTOCOL.md"),
+                "usr/share/doc/memprof/PROTOCOL.md",
+            ),
+            file(
+                FileSource::Tree("SECURITY.md"),
+                "usr/share/doc/memprof/SECURITY.md",
+            ),
+            // The book, at the path that README's links have.
+            file(
+                FileSource::Tree("docs/src"),
+                "usr/share/doc/memprof/docs/src/",
+            ),
+        ],
+    },
+    Package {
+        name: "memprof-plugin",
+        summary: "heap profiling for any process that loads it",
+        description: "memory_profile.so is the file that a process loads to be profiled: by memprof attach and \
+                      memprof run, by the configuration of a server that loads plugins, or as a module of a \
+                      language. With the headers and the library for hosts and plugins in C, and the \
+                      configuration of servers.",
+        needs: DependencyKind::Nothing,
+        built_from: Some("memory-profile"),
+        files: &[
+            file(
+                FileSource::Library("libmemory_profile.so"),
+                "usr/lib/memprof/memory_profile.so",
+            ),
+            file(
+                FileSource::Archive("libmemprof_host.a"),
+                "usr/lib/memprof/libmemprof_host.a",
+            ),
+            file(
+                FileSource::Tree("memprof-plugin-abi/include/memprof.h"),
+                "usr/include/memprof.h",
+            ),
+            file(
+                FileSource::Tree("in-process/memprof-host-c/include/memprof_host.h"),
+                "usr/include/memprof_host.h",
+            ),
+            file(
+                FileSource::Commented("The plugin's keys"),
+                "etc/memprof/memory_profile.toml",
+            ),
+            drop_in!("unprepared", "unprepared"),
+            drop_in!("redis", "redis-server"),
+            drop_in!("mosquitto", "mosquitto"),
+            drop_in!("traffic-server", "trafficserver"),
+            drop_in!("haproxy", "haproxy"),
+            example!("redis"),
+            example!("mosquitto"),
+            example!("traffic-server"),
+            example!("postgresql"),
+            example!("mariadb"),
+            example!("nginx"),
+            example!("httpd"),
+            example!("java"),
+            example!("python"),
+            example!("node"),
+            example!("ruby"),
+            example!("lua"),
+            example!("ffi"),
+            example!("haproxy"),
+            example!("dnsdist"),
+            example!("knot-resolver"),
+            example!("pdns-recursor"),
+            file(
+                FileSource::Tree("SECURITY.md"),
+                "usr/share/doc/memprof-plugin/SECURITY.md",
+            ),
+        ],
+    },
+    Package {
+        name: "memprof-fleet",
+        summary: "heap profiles of many machines",
+        description: "The agent takes profiles of a machine's hosts by a policy, and writes them to a directory or \
+                      to S3 as Parquet files; memprof fleet asks them who holds the memory, and what grew. \
+                      The service is not started: systemctl enable --now memprof-agent.",
+        needs: DependencyKind::Same("memprof"),
+        built_from: Some("memprof-fleet"),
+        files: &[
+            file(
+                FileSource::Program("memprof-fleet"),
+                "usr/bin/memprof-fleet",
+            ),
+            file(
+                FileSource::Tree("outside/memprof-fleet/memprof-agent.service"),
+                "usr/lib/systemd/system/memprof-agent.service",
+            ),
+            file(
+                FileSource::Commented("The fleet's file"),
+                "etc/memprof/fleet.toml",
+            ),
+        ],
+    },
+];
+
+/// What is in every package, below `usr/share/doc/NAME/`.
+pub(crate) const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+
+/// The package of the debug information.
+pub(crate) const DEBUG: Package = Package {
+    name: "memprof-debug",
+    summary: "debug information of memprof",
+    description: "Lines and functions of memprof, memprof-fleet and memory_profile.so, for gdb and perf.",
+    needs: DependencyKind::Nothing,
+    built_from: None,
+    files: &[],
+};
+
+#[cfg(test)]
+mod tests {
+    use super::{FileSource, PACKAGES};
+    use xtask::run::root;
+
+    #[test]
+    fn links_of_readme_lead_to_files_of_its_package() {
+        let installed = |link: &str| {
+            PACKAGES[0].files.iter().any(|file| match file.from {
+                FileSource::Tree(tree) => {
+                    let is_covered = link == tree || link.starts_with(&format!("{tree}/"));
+                    let is_in_place =
+                        file.to.trim_end_matches('/') == format!("usr/share/doc/memprof/{tree}");
+                    is_covered && is_in_place && root().join(link).exists()
+                }
+                _ => false,
+            })
+        };
+        let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+        for link in readme.split("](").skip(1) {
+            let link = link.split([')', '#']).next().unwrap();
+            assert!(installed(link), "README.md: {link} is not in the package");
+        }
+    }
+}

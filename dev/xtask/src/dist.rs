@@ -1,0 +1,248 @@
+//! `cargo xtask build`: everything, laid out in `target/dist` as it would be installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::packages;
+use crate::run::{cargo, root, run};
+
+/// Which cargo profile to build with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Quick to build; what demo and tests use.
+    Dev,
+    /// Optimized, as an operator installs it.
+    Release,
+}
+
+/// Directory of everything that is built.
+pub fn dist() -> PathBuf {
+    root().join("target/dist")
+}
+
+/// Package, file that cargo builds of it, and path below [`dist`].
+type BuiltArtifact = (&'static str, &'static str, &'static str);
+
+const MEMORY_PROFILE: BuiltArtifact = (
+    "memory-profile",
+    "libmemory_profile.so",
+    "plugins/memory_profile.so",
+);
+const RUST_HOST: BuiltArtifact = ("rust-host", "rust_host", "examples/rust_host");
+const MEMPROF: BuiltArtifact = ("memprof-cli", "memprof", "bin/memprof");
+
+/// Libraries that foreign processes load, and hosts with features of their own. Each is built alone: a build with others
+/// would unify features into it.
+const ALONE: &[BuiltArtifact] = &[
+    MEMORY_PROFILE,
+    ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
+    (
+        "memprof-host-c",
+        "libmemprof_host.a",
+        "lib/libmemprof_host.a",
+    ),
+    RUST_HOST,
+    ("rust-host", "plain_rust", "examples/plain_rust"),
+    ("tokio-labels", "tokio_labels", "examples/tokio_labels"),
+];
+
+/// Programs.
+const PROGRAMS: &[BuiltArtifact] = &[MEMPROF, ("rust-http", "rust_http", "examples/rust_http")];
+
+/// Builds everything, `memprof-fleet` too, whose libraries take minutes.
+pub fn build_all(profile: Profile) -> Result<()> {
+    let fleet: BuiltArtifact = ("memprof-fleet", "memprof-fleet", "bin/memprof-fleet");
+    build_with(&[PROGRAMS, &[fleet]].concat(), profile)?;
+    let unit = root().join("outside/memprof-fleet/memprof-agent.service");
+    install(
+        &unit,
+        &dist().join("lib/systemd/system/memprof-agent.service"),
+    )
+}
+
+/// Builds all that one machine needs.
+pub fn build(profile: Profile) -> Result<()> {
+    build_with(PROGRAMS, profile)
+}
+
+fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
+    packages::require(packages::BUILD)?;
+    make_alone(ALONE, profile)?;
+    make_programs(programs, profile)?;
+    for header in [
+        "memprof-plugin-abi/include/memprof.h",
+        "in-process/memprof-host-c/include/memprof_host.h",
+    ] {
+        let name = Path::new(header).file_name().expect("a header's file");
+        install(&root().join(header), &dist().join("include").join(name))?;
+    }
+    build_c()
+}
+
+/// Builds what the demo shows, and nothing else.
+pub fn build_demo() -> Result<()> {
+    packages::require(&["gcc"])?;
+    make_alone(&[MEMORY_PROFILE, RUST_HOST, MEMPROF], Profile::Dev)?;
+    build_unprepared()
+}
+
+fn make_alone(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
+    for made in list {
+        build_package(made.0, profile)?;
+        lay_out(made, profile)?;
+    }
+    Ok(())
+}
+
+fn make_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
+    match profile {
+        Profile::Dev => build_programs(list.iter().map(|made| made.1))?,
+        Profile::Release => {
+            let mut command = cargo(&["build", "--quiet", "--release"]);
+            for made in list {
+                command.args(["--package", made.0]);
+            }
+            run(&mut command)?;
+        }
+    }
+    list.iter().try_for_each(|made| lay_out(made, profile))
+}
+
+/// Builds programs for development, in `target/debug`. Their libraries have the features that the whole workspace asks
+/// for, as in its tests: else these would build most of them again.
+pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<()> {
+    let mut command = cargo(&["build", "--quiet", "--workspace"]);
+    for name in names {
+        command.args(["--bin", name.as_ref()]);
+    }
+    run(&mut command)
+}
+
+fn lay_out((_, built, place): &BuiltArtifact, profile: Profile) -> Result<()> {
+    install(&built_dir(profile).join(built), &dist().join(place))
+}
+
+/// Builds one package.
+pub fn build_package(package: &str, profile: Profile) -> Result<()> {
+    let mut command = cargo(&["build", "--quiet", "--package", package]);
+    if profile == Profile::Release {
+        command.arg("--release");
+    }
+    run(&mut command)
+}
+
+/// Cargo's directory of a profile.
+pub fn built_dir(profile: Profile) -> PathBuf {
+    root().join(match profile {
+        Profile::Dev => "target/debug",
+        Profile::Release => "target/release",
+    })
+}
+
+/// The static library of hosts in C; after [`build`].
+pub fn host_library() -> Result<String> {
+    let library = dist().join("lib/libmemprof_host.a");
+    let library = library.to_str();
+    Ok(library
+        .context("the path of target/dist is not UTF-8")?
+        .to_owned())
+}
+
+/// Linker arguments of a program with that library.
+pub fn dynamic(host_library: &str) -> [&str; 4] {
+    [host_library, "-lpthread", "-ldl", "-lm"]
+}
+
+/// Like [`dynamic`], but with a jemalloc whose symbols are not exported (no -rdynamic): only the symbol table has them.
+pub fn with_jemalloc(host_library: &str) -> [&str; 6] {
+    [
+        host_library,
+        "-l:libjemalloc.a",
+        "-lstdc++",
+        "-lpthread",
+        "-ldl",
+        "-lm",
+    ]
+}
+
+/// Compiles hosts and plugins in C and C++.
+fn build_c() -> Result<()> {
+    let library = host_library()?;
+    compile(
+        "cc",
+        "plugins/hello-c/hello_c.c",
+        "plugins/hello_c.so",
+        PLUGIN,
+    )?;
+    compile(
+        "cc",
+        "hosts-examples/c/c_host.c",
+        "examples/c_host",
+        &dynamic(&library),
+    )?;
+    compile(
+        "cc",
+        "hosts-examples/c/c_host.c",
+        "examples/c_host_static",
+        &with_jemalloc(&library),
+    )?;
+    compile(
+        "c++",
+        "hosts-examples/cpp/cpp_host.cc",
+        "examples/cpp_host",
+        &dynamic(&library),
+    )?;
+    build_unprepared()?;
+    compile(
+        "cc",
+        "hosts-examples/c-minimal/c_minimal.c",
+        "examples/c_minimal",
+        &["-ldl"],
+    )
+}
+
+fn build_unprepared() -> Result<()> {
+    let source = "hosts-examples/unprepared/unprepared.c";
+    compile("cc", source, "examples/unprepared", &[])
+}
+
+/// Linker arguments of a plugin in C.
+const PLUGIN: &[&str] = &["-shared", "-fPIC", "-Wl,-z,nodelete"];
+
+/// Compiles one file of C or C++, with warnings as errors.
+pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
+    let target = dist().join(place);
+    let fresh = fresh_name(&target);
+    prepare(&target)?;
+    let mut command = Command::new(compiler);
+    command
+        .args(["-g", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .arg("-I")
+        .arg(dist().join("include"))
+        .arg("-o")
+        .arg(&fresh)
+        .arg(root().join(source))
+        .args(options);
+    run(&mut command)?;
+    fs::rename(&fresh, &target).with_context(|| target.display().to_string())
+}
+
+/// Puts a file in its place by rename: a host that has the old one mapped keeps it.
+pub fn install(from: &Path, to: &Path) -> Result<()> {
+    prepare(to)?;
+    let fresh = fresh_name(to);
+    fs::copy(from, &fresh).with_context(|| format!("failed to copy {}", from.display()))?;
+    fs::rename(&fresh, to).with_context(|| to.display().to_string())
+}
+
+fn fresh_name(target: &Path) -> PathBuf {
+    target.with_added_extension("new")
+}
+
+fn prepare(target: &Path) -> Result<()> {
+    let directory = target.parent().expect("a place in target/dist");
+    fs::create_dir_all(directory).with_context(|| directory.display().to_string())
+}

@@ -1,0 +1,227 @@
+//! The host's config file.
+
+mod plugin_table;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub(crate) use plugin_table::with_table_prefix;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// A host's config. Unknown keys are errors.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[control]`.
+    pub control: ControlConfig,
+    /// `[log]`.
+    pub log: LogConfig,
+    /// `[[plugin]]`.
+    #[serde(deserialize_with = "plugins")]
+    pub plugin: Vec<PluginConfig>,
+}
+
+/// `[control]`: the socket through which `memprof` talks to the host.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(
+    default,
+    deny_unknown_fields,
+    expecting = "a table, [control], with socket, name or allow_uids"
+)]
+pub struct ControlConfig {
+    /// `on` (the default: `<pid>.sock` in the default directory), `off`, or a path.
+    pub socket: Option<String>,
+    /// The name that `memprof -t` takes; the program's own by default.
+    pub name: Option<String>,
+    /// Users who may connect besides root and the host's own.
+    pub allow_uids: Vec<u32>,
+}
+
+/// `[log]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table, [log], with level")]
+pub struct LogConfig {
+    /// `error`, `warn`, `info` (the default), `debug` or `trace`.
+    pub level: Option<String>,
+}
+
+/// `[[plugin]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PluginConfig {
+    /// The plugin's file, absolute.
+    pub path: PathBuf,
+    /// The digest that the file must have, in hexadecimal.
+    pub sha256: Option<String>,
+    /// `[plugin.config]`, handed to the plugin as it is.
+    #[serde(default)]
+    pub config: toml::Table,
+    /// The same where it stands in the file.
+    #[serde(skip)]
+    in_place: Option<String>,
+}
+
+fn plugins<'de, D: Deserializer<'de>>(tables: D) -> Result<Vec<PluginConfig>, D::Error> {
+    struct Tables;
+    impl<'de> Visitor<'de> for Tables {
+        type Value = Vec<PluginConfig>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of tables, [[plugin]] with two brackets")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut tables: A) -> Result<Self::Value, A::Error> {
+            let mut plugins = Vec::new();
+            while let Some(plugin) = tables.next_element()? {
+                plugins.push(plugin);
+            }
+            Ok(plugins)
+        }
+    }
+    tables.deserialize_any(Tables)
+}
+
+/// A config file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("config file {}: {message}", path.display())]
+pub struct ConfigError {
+    /// As it was given.
+    pub path: PathBuf,
+    /// What is wrong, with line and column where it is in the text.
+    pub message: String,
+}
+
+impl Config {
+    /// Reads a config file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no TOML, has an unknown key or a value of the wrong kind.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |message: String| ConfigError {
+            path: path.to_owned(),
+            message,
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        Self::parse(&text).map_err(failed)
+    }
+
+    /// Parses the text of a config file.
+    ///
+    /// # Errors
+    /// The message names line and column.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut config: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        for (index, plugin) in config.plugin.iter_mut().enumerate() {
+            plugin.in_place = plugin_table::blank_all_but(text, index, &plugin.config);
+        }
+        config.log.level()?;
+        Ok(config)
+    }
+}
+
+impl LogConfig {
+    /// The level as the `log` crate has it.
+    ///
+    /// # Errors
+    /// The word is none of the five.
+    pub fn level(&self) -> Result<log::LevelFilter, String> {
+        match self.level.as_deref() {
+            None => Ok(log::LevelFilter::Info),
+            Some(word) => word.parse().map_err(|_| {
+                format!("[log] level {word:?} is none of error, warn, info, debug, trace")
+            }),
+        }
+    }
+}
+
+impl PluginConfig {
+    /// `[plugin.config]` as the plugin gets it: on the lines that it has in the file, so that what
+    /// the plugin says of a line is true.
+    pub fn config_text(&self) -> String {
+        let in_place = self.in_place.clone();
+        in_place.unwrap_or_else(|| self.config.to_string())
+    }
+
+    /// What the plugin is called until it has told its id: the file's name.
+    pub fn file_name(&self) -> String {
+        let stem = self.path.file_stem().unwrap_or(self.path.as_os_str());
+        stem.to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Config;
+
+    #[test]
+    fn a_whole_config() {
+        let config = Config::parse(
+            "[control]\nsocket = \"/run/x.sock\"\nname = \"web\"\nallow_uids = [7]\n\
+             [log]\nlevel = \"debug\"\n\
+             [[plugin]]\npath = \"/p/memory_profile.so\"\n[plugin.config]\ndump_dir = \"/d\"\n\
+             [[plugin]]\npath = \"/p/hello_c.so\"\nsha256 = \"ab\"\n",
+        )
+        .unwrap();
+        assert_eq!(config.control.socket.as_deref(), Some("/run/x.sock"));
+        assert_eq!(config.log.level(), Ok(log::LevelFilter::Debug));
+        assert_eq!(config.plugin[0].file_name(), "memory_profile");
+        assert_eq!(config.plugin[0].config.to_string(), "dump_dir = \"/d\"\n");
+        assert_eq!(config.plugin[1].sha256.as_deref(), Some("ab"));
+    }
+
+    #[test]
+    fn the_reference_has_every_key_and_is_valid() {
+        let reference = include_str!("../../../CONFIGURATION.md");
+        let block = reference
+            .split("```")
+            .find_map(|block| block.strip_prefix("toml\n"));
+        let block = block.unwrap();
+        let config = Config::parse(block).unwrap();
+        assert_eq!(config.plugin[0].config.len(), 1);
+        for table in ["", "[control]\n", "[log]\n", "[[plugin]]\npath = \"/a\"\n"] {
+            let error = Config::parse(&format!("{table}no_such_key = 1")).unwrap_err();
+            let (_, listed) = error.split_once("expected ").unwrap();
+            for key in listed.split('`').skip(1).step_by(2) {
+                let has = [
+                    format!("\n{key} = "),
+                    format!("[{key}]"),
+                    format!("[plugin.{key}]"),
+                ]
+                .iter()
+                .any(|part| block.contains(part));
+                assert!(has, "{key}");
+            }
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let check = |text: &str, expected: &[&str]| {
+            let error = Config::parse(text).unwrap_err();
+            for part in expected {
+                assert!(error.contains(part), "{error}");
+            }
+        };
+        check(
+            "\n[contol]\n",
+            &["line 2, column 2", "unknown field `contol`"],
+        );
+        check(
+            "[control]\nsocket = 1",
+            &["line 2, column 10", "expected a string"],
+        );
+        check("[[plugin]]\nsha256 = \"\"", &["missing field `path`"]);
+        check(
+            "[log]\nlevel = \"loud\"",
+            &["[log] level \"loud\" is none of"],
+        );
+        check("x", &["line 1"]);
+        check(
+            "[plugin]\npath = \"/a\"",
+            &["line 1, column 1", "[[plugin]] with two brackets"],
+        );
+        check("control = \"on\"", &["line 1", "a table, [control]"]);
+        check("log = \"info\"", &["line 1", "a table, [log]"]);
+    }
+}

@@ -1,0 +1,335 @@
+//! The budget's file: what is allowed, and what held it when that was written.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, de};
+
+use super::measurement::{BudgetedTotal, Measurement};
+use super::stacks::Stacks;
+use crate::exit::{USAGE, with_exit_code};
+
+/// Above half of the growth that is to be caught, so that chance hides as little as it makes up.
+const TOLERANCE: f64 = 2.5;
+
+/// Functions whose share is written down, so that a broken budget can tell who grew.
+const HELD: usize = 30;
+
+/// What a budget's file says.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Budget {
+    #[serde(default)]
+    pub(super) tolerance: Tolerance,
+    /// The most bytes that may live at the same time; any where it is not set.
+    pub(super) peak: Option<ByteSize>,
+    /// The bytes that may be allocated in all.
+    pub(super) allocated: Option<ByteSize>,
+    /// Limits by function.
+    #[serde(default)]
+    pub(super) functions: FunctionBudgets,
+    /// What functions held at the update. No limits.
+    #[serde(default)]
+    pub(super) held: FunctionBudgets,
+}
+
+/// Bytes by function.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FunctionBudgets {
+    #[serde(default)]
+    pub(super) peak: BTreeMap<String, ByteSize>,
+    #[serde(default)]
+    pub(super) allocated: BTreeMap<String, ByteSize>,
+}
+
+/// A number of bytes: `1048576`, `"1MiB"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ByteSize(pub(super) u64);
+
+/// How many per cent more than the budget are let pass: `"2.5%"`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Tolerance(pub(super) f64);
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Self(TOLERANCE)
+    }
+}
+
+impl FunctionBudgets {
+    pub(super) fn of(&self, what: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
+        match what {
+            BudgetedTotal::Peak => &self.peak,
+            BudgetedTotal::Allocated => &self.allocated,
+        }
+    }
+
+    fn of_mut(&mut self, what: BudgetedTotal) -> &mut BTreeMap<String, ByteSize> {
+        match what {
+            BudgetedTotal::Peak => &mut self.peak,
+            BudgetedTotal::Allocated => &mut self.allocated,
+        }
+    }
+}
+
+impl Budget {
+    /// None where there is no such file.
+    ///
+    /// # Errors
+    /// It cannot be read; names the line that is wrong.
+    pub(super) fn read(path: &Path) -> anyhow::Result<Option<Self>> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(with_exit_code(
+                    USAGE,
+                    format!("{}: {error}", path.display()),
+                ));
+            }
+        };
+        let parsed = toml::from_str(&text);
+        parsed
+            .map(Some)
+            .map_err(|error| with_exit_code(USAGE, format!("{}: {error}", path.display())))
+    }
+
+    pub(super) fn total(&self, what: BudgetedTotal) -> Option<ByteSize> {
+        match what {
+            BudgetedTotal::Peak => self.peak,
+            BudgetedTotal::Allocated => self.allocated,
+        }
+    }
+
+    /// The most that keeps a budget of so many bytes.
+    pub(super) fn limit(&self, budgeted: ByteSize) -> u64 {
+        (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
+    }
+
+    /// Whether a total is beyond its limit.
+    pub(super) fn is_exceeded_by(&self, measured: &Measurement) -> bool {
+        let is_exceeded = |what: BudgetedTotal| {
+            let budgeted = self.total(what);
+            budgeted.is_some_and(|budgeted| measured.total(what) > self.limit(budgeted))
+        };
+        BudgetedTotal::ALL.into_iter().any(is_exceeded)
+    }
+
+    pub(super) fn limits_functions(&self) -> bool {
+        let limits = |what: BudgetedTotal| !self.functions.of(what).is_empty();
+        BudgetedTotal::ALL.into_iter().any(limits)
+    }
+
+    /// The budget that `measured` just keeps. Of the one before stay the tolerance, which totals have a
+    /// limit, and which functions.
+    pub(super) fn of(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
+        let is_new = before.peak.is_none()
+            && before.allocated.is_none()
+            && before.functions == FunctionBudgets::default();
+        let total = |what: BudgetedTotal| {
+            let is_meant = is_new || before.total(what).is_some();
+            is_meant.then(|| ByteSize(measured.total(what)))
+        };
+        let (peak, allocated) = (total(BudgetedTotal::Peak), total(BudgetedTotal::Allocated));
+        let mut budget = Self {
+            peak,
+            allocated,
+            held: FunctionBudgets::default(),
+            ..before
+        };
+        for what in BudgetedTotal::ALL {
+            let rows = stacks.functions(what);
+            for (name, limit) in budget.functions.of_mut(what) {
+                let row = rows.iter().find(|row| row.name == *name);
+                *limit = ByteSize(row.map_or(0, |row| row.bytes));
+            }
+            let held = rows
+                .iter()
+                .take(HELD)
+                .map(|row| (row.name.clone(), ByteSize(row.bytes)));
+            *budget.held.of_mut(what) = held.collect();
+        }
+        budget
+    }
+
+    /// TOML, as `--update` writes it.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::from(
+            "# The budget of `memprof test`: a run may exceed it by `tolerance`. `--update` rewrites this file.\n",
+        );
+        let mut line = |line: String| {
+            text.push_str(&line);
+            text.push('\n');
+        };
+        line(format!("tolerance = \"{}%\"", self.tolerance.0));
+        if let Some(ByteSize(bytes)) = self.peak {
+            line(format!(
+                "peak = {bytes}  # bytes that live at the same time in one process"
+            ));
+        }
+        if let Some(ByteSize(bytes)) = self.allocated {
+            line(format!(
+                "allocated = {bytes}  # bytes, in all processes together"
+            ));
+        }
+        let mut table = |name: &str, why: &str, of: &FunctionBudgets| {
+            for what in BudgetedTotal::ALL {
+                let functions = of.of(what);
+                if !functions.is_empty() {
+                    line(format!("\n# {why}\n[{name}.{}]", what.key()));
+                    let mut sorted: Vec<_> = functions.iter().collect();
+                    sorted.sort_by_key(|(name, bytes)| (std::cmp::Reverse(bytes.0), *name));
+                    for (function, ByteSize(bytes)) in sorted {
+                        let key = toml::Value::String(function.clone());
+                        line(format!("{} = {bytes}", one_line(&key)));
+                    }
+                }
+            }
+        };
+        table(
+            "functions",
+            "Limits of functions, estimated from samples.",
+            &self.functions,
+        );
+        table(
+            "held",
+            "Who held it when this was written. These are not limits.",
+            &self.held,
+        );
+        text
+    }
+}
+
+/// A key must stay on its line.
+fn one_line(key: &toml::Value) -> String {
+    let mut text = String::from("\"");
+    for char in key.as_str().unwrap_or_default().chars() {
+        match char {
+            '"' | '\\' => text.extend(['\\', char]),
+            control if control.is_control() => {
+                // Writing to a string never fails.
+                let _ = write!(text, "\\u{:04X}", control as u32);
+            }
+            char => text.push(char),
+        }
+    }
+    text.push('"');
+    text
+}
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid = || format!("{text:?} is not a size, which is for example \"64MiB\"");
+        let end = text.find(|char: char| !char.is_ascii_digit() && char != '.');
+        let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+        let shift = match unit.trim() {
+            "B" => 0,
+            "K" | "KB" | "KiB" => 10,
+            "M" | "MB" | "MiB" => 20,
+            "G" | "GB" | "GiB" => 30,
+            "T" | "TB" | "TiB" => 40,
+            _ => return Err(invalid()),
+        };
+        let number: f64 = number.parse().map_err(|_| invalid())?;
+        Ok(Self((number * (1_u64 << shift) as f64) as u64))
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Told {
+            Number(u64),
+            Text(String),
+        }
+        match Told::deserialize(from)? {
+            Told::Number(bytes) => Ok(Self(bytes)),
+            Told::Text(text) => text.parse().map_err(de::Error::custom),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Tolerance {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let percent = text
+            .strip_suffix('%')
+            .and_then(|number| number.trim().parse().ok());
+        percent
+            .filter(|percent: &f64| percent.is_finite() && *percent >= 0.0)
+            .map(Self)
+            .ok_or_else(|| {
+                de::Error::custom(format!(
+                    "tolerance {text:?} is not a share, which is for example \"2.5%\""
+                ))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measurement::tests::measured;
+    use super::super::stacks::tests::held;
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let budget = Budget::of(
+            &measured(1000, 5000),
+            &held(&[("a \"b\"\n\\", 700), ("c", 300)]),
+            Budget::default(),
+        );
+        assert_eq!(toml::from_str::<Budget>(&budget.text()), Ok(budget));
+    }
+
+    #[test]
+    fn an_update_keeps_what_is_the_users() {
+        let before =
+            "tolerance = \"1%\"\npeak = \"1MiB\"\n[functions.allocated]\nc = 1\nd = \"2 KiB\"\n";
+        let before: Budget = toml::from_str(before).unwrap();
+        assert_eq!(before.peak, Some(ByteSize(1 << 20)));
+        assert_eq!(before.functions.allocated["d"], ByteSize(2048));
+        let after = Budget::of(&measured(1000, 5000), &held(&[("c", 300)]), before);
+        assert_eq!(
+            (after.tolerance, after.peak, after.allocated),
+            (Tolerance(1.0), Some(ByteSize(1000)), None)
+        );
+        assert_eq!(after.functions.allocated["c"], ByteSize(300));
+        assert_eq!(after.functions.allocated["d"], ByteSize(0));
+    }
+
+    #[test]
+    fn the_reference_has_every_key() {
+        let reference = include_str!("../../../../CONFIGURATION.md");
+        let (_, ours) = reference.split_once("## The budget of").unwrap();
+        let block = ours
+            .split("```")
+            .find_map(|block| block.strip_prefix("toml\n"))
+            .unwrap();
+        let budget: Budget = toml::from_str(block).unwrap();
+        assert!(budget.peak.is_some() && budget.allocated.is_some());
+        for what in BudgetedTotal::ALL {
+            assert_eq!(budget.functions.of(what).len(), 1);
+            assert_eq!(budget.held.of(what).len(), 1);
+        }
+    }
+
+    #[test]
+    fn what_is_no_budget_is_refused_by_line() {
+        let check = |text: &str, expected: &str| {
+            let error = toml::from_str::<Budget>(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check("peek = 1", "unknown field `peek`");
+        check("peak = \"12\"", "\"12\" is not a size");
+        check("peak = -1", "did not match");
+        check("tolerance = \"5\"", "tolerance \"5\" is not a share");
+        check("\ntolerance = \"-5%\"", "line 2");
+    }
+}

@@ -1,0 +1,342 @@
+//! `memprof attach`: programs whose allocator is linked into them, so that their calls of malloc lead through no slot.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::attach::{attach, detach, our_threads_of};
+use crate::dist::{dist, source, tool_text};
+use crate::host::{Host, PATIENCE};
+use crate::memprof::memprof;
+
+/// How a program is linked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Linked {
+    pub(crate) name: &'static str,
+    pub(crate) options: &'static [&'static str],
+}
+
+const LINKED: [Linked; 3] = [
+    Linked {
+        name: "tcmalloc",
+        options: &["-l:libtcmalloc_minimal.a", "-lstdc++", "-lm"],
+    },
+    Linked {
+        name: "tcmalloc",
+        options: &["-no-pie", "-l:libtcmalloc_minimal.a", "-lstdc++", "-lm"],
+    },
+    Linked {
+        name: "jemalloc",
+        options: &["-l:libjemalloc.a", "-lstdc++", "-lm"],
+    },
+];
+
+/// The program, waiting for a line.
+pub(crate) struct Program {
+    pub(crate) host: Host,
+    lines: u32,
+}
+
+impl Linked {
+    fn start(self, more: &[&str]) -> Program {
+        self.start_by(&[], more)
+    }
+
+    /// The same by another program, which executes it.
+    pub(crate) fn start_by(self, starter: &[&str], more: &[&str]) -> Program {
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("linked");
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-g", "-pthread", "-o"]).arg(&program);
+        cc.arg(source(
+            "outside/memprof-cli/tests/fixtures/allocators/linked.c",
+        ));
+        tool_text("gcc", cc.args(self.options).args(more));
+        let words = [starter, &[program.to_str().unwrap()]].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).stdin(Stdio::piped());
+        let host = Host::spawn(command, place);
+        host.wait_for_log("ready");
+        Program { host, lines: 0 }
+    }
+}
+
+impl Program {
+    /// Has it do something, and waits until it has.
+    pub(crate) fn does(&mut self, what: &str) {
+        self.lines += 1;
+        let line = format!("{what} #{}", self.lines);
+        self.host.type_line(&line);
+        self.host.wait_for_log(&format!("served {line}"));
+    }
+
+    /// Its code.
+    fn text(&self) -> Vec<u8> {
+        let pid = self.host.pid();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
+        let code = maps
+            .lines()
+            .filter(|line| line.ends_with("/linked") && line.contains(" r-xp "));
+        let bytes = code.flat_map(|line| {
+            let (start, rest) = line.split_once('-').unwrap();
+            let hex = |text| u64::from_str_radix(text, 16).unwrap();
+            let (start, end) = (hex(start), hex(rest.split(' ').next().unwrap()));
+            let mut bytes = vec![0; (end - start) as usize];
+            memory.read_exact_at(&mut bytes, start).unwrap();
+            bytes
+        });
+        bytes.collect()
+    }
+
+    pub(crate) fn own_malloc(&self) -> serde_json::Value {
+        let status = self.host.memprof("status", &["--json"]).exits(0).json();
+        let allocators = status["allocators"].as_array().unwrap().iter();
+        let own = allocators.clone().find(|each| each["owns_malloc"] == true);
+        own.unwrap_or_else(|| panic!("{status}")).clone()
+    }
+
+    pub(crate) fn counts(&self) -> [i64; 2] {
+        let own = self.own_malloc();
+        ["samples", "live_samples"].map(|count| own[count].as_i64().unwrap())
+    }
+
+    /// Attached and back again: how many of its functions led to memprof.
+    fn leads(&self) -> u64 {
+        let attached = attach(&self.host, &[]).exits(0).json();
+        let functions = attached["entries"]["functions"].as_u64();
+        functions.unwrap_or_else(|| panic!("{attached}"))
+    }
+}
+
+#[test]
+fn an_allocator_in_the_program_is_sampled_by_its_functions_which_are_given_back() {
+    for linked in LINKED {
+        let mut program = linked.start(&[]);
+        let before = program.text();
+        let attached = attach(&program.host, &[]).exits(0).json();
+        assert!(
+            attached["entries"]["functions"].as_u64().unwrap() >= 7,
+            "{attached}"
+        );
+        assert_eq!(
+            attached["entries"]["left_out"].as_array().unwrap().len(),
+            0,
+            "{attached}"
+        );
+        let changed = program.text();
+        assert_ne!(before, changed, "{linked:?}");
+        // Blocks of 12 KiB: of a million, six pass.
+        program
+            .host
+            .memprof("activate", &["sample_interval=1KiB"])
+            .exits(0);
+        let own = program.own_malloc();
+        assert_eq!(
+            (&own["kind"], &own["through"]),
+            (&linked.name.into(), &"entries".into()),
+            "{own}"
+        );
+        for function in [
+            "malloc",
+            "calloc",
+            "realloc",
+            "new",
+            "memalign",
+            "aligned_alloc",
+            "valloc",
+            "posix_memalign",
+        ] {
+            let [samples, live] = program.counts();
+            program.does(&format!("keep {function} 400"));
+            let [all, alive] = program.counts();
+            assert!(
+                (399..=400).contains(&(alive - live)),
+                "{linked:?} {function}: {}",
+                alive - live
+            );
+            // 64 bytes before each realloc, of which one in 16 is sampled.
+            let most = if function == "realloc" { 450 } else { 400 };
+            assert!(
+                (399..=most).contains(&(all - samples)),
+                "{linked:?} {function}: {}",
+                all - samples
+            );
+        }
+        let dump = program.host.dump_of(8 * 400 * (12 << 10) * 9 / 10);
+        let path = dump["path"].as_str().unwrap();
+        let collapsed = memprof(
+            program.host.place(),
+            &["report", path, "--format", "collapsed"],
+        );
+        let (mut own, mut total) = (0, 0);
+        for line in collapsed.exits(0).stdout.lines() {
+            let (stack, bytes) = line.rsplit_once(' ').unwrap();
+            let bytes: u64 = bytes.parse().unwrap();
+            total += bytes;
+            own += if stack.contains("keep") { bytes } else { 0 };
+        }
+        assert!(own * 10 >= total * 8, "{linked:?}: {own} of {total}");
+        // Samples that live are followed.
+        program.host.memprof("deactivate", &[]).exits(0);
+        program.does("drop");
+        assert_eq!(program.counts()[1], 0, "{linked:?}");
+
+        detach(&program.host, &[]).exits(0);
+        assert!(program.text() == before, "{linked:?}");
+        program.does("keep malloc 10");
+        // The same copies of its instructions serve again.
+        program.leads();
+        assert!(program.text() == changed, "{linked:?}");
+        program
+            .host
+            .memprof("activate", &["sample_interval=1KiB"])
+            .exits(0);
+        program.does("keep malloc 100");
+        assert!((99..=100).contains(&program.counts()[1]), "{linked:?}");
+        detach(&program.host, &[]).exits(0);
+        assert!(program.text() == before, "{linked:?}");
+        program.does("drop");
+    }
+}
+
+#[test]
+fn threads_that_allocate_all_the_time_take_no_harm() {
+    for linked in LINKED {
+        let mut program = linked.start(&[]);
+        let before = program.text();
+        program.does("storm");
+        for _ in 0..10 {
+            program.leads();
+            program
+                .host
+                .memprof("activate", &["sample_interval=1KiB"])
+                .exits(0);
+            detach(&program.host, &[]).exits(0);
+            assert!(program.text() == before, "{linked:?}");
+        }
+        program.does("calm");
+        let said = program.host.wait_for_log(" damaged");
+        assert!(said.ends_with(" rounds, 0 damaged"), "{linked:?}: {said}");
+    }
+}
+
+#[test]
+fn an_attacher_that_is_killed_leaves_a_program_that_goes_on() {
+    let mut program = LINKED[0].start(&[]);
+    let before = program.text();
+    program.does("storm");
+    for round in 0..20 {
+        let mut killed = Command::new(dist("bin/memprof"));
+        killed.args(["attach", &program.host.pid().to_string()]);
+        killed.env("MEMPROF_SOCKET_DIR", program.host.socket_dir());
+        let mut killed = killed
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let until = Instant::now() + Duration::from_millis(4 * round);
+        while Instant::now() < until && killed.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+    }
+    let begun = Instant::now();
+    while attach(&program.host, &[]).code != 0 {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", program.host.log());
+    }
+    program
+        .host
+        .memprof("activate", &["sample_interval=1KiB"])
+        .exits(0);
+    program.does("calm");
+    program.does("keep malloc 100");
+    assert!(program.counts()[1] >= 99);
+    let said = program.host.wait_for_log(" damaged");
+    assert!(said.ends_with(" rounds, 0 damaged"), "{said}");
+    let left = detach(&program.host, &[]);
+    // The thread that loads the plugin waits ten seconds for the memprof that was killed.
+    assert!(
+        left.code == 0 || left.stderr.contains("still runs"),
+        "{left:?}"
+    );
+    assert!(program.text() == before);
+}
+
+#[test]
+fn at_the_end_of_an_attachment_the_jumps_stay_until_detach() {
+    let mut program = LINKED[0].start(&[]);
+    let before = program.text();
+    attach(&program.host, &["--for", "1500ms"]).exits(0);
+    program
+        .host
+        .memprof("activate", &["sample_interval=1KiB"])
+        .exits(0);
+    program.does("keep malloc 100");
+    let begun = Instant::now();
+    while !our_threads_of(program.host.pid()).is_empty() {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    assert!(program.text() != before);
+    program.does("keep realloc 100");
+    program.does("drop");
+    detach(&program.host, &[]).exits(0);
+    assert!(program.text() == before);
+    program.does("keep realloc 100");
+    detach(&program.host, &[]).exits(3);
+}
+
+#[test]
+fn threads_that_would_stand_still_for_too_long_are_left_alone_until_that_is_allowed() {
+    let program = LINKED[2].start(&[]);
+    let before = program.text();
+    let text = |args: &[&str]| attach(&program.host, args).exits(0).json()["entries"].to_string();
+    let refused = text(&["--max-pause", "1ms"]);
+    assert!(
+        refused.contains(" ms, more than the 1 ms that are allowed; allow it by"),
+        "{refused}"
+    );
+    assert!(before == program.text());
+    let led = text(&["--max-pause", "1s"]);
+    assert!(led.contains("functions"), "{led}");
+    assert!(before != program.text());
+    detach(&program.host, &[]).exits(0);
+    assert!(before == program.text());
+}
+
+#[test]
+fn a_plugin_that_was_there_stays_when_its_jumps_are_taken_away() {
+    let memprof = dist("bin/memprof");
+    let mut program = LINKED[0].start_by(&[memprof.to_str().unwrap(), "run", "--"], &[]);
+    program.host.wait_for_log("was built without its profiler");
+    let before = program.text();
+    assert!(program.leads() > 5);
+    program
+        .host
+        .memprof("activate", &["sample_interval=1KiB"])
+        .exits(0);
+    program.does("keep malloc 100");
+    assert!(program.counts()[1] >= 99);
+    let said = detach(&program.host, &["--json"]).exits(0).json();
+    let text = said["text"].as_str().unwrap();
+    assert!(text.contains("the plugin stays"), "{text}");
+    assert!(program.text() == before);
+    assert_eq!(program.counts(), [0, 0]);
+    program.does("drop");
+}
+
+#[test]
+fn a_stripped_program_keeps_its_functions_and_is_told_why() {
+    let mut program = LINKED[0].start(&["-s"]);
+    let before = program.text();
+    let attached = attach(&program.host, &[]).exits(0).json();
+    let error = attached["entries"]["error"].as_str().unwrap();
+    assert!(error.contains("the program was stripped"), "{error}");
+    assert!(error.contains("strip --strip-debug"), "{error}");
+    assert!(program.text() == before);
+    detach(&program.host, &[]).exits(0);
+    program.does("keep malloc 10");
+}

@@ -1,0 +1,270 @@
+//! Traffic Server of Debian's, with its manager, which owns the management socket.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User, geteuid};
+
+use crate::bus::{self, CONF, Load, Server, free_port};
+use crate::dist::{dist, tool_text};
+use crate::host::{Host, PATIENCE};
+
+struct TrafficServer {
+    host: Host,
+    port: u16,
+}
+
+const DROP_IN: &str =
+    include_str!("../../../../hosts-examples/traffic-server/trafficserver.service.d.conf");
+
+impl Server for TrafficServer {
+    const NAME: &'static str = "traffic_server";
+    const PROGRAM: &'static str = "/usr/bin/traffic_server";
+    const FUNCTION: &'static str = "EThread::execute";
+    const ENV: &'static [(&'static str, &'static str)] =
+        &[("LD_PRELOAD", "libjemalloc.so.2"), CONF];
+    const UNAVAILABLE: &'static str = "has no profiler";
+
+    fn start(load: &Load<'_>) -> Self {
+        Self::start_by(as_its_user("traffic_manager"), "#-1", load)
+    }
+
+    fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The bus takes no reply: the log has it.
+    fn send(&self, plugin: &str, message: &str) -> String {
+        let replies = |line: &&String| line.contains("memprof: ");
+        let before = self.host.log().iter().filter(replies).count();
+        let mut command = as_its_user("traffic_ctl");
+        command
+            .args(["plugin", "msg", plugin, message])
+            .env("TS_RUNROOT", self.host.place().join("runroot.yaml"));
+        tool_text("trafficserver", &mut command);
+        // A failed dump has a line of the plugin's before the reply's.
+        self.host.wait_for_lines("memprof: ", before + 1)[before..].join("\n")
+    }
+
+    fn work(&self) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1."), "{answer}");
+    }
+}
+
+impl TrafficServer {
+    /// Starts it by `command`, as a server that changes to `user`.
+    fn start_by(mut command: Command, user: &str, load: &Load<'_>) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let port = free_port();
+        lay_out(place.path(), port, user, load);
+        command
+            .env("TS_RUNROOT", place.path().join("runroot.yaml"))
+            .envs(load.env.iter().copied());
+        let host = Host::spawn(command, place);
+        // Only then does it take the messages of traffic_ctl.
+        host.wait_for_log("traffic server running");
+        Self { host, port }
+    }
+}
+
+impl Drop for TrafficServer {
+    fn drop(&mut self) {
+        // The manager takes the server with it.
+        self.host.terminate();
+    }
+}
+
+/// As an unprivileged user from its start: started as root it changes its user, and a process
+/// that did so ignores `LD_PRELOAD` and `MALLOC_CONF`.
+fn as_its_user(program: &str) -> Command {
+    if !geteuid().is_root() {
+        return Command::new(program);
+    }
+    let (inherited, ambient) = (
+        format!("--inh-caps={}", capabilities()),
+        format!("--ambient-caps={}", capabilities()),
+    );
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=trafficserver", "--regid=trafficserver"])
+        .args(["--init-groups", &inherited, &ambient, program]);
+    command
+}
+
+/// Those of the example's drop-in, as setpriv(1) writes them.
+fn capabilities() -> String {
+    let line = DROP_IN
+        .lines()
+        .find_map(|line| line.strip_prefix("AmbientCapabilities="));
+    let names = line.unwrap().split(' ').map(|name| {
+        let name = name.strip_prefix("CAP_").unwrap();
+        format!("+{}", name.to_lowercase())
+    });
+    names.collect::<Vec<_>>().join(",")
+}
+
+/// Config, state and plugins, where its user can read and write.
+fn lay_out(place: &Path, port: u16, user: &str, load: &Load<'_>) {
+    for directory in ["etc", "log", "state", "cache", "dumps", "plugins"] {
+        fs::create_dir(place.join(directory)).unwrap();
+    }
+    for entry in fs::read_dir("/etc/trafficserver").unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, place.join("etc").join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let plugin = |name: &str| {
+        let copy = place.join("plugins").join(name);
+        fs::copy(dist("plugins").join(name), &copy).unwrap();
+        copy.display().to_string()
+    };
+    let words = load.words(place);
+    let words = words.iter().map(|(key, value)| match value.as_str() {
+        "" => format!(" {key}"),
+        value => format!(" {key}={value}"),
+    });
+    let line = format!(
+        "{}{}\n",
+        plugin("memory_profile.so"),
+        words.collect::<String>()
+    );
+    let plugins = line.repeat(1 + usize::from(load.twice)) + &plugin("hello_rust.so") + "\n";
+    let here = place.display();
+    let files = [
+        (
+            "runroot.yaml",
+            format!(
+                "prefix: /usr\nexec_prefix: /usr\nbindir: /usr/bin\nsbindir: /usr/sbin\n\
+                 sysconfdir: {here}/etc\ndatadir: {here}/cache\nincludedir: /usr/include\n\
+                 libdir: /usr/lib\nlibexecdir: /usr/lib/trafficserver/modules\n\
+                 localstatedir: {here}/state\nruntimedir: {here}/state\nlogdir: {here}/log\n\
+                 cachedir: {here}/cache\n"
+            ),
+        ),
+        (
+            "etc/records.config",
+            format!(
+                "CONFIG proxy.config.http.server_ports STRING {port}:ip-in=127.0.0.1\n\
+                 CONFIG proxy.config.admin.user_id STRING {user}\n\
+                 CONFIG proxy.config.exec_thread.autoconfig INT 0\n\
+                 CONFIG proxy.config.exec_thread.limit INT 2\n\
+                 CONFIG proxy.config.diags.output.note STRING E\n\
+                 CONFIG proxy.config.diags.output.warning STRING E\n\
+                 CONFIG proxy.config.diags.output.error STRING E\n"
+            ),
+        ),
+        ("etc/storage.config", format!("{here}/cache 16M\n")),
+        ("etc/plugin.config", plugins),
+    ];
+    for (name, text) in files {
+        fs::write(place.join(name), text).unwrap();
+    }
+    if geteuid().is_root() {
+        let user = User::from_name("trafficserver")
+            .unwrap()
+            .expect("the package's user");
+        give(place, &user);
+    }
+}
+
+fn give(path: &Path, user: &User) {
+    chown(path, Some(user.uid.as_raw()), Some(user.gid.as_raw())).unwrap();
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            give(&entry.unwrap().path(), user);
+        }
+    }
+}
+
+#[test]
+fn does_the_main_job() {
+    bus::does_the_main_job::<TrafficServer>();
+}
+
+#[test]
+fn manager_with_the_capabilities_of_the_example_starts_a_crashed_server_again() {
+    let server = TrafficServer::start(&Load {
+        env: TrafficServer::ENV,
+        ..Load::default()
+    });
+    let manager = server.host.pid();
+    let children = fs::read_to_string(format!("/proc/{manager}/task/{manager}/children")).unwrap();
+    let is_server = |pid: &&str| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.contains("TS_MAIN") || name.contains("traffic_server")
+    };
+    let crashed = children.split_whitespace().find(is_server);
+    let crashed: i32 = crashed.expect(&children).parse().unwrap();
+    kill(Pid::from_raw(crashed), Signal::SIGSEGV).unwrap();
+    server.host.wait_for_lines("traffic server running", 2);
+    server.work();
+}
+
+#[test]
+fn stats_are_lines_of_the_log() {
+    let server = TrafficServer::start(&Load {
+        env: TrafficServer::ENV,
+        ..Load::default()
+    });
+    server.send("memory_profile", "stats");
+    let last = server
+        .host()
+        .wait_for_log("--- End jemalloc statistics ---");
+    assert!(
+        last.ends_with("memprof: --- End jemalloc statistics ---"),
+        "{last}"
+    );
+    let log = server.host().log();
+    let cut = log.iter().find(|line| line.ends_with("[...]"));
+    assert_eq!(cut, None);
+    let version = log
+        .iter()
+        .find(|line| line.contains("memprof: Version: "))
+        .unwrap();
+    assert!(version.len() < 200, "{version}");
+}
+
+#[test]
+fn refuses_what_is_no_message() {
+    bus::refuses_what_is_no_message::<TrafficServer>();
+}
+
+#[test]
+fn survives_whatever_is_wrong() {
+    bus::survives_whatever_is_wrong::<TrafficServer>(&[
+        (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
+        (
+            &[("nonsense", "")],
+            "config word \"nonsense\" is not of the form key=value",
+        ),
+    ]);
+}
+
+#[test]
+fn a_server_that_changes_its_user_ignores_the_environment_and_is_sampled_all_the_same() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let load = Load {
+        env: TrafficServer::ENV,
+        ..Load::default()
+    };
+    let manager = Command::new("traffic_manager");
+    let server = TrafficServer::start_by(manager, "trafficserver", &load);
+    let refused = server.send("memory_profile", "activate sampler=allocator");
+    assert!(refused.contains("AT_SECURE"), "{refused}");
+    let sampled = server.send("memory_profile", "activate");
+    assert!(sampled.contains("profiling is active"), "{sampled}");
+    server.work();
+}

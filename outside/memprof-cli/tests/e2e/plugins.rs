@@ -1,0 +1,510 @@
+//! Plugins that are wrong: the host lives, says why once, and answers with the reason.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use memprof_host::client::Client;
+
+use crate::dist::{dist, source, tool_text};
+use crate::host::{Host, Setup};
+use crate::memprof::memprof;
+
+/// A host that was told to load the plugin at `path`, besides memory_profile.
+fn host_with(path: &Path, config: &str) -> Host {
+    let more = format!("[[plugin]]\npath = {path:?}\n[plugin.config]\n{config}");
+    Setup::of("c_host").more(&more).start()
+}
+
+fn text_of(client: &mut Client, plugin: &str, message: &str) -> (i32, String) {
+    let reply = client.message(plugin, message, "", None).unwrap();
+    let status = reply.result.status_code;
+    (
+        status,
+        String::from_utf8(reply.into_bytes().unwrap()).unwrap(),
+    )
+}
+
+/// Checks that the host refuses the plugin at `path` for the reason `why`, and works.
+fn check_refused(path: &Path, config: &str, why: &str) {
+    let host = host_with(path, config);
+    let errors: Vec<_> = host
+        .log()
+        .into_iter()
+        .filter(|line| line.starts_with("ERROR"))
+        .collect();
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+    assert!(errors[0].contains(why), "{}", errors[0]);
+    let plugin = path.file_stem().unwrap().to_str().unwrap();
+    let (status, reply) = text_of(&mut host.client(), plugin, "hello");
+    assert!(status < 0, "{status}");
+    let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
+    assert!(reply["text"].as_str().unwrap().contains(why), "{reply}");
+    host.memprof("status", &[]).exits(0);
+}
+
+/// hello_c.c with one thing changed.
+fn changed_hello(place: &Path, from: &str, to: &str) -> PathBuf {
+    let original = fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
+    let changed = original.replacen(from, to, 1);
+    assert_ne!(original, changed, "{from} is not in hello_c.c");
+    compiled(place, &changed, &["-Wl,-z,nodelete"])
+}
+
+fn compiled(place: &Path, text: &str, flags: &[&str]) -> PathBuf {
+    let (code, library) = (place.join("changed.c"), place.join("changed.so"));
+    fs::write(&code, text).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC"]).args(flags);
+    cc.arg("-I").arg(dist("include"));
+    tool_text("gcc", cc.arg("-o").arg(&library).arg(&code));
+    library
+}
+
+#[test]
+fn unload_while_a_thread_runs() {
+    let place = tempfile::tempdir().unwrap();
+    let hello = fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
+    let warning = "link it with -Wl,-z,nodelete";
+    for (flags, is_warned) in [(&["-Wl,-z,nodelete"][..], false), (&[], true)] {
+        let plugin = compiled(place.path(), &hello, flags);
+        let run = memprof(place.path(), &["check", plugin.to_str().unwrap()]).exits(0);
+        assert_eq!(run.stderr.contains(warning), is_warned, "{run:?}");
+    }
+    let host = host_with(&place.path().join("changed.so"), "");
+    host.wait_for_log(warning);
+}
+
+#[test]
+fn abi_of_another_major() {
+    let place = tempfile::tempdir().unwrap();
+    let plugin = changed_hello(place.path(), "MEMPROF_ABI_VERSION", "2u << 16");
+    check_refused(&plugin, "", "was built for ABI 2.0, this host speaks 1.x");
+    let run = memprof(place.path(), &["check", plugin.to_str().unwrap()]).exits(6);
+    assert!(run.stderr.contains("ABI 2.0"), "{run:?}");
+}
+
+#[test]
+fn short_entry() {
+    let place = tempfile::tempdir().unwrap();
+    let size = "sizeof(memprof_plugin_entry_t)";
+    let plugin = changed_hello(place.path(), size, "sizeof(memprof_plugin_entry_t) - 8");
+    check_refused(
+        &plugin,
+        "",
+        "memprof_plugin_entry has 104 bytes, ABI 1 needs 112",
+    );
+}
+
+#[test]
+fn create_that_fails_without_a_reason() {
+    let place = tempfile::tempdir().unwrap();
+    let plugin = changed_hello(place.path(), "host = from;", "return -9;");
+    // Its id is known by then, so it is called by it.
+    let host = host_with(&plugin, "");
+    host.wait_for_log("plugin hello_c could not be created: it gave no reason (status -9)");
+    host.memprof("status", &[]).exits(0);
+}
+
+#[test]
+fn crash_while_it_is_checked() {
+    let place = tempfile::tempdir().unwrap();
+    let crash = "__attribute__((constructor)) static void crash(void) { __builtin_trap(); }\n";
+    let declaration = "static const memprof_host_t *host;";
+    let plugin = changed_hello(place.path(), declaration, &format!("{crash}{declaration}"));
+    let run = memprof(place.path(), &["check", plugin.to_str().unwrap()]).exits(1);
+    assert!(
+        run.stderr
+            .contains("loading it ended the process by signal 4"),
+        "{run:?}"
+    );
+}
+
+#[test]
+fn library_that_is_no_plugin() {
+    let place = tempfile::tempdir().unwrap();
+    let plugin = place.path().join("other.so");
+    fs::copy("/lib/x86_64-linux-gnu/libm.so.6", &plugin).unwrap();
+    check_refused(&plugin, "", "it exports no memprof_plugin_entry");
+}
+
+#[test]
+fn the_loaders_reason_is_told_once() {
+    let program = dist("examples/c_host");
+    let why =
+        "c_host: the loader refused it: cannot dynamically load position-independent executable";
+    check_refused(&program, "", why);
+}
+
+#[test]
+fn damaged_files() {
+    let place = tempfile::tempdir().unwrap();
+    let whole = fs::read(dist("plugins/hello_c.so")).unwrap();
+    let check = |name: &str, bytes: &[u8], why: &str| {
+        let plugin = place.path().join(name);
+        fs::write(&plugin, bytes).unwrap();
+        check_refused(&plugin, "", why);
+    };
+    check("half.so", &whole[..whole.len() / 2], "truncated");
+    check("empty.so", &[], "it is not a whole ELF file");
+    check("text.so", b"[plugin]\n", "it is not a whole ELF file");
+    let mut arm = whole;
+    arm[18] = 183;
+    check("arm.so", &arm, "another architecture");
+}
+
+/// A library whose constructor runs this C code.
+fn library_with_constructor(place: &Path, code: &str) -> PathBuf {
+    let (source, library) = (place.join("x.c"), place.join("x.so"));
+    let text = format!(
+        "#include <unistd.h>\n__attribute__((constructor)) static void begin(void) {{ {code} }}\n"
+    );
+    fs::write(&source, text).unwrap();
+    let mut cc = Command::new("cc");
+    let built = cc
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status();
+    assert!(built.unwrap().success());
+    library
+}
+
+#[test]
+fn a_check_that_a_constructor_ends_or_stops_is_failed() {
+    let place = tempfile::tempdir().unwrap();
+    let check = |code: &str, why: &str| {
+        let library = library_with_constructor(place.path(), code);
+        let mut memprof = Command::new(dist("bin/memprof"));
+        let memprof = memprof.args(["check", "--for", "2s"]).arg(&library);
+        let output = memprof.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains(why), "{code}: {text}");
+        assert!(!output.status.success(), "{code}");
+    };
+    check("_exit(0);", "exit status: 0");
+    check("_exit(3);", "exit status: 3");
+    check("close(0); close(1); _exit(0);", "exit status: 0");
+    check("for (;;) pause();", "did not end within 2 seconds");
+    check("__builtin_trap();", "by signal 4");
+    check("", "exports no memprof_plugin_entry");
+}
+
+/// Each page of zeros is refused, or harms nothing as the plugin is loaded.
+#[test]
+fn a_page_of_zeros_anywhere_never_harms_the_host() {
+    const PAGE: usize = 4096;
+    let place = tempfile::tempdir().unwrap();
+    let whole = fs::read(dist("plugins/hello_c.so")).unwrap();
+    for page in (0..whole.len()).step_by(PAGE) {
+        let mut damaged = whole.clone();
+        let end = damaged.len().min(page + PAGE);
+        damaged[page..end].fill(0);
+        let plugin = place.path().join("hello_c.so");
+        fs::write(&plugin, damaged).unwrap();
+        let host = host_with(&plugin, "");
+        drop(host);
+    }
+}
+
+#[test]
+fn the_same_library_twice_is_created_once() {
+    let place = tempfile::tempdir().unwrap();
+    let plugin = place.path().join("hello_c.so");
+    fs::copy(dist("plugins/hello_c.so"), &plugin).unwrap();
+    let (link, other) = (place.path().join("link.so"), place.path().join("other.so"));
+    std::os::unix::fs::symlink(&plugin, &link).unwrap();
+    fs::hard_link(&plugin, &other).unwrap();
+    for second in [&plugin, &link, &other] {
+        let more = format!("[[plugin]]\npath = {plugin:?}\n[[plugin]]\npath = {second:?}\n");
+        let host = Setup::of("c_host").more(&more).start();
+        let log = host.log();
+        let refused: Vec<_> = log
+            .iter()
+            .filter(|line| line.starts_with("ERROR"))
+            .collect();
+        assert_eq!(refused.len(), 1, "{log:#?}");
+        assert!(refused[0].contains("is loaded already"), "{}", refused[0]);
+    }
+}
+
+#[test]
+fn a_file_truncated_at_any_point_never_harms_the_host() {
+    let place = tempfile::tempdir().unwrap();
+    let whole = fs::read(dist("plugins/hello_c.so")).unwrap();
+    let mut config = String::new();
+    for part in 0..100 {
+        let plugin = place.path().join(format!("cut{part}.so"));
+        fs::write(&plugin, &whole[..whole.len() * part / 100]).unwrap();
+        config += &format!("[[plugin]]\npath = {plugin:?}\n");
+    }
+    let host = Setup::of("c_host").more(&config).start();
+    let refused = host
+        .log()
+        .iter()
+        .filter(|line| line.starts_with("ERROR"))
+        .count();
+    assert_eq!(refused, 100);
+    host.memprof("status", &[]).exits(0);
+}
+
+#[test]
+fn missing_relative_and_untrusted_paths() {
+    let place = tempfile::tempdir().unwrap();
+    check_refused(
+        &place.path().join("gone.so"),
+        "",
+        "No such file or directory",
+    );
+    check_refused(Path::new("plugins/relative.so"), "", "is not absolute");
+    let plugin = place.path().join("open.so");
+    fs::copy(dist("plugins/hello_c.so"), &plugin).unwrap();
+    fs::set_permissions(&plugin, PermissionsExt::from_mode(0o777)).unwrap();
+    check_refused(&plugin, "", "everybody may write to it");
+}
+
+#[test]
+fn digest_that_does_not_match() {
+    let plugin = dist("plugins/hello_c.so");
+    let digest = tool_text("coreutils", Command::new("sha256sum").arg(&plugin));
+    let digest = digest.split(' ').next().unwrap();
+    let with = |digest: &str| {
+        let more = format!("[[plugin]]\npath = {plugin:?}\nsha256 = {digest:?}");
+        Setup::of("c_host").more(&more).start()
+    };
+    let (status, _) = text_of(&mut with(digest).client(), "hello_c", "hello");
+    assert_eq!(status, 0);
+    with(&"0".repeat(64)).wait_for_log(&format!("its sha256 is {digest}, the config asks for 000"));
+}
+
+#[test]
+fn a_file_that_is_replaced_while_it_is_loaded() {
+    let place = tempfile::tempdir().unwrap();
+    let (library, other) = (
+        place.path().join("changed.so"),
+        place.path().join("other.so"),
+    );
+    let swap = format!(
+        "#include <stdio.h>\n__attribute__((constructor)) static void swap(void) \
+         {{ if (rename({other:?}, {library:?}) != 0) perror(\"rename\"); }}\n#include"
+    );
+    changed_hello(place.path(), "#include", &swap);
+    fs::copy(dist("plugins/hello_c.so"), &other).unwrap();
+    check_refused(&library, "", "it was replaced while it was loaded");
+}
+
+#[test]
+fn the_same_plugin_twice() {
+    let path = dist("plugins/hello_c.so");
+    let more = format!("[[plugin]]\npath = {path:?}\n[[plugin]]\npath = {path:?}");
+    let host = Setup::of("c_host").more(&more).start();
+    host.wait_for_log("a plugin with the id hello_c is loaded already");
+    let (status, reply) = text_of(&mut host.client(), "hello_c", "hello");
+    assert_eq!((status, reply.as_str()), (0, "hello from C"));
+}
+
+#[test]
+fn unknown_key_in_the_plugins_config() {
+    check_refused_config("dump_dirr = \"/x\"", "unknown field `dump_dirr`");
+    check_refused_config("dump_dir = \"relative\"", "is not an absolute path");
+}
+
+fn check_refused_config(config: &str, why: &str) {
+    let host = Setup::of("c_host").config(config).start();
+    host.wait_for_log(why);
+    let run = host.memprof("status", &[]).exits(2);
+    assert!(run.stderr.contains(why), "{run:?}");
+}
+
+/// The fixture plugin, built by another compiler setting than everything else.
+fn panicky() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let manifest = source("outside/memprof-cli/tests/fixtures/panicky/Cargo.toml");
+        build_foreign(&manifest).join("libpanicky.so")
+    })
+}
+
+/// A plugin as somebody else would build it.
+pub(crate) fn out_of_tree() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let manifest = source("outside/memprof-cli/tests/fixtures/out_of_tree/Cargo.toml");
+        build_foreign(&manifest).join("libout_of_tree.so")
+    })
+}
+
+/// Builds a package at -O0 with randomized layouts, and returns where.
+fn build_foreign(manifest: &Path) -> PathBuf {
+    let target = source("target/abi");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .args(["build", "--quiet", "--manifest-path"])
+        .arg(manifest)
+        .arg("--target-dir")
+        .arg(&target)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Zrandomize-layout");
+    tool_text("rustc", &mut cargo);
+    target.join("debug")
+}
+
+#[test]
+fn plugin_of_another_compiler_setting_is_taken() {
+    let host = host_with(panicky(), "");
+    assert_eq!(
+        text_of(&mut host.client(), "panicky", "hello"),
+        (0, "hello".to_owned())
+    );
+}
+
+#[test]
+fn panic_in_create() {
+    let host = host_with(panicky(), "at = \"create\"");
+    let why = "the plugin panicked: in create, on purpose";
+    host.wait_for_log(why);
+    let (status, reply) = text_of(&mut host.client(), "libpanicky", "hello");
+    assert_eq!(status, -7);
+    assert!(reply.contains(why), "{reply}");
+}
+
+#[test]
+fn panic_in_a_message_a_thread_and_drop() {
+    let mut host = host_with(panicky(), "at = \"drop\"");
+    let mut client = host.client();
+    let (status, reply) = text_of(&mut client, "panicky", "panic");
+    assert_eq!(status, -7);
+    assert!(
+        reply.contains("the plugin panicked: in a message, on purpose"),
+        "{reply}"
+    );
+    host.wait_for_log("in a message, on purpose");
+    let (status, _) = text_of(&mut client, "panicky", "nasty");
+    assert_eq!(status, -7);
+    assert_eq!(
+        text_of(&mut client, "panicky", "thread"),
+        (0, "the thread panicked".to_owned())
+    );
+    host.wait_for_log("in a thread, on purpose");
+    assert_eq!(
+        text_of(&mut client, "panicky", "hello"),
+        (0, "hello".to_owned())
+    );
+    drop(client);
+    assert!(host.terminate().success());
+    host.wait_for_log("in drop, on purpose");
+}
+
+#[test]
+fn plugin_with_an_inserted_field_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let copy = |name: &str, change: &dyn Fn(String) -> String| {
+        let to = place
+            .path()
+            .join(name.rsplit_once("fixtures/").map_or(name, |(_, name)| name));
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::write(&to, change(fs::read_to_string(source(name)).unwrap())).unwrap();
+        to
+    };
+    let same = |text: String| text;
+    copy("Cargo.lock", &same);
+    copy("Cargo.toml", &|text| {
+        let (head, rest) = text.split_once("members = [").unwrap();
+        let (_, tail) = rest.split_once(']').unwrap();
+        format!("{head}members = [\"memprof-plugin-abi\", \"panicky\"]{tail}")
+    });
+    copy("memprof-plugin-abi/Cargo.toml", &same);
+    for file in fs::read_dir(source("memprof-plugin-abi/src")).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        copy(&format!("memprof-plugin-abi/src/{name}"), &|text| {
+            let structs = text.split("// What another build").next().unwrap();
+            structs.replace(
+                "pub reserved: u64,",
+                "pub reserved: u64,\n    /// New.\n    pub new: u64,",
+            )
+        });
+    }
+    copy(
+        "outside/memprof-cli/tests/fixtures/panicky/src/lib.rs",
+        &same,
+    );
+    let manifest = copy(
+        "outside/memprof-cli/tests/fixtures/panicky/Cargo.toml",
+        &|text| {
+            let package = text
+                .split("[profile")
+                .next()
+                .unwrap()
+                .replace("[workspace]", "");
+            package
+                .replace("../../../../../", "../")
+                .replace("\"panicky\"", "\"inserted\"")
+        },
+    );
+    let plugin = build_foreign(&manifest).join("libinserted.so");
+    check_refused(
+        &plugin,
+        "",
+        "memprof_reply_t: incompatible type size, unexpected field \"new\"",
+    );
+}
+
+/// A host that unloads the plugin while a thread that used it still runs.
+const UNLOADER: &str = r#"
+#include <memprof.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+static const memprof_plugin_entry_t *entry;
+static memprof_plugin_t *plugin;
+static pthread_barrier_t used, unloaded;
+static int32_t enabled(void *ctx, memprof_log_level_t level) { (void)ctx; (void)level; return 1; }
+static void ignore(void *ctx, memprof_log_level_t level, memprof_str_t target, memprof_str_t message) {
+    (void)ctx; (void)level; (void)target; (void)message;
+}
+static memprof_status_t take(void *ctx, memprof_str_t chunk) { (void)ctx; (void)chunk; return MEMPROF_OK; }
+static void *use(void *unused) {
+    const memprof_reply_t reply = {sizeof reply, 0, 0, 0, take};
+    entry->handle_message(plugin, MEMPROF_STR("hello"), MEMPROF_STR(""), &reply);
+    pthread_barrier_wait(&used);
+    pthread_barrier_wait(&unloaded);
+    return unused;
+}
+int main(int argc, char **argv) {
+    const memprof_host_t host = {sizeof host, MEMPROF_ABI_VERSION, 0, 0, MEMPROF_STR_INIT("h"), MEMPROF_STR_INIT(""), enabled, ignore, 0};
+    void *library = dlopen(argv[argc - 1], RTLD_NOW);
+    if (!library) abort();
+    entry = dlsym(library, "memprof_plugin_entry");
+    if (entry->create(&host, MEMPROF_STR(""), &plugin) != MEMPROF_OK) abort();
+    pthread_barrier_init(&used, 0, 2);
+    pthread_barrier_init(&unloaded, 0, 2);
+    pthread_t thread;
+    pthread_create(&thread, 0, use, 0);
+    pthread_barrier_wait(&used);
+    entry->destroy(plugin);
+    dlclose(library);
+    pthread_barrier_wait(&unloaded);
+    return pthread_join(thread, 0);
+}
+"#;
+
+#[test]
+fn dlclose_before_a_thread_ends() {
+    let place = tempfile::tempdir().unwrap();
+    let (code, program) = (
+        place.path().join("unloader.c"),
+        place.path().join("unloader"),
+    );
+    fs::write(&code, UNLOADER).unwrap();
+    let mut cc = Command::new("cc");
+    cc.arg("-I")
+        .arg(dist("include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(&code);
+    tool_text("gcc", cc.args(["-lpthread", "-ldl"]));
+    for plugin in ["plugins/hello_rust.so", "plugins/hello_c.so"] {
+        tool_text("gcc", Command::new(&program).arg(dist(plugin)));
+    }
+}
