@@ -17,7 +17,6 @@ use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
-use crate::ask::writing_since;
 use crate::attachments::Attachments;
 use crate::bus::{AgentEvent, answer};
 use crate::compact::compact;
@@ -28,6 +27,7 @@ use crate::naming::Naming;
 use crate::output::{NO_DATA, coded, in_line, note, print_stderr};
 use crate::policy::{ServiceRule, elect, rule};
 use crate::prune::prune;
+use crate::query::writing_since;
 use crate::schema::files;
 use crate::spool::Spool;
 use crate::store::Store;

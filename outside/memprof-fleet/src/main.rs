@@ -35,7 +35,7 @@ mod scan;
 #[cfg(feature = "otlp")]
 mod otlp;
 
-mod ask;
+mod query;
 
 mod columns;
 mod compact;
@@ -80,15 +80,15 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             } = asked;
             let config = Config::read(at)?.with(bus);
             match config.nats.url {
-                Some(_) => ask::agents::ps(&config, target, *json),
-                None => ask::processes::ps(&config, target, *json),
+                Some(_) => query::agents::ps(&config, target, *json),
+                None => query::processes::ps(&config, target, *json),
             }
         }
-        Command::Fleet(FleetCommand::Dump(dump)) => ask::agents::dump(dump),
-        Command::Fleet(FleetCommand::Top(question)) => ask::top(question),
-        Command::Fleet(FleetCommand::Growth(growth)) => ask::processes::growth(growth),
-        Command::Fleet(FleetCommand::Flame(flame)) => ask::flame(flame),
-        Command::Fleet(FleetCommand::Diff(diff)) => ask::diff(diff),
+        Command::Fleet(FleetCommand::Dump(dump)) => query::agents::dump(dump),
+        Command::Fleet(FleetCommand::Top(question)) => query::top(question),
+        Command::Fleet(FleetCommand::Growth(growth)) => query::processes::growth(growth),
+        Command::Fleet(FleetCommand::Flame(flame)) => query::flame(flame),
+        Command::Fleet(FleetCommand::Diff(diff)) => query::diff(diff),
         Command::Fleet(FleetCommand::Compact { at }) => compact::run(&Config::read(at)?),
         Command::Fleet(FleetCommand::Prune { at, keep }) => prune::run(&Config::read(at)?, *keep),
         Command::Fleet(FleetCommand::Doctor { at }) => doctor::run(&Config::read(at)?),

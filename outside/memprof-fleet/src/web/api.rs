@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use super::ServerState;
 use super::query::QueryParams;
-use crate::ask::processes::{by_growth, processes};
-use crate::ask::result::{compare_builds, compare_windows, sum_profiles};
-use crate::ask::services::{history, services};
-use crate::ask::{Profile, ProfileQuery, Weighting};
 use crate::output::{NO_DATA, UNREACHABLE, USAGE, code_of};
+use crate::query::processes::{by_growth, processes};
+use crate::query::result::{compare_builds, compare_windows, sum_profiles};
+use crate::query::services::{history, services};
+use crate::query::{Profile, ProfileQuery, Weighting};
 use crate::store::Store;
 
 type QueryExtractor = Result<Parameters<QueryParams>, QueryRejection>;

@@ -7,7 +7,7 @@ use memprof_http::Problem;
 use memprof_report::SampleType;
 use serde::Deserialize;
 
-use crate::ask::{Notes, ProfileQuery};
+use crate::query::{Notes, ProfileQuery};
 use crate::store::Store;
 use crate::target::Target;
 use crate::time::{Instant, parse_instant};

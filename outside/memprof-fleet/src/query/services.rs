@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::ask::processes::by_process;
-use crate::ask::{Profile, ProfileQuery};
+use crate::query::processes::by_process;
+use crate::query::{Profile, ProfileQuery};
 use crate::time::Instant;
 
 /// The points of a history.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::args::{GrowthArgs, TimeWindow};
-use crate::ask::table::{bytes, signed, table};
-use crate::ask::{Profile, ProfileQuery};
 use crate::config::Config;
 use crate::output::print;
+use crate::query::table::{bytes, signed, table};
+use crate::query::{Profile, ProfileQuery};
 use crate::target::Target;
 use crate::time::Instant;
 

@@ -12,10 +12,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::table::{bytes, table};
 use crate::args::{DumpArgs, ProcessArgs, TimeWindow};
-use crate::ask::{ProfileQuery, profiles};
 use crate::bus::{AgentProcess, AgentReply, AgentRequest, Verb, connect, subject};
 use crate::config::Config;
 use crate::output::{NO_DATA, UNREACHABLE, coded, note, print};
+use crate::query::{ProfileQuery, profiles};
 use crate::target::Target;
 
 /// How long agents may take to say that they are there.

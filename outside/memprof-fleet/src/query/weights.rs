@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::ask::{Profile, ProfileQuery};
 use crate::columns::Columns;
+use crate::query::{Profile, ProfileQuery};
 use crate::scan::{files, scan};
 use crate::schema::Table;
 use crate::time::Instant;

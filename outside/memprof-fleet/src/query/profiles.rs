@@ -1,8 +1,8 @@
 //! The rows of PROFILES that a question is about.
 
-use crate::ask::ProfileQuery;
 use crate::columns::Columns;
 use crate::process_profile::SamplerCounts;
+use crate::query::ProfileQuery;
 use crate::scan::{files, scan};
 use crate::schema::{SAMPLER_COUNTS, Table};
 use crate::time::Instant;

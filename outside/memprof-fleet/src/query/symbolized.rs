@@ -7,9 +7,9 @@ use memprof_report::{
     SymbolizedProfile,
 };
 
-use crate::ask::ProfileQuery;
-use crate::ask::weights::WeightedSums;
 use crate::columns::Columns;
+use crate::query::ProfileQuery;
+use crate::query::weights::WeightedSums;
 use crate::scan::{files, scan};
 use crate::schema::Table;
 

@@ -2,10 +2,10 @@
 
 use memprof_report::{Options, RenderInput, SymbolizedProfile, render};
 
-use crate::ask::symbolized::to_symbolized;
-use crate::ask::weights::{Weighting, Weights, sums};
-use crate::ask::{Profile, ProfileQuery, newest};
 use crate::process_profile::SamplerCounts;
+use crate::query::symbolized::to_symbolized;
+use crate::query::weights::{Weighting, Weights, sums};
+use crate::query::{Profile, ProfileQuery, newest};
 
 /// A sum, or what it is more than another one.
 pub(crate) struct QueryResult {
