@@ -24,7 +24,6 @@ const UNREAD: &[&str] = &[
     "in-process/memprof-labels",
     "outside/memprof-leaks",
     "in-process/memprof-messages",
-    "in-process/memprof-own",
     "memprof-plugin-abi",
     "outside/memprof-ptrace",
     "outside/memprof-report",

@@ -1,30 +1,32 @@
-//! Reading the loader's list beside fork(2).
+//! Keeps fork(2) and readers of the loader's list of objects apart.
 //!
-//! The C library does not free the lock of `dl_iterate_phdr(3)` in a forked child (glibc 2.36): a thread of
-//! ours that reads the list just then would keep the child from ever reading it. So fork(2) waits until
-//! none does, and readers wait until it is over. A fork that was under way already when this began does not wait, nor
-//! one that has waited for long, nor the program's own dlopen(3) at any time: what such a fork left locked is given
-//! back in the child (loader).
-#![expect(unsafe_code, reason = "handlers of fork")]
+//! glibc 2.36 does not release the lock of `dl_iterate_phdr(3)` in a forked child: if a thread of memprof's read the
+//! list during the fork, the child could never read it. So fork(2) waits until no thread reads the list, and readers
+//! wait until the fork is over. Three forks are not covered: one that began before the handlers were registered, one
+//! whose wait timed out, and one during a dlopen(3) of the program. The child releases a lock that such a fork left
+//! locked (`loader_lock`).
+#![expect(unsafe_code, reason = "pthread_atfork(3)")]
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::thread;
 
 use crate::ProcessOnce;
-use crate::loader_lock::{self, BETWEEN_LOOKS, LOOKS};
+use crate::loader_lock::{self, MAX_POLLS, POLL_INTERVAL};
 
+/// Number of live guards in this process.
 static READERS: AtomicU32 = AtomicU32::new(0);
+/// Number of forks that are under way.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The process that read last.
+/// Id of the process that acquired a guard last; 0 at first.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Somebody reads the list while it lives.
+/// Delays fork(2) while it lives, so that its holder can read the loader's list.
 #[derive(Debug)]
 pub struct ForkGuard(());
 
 impl ForkGuard {
-    /// Has forks wait from now on, also before anybody reads: the sooner, the fewer are under way by then.
+    /// Registers the fork handlers, once in a process. Called early, so that few forks are under way without them.
     pub fn register_fork_handlers() {
         static WATCHED: ProcessOnce = ProcessOnce::new();
         WATCHED.call(|| {
@@ -40,27 +42,27 @@ impl ForkGuard {
                 log::warn!("a fork does not wait for memprof: pthread_atfork refused");
             }
             loader_lock::find_loader_lock();
-            // A thread of the parent may have verified it at the fork.
+            // A thread of the parent may have held it in `verify_loader_lock` during the fork.
             loader_lock::release_orphaned(false);
             loader_lock::verify_loader_lock();
         });
     }
 
-    /// Begins when no fork is under way.
+    /// Waits until no fork is under way, at most 100 ms.
     pub fn acquire() -> Self {
         Self::register_fork_handlers();
         let own = std::process::id();
         if PROCESS.swap(own, SeqCst) != own {
-            // In a child whose fork ran no handler of ours.
+            // The process is a child whose fork ran no handler.
             loader_lock::release_orphaned(false);
         }
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_POLLS {
             READERS.fetch_add(1, SeqCst);
             if FORKS.load(SeqCst) == 0 {
                 return Self(());
             }
             READERS.fetch_sub(1, SeqCst);
-            thread::sleep(BETWEEN_LOOKS);
+            thread::sleep(POLL_INTERVAL);
         }
         READERS.fetch_add(1, SeqCst);
         Self(())
@@ -69,20 +71,20 @@ impl ForkGuard {
 
 impl Drop for ForkGuard {
     fn drop(&mut self) {
-        // In a child that was forked meanwhile nobody reads.
-        let less = |readers: u32| readers.checked_sub(1);
-        let _none = READERS.fetch_update(SeqCst, SeqCst, less);
+        // The child's fork handler has set the count to 0.
+        let decremented = |readers: u32| readers.checked_sub(1);
+        let _was_zero = READERS.fetch_update(SeqCst, SeqCst, decremented);
     }
 }
 
 extern "C" fn before_fork() {
     FORKS.fetch_add(1, SeqCst);
-    // Not for ever: a program may fork in a signal handler that interrupted a reader, which then never comes to an end.
-    for _ in 0..LOOKS {
+    // The wait has a limit: a program may fork in a signal handler that interrupted a reader, which then never ends.
+    for _ in 0..MAX_POLLS {
         if READERS.load(SeqCst) == 0 {
             return;
         }
-        thread::sleep(BETWEEN_LOOKS);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

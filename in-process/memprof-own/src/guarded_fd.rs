@@ -1,9 +1,6 @@
-//! Descriptors in a program that may close them behind our back, as daemons do that close all they
-//! have. Their numbers then stand for files of the program's.
-#![expect(
-    unsafe_code,
-    reason = "pthread_atfork(3), and the numbers of descriptors"
-)]
+//! Descriptors that notice when the program closes them, as daemons do that close all descriptors: the number may then
+//! stand for a file of the program.
+#![expect(unsafe_code, reason = "pthread_atfork(3), and descriptors by number")]
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::mem::ManuallyDrop;
@@ -14,67 +11,66 @@ use rustix::io::Errno;
 
 use crate::lock::ProcessOnce;
 
-/// The lowest number that stands for no standard stream.
-pub(crate) const FIRST: RawFd = 3;
+/// The lowest descriptor that is not a standard stream.
+pub(crate) const FIRST_AFTER_STDIO: RawFd = 3;
 
-/// Moves a descriptor that was opened just now above those of the standard streams. Until then, for about a
-/// microsecond, the program can write to it.
+/// Moves a newly opened descriptor to a number above the standard streams. Until then, for about a microsecond, the
+/// program can write to it as if it were a standard stream.
 ///
 /// # Errors
-/// This process has no descriptor left.
-pub fn above_stdio<T: AsFd + From<OwnedFd>>(opened: T) -> Result<T, Errno> {
-    if opened.as_fd().as_raw_fd() >= FIRST {
-        return Ok(opened);
+/// Those of fcntl(2), `F_DUPFD_CLOEXEC`: the process has no descriptor left.
+pub fn above_stdio<T: AsFd + From<OwnedFd>>(descriptor: T) -> Result<T, Errno> {
+    if descriptor.as_fd().as_raw_fd() >= FIRST_AFTER_STDIO {
+        return Ok(descriptor);
     }
-    Ok(rustix::io::fcntl_dupfd_cloexec(&opened, FIRST)?.into())
+    Ok(rustix::io::fcntl_dupfd_cloexec(&descriptor, FIRST_AFTER_STDIO)?.into())
 }
 
-/// A descriptor of ours, known by what it was opened to. It is used and closed only while it still
-/// is that; the standard library closes whatever has the number. A forked child never has it.
+/// A descriptor that is used and closed only while it refers to the file that it was opened for. The standard library
+/// instead closes whatever file has the number. Forked children close it.
 ///
-/// Between the look and the system call that follows lies less than a microsecond, in which the
-/// program may still close it and open a file of its own under its number: the kernel has no call
-/// that does both.
+/// The check and the system call after it are less than a microsecond apart, in which the program may still close the
+/// descriptor and open a file under its number: the kernel has no call that does both.
 #[derive(Debug)]
 pub struct GuardedFd<T: AsFd> {
     descriptor: ManuallyDrop<T>,
-    opened: FdIdentity,
-    place: Option<&'static FdRegistration>,
+    identity: FdIdentity,
+    registration: Option<&'static FdRegistration>,
 }
 
-/// Device and inode.
+/// Device and inode of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FdIdentity(u64, u64);
 
 impl FdIdentity {
-    fn of(descriptor: impl AsFd) -> Result<Self, Errno> {
+    fn from_fd(descriptor: impl AsFd) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(descriptor)?;
         Ok(Self(stat.st_dev, stat.st_ino))
     }
 }
 
 impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
-    /// Takes over a descriptor that was opened just now, and moves it [above](above_stdio) those of standard streams.
+    /// Takes over a newly opened descriptor, and moves it [above](above_stdio) the standard streams.
     ///
     /// # Errors
-    /// It cannot be looked at or moved.
+    /// Those of fstat(2) and fcntl(2).
     pub fn new(descriptor: T) -> io::Result<Self> {
         Self::new_verified(descriptor, |_| true)
     }
 
-    /// The same, if `is_it` knows it again: the program may have closed it since, and opened
-    /// something of its own under its number, which is then left alone.
+    /// Like [`new`](Self::new), if `is_expected` recognizes the descriptor. Otherwise the program has closed it and
+    /// opened its own file under the number, which stays open.
     ///
     /// # Errors
-    /// As [`new`](Self::new); `BADF` where `is_it` does not know it.
-    pub fn new_verified(descriptor: T, is_it: impl FnOnce(&T) -> bool) -> io::Result<Self> {
+    /// Those of [`new`](Self::new); `EBADF` if `is_expected` returns false.
+    pub fn new_verified(descriptor: T, is_expected: impl FnOnce(&T) -> bool) -> io::Result<Self> {
         let descriptor = ManuallyDrop::new(descriptor);
-        let opened = FdIdentity::of(&*descriptor)?;
-        if !is_it(&descriptor) {
+        let identity = FdIdentity::from_fd(&*descriptor)?;
+        if !is_expected(&descriptor) {
             return Err(Errno::BADF.into());
         }
         let moved = Self::at_its_number(above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
-        match moved.opened == opened {
+        match moved.identity == identity {
             true => Ok(moved),
             false => Err(Errno::BADF.into()),
         }
@@ -82,24 +78,25 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
 }
 
 impl<T: AsFd> GuardedFd<T> {
-    /// Like [`new`](Self::new), but wherever it is.
+    /// Like [`new`](Self::new), but keeps the descriptor's number.
     pub(crate) fn at_its_number(descriptor: T) -> Result<Self, Errno> {
         let descriptor = ManuallyDrop::new(descriptor);
-        let opened = FdIdentity::of(&*descriptor)?;
+        let identity = FdIdentity::from_fd(&*descriptor)?;
         Ok(Self {
-            place: FdRegistration::register(descriptor.as_fd().as_raw_fd(), opened),
+            registration: FdRegistration::register(descriptor.as_fd().as_raw_fd(), identity),
             descriptor,
-            opened,
+            identity,
         })
     }
 
-    /// The descriptor, if it is still ours. To be asked again before every use.
+    /// Returns the descriptor if its device and inode are those of `new`. Call before every use: the program may close
+    /// it at any time.
     ///
     /// # Errors
-    /// `BADF`: the program closed it.
+    /// `EBADF`: the program closed it.
     pub fn get(&self) -> Result<&T, Errno> {
-        match FdIdentity::of(&*self.descriptor) {
-            Ok(now) if now == self.opened => Ok(&self.descriptor),
+        match FdIdentity::from_fd(&*self.descriptor) {
+            Ok(current) if current == self.identity => Ok(&self.descriptor),
             _ => Err(Errno::BADF),
         }
     }
@@ -107,8 +104,8 @@ impl<T: AsFd> GuardedFd<T> {
 
 impl<T: AsFd> Drop for GuardedFd<T> {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            place.unregister(self.opened);
+        if let Some(registration) = self.registration {
+            registration.unregister(self.identity);
         }
         if let Ok(descriptor) = self.get() {
             close(descriptor.as_fd().as_raw_fd());
@@ -148,79 +145,85 @@ where
 }
 
 fn close(descriptor: RawFd) {
-    // SAFETY: close(2) has no conditions; that it is ours was looked up just before.
+    // SAFETY: close(2) has no preconditions; the caller has checked that the number is memprof's.
     unsafe { libc::close(descriptor) };
 }
 
-/// One of our open descriptors, where a handler of fork(2) finds it without a lock.
+/// One of memprof's open descriptors, in a static table that a fork handler reads without a lock.
 #[derive(Debug)]
 struct FdRegistration {
-    is_taken: AtomicBool,
-    /// Its complement, so that `NONE` is zero and the table takes no page before it is used.
+    is_used: AtomicBool,
+    /// Bitwise complement of the number, so that `NO_DESCRIPTOR` is zero and the table takes no page before it is used.
     descriptor: AtomicI32,
     device: AtomicU64,
     inode: AtomicU64,
 }
 
-/// 32 connections, twice while one makes room for the next, with a file each, and the listener. What
-/// finds no place stays open in forked children.
-static PLACES: [FdRegistration; 128] = [const { FdRegistration::new() }; 128];
+/// Enough for 32 connections (twice, while one is evicted for the next), each with a file, and the listener. A
+/// descriptor that finds no free entry stays open in forked children.
+static REGISTRATIONS: [FdRegistration; 128] = [const { FdRegistration::new() }; 128];
 
-const NONE: RawFd = 0;
+const NO_DESCRIPTOR: RawFd = 0;
 
 impl FdRegistration {
     const fn new() -> Self {
         Self {
-            is_taken: AtomicBool::new(false),
-            descriptor: AtomicI32::new(NONE),
+            is_used: AtomicBool::new(false),
+            descriptor: AtomicI32::new(NO_DESCRIPTOR),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
         }
     }
 
-    fn register(descriptor: RawFd, opened: FdIdentity) -> Option<&'static Self> {
-        static WATCHED: ProcessOnce = ProcessOnce::new();
-        WATCHED.call(|| {
-            // SAFETY: pthread_atfork(3): a function of a library that is never unloaded. Where there
-            // is no memory for it, forked children keep our descriptors.
+    fn register(descriptor: RawFd, identity: FdIdentity) -> Option<&'static Self> {
+        static REGISTERED: ProcessOnce = ProcessOnce::new();
+        REGISTERED.call(|| {
+            // SAFETY: pthread_atfork(3): the handler is in a library that is never unloaded. If there is no memory for
+            // the handler, forked children keep the descriptors.
             unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
         });
-        let is_free = |place: &&Self| !place.is_taken.swap(true, Ordering::AcqRel);
-        let place = PLACES.iter().find(is_free)?;
-        place.device.store(opened.0, Ordering::Relaxed);
-        place.inode.store(opened.1, Ordering::Relaxed);
-        place.descriptor.store(!descriptor, Ordering::Release);
-        Some(place)
+        let is_free = |registration: &&Self| !registration.is_used.swap(true, Ordering::AcqRel);
+        let registration = REGISTRATIONS.iter().find(is_free)?;
+        registration.device.store(identity.0, Ordering::Relaxed);
+        registration.inode.store(identity.1, Ordering::Relaxed);
+        registration
+            .descriptor
+            .store(!descriptor, Ordering::Release);
+        Some(registration)
     }
 
-    /// In a forked child it was given back already, and may be somebody else's.
-    fn unregister(&self, opened: FdIdentity) {
-        let is_it = self.opened() == opened;
-        if is_it && self.descriptor.swap(NONE, Ordering::AcqRel) != NONE {
-            self.is_taken.store(false, Ordering::Release);
+    /// Frees the entry, unless the fork handler freed it already and it may stand for another descriptor.
+    fn unregister(&self, identity: FdIdentity) {
+        let is_same = self.identity() == identity;
+        if is_same && self.descriptor.swap(NO_DESCRIPTOR, Ordering::AcqRel) != NO_DESCRIPTOR {
+            self.is_used.store(false, Ordering::Release);
         }
     }
 
-    fn opened(&self) -> FdIdentity {
-        let [device, inode] = [&self.device, &self.inode].map(|half| half.load(Ordering::Relaxed));
+    fn identity(&self) -> FdIdentity {
+        let [device, inode] =
+            [&self.device, &self.inode].map(|number| number.load(Ordering::Relaxed));
         FdIdentity(device, inode)
     }
 }
 
-/// Allocates nothing and takes no lock: the threads that held one are gone.
+/// Fork handler: closes memprof's descriptors. Allocates nothing and takes no lock, because the threads that held locks
+/// do not exist in the child.
 extern "C" fn close_in_child() {
-    for place in &PLACES {
-        let complement = place.descriptor.swap(NONE, Ordering::AcqRel);
-        if complement == NONE {
+    for registration in &REGISTRATIONS {
+        let complement = registration
+            .descriptor
+            .swap(NO_DESCRIPTOR, Ordering::AcqRel);
+        if complement == NO_DESCRIPTOR {
             continue;
         }
         let descriptor = !complement;
-        // SAFETY: used by fstat(2) only, which takes any number.
+        // SAFETY: only fstat(2) uses the number, and it accepts any number.
         let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        if FdIdentity::of(borrowed) == Ok(place.opened()) {
+        if FdIdentity::from_fd(borrowed) == Ok(registration.identity()) {
             close(descriptor);
         }
-        place.is_taken.store(false, Ordering::Release);
+        registration.is_used.store(false, Ordering::Release);
     }
 }
 
@@ -232,18 +235,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_the_program_took_over_is_left_alone() {
-        let (ours, _peer) = UnixStream::pair().unwrap();
-        let ours = GuardedFd::new(ours).unwrap();
-        assert!(ours.get().is_ok());
-        let number = ours.get().unwrap().as_raw_fd();
-        let (theirs, mut peer) = UnixStream::pair().unwrap();
-        // SAFETY: the number is `ours`, which this test gives up.
-        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
-        drop(theirs);
-        assert_eq!(ours.get().unwrap_err(), Errno::BADF);
-        drop(ours);
-        // Still open: its peer finds nothing to read, but not its end.
+    fn number_reused_by_program_stays_open() {
+        let (guarded, _peer) = UnixStream::pair().unwrap();
+        let guarded = GuardedFd::new(guarded).unwrap();
+        assert!(guarded.get().is_ok());
+        let number = guarded.get().unwrap().as_raw_fd();
+        let (other, mut peer) = UnixStream::pair().unwrap();
+        // SAFETY: dup2(2): the number is `guarded`'s, which this test gives up.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+        drop(other);
+        assert_eq!(guarded.get().unwrap_err(), Errno::BADF);
+        drop(guarded);
+        // It is still open: its peer finds nothing to read, but not the end of the stream.
         peer.set_nonblocking(true).unwrap();
         let error = peer.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
@@ -251,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_has_none_of_them() {
-        let ours = GuardedFd::new(File::open("/dev/null").unwrap()).unwrap();
-        let number = ours.get().unwrap().as_raw_fd();
+    fn forked_child_has_no_guarded_descriptor() {
+        let guarded = GuardedFd::new(File::open("/dev/null").unwrap()).unwrap();
+        let number = guarded.get().unwrap().as_raw_fd();
         // SAFETY: the child makes two system calls.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -263,9 +266,9 @@ mod tests {
             unsafe { libc::_exit(i32::from(is_open)) };
         }
         let mut status = 0;
-        // SAFETY: waitpid(2) fills the status of a child of ours.
+        // SAFETY: waitpid(2) fills the status of a child of this process.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(status, 0);
-        assert!(ours.get().is_ok());
+        assert!(guarded.get().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Functions of libc that a plugin's library calls, bound to libc's own definitions.
+//! Rebinds the libc functions that a plugin's library calls to libc's own definitions.
 //!
 //! The loader binds a name to the first object that defines it, and the program is the first: a program with a
 //! `mkdir` of its own would be called in place of libc's. `-Bsymbolic` is about names that the library defines
@@ -49,45 +49,47 @@ const INTERPOSABLE: [&CStr; 11] = [
     c"realloc",
 ];
 
-/// Binds the imports of a library, from its `.init_array`, before its other entries. `caller` is the address in the
-/// loader that it returns to; `header` and `dynamic` are the library's `__ehdr_start` and `_DYNAMIC`.
+/// Rebinds the imports of a library. Runs from its `.init_array`, before its other entries. `caller` is the return
+/// address in the loader; `header` and `dynamic` are the library's `__ehdr_start` and `_DYNAMIC`.
 ///
 /// # Safety
 /// Called once, by the loader, with addresses of the library that this is linked into.
 #[doc(hidden)]
 pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usize) {
     // SAFETY: `caller` is in the code of an object that is loaded, and its header is mapped below its code.
-    let loader = unsafe { Object::around(caller) };
+    let loader = unsafe { Object::containing(caller) };
     let Some(debug) = loader
         .filter(|loader| loader.is_named(LOADER))
         .and_then(|loader| loader.find(c"_r_debug"))
     else {
         return;
     };
-    // SAFETY: the loader's list, which does not change while the loader calls this.
-    let Some(objects) = (unsafe { LinkMap::namespace_of(dynamic, debug.address) }) else {
+    // SAFETY: `debug` is the loader's list, which does not change while the loader calls this.
+    let Some(objects) = (unsafe { LinkMap::find_namespace(dynamic, debug.address) }) else {
         return;
     };
-    // SAFETY: the library that is running.
+    // SAFETY: `header` and `dynamic` are those of the library that is running, as the caller promises.
     let library = unsafe { Object::new(header, dynamic) };
     let mut relro = WritableRelro::new(header);
     for import in library.imports() {
         if is_rebound(&import)
-            && let Some(function) = definition(objects, &import)
+            && let Some(function) = find_definition(objects, &import)
         {
-            // SAFETY: the slot of a function's address; no other code of the library has run yet.
+            // SAFETY: the slot is an address cell of this library, whose other code has not run yet.
             unsafe { relro.write(import.slot, function) };
         }
     }
 }
 
+/// Whether an import is of glibc and not interposable.
 fn is_rebound(import: &Import) -> bool {
     let is_any = |text, names: &[&CStr]| names.iter().any(|name| is_text(text, name));
     is_any(import.version.file, &GLIBC) && !is_any(import.name, &INTERPOSABLE)
 }
 
-/// Prefers the object that the library was linked to: before glibc 2.34 libc has some of libpthread's names, too.
-fn definition(objects: LinkMap, import: &Import) -> Option<usize> {
+/// Returns the address of glibc's definition of an import. Prefers the object that the library was linked to: before
+/// glibc 2.34 libc has some of libpthread's names, too. `None` if no object of glibc defines it.
+fn find_definition(objects: LinkMap, import: &Import) -> Option<usize> {
     let find = |object: Object| object.find_function(import);
     let linked = objects
         .iter()

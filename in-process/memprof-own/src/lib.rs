@@ -1,8 +1,7 @@
-//! What memprof owns in somebody else's process, made so that it cannot harm that process: its
-//! threads, their descriptors, the memory that they need, and locks that outlive a fork.
+//! Threads, descriptors, memory and locks that memprof uses inside a host process without harming it.
 //!
-//! `memprof-core` and `memprof-host` make every thread by [`spawn`]. Nothing here knows an
-//! allocator, a plugin or a host.
+//! The host may close any descriptor, fork at any time, drop privileges and run out of memory. `memprof-core` and
+//! `memprof-host` create all of their threads by [`spawn`]. This crate knows no allocator, plugin or host.
 
 mod fork_guard;
 mod guarded_fd;

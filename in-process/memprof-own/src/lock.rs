@@ -1,48 +1,48 @@
-//! A lock for what is static, that a forked child finds free: the thread that holds it in the parent
-//! is not there to give it back.
+//! A lock for static data that a forked child finds unlocked: the child has no copy of the parent's thread that holds
+//! it.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::thread::futex::{self, Flags};
 
-/// Guards what a holder leaves usable at any moment, or sets anew first.
+/// A lock that is released by fork(2). Guards data that its holder leaves consistent at any moment, or resets first.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct ProcessLock {
-    /// The process that holds it; 0: nobody.
+    /// Id of the process whose thread holds it; 0 if unlocked.
     holder: AtomicU32,
 }
 
-/// Gives the lock back when it is dropped.
+/// Releases the lock when it is dropped.
 #[derive(Debug)]
 pub struct ProcessLockGuard<'a>(&'a AtomicU32);
 
 impl ProcessLock {
-    /// Held by nobody.
+    /// Creates an unlocked lock.
     pub const fn new() -> Self {
         Self {
             holder: AtomicU32::new(0),
         }
     }
 
-    /// Waits until no other thread of this process holds it.
+    /// Acquires the lock. Blocks while another thread of this process holds it.
     pub fn lock(&self) -> ProcessLockGuard<'_> {
         let own = process::id();
         let mut holder = 0;
         loop {
-            let taken =
+            let exchanged =
                 self.holder
                     .compare_exchange(holder, own, Ordering::Acquire, Ordering::Relaxed);
-            match taken {
+            match exchanged {
                 Ok(_) => return ProcessLockGuard(&self.holder),
-                Err(other) if other == own => {
-                    // Each reason to return is one to look again.
+                Err(current) if current == own => {
+                    // Retry whether the wait ended, was interrupted or found another value.
                     let _ = futex::wait(&self.holder, Flags::PRIVATE, own, None);
                     holder = 0;
                 }
-                // Free by now, or of the process that forked this one.
-                Err(other) => holder = other,
+                // Unlocked by now, or locked by the process that forked this one.
+                Err(current) => holder = current,
             }
         }
     }
@@ -51,12 +51,12 @@ impl ProcessLock {
 impl Drop for ProcessLockGuard<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
-        // It fails for addresses only that are none.
+        // futex(2) fails only for invalid addresses.
         let _ = futex::wake(self.0, Flags::PRIVATE, 1);
     }
 }
 
-/// Something that is done once. A child that is forked while a thread is at it does it again, and
+/// An action that is done once in a process. If a child is forked while a thread does it, the child does it again, and
 /// does not wait for that thread as it would with [`std::sync::Once`].
 #[derive(Debug, Default)]
 pub struct ProcessOnce {
@@ -65,7 +65,7 @@ pub struct ProcessOnce {
 }
 
 impl ProcessOnce {
-    /// Not done yet.
+    /// Creates a `ProcessOnce` whose action is not done yet.
     pub const fn new() -> Self {
         Self {
             lock: ProcessLock::new(),
@@ -73,12 +73,12 @@ impl ProcessOnce {
         }
     }
 
-    /// Returns when it was done, here or by another thread.
+    /// Runs `work` unless it was done already. Returns when this or another thread has done it.
     pub fn call(&self, work: impl FnOnce()) {
         if self.is_done.load(Ordering::Acquire) {
             return;
         }
-        let _held = self.lock.lock();
+        let _guard = self.lock.lock();
         if !self.is_done.load(Ordering::Acquire) {
             work();
             self.is_done.store(true, Ordering::Release);
@@ -93,12 +93,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thread_at_a_time() {
+    fn lock_admits_one_thread() {
         static LOCK: ProcessLock = ProcessLock::new();
         static INSIDE: AtomicBool = AtomicBool::new(false);
         let work = || {
             for _ in 0..10_000 {
-                let _held = LOCK.lock();
+                let _guard = LOCK.lock();
                 assert!(!INSIDE.swap(true, Ordering::Relaxed));
                 INSIDE.store(false, Ordering::Relaxed);
             }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_held_is_free() {
+    fn lock_held_by_another_process_is_free() {
         let lock = ProcessLock {
             holder: AtomicU32::new(process::id() + 1),
         };
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_began_is_done_again_and_once() {
+    fn once_begun_in_another_process_runs_once() {
         let once = ProcessOnce {
             lock: ProcessLock {
                 holder: AtomicU32::new(process::id() + 1),

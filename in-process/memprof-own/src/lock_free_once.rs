@@ -6,18 +6,18 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value that is set once. A child that is forked while a thread sets it finds it unset, and can set it: it does
-/// not wait for that thread as it would with [`OnceLock`].
+/// A value that is set once. If a child is forked while a thread sets it, the child finds it unset and can set it: it
+/// does not wait for that thread as it would with [`OnceLock`].
 #[derive(Debug)]
 pub struct LockFreeOnce<T> {
-    /// Null, or a box.
+    /// Null, or from [`Box::into_raw`].
     value: AtomicPtr<T>,
-    /// It goes from thread to thread as there.
+    /// Makes it `Send` and `Sync` on the conditions of `OnceLock`.
     marker: PhantomData<OnceLock<T>>,
 }
 
 impl<T> LockFreeOnce<T> {
-    /// Not set yet.
+    /// Creates an unset value.
     pub const fn new() -> Self {
         Self {
             value: AtomicPtr::new(ptr::null_mut()),
@@ -25,29 +25,30 @@ impl<T> LockFreeOnce<T> {
         }
     }
 
-    /// The value, if it was set.
+    /// Returns the value, `None` if it was not set.
     pub fn get(&self) -> Option<&T> {
-        // SAFETY: null, or a box that is neither changed nor freed while `self` lives.
+        // SAFETY: null, or a box that `get_or_set` stored and that is neither changed nor freed while `self` is
+        // borrowed.
         unsafe { self.value.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Sets it, unless it was set before: the value that stays.
+    /// Sets the value unless it is set already. Returns the value that is set now.
     pub fn get_or_set(&self, value: T) -> &T {
-        let made = Box::into_raw(Box::new(value));
-        let (kept, refused) = (Ordering::AcqRel, Ordering::Acquire);
-        let before = self
+        let new = Box::into_raw(Box::new(value));
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let exchanged = self
             .value
-            .compare_exchange(ptr::null_mut(), made, kept, refused);
-        let stays = before.map_or_else(
+            .compare_exchange(ptr::null_mut(), new, success, failure);
+        let current = exchanged.map_or_else(
             |first| {
-                // SAFETY: nobody else has seen it.
-                drop(unsafe { Box::from_raw(made) });
+                // SAFETY: the box was not stored, so no other thread has its address.
+                drop(unsafe { Box::from_raw(new) });
                 first
             },
-            |_| made,
+            |_| new,
         );
-        // SAFETY: as in `get`; not null.
-        unsafe { &*stays }
+        // SAFETY: not null, and neither changed nor freed while `self` is borrowed.
+        unsafe { &*current }
     }
 }
 
@@ -61,7 +62,7 @@ impl<T> Drop for LockFreeOnce<T> {
     fn drop(&mut self) {
         let value = *self.value.get_mut();
         if !value.is_null() {
-            // SAFETY: made by `keep`, and nobody borrows it any more.
+            // SAFETY: the box is from `get_or_set`, and `&mut self` proves that nothing borrows it.
             drop(unsafe { Box::from_raw(value) });
         }
     }
@@ -74,15 +75,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_value_stays_and_each_is_dropped_once() {
+    fn first_value_stays_and_each_drops_once() {
         let [first, second] = [1, 2].map(Arc::new);
-        let kept = LockFreeOnce::new();
-        assert_eq!(kept.get(), None);
-        assert_eq!(**kept.get_or_set(Arc::clone(&first)), 1);
-        assert_eq!(**kept.get_or_set(Arc::clone(&second)), 1);
-        assert_eq!(kept.get(), Some(&first));
+        let once = LockFreeOnce::new();
+        assert_eq!(once.get(), None);
+        assert_eq!(**once.get_or_set(Arc::clone(&first)), 1);
+        assert_eq!(**once.get_or_set(Arc::clone(&second)), 1);
+        assert_eq!(once.get(), Some(&first));
         assert_eq!(Arc::strong_count(&second), 1);
-        drop(kept);
+        drop(once);
         assert_eq!(Arc::strong_count(&first), 1);
     }
 }

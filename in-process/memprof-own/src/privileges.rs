@@ -1,6 +1,5 @@
-//! The capabilities (capabilities(7)) of our threads. Each thread has its own, so a program that
-//! gives some up, other than by changing its user, leaves them to every thread but the one that
-//! does so.
+//! Capabilities (capabilities(7)) of memprof's threads. Each thread has its own set: a program that drops some, other
+//! than by changing its user, does so only in the thread that makes the system call.
 #![expect(unsafe_code, reason = "capset(2)")]
 
 use std::time::{Duration, Instant};
@@ -9,91 +8,93 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::guarded_fd::GuardedFd;
 
-/// setuid(3) and its relatives make the system call in every thread, ours too, and end the process
-/// when it succeeds in some only. Where a program locks all its memory, each allocation needs the
-/// third.
+/// Capabilities that memprof's threads retain. setuid(3) and its relatives make the system call in every thread of the
+/// process and abort if it succeeds in only some of them. CAP_IPC_LOCK: if a program locks all its memory, each
+/// allocation needs it.
 const NEEDED: u64 = 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_IPC_LOCK;
 
-/// linux/capability.h.
+// Constants of linux/capability.h.
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_IPC_LOCK: u32 = 14;
 const VERSION_3: u32 = 0x2008_0522;
 
-/// The main thread is not looked at more often: the kernel takes tens of microseconds for it, which
-/// is longer than a short message.
-const FRESH: Duration = Duration::from_millis(100);
+/// Least interval between two reads of the main thread's capabilities: one takes the kernel tens of microseconds, which
+/// is longer than a short message takes.
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The capabilities of the calling thread, which must be the one that got this.
+/// Capabilities of the thread that created it, which must also be the one that uses it.
 #[derive(Debug)]
 pub struct Privileges {
-    /// Those it may still have.
-    kept: u64,
-    /// When the main thread was looked at last.
-    looked: Option<Instant>,
+    /// Upper bound of the thread's capabilities, a bit for each.
+    upper_bound: u64,
+    /// Time of the last read of the main thread's capabilities. `None` if there was none.
+    last_read: Option<Instant>,
 }
 
 impl Privileges {
-    /// Gives up all but those without which the program could be harmed.
+    /// Drops all capabilities of the calling thread but those in [`NEEDED`].
     pub(crate) fn drop_unneeded() -> Self {
-        let mut privileges = Self::of_program();
+        let mut privileges = Self::keep_all();
         privileges.retain(NEEDED);
         privileges
     }
 
-    /// Gives up none yet.
-    pub(crate) fn of_program() -> Self {
+    /// Keeps all capabilities of the calling thread.
+    pub(crate) fn keep_all() -> Self {
         Self {
-            kept: u64::MAX,
-            looked: None,
+            upper_bound: u64::MAX,
+            last_read: None,
         }
     }
 
-    /// Gives up those that the program's main thread does not have any more, or did not have a tenth
-    /// of a second ago. Costs nothing in a process that had none to begin with.
+    /// Drops the capabilities that the program's main thread does not have any more, or did not have 100 ms ago. Does
+    /// nothing in a thread that has none.
     pub fn match_main_thread(&mut self) {
-        let is_fresh = |looked: Instant| looked.elapsed() < FRESH;
-        if self.kept == 0 || self.looked.is_some_and(is_fresh) {
+        let is_recent = |last_read: Instant| last_read.elapsed() < MIN_READ_INTERVAL;
+        if self.upper_bound == 0 || self.last_read.is_some_and(is_recent) {
             return;
         }
-        self.looked = Some(Instant::now());
+        self.last_read = Some(Instant::now());
         if let Some(main) = Capabilities::read(c"/proc/self/status") {
             self.retain(main.permitted);
         }
     }
 
-    fn retain(&mut self, those: u64) {
-        if self.kept & !those == 0 {
+    /// Drops all capabilities but those in `mask`, if the kernel and a seccomp filter allow it.
+    fn retain(&mut self, mask: u64) {
+        if self.upper_bound & !mask == 0 {
             return;
         }
-        // Without /proc, as after chroot(2), nothing is known.
+        // Without /proc, as after chroot(2), the capabilities are unknown.
         let Some(own) = Capabilities::read(c"/proc/thread-self/status") else {
             return;
         };
         let all = own.permitted | own.effective | own.inheritable;
-        self.kept = all & those;
-        if all & !those == 0 {
+        self.upper_bound = all & mask;
+        if all & !mask == 0 {
             return;
         }
-        // A filter of system calls may end the process for this one.
-        if own.is_filtered || !own.reduced_to(those).set() {
-            self.kept = all;
+        // A seccomp filter may end the process for capset(2).
+        if own.is_filtered || !own.intersect(mask).set() {
+            self.upper_bound = all;
         }
     }
 }
 
-/// What `/proc/PID/status` tells of a thread.
+/// Capabilities of a thread, from `/proc/PID/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Capabilities {
     inheritable: u64,
     permitted: u64,
     effective: u64,
-    /// It has a seccomp(2) filter.
+    /// Whether the thread has a seccomp(2) filter.
     is_filtered: bool,
 }
 
 impl Capabilities {
-    /// Allocates nothing: a new thread does not know yet who would notice.
+    /// Reads a thread's status file. `None` if it cannot be read. Allocates nothing, because it runs at the start of a
+    /// new thread, where hooks of the program would observe it.
     fn read(path: &std::ffi::CStr) -> Option<Self> {
         let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let file = GuardedFd::new(file).ok()?;
@@ -124,16 +125,16 @@ impl Capabilities {
         })
     }
 
-    fn reduced_to(self, those: u64) -> Self {
+    fn intersect(self, mask: u64) -> Self {
         Self {
-            inheritable: self.inheritable & those,
-            permitted: self.permitted & those,
-            effective: self.effective & those,
+            inheritable: self.inheritable & mask,
+            permitted: self.permitted & mask,
+            effective: self.effective & mask,
             ..self
         }
     }
 
-    /// False where the kernel refuses.
+    /// Sets the calling thread's capabilities by capset(2). Returns false if the kernel refuses.
     fn set(self) -> bool {
         let header = [VERSION_3, 0];
         let half = |shift: u32| {
@@ -145,33 +146,33 @@ impl Capabilities {
             ]
         };
         let data = [half(0), half(32)];
-        // SAFETY: capset(2): version 3 has a header of two words and data of two times three, which
-        // the kernel only reads; 0 is the calling thread.
+        // SAFETY: capset(2): in version 3 the header has two words and the data two times three, which the kernel only
+        // reads; thread 0 is the calling one.
         unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) == 0 }
     }
 }
 
-/// `read` fills a slice from its start and returns how many bytes it wrote, at the end none. A line
-/// that is longer than the buffer, as that of a user's groups may be, comes in pieces.
+/// Calls `visit` with each line. `read` fills a slice from its start and returns the number of bytes, 0 at the end. A
+/// line longer than the buffer, such as that of a user's groups, comes in pieces. `None` if a read fails.
 fn for_each_line(
     mut read: impl FnMut(&mut [u8]) -> Option<usize>,
-    mut take: impl FnMut(&str),
+    mut visit: impl FnMut(&str),
 ) -> Option<()> {
-    // Less than a page, as each page of a stack that is touched stays the thread's own.
+    // Smaller than a page, because a stack page that was touched once stays resident.
     let mut buffer = [0; 2048];
     let mut filled = 0;
     loop {
-        let length = read(&mut buffer[filled..])?;
-        filled += length;
-        let ended = buffer[..filled].iter().rposition(|&byte| byte == b'\n');
-        let whole = match ended {
+        let count = read(&mut buffer[filled..])?;
+        filled += count;
+        let last_newline = buffer[..filled].iter().rposition(|&byte| byte == b'\n');
+        let whole = match last_newline {
             Some(end) => end + 1,
             None if filled == buffer.len() => filled,
             None => 0,
         };
         let lines = buffer[..whole].split(|&byte| byte == b'\n');
-        lines.flat_map(str::from_utf8).for_each(&mut take);
-        if length == 0 {
+        lines.flat_map(str::from_utf8).for_each(&mut visit);
+        if count == 0 {
             return Some(());
         }
         buffer.copy_within(whole..filled, 0);
@@ -186,10 +187,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_read() {
+    fn status_lines_are_parsed() {
         let check = |text: &str, expected| {
-            let mut rest = text.as_bytes();
-            let read = Capabilities::parse(|piece| rest.read(piece).ok());
+            let mut remaining = text.as_bytes();
+            let read = Capabilities::parse(|piece| remaining.read(piece).ok());
             assert_eq!(read, expected, "{text}");
         };
         let all = "Groups:\t0\nCapInh:\t0000000000000000\nCapPrm:\t000001ffffffffff\n\
@@ -216,14 +217,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_of_ours_keeps_what_its_program_may_need() {
+    fn thread_retains_needed_capabilities() {
         let before = Capabilities::read(c"/proc/thread-self/status").unwrap();
         let after = std::thread::spawn(|| {
             let mut privileges = Privileges::drop_unneeded();
             privileges.match_main_thread();
             Capabilities::read(c"/proc/thread-self/status").unwrap()
         });
-        assert_eq!(after.join().unwrap(), before.reduced_to(NEEDED));
+        assert_eq!(after.join().unwrap(), before.intersect(NEEDED));
         assert_eq!(
             Capabilities::read(c"/proc/thread-self/status"),
             Some(before)

@@ -1,5 +1,5 @@
-//! Memory for the library's own allocations where the program's allocator has none: Rust ends the process when an
-//! allocation fails, and the process is the program's.
+//! A reserve of memory for the library's allocations when the program's allocator has none: Rust ends the process when
+//! an allocation fails, and the process is the host's.
 #![expect(unsafe_code, reason = "GlobalAlloc, and a region shared by threads")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,55 +9,55 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Several times what a message takes; pages that are never used take no memory.
-const BYTES: usize = 512 << 10;
+/// Size of the reserve: several times the memory that a message takes. Unused pages take no memory.
+const RESERVE_BYTES: usize = 512 << 10;
 
-/// The largest block that is waited for.
-const MAX_AWAITED: usize = BYTES / 4;
+/// Size of the largest block, in bytes, for which an allocation waits.
+const MAX_AWAITED_BYTES: usize = RESERVE_BYTES / 4;
 
-/// The unit of its blocks.
+/// Size of the unit of allocation.
 const GRANULE_BYTES: usize = 64;
-/// The bytes of 64 granules, which one word of the map tells of. A larger block, or one of a larger alignment than a
-/// granule's, takes whole words.
+/// Size of 64 granules, for which one word of the map stands. A block that is larger, or whose alignment is larger than
+/// a granule, takes whole words.
 const WORD_BYTES: usize = 64 * GRANULE_BYTES;
-const WORDS: usize = BYTES / WORD_BYTES;
+const WORDS: usize = RESERVE_BYTES / WORD_BYTES;
 
-/// Interval at which a thread of memprof's that needs memory asks for it again.
+/// Interval at which a thread of memprof's that needs memory retries.
 pub(crate) const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Allocates from the program's allocator, and from a reserve of 512 KiB where that fails.
+/// Allocates from the program's allocator, or if that fails from a reserve of 512 KiB.
 ///
-/// The reserve is enough to finish what was begun; [`require_memory`](crate::require_memory) refuses to begin anything
-/// while half of it is used. Where it does not suffice either, a thread of memprof's waits for small blocks until the
-/// program has freed enough. A thread of the program's may not be held, and who wants a large block asks by
-/// `try_reserve`: there, null is returned.
+/// The reserve is enough to finish work that has started; [`require_memory`](crate::require_memory) refuses to start
+/// work while more than half of it is used. If the reserve is full as well, a thread of memprof's waits for blocks of
+/// at most 128 KiB until the program has freed memory. For larger blocks, which are requested by `try_reserve`, and on
+/// threads of the program, which must not wait, null is returned.
 #[derive(Debug)]
 pub struct ReservedAllocator;
 
 static RESERVE: Reserve = Reserve::new();
 
-// SAFETY: System and the reserve allocate as GlobalAlloc demands, and each gets back its own blocks only.
+// SAFETY: System and the reserve allocate as GlobalAlloc demands, and each frees only its own blocks.
 unsafe impl GlobalAlloc for ReservedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: the caller's promises to GlobalAlloc::alloc are those that System.alloc needs.
         let block = unsafe { System.alloc(layout) };
         match block.is_null() {
-            // SAFETY: as above.
-            true => unsafe { allocate_otherwise(layout) },
+            // SAFETY: the caller's promises to GlobalAlloc::alloc are those that the function needs.
+            true => unsafe { allocate_from_reserve(layout) },
             false => block,
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller's promises to GlobalAlloc::alloc_zeroed are those that System.alloc_zeroed needs.
         let block = unsafe { System.alloc_zeroed(layout) };
         if !block.is_null() {
             return block;
         }
-        // SAFETY: as above.
-        let block = unsafe { allocate_otherwise(layout) };
+        // SAFETY: the caller's promises to GlobalAlloc::alloc_zeroed are those that the function needs.
+        let block = unsafe { allocate_from_reserve(layout) };
         if !block.is_null() {
-            // SAFETY: a new block of that size; the reserve may have been used before.
+            // SAFETY: a new block of that size. The reserve does not zero its blocks.
             unsafe { ptr::write_bytes(block, 0, layout.size()) };
         }
         block
@@ -65,7 +65,8 @@ unsafe impl GlobalAlloc for ReservedAllocator {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if !RESERVE.contains(block) {
-            // SAFETY: the caller's promises are the same; a block of System's.
+            // SAFETY: the caller's promises to GlobalAlloc::realloc; the block is System's, as it is not in the
+            // reserve.
             let moved = unsafe { System.realloc(block, layout, size) };
             if !moved.is_null() {
                 return moved;
@@ -73,10 +74,10 @@ unsafe impl GlobalAlloc for ReservedAllocator {
         }
         // SAFETY: GlobalAlloc: the caller promises that the size, rounded up, fits isize.
         let new_layout = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: as in `alloc`.
+        // SAFETY: the caller of GlobalAlloc::realloc promises a size that is not 0.
         let moved = unsafe { self.alloc(new_layout) };
         if !moved.is_null() {
-            // SAFETY: both blocks have that many bytes, and do not overlap.
+            // SAFETY: both blocks have at least that many bytes, and the new one does not overlap the old one.
             unsafe { ptr::copy_nonoverlapping(block, moved, layout.size().min(size)) };
             // SAFETY: the caller's block, which the new one replaces.
             unsafe { self.dealloc(block, layout) };
@@ -87,26 +88,28 @@ unsafe impl GlobalAlloc for ReservedAllocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match RESERVE.contains(block) {
             true => RESERVE.free(block, layout),
-            // SAFETY: the caller's promises are the same; a block of System's.
+            // SAFETY: the caller's promises to GlobalAlloc::dealloc; the block is System's, as it is not in the
+            // reserve.
             false => unsafe { System.dealloc(block, layout) },
         }
     }
 }
 
-/// Allocates what the program's allocator refused.
+/// Allocates from the reserve, after the program's allocator failed. Null if there is no memory and the thread or the
+/// block's size does not allow waiting.
 ///
 /// # Safety
-/// As [`GlobalAlloc::alloc`].
+/// Those of [`GlobalAlloc::alloc`].
 #[cold]
 #[inline(never)]
-unsafe fn allocate_otherwise(layout: Layout) -> *mut u8 {
+unsafe fn allocate_from_reserve(layout: Layout) -> *mut u8 {
     loop {
         let block = RESERVE.allocate(layout);
-        if !block.is_null() || layout.size() > MAX_AWAITED || !is_own_thread() {
+        if !block.is_null() || layout.size() > MAX_AWAITED_BYTES || !is_own_thread() {
             return block;
         }
         thread::sleep(MEMORY_POLL_INTERVAL);
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises a layout that GlobalAlloc::alloc accepts.
         let block = unsafe { System.alloc(layout) };
         if !block.is_null() {
             return block;
@@ -114,16 +117,16 @@ unsafe fn allocate_otherwise(layout: Layout) -> *mut u8 {
     }
 }
 
-/// Whether the calling thread is memprof's: they all have a name that begins so. Thread-local variables may not be
-/// there yet.
+/// Whether the calling thread is memprof's: the names of all of them begin with `memprof`. Does not use a thread-local
+/// variable, which may not be allocated yet.
 fn is_own_thread() -> bool {
     let mut name = [0_u8; 16];
-    // SAFETY: PR_GET_NAME(2const): room for 16 bytes.
+    // SAFETY: PR_GET_NAME(2const) writes at most 16 bytes.
     let is_known = unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) } == 0;
     is_known && name.starts_with(b"memprof")
 }
 
-/// Whether so much of the reserve is used that nothing should be begun.
+/// Whether more than half of the reserve is used, so that no work should start.
 pub(crate) fn is_scarce() -> bool {
     RESERVE.used_granules() > WORDS * 32
 }
@@ -131,18 +134,19 @@ pub(crate) fn is_scarce() -> bool {
 /// A region whose blocks are allocated without a lock.
 #[repr(align(4096))]
 struct Reserve {
-    bytes: UnsafeCell<[u8; BYTES]>,
+    bytes: UnsafeCell<[u8; RESERVE_BYTES]>,
     /// A bit for each granule, set while it is used.
     map: [AtomicU64; WORDS],
 }
 
-// SAFETY: threads get disjoint parts of the bytes, as `map` says.
+// SAFETY: `map` assigns each granule to at most one thread at a time.
 unsafe impl Sync for Reserve {}
 
-/// The part of the map that a block takes.
+/// The part of the map that a block occupies.
 enum Extent {
-    /// Neighbouring bits of one word.
+    /// Number of adjacent bits of one word.
     Granules(u32),
+    /// Number of whole words.
     Words(usize),
 }
 
@@ -155,7 +159,7 @@ impl Extent {
     }
 }
 
-/// The lowest bits.
+/// Returns a mask of the `count` lowest bits; `count` is 1 to 64.
 fn mask(count: u32) -> u64 {
     u64::MAX >> (64 - count)
 }
@@ -163,7 +167,7 @@ fn mask(count: u32) -> u64 {
 impl Reserve {
     const fn new() -> Self {
         Self {
-            bytes: UnsafeCell::new([0; BYTES]),
+            bytes: UnsafeCell::new([0; RESERVE_BYTES]),
             map: [const { AtomicU64::new(0) }; WORDS],
         }
     }
@@ -173,7 +177,7 @@ impl Reserve {
     }
 
     fn contains(&self, block: *mut u8) -> bool {
-        (self.start().addr()..self.start().addr() + BYTES).contains(&block.addr())
+        (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
 
     fn used_granules(&self) -> usize {
@@ -181,7 +185,7 @@ impl Reserve {
         self.map.iter().map(used).sum()
     }
 
-    /// Null if there is no room.
+    /// Allocates a block. Null if there is no room.
     fn allocate(&self, layout: Layout) -> *mut u8 {
         let offset = match Extent::new(layout) {
             _ if layout.align() > WORD_BYTES => None,
@@ -191,36 +195,38 @@ impl Reserve {
         offset.map_or(ptr::null_mut(), |offset| self.start().wrapping_add(offset))
     }
 
+    /// Returns the offset of a block of `count` granules. `None` if no word has that many adjacent free bits.
     fn allocate_granules(&self, count: u32) -> Option<usize> {
         self.map.iter().enumerate().find_map(|(index, word)| {
             let mut shift = 0;
-            let take = |used: u64| {
+            let claim = |used: u64| {
                 shift = (0..=64 - count).find(|shift| used >> shift & mask(count) == 0)?;
                 Some(used | mask(count) << shift)
             };
-            word.fetch_update(Ordering::Acquire, Ordering::Relaxed, take)
+            word.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim)
                 .ok()?;
             Some(index * WORD_BYTES + shift as usize * GRANULE_BYTES)
         })
     }
 
+    /// Returns the offset of a block of `count` whole words. `None` if there is no run of that many free words.
     fn allocate_words(&self, count: usize) -> Option<usize> {
-        let take = |word: &AtomicU64| {
+        let claim = |word: &AtomicU64| {
             word.compare_exchange(0, u64::MAX, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
         };
         let mut first = 0_usize;
         while let Some(words) = self.map.get(first..first.checked_add(count)?) {
-            let Some(refused) = words.iter().position(|word| !take(word)) else {
+            let Some(used) = words.iter().position(|word| !claim(word)) else {
                 return Some(first * WORD_BYTES);
             };
-            free_words(&words[..refused]);
-            first += refused + 1;
+            free_words(&words[..used]);
+            first += used + 1;
         }
         None
     }
 
-    /// `block` was allocated with that layout.
+    /// Frees a block that `allocate` returned for that layout.
     fn free(&self, block: *mut u8, layout: Layout) {
         let offset = block.addr() - self.start().addr();
         let index = offset / WORD_BYTES;
@@ -249,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_aligned_and_apart_and_come_back_in_any_order() {
+    fn blocks_are_aligned_disjoint_and_freed_in_any_order() {
         static RESERVE: Reserve = Reserve::new();
         let sizes = [1, 64, 65, 700, 4096, 4097, 20_000];
         for round in 0..4 {
@@ -276,12 +282,12 @@ mod tests {
     }
 
     #[test]
-    fn full_reserve_refuses_and_serves_again() {
+    fn full_reserve_refuses_until_freed() {
         static RESERVE: Reserve = Reserve::new();
         let page = layout(4096, 8);
         let blocks: Vec<_> = (0..WORDS).map(|_| RESERVE.allocate(page)).collect();
         assert!(blocks.iter().all(|block| RESERVE.contains(*block)));
-        for size in [1, 4096, 10_000, BYTES + 1, usize::MAX >> 1] {
+        for size in [1, 4096, 10_000, RESERVE_BYTES + 1, usize::MAX >> 1] {
             assert!(RESERVE.allocate(layout(size, 1)).is_null(), "{size}");
         }
         assert!(RESERVE.allocate(layout(1, 1 << 20)).is_null());
@@ -294,19 +300,19 @@ mod tests {
     #[test]
     fn blocks_of_both_kinds_are_resized_and_freed() {
         let (old, size) = (layout(100, 8), 1000);
-        let resized = |block: *mut u8| {
-            // SAFETY: a block of that layout.
+        let check_resize = |block: *mut u8| {
+            // SAFETY: `block` has the size of `old`.
             unsafe { ptr::write_bytes(block, 7, old.size()) };
-            // SAFETY: as above.
+            // SAFETY: GlobalAlloc::realloc: the block was allocated with layout `old`.
             let block = unsafe { ReservedAllocator.realloc(block, old, size) };
-            // SAFETY: a block of 1,000 bytes.
+            // SAFETY: the block has 1,000 bytes.
             assert_eq!(unsafe { *block.wrapping_add(99) }, 7);
-            // SAFETY: as above.
+            // SAFETY: GlobalAlloc::dealloc: the block has that layout.
             unsafe { ReservedAllocator.dealloc(block, layout(size, 8)) };
         };
-        resized(RESERVE.allocate(old));
-        // SAFETY: a layout that is not empty.
-        resized(unsafe { ReservedAllocator.alloc(old) });
+        check_resize(RESERVE.allocate(old));
+        // SAFETY: GlobalAlloc::alloc: the layout is not empty.
+        check_resize(unsafe { ReservedAllocator.alloc(old) });
         assert_eq!(RESERVE.used_granules(), 0);
         assert!(!is_scarce());
     }

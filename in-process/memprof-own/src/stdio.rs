@@ -1,5 +1,5 @@
-//! Descriptors 0, 1 and 2 where the program closed them, as daemons do: the kernel gives such a number to the next
-//! file that is opened, and the program's next line to standard error goes into that file.
+//! Descriptors 0, 1 and 2 of a program that closed them, as daemons do: the kernel gives such a number to the next file
+//! that is opened, and the program's next line to standard error goes into that file.
 
 #![cfg_attr(
     test,
@@ -11,27 +11,27 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::guarded_fd::{FIRST, GuardedFd};
+use crate::guarded_fd::{FIRST_AFTER_STDIO, GuardedFd};
 
-/// Keeps the numbers of closed standard streams occupied, while code that cannot move its descriptors opens files.
-/// Reading and writing there fail with EBADF (open(2), `O_PATH`), as they do where nothing is open.
+/// Occupies the numbers of closed standard streams while code that cannot move its descriptors opens files. Reading and
+/// writing there fail with EBADF (open(2), `O_PATH`), as on a closed descriptor.
 #[derive(Debug)]
 pub struct StdioGuard {
     _occupied: Vec<GuardedFd<OwnedFd>>,
 }
 
 impl StdioGuard {
-    /// Occupies those that are closed.
+    /// Occupies the numbers of closed standard streams.
     ///
     /// # Errors
-    /// This process has no descriptor left.
+    /// Those of open(2): the process has no descriptor left.
     pub fn acquire() -> Result<Self, Errno> {
         let mut occupied = Vec::new();
         loop {
-            // The lowest free number.
+            // open(2) returns the lowest free number.
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let opened = rustix::fs::openat(CWD, "/", flags, Mode::empty())?;
-            if opened.as_raw_fd() >= FIRST {
+            if opened.as_raw_fd() >= FIRST_AFTER_STDIO {
                 return Ok(Self {
                     _occupied: occupied,
                 });
@@ -49,26 +49,26 @@ mod tests {
     use super::*;
     use crate::above_stdio;
 
-    /// Runs a check in a child that has closed these descriptors: true if it holds.
+    /// Forks a child that closes `closed` and runs `check`. Returns whether the check holds.
     fn holds_without(closed: &[RawFd], check: fn() -> bool) -> bool {
-        // SAFETY: fork(2): the check opens files and allocates, which glibc makes ready in the child.
+        // SAFETY: fork(2): the check opens files and allocates; glibc resets its allocator's locks in the child.
         let child = unsafe { libc::fork() };
         if child == 0 {
             for number in closed {
-                // SAFETY: close(2) takes any number; nothing is read from or written to these here.
+                // SAFETY: close(2) accepts any number; the child neither reads nor writes these.
                 unsafe { libc::close(*number) };
             }
             // SAFETY: _exit(2) runs nothing of this process.
             unsafe { libc::_exit(i32::from(!check())) };
         }
         let mut status = -1;
-        // SAFETY: waitpid(2): a child of this process, and room for a number.
+        // SAFETY: waitpid(2) fills the status of a child of this process.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         status == 0
     }
 
     fn is_closed(number: RawFd) -> bool {
-        // SAFETY: fcntl(2) takes any number.
+        // SAFETY: fcntl(2) accepts any number.
         unsafe { libc::fcntl(number, libc::F_GETFD) == -1 }
     }
 
@@ -82,9 +82,10 @@ mod tests {
             let moved = above_stdio(null()).unwrap();
             let owned = GuardedFd::new(null()).unwrap();
             let numbers = [moved.as_raw_fd(), owned.get().unwrap().as_raw_fd()];
-            numbers.iter().all(|number| *number >= FIRST) && (0..FIRST).any(is_closed)
+            numbers.iter().all(|number| *number >= FIRST_AFTER_STDIO)
+                && (0..FIRST_AFTER_STDIO).any(is_closed)
         };
-        assert!(holds_without(&[0, 1, 2], || (0..FIRST).all(is_closed)));
+        assert!(holds_without(&[0, 1, 2], || (0..FIRST_AFTER_STDIO).all(is_closed)));
         for closed in [&[2][..], &[0], &[1], &[0, 2], &[0, 1, 2]] {
             assert!(holds_without(closed, check), "{closed:?}");
         }
@@ -99,9 +100,10 @@ mod tests {
                 let written = unsafe { libc::write(number, [0_u8].as_ptr().cast(), 1) };
                 written == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EBADF)
             };
-            let holds = null().as_raw_fd() >= FIRST && (0..FIRST).all(is_refused);
+            let holds =
+                null().as_raw_fd() >= FIRST_AFTER_STDIO && (0..FIRST_AFTER_STDIO).all(is_refused);
             drop(guard);
-            holds && (0..FIRST).all(is_closed)
+            holds && (0..FIRST_AFTER_STDIO).all(is_closed)
         };
         assert!(holds_without(&[0, 1, 2], check));
     }

@@ -1,5 +1,5 @@
-//! How every thread of ours is made.
-#![expect(unsafe_code, reason = "pthread_create(3), and what goes with it")]
+//! Creation of memprof's threads.
+#![expect(unsafe_code, reason = "pthread_create(3) and its relatives")]
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -15,68 +15,69 @@ use crate::memory::{allocate_thread_locals, require_memory};
 use crate::privileges::Privileges;
 use crate::reserve::MEMORY_POLL_INTERVAL;
 
-/// For our own frames.
-const STACK: usize = 256 << 10;
+/// Stack size for memprof's frames.
+const STACK_BYTES: usize = 256 << 10;
 
-/// For the frames of plugins, as memprof.h promises them. Address space only: the kernel gives a page when it
-/// is touched, unless the program locks all its memory (mlockall(2)).
-const STACK_FOR_PLUGINS: usize = 1 << 20;
+/// Stack size for the frames of plugins, as memprof.h promises. It is address space only: the kernel allocates a page
+/// when it is touched, unless the program locks all its memory (mlockall(2)).
+const PLUGIN_STACK_BYTES: usize = 1 << 20;
 
-/// What an allocator maps for a new thread, at the most: jemalloc 2 MiB for a new arena, of which
-/// it maps twice as much to align it.
-const FOR_THE_ALLOCATOR: usize = 8 << 20;
+/// Largest size, in bytes, that an allocator maps for a new thread: jemalloc needs 2 MiB for a new arena, and maps
+/// twice as much to align it.
+const ALLOCATOR_BYTES: usize = 8 << 20;
 
-/// A thread of ours: every signal is blocked from its first instruction on, its stack has room
-/// beside the program's thread-local variables, and it has few capabilities. Dropped, it goes on
-/// by itself.
+/// A thread of memprof's. Every signal is blocked from its first instruction on, its stack has room for the program's
+/// thread-local variables, and it has few capabilities. Dropping detaches it: the thread continues.
 #[derive(Debug)]
 pub struct Thread {
     id: libc::pthread_t,
-    /// The process that has it: a forked child does not.
+    /// Id of the process that created it. The thread does not exist in a forked child.
     process: u32,
 }
 
-/// The needs of a thread beside those of all of ours.
+/// Resources that one thread needs and others do not.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
-    /// It calls plugins, whose frames may be large.
+    /// Whether it calls plugins, whose frames may be large.
     pub calls_plugins: bool,
-    /// It keeps the capabilities of the thread that makes it: its plugins do what they do on the program's own
-    /// threads.
+    /// Whether it keeps the capabilities of the thread that creates it: then plugins can do on it whatever they can do
+    /// on the program's own threads.
     pub keeps_capabilities: bool,
 }
 
 impl Needs {
-    fn stack(self) -> usize {
+    /// Size of the stack in bytes, a multiple of the page size.
+    fn stack_size(self) -> usize {
         let own = match self.calls_plugins {
-            true => STACK_FOR_PLUGINS,
-            false => STACK,
+            true => PLUGIN_STACK_BYTES,
+            false => STACK_BYTES,
         };
         (own + min_stack_size()).next_multiple_of(rustix::param::page_size())
     }
 
-    fn privileges(self) -> Privileges {
+    /// Drops the capabilities of the calling thread that it does not need.
+    fn apply_privileges(self) -> Privileges {
         match self.keeps_capabilities {
-            true => Privileges::of_program(),
+            true => Privileges::keep_all(),
             false => Privileges::drop_unneeded(),
         }
     }
 }
 
-/// A thread that can be made without allocating, as in a handler of fork(2).
+/// A thread that can be created without allocating, as a fork handler must.
 #[derive(Debug)]
 pub struct ThreadSpec {
-    /// At most 15 bytes.
+    /// Name of the thread, at most 15 bytes.
     pub name: &'static CStr,
-    /// What it does.
+    /// Function that the thread runs.
     pub work: fn(&mut Privileges),
 }
 
-/// Runs `work` on a new thread called `name`, which has at most 15 bytes. A panic ends the thread
-/// only. Where the program's allocator has nothing for the thread's variables, `work` begins once it has.
+/// Runs `work` on a new thread called `name`, at most 15 bytes. A panic ends only the thread. `work` begins once the
+/// program's allocator has memory for the thread's variables.
 ///
 /// # Errors
-/// The system has no memory or no thread left; then nothing was run.
+/// There is no memory for the thread, or those of pthread_create(3). Then `work` was not run.
 pub fn spawn<W>(name: &'static CStr, work: W) -> io::Result<Thread>
 where
     W: FnOnce(&mut Privileges) + Send + 'static,
@@ -84,37 +85,37 @@ where
     spawn_with(name, Needs::default(), work)
 }
 
-/// As [`spawn`], for a thread with these needs.
+/// Like [`spawn`], but for a thread with these needs.
 ///
 /// # Errors
-/// As [`spawn`].
+/// Those of [`spawn`].
 pub fn spawn_with<W>(name: &'static CStr, needs: Needs, work: W) -> io::Result<Thread>
 where
     W: FnOnce(&mut Privileges) + Send + 'static,
 {
-    let stack = needs.stack();
-    require_memory(stack + FOR_THE_ALLOCATOR)?;
+    let stack = needs.stack_size();
+    require_memory(stack + ALLOCATOR_BYTES)?;
     let start = Box::into_raw(Box::new(ThreadStart { name, needs, work }));
-    // SAFETY: `run::<W>` takes exactly such a box, and `W` may go to another thread.
+    // SAFETY: `run::<W>` accepts exactly such a box, and `W` is `Send`.
     unsafe { create(stack, run::<W>, start.cast()) }.inspect_err(|_| {
-        // SAFETY: no thread was made that could have taken it.
+        // SAFETY: no thread was created that could own the box.
         drop(unsafe { Box::from_raw(start) });
     })
 }
 
-/// Runs a plan on a new thread. Once a thread was made, this allocates nothing by itself; the C
-/// library allocates the thread's control data, for which it makes its allocator ready before it
-/// calls a handler of fork(2).
+/// Runs `spec` on a new thread. Allocates nothing, once a first thread was created. The C library allocates the
+/// thread's control data; it resets its allocator's locks before it calls a fork handler.
 ///
 /// # Errors
-/// As [`spawn`].
-pub fn spawn_static(plan: &'static ThreadSpec) -> io::Result<Thread> {
-    let stack = Needs::default().stack();
-    require_memory(stack + FOR_THE_ALLOCATOR)?;
-    // SAFETY: `run_plan` takes a plan, which is static and immutable.
-    unsafe { create(stack, run_static, ptr::from_ref(plan).cast_mut().cast()) }
+/// Those of [`spawn`].
+pub fn spawn_static(spec: &'static ThreadSpec) -> io::Result<Thread> {
+    let stack = Needs::default().stack_size();
+    require_memory(stack + ALLOCATOR_BYTES)?;
+    // SAFETY: `run_static` accepts a `ThreadSpec` that is static and immutable.
+    unsafe { create(stack, run_static, ptr::from_ref(spec).cast_mut().cast()) }
 }
 
+/// Argument of a new thread; owned by it.
 struct ThreadStart<W> {
     name: &'static CStr,
     needs: Needs,
@@ -122,31 +123,33 @@ struct ThreadStart<W> {
 }
 
 extern "C" fn run<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
-    // SAFETY: `spawn` gave this thread the box.
+    // SAFETY: `spawn_with` passed ownership of the box to this thread.
     let ThreadStart { name, needs, work } =
         *unsafe { Box::from_raw(start.cast::<ThreadStart<W>>()) };
     run_work(name, needs, work);
     ptr::null_mut()
 }
 
-extern "C" fn run_static(plan: *mut c_void) -> *mut c_void {
-    // SAFETY: `spawn_plan` passes a static plan.
-    let plan = unsafe { &*plan.cast::<ThreadSpec>() };
-    run_work(plan.name, Needs::default(), plan.work);
+extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
+    // SAFETY: `spawn_static` passes a static `ThreadSpec`.
+    let spec = unsafe { &*spec.cast::<ThreadSpec>() };
+    run_work(spec.name, Needs::default(), spec.work);
     ptr::null_mut()
 }
 
 static AT_START: LockFreeOnce<fn()> = LockFreeOnce::new();
 
-/// Has each thread that is made from now on call `act` before it allocates anything. A second call changes nothing.
+/// Makes each thread that is created from now on call `act` before it allocates anything. Only the first call has an
+/// effect.
 pub fn at_thread_start(act: fn()) {
     AT_START.get_or_set(act);
 }
 
+/// Prepares the calling thread and runs `work` on it.
 fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
-    // SAFETY: pthread_self(3) has no conditions.
+    // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
-    // SAFETY: pthread_setname_np(3): a NUL-terminated name. One that is too long is not taken.
+    // SAFETY: pthread_setname_np(3): a NUL-terminated name. A name that is too long is refused.
     unsafe { libc::pthread_setname_np(this, name.as_ptr()) };
     if let Some(act) = AT_START.get() {
         act();
@@ -157,17 +160,20 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     do_work(needs, work);
 }
 
-/// Has thread-local variables, and is not inlined ([`allocate_thread_locals`]).
+/// Runs `work` and catches its panic. Uses thread-local variables, so it must not be inlined
+/// ([`allocate_thread_locals`]).
 #[inline(never)]
 fn do_work(needs: Needs, work: impl FnOnce(&mut Privileges)) {
-    let mut privileges = needs.privileges();
+    let mut privileges = needs.apply_privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {
-        // The hook has logged it. Dropping a payload runs foreign code, which may panic again.
+        // The panic hook has logged it. Dropping the payload would run foreign code, which may panic again.
         mem::forget(payload);
     }
 }
 
+/// Creates a thread that calls `entry` with `argument`, with all signals blocked and a stack of `stack` bytes.
+///
 /// # Safety
 /// `entry` may be called once, on another thread, with `argument`.
 unsafe fn create(
@@ -179,9 +185,9 @@ unsafe fn create(
     attributes.set_stack_size(stack)?;
     let mut id = 0;
     let created = {
-        // Before, because the new thread inherits the mask: it never has a signal open.
+        // Block first: the new thread inherits the mask, so that it never receives a signal.
         let _blocked = BlockedSignals::block_all()?;
-        // SAFETY: pthread_create(3): initialized attributes; the rest is promised by the caller.
+        // SAFETY: pthread_create(3): initialized attributes; the caller promises `entry` and `argument`.
         let created =
             unsafe { libc::pthread_create(&raw mut id, &raw const attributes.0, entry, argument) };
         check(created)
@@ -192,34 +198,35 @@ unsafe fn create(
     })
 }
 
-/// The least size of a stack, with the thread-local variables of the program and its libraries, which the C
-/// library puts there.
+/// Returns the least size of a stack in bytes. It includes the thread-local variables of the program and its libraries,
+/// which the C library stores on the stack.
 fn min_stack_size() -> usize {
     type GetMinstack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
-    static KNOWN: AtomicUsize = AtomicUsize::new(0);
-    // Asked once: the loader has a lock, which a handler of fork(2) must not wait for.
-    let known = KNOWN.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
+    static CACHED: AtomicUsize = AtomicUsize::new(0);
+    // Cached, because the lookup takes the loader's lock, which a fork handler must not wait for.
+    let cached = CACHED.load(Ordering::Relaxed);
+    if cached != 0 {
+        return cached;
     }
     let least = match libc_symbol(c"__pthread_get_minstack") {
         None => libc::PTHREAD_STACK_MIN,
         Some(found) => {
-            // SAFETY: glibc's function of that name has this type, on which Rust's standard library relies too.
+            // SAFETY: glibc's function has this type, on which Rust's standard library relies too.
             let get_minstack = unsafe { mem::transmute::<NonNull<c_void>, GetMinstack>(found) };
-            // SAFETY: it reads nothing of the attributes.
+            // SAFETY: glibc's function does not read the attributes.
             unsafe { get_minstack(ptr::null()) }
         }
     };
-    KNOWN.store(least, Ordering::Relaxed);
+    CACHED.store(least, Ordering::Relaxed);
     least
 }
 
 impl Thread {
-    /// Waits until it has ended.
+    /// Waits until the thread has ended. Returns at once in a forked child.
     pub fn join(self) {
         if self.process == std::process::id() {
-            // SAFETY: a thread of this process, neither joined nor detached.
+            // SAFETY: pthread_join(3): a thread of this process that is neither joined nor detached, as `join` consumes
+            // it.
             unsafe { libc::pthread_join(self.id, ptr::null_mut()) };
         }
         mem::forget(self);
@@ -229,38 +236,40 @@ impl Thread {
 impl Drop for Thread {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // SAFETY: as in `join`.
+            // SAFETY: pthread_detach(3): a thread of this process that is neither joined nor detached, as this is its
+            // drop.
             unsafe { libc::pthread_detach(self.id) };
         }
     }
 }
 
+/// Initialized attributes of pthread_attr_init(3), destroyed on drop.
 struct Attributes(libc::pthread_attr_t);
 
 impl Attributes {
     fn new() -> io::Result<Self> {
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: pthread_attr_init(3) fills them.
+        // SAFETY: pthread_attr_init(3) writes the attributes.
         check(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
-        // SAFETY: it did.
+        // SAFETY: pthread_attr_init(3) succeeded.
         Ok(Self(unsafe { attributes.assume_init() }))
     }
 
     fn set_stack_size(&mut self, bytes: usize) -> io::Result<()> {
-        // SAFETY: initialized by `new`.
+        // SAFETY: pthread_attr_setstacksize(3): attributes that `new` initialized.
         check(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
     }
 }
 
 impl Drop for Attributes {
     fn drop(&mut self) {
-        // SAFETY: initialized by `new`.
+        // SAFETY: pthread_attr_destroy(3): attributes that `new` initialized.
         unsafe { libc::pthread_attr_destroy(&raw mut self.0) };
     }
 }
 
-/// Every signal is blocked on this thread, until it is dropped. Not those by which the C library
-/// changes the user in all threads.
+/// Blocks every signal of the calling thread until it is dropped, except the two by which the C library changes the
+/// user in all threads.
 struct BlockedSignals {
     before: libc::sigset_t,
 }
@@ -268,14 +277,14 @@ struct BlockedSignals {
 impl BlockedSignals {
     fn block_all() -> io::Result<Self> {
         let mut all = MaybeUninit::uninit();
-        // SAFETY: sigfillset(3) fills it.
+        // SAFETY: sigfillset(3) writes the set.
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
         let mut before = MaybeUninit::uninit();
-        // SAFETY: pthread_sigmask(3): reads the first set and fills the other.
+        // SAFETY: pthread_sigmask(3) reads the first set and writes the other.
         check(unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
         })?;
-        // SAFETY: it did.
+        // SAFETY: pthread_sigmask(3) succeeded.
         let before = unsafe { before.assume_init() };
         Ok(Self { before })
     }
@@ -283,13 +292,14 @@ impl BlockedSignals {
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // SAFETY: pthread_sigmask(3): a set that it gave itself.
+        // SAFETY: pthread_sigmask(3): a set that pthread_sigmask(3) returned.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
         };
     }
 }
 
+/// Converts the result of a pthread function: 0, or an error number.
 fn check(error: c_int) -> io::Result<()> {
     match error {
         0 => Ok(()),
@@ -311,22 +321,23 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_its_name_and_every_signal_blocked() {
+    fn thread_has_name_and_blocked_signals() {
         let before = status_field("SigBlk:");
-        let (tell, told) = mpsc::channel();
+        let (sender, results) = mpsc::channel();
         let thread = spawn(c"memprof-test", move |_| {
-            tell.send((status_field("Name:"), status_field("SigBlk:")))
+            sender
+                .send((status_field("Name:"), status_field("SigBlk:")))
                 .unwrap();
         });
         thread.unwrap().join();
-        let (name, blocked) = told.recv().unwrap();
+        let (name, blocked) = results.recv().unwrap();
         assert_eq!(name, "memprof-test");
-        // All but SIGKILL and SIGSTOP, and the C library's own two.
+        // SIGKILL and SIGSTOP, and the C library's own two, cannot be blocked.
         assert_eq!(blocked, "fffffffe7ffbfeff");
         assert_eq!(status_field("SigBlk:"), before);
     }
 
-    /// Fills so many bytes of the stack.
+    /// Uses `BYTES` bytes of the stack.
     #[inline(never)]
     fn use_stack<const BYTES: usize>() -> u8 {
         let filled = std::hint::black_box([1_u8; BYTES]);
@@ -334,8 +345,8 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_calls_plugins_has_a_stack_for_large_frames() {
-        let (tell, told) = mpsc::channel();
+    fn plugin_thread_has_large_stack_and_capabilities() {
+        let (sender, results) = mpsc::channel();
         let needs = Needs {
             calls_plugins: true,
             keeps_capabilities: true,
@@ -343,30 +354,31 @@ mod tests {
         let before = status_field("CapEff:");
         let thread = spawn_with(c"memprof-test", needs, move |privileges| {
             privileges.match_main_thread();
-            tell.send((use_stack::<1_000_000>(), status_field("CapEff:")))
+            sender
+                .send((use_stack::<1_000_000>(), status_field("CapEff:")))
                 .unwrap();
         });
         thread.unwrap().join();
-        assert_eq!(told.recv(), Ok((1, before)));
+        assert_eq!(results.recv(), Ok((1, before)));
     }
 
     #[test]
-    fn a_panic_ends_the_thread_only() {
+    fn panic_ends_only_thread() {
         spawn(c"memprof-test", |_| panic!("on purpose"))
             .unwrap()
             .join();
     }
 
     #[test]
-    fn a_plan_is_run() {
+    fn spawn_static_runs_work() {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
-        static PLAN: ThreadSpec = ThreadSpec {
+        static SPEC: ThreadSpec = ThreadSpec {
             name: c"memprof-test",
             work: |_| {
                 RUNS.fetch_add(1, Ordering::Relaxed);
             },
         };
-        spawn_static(&PLAN).unwrap().join();
+        spawn_static(&SPEC).unwrap().join();
         assert_eq!(RUNS.load(Ordering::Relaxed), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The loader's list of the objects that it loaded (link.h).
+//! The loader's list of loaded objects (link.h).
 
 use super::object::{Object, read};
 
@@ -12,11 +12,12 @@ const NEXT_NAMESPACE_OFFSET: usize = 40;
 pub(super) struct LinkMap(usize);
 
 impl LinkMap {
-    /// The first entry of the namespace whose list has an object with that dynamic section.
+    /// Returns the first entry of the namespace that has an object with the dynamic section `dynamic`. `None` if there
+    /// is no such namespace.
     ///
     /// # Safety
     /// `debug` is the loader's `_r_debug`, and the lists do not change.
-    pub(super) unsafe fn namespace_of(dynamic: usize, mut debug: usize) -> Option<Self> {
+    pub(super) unsafe fn find_namespace(dynamic: usize, mut debug: usize) -> Option<Self> {
         while debug != 0 {
             let first = Self::from_address(read(debug + MAP_OFFSET));
             if let Some(first) = first
@@ -33,7 +34,7 @@ impl LinkMap {
         None
     }
 
-    /// This entry and those after it.
+    /// Iterates over this entry and those after it.
     pub(super) fn iter(self) -> impl Iterator<Item = Self> {
         std::iter::successors(Some(self), |map| Self::from_address(read(map.0 + 24)))
     }
@@ -43,6 +44,7 @@ impl LinkMap {
         unsafe { Object::new(read(self.0), self.dynamic()) }
     }
 
+    /// Address of the object's dynamic section.
     fn dynamic(self) -> usize {
         read(self.0 + 16)
     }

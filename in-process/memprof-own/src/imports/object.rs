@@ -1,4 +1,4 @@
-//! An ELF object as it is loaded: its imports, and a look-up of what it defines (elf.h).
+//! A loaded ELF object: its imports, and lookup in its symbol table (elf.h).
 
 use std::ffi::CStr;
 use std::mem;
@@ -29,21 +29,22 @@ const STT_GNU_IFUNC: u8 = 10;
 /// The bit of a `DT_VERSYM` entry that hides a definition from references without a version.
 const VERSION_HIDDEN: u16 = 0x8000;
 const PAGE_BYTES: usize = 4096;
-/// How far below its code an object's header is looked for: ten times the loader's size.
+/// Largest distance below code at which its object's header is searched: ten times the loader's size.
 const HEADER_SCAN_LIMIT: usize = 4 << 20;
 
-/// Reads a value at an address that an object's tables, or the loader's list, lead to.
+/// Reads a value at an address of an object's tables or of the loader's list.
 pub(super) fn read<T: Copy>(address: usize) -> T {
-    // SAFETY: who made the `Object` or `LinkMap` promised that it is loaded; the linker and the loader wrote its
-    // tables, which name nothing outside of it.
+    // SAFETY: the creator of the `Object` or `LinkMap` promised that it is loaded; the linker and the loader wrote its
+    // tables, which refer only to addresses within it.
     unsafe { ptr::read_volatile(address as *const T) }
 }
 
-/// Whether the string at that address is `text`.
+/// Whether the string at `address` equals `text`.
 pub(super) fn is_text(address: usize, text: &CStr) -> bool {
     is_same_text(address, text.as_ptr().addr())
 }
 
+/// Whether two strings, given by their addresses, are equal.
 fn is_same_text(mut one: usize, mut other: usize) -> bool {
     loop {
         let byte: u8 = read(one);
@@ -58,7 +59,7 @@ fn is_same_text(mut one: usize, mut other: usize) -> bool {
     }
 }
 
-/// The hash of `DT_GNU_HASH`.
+/// Hash of the string at `name`, as in `DT_GNU_HASH`.
 fn gnu_hash(mut name: usize) -> u32 {
     let mut hash = 5381_u32;
     loop {
@@ -70,21 +71,22 @@ fn gnu_hash(mut name: usize) -> u32 {
     }
 }
 
-/// A version that a reference names: addresses of two strings.
+/// A version that a reference names. Both fields are addresses of strings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version {
+    /// Name of the version, such as `GLIBC_2.2.5`.
     pub(super) name: usize,
-    /// The soname of the object that the reference was linked to.
+    /// Soname of the object that the reference was linked to.
     pub(super) file: usize,
 }
 
-/// A versioned function or variable of another object.
+/// A versioned function or variable that another object defines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Import {
-    /// The address of its name.
+    /// Address of its name.
     pub(super) name: usize,
     pub(super) version: Version,
-    /// The address of the word that the loader filled with its address.
+    /// Address of the slot that the loader filled with the symbol's address.
     pub(super) slot: usize,
 }
 
@@ -92,29 +94,33 @@ pub(super) struct Import {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Definition {
     pub(super) address: usize,
+    /// `STT_FUNC`, `STT_GNU_IFUNC`, …
     kind: u8,
 }
 
-/// An object that stays loaded.
+/// An object that is never unloaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Object {
-    /// What is added to the addresses in its file.
+    /// Difference between an address in memory and the address in the file.
     base: usize,
+    /// Address of the dynamic section.
     dynamic: usize,
 }
 
 impl Object {
+    /// Wraps a loaded object.
+    ///
     /// # Safety
-    /// An object is loaded with that base and dynamic section, is relocated, and stays.
+    /// An object is loaded with this base and dynamic section, is relocated, and stays.
     pub(super) unsafe fn new(base: usize, dynamic: usize) -> Self {
         Self { base, dynamic }
     }
 
-    /// The object with that address in its code. `None` if there is no header below it.
+    /// Finds the object whose code contains `address`. `None` if there is no ELF header below it.
     ///
     /// # Safety
     /// The address is in the code of an object that stays loaded, and whose header is mapped without a gap below.
-    pub(super) unsafe fn around(address: usize) -> Option<Self> {
+    pub(super) unsafe fn containing(address: usize) -> Option<Self> {
         let last = address & !(PAGE_BYTES - 1);
         let mut pages = (0..HEADER_SCAN_LIMIT / PAGE_BYTES).map(|page| last - page * PAGE_BYTES);
         let header = pages.find(|page| read::<[u8; 4]>(*page) == *b"\x7fELF")?;
@@ -125,18 +131,19 @@ impl Object {
         Some(Self { base, dynamic })
     }
 
+    /// Whether the object's soname is `soname`.
     pub(super) fn is_named(&self, soname: &CStr) -> bool {
         self.is_same_name(soname.as_ptr().addr())
     }
 
-    /// The same, for the address of a name.
+    /// Like [`is_named`](Self::is_named), but takes the address of a soname.
     pub(super) fn is_same_name(&self, soname: usize) -> bool {
         self.entry(DT_SONAME)
             .and_then(|offset| self.text(offset))
             .is_some_and(|name| is_same_text(name, soname))
     }
 
-    /// The imports by which code calls or data refers to other objects.
+    /// Iterates over the functions and variables of other objects that this object refers to.
     pub(super) fn imports(&self) -> impl Iterator<Item = Import> {
         let tables = [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)];
         tables
@@ -146,6 +153,7 @@ impl Object {
             .filter_map(|relocation| self.import(read(relocation)))
     }
 
+    /// Returns the import of a relocation. `None` if the relocation does not refer to another object.
     fn import(&self, relocation: Elf64_Rela) -> Option<Import> {
         match relocation.r_info & 0xffff_ffff {
             R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT => {}
@@ -164,7 +172,8 @@ impl Object {
         })
     }
 
-    /// The address of the function that an import names, as this object defines it in that version.
+    /// Returns the address of the function that `import` names, in that version. `None` if this object does not define
+    /// it.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
         let version = self.defined_version(import.version.name)?;
         let found = self.find_version(import.name, Some(version))?;
@@ -180,11 +189,12 @@ impl Object {
         }
     }
 
-    /// The definition of a name in any version.
+    /// Returns the definition of `name`, in any version. `None` if there is none.
     pub(super) fn find(&self, name: &CStr) -> Option<Definition> {
         self.find_version(name.as_ptr().addr(), None)
     }
 
+    /// Looks up a name, given by its address, in `DT_GNU_HASH`. A `version` of `None` accepts any version.
     fn find_version(&self, name: usize, version: Option<u16>) -> Option<Definition> {
         let table = self.address(DT_GNU_HASH)?;
         let word = |index: usize| read::<u32>(table + index * 4) as usize;
@@ -217,18 +227,20 @@ impl Object {
         }
     }
 
+    /// Returns the entry of the symbol table. `None` if the object has no symbol table.
     fn symbol(&self, index: usize) -> Option<Elf64_Sym> {
         Some(read(
             self.address(DT_SYMTAB)? + index * size_of::<Elf64_Sym>(),
         ))
     }
 
+    /// Returns the index of a symbol's version, from `DT_VERSYM`.
     fn version_index(&self, symbol: usize) -> Option<u16> {
         let index: u16 = read(self.address(DT_VERSYM)? + symbol * 2);
         Some(index & !VERSION_HIDDEN)
     }
 
-    /// Looks for a version in `DT_VERNEED`: `Elf64_Verneed` are chained, each with a chain of `Elf64_Vernaux`.
+    /// Finds a version in `DT_VERNEED`: a chain of `Elf64_Verneed`, each with a chain of `Elf64_Vernaux`.
     fn needed_version(&self, index: u16) -> Option<Version> {
         let mut file = self.address(DT_VERNEED)?;
         loop {
@@ -252,7 +264,8 @@ impl Object {
         }
     }
 
-    /// The index of a version in `DT_VERDEF`: `Elf64_Verdef` are chained, each with its `Elf64_Verdaux`.
+    /// Returns the index of a version in `DT_VERDEF`: a chain of `Elf64_Verdef`, each with its `Elf64_Verdaux`. `None`
+    /// if the object does not define the version.
     fn defined_version(&self, name: usize) -> Option<u16> {
         let mut version = self.address(DT_VERDEF)?;
         loop {
@@ -267,11 +280,13 @@ impl Object {
         }
     }
 
+    /// Returns the address of the string at an offset of `DT_STRTAB`.
     fn text(&self, offset: usize) -> Option<usize> {
         Some(self.address(DT_STRTAB)? + offset)
     }
 
-    /// An address in the dynamic section: the loader adds the base to some of them in place.
+    /// Returns an address from the dynamic section. The loader adds the base to some of them in place, so it is added
+    /// only to those that lie below the base.
     fn address(&self, tag: usize) -> Option<usize> {
         let value = self.entry(tag)?;
         Some(match value < self.base {
@@ -280,6 +295,7 @@ impl Object {
         })
     }
 
+    /// Returns the value of the dynamic section's entry `tag`. `None` if it has no such entry.
     fn entry(&self, tag: usize) -> Option<usize> {
         let mut entry = self.dynamic;
         loop {
@@ -292,7 +308,7 @@ impl Object {
     }
 }
 
-/// The program headers of the object with that ELF header.
+/// Iterates over the program headers of the object whose ELF header is at `header`.
 pub(super) fn program_headers(header: usize) -> impl Iterator<Item = Elf64_Phdr> {
     let elf: Elf64_Ehdr = read(header);
     let first = header + elf.e_phoff as usize;
@@ -304,10 +320,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_of_libc_are_found_in_its_own_table() {
+    fn libc_function_has_libc_address() {
         let check = |name: &CStr, function: usize| {
-            // SAFETY: code of libc, which stays.
-            let libc = unsafe { Object::around(function) }.unwrap();
+            // SAFETY: `function` is code of libc, which is never unloaded.
+            let libc = unsafe { Object::containing(function) }.unwrap();
             assert!(libc.is_named(c"libc.so.6"));
             assert!(!libc.is_named(c"libc.so"));
             let base_version = libc.defined_version(c"GLIBC_2.2.5".as_ptr().addr());
@@ -319,17 +335,17 @@ mod tests {
         };
         check(c"getpid", libc::getpid as *const () as usize);
         check(c"mkdir", libc::mkdir as *const () as usize);
-        // SAFETY: as above.
-        let libc = unsafe { Object::around(libc::getpid as *const () as usize) }.unwrap();
+        // SAFETY: getpid is code of libc, which is never unloaded.
+        let libc = unsafe { Object::containing(libc::getpid as *const () as usize) }.unwrap();
         assert!(libc.find(c"memprof_plugin_entry").is_none());
         assert_eq!(libc.defined_version(c"GLIBC_1".as_ptr().addr()), None);
     }
 
     #[test]
-    fn the_loader_has_its_list() {
+    fn loader_defines_its_list() {
         let loader = crate::libc_symbol(c"__tls_get_addr").unwrap();
-        // SAFETY: code of the loader.
-        let loader = unsafe { Object::around(loader.addr().get()) }.unwrap();
+        // SAFETY: `__tls_get_addr` is code of the loader, which is never unloaded.
+        let loader = unsafe { Object::containing(loader.addr().get()) }.unwrap();
         assert!(loader.is_named(c"ld-linux-x86-64.so.2"));
         assert!(loader.find(c"_r_debug").is_some());
     }

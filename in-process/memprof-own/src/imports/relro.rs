@@ -1,4 +1,4 @@
-//! Words of this library that the loader made read-only when it had relocated it.
+//! Writes to pages of this library that the loader made read-only after relocation.
 
 use std::arch::asm;
 use std::ops::Range;
@@ -8,8 +8,8 @@ use super::object::{program_headers, read};
 
 const PAGE_BYTES: usize = 4096;
 
-/// The pages of `PT_GNU_RELRO`: made writable by the first write that changes a word in them, and read-only again
-/// at the end.
+/// The pages of `PT_GNU_RELRO`. The first write that changes a word in them makes them writable; drop makes them
+/// read-only again.
 #[derive(Debug)]
 pub(super) struct WritableRelro {
     pages: Range<usize>,
@@ -17,13 +17,13 @@ pub(super) struct WritableRelro {
 }
 
 impl WritableRelro {
-    /// Those of the object with that ELF header; its file's addresses begin at 0.
+    /// Finds the pages of the object whose ELF header is at `header`. Addresses in its file begin at 0.
     pub(super) fn new(header: usize) -> Self {
         let relro = program_headers(header).find(|segment| segment.p_type == libc::PT_GNU_RELRO);
         let pages = relro.map_or(0..0, |segment| {
             let start = header + segment.p_vaddr as usize;
             let end = start + segment.p_memsz as usize;
-            // As the loader rounds them (dl-reloc.c, `_dl_protect_relro`).
+            // The loader rounds them in the same way (dl-reloc.c, `_dl_protect_relro`).
             start & !(PAGE_BYTES - 1)..end & !(PAGE_BYTES - 1)
         });
         Self {
@@ -32,10 +32,10 @@ impl WritableRelro {
         }
     }
 
-    /// Writes a word, if it differs and can be made writable.
+    /// Writes a word, if it differs. Does nothing if the word's page cannot be made writable.
     ///
     /// # Safety
-    /// The word is the object's, and no thread uses it.
+    /// The word belongs to the object, and no other thread uses it.
     pub(super) unsafe fn write(&mut self, address: usize, value: usize) {
         if read::<usize>(address) == value {
             return;
@@ -46,11 +46,12 @@ impl WritableRelro {
                 return;
             }
         }
-        // SAFETY: a writable word of the object, as the caller promises.
+        // SAFETY: the caller promises a word of the object; its page was made writable.
         unsafe { ptr::write_volatile(address as *mut usize, value) };
     }
 
-    /// Calls mprotect(2) of the kernel: libc's is an import.
+    /// Sets the access of all pages by the system call mprotect(2): libc's function is an import, which cannot be
+    /// called yet. Returns whether it succeeded.
     fn protect(&self, access: i32) -> bool {
         let result: isize;
         // SAFETY: mprotect(2) of pages of this library, which stay readable.
@@ -72,7 +73,7 @@ impl WritableRelro {
 impl Drop for WritableRelro {
     fn drop(&mut self) {
         if self.is_writable {
-            // It succeeded in the other direction; were it refused, the words would stay writable.
+            // The call succeeded in the other direction. If it fails now, the pages stay writable.
             self.protect(libc::PROT_READ);
         }
     }
