@@ -1,4 +1,5 @@
-//! Dumps as bytes: in memory while an allocator writes one, checked, and kept under a name.
+//! Dumps as bytes: the memory that an allocator writes one to, checks of its content, and files in the dump
+//! directory.
 
 pub(crate) mod checksum;
 pub(crate) mod headroom;

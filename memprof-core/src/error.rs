@@ -1,4 +1,4 @@
-//! What can go wrong, and what the operator can do about it.
+//! The error type: what failed, why, and what the operator can do about it.
 
 use std::{fmt, io};
 
@@ -10,29 +10,28 @@ use crate::limit;
 /// A result whose error is [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error that names the act, the thing, the cause and, where there is one, the remedy.
+/// An error that names the action, the object, the cause and, where there is one, the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
-    /// For the caller to branch on.
+    /// Kind of the error, for the caller to branch on.
     pub kind: ErrorKind,
-    /// What happened, naming the thing: `failed to open /var/lib/x`.
+    /// Action and object that failed: `failed to open /var/lib/x`.
     pub message: String,
-    /// What was being done when it failed: `open /var/lib/x`; none where it was refused before anything
-    /// was done.
+    /// Operation that failed: `open /var/lib/x`. `None` if a check refused it before it began.
     pub act: Option<String>,
-    /// Why, where somebody else said so.
+    /// Error of the kernel or the allocator. `None` if memprof itself refused.
     pub source: Option<Cause>,
-    /// What would help; empty when nothing is known.
+    /// How to fix it: one imperative sentence, empty if nothing helps.
     pub remedy: String,
 }
 
-/// What an [`Error`] comes from.
+/// Underlying cause of an [`Error`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// The operating system's or the allocator's error number.
-    #[error("{}", describe(*.0))]
+    /// Error number of the operating system or the allocator.
+    #[error("{}", errno_text(*.0))]
     Errno(Errno),
-    /// An error without a number.
+    /// Error message without a number.
     #[error("{0}")]
     Text(String),
 }
@@ -48,12 +47,13 @@ impl Error {
         }
     }
 
+    /// Sets how to fix it: one imperative sentence.
     pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self
     }
 
-    /// That remedy, unless there is one.
+    /// Sets the remedy, unless the error has one.
     pub(crate) fn or_remedy(self, remedy: &str) -> Self {
         match self.remedy.is_empty() {
             true => self.remedy(remedy),
@@ -61,18 +61,19 @@ impl Error {
         }
     }
 
+    /// Sets the error number of the kernel or the allocator as the cause.
     pub(crate) fn errno(mut self, errno: Errno) -> Self {
         self.source = Some(Cause::Errno(errno));
         self
     }
 
-    /// The allocator refused, in the words of `message`.
+    /// Error of kind `Allocator`: the allocator refused a request.
     pub fn allocator(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Allocator, message)
     }
 
-    /// The operating system refused `act`, for example `"open /var/lib/x"`. Where it met a limit, the remedy is to
-    /// raise that.
+    /// Error of kind `Io`: the operating system refused `act`, for example `"open /var/lib/x"`. If a limit
+    /// was met, the remedy raises it.
     pub(crate) fn io(act: &str, cause: &io::Error) -> Self {
         let source = match cause.raw_os_error() {
             Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
@@ -90,7 +91,7 @@ impl Error {
         }
     }
 
-    /// jemalloc refused the control of that name.
+    /// Error of kind `Allocator`: jemalloc refused the mallctl `name`.
     pub(crate) fn mallctl(name: &str, errno: Errno) -> Self {
         Self {
             act: Some(format!("mallctl {name}")),
@@ -98,7 +99,7 @@ impl Error {
         }
     }
 
-    /// The number in its source.
+    /// Error number of the cause. `None` if there is no cause or it has no number.
     pub fn os_error(&self) -> Option<Errno> {
         match self.source {
             Some(Cause::Errno(errno)) => Some(errno),
@@ -107,7 +108,7 @@ impl Error {
     }
 }
 
-/// `failed to open /var/lib/x: No space left on device (ENOSPC)`
+/// Prints message and cause: `failed to open /var/lib/x: No space left on device (ENOSPC)`
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
@@ -118,8 +119,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// An errno with its name: `No space left on device (ENOSPC)`.
-fn describe(errno: Errno) -> String {
+/// Text and name of an errno: `No space left on device (ENOSPC)`.
+fn errno_text(errno: Errno) -> String {
     let text = io::Error::from_raw_os_error(errno.raw_os_error()).to_string();
     let text = text.split(" (os error").next().unwrap_or(&text).to_owned();
     let debug = nix::errno::Errno::from_raw(errno.raw_os_error());
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_io_error_names_act_cause_and_errno() {
+    fn io_error_names_act_cause_and_errno() {
         let error = Error::io("open /x", &io::Error::from_raw_os_error(libc::ENOSPC));
         let expected = "failed to open /x: No space left on device (ENOSPC)";
         assert_eq!(error.to_string(), expected);

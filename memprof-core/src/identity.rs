@@ -1,25 +1,25 @@
-//! What allocators and profiles are called.
+//! Names of allocators and profiles.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use memprof_messages::{AllocatorKind, release};
 
-/// What an allocator is known by. Prints as `jemalloc 5.3.0`.
+/// Kind and version of an allocator, and how it was found. Prints as `jemalloc 5.3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AllocatorIdentity {
     pub kind: AllocatorKind,
-    /// In its own words.
+    /// Version as the allocator reports it, such as `5.3.0-0-g54eaed1d8b56b1aa`.
     pub version: String,
     pub found_by: FoundBy,
-    /// It serves this process's `malloc`.
+    /// Set if the process's `malloc` calls this allocator.
     pub owns_malloc: bool,
-    /// Where the function lies that it was found by: tells it from others of its kind.
+    /// Address of the function by which the allocator was found; distinguishes two allocators of one kind.
     pub address: usize,
 }
 
 impl AllocatorIdentity {
-    /// The version without the commit that a jemalloc was built from, which stands behind a dash.
+    /// Version without the commit that a jemalloc was built from (the part after the dash).
     pub(crate) fn release(&self) -> &str {
         release(&self.version)
     }
@@ -36,9 +36,9 @@ impl fmt::Display for AllocatorIdentity {
 pub enum FoundBy {
     /// The host handed its functions over.
     Host,
-    /// `dlsym`.
+    /// Found by dlsym(3).
     DynamicSymbol,
-    /// The symbol table of this file.
+    /// Found in the symbol table of this file.
     SymbolTable(PathBuf),
 }
 

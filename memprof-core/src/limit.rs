@@ -1,18 +1,19 @@
-//! Which limit an errno of the kernel tells of, whatever was being done, and the command that raises it.
+//! Resource limits of the process and the machine: which one an errno reports, and the command that raises
+//! it.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit};
 
-/// Descriptors that most servers have room for.
-const OPEN_FILES: u64 = 65_536;
+/// Least number of open files to suggest as the new limit.
+const MIN_OPEN_FILES: u64 = 65_536;
 
-/// What helps where a limit of this process or of the machine was met; none for other errors.
+/// Command that raises the limit that a system call met. `None` if `errno` reports no limit.
 pub(crate) fn remedy(errno: Errno) -> Option<String> {
-    let raised = |options: &str| format!("as root: prlimit --pid {} {options}", std::process::id());
+    let raise = |options: &str| format!("as root: prlimit --pid {} {options}", std::process::id());
     Some(match errno {
         Errno::MFILE => format!(
             "raise its limit of open files (RLIMIT_NOFILE), {}",
-            raised(&open_files(getrlimit(Resource::Nofile)))
+            raise(&nofile_option(getrlimit(Resource::Nofile)))
         ),
         Errno::NFILE => {
             "raise the machine's limit of open files, as root: sysctl fs.file-max=N".to_owned()
@@ -20,22 +21,27 @@ pub(crate) fn remedy(errno: Errno) -> Option<String> {
         Errno::NOMEM => format!(
             "raise its limits of memory (RLIMIT_AS, RLIMIT_DATA), {}; or its number of mappings: \
              sysctl vm.max_map_count=N",
-            raised("--as=unlimited --data=unlimited")
+            raise("--as=unlimited --data=unlimited")
         ),
         Errno::FBIG => format!(
             "raise its limit of file sizes (RLIMIT_FSIZE), {}",
-            raised("--fsize=unlimited")
+            raise("--fsize=unlimited")
         ),
         _ => return None,
     })
 }
 
-/// The option of prlimit(1) that leaves room for more. A colon keeps the hard limit, which may be higher.
-fn open_files(limit: Rlimit) -> String {
-    let to = limit.current.unwrap_or(0).saturating_mul(2).max(OPEN_FILES);
-    match limit.maximum.is_none_or(|hard| to <= hard) {
-        true => format!("--nofile={to}:"),
-        false => format!("--nofile={to}"),
+/// Option of prlimit(1) that doubles the soft limit of open files. `--nofile=N:` keeps the hard limit, which
+/// may be higher; without the colon both are set.
+fn nofile_option(limit: Rlimit) -> String {
+    let raised = limit
+        .current
+        .unwrap_or(0)
+        .saturating_mul(2)
+        .max(MIN_OPEN_FILES);
+    match limit.maximum.is_none_or(|hard| raised <= hard) {
+        true => format!("--nofile={raised}:"),
+        false => format!("--nofile={raised}"),
     }
 }
 
@@ -44,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_limit_is_named_with_the_option_that_raises_it() {
+    fn remedy_names_limit_and_raising_option() {
         let check = |errno, words: &[&str]| {
             let remedy = remedy(errno).unwrap_or_default();
             for word in words {
@@ -63,9 +69,9 @@ mod tests {
     }
 
     #[test]
-    fn raised_limit_of_open_files_lowers_no_hard_limit() {
+    fn nofile_option_never_lowers_hard_limit() {
         let check = |current, maximum, expected: &str| {
-            assert_eq!(open_files(Rlimit { current, maximum }), expected);
+            assert_eq!(nofile_option(Rlimit { current, maximum }), expected);
         };
         check(Some(1024), Some(1024), "--nofile=65536");
         check(Some(1024), Some(4096), "--nofile=65536");

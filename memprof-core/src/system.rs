@@ -1,4 +1,5 @@
-//! What the kernel tells of this process and lets it do.
+//! State of this process that the kernel reports: memory cgroup and seccomp filters; and the cancellation of
+//! memprof's threads.
 
 pub(crate) mod cancellation;
 pub(crate) mod cgroup;

@@ -60,7 +60,7 @@ pub(crate) fn gather(
         is_musl: objects.iter().any(|object| is_musl(&object.path)),
         interposer: interposer(&objects),
         given_up_walks: Vec::new(),
-        is_filtered: seccomp::filters().is_some(),
+        is_filtered: seccomp::filter_count().is_some(),
         own_heaps: own_heaps(&RuntimeSigns {
             is_exported: &|name| lookup(name) != 0,
             files: &file_names(&objects),

@@ -1,32 +1,33 @@
-//! The checksum in a dump: without one, damage to an address or a path would pass for the truth.
+//! The checksum of a dump: without one, damage to an address or a path would go unnoticed.
 //!
-//! CRC-32 (of IEEE 802.3, as in gzip) of all bytes but its own line and but carriage returns, which
-//! some ways of copying a text add.
+//! CRC-32 (IEEE 802.3, as in gzip) of all bytes except its own line and carriage returns, which some methods
+//! of copying text add.
 
 use std::io::{Cursor, Read, Result};
 
 use crc32fast::Hasher;
 
-/// Says, ahead of what may be cut off, that a checksum follows.
+/// First line of a dump with a checksum. A reader that finds it and no checksum knows that the end is
+/// missing.
 pub(crate) const ANNOUNCED: &str = "# memprof 2\n";
 
-/// The line that says it.
-fn line(sum: u32) -> String {
+/// Line that contains the checksum.
+fn checksum_line(sum: u32) -> String {
     format!("# checksum: crc32 {sum:08x}\n")
 }
 
-/// A dump as it is copied: a profile, and text that has the checksum of all of it.
+/// Reader of a dump: the profile, then text with the checksum of everything.
 pub(crate) struct ChecksummedDump<R> {
     profile: R,
     sum: Hasher,
     before: String,
     after: String,
-    /// What follows the profile, once that was read.
+    /// Text after the profile. `None` until the profile was read to its end.
     tail: Option<Cursor<String>>,
 }
 
 impl<R: Read> ChecksummedDump<R> {
-    /// `profile`, and a tail with the line of the checksum between its two parts.
+    /// Creates a reader of `profile`, `before`, the checksum line and `after`.
     pub(crate) fn new(profile: R, [before, after]: [String; 2]) -> Self {
         Self {
             profile,
@@ -37,9 +38,9 @@ impl<R: Read> ChecksummedDump<R> {
         }
     }
 
-    /// The bytes that follow the profile.
+    /// Number of bytes after the profile.
     pub(crate) fn tail_len(&self) -> u64 {
-        (self.before.len() + line(0).len() + self.after.len()) as u64
+        (self.before.len() + checksum_line(0).len() + self.after.len()) as u64
     }
 }
 
@@ -48,12 +49,12 @@ impl<R: Read> Read for ChecksummedDump<R> {
         if self.tail.is_none() {
             let read = self.profile.read(out)?;
             if read > 0 || out.is_empty() {
-                add(&mut self.sum, &out[..read]);
+                update_checksum(&mut self.sum, &out[..read]);
                 return Ok(read);
             }
-            add(&mut self.sum, self.before.as_bytes());
-            add(&mut self.sum, self.after.as_bytes());
-            let sum = line(self.sum.clone().finalize());
+            update_checksum(&mut self.sum, self.before.as_bytes());
+            update_checksum(&mut self.sum, self.after.as_bytes());
+            let sum = checksum_line(self.sum.clone().finalize());
             let tail = format!("{}{sum}{}", self.before, self.after);
             self.tail = Some(Cursor::new(tail));
         }
@@ -61,13 +62,14 @@ impl<R: Read> Read for ChecksummedDump<R> {
     }
 }
 
-fn add(sum: &mut Hasher, bytes: &[u8]) {
-    let mut rest = bytes;
-    while let Some(at) = memchr::memchr(b'\r', rest) {
-        sum.update(&rest[..at]);
-        rest = &rest[at + 1..];
+/// Adds `bytes` without their carriage returns to the checksum.
+fn update_checksum(sum: &mut Hasher, bytes: &[u8]) {
+    let mut remaining = bytes;
+    while let Some(end) = memchr::memchr(b'\r', remaining) {
+        sum.update(&remaining[..end]);
+        remaining = &remaining[end + 1..];
     }
-    sum.update(rest);
+    sum.update(remaining);
 }
 
 #[cfg(test)]
@@ -75,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_is_of_all_but_its_line() {
+    fn checksum_covers_everything_except_its_line() {
         let check = |profile: &str, before: &str, after: &str| {
             let mut sealed =
                 ChecksummedDump::new(profile.as_bytes(), [before, after].map(str::to_owned));
             let length = profile.len() as u64 + sealed.tail_len();
             let mut text = String::new();
             sealed.read_to_string(&mut text).unwrap();
-            // The check value of CRC-32: that of the digits.
+            // The check value of CRC-32: the checksum of the digits 1 to 9.
             let line = "# checksum: crc32 cbf43926\n";
             assert_eq!(text, format!("{profile}{before}{line}{after}"));
             assert_eq!(text.len() as u64, length);

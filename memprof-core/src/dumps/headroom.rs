@@ -1,7 +1,7 @@
-//! How much memory this process may still have before the kernel ends it.
+//! Headroom: the memory that this process may still get before the kernel kills it.
 //!
-//! What a dump takes is memory that the process did not have before: pages of a file, which no
-//! limit on its address space counts, but the machine and the memory cgroup do.
+//! A dump needs new memory: pages of a file, which no limit on the address space counts, but the machine and
+//! the memory cgroup do.
 
 use std::fmt;
 
@@ -11,28 +11,29 @@ use rustix::io::Errno;
 use crate::error::{Error, ErrorKind, Result};
 use crate::system::cgroup;
 
-/// What a dump leaves to the program at the least: for what its threads allocate meanwhile, for
-/// buffers, and for the mappings' text.
+/// Headroom that a dump must leave to the program, in bytes: for allocations of its threads meanwhile, for
+/// buffers, and for the text of the mappings.
 const RESERVE: u64 = 4 << 20;
-/// Below what the rest of a dump takes, and this, a dump that runs is given up.
-const FLOOR: u64 = RESERVE / 2;
-/// The most of that rest: what an allocator writes while the thread that looks does not get its turn.
-const AHEAD: u64 = 12 << 20;
-/// What a dump may need on each of its two threads, at the most. Beyond a limit on memory, a
-/// failed allocation of a few bytes would end the process.
+/// A running dump is abandoned once the headroom is less than the rest of the dump plus this, in bytes.
+const ABANDON_RESERVE: u64 = RESERVE / 2;
+/// Upper bound of that rest, in bytes: the most that an allocator writes before the polling thread is
+/// scheduled again.
+const MAX_WRITE_AHEAD: u64 = 12 << 20;
+/// Most memory that each of a dump's two threads needs, in bytes. Beyond a memory limit, a failed allocation
+/// of a few bytes would abort the process.
 const MEMORY_NEEDED: u64 = 1 << 20;
 
-/// What is left.
+/// Remaining bytes below one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Headroom {
     bytes: u64,
-    of: HeadroomLimit,
+    limit: HeadroomLimit,
 }
 
-/// Whose limit it is.
+/// Owner of a memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum HeadroomLimit {
-    /// The memory cgroup of that path.
+    /// The memory cgroup with this path.
     Cgroup(String),
     Machine,
 }
@@ -40,14 +41,14 @@ enum HeadroomLimit {
 impl fmt::Display for Headroom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = Mebibytes(self.bytes);
-        match &self.of {
+        match &self.limit {
             HeadroomLimit::Cgroup(path) => write!(f, "the memory cgroup {path} has {bytes} left"),
             HeadroomLimit::Machine => write!(f, "the machine has {bytes} left"),
         }
     }
 }
 
-/// Bytes, as MiB.
+/// Bytes, printed as MiB with one decimal.
 struct Mebibytes(u64);
 
 impl fmt::Display for Mebibytes {
@@ -56,56 +57,60 @@ impl fmt::Display for Mebibytes {
     }
 }
 
-/// Fails where the process may not have `bytes` more.
+/// Fails if the headroom does not allow `bytes` more and the reserve.
 ///
 /// # Errors
-/// `Memory`: whose limit it is, and what is left.
+/// `Io` with ENOMEM: names the limit and the remaining bytes.
 pub(crate) fn require(bytes: u64) -> Result<()> {
     require_in(nearest_limit(), bytes)
 }
 
-/// Why a dump that runs and may take `rest` bytes more must be given up, if it must.
+/// Error for a running dump that must be abandoned, because it may need `rest` bytes more. `None` while the
+/// headroom suffices.
 pub(crate) fn shortage(rest: u64) -> Option<Error> {
     shortage_error(nearest_limit(), rest)
 }
 
-fn shortage_error(least: Option<Headroom>, rest: u64) -> Option<Error> {
-    let least = least.filter(|least| least.bytes < rest.min(AHEAD) + FLOOR)?;
-    Some(refusal(format!(
-        "the dump was given up, because {least} of the memory that this process may have"
+fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
+    let nearest =
+        nearest.filter(|nearest| nearest.bytes < rest.min(MAX_WRITE_AHEAD) + ABANDON_RESERVE)?;
+    Some(out_of_memory_error(format!(
+        "the dump was given up, because {nearest} of the memory that this process may have"
     )))
 }
 
-fn require_in(least: Option<Headroom>, bytes: u64) -> Result<()> {
-    match least {
-        Some(least) if least.bytes < bytes.saturating_add(RESERVE) => Err(refusal(format!(
-            "a dump may take {} of memory now, beside the {} that it must leave, and {least}",
-            Mebibytes(bytes),
-            Mebibytes(RESERVE)
-        ))),
+fn require_in(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
+    match nearest {
+        Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {
+            Err(out_of_memory_error(format!(
+                "a dump may take {} of memory now, beside the {} that it must leave, and {nearest}",
+                Mebibytes(bytes),
+                Mebibytes(RESERVE)
+            )))
+        }
         Some(_) | None => Ok(()),
     }
 }
 
-fn refusal(message: String) -> Error {
+fn out_of_memory_error(message: String) -> Error {
     Error::new(ErrorKind::Io, message).errno(Errno::NOMEM).remedy(
         "free memory, raise the limit, or sample more coarsely (reset sample_interval=4MiB, which \
          drops the samples so far)",
     )
 }
 
-/// The nearest limit; none where nothing can be read.
+/// The limit with the least headroom. `None` if neither the cgroup's nor the machine's can be read.
 fn nearest_limit() -> Option<Headroom> {
     let cgroup = cgroup::current_headroom().map(|(path, bytes)| Headroom {
         bytes,
-        of: HeadroomLimit::Cgroup(path),
+        limit: HeadroomLimit::Cgroup(path),
     });
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
     let machine = meminfo
-        .and_then(|text| available(&text))
+        .and_then(|text| parse_mem_available(&text))
         .map(|bytes| Headroom {
             bytes,
-            of: HeadroomLimit::Machine,
+            limit: HeadroomLimit::Machine,
         });
     cgroup
         .into_iter()
@@ -113,8 +118,8 @@ fn nearest_limit() -> Option<Headroom> {
         .min_by_key(|each| each.bytes)
 }
 
-/// `MemAvailable` of `proc_meminfo(5)`, in bytes.
-fn available(meminfo: &str) -> Option<u64> {
+/// `MemAvailable` of proc_meminfo(5), in bytes.
+fn parse_mem_available(meminfo: &str) -> Option<u64> {
     let line = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -122,28 +127,28 @@ fn available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Fails where this thread cannot have the memory that a dump takes.
+/// Fails if this thread cannot allocate the memory that a dump needs.
 ///
 /// # Errors
-/// ENOMEM.
+/// `Io` with ENOMEM.
 pub(crate) fn require_memory() -> Result<()> {
     require_memory_for(MEMORY_NEEDED)
 }
 
-/// Fails where this thread cannot have that many bytes.
+/// Fails if neither mmap(2) nor the allocator has `bytes` for this thread.
 ///
 /// # Errors
-/// ENOMEM.
+/// `Io` with ENOMEM.
 pub(crate) fn require_memory_for(bytes: u64) -> Result<()> {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    // From the kernel: the allocator would grow for the question, and its profile would tell so.
+    // Asks the kernel first: an allocation would let the allocator grow, which would show in its profile.
     let Err(cause) = MmapMut::map_anon(bytes) else {
         return Ok(());
     };
-    // What it has no more the allocator may have.
+    // The allocator may have free memory that the kernel no longer gives.
     let mut probe = Vec::<u8>::new();
     let reserved = probe.try_reserve_exact(bytes);
-    // Without it the compiler may leave the whole allocation out.
+    // Without this the compiler may remove the allocation.
     std::hint::black_box(&probe);
     reserved.map_err(|_| Error::io("find memory for the dump", &cause))
 }
@@ -153,11 +158,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dump_leaves_the_reserve() {
+    fn dump_beyond_reserve_is_refused() {
         let check = |left: Option<u64>, bytes, expected: Option<&str>| {
             let least = left.map(|bytes| Headroom {
                 bytes,
-                of: HeadroomLimit::Cgroup("/web".to_owned()),
+                limit: HeadroomLimit::Cgroup("/web".to_owned()),
             });
             let refused = require_in(least, bytes).err();
             assert_eq!(
@@ -175,11 +180,11 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_is_given_up_while_its_rest_still_fits() {
+    fn shortage_is_reported_while_rest_still_fits() {
         let check = |left_mib: u64, rest_mib: u64, expected: bool| {
             let least = Headroom {
                 bytes: left_mib << 20,
-                of: HeadroomLimit::Machine,
+                limit: HeadroomLimit::Machine,
             };
             let given_up = shortage_error(Some(least), rest_mib << 20);
             let is_named = |error: &Error| error.message.contains("the machine has");
@@ -189,7 +194,7 @@ mod tests {
                 "{left_mib} {rest_mib}"
             );
         };
-        // As it began: the rest and the reserve are left.
+        // As when the dump began: the rest and the reserve are available.
         check(12, 8, false);
         check(10, 8, false);
         check(9, 8, true);
@@ -201,12 +206,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_machine() {
+    fn available_memory_of_machine() {
         assert_eq!(
-            available("MemTotal:  9 kB\nMemAvailable:    1234 kB\n"),
+            parse_mem_available("MemTotal:  9 kB\nMemAvailable:    1234 kB\n"),
             Some(1234 * 1024)
         );
-        assert_eq!(available("MemTotal:  9 kB\n"), None);
+        assert_eq!(parse_mem_available("MemTotal:  9 kB\n"), None);
         let least = nearest_limit().unwrap();
         assert!(least.bytes > RESERVE, "{least}");
     }

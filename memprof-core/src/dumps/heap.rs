@@ -1,55 +1,55 @@
-//! Is jemalloc's heap_v2 text whole, and what does its head say? One pass, nothing kept: reading
-//! profiles is `memprof-report`'s work.
+//! Checks jemalloc's heap_v2 text for completeness and summarizes it in one pass, without storing it.
+//! `memprof-report` reads profiles.
 
 use std::io::{self, BufRead};
 use std::time::SystemTime;
 
-/// What a profile says of itself.
+/// Header, size and totals of a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProfileSummary {
-    /// Mean bytes between samples; 0 where it is not sampled.
+    /// Mean bytes between samples; 0 if the profile is not sampled.
     pub sample_interval: u64,
-    /// The number of `@` lines.
+    /// Number of stacks (`@` lines).
     pub stacks: u64,
-    /// Live bytes, corrected for sampling stack by stack, as jeprof and `memprof report` do. The head's line
-    /// alone would give another figure: there objects of all sizes are one average.
+    /// Live bytes, corrected for sampling stack by stack, as jeprof and `memprof report` do. The header's
+    /// totals would give another value, because they average objects of all sizes.
     pub estimated_inuse_bytes: u64,
-    /// Where the stacks end: before the blank line and `MAPPED_LIBRARIES:`, or the whole length
-    /// where jemalloc could not read its mappings (which it does not report).
+    /// Length of the stacks in bytes: up to the blank line before `MAPPED_LIBRARIES:`, or the whole text if
+    /// jemalloc could not read its mappings (which it does not report).
     pub profile_len: u64,
-    /// False where jemalloc could not read its mappings, or was cut off after a line.
+    /// False if jemalloc could not read its mappings, or the text was cut off after a complete line.
     pub has_mappings: bool,
-    /// What memprof's sampler took, where it is of that.
-    pub ours: Option<SamplerSummary>,
+    /// Counts of memprof's sampler. `None` if the allocator sampled.
+    pub own_sampler: Option<SamplerSummary>,
 }
 
 /// The samples of memprof's sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SamplerSummary {
-    /// Those that were freed too.
+    /// Number of samples, with those that were freed since.
     pub samples: u64,
-    /// Of these, not remembered: its tables were full.
+    /// Samples that were not stored because the tables were full.
     pub lost: u64,
-    /// Blocks that were allocated again while their samples lived.
+    /// Sampled blocks whose address was allocated again without a visible free.
     pub unseen_frees: u64,
-    /// When the first of them may have been taken.
+    /// Start of sampling: no sample is older.
     pub since: SystemTime,
-    /// What all allocations were counted to, where they were.
+    /// Exact totals of all allocations. `None` if they are not counted.
     pub tally: Option<Tally>,
 }
 
-/// What all allocations of a process add up to, where each is counted.
+/// Exact totals of a process's allocations, each of which is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub objects: u64,
-    /// As they were asked for.
+    /// Bytes as requested by the callers.
     pub bytes: u64,
-    /// The most bytes that lived at the same time, as the allocator rounds them.
+    /// Largest number of bytes that were allocated at one time, as the allocator rounds them.
     pub peak: u64,
 }
 
-/// The bytes that `objects` sampled ones of together `bytes` stand for, to the same byte as in `memprof-report`: with the
-/// same `expm1`, because those of two C libraries differ.
+/// Estimates the bytes for which `objects` sampled ones of together `bytes` stand. Equal to the byte to
+/// `memprof-report`, because both use the same `expm1`; those of two C libraries differ.
 pub(crate) fn unsampled(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
     if objects == 0 || bytes == 0 || sample_interval == 0 {
         return bytes;
@@ -62,7 +62,7 @@ pub(crate) fn unsampled(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
 /// Checks the text line by line.
 ///
 /// # Errors
-/// `InvalidData` that quotes the first line that is not as it should be; or the reader's error.
+/// `InvalidData`: quotes the first malformed line; or the reader's error.
 pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     let mut line = Vec::new();
     let mut number = 0;
@@ -72,24 +72,24 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
         number += 1;
         let read = text.read_until(b'\n', line)?;
         if read > 0 && line.last() != Some(&b'\n') {
-            return Err(damaged(number, "a whole line", line));
+            return Err(damage_error(number, "a whole line", line));
         }
         Ok(read)
     };
 
     summary.profile_len += next(&mut line)? as u64;
     summary.sample_interval =
-        interval(&line).ok_or_else(|| damaged(1, "heap_v2/<sample interval>", &line))?;
+        parse_interval(&line).ok_or_else(|| damage_error(1, "heap_v2/<sample interval>", &line))?;
     summary.profile_len += next(&mut line)? as u64;
-    totals(&line).ok_or_else(|| damaged(2, "t*: <objects>: <bytes>", &line))?;
+    parse_totals(&line).ok_or_else(|| damage_error(2, "t*: <objects>: <bytes>", &line))?;
 
     let mut stack_open = false;
     let mut blank = 0;
     loop {
         let read = next(&mut line)?;
         if stack_open {
-            let (objects, bytes) =
-                totals(&line).ok_or_else(|| damaged(0, "the counts of a stack", &line))?;
+            let (objects, bytes) = parse_totals(&line)
+                .ok_or_else(|| damage_error(0, "the counts of a stack", &line))?;
             let estimate = unsampled(objects, bytes, summary.sample_interval);
             summary.estimated_inuse_bytes = summary.estimated_inuse_bytes.saturating_add(estimate);
         }
@@ -102,7 +102,7 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
                 break;
             }
             Some(b' ' | b'\n') => {}
-            Some(_) => return Err(damaged(0, "'@' or MAPPED_LIBRARIES:", &line)),
+            Some(_) => return Err(damage_error(0, "'@' or MAPPED_LIBRARIES:", &line)),
         }
         stack_open = line[0] == b'@';
         blank = if line == b"\n" { 1 } else { 0 };
@@ -111,33 +111,40 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     Ok(summary)
 }
 
-fn damaged(number: u64, expected: &str, line: &[u8]) -> io::Error {
-    let place = if number == 0 {
+/// `InvalidData` with at most 60 bytes of `line`. A `number` of 0 means that the line number is unknown.
+fn damage_error(number: u64, expected: &str, line: &[u8]) -> io::Error {
+    let position = if number == 0 {
         String::new()
     } else {
         format!("line {number} of ")
     };
     let found = String::from_utf8_lossy(&line[..line.len().min(60)]).into_owned();
-    let message =
-        format!("{place}jemalloc's heap profile is damaged: expected {expected}, found {found:?}");
+    let message = format!(
+        "{position}jemalloc's heap profile is damaged: expected {expected}, found {found:?}"
+    );
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-fn interval(line: &[u8]) -> Option<u64> {
-    text(line)?
+/// Parses the sample interval in bytes of the first line.
+fn parse_interval(line: &[u8]) -> Option<u64> {
+    line_text(line)?
         .strip_prefix("heap_v2/")?
         .trim_end()
         .parse()
         .ok()
 }
 
-fn totals(line: &[u8]) -> Option<(u64, u64)> {
-    let (objects, rest) = text(line)?.trim().strip_prefix("t*: ")?.split_once(": ")?;
+/// Parses live objects and bytes of a `t*:` line.
+fn parse_totals(line: &[u8]) -> Option<(u64, u64)> {
+    let (objects, rest) = line_text(line)?
+        .trim()
+        .strip_prefix("t*: ")?
+        .split_once(": ")?;
     let bytes = rest.split(' ').next()?;
     Some((objects.parse().ok()?, bytes.parse().ok()?))
 }
 
-fn text(line: &[u8]) -> Option<&str> {
+fn line_text(line: &[u8]) -> Option<&str> {
     std::str::from_utf8(line).ok()
 }
 
@@ -151,14 +158,14 @@ mod tests {
     const MAPS: &str = "\nMAPPED_LIBRARIES:\n55-56 r-xp 00000000 00:00 0 /bin/x\n";
 
     #[test]
-    fn whole_profiles() {
+    fn complete_profiles_are_summarized() {
         let expected = ProfileSummary {
             sample_interval: 524_288,
             stacks: 2,
             estimated_inuse_bytes: 3_523_085,
             profile_len: PROFILE.len() as u64,
             has_mappings: true,
-            ours: None,
+            own_sampler: None,
         };
         let check = |text: &str, has_mappings| {
             let expected = ProfileSummary {
@@ -172,7 +179,7 @@ mod tests {
         check(&format!("{PROFILE}\nMAPPED_LIBRARIES:\n"), true);
     }
 
-    /// One average over the small objects and the large one would make 1.6 MB of it.
+    /// One average over the small objects and the large one would give 1.6 MB.
     #[test]
     fn estimate_is_the_sum_over_the_stacks() {
         let text = "heap_v2/524288\n  t*: 2: 1048592 [0: 0]\n@ 0x1\n  t*: 1: 16 [0: 0]\n\
@@ -182,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_profile_is_whole() {
+    fn empty_profile_is_complete() {
         let text = "heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
         let summary = summarize(text.as_bytes()).unwrap();
         assert_eq!((summary.stacks, summary.profile_len), (0, 30));

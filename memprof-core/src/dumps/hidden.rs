@@ -1,7 +1,7 @@
-//! Files under hidden names, where a file cannot be without one: no `O_TMPFILE`, or no /proc.
+//! Files under hidden names, for systems where a file cannot be nameless: no `O_TMPFILE`, or no /proc.
 //!
-//! Each is locked as long as it is worked on, so that what a killed process left can be told
-//! from what another one is writing.
+//! Each is locked while it is in use, which distinguishes a file that a killed process left behind from one
+//! that another process is writing.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -11,30 +11,30 @@ use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::name::DumpName;
 
-/// Owner may read and write; nobody else.
+/// Mode 0600: the owner may read and write, others have no access.
 pub(crate) const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The hidden name of a dump's file that ends with `extension`.
+/// Hidden name of a dump's file: a dot, the dump's name and `extension`.
 pub(crate) fn name(dump: &DumpName, extension: &str) -> String {
     format!(".{dump}{extension}")
 }
 
-/// Makes a new file in `directory`.
+/// Creates and locks a new file in `directory`, open for reading and writing.
 ///
 /// # Errors
-/// The name is taken, or the kernel refuses.
+/// `EEXIST`: the name is in use; otherwise the kernel's error.
 pub(crate) fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
     let file = retry_on_intr(|| rustix::fs::openat(&directory, name, flags, PRIVATE))
         .and_then(above_stdio)?;
     if let Err(errno) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        // Without locks on this file system nothing is swept either.
+        // File systems without locks are not swept either.
         log::debug!("{name} is not locked: {errno}");
     }
     Ok(file)
 }
 
-/// Removes what processes that were killed left in `directory`.
+/// Removes the files that killed processes left behind in `directory`.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -54,6 +54,7 @@ pub(crate) fn sweep(directory: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Whether the name is a dot, a dump's name and an extension.
 fn is_temporary_dump(name: &str) -> bool {
     let Some((id, _extension)) = name.strip_prefix('.').and_then(|id| id.rsplit_once('.')) else {
         return false;
@@ -61,6 +62,7 @@ fn is_temporary_dump(name: &str) -> bool {
     DumpName::parse(id).is_some()
 }
 
+/// Whether no process holds the file's lock.
 fn is_abandoned(directory: &OwnedFd, name: &str) -> bool {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())
@@ -76,9 +78,9 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn only_what_nobody_writes_is_swept() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = OwnedFd::from(std::fs::File::open(place.path()).unwrap());
+    fn sweep_removes_only_unlocked_temporary_dumps() {
+        let directory_path = tempfile::tempdir().unwrap();
+        let directory = OwnedFd::from(std::fs::File::open(directory_path.path()).unwrap());
         let hidden = |sequence, extension| {
             let dump = DumpName {
                 taken: SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564),
@@ -95,11 +97,11 @@ mod tests {
         let _written = create(&directory, &hidden(3, ".heap")).unwrap();
         drop(create(&directory, ".mine.heap").unwrap());
         sweep(&directory).unwrap();
-        let mut left: Vec<_> = std::fs::read_dir(place.path())
+        let mut remaining: Vec<_> = std::fs::read_dir(directory_path.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        left.sort();
-        assert_eq!(left, [hidden(3, ".heap"), ".mine.heap".to_owned()]);
+        remaining.sort();
+        assert_eq!(remaining, [hidden(3, ".heap"), ".mine.heap".to_owned()]);
     }
 }

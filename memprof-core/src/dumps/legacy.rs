@@ -1,11 +1,11 @@
-//! Is tcmalloc's legacy text whole, and what does it say? `memprof-report` reads the rest.
+//! Checks tcmalloc's legacy text for completeness and summarizes its header. `memprof-report` reads the rest.
 //!
 //! ```text
 //! heap profile:      2:     1000 [     2:     1000] @ heap_v2/524288
 //!      1:      500 [     1:      500] @ 0x4005d0 0x4004f1
 //! ```
 //!
-//! A profile of growth ends its header with `@ growth`: it is not sampled.
+//! The header of a growth profile ends with `@ growth`: growth is not sampled.
 
 use std::io;
 
@@ -15,19 +15,19 @@ const HEAP_V2: &str = "heap_v2/";
 const GROWTH: &str = "growth";
 const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 
-/// Checks the text line by line, and its lines against its header. `interval` is what it was
-/// sampled at where its header tells 0, which is what tcmalloc writes while sampling is off.
+/// Checks every line, and the sum of the stacks against the header. `interval` is the sample interval to use
+/// if the header says 0, which tcmalloc writes while sampling is off.
 ///
 /// # Errors
-/// `InvalidData` that quotes the first line that is not as it should be.
+/// `InvalidData`: quotes the first malformed line.
 pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n');
     let header = lines.next().unwrap_or_default();
-    let (total, told) = parse_header(header)
-        .ok_or_else(|| damaged("heap profile: … @ heap_v2/<sample interval>", header))?;
-    let interval = match told {
+    let (total, written) = parse_header(header)
+        .ok_or_else(|| damage_error("heap profile: … @ heap_v2/<sample interval>", header))?;
+    let interval = match written {
         Some(0) => interval,
-        Some(told) => told,
+        Some(written) => written,
         None => 0,
     };
     let mut summary = ProfileSummary {
@@ -42,7 +42,7 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary
             break;
         }
         let counts = parse_stack(line)
-            .ok_or_else(|| damaged("objects: bytes [objects: bytes] @ 0x…", line))?;
+            .ok_or_else(|| damage_error("objects: bytes [objects: bytes] @ 0x…", line))?;
         sum.objects = sum.objects.saturating_add(counts.objects);
         sum.bytes = sum.bytes.saturating_add(counts.bytes);
         let estimate = unsampled(counts.objects, counts.bytes, interval);
@@ -50,11 +50,11 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary
         summary.stacks += 1;
         summary.profile_len += line.len() as u64;
     }
-    // A profile that was cut off after a line.
+    // The sum differs if the profile was cut off after a complete line.
     if sum != total {
         let expected = format!("{} objects of {} bytes", total.objects, total.bytes);
         let found = format!("{} objects of {} bytes", sum.objects, sum.bytes);
-        return Err(damaged(&expected, found.as_bytes()));
+        return Err(damage_error(&expected, found.as_bytes()));
     }
     Ok(summary)
 }
@@ -65,30 +65,32 @@ struct LegacyCounts {
     bytes: u64,
 }
 
-fn damaged(expected: &str, found: &[u8]) -> io::Error {
+/// `InvalidData` with at most 60 bytes of `found`.
+fn damage_error(expected: &str, found: &[u8]) -> io::Error {
     let found = String::from_utf8_lossy(&found[..found.len().min(60)]).into_owned();
     let message = format!("its profile is damaged: expected {expected}, found {found:?}");
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// The totals, and the sample interval, which growth has none of.
+/// Parses the totals and the sample interval, which is `None` in a growth profile.
 fn parse_header(line: &[u8]) -> Option<(LegacyCounts, Option<u64>)> {
-    let (counts, kind) = parse_counts(text(line)?.strip_prefix("heap profile:")?)?;
+    let (counts, kind) = parse_counts(line_text(line)?.strip_prefix("heap profile:")?)?;
     if kind == GROWTH {
         return Some((counts, None));
     }
     Some((counts, Some(kind.strip_prefix(HEAP_V2)?.parse().ok()?)))
 }
 
+/// Parses the counts of one stack. `None` if a frame is not an address.
 fn parse_stack(line: &[u8]) -> Option<LegacyCounts> {
-    let (counts, stack) = parse_counts(text(line)?)?;
+    let (counts, stack) = parse_counts(line_text(line)?)?;
     let mut frames = stack.split_ascii_whitespace();
     frames
         .all(|frame| frame.starts_with("0x"))
         .then_some(counts)
 }
 
-/// `objects: bytes [objects: bytes] @` and what follows.
+/// Parses `objects: bytes [objects: bytes] @`, and returns the live counts and the text after the `@`.
 fn parse_counts(text: &str) -> Option<(LegacyCounts, &str)> {
     let (counts, rest) = text.split_once('@')?;
     let (live, _allocated) = counts.split_once('[')?;
@@ -100,8 +102,8 @@ fn parse_counts(text: &str) -> Option<(LegacyCounts, &str)> {
     Some((counts, rest.trim()))
 }
 
-/// A whole line without its end.
-fn text(line: &[u8]) -> Option<&str> {
+/// The text of a complete line, without its newline. `None` if the line has no newline or is not UTF-8.
+fn line_text(line: &[u8]) -> Option<&str> {
     std::str::from_utf8(line.strip_suffix(b"\n")?).ok()
 }
 
@@ -116,7 +118,7 @@ mod tests {
                           \x20    1:  1048576 [     1:  1048576] @ 0x7f12 0x5576\n";
 
     #[test]
-    fn whole_profiles() {
+    fn complete_profiles_are_summarized() {
         let check = |text: &str, interval, stacks, estimated_inuse_bytes| {
             for (tail, has_mappings) in [("", false), ("\nMAPPED_LIBRARIES:\n55-56\n", true)] {
                 let expected = ProfileSummary {
@@ -125,7 +127,7 @@ mod tests {
                     estimated_inuse_bytes,
                     profile_len: text.len() as u64,
                     has_mappings,
-                    ours: None,
+                    own_sampler: None,
                 };
                 let whole = format!("{text}{tail}");
                 assert_eq!(
@@ -135,7 +137,7 @@ mod tests {
                 );
             }
         };
-        // A sample of objects that are small against the interval stands for one interval each.
+        // A sample of objects that are small against the interval stands for one interval.
         check(HEAP, 524_288, 2, 524_538 + 1_049_126);
         check(GROWTH, 0, 1, 1 << 20);
         let empty = "heap profile:      0:        0 [     0:        0] @ heap_v2/0\n";

@@ -1,47 +1,50 @@
-//! The names of dumps.
+//! The file names of dumps.
 
 use std::time::{Duration, SystemTime};
 
 use memprof_messages::{ProfileKind, TriggerKind};
 
-/// What the names of all but heap profiles end in.
+/// Suffixes of the names of profiles that are not heap profiles.
 const KINDS: [(&str, ProfileKind); 2] = [
     (".growth", ProfileKind::Growth),
     (".pinned", ProfileKind::Pinned),
 ];
 
-/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, and the kind of what is no heap
-/// profile. Names of earlier versions end with the random number.
+/// The name of a dump: `<UTC time>.<pid>.<sequence>.<random>.<trigger>.<rss>kib`, with a suffix if it is not
+/// a heap profile. Names written by earlier versions end with the random number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DumpName {
-    /// When it was taken, to the second.
+    /// Time at which the dump was taken, to the second.
     pub taken: SystemTime,
-    /// The process that took it.
+    /// Process that took the dump.
     pub pid: u32,
-    /// The how manieth of this process.
+    /// Sequence number of the dump in this process, from 1.
     pub sequence: u32,
-    /// Tells apart what the rest does not, as after a restart in a container where every pid is 1.
+    /// Random number that keeps names unique where the other parts do not, as after a restart in a container
+    /// where every pid is 1.
     pub random: u32,
-    /// Why it was taken, and the resident memory then.
+    /// Trigger and resident memory. `None` in names of earlier versions.
     pub cause: Option<DumpCause>,
-    /// What it tells.
+    /// Profile kind: heap, growth or pinned.
     pub kind: ProfileKind,
 }
 
-/// Why a dump was taken, as its name tells it.
+/// Why a dump was taken and how large the process was then, as recorded in the dump's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DumpCause {
-    /// The word of a [`Trigger`](crate::Trigger).
+    /// Kind of the [`Trigger`](crate::Trigger).
     pub trigger: TriggerKind,
     /// Resident memory in KiB, as the kernel counts it.
     pub rss_kib: u64,
 }
 
 impl DumpName {
+    /// Parses a name without its extension. `None` if [`Display`](std::fmt::Display) would not write exactly
+    /// this text.
     pub(crate) fn parse(id: &str) -> Option<Self> {
         let mut kinds = KINDS.into_iter();
-        let of_a_kind = kinds.find_map(|(end, kind)| Some((id.strip_suffix(end)?, kind)));
-        let (rest, kind) = of_a_kind.unwrap_or((id, ProfileKind::Heap));
+        let with_suffix = kinds.find_map(|(end, kind)| Some((id.strip_suffix(end)?, kind)));
+        let (rest, kind) = with_suffix.unwrap_or((id, ProfileKind::Heap));
         let mut parts = rest.split('.');
         let mut part = || parts.next();
         let (stamp, pid, sequence, random) = (part()?, part()?, part()?, part()?);
@@ -60,7 +63,7 @@ impl DumpName {
             cause,
             kind,
         };
-        // Only what we would write ourselves is ours.
+        // Only names that memprof itself would write are accepted: a foreign file must never be deleted.
         (name.to_string() == id).then_some(name)
     }
 }
@@ -87,7 +90,7 @@ impl std::fmt::Display for DumpName {
     }
 }
 
-/// Parses `20261121T111244Z`.
+/// Parses `20261121T111244Z`. `None` for the epoch and before.
 fn parse_stamp(stamp: &str) -> Option<SystemTime> {
     let part = |range| stamp.get(range);
     let (year, month, day) = (part(0..4)?, part(4..6)?, part(6..8)?);
@@ -102,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn written_names_parse_to_same_value() {
         let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_564);
         let name = DumpName {
             taken,
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_names_are_not_ours() {
+    fn foreign_names_are_rejected() {
         for foreign in [
             "",
             "x",

@@ -1,4 +1,4 @@
-//! Giving a finished dump its name: all of it, durably, or nothing.
+//! Publishing of a finished dump under its name: completely and durably, or not at all.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,11 +11,11 @@ use rustix::io::{Errno, retry_on_intr};
 use crate::dumps::hidden;
 use crate::dumps::hidden::PRIVATE;
 
-/// Copies `body` into a new file `name` of `directory` that appears complete and on disk.
-/// Never overwrites.
+/// Copies `body` into a new file `name` of `directory`, and returns its length in bytes. The name appears
+/// once the content is complete and on disk. Never overwrites.
 ///
 /// # Errors
-/// The act that the kernel refused, and why; nothing is left behind then.
+/// The action that the kernel refused, and its error; no file is left behind.
 pub(crate) fn publish(
     directory: &OwnedFd,
     name: &str,
@@ -43,13 +43,15 @@ pub(crate) fn publish(
     Ok(length)
 }
 
+/// Copies `body` to `file` and waits until it is on disk.
 fn fill(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::Error)> {
     let length = copy(body, file).map_err(|error| ("write the dump", error))?;
     retry_on_intr(|| rustix::fs::fsync(&file)).map_err(|errno| ("sync the dump", errno.into()))?;
     Ok(length)
 }
 
-/// Large pieces: `io::copy` takes 8 KiB at a time from what is no file itself.
+/// Copies `body` in pieces of 256 KiB; `io::copy` reads only 8 KiB at a time from a reader that is not a
+/// file.
 pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64> {
     let mut piece = vec![0; 256 << 10];
     let mut length = 0;
@@ -66,6 +68,7 @@ pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64>
     }
 }
 
+/// Gives the nameless `file` a name.
 fn link(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {
@@ -78,7 +81,7 @@ fn link(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
         )
     });
     match linked {
-        // No /proc: the kernel allows the descriptor itself to root.
+        // Without /proc, the kernel lets root link the descriptor itself.
         Err(Errno::NOENT) => retry_on_intr(|| {
             rustix::fs::linkat(file.as_fd(), "", directory, name, AtFlags::EMPTY_PATH)
         }),
@@ -86,6 +89,7 @@ fn link(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     }
 }
 
+/// Like [`publish`], but writes under a hidden name: for file systems without `O_TMPFILE`.
 fn publish_hidden(
     directory: &OwnedFd,
     name: &str,
@@ -102,12 +106,13 @@ fn publish_hidden(
     length.inspect_err(|_| remove(directory, &hidden))
 }
 
+/// Renames without overwriting an existing file.
 fn rename(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     let renamed = retry_on_intr(|| {
         rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)
     });
     match renamed {
-        // NFS knows no flags; a link never overwrites either.
+        // NFS supports no rename flags; a link never overwrites either.
         Err(Errno::INVAL) => {
             retry_on_intr(|| rustix::fs::linkat(directory, from, directory, to, AtFlags::empty()))?;
             remove(directory, from);

@@ -1,19 +1,19 @@
-//! Which dumps make room for a new one.
+//! Retention policy: which dumps are deleted before a new one is stored.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::dumps::name::DumpName;
 
-/// How many dumps to keep. The oldest go first, before a new one is published.
+/// Limits of the dump directory. The oldest dumps are deleted first, before a new one is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetentionPolicy {
-    /// At most so many dumps, at least 1.
+    /// Most dumps in the directory; at least 1.
     pub count: usize,
-    /// At most so many bytes in all.
+    /// Most bytes of all dumps together.
     pub bytes: u64,
-    /// For how long; None: as long as there is room.
+    /// Age at which dumps are deleted. `None` keeps them until `count` or `bytes` is exceeded.
     pub age: Option<Duration>,
-    /// So many of this process's first dumps go last, whatever their age.
+    /// Number of this process's first dumps that `age` spares and that are deleted last.
     pub first: usize,
 }
 
@@ -28,69 +28,73 @@ impl Default for RetentionPolicy {
     }
 }
 
-/// A dump that lies in the directory.
+/// A dump in the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DumpFile {
     pub(crate) name: DumpName,
     pub(crate) bytes: u64,
 }
 
-/// The dump to make room for.
+/// The dump that is about to be stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewDump<'a> {
     pub(crate) name: &'a DumpName,
     pub(crate) bytes: u64,
-    /// When its process started: a pid may have been another process's before.
+    /// Start time of its process: an earlier process may have had the same pid.
     pub(crate) started: SystemTime,
 }
 
 impl NewDump<'_> {
-    fn is_of_the_same_process(&self, entry: &DumpFile) -> bool {
-        // Names tell the time to the second.
+    fn is_from_same_process(&self, entry: &DumpFile) -> bool {
+        // Names record the time to the second.
         let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
         let started = UNIX_EPOCH + Duration::from_secs(started.as_secs());
         entry.name.pid == self.name.pid && entry.name.taken >= started
     }
 
     fn is_older_than(&self, age: Duration, entry: &DumpFile) -> bool {
-        // A dump from the future, after the clock was set back, is young.
+        // A dump from the future, after the clock was set back, counts as new.
         let elapsed = self.name.taken.duration_since(entry.name.taken);
         elapsed.is_ok_and(|elapsed| elapsed > age)
     }
 }
 
-/// The entries that have to go, oldest first; `entries` are newest first. Count and bytes hold
-/// for all; age spares the first dumps of this process and the last one of the process before.
+/// Selects the dumps to delete, oldest first; `entries` are sorted newest first. `count` and `bytes` hold for
+/// all; `age` spares the first dumps of this process and the last dump of the process before it.
 pub(crate) fn select_expired<'a>(
     entries: &'a [DumpFile],
-    newcomer: &NewDump<'_>,
+    new_dump: &NewDump<'_>,
     keep: &RetentionPolicy,
 ) -> Vec<&'a DumpFile> {
-    let own = |at: &usize| newcomer.is_of_the_same_process(&entries[*at]);
-    let firsts = (0..entries.len()).rev().filter(own).take(keep.first);
-    let previous = (0..entries.len()).find(|at| !own(at));
+    let is_own = |index: &usize| new_dump.is_from_same_process(&entries[*index]);
+    let firsts = (0..entries.len()).rev().filter(is_own).take(keep.first);
+    let previous = (0..entries.len()).find(|index| !is_own(index));
     let spared: Vec<usize> = firsts.chain(previous).collect();
-    let others = (0..entries.len()).filter(|at| !spared.contains(at));
+    let others = (0..entries.len()).filter(|index| !spared.contains(index));
 
-    let mut places = keep.count.saturating_sub(1);
-    let mut room = keep.bytes.saturating_sub(newcomer.bytes);
-    let mut fits = |at: usize| {
-        let fits = places > 0 && entries[at].bytes <= room;
+    let mut free_count = keep.count.saturating_sub(1);
+    let mut free_bytes = keep.bytes.saturating_sub(new_dump.bytes);
+    let mut fits = |index: usize| {
+        let fits = free_count > 0 && entries[index].bytes <= free_bytes;
         if fits {
-            places -= 1;
-            room -= entries[at].bytes;
+            free_count -= 1;
+            free_bytes -= entries[index].bytes;
         }
         fits
     };
-    let mut goes: Vec<usize> = spared.iter().copied().filter(|at| !fits(*at)).collect();
-    let is_young = |at: usize| {
+    let mut expired: Vec<usize> = spared
+        .iter()
+        .copied()
+        .filter(|index| !fits(*index))
+        .collect();
+    let is_young = |index: usize| {
         keep.age
-            .is_none_or(|age| !newcomer.is_older_than(age, &entries[at]))
+            .is_none_or(|age| !new_dump.is_older_than(age, &entries[index]))
     };
-    // Behind the first that goes all are older, and go too.
-    goes.extend(others.skip_while(|at| is_young(*at) && fits(*at)));
-    goes.sort_unstable_by(|a, b| b.cmp(a));
-    goes.into_iter().map(|at| &entries[at]).collect()
+    // All entries after the first expired one are older, and expired too.
+    expired.extend(others.skip_while(|index| is_young(*index) && fits(*index)));
+    expired.sort_unstable_by(|a, b| b.cmp(a));
+    expired.into_iter().map(|index| &entries[index]).collect()
 }
 
 #[cfg(test)]
@@ -115,8 +119,8 @@ mod tests {
         }
     }
 
-    /// Dumps of 1 MiB on the given days; a process of pid 7 that started on day 5 takes another
-    /// one on day 10. Tells the days whose dumps go.
+    /// Selects among dumps of 1 MiB, taken on the given days, when a process of pid 7 that started on day 5
+    /// takes another dump on day 10. Compares the days of the deleted ones.
     fn check(dumps: &[(u64, u32)], keep: RetentionPolicy, expected: &[u64]) {
         let entries: Vec<_> = dumps
             .iter()
@@ -125,12 +129,12 @@ mod tests {
                 bytes: MIB,
             })
             .collect();
-        let newcomer = NewDump {
+        let new_dump = NewDump {
             name: &name(10, OWN),
             bytes: MIB,
             started: name(5, OWN).taken + Duration::from_millis(1),
         };
-        let days: Vec<_> = select_expired(&entries, &newcomer, &keep)
+        let days: Vec<_> = select_expired(&entries, &new_dump, &keep)
             .iter()
             .map(|entry| u64::from(entry.name.sequence))
             .collect();
@@ -161,7 +165,7 @@ mod tests {
     const OWN_FIVE: [(u64, u32); 5] = [(9, OWN), (8, OWN), (7, OWN), (6, OWN), (5, OWN)];
 
     #[test]
-    fn the_oldest_go_first() {
+    fn oldest_dumps_expire_first() {
         check(&[], count(1), &[]);
         check(&OWN_FIVE, RetentionPolicy::default(), &[]);
         check(&OWN_FIVE, count(4), &[5, 6]);
@@ -174,26 +178,26 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_this_process_go_last() {
+    fn first_dumps_of_process_expire_last() {
         let first = |first, keep| RetentionPolicy { first, ..keep };
         check(&OWN_FIVE, first(1, count(3)), &[6, 7, 8]);
         check(&OWN_FIVE, first(2, count(3)), &[7, 8, 9]);
         check(&OWN_FIVE, first(1, bytes(2)), &[6, 7, 8, 9]);
         check(&OWN_FIVE, first(1, days(2)), &[6, 7]);
         check(&OWN_FIVE, first(9, days(1)), &[]);
-        // Quotas hold for them too.
+        // Count and bytes hold for them too.
         check(&OWN_FIVE, first(9, count(2)), &[6, 7, 8, 9]);
         check(&OWN_FIVE, first(1, bytes(1)), &[5, 6, 7, 8, 9]);
     }
 
     #[test]
-    fn the_last_of_the_process_before_stays() {
+    fn last_dump_of_previous_process_is_kept() {
         let two = [(9, OWN), (8, OWN), (3, OTHER), (2, OTHER)];
         check(&two, count(3), &[2, 8]);
         check(&two, days(1), &[2, 8]);
         check(&two, bytes(2), &[2, 8, 9]);
         check(&two, count(1), &[2, 3, 8, 9]);
-        // The pid was another process's before this one started.
+        // The pid belonged to another process before this one started.
         let restarted = [(9, OWN), (8, OWN), (4, OWN), (3, OWN)];
         let keep = RetentionPolicy {
             first: 1,

@@ -1,9 +1,9 @@
-//! Where an allocator writes a dump: in memory, and nowhere else.
+//! The memory that an allocator writes a dump to.
 //!
-//! jemalloc writes while it holds locks that every allocating thread needs, so the target must
-//! not block: never a disk. The memory is the host's, which may be short of it: while the
-//! allocator writes, the thread that waits for it [looks](Scratch::poll_headroom) what is left, and takes
-//! the pages back before the kernel would end the process.
+//! jemalloc writes while it holds locks that every allocating thread needs, so the target must not block:
+//! never a disk. The host may be short of memory: while the allocator writes, the thread that waits for it
+//! [polls the headroom](Scratch::poll_headroom) and releases the pages before the kernel would kill the
+//! process.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -23,64 +23,65 @@ use crate::dumps::publish::copy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
-/// Where a memory file system is mounted, as a rule (`shm_open(3)`).
+/// Usual mount point of a memory file system (shm_open(3)).
 const SHARED_MEMORY: &str = "/dev/shm";
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
 
-/// Memory is given back by so much at a time: a huge page, which goes as a whole.
-const PUNCHED: u64 = 2 << 20;
+/// Bytes to release at a time: a huge page, which can only be released whole.
+const PUNCH_SIZE: u64 = 2 << 20;
 
-/// A file in memory that an allocator writes to, under a name that only this process can use.
+/// A file in memory that an allocator writes to, under a path that only this process can use.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     file: GuardedFd<File>,
-    name: Name,
+    name: ScratchPath,
     progress: Mutex<ScratchState>,
 }
 
 #[derive(Debug)]
-enum Name {
-    /// By its descriptor. `thread-self`, because `self` has no descriptors once the main thread
-    /// has exited.
+enum ScratchPath {
+    /// /proc/thread-self/fd/N. Not `self`, because that has no descriptors once the main thread has exited.
     Descriptor,
-    /// A hidden file, where there is no /proc.
+    /// A hidden file, for systems without /proc.
     Hidden(PathBuf),
-    /// Without /proc and a memory file system: for whoever writes to descriptors.
+    /// No path, without /proc and a memory file system: only writers that take a descriptor can use it.
     None,
 }
 
 #[derive(Debug)]
 enum ScratchState {
-    /// The allocator may be writing.
+    /// The allocator may still be writing.
     Writing,
-    /// Too little memory is left: what it writes is thrown away.
+    /// Too little memory is left: what the allocator writes is discarded.
     Abandoned(Error),
-    /// It has written all of it.
+    /// The allocator has written everything.
     Done,
 }
 
 impl Scratch {
-    /// One for the dump that is to be kept in `directory` under a name like `hidden`.
+    /// Creates the file for a dump that will be stored in `directory`. `hidden` is the hidden name to use if
+    /// the file needs one.
     ///
     /// # Errors
-    /// There is no memory file, or none that has a name.
+    /// `Io`: the kernel refuses a memory file, and there is no memory file system.
     pub(crate) fn open(directory: &Path, hidden: &str) -> Result<Self> {
         if Path::new("/proc/thread-self/fd").exists() {
-            // ENOSYS or EPERM under a strict seccomp filter.
-            return Self::memory().or_else(|memory| {
-                Self::unnamed(Path::new(SHARED_MEMORY)).map_err(|_| no_memory_file(&memory))
+            // memfd_create fails with ENOSYS or EPERM under a strict seccomp filter.
+            return Self::in_memfd().or_else(|memory| {
+                Self::in_unnamed_file(Path::new(SHARED_MEMORY)).map_err(|_| no_memory_file(&memory))
             });
         }
-        let places = [directory, Path::new(SHARED_MEMORY)];
-        let hidden = places.map(|place| Self::hidden(place, hidden));
+        let directories = [directory, Path::new(SHARED_MEMORY)];
+        let hidden = directories.map(|path| Self::in_hidden_file(path, hidden));
         match hidden.into_iter().find_map(io::Result::ok) {
             Some(hidden) => Ok(hidden),
-            None => Self::memory_named(Name::None).map_err(|memory| no_memory_file(&memory)),
+            None => Self::in_memfd_with_path(ScratchPath::None)
+                .map_err(|memory| no_memory_file(&memory)),
         }
     }
 
-    fn new(file: OwnedFd, name: Name) -> io::Result<Self> {
+    fn new(file: OwnedFd, name: ScratchPath) -> io::Result<Self> {
         Ok(Self {
             file: GuardedFd::new(file.into())?,
             name,
@@ -88,48 +89,50 @@ impl Scratch {
         })
     }
 
-    fn memory() -> io::Result<Self> {
-        Self::memory_named(Name::Descriptor)
+    fn in_memfd() -> io::Result<Self> {
+        Self::in_memfd_with_path(ScratchPath::Descriptor)
     }
 
-    fn memory_named(name: Name) -> io::Result<Self> {
+    fn in_memfd_with_path(name: ScratchPath) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = retry_on_intr(|| rustix::fs::memfd_create("memprof-dump", flags))?;
         rustix::fs::fchmod(&memory, PRIVATE)?;
         Self::new(memory, name)
     }
 
-    /// In the memory file system at `directory`, without a name there.
-    fn unnamed(directory: &Path) -> io::Result<Self> {
-        let place = memory_directory(directory)?;
+    /// Creates a nameless file in the memory file system at `directory`.
+    fn in_unnamed_file(directory: &Path) -> io::Result<Self> {
+        let directory = memory_directory(directory)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = retry_on_intr(|| rustix::fs::openat(&place, ".", flags, PRIVATE))?;
-        Self::new(file, Name::Descriptor)
+        let file = retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE))?;
+        Self::new(file, ScratchPath::Descriptor)
     }
 
-    /// In the memory file system at `directory`, under the hidden name `name`, which must be new.
-    fn hidden(directory: &Path, name: &str) -> io::Result<Self> {
-        let place = memory_directory(directory)?;
-        // A process that was killed meanwhile left its memory there.
-        hidden::sweep(&place)?;
-        let file = hidden::create(&place, name)?;
-        Self::new(file, Name::Hidden(directory.join(name)))
+    /// Creates a file in the memory file system at `directory` under the hidden name `name`, which must be
+    /// new.
+    fn in_hidden_file(directory: &Path, name: &str) -> io::Result<Self> {
+        let memory_dir = memory_directory(directory)?;
+        // Processes that were killed during a dump left their files there.
+        hidden::sweep(&memory_dir)?;
+        let file = hidden::create(&memory_dir, name)?;
+        Self::new(file, ScratchPath::Hidden(directory.join(name)))
     }
 
-    /// The path to hand to the allocator.
+    /// Path for the allocator to open.
     ///
     /// # Errors
-    /// It has no name; the program closed its descriptor, whose number may be that of a file of the program's.
+    /// `Io`: the file has no path; or the program closed the descriptor, so that its number may now belong to
+    /// a file of the program's.
     pub(crate) fn path(&self) -> Result<CString> {
         let path = match &self.name {
-            Name::Descriptor => {
+            ScratchPath::Descriptor => {
                 let file = self.file.get();
                 let file =
                     file.map_err(|errno| Error::io("find the memory for the dump", &errno.into()))?;
                 format!("/proc/thread-self/fd/{}", file.as_raw_fd()).into_bytes()
             }
-            Name::Hidden(path) => path.as_os_str().as_bytes().to_vec(),
-            Name::None => {
+            ScratchPath::Hidden(path) => path.as_os_str().as_bytes().to_vec(),
+            ScratchPath::None => {
                 let message = "without /proc an allocator can only write to a name, and neither \
                                /dev/shm nor the dump directory is on a memory file system";
                 return Err(Error::new(ErrorKind::Io, message)
@@ -139,17 +142,17 @@ impl Scratch {
         Ok(CString::new(path).expect("an open path has no NUL"))
     }
 
-    /// The file, read or written from its start.
-    pub(crate) fn rewound(&self) -> io::Result<&File> {
+    /// The file, positioned at its start.
+    pub(crate) fn rewind(&self) -> io::Result<&File> {
         let mut file = self.file.get()?;
         file.seek(SeekFrom::Start(0))?;
         Ok(file)
     }
 
-    /// Asks `short` whether the process may still have the rest of the dump, of which so many bytes
-    /// are written. If it says why not, the memory is given back, and what goes on to be written
-    /// too. The allocator never sees an error, which some are built to abort at. False when there
-    /// is nothing to look after any more.
+    /// Passes the bytes written so far to `short`, which returns an error if the headroom does not suffice
+    /// for the rest. The memory is then released, and so is what the allocator writes afterwards; the
+    /// allocator never sees an error, because some abort on one. Returns false once the allocator has
+    /// finished.
     pub(crate) fn poll_headroom(&self, short: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {
@@ -175,10 +178,10 @@ impl Scratch {
         stat.map_or(0, |stat| stat.st_size.unsigned_abs())
     }
 
-    /// The allocator has written: from now on the memory is kept until it was read.
+    /// Marks the writing as finished: the memory is now kept until it was read.
     ///
     /// # Errors
-    /// Too little memory was left.
+    /// The error that abandoned the dump, if the memory ran short.
     pub(crate) fn finish_writing(&self) -> Result<()> {
         let mut progress = lock(&self.progress);
         if let ScratchState::Abandoned(error) = &*progress {
@@ -188,29 +191,30 @@ impl Scratch {
         Ok(())
     }
 
-    /// Reads the first `length` bytes, and gives back the memory of what was read: the copy of it
-    /// takes as much.
+    /// Reads the first `length` bytes, and releases the memory of what was read, because the copy needs as
+    /// much.
     pub(crate) fn drain(&self, length: u64) -> impl Read {
         DrainingReader {
-            start: self.start(length),
+            reader: self.prefix_reader(length),
             punched: 0,
         }
     }
 
-    /// Reads the first `length` bytes, which stay.
-    pub(crate) fn start(&self, length: u64) -> PrefixReader<'_> {
+    /// Reads the first `length` bytes without releasing them.
+    pub(crate) fn prefix_reader(&self, length: u64) -> PrefixReader<'_> {
         PrefixReader {
             file: &self.file,
-            at: 0,
+            position: 0,
             length,
         }
     }
 
-    /// Reads `body`, of which it has the first `length` bytes already, writes the rest behind them, and opens it once
-    /// more, for reading only; where it has no name, it is sealed (`F_SEAL_WRITE`).
+    /// Appends to the file what `body` has after its first `length` bytes, which the file holds already.
+    /// Returns the file, opened again for reading only, and its length in bytes. A file without a path is
+    /// sealed (`F_SEAL_WRITE`) instead.
     ///
     /// # Errors
-    /// There is no memory left, or the body cannot be read.
+    /// No memory is left, or `body` cannot be read.
     pub(crate) fn complete(&self, length: u64, body: &mut dyn Read) -> io::Result<(File, u64)> {
         copy(&mut body.take(length), &mut io::sink())?;
         let mut file = self.file.get()?;
@@ -229,8 +233,8 @@ impl Scratch {
         Ok((File::from(opened), length + tail))
     }
 
-    /// Why jemalloc could not write: it reports every file trouble as EFAULT, so do again what
-    /// it did, open and write, and see what the kernel says.
+    /// Error number that explains why jemalloc could not write. jemalloc reports every file error as EFAULT,
+    /// so this repeats its open and write and returns the kernel's error. `None` if both succeed.
     pub(crate) fn write_errno(&self) -> Option<Errno> {
         const PAGE: [u8; 4096] = [0; 4096];
         let opened = retry_on_intr(|| {
@@ -248,7 +252,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Name::Hidden(path) = &self.name
+        if let ScratchPath::Hidden(path) = &self.name
             && let Err(errno) = rustix::fs::unlinkat(CWD, path, AtFlags::empty())
         {
             log::warn!("failed to remove {}: {errno}", path.display());
@@ -256,12 +260,16 @@ impl Drop for Scratch {
     }
 }
 
+/// `Io` error for a system without memory files.
 fn no_memory_file(cause: &io::Error) -> Error {
     Error::io("create a memory file for the dump (memfd_create)", cause)
         .or_remedy("allow memfd_create to this program, or mount a tmpfs at /dev/shm")
 }
 
-/// Opens a directory, if it is of a memory file system.
+/// Opens a directory of a memory file system.
+///
+/// # Errors
+/// `Unsupported` if the file system is of another type; otherwise the kernel's error.
 fn memory_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let directory =
@@ -272,35 +280,39 @@ fn memory_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-/// So many bytes from the start of a file.
+/// Reads the first `length` bytes of a file, independently of its position.
 pub(crate) struct PrefixReader<'a> {
     file: &'a GuardedFd<File>,
-    at: u64,
+    position: u64,
     length: u64,
 }
 
 impl Read for PrefixReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.length - self.at).unwrap_or(usize::MAX);
-        let wanted = buffer.len().min(left);
-        let read = self.file.get()?.read_at(&mut buffer[..wanted], self.at)?;
-        self.at += read as u64;
+        let remaining = usize::try_from(self.length - self.position).unwrap_or(usize::MAX);
+        let wanted = buffer.len().min(remaining);
+        let read = self
+            .file
+            .get()?
+            .read_at(&mut buffer[..wanted], self.position)?;
+        self.position += read as u64;
         Ok(read)
     }
 }
 
+/// Releases the memory of a file behind the bytes that it has read.
 struct DrainingReader<'a> {
-    start: PrefixReader<'a>,
+    reader: PrefixReader<'a>,
     punched: u64,
 }
 
 impl Read for DrainingReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = (self.start.at - self.punched) / PUNCHED * PUNCHED;
+        let length = (self.reader.position - self.punched) / PUNCH_SIZE * PUNCH_SIZE;
         if length > 0 {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // It is only thrift: where the kernel refuses, all goes when the file is closed.
-            let file = self.start.file.get();
+            // A refusal of the kernel does no harm: all memory is released when the file is closed.
+            let file = self.reader.file.get();
             let punched =
                 file.and_then(|file| rustix::fs::fallocate(file, flags, self.punched, length));
             if let Err(errno) = punched {
@@ -308,7 +320,7 @@ impl Read for DrainingReader<'_> {
             }
             self.punched += length;
         }
-        self.start.read(buffer)
+        self.reader.read(buffer)
     }
 }
 
@@ -324,10 +336,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_takes_no_memory() {
-        let scratch = Scratch::memory().unwrap();
-        let text: Vec<u8> = (0..8 * PUNCHED).map(|byte| (byte % 251) as u8).collect();
-        scratch.rewound().unwrap().write_all(&text).unwrap();
+    fn drained_bytes_take_no_memory() {
+        let scratch = Scratch::in_memfd().unwrap();
+        let text: Vec<u8> = (0..8 * PUNCH_SIZE).map(|byte| (byte % 251) as u8).collect();
+        scratch.rewind().unwrap().write_all(&text).unwrap();
         let length = text.len() - 7;
         let mut drain = scratch.drain(length as u64);
         let mut read = Vec::new();
@@ -340,13 +352,13 @@ mod tests {
         }
         assert_eq!(drain.read(&mut piece).unwrap(), 0);
         assert!(read == text[..length]);
-        assert!(most <= 9 * PUNCHED, "{most} bytes, the copy with them");
-        assert!(memory_of(&scratch) <= 2 * PUNCHED);
+        assert!(most <= 9 * PUNCH_SIZE, "{most} bytes, the copy with them");
+        assert!(memory_of(&scratch) <= 2 * PUNCH_SIZE);
     }
 
     #[test]
-    fn memory_that_becomes_short_is_given_back_until_the_allocator_is_done() {
-        let scratch = Scratch::memory().unwrap();
+    fn memory_of_abandoned_dump_is_released_until_allocator_finishes() {
+        let scratch = Scratch::in_memfd().unwrap();
         let write = || {
             let written = (&scratch.file).write_all(&[7; 100_000]);
             written.expect("an allocator may abort");
@@ -367,8 +379,8 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_dump_is_never_thrown_away() {
-        let scratch = Scratch::memory().unwrap();
+    fn finished_dump_is_never_abandoned() {
+        let scratch = Scratch::in_memfd().unwrap();
         (&scratch.file).write_all(b"dump").unwrap();
         scratch.finish_writing().unwrap();
         assert!(!scratch.poll_headroom(|_| panic!("there was no write")));
@@ -378,11 +390,11 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_is_completed_where_it_lies() {
-        for name in [Name::Descriptor, Name::None] {
-            let scratch = Scratch::memory_named(name).unwrap();
+    fn complete_appends_in_place_and_opens_read_only() {
+        for name in [ScratchPath::Descriptor, ScratchPath::None] {
+            let scratch = Scratch::in_memfd_with_path(name).unwrap();
             (&scratch.file).write_all(b"profile, and more").unwrap();
-            let mut body = scratch.start(7).chain(&b" and its end"[..]);
+            let mut body = scratch.prefix_reader(7).chain(&b" and its end"[..]);
             let (mut file, length) = scratch.complete(7, &mut body).unwrap();
             let mut text = String::new();
             file.read_to_string(&mut text).unwrap();
@@ -392,24 +404,24 @@ mod tests {
     }
 
     #[test]
-    fn without_a_name_an_allocator_is_told_why_it_cannot_write() {
-        let scratch = Scratch::memory_named(Name::None).unwrap();
+    fn path_without_proc_explains_why() {
+        let scratch = Scratch::in_memfd_with_path(ScratchPath::None).unwrap();
         let refused = scratch.path().unwrap_err().to_string();
         assert!(refused.contains("without /proc an allocator"), "{refused}");
     }
 
     #[test]
-    fn only_a_memory_file_system_will_do() {
+    fn scratch_outside_memory_file_system_is_refused() {
         let memory = tempfile::tempdir_in(SHARED_MEMORY).unwrap();
-        let hidden = Scratch::hidden(memory.path(), ".scratch").unwrap();
-        let unnamed = Scratch::unnamed(memory.path()).unwrap();
+        let hidden = Scratch::in_hidden_file(memory.path(), ".scratch").unwrap();
+        let unnamed = Scratch::in_unnamed_file(memory.path()).unwrap();
         let names = || std::fs::read_dir(memory.path()).unwrap().count();
         assert_eq!(names(), 1);
         drop((hidden, unnamed));
         assert_eq!(names(), 0);
         for other in ["/proc", "/proc/self/fd", "/no"] {
-            assert!(Scratch::hidden(Path::new(other), ".scratch").is_err());
-            assert!(Scratch::unnamed(Path::new(other)).is_err());
+            assert!(Scratch::in_hidden_file(Path::new(other), ".scratch").is_err());
+            assert!(Scratch::in_unnamed_file(Path::new(other)).is_err());
         }
     }
 }

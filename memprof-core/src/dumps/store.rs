@@ -1,4 +1,4 @@
-//! The dump directory: listing, publishing, pruning.
+//! The dump directory: listing, publishing and deleting dumps.
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
@@ -23,29 +23,29 @@ use memprof_messages::KeptDump;
 
 const EXTENSION: &str = ".heap";
 
-/// Another process that dumps into the same directory may be a moment ahead.
+/// Clock difference to ignore: another process that dumps into the same directory may be slightly ahead.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// A kept dump, opened for reading.
 #[derive(Debug)]
 pub struct OpenedDump {
-    /// At its start.
+    /// Positioned at the start.
     pub file: File,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where it lies, absolute.
+    /// Absolute path.
     pub path: PathBuf,
 }
 
-/// The directory that holds a program's dumps, and nothing else.
+/// The directory that holds a program's dumps; other files in it are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     directory: PathBuf,
     keep: RetentionPolicy,
 }
 
-/// Where a program keeps its dumps when no directory was configured. `variable` reads the
-/// environment.
+/// Directory for a program's dumps if none is configured: below `XDG_STATE_HOME`, /var/lib for root, or
+/// `~/.local/state`. `variable` reads the environment.
 pub fn default_dump_dir(
     program: &str,
     is_root: bool,
@@ -64,7 +64,7 @@ pub fn default_dump_dir(
 }
 
 impl Store {
-    /// A store in `directory`, an absolute path; it is made when it is first needed.
+    /// Creates a store in `directory`, an absolute path, which is created when it is first needed.
     pub fn new(directory: PathBuf, keep: RetentionPolicy) -> Self {
         Self { directory, keep }
     }
@@ -74,22 +74,22 @@ impl Store {
         &self.directory
     }
 
-    /// The kept dumps, newest first.
+    /// Lists the kept dumps, newest first.
     ///
     /// # Errors
-    /// The directory cannot be read or is not safe to use. A missing one is empty.
+    /// `Io`: the directory cannot be read or is not safe to use. A missing directory is empty.
     pub fn list(&self) -> Result<Vec<KeptDump>> {
         let Some(directory) = self.open_safe("read")? else {
             return Ok(Vec::new());
         };
         let entries = self.entries(&directory)?;
-        Ok(entries.iter().map(|entry| self.kept(entry)).collect())
+        Ok(entries.iter().map(|entry| self.describe(entry)).collect())
     }
 
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// `Invalid` when no kept dump has that id; as for [`list`](Self::list).
+    /// `InvalidArgument`: no kept dump has this id; otherwise as for [`list`](Self::list).
     pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
         let unknown = || {
             let message = format!("no kept dump has the id {id:?}");
@@ -97,8 +97,8 @@ impl Store {
         };
         let name = file_name(&DumpName::parse(id).ok_or_else(unknown)?);
         let directory = self.open_safe("open a dump in")?.ok_or_else(unknown)?;
-        let failed = |errno: Errno| self.unusable("open a dump in", errno.into());
-        // What is no regular file must not hold this thread up.
+        let failed = |errno: Errno| self.directory_error("open a dump in", errno.into());
+        // `NONBLOCK` keeps the open of a FIFO from blocking this thread.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
             match retry_on_intr(|| rustix::fs::openat(&directory, &name, flags, Mode::empty()))
@@ -118,11 +118,11 @@ impl Store {
         })
     }
 
-    /// Publishes a dump of a process that `started` then under a new name, after making room for
-    /// it. Returns its id, path and length.
+    /// Publishes a dump of a process that started at `started` under the new `name`, after it deleted the
+    /// dumps that the retention policy no longer allows. Returns its id, path and length.
     ///
     /// # Errors
-    /// The directory cannot be made, is not safe, or takes no more; nothing is left behind.
+    /// `Io`: the directory cannot be created, is not safe, or accepts no file; nothing is left behind.
     pub(crate) fn add(
         &self,
         name: &DumpName,
@@ -130,66 +130,68 @@ impl Store {
         size: u64,
         body: &mut dyn Read,
     ) -> Result<KeptDump> {
-        let directory = self.open_or_make()?;
-        hidden::sweep(&directory).map_err(|errno| self.unusable("list", errno.into()))?;
-        let newcomer = NewDump {
+        let directory = self.open_or_create()?;
+        hidden::sweep(&directory).map_err(|errno| self.directory_error("list", errno.into()))?;
+        let new_dump = NewDump {
             name,
             bytes: size,
             started,
         };
-        self.make_room(&directory, &newcomer)?;
+        self.delete_expired(&directory, &new_dump)?;
         let bytes = publish(&directory, &file_name(name), body).map_err(|(act, cause)| {
-            self.unusable(&format!("{act} in"), cause)
+            self.directory_error(&format!("{act} in"), cause)
                 .or_remedy("free space or choose another dump_dir in the plugin's config")
         })?;
-        Ok(self.kept(&DumpFile {
+        Ok(self.describe(&DumpFile {
             name: name.clone(),
             bytes,
         }))
     }
 
-    /// Makes the directory if need be, and checks that dumps can be kept in it.
+    /// Opens the directory, which it creates if necessary, and checks that it is safe for dumps.
     ///
     /// # Errors
-    /// As for publishing.
-    pub(crate) fn open_or_make(&self) -> Result<OwnedFd> {
-        let made = match self.open() {
+    /// Like [`add`](Self::add).
+    pub(crate) fn open_or_create(&self) -> Result<OwnedFd> {
+        let opened = match self.open() {
             Err(Errno::NOENT) => DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&self.directory)
                 .and_then(|()| Ok(self.open()?)),
-            opened => opened.map_err(io::Error::from),
+            result => result.map_err(io::Error::from),
         };
-        let directory = made.map_err(|cause| {
-            self.unusable("use", cause)
+        let directory = opened.map_err(|cause| {
+            self.directory_error("use", cause)
                 .remedy("set dump_dir to a directory that this user owns")
         })?;
-        self.check(&directory)?;
+        self.check_safe(&directory)?;
         Ok(directory)
     }
 
-    /// The directory, where there is one, after it was found to be safe.
+    /// Opens the directory and checks that it is safe. `None` if it does not exist.
     fn open_safe(&self, act: &str) -> Result<Option<OwnedFd>> {
         match self.open() {
             Ok(directory) => {
-                self.check(&directory)?;
+                self.check_safe(&directory)?;
                 Ok(Some(directory))
             }
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(self.unusable(act, errno.into())),
+            Err(errno) => Err(self.directory_error(act, errno.into())),
         }
     }
 
-    fn check(&self, directory: &OwnedFd) -> Result<()> {
-        let stat = rustix::fs::fstat(directory).map_err(|e| self.unusable("check", e.into()))?;
+    /// Checks that only this user may write to the directory and replace it.
+    fn check_safe(&self, directory: &OwnedFd) -> Result<()> {
+        let stat =
+            rustix::fs::fstat(directory).map_err(|e| self.directory_error("check", e.into()))?;
         self.check_ownership(&stat)?;
         self.check_parents()
     }
 
-    /// Whoever may write to a parent may put another directory in the place of this one.
+    /// Checks that no other user may write to a parent directory, who could replace this one.
     fn check_parents(&self) -> Result<()> {
-        // Both the path as it was given and the one that its links lead to.
+        // Checks both the given path and the one after its symbolic links are resolved.
         let real = std::fs::canonicalize(&self.directory);
         let given = self.directory.ancestors().skip(1);
         let real = real.iter().flat_map(|real| real.ancestors().skip(1));
@@ -209,27 +211,28 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the directory if need be, and a file without a name in it.
+    /// Opens the directory as [`open_or_create`](Self::open_or_create) does, and checks that a file can be
+    /// created in it. Nothing is left behind.
     ///
     /// # Errors
-    /// As for publishing.
+    /// Like [`add`](Self::add).
     pub(crate) fn probe(&self) -> Result<OwnedFd> {
-        let directory = self.open_or_make()?;
+        let directory = self.open_or_create()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {
-            // Without O_TMPFILE a dump goes by a hidden name (publish).
+            // File systems without O_TMPFILE accept a hidden name (`publish`).
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(directory),
             Err(errno) => Err(self
-                .unusable("create a file in", errno.into())
+                .directory_error("create a file in", errno.into())
                 .or_remedy("set dump_dir to a directory that this user can write to")),
         }
     }
 
-    /// Whether a dump could be kept, as far as permissions tell; nothing is made.
+    /// Checks the permissions of the dump directory, or of the parent in which it would be created; creates
+    /// nothing.
     ///
     /// # Errors
-    /// The directory, or the parent in which it would be made, is not one that this process may
-    /// write to.
+    /// `Io`: this process may not write to that directory.
     pub fn require_writable(&self) -> Result<()> {
         let existing = self.directory.ancestors().find(|path| path.exists());
         let existing = existing.unwrap_or(Path::new("/"));
@@ -272,9 +275,9 @@ impl Store {
             .and_then(above_stdio)
     }
 
-    /// The dumps in the directory, newest first.
+    /// Reads the names and lengths of the dumps in the directory, newest first.
     fn entries(&self, directory: &OwnedFd) -> Result<Vec<DumpFile>> {
-        let failed = |errno: Errno| self.unusable("list", errno.into());
+        let failed = |errno: Errno| self.directory_error("list", errno.into());
         let mut entries = Vec::new();
         for entry in Dir::read_from(directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -289,7 +292,7 @@ impl Store {
                     let bytes = stat.st_size.unsigned_abs();
                     entries.push(DumpFile { name, bytes });
                 }
-                // Another process of this program may prune at the same time.
+                // Another process of this program may delete dumps at the same time.
                 Ok(_) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -301,7 +304,8 @@ impl Store {
         Ok(entries)
     }
 
-    fn kept(&self, entry: &DumpFile) -> KeptDump {
+    /// Description of a dump for replies.
+    fn describe(&self, entry: &DumpFile) -> KeptDump {
         let DumpFile { name, bytes } = entry;
         KeptDump {
             id: name.to_string(),
@@ -315,21 +319,24 @@ impl Store {
         }
     }
 
-    fn make_room(&self, directory: &OwnedFd, newcomer: &NewDump<'_>) -> Result<()> {
+    /// Deletes the dumps that the retention policy does not allow beside `new_dump`.
+    fn delete_expired(&self, directory: &OwnedFd, new_dump: &NewDump<'_>) -> Result<()> {
         let mut entries = self.entries(directory)?;
-        // The clock was set back since: what is of later than now is older than what is of now.
-        let latest = newcomer.name.taken + CLOCK_SLACK;
+        // A dump from the future was taken before the clock was set back, so it counts as older than the
+        // present ones.
+        let latest = new_dump.name.taken + CLOCK_SLACK;
         entries.sort_by_key(|entry| entry.name.taken > latest);
-        for DumpFile { name, .. } in select_expired(&entries, newcomer, &self.keep) {
+        for DumpFile { name, .. } in select_expired(&entries, new_dump, &self.keep) {
             match rustix::fs::unlinkat(directory, file_name(name), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {name}"),
-                Err(errno) => return Err(self.unusable("prune a dump in", errno.into())),
+                Err(errno) => return Err(self.directory_error("prune a dump in", errno.into())),
             }
         }
         Ok(())
     }
 
-    fn unusable(&self, act: &str, cause: io::Error) -> Error {
+    /// `Io` error for an action on the dump directory.
+    fn directory_error(&self, act: &str, cause: io::Error) -> Error {
         Error::io(&format!("{act} {}", self.directory.display()), &cause)
     }
 }
@@ -367,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_dumps_can_be_kept_is_told_without_making_anything() {
+    fn require_writable_creates_nothing() {
         let (parent, store) = store(RetentionPolicy::default());
         store.require_writable().unwrap();
         assert!(!store.directory().exists());
@@ -386,14 +393,14 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_is_private_whole_and_listed_newest_first() {
+    fn dumps_are_private_complete_and_listed_newest_first() {
         let (_parent, store) = store(RetentionPolicy::default());
         assert_eq!(store.list().unwrap(), []);
         let first = add(&store, &name(0, 1), b"one");
         let second = add(&store, &name(0, 2), b"three");
         assert_eq!(store.list().unwrap(), [second.clone(), first]);
-        let told = DumpId::parse(&second.id).map(|id| (id.taken, id.pid));
-        assert_eq!(told, Some((second.taken.clone(), second.pid)));
+        let parsed = DumpId::parse(&second.id).map(|id| (id.taken, id.pid));
+        assert_eq!(parsed, Some((second.taken.clone(), second.pid)));
         assert_eq!(std::fs::read(&second.path).unwrap(), b"three");
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&second.path), 0o600);
@@ -401,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn publishing_the_same_name_twice_overwrites_nothing() {
+    fn publish_of_existing_name_fails() {
         let (_parent, store) = store(RetentionPolicy::default());
         let kept = add(&store, &name(0, 1), b"one");
         let refused = store
@@ -413,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_make_room_and_the_newest_stays() {
+    fn oldest_dumps_are_deleted_first() {
         let check = |keep: RetentionPolicy, expected: &[u32]| {
             let (_parent, store) = store(keep);
             for sequence in 1..=4 {
@@ -452,15 +459,15 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_stays_whatever_the_clock_does() {
+    fn newest_dump_is_kept_after_clock_change() {
         const YEAR: u64 = 365 * 24 * 3600;
         let check = |taken: &[u64], expected: &[u32]| {
             let (_parent, store) = store(RetentionPolicy {
                 count: 2,
                 ..RetentionPolicy::default()
             });
-            for (at, seconds) in (1..).zip(taken) {
-                add(&store, &name(*seconds, at), b"12345");
+            for (sequence, seconds) in (1..).zip(taken) {
+                add(&store, &name(*seconds, sequence), b"12345");
             }
             let mut kept: Vec<_> = store
                 .list()
@@ -477,9 +484,9 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_triggers_leave_the_quota_and_never_more() {
+    fn ten_thousand_dumps_never_exceed_quota() {
         const QUOTA: usize = 8;
-        // In memory: each dump is synced to its disk.
+        // In memory, because each dump is synced to its disk.
         let parent = tempfile::tempdir_in("/dev/shm").unwrap();
         let keep = RetentionPolicy {
             count: QUOTA,
@@ -547,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn fetch_takes_only_listed_ids() {
+    fn fetch_accepts_only_listed_ids() {
         let (parent, store) = store(RetentionPolicy::default());
         let kept = add(&store, &name(0, 1), b"one");
         let mut body = String::new();
@@ -585,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_write_to_is_refused() {
+    fn directory_writable_by_others_is_refused() {
         let (_parent, store) = store(RetentionPolicy::default());
         std::fs::create_dir(store.directory()).unwrap();
         std::fs::set_permissions(store.directory(), PermissionsExt::from_mode(0o777)).unwrap();
@@ -599,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_became_unsafe_is_neither_listed_nor_read() {
+    fn directory_that_became_unsafe_is_neither_listed_nor_read() {
         let (parent, store) = store(RetentionPolicy::default());
         let kept = add(&store, &name(0, 1), b"one");
         let set_mode = |path: &Path, mode| {
@@ -626,13 +633,13 @@ mod tests {
         symlink(parent.path(), &linked).unwrap();
         let through = Store::new(linked.join("dumps"), RetentionPolicy::default());
         assert!(through.list().is_err());
-        // As in /tmp, where nobody renames what is another's.
+        // As in /tmp, where the sticky bit keeps users from renaming each other's files.
         set_mode(parent.path(), 0o1777);
         assert_eq!(store.list().unwrap(), [kept]);
     }
 
     #[test]
-    fn a_file_in_place_of_the_directory_is_named() {
+    fn file_in_place_of_directory_is_refused() {
         let (_parent, store) = store(RetentionPolicy::default());
         std::fs::write(store.directory(), "").unwrap();
         let refused = store

@@ -1,59 +1,59 @@
-//! Why a dump is taken.
+//! Triggers: the reasons to take a dump.
 
 use std::fmt;
 use std::time::Duration;
 
 use memprof_messages::{TriggerKind, format_size};
 
-/// Why a dump is taken.
+/// Reason for a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trigger {
-    /// Somebody asked.
+    /// A message requested it.
     Message,
-    /// A watch rule, and the bytes that it saw: resident ones, or those of the cgroup.
+    /// A watch rule fired, at this many bytes: resident ones, or the cgroup's for `CgroupAbove`.
     Rule(Condition, u64),
     /// `gdump`: the resident bytes passed their last high-water mark.
     HighWater(u64),
 }
 
-/// When to dump.
+/// Condition under which a watch rule dumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// So often.
+    /// This time has passed since the last dump.
     Every(Duration),
-    /// Resident memory passes this; per cent are of the cgroup's limit, or else the machine's
-    /// memory.
+    /// Resident memory exceeds the threshold. Percentages are of the cgroup's limit, or of the machine's
+    /// memory if there is none.
     RssAbove(Threshold),
-    /// Resident memory grew by so many bytes since this rule's last dump, or its start.
+    /// Resident memory grew by this many bytes since the rule's last dump, or since its start.
     RssGrowth(u64),
-    /// What the memory cgroup uses passes this; per cent as for `RssAbove`.
+    /// The memory cgroup's usage exceeds the threshold; percentages as for `RssAbove`.
     CgroupAbove(Threshold),
-    /// The program ends, by itself or by a signal that it handles.
+    /// The program exits, normally or by a signal that it handles.
     AtExit,
 }
 
-/// The amount of memory at which a rule fires.
+/// Amount of memory at which a rule fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threshold {
-    /// So many bytes.
+    /// Absolute number of bytes.
     Bytes(u64),
-    /// So many per cent of what there is, 1 to 100.
+    /// Percentage of the available memory, 1 to 100.
     Percent(u8),
 }
 
 impl Threshold {
-    /// `available` is what per cent are of.
+    /// Converts to bytes; percentages are of `available` bytes.
     pub(crate) fn bytes(self, available: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
-            // Divided first: what is available may be near the largest number.
+            // Divides first: `available` may be near `u64::MAX`.
             Self::Percent(percent) => available / 100 * u64::from(percent),
         }
     }
 }
 
 impl Condition {
-    /// Whether it needs a look at memory now and then.
+    /// Whether memory must be polled to evaluate the condition.
     pub(crate) fn reads_memory(&self) -> bool {
         match self {
             Self::Every(_) | Self::AtExit => false,
@@ -63,6 +63,7 @@ impl Condition {
 }
 
 impl Trigger {
+    /// The kind that names and messages report.
     pub(crate) fn word(&self) -> TriggerKind {
         match self {
             Self::Message => TriggerKind::Message,
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn triggers_name_the_rule_and_what_it_saw() {
+    fn trigger_text_names_rule_and_bytes() {
         let check = |trigger: Trigger, word: &str, text: &str| {
             assert_eq!(trigger.word().name(), word);
             assert_eq!(trigger.to_string(), text);

@@ -95,7 +95,7 @@ impl ActiveLabels {
         let mut on = lock(&self.0);
         let asked = asked.map_or(&[][..], |LabelKeys(asked)| asked);
         let told_by_kernel = asked.iter().any(|key| key.told == LabelSource::ThreadName);
-        if told_by_kernel && seccomp::filters().is_some() {
+        if told_by_kernel && seccomp::filter_count().is_some() {
             let message = "a thread's name is read by prctl(2), for which a seccomp filter of this process might \
                            end it";
             return Err(

@@ -94,7 +94,7 @@ pub(crate) fn take_in_memory(
     scratch: &Scratch,
 ) -> Result<InMemoryDump> {
     let WrittenProfile { summary, tail } = write(backend, name, origin, scratch)?;
-    let mut body = ChecksummedDump::new(scratch.start(summary.profile_len), tail);
+    let mut body = ChecksummedDump::new(scratch.prefix_reader(summary.profile_len), tail);
     let completed = scratch.complete(summary.profile_len, &mut body);
     let (file, bytes) = completed.map_err(|error| Error::io("complete the dump", &error))?;
     Ok(InMemoryDump {
@@ -126,7 +126,10 @@ fn write(
         "# stacks: {}\n# estimated-inuse-bytes: {}\n",
         summary.stacks, summary.estimated_inuse_bytes
     );
-    let taken = summary.ours.map(sampler_comments).unwrap_or_default();
+    let taken = summary
+        .own_sampler
+        .map(sampler_comments)
+        .unwrap_or_default();
     let announced = checksum::ANNOUNCED;
     let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{taken}");
     Ok(WrittenProfile {

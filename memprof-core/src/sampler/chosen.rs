@@ -189,11 +189,11 @@ impl SelectedSampler<'_> {
     /// The kernel refused.
     pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<ProfileSummary> {
         let written = scratch
-            .rewound()
+            .rewind()
             .and_then(|file| profile::write(self.interval(), file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
         Ok(ProfileSummary {
-            ours: self.summary(),
+            own_sampler: self.summary(),
             ..summary
         })
     }
@@ -249,11 +249,11 @@ impl SelectedSampler<'_> {
             errno => Error::mallctl("experimental.utilization.batch_query", errno),
         })?;
         let written = scratch
-            .rewound()
+            .rewind()
             .and_then(|file| profile::write_pinned(&pinned, file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
         Ok(ProfileSummary {
-            ours: self.summary(),
+            own_sampler: self.summary(),
             ..summary
         })
     }

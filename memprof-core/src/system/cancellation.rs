@@ -1,42 +1,42 @@
-//! How a thread of ours is told to end.
+//! Cancellation of memprof's own threads.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Ends a thread when it is dropped.
+/// Cancels the thread with the matching [`CancelToken`] when dropped. Does not wait for its end.
 #[derive(Debug)]
 pub(crate) struct CancelOnDrop(Arc<CancelState>);
 
-/// The thread's end of a [`CancelOnDrop`].
+/// The thread's half of a [`CancelOnDrop`].
 #[derive(Debug)]
 pub(crate) struct CancelToken(Arc<CancelState>);
 
 #[derive(Debug, Default)]
 struct CancelState {
-    is_over: Mutex<bool>,
+    is_cancelled: Mutex<bool>,
     changed: Condvar,
 }
 
-/// Both ends.
+/// Creates both halves of a cancellation.
 pub(crate) fn cancel_pair() -> (CancelOnDrop, CancelToken) {
     let shared: Arc<CancelState> = Arc::default();
     (CancelOnDrop(Arc::clone(&shared)), CancelToken(shared))
 }
 
 impl CancelToken {
-    /// Sleeps for `duration`; false at once when the thread is to end.
+    /// Sleeps for `duration` and returns true. Returns false at once when the thread is cancelled.
     pub(crate) fn sleep_unless_cancelled(&self, duration: Duration) -> bool {
-        let is_over = self
+        let is_cancelled = self
             .0
-            .is_over
+            .is_cancelled
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let waited = self
             .0
             .changed
-            .wait_timeout_while(is_over, duration, |is_over| !*is_over);
-        let (is_over, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        !*is_over
+            .wait_timeout_while(is_cancelled, duration, |is_cancelled| !*is_cancelled);
+        let (is_cancelled, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !*is_cancelled
     }
 }
 
@@ -44,7 +44,7 @@ impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         *self
             .0
-            .is_over
+            .is_cancelled
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = true;
         self.0.changed.notify_all();

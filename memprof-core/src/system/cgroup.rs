@@ -1,104 +1,105 @@
-//! The memory cgroup of this process: what it uses, and what it may.
+//! The memory cgroup of this process: its usage and its limit.
 
 use memprof_messages::Cgroup;
 
-/// The names of a hierarchy's files, below /sys/fs/cgroup.
+/// File names of one version of the cgroup hierarchy, below /sys/fs/cgroup.
 #[derive(Clone, Copy, Debug)]
 struct CgroupHierarchy {
-    /// What its line of /proc/self/cgroup has before the path.
-    mark: &'static str,
+    /// Text before the path in the hierarchy's line of /proc/self/cgroup.
+    membership_prefix: &'static str,
     root: &'static str,
     usage: &'static str,
     limit: &'static str,
-    /// The line of memory.stat with the page cache that nobody used lately.
-    inactive: &'static str,
+    /// Start of the memory.stat line with the page cache that was not used recently.
+    inactive_prefix: &'static str,
 }
 
 const VERSION_2: CgroupHierarchy = CgroupHierarchy {
-    mark: "0::",
+    membership_prefix: "0::",
     root: "",
     usage: "memory.current",
     limit: "memory.max",
-    inactive: "inactive_file ",
+    inactive_prefix: "inactive_file ",
 };
 const VERSION_1: CgroupHierarchy = CgroupHierarchy {
-    mark: ":memory:",
+    membership_prefix: ":memory:",
     root: "/memory",
     usage: "memory.usage_in_bytes",
     limit: "memory.limit_in_bytes",
-    inactive: "total_inactive_file ",
+    inactive_prefix: "total_inactive_file ",
 };
 
 /// Version 1 says "no limit" with a number near `i64::MAX` (memory.c, `PAGE_COUNTER_MAX`).
 const NO_LIMIT: u64 = 1 << 62;
 
-/// That of the calling process; None where it is in none or the files cannot be read.
+/// Usage and limit of the calling process's memory cgroup. `None` if it is in none or the files cannot be
+/// read.
 pub(crate) fn read_current() -> Option<Cgroup> {
-    find(&membership()?, read)
+    find_cgroup(&read_membership()?, read_cgroup_file)
 }
 
-/// That of the process whose `/proc/self/cgroup` is `membership`. `read` reads a file below
+/// Usage and limit of the cgroup in `membership`, the text of `/proc/self/cgroup`. `read` reads a file below
 /// `/sys/fs/cgroup`.
-fn find(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
-    let (hierarchy, path) = locate(membership, &read)?;
-    hierarchy.level(path, &read)
+fn find_cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
+    let (hierarchy, path) = find_hierarchy(membership, &read)?;
+    hierarchy.read_cgroup(path, &read)
 }
 
-/// What the calling process may still have within the limits of its cgroup and of those above it:
-/// the path of the one with the least, and its bytes. None where there is no limit.
+/// Path and remaining bytes of the cgroup with the least memory left, among the calling process's cgroup and
+/// its ancestors. `None` if none has a limit.
 pub(crate) fn current_headroom() -> Option<(String, u64)> {
-    headroom(&membership()?, read)
+    find_headroom(&read_membership()?, read_cgroup_file)
 }
 
-/// A limit counts the page cache too. Of that, what nobody used lately is free: the kernel drops
-/// it before it ends a process.
-fn headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<(String, u64)> {
-    let (hierarchy, path) = locate(membership, &read)?;
+/// Path and remaining bytes of the tightest cgroup. Usage includes the page cache; its inactive part counts
+/// as free, because the kernel drops it before it kills a process.
+fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<(String, u64)> {
+    let (hierarchy, path) = find_hierarchy(membership, &read)?;
     let above = path.match_indices('/').map(|(end, _)| &path[..end]);
     let levels = above.chain([path]).filter_map(|path| {
-        let level = hierarchy.level(path, &read)?;
+        let level = hierarchy.read_cgroup(path, &read)?;
         let limit = level.limit_bytes?;
         let used = level
             .usage_bytes
-            .saturating_sub(hierarchy.reclaimable(path, &read));
+            .saturating_sub(hierarchy.read_reclaimable(path, &read));
         let path = if path.is_empty() { "/" } else { path };
         Some((path.to_owned(), limit.saturating_sub(used)))
     });
     levels.min_by_key(|(_, bytes)| *bytes)
 }
 
-fn membership() -> Option<String> {
+fn read_membership() -> Option<String> {
     std::fs::read_to_string("/proc/thread-self/cgroup").ok()
 }
 
-fn read(file: &str) -> Option<String> {
+fn read_cgroup_file(file: &str) -> Option<String> {
     std::fs::read_to_string(format!("/sys/fs/cgroup{file}")).ok()
 }
 
-/// The hierarchy that counts the memory, and the path in it.
-fn locate<'a>(
+/// Finds the hierarchy that counts memory, and the cgroup's path in it.
+fn find_hierarchy<'a>(
     membership: &'a str,
     read: &impl Fn(&str) -> Option<String>,
 ) -> Option<(CgroupHierarchy, &'a str)> {
     let path = |hierarchy: CgroupHierarchy| {
         let mut lines = membership.lines();
-        let path = lines.find_map(|line| Some(line.split_once(hierarchy.mark)?.1));
+        let path = lines.find_map(|line| Some(line.split_once(hierarchy.membership_prefix)?.1));
         path.map(|path| path.trim_end_matches('/'))
     };
-    let counts =
-        |(hierarchy, path): &(CgroupHierarchy, &str)| hierarchy.usage(path, read).is_some();
+    let has_usage =
+        |(hierarchy, path): &(CgroupHierarchy, &str)| hierarchy.read_usage(path, read).is_some();
     let version_2 = path(VERSION_2).map(|path| (VERSION_2, path));
     let version_1 = path(VERSION_1).map(|path| (VERSION_1, path));
-    // A container sees its own cgroup as the root, under whatever path its host has for it.
+    // A container sees its own cgroup as the root, whatever path it has in the host system.
     let contained = version_1.map(|(hierarchy, _)| (hierarchy, ""));
     [version_2, version_1, contained]
         .into_iter()
         .flatten()
-        .find(counts)
+        .find(has_usage)
 }
 
 impl CgroupHierarchy {
-    fn text(
+    fn read_file(
         self,
         path: &str,
         file: &str,
@@ -107,25 +108,29 @@ impl CgroupHierarchy {
         read(&format!("{}{path}/{file}", self.root))
     }
 
-    fn usage(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<u64> {
-        self.text(path, self.usage, read)?.trim().parse().ok()
+    fn read_usage(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<u64> {
+        self.read_file(path, self.usage, read)?.trim().parse().ok()
     }
 
-    fn level(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
-        let limit = self.text(path, self.limit, read);
+    fn read_cgroup(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
+        let limit = self.read_file(path, self.limit, read);
         let limit = limit.and_then(|limit| limit.trim().parse().ok());
         Some(Cgroup {
-            usage_bytes: self.usage(path, read)?,
+            usage_bytes: self.read_usage(path, read)?,
             limit_bytes: limit.filter(|limit| *limit < NO_LIMIT),
         })
     }
 
-    fn reclaimable(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> u64 {
-        let stat = self.text(path, "memory.stat", read).unwrap_or_default();
-        let inactive = stat
+    fn read_reclaimable(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> u64 {
+        let stat = self
+            .read_file(path, "memory.stat", read)
+            .unwrap_or_default();
+        let inactive_prefix = stat
             .lines()
-            .find_map(|line| line.strip_prefix(self.inactive));
-        inactive.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+            .find_map(|line| line.strip_prefix(self.inactive_prefix));
+        inactive_prefix
+            .and_then(|bytes| bytes.parse().ok())
+            .unwrap_or(0)
     }
 }
 
@@ -134,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cgroup_is_read_where_the_process_is() {
+    fn cgroup_usage_and_limit_of_each_hierarchy() {
         let check = |membership: &str, expected: Option<(u64, Option<u64>)>| {
             let read = |path: &str| match path {
                 "/web/memory.current" | "/memory.current" => Some("4096\n".to_owned()),
@@ -146,7 +151,7 @@ mod tests {
                 "/memory/memory.limit_in_bytes" => Some("9223372036854771712\n".to_owned()),
                 _ => None,
             };
-            let found = find(membership, read);
+            let found = find_cgroup(membership, read);
             assert_eq!(
                 found.map(|found| (found.usage_bytes, found.limit_bytes)),
                 expected,
@@ -162,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_all_limits_counts() {
+    fn headroom_is_least_of_all_ancestors() {
         let check = |membership: &str, expected: Option<(&str, u64)>| {
             let read = |path: &str| {
                 let text = match path {
@@ -185,7 +190,7 @@ mod tests {
                 };
                 Some(format!("{text}\n"))
             };
-            let found = headroom(membership, read);
+            let found = find_headroom(membership, read);
             let found = found.as_ref().map(|(path, bytes)| (path.as_str(), *bytes));
             assert_eq!(found, expected, "{membership}");
         };

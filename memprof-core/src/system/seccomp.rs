@@ -1,8 +1,8 @@
-//! Whether a seccomp filter lets the process live while it is profiled.
+//! Whether a seccomp filter lets the process survive while it is profiled.
 //!
-//! A filter may end the process at a system call that it does not know, and nobody may read what
-//! it says. So a forked child, which has the same filter, makes the calls first, with arguments
-//! that do nothing; if it is killed, the host is not.
+//! A filter may kill the process at a system call that it does not know, and its program cannot be read back
+//! without privileges. So a forked child, which has the same filter, makes the calls first, with arguments
+//! that do nothing; if the child is killed, the host is not.
 #![expect(
     unsafe_code,
     reason = "clone without the C library's handlers, and its child"
@@ -23,9 +23,8 @@ use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What a message or a dump calls, beside what every program with threads and files does, and with what. No
-/// argument is valid: each call only fails. The first two are for
-/// the child itself.
+/// System calls of messages and dumps, beyond those of every program with threads and files, with arguments.
+/// No argument is valid, so each call only fails. The child itself needs the first two.
 const CALLS: &[(&str, c_long, [c_long; 5])] = &[
     (
         "wait4",
@@ -57,62 +56,64 @@ const CALLS: &[(&str, c_long, [c_long; 5])] = &[
     ("fsync", libc::SYS_fsync, [-1, 0, 0, 0, 0]),
 ];
 
-/// Longer than a fork of the largest program takes.
-const PATIENCE: Timespec = Timespec {
+/// Longer than the fork of the largest program takes.
+const PROBE_TIMEOUT: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
 
-/// The call after which the child makes its own end a quiet one.
-const QUIET: usize = 1;
+/// Index of the call after which the child disables core dumps and the SIGSYS handler.
+const SILENCE_AFTER: usize = 1;
 
-/// What was found out of a process's filters, in the order in which threads of it have more of them. Leaked: there
-/// are few, and anybody may be reading it.
+/// Result of one probe: a process and its number of filters, with a link to the result before it. Leaked:
+/// there are few, and another thread may be reading one at any time.
 #[derive(Debug)]
 struct ProbedFilters {
     process: u32,
     filters: u64,
     outcome: Result<()>,
-    before: Option<&'static Self>,
+    previous: Option<&'static Self>,
 }
 
-/// What was found out last, or null. No lock: a forked child would wait for the thread that was trying out a filter.
-static KNOWN: AtomicPtr<ProbedFilters> = AtomicPtr::new(ptr::null_mut());
+/// Most recent probe, or null. Not behind a lock: a forked child would wait for a thread that does not exist
+/// in it.
+static LAST_PROBE: AtomicPtr<ProbedFilters> = AtomicPtr::new(ptr::null_mut());
 
+/// Head of the list of probe results.
 fn cached_probe() -> Option<&'static ProbedFilters> {
-    // SAFETY: null, or leaked.
-    unsafe { KNOWN.load(Ordering::Acquire).as_ref() }
+    // SAFETY: `require_calls` stores only leaked boxes, so a pointer that is not null is valid forever.
+    unsafe { LAST_PROBE.load(Ordering::Acquire).as_ref() }
 }
 
-/// Fails where a seccomp filter of the calling thread ends the process at a call that the profiler
-/// makes. A filter is tried out once, by a fork.
+/// Fails if a seccomp filter of the calling thread would kill the process at a system call that the profiler
+/// makes. Forks once per number of filters; later calls use the cached result.
 ///
 /// # Errors
-/// `Io`: names the call.
+/// `Io`: names the system call.
 pub fn require_calls() -> Result<()> {
-    let Some(filters) = filters() else {
+    let Some(filters) = filter_count() else {
         return Ok(());
     };
     let process = process::id();
-    let mut all = iter::successors(cached_probe(), |known| known.before);
+    let mut all = iter::successors(cached_probe(), |known| known.previous);
     if let Some(known) = all.find(|known| (known.process, known.filters) == (process, filters)) {
         return known.outcome.clone();
     }
     let outcome =
         probe_in_child().map_err(|error| Error::io("try out the seccomp filter", &error))?;
-    let outcome = outcome.map_or(Ok(()), |call| Err(refusal(call)));
-    // What another thread finds out at the same time may be lost, and is tried out again.
+    let outcome = outcome.map_or(Ok(()), |call| Err(blocked_call_error(call)));
+    // The result of another thread at the same moment may be lost; its filter is then probed again.
     let found = Box::leak(Box::new(ProbedFilters {
         process,
         filters,
         outcome: outcome.clone(),
-        before: cached_probe(),
+        previous: cached_probe(),
     }));
-    KNOWN.store(found, Ordering::Release);
+    LAST_PROBE.store(found, Ordering::Release);
     outcome
 }
 
-fn refusal(call: &str) -> Error {
+fn blocked_call_error(call: &str) -> Error {
     let message =
         format!("the seccomp filter of this process would end it at {call}, which memprof needs");
     Error::new(ErrorKind::Io, message).remedy(format!(
@@ -121,53 +122,55 @@ fn refusal(call: &str) -> Error {
     ))
 }
 
-/// The number of the calling thread's filters; none where there is none, or no /proc.
-pub(crate) fn filters() -> Option<u64> {
-    // Without the calls that `std::fs::read` makes beside these.
+/// Number of the calling thread's seccomp filters. `None` if there are none, or no /proc.
+pub(crate) fn filter_count() -> Option<u64> {
+    // Read without `std::fs::read`, which makes system calls beside these.
     let mut status = [const { MaybeUninit::uninit() }; 4096];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open("/proc/thread-self/status", flags, Mode::empty()).ok()?;
     let (status, _) = rustix::io::read(&file, &mut status).ok()?;
-    parse(&String::from_utf8_lossy(status))
+    parse_filter_count(&String::from_utf8_lossy(status))
 }
 
-fn parse(status: &str) -> Option<u64> {
+fn parse_filter_count(status: &str) -> Option<u64> {
     const FILTERED: u64 = 2;
     let number = |name: &str| -> Option<u64> {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().parse().ok()
     };
-    // The number is told since Linux 5.9.
+    // The kernel reports the number since Linux 5.9.
     (number("Seccomp:")? == FILTERED).then(|| number("Seccomp_filters:").unwrap_or(1))
 }
 
-/// The call at which a forked child was killed, if it was.
+/// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed, `None` if it
+/// survived.
 fn probe_in_child() -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
-    let (child, exit) = fork(shared.progress())?;
+    let (child, exit) = fork_probe_child(shared.progress())?;
     let mut polled = [PollFd::new(&exit, PollFlags::IN)];
     loop {
-        match poll(&mut polled, Some(&PATIENCE)) {
+        match poll(&mut polled, Some(&PROBE_TIMEOUT)) {
             Ok(0) => return Err(Errno::TIMEDOUT.into()),
             Ok(_) => break,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
-    let begun = shared.progress().load(Ordering::Acquire);
-    // Whether waiting is allowed, the child has shown. If it is not, its entry stays in the
-    // process table.
-    if begun > 1 {
-        // SAFETY: waitpid(2) of our own child, which nobody else waits for: it sends no SIGCHLD.
+    let started = shared.progress().load(Ordering::Acquire);
+    // A child that has begun a second call has shown that wait4(2) is allowed. Otherwise it stays a zombie in
+    // the process table.
+    if started > 1 {
+        // SAFETY: waitpid(2) of this process's own child; no other thread waits for it, because its exit
+        // signal is 0.
         unsafe { libc::waitpid(child, ptr::null_mut(), libc::__WALL) };
     }
-    match begun.checked_sub(1) {
+    match started.checked_sub(1) {
         Some(last) => Ok(CALLS.get(last).map(|(name, ..)| *name)),
         None => Err(io::Error::other("the forked process did nothing")),
     }
 }
 
-/// A page that a child shares.
+/// A page that a forked child shares with its parent.
 struct ProbePage(*mut AtomicUsize);
 
 impl ProbePage {
@@ -176,7 +179,7 @@ impl ProbePage {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_ANONYMOUS,
         );
-        // SAFETY: mmap(2): new zeroed memory, of a page at the least.
+        // SAFETY: mmap(2) of new anonymous memory: zeroed, and at least one page long.
         let page = unsafe { libc::mmap(ptr::null_mut(), size_of::<usize>(), access, flags, -1, 0) };
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -184,16 +187,17 @@ impl ProbePage {
         Ok(Self(page.cast()))
     }
 
-    /// How many calls the child has begun.
+    /// Number of calls that the child has begun; one more than [`CALLS`] has once all returned.
     fn progress(&self) -> &AtomicUsize {
-        // SAFETY: mapped until it is dropped, aligned, and zeroes are a value.
+        // SAFETY: The page stays mapped until `self` is dropped and is page-aligned; zeroed bytes are a valid
+        // `AtomicUsize`.
         unsafe { &*self.0 }
     }
 }
 
 impl Drop for ProbePage {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `map` made.
+        // SAFETY: The mapping is the one that `map` created, and no reference into it outlives `self`.
         unsafe { libc::munmap(self.0.cast(), size_of::<usize>()) };
     }
 }
@@ -212,44 +216,47 @@ struct CloneArgs {
     tls: u64,
 }
 
-/// A child that makes the calls, and a descriptor that tells its end. In the same order as the C
-/// library makes a thread, clone3 and then clone: a filter lets that pass.
-fn fork(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
+/// Forks a child that makes the calls, and returns its pid with a pidfd that becomes readable when it exits.
+/// Tries clone3 and then clone, as the C library does to create a thread: filters let that pass.
+fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
     let mut descriptor: c_int = -1;
-    let descriptor_at = &raw mut descriptor;
+    let descriptor_address = &raw mut descriptor;
     let args = CloneArgs {
         flags: libc::CLONE_PIDFD as u64,
-        pidfd: descriptor_at as u64,
+        pidfd: descriptor_address as u64,
         ..CloneArgs::default()
     };
-    // SAFETY: clone3(2) with its arguments and their size. Without CLONE_VM the child has memory
-    // of its own; it makes system calls only, so that no lock of another thread matters.
+    // SAFETY: clone3(2) gets its struct and the size of it. Without CLONE_VM the child has a copy of the
+    // memory, and it only makes system calls, so no lock of another thread matters.
     let mut child = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
     if child == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
         let flags = c_long::from(libc::CLONE_PIDFD);
-        // SAFETY: clone(2), as above; the third argument is where the descriptor goes.
-        child = unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, descriptor_at, 0, 0) };
+        // SAFETY: clone(2) without CLONE_VM: the child has a copy of the memory; the third argument is the
+        // address that receives the pidfd, `descriptor`, which outlives the call.
+        child = unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, descriptor_address, 0, 0) };
     }
     match child {
         -1 => Err(io::Error::last_os_error()),
         0 => make_calls(progress),
-        // SAFETY: the kernel made it for this process.
+        // SAFETY: The kernel created the pidfd for this process, and only this value owns it.
         child => Ok((child as pid_t, unsafe { OwnedFd::from_raw_fd(descriptor) })),
     }
 }
 
-/// In the child: nothing but system calls.
+/// Body of the child: makes all [`CALLS`] and exits. Uses system calls only, because locks may be held by
+/// threads that the child does not have.
 fn make_calls(progress: &AtomicUsize) -> ! {
     const NOTHING: [u64; 4] = [0; 4];
-    for (at, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
-        progress.store(at + 1, Ordering::Release);
-        // SAFETY: no argument is a valid pointer or descriptor, or leads to one.
+    for (index, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
+        progress.store(index + 1, Ordering::Release);
+        // SAFETY: No argument is a valid pointer or descriptor, so the kernel only reports errors.
         unsafe { libc::syscall(*number, *a, *b, *c, *d, *e) };
-        if at == QUIET {
-            // SAFETY: prlimit(2) with a limit of nothing: no core of a large program is written.
+        if index == SILENCE_AFTER {
+            // SAFETY: prlimit(2) reads a limit of zeroes from `NOTHING`: the child writes no core dump of a
+            // large program.
             unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &NOTHING, 0_usize) };
-            // SAFETY: rt_sigaction(2) with the kernel's struct, all zero: no handler of the
-            // program's runs in the child.
+            // SAFETY: rt_sigaction(2) reads the kernel's struct from `NOTHING`; all zeroes is SIG_DFL, so no
+            // handler of the program runs in the child.
             unsafe {
                 libc::syscall(
                     libc::SYS_rt_sigaction,
@@ -262,7 +269,7 @@ fn make_calls(progress: &AtomicUsize) -> ! {
         }
     }
     progress.store(CALLS.len() + 1, Ordering::Release);
-    // SAFETY: exit_group(2) ends the child, without any handler.
+    // SAFETY: exit_group(2) ends the child without running exit handlers.
     unsafe { libc::syscall(libc::SYS_exit_group, 0) };
     loop {
         std::hint::spin_loop();
@@ -274,8 +281,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_of_a_thread() {
-        let check = |status: &str, expected| assert_eq!(parse(status), expected, "{status}");
+    fn filter_count_of_proc_status() {
+        let check =
+            |status: &str, expected| assert_eq!(parse_filter_count(status), expected, "{status}");
         check("Name:\tweb\nSeccomp:\t0\nSeccomp_filters:\t0\n", None);
         check("Seccomp:\t2\nSeccomp_filters:\t3\n", Some(3));
         check("Seccomp:\t2\n", Some(1));
@@ -283,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_filter_every_call_passes() {
+    fn probe_without_filter_passes_every_call() {
         assert_eq!(probe_in_child().unwrap(), None);
     }
 }

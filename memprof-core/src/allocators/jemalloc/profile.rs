@@ -36,7 +36,7 @@ fn write_error(scratch: &Scratch) -> Option<Error> {
 
 fn check(scratch: &Scratch) -> Result<ProfileSummary> {
     let read = |error: io::Error| Error::io("read the dump back", &error);
-    let file = scratch.rewound().map_err(read)?;
+    let file = scratch.rewind().map_err(read)?;
     let summary = summarize(BufReader::with_capacity(1 << 16, file));
     // jemalloc takes a short write for a whole one, and that may end after any line.
     let refused = match &summary {

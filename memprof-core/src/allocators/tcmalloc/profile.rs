@@ -144,7 +144,7 @@ pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
 /// tcmalloc's header tells the interval of now, and readers refuse 0, which is off.
 fn store(profile: &[u8], summary: ProfileSummary, scratch: &Scratch) -> io::Result<ProfileSummary> {
     const OFF: &[u8] = b"heap_v2/0";
-    let mut file = scratch.rewound()?;
+    let mut file = scratch.rewind()?;
     let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
     let (header, stacks) = profile.split_at(end);
     let Some(header) = header.strip_suffix(OFF) else {
