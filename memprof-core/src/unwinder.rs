@@ -19,7 +19,7 @@ use memprof_messages::{Provider, UnwinderChoice, UnwinderStatus, WalkerStatus};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use installed_walker::prepare_walks;
 pub(crate) use installed_walker::{
-    LabelContext, LabelSetCounts, MOST_KEYS, MOST_SETS, for_each_label_set, label_set_counts,
+    LabelContext, LabelSetCounts, MAX_KEYS, MAX_SETS, for_each_label_set, label_set_counts,
     set_alloc_time, set_labels, set_leased,
 };
 #[cfg(not(target_arch = "x86_64"))]

@@ -29,7 +29,6 @@ const UNREAD: &[&str] = &[
     "outside/memprof-report",
     "in-process/memprof-sampler",
     "in-process/memprof-sampler/loom",
-    "in-process/memprof-unwind",
     "dev/package",
     "plugins/memory-profile",
     "dev/testkit",

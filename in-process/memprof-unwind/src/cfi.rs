@@ -1,4 +1,5 @@
-//! Call frame information (`.eh_frame`, LSB and System V ABI for x86-64) for one address.
+//! Call frame information (`.eh_frame`, LSB and System V ABI for x86-64): finds the unwind rule of
+//! one address.
 
 use gimli::{
     BaseAddresses, CallFrameInstruction, CallFrameInstructionIter, CfaRule, EhFrame, EhFrameHdr,
@@ -7,12 +8,12 @@ use gimli::{
 
 use crate::rule::{BP_LIMIT, CFA_LIMIT, Cfa, Rule, SavedBp};
 
-/// Bytes of an object, and the address that they have in it or in memory.
+/// Bytes of an object with their address, in the object or in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Section<'a> {
-    /// Of the first byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// The section; bytes that follow it do no harm.
+    /// The section's bytes; bytes that follow it are ignored.
     pub bytes: &'a [u8],
 }
 
@@ -21,11 +22,11 @@ type Bytes<'a> = EndianSlice<'a, NativeEndian>;
 const WORD: i64 = 8;
 const ADDRESS_SIZE: u8 = 8;
 
-/// The rule at `address`: found with the sorted table of `.eh_frame_hdr`, read from the `.eh_frame`
-/// that `section_at` yields for its address.
+/// Returns the rule at `address`: searches the sorted table of `.eh_frame_hdr` and reads the
+/// `.eh_frame` that `section_at` returns for its address.
 ///
-/// Never fails: what it cannot read is [`Rule::Unsupported`], an address without information is
-/// [`Rule::Outermost`].
+/// Never fails: information that cannot be read yields [`Rule::Unsupported`], an address without
+/// information yields [`Rule::Outermost`].
 pub fn rule_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -65,14 +66,14 @@ fn try_rule_at<'a>(
     let mut row = CfiRow::new(fde.initial_address(), fde.cie().data_alignment_factor());
     let factor = fde.cie().code_alignment_factor();
     let initial = fde.cie().instructions(&eh_frame, &bases);
-    row.run(initial, u64::MAX, factor)?;
+    row.run_to(initial, u64::MAX, factor)?;
     row.initial = Some(row.state.clone());
     row.start = fde.initial_address();
-    row.run(fde.instructions(&eh_frame, &bases), address, factor)?;
+    row.run_to(fde.instructions(&eh_frame, &bases), address, factor)?;
     row.state.rule(&eh_frame)
 }
 
-/// What is known of the three registers that a walk follows.
+/// DWARF rules of the three registers that a walk follows.
 #[derive(Clone, Debug)]
 struct RegisterRules {
     cfa: CfaRule<usize>,
@@ -80,17 +81,17 @@ struct RegisterRules {
     return_address: RegisterRule<usize>,
 }
 
-/// How many states a function may remember at once; compilers need one.
-const REMEMBERED: usize = 4;
+/// Most states that a function may remember at once; compilers need one.
+const MAX_REMEMBERED_STATES: usize = 4;
 
-/// The row of the unwinding table that covers an address (DWARF 5, 6.4.1), of those registers.
+/// Row of the unwinding table (DWARF 5, 6.4.1) for the registers of [`RegisterRules`].
 struct CfiRow {
     start: u64,
     data_alignment: i64,
     state: RegisterRules,
-    /// After the instructions of the CIE.
+    /// State after the instructions of the CIE.
     initial: Option<RegisterRules>,
-    remembered: [Option<RegisterRules>; REMEMBERED],
+    remembered: [Option<RegisterRules>; MAX_REMEMBERED_STATES],
 }
 
 impl CfiRow {
@@ -104,12 +105,12 @@ impl CfiRow {
                 return_address: RegisterRule::Undefined,
             },
             initial: None,
-            remembered: [const { None }; REMEMBERED],
+            remembered: [const { None }; MAX_REMEMBERED_STATES],
         }
     }
 
-    /// Runs instructions until the row covers `address`. None where one of them is unknown.
-    fn run(
+    /// Runs instructions until the row covers `address`. `None` if an instruction is not supported.
+    fn run_to(
         &mut self,
         mut instructions: CallFrameInstructionIter<'_, Bytes<'_>>,
         address: u64,
@@ -170,7 +171,7 @@ impl CfiRow {
                 let newest = self.remembered.iter_mut().rev().find_map(Option::take);
                 self.state = newest?;
             }
-            // How much a callee pops; and padding.
+            // `ArgsSize`: bytes that a callee pops, irrelevant here.
             I::ArgsSize { .. } | I::Nop => {}
             instruction => return self.apply_to_register(instruction),
         }
@@ -232,7 +233,7 @@ impl CfiRow {
         match register {
             X86_64::RBP => self.state.bp = rule,
             X86_64::RA => self.state.return_address = rule,
-            // A stack pointer that is not the CFA is not followed.
+            // A caller's stack pointer other than the CFA is not supported.
             X86_64::RSP if rule != R::ValOffset(0) => return None,
             _ => {}
         }
@@ -261,7 +262,7 @@ impl RegisterRules {
                     _ => return None,
                 }
             }
-            CfaRule::Expression(expression) => cfa_of(bytes(expression, eh_frame)?)?,
+            CfaRule::Expression(expression) => cfa_from_expression(bytes(expression, eh_frame)?)?,
         };
         let bp = match &self.bp {
             RegisterRule::SameValue | RegisterRule::Undefined => SavedBp::Unchanged,
@@ -279,7 +280,7 @@ impl RegisterRules {
     }
 }
 
-/// A distance of so many whole words, below `limit`.
+/// Converts bytes to whole words. `None` if it is not a multiple, is negative, or reaches `limit`.
 fn words(bytes: i64, limit: u16) -> Option<u16> {
     if bytes % WORD != 0 {
         return None;
@@ -295,16 +296,17 @@ fn bytes<'a>(
     Some(expression.get(eh_frame).ok()?.0.slice())
 }
 
-/// `DW_OP_breg6`: the frame pointer and an offset, as SLEB128.
+/// `DW_OP_breg6`: the frame pointer plus an offset in SLEB128.
 const BREG_BP: u8 = 0x76;
+/// `DW_OP_deref`.
 const DEREF: u8 = 0x06;
-/// `DW_OP_lit0`
+/// `DW_OP_lit0`.
 const LIT: u8 = 0x30;
 
-/// The two kinds of expression that linkers and compilers emit for a CFA.
-fn cfa_of(expression: &[u8]) -> Option<Cfa> {
+/// Decodes the two kinds of expression that linkers and compilers emit for a CFA.
+fn cfa_from_expression(expression: &[u8]) -> Option<Cfa> {
     match *expression {
-        // A function that realigns its stack keeps the CFA below its frame pointer.
+        // A function that realigns its stack stores the CFA below its frame pointer.
         [BREG_BP, offset @ 0x40..0x80, DEREF] => {
             let below = 0x80 - i64::from(offset);
             Some(Cfa::BelowBp(words(below, CFA_LIMIT)?))

@@ -1,28 +1,28 @@
-//! Two walks of one stack.
+//! Comparison of two walks of one stack.
 
-/// What a walker found, from the leaf on.
+/// Frames that one walker found, from the leaf on.
 #[derive(Debug)]
 pub(crate) struct WalkedStack<'a> {
     pub(crate) frames: &'a [usize],
-    /// There was no room for more.
-    pub(crate) is_cut: bool,
+    /// The buffer was full, so frames may be missing.
+    pub(crate) is_truncated: bool,
 }
 
-/// The saved walker has no more frames of its own, below the one that called it.
-const MOST_BELOW: usize = 8;
+/// Most frames of its own that the saved walker puts below its caller.
+const MAX_FRAMES_BELOW: usize = 8;
 
-/// The frame that the saved walker puts below ours, or 0, where both walks tell the same
-/// otherwise.
-pub(crate) fn common_leaf(ours: &WalkedStack<'_>, theirs: &WalkedStack<'_>) -> Option<usize> {
-    let first = ours.frames.first()?;
-    let mut near = theirs.frames.iter().take(MOST_BELOW);
+/// Compares memprof's walk with the saved walker's. `None` if they differ; else the frame that the
+/// saved walker puts below memprof's first one, or 0 if it puts none.
+pub(crate) fn common_leaf(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
+    let first = own.frames.first()?;
+    let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);
     let below = near.position(|frame| frame == first)?;
-    let same = theirs.frames.get(below..)?;
-    let is_same = ours.frames == same
-        || theirs.is_cut && ours.frames.starts_with(same)
-        || ours.is_cut && same.starts_with(ours.frames);
-    let leaf = theirs.frames.first().filter(|_| below > 0);
-    is_same.then(|| leaf.copied().unwrap_or(0))
+    let common = saved.frames.get(below..)?;
+    let is_equal = own.frames == common
+        || saved.is_truncated && own.frames.starts_with(common)
+        || own.is_truncated && common.starts_with(own.frames);
+    let leaf = saved.frames.first().filter(|_| below > 0);
+    is_equal.then(|| leaf.copied().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -30,17 +30,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn walks_are_the_same_from_the_first_common_frame_on() {
-        let check = |ours: &[usize], theirs: &[usize], theirs_is_cut, expected| {
-            let ours = WalkedStack {
-                frames: ours,
-                is_cut: false,
+    fn walks_agree_from_first_common_frame_on() {
+        let check = |own: &[usize], saved: &[usize], saved_is_truncated, expected| {
+            let own = WalkedStack {
+                frames: own,
+                is_truncated: false,
             };
-            let theirs = WalkedStack {
-                frames: theirs,
-                is_cut: theirs_is_cut,
+            let saved = WalkedStack {
+                frames: saved,
+                is_truncated: saved_is_truncated,
             };
-            assert_eq!(common_leaf(&ours, &theirs), expected, "{ours:?} {theirs:?}");
+            assert_eq!(common_leaf(&own, &saved), expected, "{own:?} {saved:?}");
         };
         check(&[1, 2, 3], &[9, 8, 1, 2, 3], false, Some(9));
         check(&[1, 2, 3], &[1, 2, 3], false, Some(0));
@@ -54,15 +54,15 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_without_room_for_more_is_compared_as_far_as_it_goes() {
-        let ours = WalkedStack {
+    fn truncated_walk_is_compared_up_to_its_end() {
+        let own = WalkedStack {
             frames: &[1, 2],
-            is_cut: true,
+            is_truncated: true,
         };
-        let theirs = WalkedStack {
+        let saved = WalkedStack {
             frames: &[9, 1, 2, 3],
-            is_cut: false,
+            is_truncated: false,
         };
-        assert_eq!(common_leaf(&ours, &theirs), Some(9));
+        assert_eq!(common_leaf(&own, &saved), Some(9));
     }
 }

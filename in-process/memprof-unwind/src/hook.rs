@@ -1,4 +1,4 @@
-//! What an allocator calls for each sample.
+//! Function that an allocator calls for each sample.
 #![expect(unsafe_code, reason = "the allocator calls it, with raw pointers")]
 
 use core::arch::naked_asm;
@@ -12,7 +12,7 @@ use core::sync::atomic::{
 
 use crate::HookStats;
 use crate::compare::{WalkedStack, common_leaf};
-use crate::last_walk::{self, LastWalkCursor, MOST_STEPS, WalkStep};
+use crate::last_walk::{self, LastWalkCursor, MAX_STEPS, WalkStep};
 use crate::object::{FindObject, loaded_rule_at};
 use crate::pseudo_frames::PseudoFrames;
 use crate::rule::{PackedRule, Rule};
@@ -23,39 +23,39 @@ use crate::thread_stack::{self, ThreadStack, set_main_stack_top};
 use crate::walk::{Frame, Registers, RuleSource, WalkEnd, as_frames, walk};
 use crate::workspace::{self, Workspace};
 
-/// `prof_backtrace_hook_t` of jemalloc 5.3: fills the first array with at most so many program
-/// counters from the leaf on, and sets how many. The count is 0 before the call.
+/// `prof_backtrace_hook_t` of jemalloc 5.3. Fills the array with at most `n` (third argument)
+/// program counters from the leaf on and sets the count, which is 0 before the call.
 pub type Walker = unsafe extern "C" fn(*mut *mut c_void, *mut u32, u32);
 
-/// One for each allocator of the process. A hook has no argument of its own, so each is a function
-/// of its own; they are never freed, because a thread may still be in one.
+/// One hook per allocator of the process. The allocator passes no argument that tells hooks apart,
+/// so each has its own entry function. Hooks are static because a thread may be in one at any time.
 pub static HOOKS: [BacktraceHook; 4] = [const { BacktraceHook::new() }; 4];
 
 static ENTRIES: [Walker; HOOKS.len()] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
 
-// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+// Next to the other tables: a variable between two of them would dirty a page of its own.
 #[unsafe(link_section = ".bss.tables")]
 static RULES: RuleTable = RuleTable::new();
 static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
-static MISSES: AtomicU64 = AtomicU64::new(0);
+static RULES_READ: AtomicU64 = AtomicU64::new(0);
 
-/// After the first samples, one of so many is still compared.
-const COMPARE_EVERY: u64 = 1024;
-/// Below this share of equal stacks, in percent, our walk is given up.
-const ENOUGH_AGREEMENT: u64 = 99;
-/// More frames than any jemalloc of 2026 asks for are not compared.
-const COMPARED_FRAMES: usize = 256;
+/// After the first samples, one of this many is still compared.
+const COMPARE_INTERVAL: u64 = 1024;
+/// Least share of equal stacks, in percent, with which memprof's walk stays in use.
+const MIN_AGREEMENT_PERCENT: u64 = 99;
+/// Most frames that a comparison covers: more than any jemalloc of 2026 asks for.
+const MAX_COMPARED_FRAMES: usize = 256;
 
-/// Our walker for one allocator.
+/// memprof's walker for one allocator.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct BacktraceHook {
-    /// The allocator's own walker; where [`entry`] expects it. Never changes while armed.
+    /// The allocator's own walker, which [`entry`] jumps to at this offset. Constant while armed.
     saved: AtomicUsize,
-    /// What the allocator's own walker puts below the frame that called it.
+    /// Frame that the allocator's own walker puts below its caller; 0 if none.
     leaf: AtomicUsize,
-    /// How many samples are compared from the start.
-    to_compare: AtomicU64,
+    /// Number of samples that are compared from the start.
+    initial_comparisons: AtomicU64,
     given_up: AtomicBool,
     samples: AtomicU64,
     fallbacks: AtomicU64,
@@ -64,27 +64,28 @@ pub struct BacktraceHook {
     agreed: AtomicU64,
 }
 
-/// Makes ready what all hooks share. `find` is the loader's own `_dl_find_object`; the other is
-/// an address at the top of the main thread's stack, as getauxval(3) tells `AT_RANDOM`.
+/// Initializes the state that all hooks share. `find` is the loader's `_dl_find_object`;
+/// `main_stack_top` is an address in the topmost page of the main thread's stack, such as
+/// `AT_RANDOM` of getauxval(3).
 pub fn prepare(find: FindObject, main_stack_top: usize) {
     set_main_stack_top(main_stack_top);
     FIND_OBJECT.store(find as usize, Release);
 }
 
-/// Forgets all rules: code may have been unloaded, and other code loaded in its place.
+/// Drops all cached rules: code may have been unloaded, and other code loaded at its addresses.
 pub fn clear_rules() {
     RULES.clear();
 }
 
-/// Forgets which stacks were read: threads may have ended.
+/// Drops what is cached about stacks: threads may have ended.
 pub fn clear_stack_cache() {
     thread_stack::clear();
     last_walk::clear_owners();
 }
 
-/// How often a rule was read from call frame information, in all.
+/// Number of rules read from call frame information since the start of the process.
 pub fn rules_read() -> u64 {
-    MISSES.load(Relaxed)
+    RULES_READ.load(Relaxed)
 }
 
 impl BacktraceHook {
@@ -92,7 +93,7 @@ impl BacktraceHook {
         Self {
             saved: AtomicUsize::new(0),
             leaf: AtomicUsize::new(0),
-            to_compare: AtomicU64::new(0),
+            initial_comparisons: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
             samples: AtomicU64::new(0),
             fallbacks: AtomicU64::new(0),
@@ -102,20 +103,21 @@ impl BacktraceHook {
         }
     }
 
-    /// What to give to the allocator, after [`Self::arm`].
+    /// Returns the function to give to the allocator, after [`Self::arm`].
     pub fn entry(&'static self) -> Walker {
         let index = (&raw const *self as usize - &raw const HOOKS as usize) / size_of::<Self>();
         ENTRIES[index]
     }
 
-    /// Starts anew: the first `to_compare` samples are walked by `saved` too, and compared.
+    /// Resets the counters and takes samples. The first `initial_comparisons` samples are walked by `saved`
+    /// too, and compared.
     ///
     /// # Safety
-    /// `saved` is the walker of one allocator, which stays loaded, and this hook is given to that
-    /// allocator only; [`prepare`] was called.
-    pub unsafe fn arm(&self, saved: Walker, to_compare: u64) {
+    /// `saved` is the walker of an allocator that stays loaded, this hook is given to that
+    /// allocator only, and [`prepare`] was called.
+    pub unsafe fn arm(&self, saved: Walker, initial_comparisons: u64) {
         self.saved.store(saved as usize, Relaxed);
-        self.to_compare.store(to_compare, Relaxed);
+        self.initial_comparisons.store(initial_comparisons, Relaxed);
         for count in [
             &self.samples,
             &self.fallbacks,
@@ -128,7 +130,7 @@ impl BacktraceHook {
         self.given_up.store(false, Release);
     }
 
-    /// What it did since.
+    /// Counters since [`Self::arm`].
     pub fn counts(&self) -> HookStats {
         HookStats {
             samples: self.samples.load(Relaxed),
@@ -141,10 +143,10 @@ impl BacktraceHook {
     }
 }
 
-/// Walks; where that fails, goes on in the saved walker as if it had been called itself.
+/// Walks the caller's stack. If that fails, jumps to the saved walker with the original arguments.
 ///
 /// # Safety
-/// As [`Walker`]; called by the allocator of the hook with this index, which is armed.
+/// The contract of [`Walker`]; the caller is the allocator for which the hook `INDEX` is armed.
 #[unsafe(naked)]
 unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32, _: u32) {
     naked_asm!(
@@ -152,7 +154,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
         "push rbp",
         ".cfi_adjust_cfa_offset 8",
         ".cfi_offset rbp, -16",
-        // The caller's frame pointer, and where its return address lies.
+        // The caller's frame pointer, and the address of its return address.
         "mov r8, rbp",
         "lea rcx, [rsp + 8]",
         "mov rbp, rsp",
@@ -182,11 +184,11 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
     )
 }
 
-/// One sample; false where the saved walker has to take it. `called` is where the return address
-/// of the hook's caller lies, `bp` is that caller's.
+/// Takes one sample. Returns false if the saved walker has to take it. `called` points to the
+/// return address of the hook's caller, `bp` is that caller's frame pointer.
 ///
 /// # Safety
-/// As [`entry`], which calls it.
+/// Called only by [`entry`], with the arguments that the allocator passed to it.
 unsafe extern "C" fn sample(
     frames: *mut *mut c_void,
     count: *mut u32,
@@ -202,57 +204,58 @@ unsafe extern "C" fn sample(
         return false;
     }
     let start = Registers {
-        // SAFETY: `entry` passes where its return address lies.
+        // SAFETY: `entry` passes the address of its return address, which is on its stack.
         pc: unsafe { called.read() },
         sp: called as usize + size_of::<usize>(),
         bp,
     };
     let number = hook.samples.fetch_add(1, Relaxed);
-    if number < hook.to_compare.load(Relaxed) || number % COMPARE_EVERY == 0 {
-        // SAFETY: as this function's.
+    if number < hook.initial_comparisons.load(Relaxed) || number % COMPARE_INTERVAL == 0 {
+        // SAFETY: the allocator's arguments, as this function's caller guarantees.
         let agree = unsafe { hook.compare(frames, count, capacity, start) };
-        // SAFETY: `Walker`: a number; 0 again for the walk to come.
+        // SAFETY: `Walker`: `count` points to a number. The walk below expects it to be 0.
         unsafe { count.write(0) };
         if !agree {
             return false;
         }
     }
-    // SAFETY: `Walker`: room for so many pointers.
-    let room = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
-    // After the comparison, of which it is no part.
-    let tail = PseudoFrames::for_this_thread();
-    let before = tail.frames_left(room.len());
-    let stack = room.get_mut(..before).unwrap_or_default();
+    // SAFETY: `Walker`: the allocator's array has `capacity` pointers.
+    let buffer = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
+    // Only now: the comparison is of stacks without pseudo frames.
+    let pseudo_frames = PseudoFrames::for_this_thread();
+    let before = pseudo_frames.frames_left(buffer.len());
+    let stack = buffer.get_mut(..before).unwrap_or_default();
     let Some(walked) = hook.walk(start, hook.leaf.load(Relaxed), stack) else {
         return false;
     };
-    let walked = tail.append_to(room, walked);
-    // SAFETY: `Walker`: a number.
+    let walked = pseudo_frames.append_to(buffer, walked);
+    // SAFETY: `Walker`: `count` points to a number.
     unsafe { count.write(walked as u32) };
     true
 }
 
 impl BacktraceHook {
-    /// Walks from `start`; None where the saved walker has to. `leaf` goes before the first frame
+    /// Walks from `start`. `None` if the saved walker has to. `leaf` is put before the first frame
     /// unless it is 0.
     #[inline(always)]
-    fn walk(&self, start: Registers, leaf: usize, room: &mut [Frame]) -> Option<usize> {
-        let (below, room) = match room.split_first_mut() {
+    fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
+        let (below, buffer) = match buffer.split_first_mut() {
             Some((first, rest)) if leaf != 0 => {
                 first.write(leaf);
                 (1, rest)
             }
-            Some(_) | None => (0, room),
+            Some(_) | None => (0, buffer),
         };
         let Some(mut workspace) = Workspace::acquire() else {
             self.fallbacks.fetch_add(1, Relaxed);
             return None;
         };
-        let (_, steps, deep) = workspace.parts();
-        // What it is compared with ends at code that was made while the program ran: libgcc's walk does.
-        // SAFETY: the registers of the hook's caller; whoever armed it has prepared.
-        let (frames, end) =
-            unsafe { walk_with_fallback_rule(PackedRule::UNKNOWN, start, room, steps, deep) };
+        let (_, steps, rule_stack) = workspace.parts();
+        // Unknown code ends the walk, as it ends libgcc's, with which this walk is compared.
+        // SAFETY: `start` are registers of a frame of this thread; `arm` requires `prepare`.
+        let (frames, end) = unsafe {
+            walk_with_fallback_rule(PackedRule::UNKNOWN, start, buffer, steps, rule_stack)
+        };
         match end {
             WalkEnd::Outermost | WalkEnd::Full => {}
             WalkEnd::Unreadable => {
@@ -266,10 +269,10 @@ impl BacktraceHook {
         Some(below + frames)
     }
 
-    /// Whether both walkers tell the same. The saved one's walk is left in `frames`.
+    /// Returns whether both walkers agree. Leaves the saved walker's stack in `frames`.
     ///
     /// # Safety
-    /// As [`sample`].
+    /// `frames`, `count` and `capacity` are those that the allocator passed to [`entry`].
     #[cold]
     #[inline(never)]
     unsafe fn compare(
@@ -279,34 +282,34 @@ impl BacktraceHook {
         capacity: u32,
         start: Registers,
     ) -> bool {
-        let mut ours = [0; COMPARED_FRAMES];
-        let Some(walked) = self.walk(start, 0, as_frames(&mut ours)) else {
+        let mut own = [0; MAX_COMPARED_FRAMES];
+        let Some(walked) = self.walk(start, 0, as_frames(&mut own)) else {
             return false;
         };
         // SAFETY: `arm` stored a walker.
         let saved: Walker = unsafe { mem::transmute(self.saved.load(Relaxed)) };
-        // SAFETY: with what the allocator passed.
+        // SAFETY: `Walker`: these are the arguments that the allocator passed.
         unsafe { saved(frames, count, capacity) };
-        // SAFETY: `Walker`: the number is set.
+        // SAFETY: `Walker`: the walker has set the count.
         let written = unsafe { count.read() };
-        // SAFETY: `Walker`: so many of the pointers are written.
-        let theirs = unsafe { slice::from_raw_parts(frames.cast(), written as usize) };
-        let ours = WalkedStack {
-            frames: ours.get(..walked).unwrap_or_default(),
-            is_cut: walked == COMPARED_FRAMES,
+        // SAFETY: `Walker`: the walker has written that many pointers.
+        let saved_stack = unsafe { slice::from_raw_parts(frames.cast(), written as usize) };
+        let own = WalkedStack {
+            frames: own.get(..walked).unwrap_or_default(),
+            is_truncated: walked == MAX_COMPARED_FRAMES,
         };
-        let theirs = WalkedStack {
-            frames: theirs,
-            is_cut: written >= capacity,
+        let saved_stack = WalkedStack {
+            frames: saved_stack,
+            is_truncated: written >= capacity,
         };
-        let leaf = common_leaf(&ours, &theirs);
+        let leaf = common_leaf(&own, &saved_stack);
         if let Some(leaf) = leaf {
             self.leaf.store(leaf, Relaxed);
             self.agreed.fetch_add(1, Relaxed);
         }
         let compared = self.compared.fetch_add(1, Relaxed) + 1;
-        if compared >= self.to_compare.load(Relaxed)
-            && self.agreed.load(Relaxed) * 100 < compared * ENOUGH_AGREEMENT
+        if compared >= self.initial_comparisons.load(Relaxed)
+            && self.agreed.load(Relaxed) * 100 < compared * MIN_AGREEMENT_PERCENT
         {
             self.given_up.store(true, Release);
         }
@@ -314,81 +317,83 @@ impl BacktraceHook {
     }
 }
 
-/// Writes the program counters of the calling thread into the frames of `workspace`, from `start` outwards, and returns
-/// how many, and why no more. Ends where no rule leads on.
+/// Writes the program counters of the calling thread into the frames of `workspace`, from `start`
+/// outwards. Returns the number of frames and why the walk ended. Follows the frame pointer through
+/// code that no loader knows; ends where no rule leads to a caller.
 ///
 /// # Safety
-/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was
-/// called.
+/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`]
+/// was called.
 #[inline(always)]
 pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (usize, WalkEnd) {
-    let (room, steps, deep) = workspace.parts();
-    // SAFETY: promised by the caller.
-    unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, room, steps, deep) }
+    let (buffer, steps, rule_stack) = workspace.parts();
+    // SAFETY: this function's caller guarantees the registers and that `prepare` was called.
+    unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, buffer, steps, rule_stack) }
 }
 
-/// The same by that rule where no loader knows the code.
+/// Like [`walk_this_thread`], but into `buffer`, and with a given rule for code that no loader knows.
 ///
 /// # Safety
-/// As [`walk_this_thread`].
+/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`]
+/// was called.
 #[inline(always)]
 unsafe fn walk_with_fallback_rule(
-    unknown: PackedRule,
+    unknown_code_rule: PackedRule,
     start: Registers,
-    room: &mut [Frame],
-    steps: &mut [MaybeUninit<WalkStep>; MOST_STEPS],
-    deep: &mut workspace::Stack,
+    buffer: &mut [Frame],
+    steps: &mut [MaybeUninit<WalkStep>; MAX_STEPS],
+    rule_stack: &mut workspace::Stack,
 ) -> (usize, WalkEnd) {
-    let thread = Thread::this();
-    let own = ThreadStack::of_thread(start.sp, thread);
-    // SAFETY: a stack pointer of this thread; and what `ThreadStack` tells.
-    let mut stack = unsafe { ReadableStack::from(start.sp, &own.known) };
+    let thread = Thread::current();
+    let own = ThreadStack::for_thread(start.sp, thread);
+    // SAFETY: `start.sp` is on this thread's stack, as the caller guarantees; `own` checked the rest.
+    let mut stack = unsafe { ReadableStack::new(start.sp, &own.known) };
     let mut rules = ProcessRules {
-        following: LastWalkCursor::of(thread, steps),
-        deep,
-        unknown,
+        cursor: LastWalkCursor::new(thread, steps),
+        rule_stack,
+        unknown_code_rule,
     };
-    let walked = walk(start, room, &mut rules, &mut stack);
-    rules.following.save();
+    let walked = walk(start, buffer, &mut rules, &mut stack);
+    rules.cursor.save();
     if !own.known.contains(&start.sp) {
         own.save_known(start.sp, stack.read_end());
     }
     walked
 }
 
-/// The rules of this process.
+/// Rules of the code in this process, from the last walk, the table or call frame information.
 struct ProcessRules<'a> {
-    following: LastWalkCursor<'a>,
-    /// The stack on which rules are read.
-    deep: &'a mut workspace::Stack,
-    /// The one where no loader knows the code.
-    unknown: PackedRule,
+    cursor: LastWalkCursor<'a>,
+    /// Separate stack on which rules are read.
+    rule_stack: &'a mut workspace::Stack,
+    /// Rule for code that no loader knows.
+    unknown_code_rule: PackedRule,
 }
 
 impl RuleSource for ProcessRules<'_> {
     #[inline(always)]
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule {
-        let deep = &mut *self.deep;
-        let read = |address| Rule::from(deep.call(read_rule, address));
-        let rule = self.following.rule(&RULES, address, sp, read);
+        let rule_stack = &mut *self.rule_stack;
+        let read = |address| Rule::from(rule_stack.call(read_rule, address));
+        let rule = self.cursor.rule(&RULES, address, sp, read);
         if rule == PackedRule::UNKNOWN {
-            self.unknown
+            self.unknown_code_rule
         } else {
             rule
         }
     }
 }
 
-/// The bits of the rule at an address, which is in no table.
+/// Reads the rule of an address from call frame information. Returns its packed bits.
 #[cold]
 #[inline(never)]
 extern "C" fn read_rule(address: usize) -> u32 {
-    MISSES.fetch_add(1, Relaxed);
+    RULES_READ.fetch_add(1, Relaxed);
     let find = FIND_OBJECT.load(Acquire) as *const ();
     if find.is_null() {
         return PackedRule::from(Rule::Unsupported).bits();
     }
-    // SAFETY: `prepare` stored it.
+    // SAFETY: `prepare` stored a function of this type.
     let find = unsafe { mem::transmute::<*const (), FindObject>(find) };
     PackedRule::from(loaded_rule_at(find, address)).bits()
 }
@@ -403,18 +408,18 @@ mod tests {
     use super::*;
     use crate::alloc_time::set_alloc_time;
 
-    /// What the walkers of these tests say.
+    /// Frame that the saved walkers of these tests return.
     const ELSEWHERE: usize = 0xBAD;
 
     unsafe extern "C" fn walk_elsewhere(frames: *mut *mut c_void, count: *mut u32, _: u32) {
-        // SAFETY: the tests pass room for many frames.
+        // SAFETY: the tests pass an array of many frames.
         unsafe { frames.write(ELSEWHERE as *mut c_void) };
-        // SAFETY: the tests pass a number.
+        // SAFETY: the tests pass a pointer to a number.
         unsafe { count.write(1) };
     }
 
-    /// Arms a hook that no other test uses, with `walk_elsewhere` behind it.
-    fn armed(index: usize, to_compare: u64) -> &'static BacktraceHook {
+    /// Arms a hook that no other test uses, with `walk_elsewhere` as the saved walker.
+    fn armed_hook(index: usize, initial_comparisons: u64) -> &'static BacktraceHook {
         // SAFETY: dlsym(3) with a NUL-terminated name.
         let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
         assert!(!find.is_null());
@@ -422,26 +427,26 @@ mod tests {
         let find = unsafe { mem::transmute::<*mut c_void, FindObject>(find) };
         // SAFETY: getauxval(3) reads a constant of this process.
         prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
-        // SAFETY: a walker that fits, in a hook of this test.
-        unsafe { HOOKS[index].arm(walk_elsewhere, to_compare) };
+        // SAFETY: `walk_elsewhere` is a walker, and only this test calls the hook.
+        unsafe { HOOKS[index].arm(walk_elsewhere, initial_comparisons) };
         &HOOKS[index]
     }
 
     #[inline(never)]
-    fn sampled(hook: &'static BacktraceHook, room: usize) -> Vec<usize> {
+    fn take_sample(hook: &'static BacktraceHook, buffer: usize) -> Vec<usize> {
         let mut frames = [ptr::null_mut(); 128];
         let mut count = 0;
-        // SAFETY: room for so many frames, and an armed hook.
-        unsafe { hook.entry()(frames.as_mut_ptr(), &raw mut count, room as u32) };
+        // SAFETY: the array has more cells than `buffer`, and the hook is armed.
+        unsafe { hook.entry()(frames.as_mut_ptr(), &raw mut count, buffer as u32) };
         let written = frames.iter().take(count as usize);
         written.map(|frame| *frame as usize).collect()
     }
 
     #[test]
-    fn a_walk_that_differs_is_given_up_and_the_samples_are_the_saved_walkers() {
-        let hook = armed(0, 8);
+    fn hook_whose_walks_differ_falls_back_to_saved_walker() {
+        let hook = armed_hook(0, 8);
         for _ in 0..8 {
-            assert_eq!(sampled(hook, 128), [ELSEWHERE]);
+            assert_eq!(take_sample(hook, 128), [ELSEWHERE]);
         }
         let expected = HookStats {
             samples: 8,
@@ -450,34 +455,34 @@ mod tests {
             ..HookStats::default()
         };
         assert_eq!(hook.counts(), expected);
-        assert_eq!(sampled(hook, 128), [ELSEWHERE]);
+        assert_eq!(take_sample(hook, 128), [ELSEWHERE]);
         assert_eq!(hook.counts(), expected);
     }
 
     #[test]
-    fn a_walk_leads_from_the_caller_to_the_threads_start() {
-        let hook = armed(1, 1);
-        // Compared, and alone.
-        assert_eq!(sampled(hook, 128), [ELSEWHERE]);
+    fn walk_reaches_thread_start_and_ends_in_pseudo_frames() {
+        let hook = armed_hook(1, 1);
+        // The first call compares, the second walks without comparing.
+        assert_eq!(take_sample(hook, 128), [ELSEWHERE]);
         hook.given_up.store(false, Relaxed);
-        let frames = sampled(hook, 128);
+        let frames = take_sample(hook, 128);
         assert!(frames.len() > 5, "{frames:x?}");
-        let own = sampled as fn(_, _) -> _ as usize;
+        let own = take_sample as fn(_, _) -> _ as usize;
         assert!((own..own + 4096).contains(&frames[0]), "{frames:x?}");
-        // From another line of this function.
-        let cut = sampled(hook, 3);
+        // Called from another line of this function, so the second frame differs.
+        let cut = take_sample(hook, 3);
         assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], frames[2]]);
-        assert_eq!(sampled(hook, 0), []);
-        // The outermost frame makes room for the time, where all is full.
+        assert_eq!(take_sample(hook, 0), []);
+        // In a full buffer, the allocation time replaces the outermost frame.
         set_alloc_time(Some(1_795_300_000));
-        let born = 0x4d_5002 << 40 | 1_795_300_000 << 1 | 1;
-        let whole = sampled(hook, 128);
+        let time_frame = 0x4d_5002 << 40 | 1_795_300_000 << 1 | 1;
+        let whole = take_sample(hook, 128);
         assert_eq!(whole.len(), frames.len() + 1);
-        assert_eq!(whole.last(), Some(&born));
-        let cut = sampled(hook, 3);
-        assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], born]);
-        assert_eq!(sampled(hook, 1), [born]);
-        assert_eq!(sampled(hook, 0), []);
+        assert_eq!(whole.last(), Some(&time_frame));
+        let cut = take_sample(hook, 3);
+        assert_eq!([cut.len(), cut[0], cut[2]], [3, frames[0], time_frame]);
+        assert_eq!(take_sample(hook, 1), [time_frame]);
+        assert_eq!(take_sample(hook, 0), []);
         set_alloc_time(None);
         assert_eq!(hook.counts().fallbacks, 0);
         assert_eq!(hook.counts().cut, 0);

@@ -1,18 +1,20 @@
-//! What our walk did.
+//! Counters of memprof's walker.
 
-/// What a [`BacktraceHook`](crate::BacktraceHook) did since it was armed.
+/// Counters of a [`BacktraceHook`](crate::BacktraceHook) since it was armed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HookStats {
-    /// Samples.
+    /// Samples that the allocator requested.
     pub samples: u64,
-    /// Of these, left to the allocator's own walker: a frame takes more than our rules tell.
+    /// Samples left to the allocator's own walker: no rule could unwind a frame, or no workspace was
+    /// free.
     pub fallbacks: u64,
-    /// Of these, ended where memory could not be read.
+    /// Samples whose walk stopped at unreadable stack memory (truncated stacks).
     pub cut: u64,
-    /// Of these, walked by both walkers.
+    /// Samples that both walkers walked.
     pub compared: u64,
-    /// Of those compared, equal frame by frame.
+    /// Compared samples with equal frames.
     pub agreed: u64,
-    /// Too few were equal: all is left to the allocator's own walker since.
+    /// Set once too few compared samples were equal: the allocator's own walker takes all samples
+    /// since.
     pub given_up: bool,
 }

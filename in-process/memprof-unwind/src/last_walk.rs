@@ -1,10 +1,10 @@
-//! Where the rules of a thread's last walk lie: most of its next walk follows the same ones.
+//! The last walk of each thread, as a cache: the next walk of a thread mostly meets the same rules.
 //!
-//! To look a rule up takes the return address, which takes the rule of the frame before: a walk waits for one memory
-//! access after the other. A trail says beforehand where each rule will be found, so the processor reads rules and
-//! stack at the same time. What it says is a guess, which [`RuleTable::get`] checks: a trail may be old, another walk's, or
-//! written by a signal handler meanwhile.
-#![expect(unsafe_code, reason = "room that is not initialized")]
+//! Looking up a rule needs the return address, which needs the rule of the frame before: a walk
+//! waits for one memory access after the other. The last walk predicts the index of each rule, so
+//! the processor reads rules and stack in parallel. [`RuleTable::get`] checks each prediction: the
+//! last walk may be outdated, another thread's, or being written by a signal handler.
+#![expect(unsafe_code, reason = "a buffer that is not initialized")]
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,57 +13,57 @@ use crate::rule::{PackedRule, Rule};
 use crate::rule_table::{RuleIndex, RuleTable};
 use crate::thread::Thread;
 
-/// With their owner's word, 1 KiB.
-pub(crate) const MOST_STEPS: usize = 127;
+/// Most steps that are saved; with the owner's word, 1 KiB per thread.
+pub(crate) const MAX_STEPS: usize = 127;
 
-/// More threads than this walk without.
-const TRAIL_BITS: u32 = 8;
+/// log2 of the number of threads with a last walk; further threads walk without one.
+const INDEX_BITS: u32 = 8;
 
-// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+// Next to the other tables: a variable between two of them would dirty a page of its own.
 #[unsafe(link_section = ".bss.tables")]
-static TRAILS: [LastWalk; 1 << TRAIL_BITS] = [const { LastWalk::new() }; 1 << TRAIL_BITS];
+static LAST_WALKS: [LastWalk; 1 << INDEX_BITS] = [const { LastWalk::new() }; 1 << INDEX_BITS];
 
-/// Forgets whose they are: threads may have ended.
+/// Releases all last walks: threads may have ended.
 pub(crate) fn clear_owners() {
-    for trail in &TRAILS {
-        trail.owner.store(0, Relaxed);
+    for last_walk in &LAST_WALKS {
+        last_walk.owner.store(0, Relaxed);
     }
 }
 
-/// The trail of one thread.
+/// The last walk of one thread.
 #[derive(Debug)]
 #[repr(align(64))]
 struct LastWalk {
-    /// The thread; 0: nobody.
+    /// Id of the thread; 0 if free.
     owner: AtomicU64,
     /// From the innermost frame outwards.
-    steps: [AtomicU64; MOST_STEPS],
+    steps: [AtomicU64; MAX_STEPS],
 }
 
 impl LastWalk {
     const fn new() -> Self {
         Self {
             owner: AtomicU64::new(0),
-            steps: [const { AtomicU64::new(0) }; MOST_STEPS],
+            steps: [const { AtomicU64::new(0) }; MAX_STEPS],
         }
     }
 
-    /// Whether it is that thread's. What is nobody's becomes it.
+    /// Returns whether the cell belongs to `thread`; a free cell is claimed for it.
     #[inline(always)]
-    fn is_owned_by(&self, thread: Thread) -> bool {
+    fn acquire_for(&self, thread: Thread) -> bool {
         let owner = self.owner.load(Relaxed);
         owner == thread.id() || owner == 0 && self.claim(thread)
     }
 
     #[cold]
     fn claim(&self, thread: Thread) -> bool {
-        let (nobody, id) = (0, thread.id());
-        let taken = self.owner.compare_exchange(nobody, id, Relaxed, Relaxed);
-        taken.is_ok()
+        let (free, id) = (0, thread.id());
+        let claimed = self.owner.compare_exchange(free, id, Relaxed, Relaxed);
+        claimed.is_ok()
     }
 }
 
-/// One frame: its stack pointer, and where its rule lies.
+/// One frame of a walk: its stack pointer and the position of its rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WalkStep(u64);
 
@@ -78,7 +78,7 @@ impl WalkStep {
         RuleIndex::from_bits(self.0 as u16)
     }
 
-    /// Whether its frame lies within that of `sp`, which it then does not belong to any more.
+    /// Returns whether the frame lies below `sp`, so that it has been left since.
     fn is_below(self, sp: usize) -> bool {
         self.0 >> RuleIndex::BITS < sp as u64 >> 3
     }
@@ -88,47 +88,51 @@ impl WalkStep {
     }
 }
 
-/// A walk that follows its thread's trail.
+/// A walk that follows its thread's last walk.
 #[derive(Debug)]
 pub(crate) struct LastWalkCursor<'a> {
-    /// The trail; empty where the thread has none.
+    /// Steps of the last walk; empty if the thread has none.
     steps: &'static [AtomicU64],
-    /// Which of them the next frame is expected to be.
+    /// Index of the step that the next frame is expected to match.
     next: usize,
-    /// This walk's own steps.
-    made: &'a mut [MaybeUninit<WalkStep>; MOST_STEPS],
+    /// Steps of this walk.
+    new_steps: &'a mut [MaybeUninit<WalkStep>; MAX_STEPS],
     count: usize,
-    has_strayed: bool,
+    has_diverged: bool,
 }
 
 impl<'a> LastWalkCursor<'a> {
-    /// Begins at the innermost frame of a thread, which is the calling one. `made` is room for this walk's steps.
+    /// Starts at the innermost frame of `thread`, the calling one. `new_steps` is the buffer for
+    /// this walk.
     #[inline(always)]
-    pub(crate) fn of(thread: Thread, made: &'a mut [MaybeUninit<WalkStep>; MOST_STEPS]) -> Self {
-        let trail = &TRAILS[thread.index(TRAIL_BITS)];
-        let steps: &[_] = if trail.is_owned_by(thread) {
-            &trail.steps
+    pub(crate) fn new(
+        thread: Thread,
+        new_steps: &'a mut [MaybeUninit<WalkStep>; MAX_STEPS],
+    ) -> Self {
+        let last_walk = &LAST_WALKS[thread.index(INDEX_BITS)];
+        let steps: &[_] = if last_walk.acquire_for(thread) {
+            &last_walk.steps
         } else {
             &[]
         };
-        Self::from_steps(steps, made)
+        Self::from_steps(steps, new_steps)
     }
 
     #[inline(always)]
     fn from_steps(
         steps: &'static [AtomicU64],
-        made: &'a mut [MaybeUninit<WalkStep>; MOST_STEPS],
+        new_steps: &'a mut [MaybeUninit<WalkStep>; MAX_STEPS],
     ) -> Self {
         Self {
             steps,
             next: 0,
-            made,
+            new_steps,
             count: 0,
-            has_strayed: false,
+            has_diverged: false,
         }
     }
 
-    /// The rule at an address of the next frame, whose stack pointer this is.
+    /// Returns the rule at `address` of the next frame, whose stack pointer is `sp`.
     #[inline(always)]
     pub(crate) fn rule(
         &mut self,
@@ -137,20 +141,20 @@ impl<'a> LastWalkCursor<'a> {
         sp: usize,
         find: impl FnOnce(usize) -> Rule,
     ) -> PackedRule {
-        let (rule, slot) = match self.expected(table, address) {
+        let (rule, slot) = match self.predicted(table, address) {
             Some(found) => found,
             None => self.find_and_rejoin(table, address, sp, find),
         };
-        if let Some(made) = self.made.get_mut(self.count) {
-            made.write(WalkStep::new(sp, slot));
+        if let Some(new_step) = self.new_steps.get_mut(self.count) {
+            new_step.write(WalkStep::new(sp, slot));
             self.count += 1;
         }
         rule
     }
 
-    /// What the next step of the trail says, if it is true.
+    /// Returns the rule that the next step predicts. `None` if the prediction is wrong.
     #[inline(always)]
-    fn expected(&mut self, table: &RuleTable, address: usize) -> Option<(PackedRule, RuleIndex)> {
+    fn predicted(&mut self, table: &RuleTable, address: usize) -> Option<(PackedRule, RuleIndex)> {
         let slot = self.step()?.slot();
         let rule = table.get(slot, address)?;
         self.next += 1;
@@ -163,8 +167,8 @@ impl<'a> LastWalkCursor<'a> {
         Some(WalkStep(step.load(Relaxed)))
     }
 
-    /// Finds the rule beside the trail, and where the trail may be met again: at the frame that lies where its next one
-    /// does.
+    /// Finds a rule that was not predicted, and skips to the step of the last walk that has the
+    /// same stack pointer, if there is one.
     #[cold]
     #[inline(never)]
     fn find_and_rejoin(
@@ -174,12 +178,12 @@ impl<'a> LastWalkCursor<'a> {
         sp: usize,
         find: impl FnOnce(usize) -> Rule,
     ) -> (PackedRule, RuleIndex) {
-        self.has_strayed = true;
+        self.has_diverged = true;
         while self.step().is_some_and(|step| step.is_below(sp)) {
             self.next += 1;
         }
         if self.step().is_some_and(|step| step.is_at(sp)) {
-            if let Some(found) = self.expected(table, address) {
+            if let Some(found) = self.predicted(table, address) {
                 return found;
             }
             self.next += 1;
@@ -187,10 +191,10 @@ impl<'a> LastWalkCursor<'a> {
         table.get_or_find(address, find)
     }
 
-    /// Makes this walk the trail.
+    /// Saves this walk as the thread's last one, if it differs from it.
     #[inline(always)]
     pub(crate) fn save(&self) {
-        if self.has_strayed {
+        if self.has_diverged {
             self.write();
         }
     }
@@ -198,10 +202,15 @@ impl<'a> LastWalkCursor<'a> {
     #[cold]
     #[inline(never)]
     fn write(&self) {
-        for (step, made) in self.steps.iter().zip(self.made.iter()).take(self.count) {
-            // SAFETY: `rule` wrote so many.
-            let made = unsafe { made.assume_init() };
-            step.store(made.0, Relaxed);
+        for (step, new_step) in self
+            .steps
+            .iter()
+            .zip(self.new_steps.iter())
+            .take(self.count)
+        {
+            // SAFETY: `rule` initialized the first `count` steps.
+            let new_step = unsafe { new_step.assume_init() };
+            step.store(new_step.0, Relaxed);
         }
     }
 }
@@ -217,7 +226,7 @@ mod tests {
 
     static TABLE: RuleTable = RuleTable::new();
 
-    /// The rule of an address, which no other address of these tests has.
+    /// Rule of an address; different for all addresses in these tests.
     fn rule_of(address: usize) -> Rule {
         Rule::Frame {
             cfa: Cfa::Sp((address % 8191) as u16),
@@ -225,20 +234,20 @@ mod tests {
         }
     }
 
-    /// Walks by frames of an address and a stack pointer; returns how many the trail did not expect.
-    fn walk(trail: &'static LastWalk, frames: &[(usize, usize)]) -> usize {
-        let mut made = [const { MaybeUninit::uninit() }; MOST_STEPS];
-        let mut following = LastWalkCursor::from_steps(&trail.steps, &mut made);
-        let strays = frames.iter().filter(|(address, sp)| {
-            let step = following.step();
-            let is_expected = step.is_some_and(|step| TABLE.get(step.slot(), *address).is_some());
-            let rule = following.rule(&TABLE, *address, *sp, rule_of);
+    /// Walks frames of an address and a stack pointer. Returns how many were not predicted.
+    fn walk(last_walk: &'static LastWalk, frames: &[(usize, usize)]) -> usize {
+        let mut new_steps = [const { MaybeUninit::uninit() }; MAX_STEPS];
+        let mut cursor = LastWalkCursor::from_steps(&last_walk.steps, &mut new_steps);
+        let unpredicted = frames.iter().filter(|(address, sp)| {
+            let step = cursor.step();
+            let is_predicted = step.is_some_and(|step| TABLE.get(step.slot(), *address).is_some());
+            let rule = cursor.rule(&TABLE, *address, *sp, rule_of);
             assert_eq!(rule, rule_of(*address).into(), "{address:#x}");
-            !is_expected
+            !is_predicted
         });
-        let strays = strays.count();
-        following.save();
-        strays
+        let unpredicted = unpredicted.count();
+        cursor.save();
+        unpredicted
     }
 
     const OUTER: [(usize, usize); 3] = [(0x5010, 0x8100), (0x6020, 0x8140), (0x7030, 0x8150)];
@@ -248,18 +257,18 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_strays_where_frames_differ_and_not_above() {
-        let check = |before: &[(usize, usize)], now: &[(usize, usize)], strays| {
-            static TRAIL: LastWalk = LastWalk::new();
-            walk(&TRAIL, before);
-            assert_eq!(walk(&TRAIL, before), 0, "{before:x?}");
-            assert_eq!(walk(&TRAIL, now), strays, "{before:x?} {now:x?}");
-            assert_eq!(walk(&TRAIL, now), 0, "{now:x?}");
+    fn walk_searches_only_frames_that_differ() {
+        let check = |before: &[(usize, usize)], now: &[(usize, usize)], unpredicted| {
+            static LAST_WALK: LastWalk = LastWalk::new();
+            walk(&LAST_WALK, before);
+            assert_eq!(walk(&LAST_WALK, before), 0, "{before:x?}");
+            assert_eq!(walk(&LAST_WALK, now), unpredicted, "{before:x?} {now:x?}");
+            assert_eq!(walk(&LAST_WALK, now), 0, "{now:x?}");
         };
         let two = with_inner(&[(0x1010, 0x8020), (0x2010, 0x8080)]);
         check(&OUTER, &two, 2);
         check(&two, &OUTER, 1);
-        // The innermost function is called from elsewhere in the second, and from elsewhere with another frame.
+        // The innermost function is called from another line, then from other functions.
         check(&two, &with_inner(&[(0x1010, 0x8020), (0x2018, 0x8080)]), 1);
         check(&two, &with_inner(&[(0x1010, 0x8000), (0x2020, 0x8060)]), 2);
         check(&two, &with_inner(&[(0x1018, 0x8020), (0x2018, 0x8080)]), 2);
@@ -269,40 +278,40 @@ mod tests {
     }
 
     #[test]
-    fn what_a_trail_says_is_never_taken_for_granted() {
-        static TRAIL: LastWalk = LastWalk::new();
+    fn random_last_walk_yields_correct_rules() {
+        static LAST_WALK: LastWalk = LastWalk::new();
         let frames = with_inner(&[(0x1010, 0x8020)]);
         let mut random = 1_u64;
         for _ in 0..1000 {
-            for step in &TRAIL.steps {
+            for step in &LAST_WALK.steps {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
                 step.store(random, Relaxed);
             }
-            walk(&TRAIL, &frames);
+            walk(&LAST_WALK, &frames);
         }
     }
 
     #[test]
-    fn frames_beyond_the_trails_end_are_found() {
-        static TRAIL: LastWalk = LastWalk::new();
-        let frames = (0..200).map(|at| (0x10_0000 + 64 * at, 0x8000 + 32 * at));
+    fn frames_beyond_max_steps_are_found() {
+        static LAST_WALK: LastWalk = LastWalk::new();
+        let frames = (0..200).map(|index| (0x10_0000 + 64 * index, 0x8000 + 32 * index));
         let frames: Vec<_> = frames.collect();
-        assert_eq!(walk(&TRAIL, &frames), frames.len());
-        assert_eq!(walk(&TRAIL, &frames), frames.len() - MOST_STEPS);
+        assert_eq!(walk(&LAST_WALK, &frames), frames.len());
+        assert_eq!(walk(&LAST_WALK, &frames), frames.len() - MAX_STEPS);
     }
 
     #[test]
-    fn a_trail_is_one_threads_until_it_is_forgotten() {
-        let trail = LastWalk::new();
-        let thread = |at: usize| Thread {
-            control_block: 0x7F00_0000_0000 + 64 * at,
+    fn last_walk_belongs_to_one_thread_until_cleared() {
+        let last_walk = LastWalk::new();
+        let thread = |index: usize| Thread {
+            control_block: 0x7F00_0000_0000 + 64 * index,
         };
-        assert!(trail.is_owned_by(thread(0)));
-        assert!(!trail.is_owned_by(thread(1)));
-        assert!(trail.is_owned_by(thread(0)));
-        trail.owner.store(0, Relaxed);
-        assert!(trail.is_owned_by(thread(1)));
+        assert!(last_walk.acquire_for(thread(0)));
+        assert!(!last_walk.acquire_for(thread(1)));
+        assert!(last_walk.acquire_for(thread(0)));
+        last_walk.owner.store(0, Relaxed);
+        assert!(last_walk.acquire_for(thread(1)));
     }
 }

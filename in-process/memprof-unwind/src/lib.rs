@@ -1,17 +1,18 @@
 //! A stack walk for the inside of an allocator, several times cheaper than libgcc's.
 //!
-//! jemalloc calls a walker for each sample, and lets it be replaced while the program runs. The
-//! one here runs in the midst of `malloc`, in somebody else's process. So this crate has no
-//! standard library and no allocator: there is nothing in it that could allocate, lock, print or
-//! touch thread-local storage. To put it into a process see `memprof-core`.
+//! jemalloc calls a walker (backtrace hook) for each sample, and lets a program replace it at run
+//! time. This walker runs inside `malloc`, in a process that was not built for it. So the crate
+//! uses neither the standard library nor an allocator: nothing in it can allocate, lock, print or
+//! touch thread-local storage. `memprof-core` installs the walker into a process.
 //!
-//! A [`walk()`] takes one [`Rule`] for each frame, found in the program's own call frame
-//! information ([`cfi`]) and kept in a [`RuleTable`]; it reads the stack through
-//! [`ReadableStack`], which asks the kernel about each page before it is touched. A [`BacktraceHook`] is what the
-//! allocator calls: where our walk does not know the way, the allocator's own takes over.
+//! A [`walk()`] applies one [`Rule`] per frame. Rules are read from the program's own call frame
+//! information ([`cfi`]) and cached in a [`RuleTable`]. The stack is read through
+//! [`ReadableStack`], which asks the kernel about each page before it is touched. The allocator
+//! calls a [`BacktraceHook`]; where no rule leads to the caller, the hook falls back to the
+//! allocator's own walker.
 //!
-//! Only x86-64 is built: what knows the processor are the registers of rules and walks, the system
-//! call of [`is_readable`], and the entry of a [`BacktraceHook`].
+//! Builds only for x86-64 Linux. Specific to the processor are the registers of rules and walks,
+//! the system call of [`is_readable`], and the entry of a [`BacktraceHook`].
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
@@ -40,7 +41,7 @@ pub use hook::{
 };
 pub use hook_stats::HookStats;
 pub use label::{
-    LabelContext, LabelIter, LabelSetCounts, MOST_CONTEXTS, MOST_KEYS, MOST_SETS, OTHER,
+    LabelContext, LabelIter, LabelSetCounts, MAX_CONTEXTS, MAX_KEYS, MAX_SETS, OTHER,
     for_each_label_set, label_set_counts, set_labels,
 };
 pub use object::{FindObject, FoundObject};

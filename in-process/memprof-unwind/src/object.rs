@@ -1,4 +1,4 @@
-//! Call frame information of the code that is loaded in this process.
+//! Finds call frame information of the code that is loaded in this process.
 #![expect(
     unsafe_code,
     reason = "the loader's answers, and what they point to in memory"
@@ -23,12 +23,12 @@ pub struct FoundObject {
     map_start: usize,
     map_end: usize,
     link_map: *const c_void,
-    /// `.eh_frame_hdr`; null where the object has none.
+    /// `.eh_frame_hdr`; null if the object has none.
     eh_frame: *const u8,
     reserved: [u64; 7],
 }
 
-/// The rule at an address of this process, where `find` is its loader's.
+/// Returns the rule at an address of this process. `find` is its loader's function.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     let Some(object) = FoundObject::find(find, address) else {
         return Rule::Unknown;
@@ -37,19 +37,19 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
         return Rule::Outermost;
     }
     let hdr = object.eh_frame as usize;
-    // Of an object with holes between its segments, each is an answer of its own.
+    // If an object has gaps between its segments, glibc reports each segment separately.
     let segment = if object.contains(hdr) {
         None
     } else {
         FoundObject::find(find, hdr).filter(|segment| segment.link_map == object.link_map)
     };
     let information = segment.as_ref().unwrap_or(&object);
-    let Some(hdr) = information.from(hdr) else {
+    let Some(hdr) = information.readable_from(hdr) else {
         return Rule::Unsupported;
     };
     let rule = rule_at(
         hdr,
-        |eh_frame| information.from(eh_frame as usize),
+        |eh_frame| information.readable_from(eh_frame as usize),
         address as u64,
     );
     if rule == Rule::Signal && !object.is_signal_return(address + 1) {
@@ -59,10 +59,10 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
 }
 
 impl FoundObject {
-    /// The object, or the segment of an object with holes, that has an address.
+    /// Finds the object that contains an address, or its segment if the object has gaps.
     fn find(find: FindObject, address: usize) -> Option<Self> {
         let mut found = MaybeUninit::<Self>::zeroed();
-        // SAFETY: dlfcn.h: any address may be asked for; fills in the object on success.
+        // SAFETY: dlfcn.h: takes any address, and fills in the object on success.
         if unsafe { find(address as *mut c_void, found.as_mut_ptr()) } != 0 {
             return None;
         }
@@ -74,12 +74,12 @@ impl FoundObject {
         (self.map_start..self.map_end).contains(&address)
     }
 
-    /// What is mapped from `address` to the end of its readable segment.
-    fn from(&self, address: usize) -> Option<Section<'static>> {
+    /// Returns the memory from `address` to the end of its readable segment.
+    fn readable_from(&self, address: usize) -> Option<Section<'static>> {
         let end = self.segment_end(address)?;
         let length = end.checked_sub(address)?;
-        // SAFETY: dlfcn.h: the object is loaded, and stays so while a frame of its code is on this
-        // thread's stack; this part of it is a readable segment.
+        // SAFETY: dlfcn.h: the object stays loaded while a frame of its code is on this thread's
+        // stack; these bytes are within a readable segment.
         let bytes = unsafe { slice::from_raw_parts(address as *const u8, length) };
         Some(Section {
             address: address as u64,
@@ -87,38 +87,38 @@ impl FoundObject {
         })
     }
 
-    /// Where the readable segment with `address` ends in memory.
+    /// Returns the end of the readable segment that contains `address`.
     fn segment_end(&self, address: usize) -> Option<usize> {
         if !self.contains(address) || !is_readable(self.map_start) {
             return None;
         }
-        // SAFETY: a whole page, which can be read.
+        // SAFETY: `is_readable` checked this page.
         let page = unsafe { &*(self.map_start as *const [u8; PAGE]) };
         if !page.starts_with(ELF64) {
-            // A segment that the loader told apart.
+            // The loader reported a segment without the object's head.
             return is_readable(self.map_end - 1).then_some(self.map_end);
         }
-        // SAFETY: link.h: `l_addr`, what is added to the file's addresses, is the first field.
+        // SAFETY: link.h: the first field is `l_addr`, the load bias.
         let bias = unsafe { self.link_map.cast::<usize>().read() };
         let end = readable_segment_end(page, address.checked_sub(bias)? as u64)?;
         let end = bias.checked_add(usize::try_from(end).ok()?)?;
         (end <= self.map_end).then_some(end)
     }
 
-    /// Whether the code at `address` is the kernel's way back from a signal handler, after which
-    /// the registers lie where [`Rule::Signal`] expects them.
+    /// Returns whether the code at `address` is the kernel's return from a signal handler. Only
+    /// there do the registers lie where [`Rule::Signal`] expects them.
     fn is_signal_return(&self, address: usize) -> bool {
         // mov rax, 15 (rt_sigreturn); syscall
         const CODE: [u8; 9] = [0x48, 0xC7, 0xC0, 15, 0, 0, 0, 0x0F, 0x05];
-        let code = self.from(address);
+        let code = self.readable_from(address);
         code.is_some_and(|section| section.bytes.starts_with(&CODE))
     }
 }
 
 const ELF64: &[u8] = b"\x7fELF\x02";
 
-/// The end of the readable `PT_LOAD` with `address`, in the addresses of the file whose first page
-/// this is (gABI, "ELF Header" and "Program Header").
+/// Returns the end of the readable `PT_LOAD` that contains `address`, in addresses of the file
+/// whose first page is `page` (gABI, "ELF Header" and "Program Header").
 fn readable_segment_end(page: &[u8; PAGE], address: u64) -> Option<u64> {
     const HEADER_SIZE: u16 = 56;
     const PT_LOAD: u32 = 1;
@@ -138,18 +138,18 @@ fn readable_segment_end(page: &[u8; PAGE], address: u64) -> Option<u64> {
     })
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes_at(bytes, at).map(u16::from_ne_bytes)
+fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
+    bytes_at(bytes, offset).map(u16::from_ne_bytes)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes_at(bytes, at).map(u32::from_ne_bytes)
+fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes_at(bytes, offset).map(u32::from_ne_bytes)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes_at(bytes, at).map(u64::from_ne_bytes)
+fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
+    bytes_at(bytes, offset).map(u64::from_ne_bytes)
 }
 
-fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..)?.first_chunk().copied()
+fn bytes_at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+    bytes.get(offset..)?.first_chunk().copied()
 }

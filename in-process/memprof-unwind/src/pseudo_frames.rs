@@ -1,29 +1,31 @@
-//! Frames that are no code, above a stack's outermost one: allocators keep samples of one stack and different last
-//! frames apart, so a profile tells of each what they say.
+//! Pseudo frames: values above a stack's outermost frame that are data, not code. Allocators keep
+//! stacks apart that differ only in their last frames, so a profile reports the data of each.
 
 use crate::alloc_time::alloc_time_frame;
 use crate::label::label_frame;
 use crate::walk::Frame;
 
-/// What the stack of a sample that is taken now ends in.
+/// Pseudo frames to append at the root of the current sample's stack: label set, then allocation
+/// time; at most two.
 #[derive(Clone, Copy, Debug)]
 pub struct PseudoFrames([Option<usize>; 2]);
 
 impl PseudoFrames {
-    /// That of the calling thread.
+    /// Those of a sample that the calling thread takes now.
     #[inline(always)]
     pub fn for_this_thread() -> Self {
         Self([label_frame(), alloc_time_frame()])
     }
 
-    /// Room for so many frames is left to the stack, so that it ends in these.
+    /// Returns how many of `buffer_len` frames remain for the stack itself.
     #[inline(always)]
-    pub fn frames_left(self, room: usize) -> usize {
+    pub fn frames_left(self, buffer_len: usize) -> usize {
         let frames = self.0.into_iter().flatten();
-        room.saturating_sub(frames.count())
+        buffer_len.saturating_sub(frames.count())
     }
 
-    /// Writes them after the first `count` of the frames; returns how many there are then.
+    /// Writes the pseudo frames after the first `count` frames, as far as there is room. Returns
+    /// the new count.
     #[inline(always)]
     pub fn append_to(self, frames: &mut [Frame], mut count: usize) -> usize {
         for frame in self.0.into_iter().flatten() {

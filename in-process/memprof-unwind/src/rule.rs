@@ -1,49 +1,51 @@
-//! How to get from a frame to its caller's, at one address.
+//! Unwind rules: how to compute the caller's registers from those of a frame, at one address.
 
-/// How to find the caller of a frame. Distances are in words of 8 bytes.
+/// Unwind rule of one code address. Distances are in words of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A frame whose return address lies just below its CFA, the caller's stack pointer.
     Frame {
-        /// Where the CFA is.
+        /// Location of the CFA.
         cfa: Cfa,
-        /// Where the caller's frame pointer is.
+        /// Location of the caller's frame pointer.
         bp: SavedBp,
     },
-    /// The kernel's frame below a signal handler: the interrupted registers lie in it.
+    /// The kernel's frame below a signal handler, which holds the interrupted registers.
     Signal,
     /// There is no caller.
     Outermost,
-    /// Code that no loader knows, as a just-in-time compiler's: it ends a walk.
+    /// Code that no loader knows, such as a just-in-time compiler's. Ends a walk.
     Unknown,
-    /// The same for a walk that goes on: such code keeps a frame pointer, if it lets itself be profiled at all.
+    /// Like [`Rule::Unknown`], but the walk goes on by frame pointer: JIT code that is meant to be
+    /// profiled keeps one.
     FramePointer,
-    /// It takes more than these shapes tell.
+    /// Call frame information that the other rules cannot express, or that cannot be read.
     Unsupported,
 }
 
-/// The canonical frame address.
+/// Location of the canonical frame address (CFA): the caller's stack pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cfa {
-    /// So far above the stack pointer; at least 1.
+    /// Words above the stack pointer; at least 1.
     Sp(u16),
-    /// So far above the frame pointer.
+    /// Words above the frame pointer.
     Bp(u16),
-    /// In memory, so far below where the frame pointer points: a function that realigns its stack.
+    /// In memory, this many words below the address in the frame pointer: a function that realigns
+    /// its stack.
     BelowBp(u16),
-    /// An entry of a procedure linkage table, which pushes a word before the byte of that number
-    /// (of 16).
+    /// An entry of a procedure linkage table: 16 bytes of code that push a word before the byte
+    /// with this offset.
     Plt(u16),
 }
 
-/// Where a frame keeps its caller's frame pointer.
+/// Location of the caller's frame pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SavedBp {
-    /// In its register.
+    /// Still in its register.
     Unchanged,
-    /// So far below the CFA; at least 1.
+    /// Words below the CFA; at least 1.
     BelowCfa(u16),
-    /// Where the frame pointer points.
+    /// In the word to which the frame pointer points.
     AtBp,
 }
 
@@ -57,15 +59,15 @@ const KIND_BITS: u32 = 3;
 const CFA_BITS: u32 = 13;
 const BP_BITS: u32 = 12;
 
-/// One more than the longest distance of a CFA.
+/// Distances of a CFA are smaller.
 pub(crate) const CFA_LIMIT: u16 = 1 << CFA_BITS;
-/// One more than the longest distance of a saved frame pointer.
+/// Distances of a saved frame pointer are smaller.
 pub(crate) const BP_LIMIT: u16 = AT_BP;
 
-/// Instead of a distance.
+/// Stands for [`SavedBp::AtBp`] in the field for the distance.
 const AT_BP: u16 = (1 << BP_BITS) - 1;
 
-/// The two that nearly all frames have differ in one bit.
+/// Kinds. `SP` and `BP`, which nearly all frames have, differ only in the lowest bit.
 const SP: u32 = 0b010;
 const BP: u32 = 0b011;
 const BELOW_BP: u32 = 0b100;
@@ -74,27 +76,28 @@ const SIGNAL: u32 = 0b110;
 const OUTERMOST: u32 = 0b111;
 const UNSUPPORTED: u32 = 0b001;
 
-/// Instead of a distance, why a frame is the outermost one.
+/// Values of the CFA field under the kind `OUTERMOST`.
 const UNKNOWN: u32 = 1;
 const FRAME_POINTER: u32 = 2;
 
-/// A frame of the usual kind: its CFA is a register and a distance, and the caller's frame pointer
-/// is in its register or below the CFA.
+/// Decoded rule of a common frame: its CFA is a register plus a distance, and the caller's frame
+/// pointer is in its register or below the CFA. Distances are in words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommonFrame {
     pub(crate) cfa_is_above_bp: bool,
     pub(crate) cfa: usize,
-    /// 0: in its register.
+    /// 0 if the frame pointer is still in its register.
     pub(crate) bp_below_cfa: usize,
 }
 
 impl PackedRule {
     pub(crate) const BITS: u32 = KIND_BITS + CFA_BITS + BP_BITS;
 
-    /// [`Rule::Outermost`], where nearly all walks end.
+    /// [`Rule::Outermost`], at which nearly all walks end.
     pub(crate) const OUTERMOST: Self = Self(OUTERMOST);
-    /// [`Rule::Unknown`] and [`Rule::FramePointer`].
+    /// [`Rule::Unknown`].
     pub(crate) const UNKNOWN: Self = Self(OUTERMOST | UNKNOWN << KIND_BITS);
+    /// [`Rule::FramePointer`].
     pub(crate) const FRAME_POINTER: Self = Self(OUTERMOST | FRAME_POINTER << KIND_BITS);
 
     pub(crate) fn from_bits(bits: u32) -> Self {
@@ -105,11 +108,12 @@ impl PackedRule {
         self.0
     }
 
+    /// `None` if the rule has another shape.
     #[inline(always)]
-    pub(crate) fn usual(self) -> Option<CommonFrame> {
-        let is_usual = self.0 & 0b110 == SP;
+    pub(crate) fn common_frame(self) -> Option<CommonFrame> {
+        let is_common = self.0 & 0b110 == SP;
         let bp = self.bp_field();
-        (is_usual && bp != AT_BP).then_some(CommonFrame {
+        (is_common && bp != AT_BP).then_some(CommonFrame {
             cfa_is_above_bp: self.0 & 1 != 0,
             cfa: self.cfa_field().into(),
             bp_below_cfa: bp.into(),

@@ -1,40 +1,40 @@
-//! The rules found so far, for all threads, without a lock.
+//! Cache of the rules found so far, shared by all threads without a lock.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::rule::{PackedRule, Rule};
 
-/// User addresses on x86-64 with four-level paging are shorter.
+/// Width of user addresses on x86-64 with four-level paging.
 const ADDRESS_BITS: u32 = 47;
-/// log2 of the size of a piece of code whose rules lie in one line: calls in one function are
-/// often followed by others of it.
+/// log2 of the bytes of code whose rules share one line: calls in one function are often followed
+/// by others in it.
 const PIECE_BITS: u32 = 8;
-/// log2 of how many lines there are.
+/// log2 of the number of lines.
 const LINE_BITS: u32 = 11;
-/// Rules in a line.
+/// Rules per line.
 const WAYS: usize = 8;
-/// What remains of an address beside its line.
+/// Bits of an address that its line does not determine.
 const TAG_BITS: u32 = ADDRESS_BITS - LINE_BITS;
 
 const _: () = assert!(TAG_BITS + PackedRule::BITS == u64::BITS);
 
-/// The rules of 16,384 addresses; the rest are found again.
+/// Rules of up to 16,384 addresses; a rule that was displaced is read again.
 ///
-/// A slot is one word, so nobody reads half a rule; with its line it holds the whole address, so
-/// nobody reads another one's.
+/// A slot is one atomic word, so no thread reads half a rule. A slot and its line together hold the
+/// whole address, so no address gets the rule of another.
 #[derive(Debug)]
 pub struct RuleTable {
     lines: [RuleLine; 1 << LINE_BITS],
 }
 
-/// Where a rule lies in a table.
+/// Position of a rule in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleIndex(u16);
 
 const WAY_BITS: u32 = WAYS.ilog2();
 
 impl RuleIndex {
-    /// How many bits tell it from the others.
+    /// Width of an index.
     pub const BITS: u32 = LINE_BITS + WAY_BITS;
 
     #[inline(always)]
@@ -42,13 +42,13 @@ impl RuleIndex {
         Self(((line << WAY_BITS) | (way % WAYS)) as u16)
     }
 
-    /// As a number of so many bits.
+    /// The index in the lowest [`Self::BITS`] bits.
     #[inline(always)]
     pub fn bits(self) -> u16 {
         self.0
     }
 
-    /// Bits beyond those do not count.
+    /// Ignores bits above [`Self::BITS`].
     #[inline(always)]
     pub fn from_bits(bits: u16) -> Self {
         Self(bits & ((1 << Self::BITS) - 1))
@@ -60,7 +60,7 @@ impl RuleIndex {
     }
 }
 
-/// What the processor fetches at once.
+/// One cache line of rules.
 #[derive(Debug)]
 #[repr(align(64))]
 struct RuleLine {
@@ -72,8 +72,8 @@ impl RuleLine {
     fn get(&self, way: usize, tag: u64) -> Option<PackedRule> {
         let bits = self.slots[way % WAYS].load(Relaxed) ^ tag << PackedRule::BITS;
         // 0 would be a free slot under the tag 0.
-        let is_it = (1..1 << PackedRule::BITS).contains(&bits);
-        is_it.then_some(PackedRule::from_bits(bits as u32))
+        let is_match = (1..1 << PackedRule::BITS).contains(&bits);
+        is_match.then_some(PackedRule::from_bits(bits as u32))
     }
 
     fn is_free(&self, way: usize) -> bool {
@@ -87,7 +87,7 @@ impl RuleLine {
 }
 
 impl RuleTable {
-    /// Without any rule.
+    /// An empty table.
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
         Self {
@@ -99,31 +99,31 @@ impl RuleTable {
         }
     }
 
-    /// The rule at an address, if it lies in that slot.
+    /// Returns the rule of an address, if it is in that slot.
     #[inline(always)]
-    pub fn get(&self, slot: RuleIndex, address: usize) -> Option<PackedRule> {
-        let place = HashedAddress::of(address as u64);
-        let rule = self.lines[slot.line()].get(slot.0.into(), place.tag);
-        rule.filter(|_| place.line == slot.line() && address >> ADDRESS_BITS == 0)
+    pub fn get(&self, index: RuleIndex, address: usize) -> Option<PackedRule> {
+        let hashed = HashedAddress::new(address as u64);
+        let rule = self.lines[index.line()].get(index.0.into(), hashed.tag);
+        rule.filter(|_| hashed.line == index.line() && address >> ADDRESS_BITS == 0)
     }
 
-    /// The rule at an address, from `find` where it is not known, and where it lies.
+    /// Returns the rule of an address, from `find` if the table does not have it, and its position.
     #[inline(always)]
     pub fn get_or_find(
         &self,
         address: usize,
         find: impl FnOnce(usize) -> Rule,
     ) -> (PackedRule, RuleIndex) {
-        let place = HashedAddress::of(address as u64);
-        match self.lines[place.line].get(place.first, place.tag) {
+        let hashed = HashedAddress::new(address as u64);
+        match self.lines[hashed.line].get(hashed.first_way, hashed.tag) {
             Some(rule) if address >> ADDRESS_BITS == 0 => {
-                (rule, RuleIndex::new(place.line, place.first))
+                (rule, RuleIndex::new(hashed.line, hashed.first_way))
             }
             _ => self.search_or_find(address, find),
         }
     }
 
-    /// Out of the way of what is found at once.
+    /// Searches the other ways of the line. Out of line, so that the common case is inlined small.
     #[cold]
     #[inline(never)]
     fn search_or_find(
@@ -131,24 +131,26 @@ impl RuleTable {
         address: usize,
         find: impl FnOnce(usize) -> Rule,
     ) -> (PackedRule, RuleIndex) {
-        let place = HashedAddress::of(address as u64);
-        let slot = |way| RuleIndex::new(place.line, way);
+        let hashed = HashedAddress::new(address as u64);
+        let slot = |way| RuleIndex::new(hashed.line, way);
         if address >> ADDRESS_BITS != 0 {
-            return (Rule::Outermost.into(), slot(place.first));
+            return (Rule::Outermost.into(), slot(hashed.first_way));
         }
-        let line = &self.lines[place.line];
-        let mut ways = (0..WAYS).map(|offset| place.first + offset);
-        let known = |way| Some((line.get(way, place.tag)?, slot(way)));
+        let line = &self.lines[hashed.line];
+        let mut ways = (0..WAYS).map(|offset| hashed.first_way + offset);
+        let known = |way| Some((line.get(way, hashed.tag)?, slot(way)));
         if let Some(found) = ways.clone().find_map(known) {
             return found;
         }
         let rule = PackedRule::from(find(address));
-        let way = ways.find(|&way| line.is_free(way)).unwrap_or(place.first);
-        line.set(way, place.tag, rule);
+        let way = ways
+            .find(|&way| line.is_free(way))
+            .unwrap_or(hashed.first_way);
+        line.set(way, hashed.tag, rule);
         (rule, slot(way))
     }
 
-    /// Forgets all rules.
+    /// Removes all rules.
     pub fn clear(&self) {
         for slot in self.lines.iter().flat_map(|line| &line.slots) {
             slot.store(0, Relaxed);
@@ -156,26 +158,26 @@ impl RuleTable {
     }
 }
 
-/// Where an address belongs.
+/// Position and tag of an address.
 struct HashedAddress {
     line: usize,
-    /// Where to look first.
-    first: usize,
-    /// What tells it from all others of that line.
+    /// First way to probe.
+    first_way: usize,
+    /// The rest of the address: with the line it identifies the address.
     tag: u64,
 }
 
 impl HashedAddress {
-    /// One to one: what is mixed into the number of the line is in the tag.
+    /// Maps one to one: the bits that are mixed into the line number are in the tag too.
     #[inline(always)]
-    fn of(address: u64) -> Self {
+    fn new(address: u64) -> Self {
         let (piece, within) = (address >> PIECE_BITS, address & ((1 << PIECE_BITS) - 1));
-        let rest = piece >> LINE_BITS;
-        let mixed = piece ^ rest ^ rest >> LINE_BITS;
+        let upper = piece >> LINE_BITS;
+        let mixed = piece ^ upper ^ upper >> LINE_BITS;
         Self {
             line: (mixed & ((1 << LINE_BITS) - 1)) as usize,
-            first: (within ^ within >> 3 ^ within >> 6) as usize % WAYS,
-            tag: rest << PIECE_BITS | within,
+            first_way: (within ^ within >> 3 ^ within >> 6) as usize % WAYS,
+            tag: upper << PIECE_BITS | within,
         }
     }
 }
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_found_once_and_again_after_a_clear() {
+    fn cleared_rule_is_found_again() {
         let table = RuleTable::new();
         assert_eq!(table.rule(0x5000, |_| frame(1)), frame(1).into());
         assert_eq!(table.rule(0x5000, |_| frame(2)), frame(1).into());
@@ -211,9 +213,9 @@ mod tests {
     }
 
     #[test]
-    fn no_address_gets_the_rule_of_another() {
+    fn crowded_table_keeps_addresses_apart() {
         let table = RuleTable::new();
-        // Many times more than fit.
+        // Many times more addresses than slots.
         for address in (0..1 << 20).map(|n: usize| 0x7F00_0000_0000 + n * 7) {
             let own = frame(1 + (address % 1009) as u16);
             assert_eq!(table.rule(address, |_| own), own.into());
@@ -223,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn a_free_slot_is_no_rule() {
+    fn free_slot_holds_no_rule() {
         let table = RuleTable::new();
-        // Of line 0 and tag 0.
+        // An address with line 0 and tag 0.
         assert_eq!(table.rule(0, |_| frame(1)), frame(1).into());
     }
 
     #[test]
-    fn a_slot_has_no_rule_of_another_address() {
+    fn slot_of_other_address_holds_no_rule() {
         let table = RuleTable::new();
         let (_, slot) = table.get_or_find(0x7F00_0000_5000, |_| frame(1));
         for bit in 0..usize::BITS {
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_no_user_code_has_is_the_end() {
+    fn address_outside_user_space_is_outermost() {
         let table = RuleTable::new();
         let check = |address| {
             let rule = table.rule(address, |_| frame(1));

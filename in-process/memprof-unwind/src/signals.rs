@@ -1,27 +1,27 @@
-//! Signals that wait.
+//! Signal masks of threads.
 #![expect(unsafe_code, reason = "a system call")]
 
 use core::arch::asm;
 
-/// All signals of the calling thread wait, until it is dropped.
+/// Blocks all signals of the calling thread until it is dropped.
 #[derive(Debug)]
 pub(crate) struct BlockedSignals {
-    /// The mask of the thread before, as the kernel has it.
+    /// The thread's mask before, in the kernel's format.
     before: u64,
 }
 
 const SIG_SETMASK: usize = 2;
 
 impl BlockedSignals {
-    /// `None` if the kernel refuses: a seccomp filter.
-    pub(crate) fn all() -> Option<Self> {
+    /// Blocks all signals. `None` if the kernel refuses, as under a seccomp filter.
+    pub(crate) fn block_all() -> Option<Self> {
         Some(Self {
             before: set_mask(u64::MAX)?,
         })
     }
 
     #[cfg(test)]
-    pub(crate) fn were_all(&self) -> bool {
+    pub(crate) fn were_all_blocked(&self) -> bool {
         self.before.count_ones() > 60
     }
 }
@@ -32,16 +32,17 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// Sets the mask and returns the one before. `None` if the kernel refuses; see sigprocmask(2).
+/// Sets the signal mask and returns the one before. `None` if the kernel refuses; see
+/// sigprocmask(2).
 fn set_mask(mask: u64) -> Option<u64> {
     const RT_SIGPROCMASK: isize = 14;
     let mut before = 0_u64;
-    let answer: isize;
-    // SAFETY: sigprocmask(2): reads one mask of 8 bytes, and writes the other.
+    let result: isize;
+    // SAFETY: sigprocmask(2): reads one mask of 8 bytes and writes the other.
     unsafe {
         asm!(
             "syscall",
-            inlateout("rax") RT_SIGPROCMASK => answer,
+            inlateout("rax") RT_SIGPROCMASK => result,
             in("rdi") SIG_SETMASK,
             in("rsi") &raw const mask,
             in("rdx") &raw mut before,
@@ -51,5 +52,5 @@ fn set_mask(mask: u64) -> Option<u64> {
             options(nostack),
         );
     }
-    (answer == 0).then_some(before)
+    (result == 0).then_some(before)
 }

@@ -1,4 +1,4 @@
-//! Reading the stack: only where the kernel says that it can be read.
+//! Reads stack memory, after the kernel has confirmed that it is readable.
 #![expect(unsafe_code, reason = "a system call, and words of the stack")]
 
 use core::arch::asm;
@@ -6,25 +6,25 @@ use core::ops::Range;
 
 use crate::walk::StackReader;
 
-/// No page of x86-64 is smaller.
+/// Smallest page size of x86-64, in bytes.
 pub(crate) const PAGE: usize = 4096;
 const WORD: usize = size_of::<usize>();
 
-/// Whether the page with `address` can be read now.
+/// Returns whether the page that contains `address` is readable now.
 ///
-/// Asks the kernel to change the signal mask in no known way (`rt_sigprocmask(-1, page)`): it
-/// copies the mask first, which fails with EFAULT where it cannot be read, and then refuses with
-/// EINVAL. Nothing is changed, no descriptor is needed, no lock of the address space is taken.
+/// Calls `rt_sigprocmask(-1, page)`, an invalid way to change the signal mask: the kernel copies
+/// the mask first, which fails with EFAULT if the page is unreadable, and then fails with EINVAL.
+/// The call changes nothing, needs no descriptor and takes no lock of the address space.
 pub fn is_readable(address: usize) -> bool {
     const RT_SIGPROCMASK: isize = 14;
     const MASK_SIZE: usize = 8;
     const EINVAL: isize = 22;
-    let answer: isize;
+    let result: isize;
     // SAFETY: sigprocmask(2): with an unknown `how` nothing is changed.
     unsafe {
         asm!(
             "syscall",
-            inlateout("rax") RT_SIGPROCMASK => answer,
+            inlateout("rax") RT_SIGPROCMASK => result,
             in("rdi") -1_isize,
             in("rsi") address & !(PAGE - 1),
             in("rdx") 0,
@@ -34,29 +34,30 @@ pub fn is_readable(address: usize) -> bool {
             options(nostack, readonly),
         );
     }
-    answer == -EINVAL
+    result == -EINVAL
 }
 
-/// The words of a stack from a stack pointer on, as far as they can be read.
+/// Readable words of a stack, from a stack pointer on.
 #[derive(Debug)]
 pub struct ReadableStack {
-    /// Every aligned word from here to `end` can be read.
+    /// Every aligned word from here to `end` is readable.
+    ///
     start: usize,
-    /// The end of a page.
+    /// A page's end.
     end: usize,
-    /// So can every one from here to `known_end`.
+    /// Every aligned word from here to `known_end` is readable too.
     known: usize,
     known_end: usize,
 }
 
 impl ReadableStack {
-    /// The stack on which the caller runs, from `sp` on. What is `known` to be readable is not
-    /// asked for again.
+    /// Reads the stack on which the caller runs, from `sp` on. Memory in `known` is not checked
+    /// again.
     ///
     /// # Safety
-    /// `sp` lies in memory that can be read, and so does all that is known.
+    /// The word at `sp` and all memory in `known` are readable.
     #[inline(always)]
-    pub unsafe fn from(sp: usize, known: &Range<usize>) -> Self {
+    pub unsafe fn new(sp: usize, known: &Range<usize>) -> Self {
         let end = if known.contains(&sp) {
             known.end
         } else {
@@ -70,8 +71,9 @@ impl ReadableStack {
         }
     }
 
-    /// Takes in the page with `address`: of the same stack when it is the next one, else of
-    /// another, as after a signal handler with a stack of its own.
+    /// Checks the page that contains `address` and adds it to the readable range if it follows it;
+    /// otherwise the range starts anew there, as for a signal handler on a stack of its own. `None`
+    /// if the page is unreadable.
     #[cold]
     #[inline(never)]
     fn extend_to(&mut self, address: usize) -> Option<()> {
@@ -91,14 +93,14 @@ impl ReadableStack {
         Some(())
     }
 
-    /// The end of what was read last.
+    /// End of the readable range that was used last.
     pub(crate) fn read_end(&self) -> usize {
         self.end
     }
 }
 
 impl StackReader for ReadableStack {
-    /// None also where the address is not aligned.
+    /// `None` also for an unaligned address.
     #[inline(always)]
     fn word(&mut self, address: usize) -> Option<usize> {
         if !address.is_multiple_of(WORD) {
@@ -107,13 +109,13 @@ impl StackReader for ReadableStack {
         if !(self.start..self.end).contains(&address) {
             self.extend_to(address)?;
         }
-        // SAFETY: aligned, so within one page; the kernel read it just now, or `from` was promised
-        // that it can be read.
+        // SAFETY: an aligned word is within one page; the kernel has just read that page, or the
+        // caller of `new` guaranteed that it is readable.
         Some(unsafe { (address as *const usize).read_volatile() })
     }
 }
 
-/// Where the page with `address` starts.
+/// Returns the start of the page that contains `address`.
 pub(crate) fn page_of(address: usize) -> usize {
     address & !(PAGE - 1)
 }
@@ -124,9 +126,9 @@ mod tests {
 
     use super::*;
 
-    /// Pages that can be read and pages that cannot, in turn; never unmapped.
-    fn striped(pages: usize) -> usize {
-        // SAFETY: mmap(2): a fresh mapping.
+    /// Maps pages of which every second one, from the first, is readable. Never unmaps them.
+    fn map_striped(pages: usize) -> usize {
+        // SAFETY: mmap(2): a new mapping at an address that the kernel chooses.
         let start = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -140,7 +142,7 @@ mod tests {
         assert_ne!(start, libc::MAP_FAILED);
         for page in (1..pages).step_by(2) {
             let page = start.wrapping_byte_add(page * PAGE);
-            // SAFETY: mprotect(2): a page of that mapping, which nobody uses.
+            // SAFETY: mprotect(2): a page of that mapping, to which no reference exists.
             let rc = unsafe { libc::mprotect(page, PAGE, libc::PROT_NONE) };
             assert_eq!(rc, 0);
         }
@@ -148,10 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn only_what_can_be_read_is_read() {
-        let start = striped(4);
-        // SAFETY: in the first page; nothing is known.
-        let mut stack = unsafe { ReadableStack::from(start + 64, &(0..0)) };
+    fn word_of_unreadable_page_is_none() {
+        let start = map_striped(4);
+        // SAFETY: `start` is in the first page, which is readable; the known range is empty.
+        let mut stack = unsafe { ReadableStack::new(start + 64, &(0..0)) };
         let mut check = |offset, readable| {
             let word = stack.word(start.wrapping_add(offset));
             assert_eq!(word.is_some(), readable, "{offset:#x}");
@@ -163,18 +165,18 @@ mod tests {
         check(2 * PAGE - WORD, false);
         check(2 * PAGE, true);
         check(3 * PAGE, false);
-        // Another stack was taken in meanwhile; back again.
+        // The range has moved to another page meanwhile; the first page is checked again.
         check(0, true);
         check(start.wrapping_neg(), false);
         check(usize::MAX - WORD + 1 - start, false);
     }
 
     #[test]
-    fn what_is_known_is_not_asked_for() {
-        let start = striped(4);
+    fn known_memory_is_not_checked() {
+        let start = map_striped(4);
         let known = start + 2 * PAGE..start + 3 * PAGE;
-        // SAFETY: in the first page; the third one can be read.
-        let mut stack = unsafe { ReadableStack::from(start, &known) };
+        // SAFETY: the first page and the third one are readable.
+        let mut stack = unsafe { ReadableStack::new(start, &known) };
         assert!(stack.word(start + 2 * PAGE).is_some());
         assert_eq!(stack.read_end(), start + 3 * PAGE);
         assert_eq!(stack.word(start + 3 * PAGE), None);

@@ -1,5 +1,5 @@
-//! The walk itself: rules and memory in, program counters out.
-#![expect(unsafe_code, reason = "room that is not initialized")]
+//! The stack walk: rules and memory in, program counters out.
+#![expect(unsafe_code, reason = "buffers that are not initialized")]
 
 use core::mem::MaybeUninit;
 
@@ -12,83 +12,87 @@ pub struct Registers {
     pub pc: usize,
     /// The stack pointer.
     pub sp: usize,
-    /// The frame pointer, which a function may use for anything.
+    /// The frame pointer. Code that keeps none may use the register for anything.
     pub bp: usize,
 }
 
-/// Why a walk ended.
+/// Reason why a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkEnd {
-    /// At the outermost frame.
+    /// The walk reached the outermost frame.
     Outermost,
-    /// There was no room for more frames.
+    /// The buffer for frames is full.
     Full,
-    /// The next word lies where nothing may be read.
+    /// The next stack word is in unreadable memory.
     Unreadable,
     /// No rule leads from the last frame to its caller.
     Unsupported,
 }
 
-/// Room for a program counter.
+/// Cell for one program counter.
 pub type Frame = MaybeUninit<usize>;
 
-/// Room where something else was before.
-pub fn as_frames(room: &mut [usize]) -> &mut [Frame] {
-    let frames = &raw mut *room as *mut [Frame];
-    // SAFETY: of the same layout, and only written with what is valid for both.
+/// Reinterprets an initialized buffer as a buffer for a walk.
+pub fn as_frames(buffer: &mut [usize]) -> &mut [Frame] {
+    let frames = &raw mut *buffer as *mut [Frame];
+    // SAFETY: `MaybeUninit<usize>` has the layout of `usize`, and a walk writes only initialized
+    // values.
     unsafe { &mut *frames }
 }
 
-/// Where a walk gets its rules from.
+/// Source of the unwind rules of a walk.
 pub trait RuleSource {
-    /// The rule at an address of the next frame, whose stack pointer is `sp`: asked once for each, the innermost first.
+    /// Returns the rule for the code at `address`, in the next frame, whose stack pointer is `sp`.
+    /// A walk calls it once per frame, the innermost first.
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
 }
 
-/// Where a walk reads the stack.
+/// Source of the stack words of a walk.
 pub trait StackReader {
-    /// The word at an address, or None where none may be read.
+    /// Returns the word at an address. `None` if it cannot be read.
     fn word(&mut self, address: usize) -> Option<usize>;
 }
 
 const WORD: usize = size_of::<usize>();
 
-/// What lies farther above the stack pointer is no frame pointer but a number of the program's.
-const LARGEST_FRAME: usize = 1 << 20;
+/// Largest distance from the stack pointer to the frame pointer, in bytes. A register beyond it
+/// holds a number of the program, not a frame pointer.
+const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// Writes the program counters from `start` outwards into `room`, and returns how many, and why
-/// no more.
+/// Writes the program counters from `start` outwards into `buffer`. Returns the number of frames
+/// and why the walk ended.
 #[inline(always)]
 pub fn walk(
     start: Registers,
-    room: &mut [Frame],
+    buffer: &mut [Frame],
     rules: &mut impl RuleSource,
     memory: &mut impl StackReader,
 ) -> (usize, WalkEnd) {
-    // Apart, so that they stay in registers.
+    // Separate variables instead of a struct, so that the compiler keeps them in registers.
     let Registers {
         mut pc,
         mut sp,
         mut bp,
     } = start;
-    // A return address lies behind the call, maybe in the next function.
+    // A return address follows the call, so it may lie in the next function: look up the byte
+    // before it.
     let mut into_call = 1;
     let mut frames = 0;
     while pc != 0 {
-        let Some(frame) = room.get_mut(frames) else {
+        let Some(frame) = buffer.get_mut(frames) else {
             return (frames, WalkEnd::Full);
         };
         frame.write(pc);
         frames += 1;
         let rule = rules.rule_at(pc.wrapping_sub(into_call), sp);
-        if let Some(usual) = rule.usual() {
-            let base = if usual.cfa_is_above_bp { bp } else { sp };
-            let cfa = base.wrapping_add(usual.cfa * WORD);
+        if let Some(common) = rule.common_frame() {
+            let base = if common.cfa_is_above_bp { bp } else { sp };
+            let cfa = base.wrapping_add(common.cfa * WORD);
             let Some(return_address) = memory.word(cfa.wrapping_sub(WORD)) else {
                 return (frames, WalkEnd::Unreadable);
             };
-            if usual.bp_below_cfa != 0 {
-                let Some(saved) = memory.word(cfa.wrapping_sub(usual.bp_below_cfa * WORD)) else {
+            if common.bp_below_cfa != 0 {
+                let Some(saved) = memory.word(cfa.wrapping_sub(common.bp_below_cfa * WORD)) else {
                     return (frames, WalkEnd::Unreadable);
                 };
                 bp = saved;
@@ -109,19 +113,22 @@ pub fn walk(
     (frames, WalkEnd::Outermost)
 }
 
-/// The caller's registers, and whether it did not call but was interrupted by a signal.
+/// Returns the caller's registers, and whether that frame was interrupted by a signal instead of
+/// having called.
 #[cold]
 #[inline(never)]
 fn uncommon_caller(
-    at: Registers,
+    callee: Registers,
     rule: Rule,
     memory: &mut impl StackReader,
 ) -> Result<(Registers, bool), WalkEnd> {
     let caller = match rule {
-        Rule::Frame { cfa, bp } => frame_caller(at, cfa, bp, memory),
-        Rule::Signal => registers_before_signal(at, memory),
-        Rule::FramePointer if (at.sp..at.sp.saturating_add(LARGEST_FRAME)).contains(&at.bp) => {
-            frame_caller(at, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
+        Rule::Frame { cfa, bp } => frame_caller(callee, cfa, bp, memory),
+        Rule::Signal => registers_before_signal(callee, memory),
+        Rule::FramePointer
+            if (callee.sp..callee.sp.saturating_add(MAX_FRAME_BYTES)).contains(&callee.bp) =>
+        {
+            frame_caller(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
         }
         Rule::Outermost | Rule::Unknown | Rule::FramePointer => return Err(WalkEnd::Outermost),
         Rule::Unsupported => return Err(WalkEnd::Unsupported),
@@ -131,38 +138,38 @@ fn uncommon_caller(
 }
 
 fn frame_caller(
-    at: Registers,
+    callee: Registers,
     cfa: Cfa,
     saved_bp: SavedBp,
     memory: &mut impl StackReader,
 ) -> Option<Registers> {
     let bytes = |words: u16| usize::from(words) * WORD;
     let cfa = match cfa {
-        Cfa::Sp(words) => at.sp.wrapping_add(bytes(words)),
-        Cfa::Bp(words) => at.bp.wrapping_add(bytes(words)),
-        Cfa::BelowBp(words) => memory.word(at.bp.wrapping_sub(bytes(words)))?,
+        Cfa::Sp(words) => callee.sp.wrapping_add(bytes(words)),
+        Cfa::Bp(words) => callee.bp.wrapping_add(bytes(words)),
+        Cfa::BelowBp(words) => memory.word(callee.bp.wrapping_sub(bytes(words)))?,
         Cfa::Plt(byte) => {
-            let pushed = at.pc & 15 >= usize::from(byte);
-            at.sp.wrapping_add(bytes(1 + u16::from(pushed)))
+            let pushed = callee.pc & 15 >= usize::from(byte);
+            callee.sp.wrapping_add(bytes(1 + u16::from(pushed)))
         }
     };
     let pc = memory.word(cfa.wrapping_sub(WORD))?;
     let bp = match saved_bp {
-        SavedBp::Unchanged => at.bp,
+        SavedBp::Unchanged => callee.bp,
         SavedBp::BelowCfa(words) => memory.word(cfa.wrapping_sub(bytes(words)))?,
-        SavedBp::AtBp => memory.word(at.bp)?,
+        SavedBp::AtBp => memory.word(callee.bp)?,
     };
     Some(Registers { pc, sp: cfa, bp })
 }
 
-/// Where `rt_sigframe` of Linux on x86-64 holds them, from the stack pointer in the trampoline:
-/// `uc_mcontext.gregs[REG_RBP, REG_RSP, REG_RIP]` of `ucontext_t`.
+/// Offsets in Linux's `rt_sigframe` on x86-64, in bytes from the stack pointer in the signal
+/// trampoline: `uc_mcontext.gregs[REG_RBP, REG_RSP, REG_RIP]` of `ucontext_t`.
 const SIGNAL_BP: usize = 120;
 const SIGNAL_SP: usize = 160;
 const SIGNAL_PC: usize = 168;
 
-fn registers_before_signal(at: Registers, memory: &mut impl StackReader) -> Option<Registers> {
-    let mut word = |offset| memory.word(at.sp.wrapping_add(offset));
+fn registers_before_signal(callee: Registers, memory: &mut impl StackReader) -> Option<Registers> {
+    let mut word = |offset| memory.word(callee.sp.wrapping_add(offset));
     let bp = word(SIGNAL_BP)?;
     let sp = word(SIGNAL_SP)?;
     let pc = word(SIGNAL_PC)?;
@@ -173,21 +180,21 @@ fn registers_before_signal(at: Registers, memory: &mut impl StackReader) -> Opti
 mod tests {
     use super::*;
 
-    /// Code that no loader knows below 0x1000, and a function that pushed nothing above it.
+    /// Below 0x1000 JIT code that no loader knows, above it one function that pushes nothing.
     struct Code;
 
     impl RuleSource for Code {
         fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
-            let made = address < 0x1000;
+            let is_jit = address < 0x1000;
             let frame = Rule::Frame {
                 cfa: Cfa::Sp(1),
                 bp: SavedBp::Unchanged,
             };
-            if made { Rule::FramePointer } else { frame }.into()
+            if is_jit { Rule::FramePointer } else { frame }.into()
         }
     }
 
-    /// Words from 0x8000 on.
+    /// Stack words from address 0x8000 on.
     struct Words<'a>(&'a [usize]);
 
     impl StackReader for Words<'_> {
@@ -198,28 +205,29 @@ mod tests {
     }
 
     #[test]
-    fn code_that_was_made_is_left_by_a_frame_pointer_above_the_stack_pointer() {
+    fn jit_frame_with_frame_pointer_above_sp_is_unwound() {
         let check = |bp: usize, expected: &[usize], end: WalkEnd| {
             let start = Registers {
                 pc: 0x2000,
                 sp: 0x8000,
                 bp,
             };
-            // Below its frame, of made code: a word of its own, the frame pointer before, where it returns to.
+            // The return address into JIT code; its frame: a local, the saved frame pointer, the
+            // return address.
             let words = [0x500, 7, 0x8030, 0x3000, 0x4000, 0];
-            let mut room = [MaybeUninit::uninit(); 8];
-            let (count, ended) = walk(start, &mut room, &mut Code, &mut Words(&words));
-            // SAFETY: the walk wrote so many.
-            let frames = room[..count]
+            let mut buffer = [MaybeUninit::uninit(); 8];
+            let (count, actual_end) = walk(start, &mut buffer, &mut Code, &mut Words(&words));
+            // SAFETY: `walk` initialized the first `count` cells.
+            let frames = buffer[..count]
                 .iter()
                 .map(|frame| unsafe { frame.assume_init() });
             assert!(frames.eq(expected.iter().copied()), "{bp:#x}");
-            assert_eq!(ended, end, "{bp:#x}");
+            assert_eq!(actual_end, end, "{bp:#x}");
         };
         let whole = [0x2000, 0x500, 0x3000, 0x4000];
         check(0x8010, &whole, WalkEnd::Outermost);
-        // What the program keeps in that register instead is no way out.
-        for number in [0, 1, 0x8000, usize::MAX, 0x8008 + LARGEST_FRAME] {
+        // A register that holds a number of the program ends the walk.
+        for number in [0, 1, 0x8000, usize::MAX, 0x8008 + MAX_FRAME_BYTES] {
             check(number, &whole[..2], WalkEnd::Outermost);
         }
     }

@@ -1,7 +1,8 @@
-//! Memory of a walk that does not lie on the stack of its thread: of a coroutine's 4 KiB, the allocator has its share.
+//! Memory of a walk that is not on the stack of its thread: in a coroutine of 4 KiB, the allocator
+//! already uses part of the stack.
 #![expect(
     unsafe_code,
-    reason = "memory that one walk has at a time, and a call on another stack"
+    reason = "memory that one walk uses at a time, and a call on another stack"
 )]
 
 use core::arch::naked_asm;
@@ -12,38 +13,39 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::last_walk::{MOST_STEPS, WalkStep};
+use crate::last_walk::{MAX_STEPS, WalkStep};
 use crate::rule::PackedRule;
 use crate::signals::BlockedSignals;
 use crate::thread::Thread;
 use crate::walk::Frame;
 
-/// Frames that a workspace has room for.
+/// Frames per workspace.
 pub const WORKSPACE_FRAMES: usize = 144;
 
-/// More walks at the same time fail: of threads, and of signal handlers that interrupted one.
-const COUNT: usize = 1 << INDEX_BITS;
+/// Most walks at the same time, of threads and of signal handlers that interrupted one. Further
+/// ones fail.
+const WORKSPACES: usize = 1 << INDEX_BITS;
 const INDEX_BITS: u32 = 5;
 
-/// Twice of what reading a rule takes.
+/// Bytes of [`Stack`]: twice what reading a rule needs.
 const STACK_SIZE: usize = 5888;
 
-// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+// Next to the other tables: a variable between two of them would dirty a page of its own.
 #[unsafe(link_section = ".bss.tables")]
-static CELLS: [Cell; COUNT] = [const { Cell::new() }; COUNT];
+static CELLS: [Cell; WORKSPACES] = [const { Cell::new() }; WORKSPACES];
 
 #[repr(C, align(64))]
 struct Cell {
-    is_taken: AtomicBool,
+    is_acquired: AtomicBool,
     memory: UnsafeCell<Memory>,
 }
 
-// SAFETY: `memory` is reached through a `Workspace`, which is the only one of its cell.
+// SAFETY: `memory` is reached only through a `Workspace`, and `is_acquired` admits one per cell.
 unsafe impl Sync for Cell {}
 
 struct Memory {
     frames: [Frame; WORKSPACE_FRAMES],
-    steps: [MaybeUninit<WalkStep>; MOST_STEPS],
+    steps: [MaybeUninit<WalkStep>; MAX_STEPS],
     stack: Stack,
 }
 
@@ -51,14 +53,15 @@ struct Memory {
 #[repr(align(16))]
 pub(crate) struct Stack([MaybeUninit<u8>; STACK_SIZE]);
 
-/// Memory of one walk, until it is dropped.
+/// Memory of one walk, released when dropped.
 #[derive(Debug)]
 pub struct Workspace {
     cell: &'static Cell,
 }
 
 impl core::fmt::Debug for Cell {
-    // Inline: what nothing formats is not compiled into code that runs inside of malloc.
+    // Inline, so that code that runs inside malloc does not contain it unless something formats the
+    // value.
     #[inline]
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         formatter.debug_struct("Cell").finish_non_exhaustive()
@@ -66,45 +69,45 @@ impl core::fmt::Debug for Cell {
 }
 
 impl Workspace {
-    /// `None` if all are in use.
+    /// Acquires a free workspace. `None` if all are in use.
     #[inline(always)]
     pub fn acquire() -> Option<Self> {
-        let first = Thread::this().index(INDEX_BITS);
-        let mut cells = (0..COUNT).map(|probe| &CELLS[(first + probe) % COUNT]);
+        let first = Thread::current().index(INDEX_BITS);
+        let mut cells = (0..WORKSPACES).map(|probe| &CELLS[(first + probe) % WORKSPACES]);
         let cell = cells.find(|cell| {
-            let taken = cell
-                .is_taken
+            let acquired = cell
+                .is_acquired
                 .compare_exchange(false, true, Acquire, Relaxed);
-            taken.is_ok()
+            acquired.is_ok()
         })?;
         Some(Self { cell })
     }
 
-    /// Frees all in a forked child: the threads that had them are not there.
+    /// Releases all workspaces in a forked child: their threads do not exist there.
     pub fn enter_child() {
         for cell in &CELLS {
-            cell.is_taken.store(false, Relaxed);
+            cell.is_acquired.store(false, Relaxed);
         }
     }
 
     fn memory(&mut self) -> &mut Memory {
-        // SAFETY: the cell is this workspace's alone.
+        // SAFETY: `is_acquired` gives the cell to this workspace alone.
         unsafe { &mut *self.cell.memory.get() }
     }
 
-    /// Room for frames, of which a walk writes the first ones.
+    /// Buffer for frames.
     #[inline(always)]
     pub fn frames(&mut self) -> &mut [Frame; WORKSPACE_FRAMES] {
         &mut self.memory().frames
     }
 
-    /// Room for frames, for the steps of a trail, and a stack.
+    /// Buffers for frames and for the steps of this walk, and a stack.
     #[inline(always)]
     pub(crate) fn parts(
         &mut self,
     ) -> (
         &mut [Frame; WORKSPACE_FRAMES],
-        &mut [MaybeUninit<WalkStep>; MOST_STEPS],
+        &mut [MaybeUninit<WalkStep>; MAX_STEPS],
         &mut Stack,
     ) {
         let memory = self.memory();
@@ -115,17 +118,17 @@ impl Workspace {
 impl Drop for Workspace {
     #[inline(always)]
     fn drop(&mut self) {
-        self.cell.is_taken.store(false, Release);
+        self.cell.is_acquired.store(false, Release);
     }
 }
 
 impl Cell {
     const fn new() -> Self {
         Self {
-            is_taken: AtomicBool::new(false),
+            is_acquired: AtomicBool::new(false),
             memory: UnsafeCell::new(Memory {
                 frames: [const { MaybeUninit::zeroed() }; WORKSPACE_FRAMES],
-                steps: [const { MaybeUninit::zeroed() }; MOST_STEPS],
+                steps: [const { MaybeUninit::zeroed() }; MAX_STEPS],
                 stack: Stack([const { MaybeUninit::zeroed() }; STACK_SIZE]),
             }),
         }
@@ -133,20 +136,24 @@ impl Cell {
 }
 
 impl Stack {
-    /// Calls `read` with an address on this stack. Signals wait: their handlers may need more room, and one with an
-    /// alternate stack would begin it anew, though the calls below this one may lie there.
+    /// Calls `read` with an address on this stack. Signals are blocked meanwhile: their handlers
+    /// may need more stack, and one with an alternate stack would start at its top again, though
+    /// frames below this call may be there.
     pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> PackedRule {
-        let Some(_blocked) = BlockedSignals::all() else {
+        let Some(_blocked) = BlockedSignals::block_all() else {
             return PackedRule::from_bits(read(address));
         };
         let end = self.0.as_mut_ptr_range().end;
-        // SAFETY: a stack with the alignment of the ABI, which nobody else uses.
+        // SAFETY: the ABI's alignment holds by `repr(align)`, and this workspace alone uses the
+        // stack.
         PackedRule::from_bits(unsafe { call_on(address, read, end.cast()) })
     }
 }
 
+///
+/// Calls `read(address)` on the stack that ends at `end`.
 /// # Safety
-/// `end` is aligned to 16, and below it lies a stack for the function.
+/// `end` is aligned to 16 and is the end of a stack that is large enough for the function.
 #[unsafe(naked)]
 unsafe extern "C" fn call_on(
     address: usize,
@@ -178,18 +185,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workspaces_exhausted_are_refused() {
-        let taken: Vec<_> = (0..COUNT).map_while(|_| Workspace::acquire()).collect();
-        assert!(taken.len() > COUNT / 2, "other tests have few");
-        if taken.len() == COUNT {
+    fn workspace_acquire_fails_when_all_are_in_use() {
+        let acquired: Vec<_> = (0..WORKSPACES)
+            .map_while(|_| Workspace::acquire())
+            .collect();
+        assert!(acquired.len() > WORKSPACES / 2, "other tests have few");
+        if acquired.len() == WORKSPACES {
             assert!(Workspace::acquire().is_none());
         }
-        drop(taken);
+        drop(acquired);
         assert!(Workspace::acquire().is_some());
     }
 
     #[test]
-    fn function_on_another_stack_returns_with_signals_as_before() {
+    fn call_on_other_stack_restores_signal_mask() {
         extern "C" fn read(address: usize) -> u32 {
             let local = 0_u8;
             ((&raw const local) as usize).wrapping_sub(address) as u32
@@ -199,6 +208,6 @@ mod tests {
         let start = stack.0.as_ptr() as usize;
         let offset = stack.call(read, start).bits() as usize;
         assert!((STACK_SIZE - 256..STACK_SIZE).contains(&offset), "{offset}");
-        assert!(BlockedSignals::all().is_some_and(|blocked| !blocked.were_all()));
+        assert!(BlockedSignals::block_all().is_some_and(|blocked| !blocked.were_all_blocked()));
     }
 }

@@ -1,5 +1,4 @@
-//! The rules of this machine's own libraries, beside those of readelf and of gimli's own
-//! interpreter.
+//! Compares the rules for this machine's libraries with readelf's and with gimli's evaluation.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,8 +13,8 @@ use memprof_unwind::cfi::{Section, rule_at};
 use memprof_unwind::{Cfa, Rule, SavedBp};
 use object::{Object, ObjectSection};
 
-/// What programs are made of, and what is special in it: hand-written assembly, realigned stacks,
-/// C++, linkage tables, signal frames.
+/// Libraries of most programs, with special cases among them: hand-written assembly, realigned
+/// stacks, C++, linkage tables, signal frames.
 const LIBRARIES: [&str; 7] = [
     "libc.so.6",
     "libm.so.6",
@@ -25,8 +24,8 @@ const LIBRARIES: [&str; 7] = [
     "libcrypto.so.3",
     "ld-linux-x86-64.so.2",
 ];
-/// Of all rows, these may take more than our rules tell, as some of the assembly in libcrypto does.
-const MOST_UNSUPPORTED: f64 = 0.01;
+/// Largest share of rows that the rules may not support, such as some of the assembly in libcrypto.
+const MAX_UNSUPPORTED_SHARE: f64 = 0.01;
 
 struct Library {
     path: PathBuf,
@@ -86,7 +85,7 @@ impl UnwindContextStorage<usize> for Storage {
     type Stack = [UnwindTableRow<usize, Self>; 8];
 }
 
-/// What our rule says, in the words of a row; None for what it leaves to others.
+/// The rule that a row stands for. `None` if memprof's rules do not support it.
 fn expected(row: &UnwindTableRow<usize, Storage>) -> Option<Rule> {
     if row.register(X86_64::RA) == Some(RegisterRule::Undefined) {
         return Some(Rule::Outermost);
@@ -113,7 +112,7 @@ fn expected(row: &UnwindTableRow<usize, Storage>) -> Option<Rule> {
 }
 
 #[test]
-fn every_row_of_this_machines_libraries_is_as_gimli_evaluates_it() {
+fn rules_of_system_libraries_equal_gimli_rows() {
     let (mut rows, mut unsupported) = (0_u64, 0_u64);
     for library in libraries() {
         let (address, bytes) = &library.eh_frame;
@@ -144,7 +143,7 @@ fn every_row_of_this_machines_libraries_is_as_gimli_evaluates_it() {
                     }
                     match (rule, expected(row)) {
                         (Rule::Unsupported, None) => unsupported += 1,
-                        // Expressions, which the comparison with readelf looks at.
+                        // Rows with expressions, which the comparison with readelf covers.
                         (Rule::Frame { .. }, None) => {}
                         (rule, expected) => assert_eq!(Some(rule), expected, "{}", place()),
                     }
@@ -154,7 +153,7 @@ fn every_row_of_this_machines_libraries_is_as_gimli_evaluates_it() {
     }
     assert!(rows > 50_000, "{rows}");
     let share = unsupported as f64 / rows as f64;
-    assert!(share < MOST_UNSUPPORTED, "{unsupported} of {rows}");
+    assert!(share < MAX_UNSUPPORTED_SHARE, "{unsupported} of {rows}");
 }
 
 /// `readelf --debug-dump=frames-interp` prints rows as `0000000000026000 rsp+8    u     c-8`.
@@ -210,7 +209,7 @@ fn printed(rule: Rule) -> Option<(String, String, String)> {
 }
 
 #[test]
-fn every_row_of_the_c_library_is_as_readelf_prints_it() {
+fn rules_of_libc_equal_readelf_rows() {
     let library = Library::open("libc.so.6").unwrap();
     let rows = readelf_rows(&library.path);
     assert!(rows.len() > 10_000, "{}", rows.len());

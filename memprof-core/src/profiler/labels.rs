@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::system::seccomp;
 use crate::unwinder::{
-    self, LabelContext, LabelKeyNames, LabelSetCounts, MOST_KEYS, MOST_SETS, ThreadContext,
+    self, LabelContext, LabelKeyNames, LabelSetCounts, MAX_KEYS, MAX_SETS, ThreadContext,
     attribute_keys, thread_contexts,
 };
 
@@ -80,7 +80,7 @@ impl LabelKey {
 
 /// All keys that ever counted, by number: samples of those may live. A forked child has the samples, and so the
 /// numbers of its parent.
-static KNOWN: [LockFreeOnce<String>; MOST_KEYS] = [const { LockFreeOnce::new() }; MOST_KEYS];
+static KNOWN: [LockFreeOnce<String>; MAX_KEYS] = [const { LockFreeOnce::new() }; MAX_KEYS];
 
 /// The label keys that samples record, as `activate labels=` named them.
 #[derive(Debug, Default)]
@@ -111,7 +111,7 @@ impl ActiveLabels {
         let contexts: Vec<_> = indexes
             .into_iter()
             .map(|(place, indexes)| {
-                let mut keys = [None; MOST_KEYS];
+                let mut keys = [None; MAX_KEYS];
                 for (number, index) in numbers.iter().zip(indexes) {
                     keys[*number] = index;
                 }
@@ -149,8 +149,7 @@ fn number_of(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
     };
     known.iter().position(is_it).ok_or_else(|| {
         let known = names(known).join(", ");
-        let message =
-            format!("a process can have {MOST_KEYS} label keys, and has already: {known}");
+        let message = format!("a process can have {MAX_KEYS} label keys, and has already: {known}");
         Error::new(ErrorKind::Unsupported, message).remedy("use these, or restart the program")
     })
 }
@@ -254,7 +253,7 @@ pub(super) fn set_stats() -> Option<LabelSetStats> {
     } = unwinder::label_set_counts();
     KNOWN[0].get().map(|_| LabelSetStats {
         seen: seen as u64,
-        most: MOST_SETS as u64,
+        most: MAX_SETS as u64,
         others,
         bytes: bytes as u64,
     })
@@ -310,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_key_keeps_its_number() {
-        let known = [const { LockFreeOnce::new() }; MOST_KEYS];
+        let known = [const { LockFreeOnce::new() }; MAX_KEYS];
         let numbers = ["a", "b", "a", "c", "b"].map(|key| number_of(key, &known).unwrap());
         assert_eq!(numbers, [0, 1, 0, 2, 1]);
         for key in ["d", "e", "f", "g", "h"] {

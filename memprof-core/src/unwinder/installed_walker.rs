@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 
 pub(super) use memprof_unwind::{HookStats, clear_rules, clear_stack_cache, rules_read};
 pub(crate) use memprof_unwind::{
-    LabelContext, LabelSetCounts, MOST_KEYS, MOST_SETS, for_each_label_set, label_set_counts,
+    LabelContext, LabelSetCounts, MAX_KEYS, MAX_SETS, for_each_label_set, label_set_counts,
     set_alloc_time, set_labels,
 };
 

@@ -46,15 +46,15 @@ pub(super) fn rules_read() -> u64 {
 
 pub(crate) fn set_alloc_time(_: Option<u32>) {}
 
-pub(crate) const MOST_KEYS: usize = 8;
-pub(crate) const MOST_SETS: usize = 0;
+pub(crate) const MAX_KEYS: usize = 8;
+pub(crate) const MAX_SETS: usize = 0;
 
 /// Never read.
 #[derive(Debug)]
 pub(crate) struct LabelContext {
     pub(crate) module: usize,
     pub(crate) offset: usize,
-    pub(crate) keys: [Option<u8>; MOST_KEYS],
+    pub(crate) keys: [Option<u8>; MAX_KEYS],
 }
 
 /// Never asked.

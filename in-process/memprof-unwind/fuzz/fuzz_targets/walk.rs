@@ -1,4 +1,4 @@
-//! Any rules over any stack: the walk ends, and reads only where the stack can be read.
+//! Walks arbitrary stacks by arbitrary rules: the walk ends, and reads only the stack.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -6,10 +6,10 @@ use memprof_unwind::{
     Cfa, PackedRule, Registers, Rule, RuleSource, SavedBp, StackReader, WalkEnd, as_frames, walk,
 };
 
-/// Program counter, stack pointer in words, frame pointer, room; the stack; the rules.
+/// Program counter, stack pointer in words, frame pointer and buffer length; the stack; the rules.
 type Input = ((usize, u8, usize, u8), Vec<usize>, Vec<(u8, u16, u16)>);
 
-/// Where the stack starts.
+/// Start address of the stack.
 const BASE: usize = 0x7FFF_0000_0000;
 const WORD: usize = size_of::<usize>();
 
@@ -25,10 +25,10 @@ impl StackReader for Stack<'_> {
     }
 }
 
-/// The rule of an address is one of those, so that the fuzzer can repeat it.
-struct Chosen<'a>(&'a [(u8, u16, u16)]);
+/// Picks the rule of an address from a list, so that addresses share rules.
+struct ListedRules<'a>(&'a [(u8, u16, u16)]);
 
-impl RuleSource for Chosen<'_> {
+impl RuleSource for ListedRules<'_> {
     fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
         let Some(&(kind, cfa, bp)) = self.0.get(address % self.0.len().max(1)) else {
             return Rule::Outermost.into();
@@ -52,13 +52,13 @@ impl RuleSource for Chosen<'_> {
 }
 
 fuzz_target!(|input: Input| {
-    let ((pc, sp, bp, room), stack, rules) = input;
+    let ((pc, sp, bp, buffer), stack, rules) = input;
     let start = Registers {
         pc,
         sp: BASE + usize::from(sp) * WORD,
         bp,
     };
-    // Addresses of the stack are hard to guess.
+    // The fuzzer rarely guesses an address of the stack, so even words become one.
     let stack: Vec<usize> = stack
         .iter()
         .map(|word| {
@@ -69,14 +69,14 @@ fuzz_target!(|input: Input| {
             }
         })
         .collect();
-    let mut room = vec![0; room.into()].into_boxed_slice();
+    let mut buffer = vec![0; buffer.into()].into_boxed_slice();
     let (frames, end) = walk(
         start,
-        as_frames(&mut room),
-        &mut Chosen(&rules),
+        as_frames(&mut buffer),
+        &mut ListedRules(&rules),
         &mut Stack(&stack),
     );
-    assert!(frames <= room.len());
-    assert!(end != WalkEnd::Full || frames == room.len());
-    assert!(room[..frames].iter().all(|pc| *pc != 0));
+    assert!(frames <= buffer.len());
+    assert!(end != WalkEnd::Full || frames == buffer.len());
+    assert!(buffer[..frames].iter().all(|pc| *pc != 0));
 });

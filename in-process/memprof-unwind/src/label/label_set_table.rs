@@ -1,4 +1,4 @@
-//! The different sets of labels, each with a number.
+//! Interns label sets: each distinct set has an id.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize,
@@ -6,25 +6,25 @@ use core::sync::atomic::{
 };
 
 use super::label_set::{LabelIter, SET_WORDS};
-use super::{LabelSetCounts, MOST_SETS, OTHER};
+use super::{LabelSetCounts, MAX_SETS, OTHER};
 
-/// The sets of labels that were found, each once. Never forgotten: samples may live that point to them.
+/// Distinct label sets. They are never removed: live samples may refer to them.
 pub(super) struct LabelSetTable {
-    places: [LabelSetCell; PLACES],
+    cells: [LabelSetCell; CELL_COUNT],
     used: AtomicUsize,
-    /// Samples whose set found no place.
-    others: AtomicU64,
+    /// Samples whose set found no free cell.
+    other_samples: AtomicU64,
 }
 
-/// At most half of them are taken.
-const PLACES: usize = (2 * MOST_SETS).next_power_of_two();
+/// Number of cells, at most half of which are used.
+const CELL_COUNT: usize = (2 * MAX_SETS).next_power_of_two();
 
-/// The start of a short set lies in one line of the cache.
+/// Aligned so that a short set is within one cache line.
 #[repr(C, align(64))]
 struct LabelSetCell {
-    /// Of its words; 0: free.
+    /// Hash of the words; 0 if the cell is free.
     hash: AtomicU64,
-    /// How many words; 0 while they are written.
+    /// Number of words; 0 while they are being written.
     length: AtomicU32,
     words: [AtomicU64; SET_WORDS],
 }
@@ -32,23 +32,23 @@ struct LabelSetCell {
 impl LabelSetTable {
     pub(super) const fn new() -> Self {
         Self {
-            places: [const {
+            cells: [const {
                 LabelSetCell {
                     hash: AtomicU64::new(0),
                     length: AtomicU32::new(0),
                     words: [const { AtomicU64::new(0) }; SET_WORDS],
                 }
-            }; PLACES],
+            }; CELL_COUNT],
             used: AtomicUsize::new(0),
-            others: AtomicU64::new(0),
+            other_samples: AtomicU64::new(0),
         }
     }
 
-    /// The id of a set, or [`OTHER`].
+    /// Returns the id of a set, or [`OTHER`] if no cell is free.
     #[inline(always)]
     pub(super) fn intern(&self, words: &[u64]) -> u32 {
         self.find(words).unwrap_or_else(|| {
-            self.others.fetch_add(1, Relaxed);
+            self.other_samples.fetch_add(1, Relaxed);
             OTHER
         })
     }
@@ -56,30 +56,30 @@ impl LabelSetTable {
     pub(super) fn stats(&self) -> LabelSetCounts {
         LabelSetCounts {
             seen: self.used.load(Relaxed),
-            others: self.others.load(Relaxed),
+            others: self.other_samples.load(Relaxed),
             bytes: size_of::<Self>(),
         }
     }
 
-    /// The id of a set, new or known, where it has a place.
+    /// Returns the id of a set and inserts it if it is new. `None` if no cell is free.
     #[inline(always)]
     fn find(&self, words: &[u64]) -> Option<u32> {
         let hash = hash(words);
-        for probe in 0..PLACES {
-            let index = (hash as usize).wrapping_add(probe) % PLACES;
-            let place = self.places.get(index)?;
-            let mut known = place.hash.load(Acquire);
+        for probe in 0..CELL_COUNT {
+            let index = (hash as usize).wrapping_add(probe) % CELL_COUNT;
+            let cell = self.cells.get(index)?;
+            let mut known = cell.hash.load(Acquire);
             if known == 0 {
-                if self.used.load(Relaxed) >= MOST_SETS {
+                if self.used.load(Relaxed) >= MAX_SETS {
                     return None;
                 }
-                if self.used.fetch_add(1, Relaxed) >= MOST_SETS {
+                if self.used.fetch_add(1, Relaxed) >= MAX_SETS {
                     self.used.fetch_sub(1, Relaxed);
                     return None;
                 }
-                match place.hash.compare_exchange(0, hash, Release, Acquire) {
+                match cell.hash.compare_exchange(0, hash, Release, Acquire) {
                     Ok(_) => {
-                        place.write(words);
+                        cell.write(words);
                         return Some(index as u32 + 1);
                     }
                     Err(other) => {
@@ -88,7 +88,7 @@ impl LabelSetTable {
                     }
                 }
             }
-            if known == hash && place.may_hold(words) {
+            if known == hash && cell.may_equal(words) {
                 return Some(index as u32 + 1);
             }
         }
@@ -96,10 +96,10 @@ impl LabelSetTable {
     }
 
     pub(super) fn for_each(&self, mut visit: impl FnMut(u32, LabelIter<'_>)) {
-        for (index, place) in self.places.iter().enumerate() {
-            let length = place.length.load(Acquire) as usize;
+        for (index, cell) in self.cells.iter().enumerate() {
+            let length = cell.length.load(Acquire) as usize;
             if length > 0 {
-                let bytes = place.bytes();
+                let bytes = cell.bytes();
                 let written = bytes.as_flattened().get(..length * size_of::<u64>());
                 visit(index as u32 + 1, LabelIter(written.unwrap_or_default()));
             }
@@ -109,8 +109,8 @@ impl LabelSetTable {
 
 impl LabelSetCell {
     fn write(&self, words: &[u64]) {
-        for (place, word) in self.words.iter().zip(words) {
-            place.store(*word, Relaxed);
+        for (cell, word) in self.words.iter().zip(words) {
+            cell.store(*word, Relaxed);
         }
         self.length.store(words.len() as u32, Release);
     }
@@ -121,21 +121,22 @@ impl LabelSetCell {
             .map(|word| word.load(Relaxed).to_ne_bytes())
     }
 
-    /// Nobody waits for one that is being written, maybe by the very thread that a signal interrupted: of the same
-    /// hash, it is taken for the same.
+    /// Returns whether the cell holds these words. Does not wait for a cell that is being written,
+    /// maybe by this very thread, which a signal interrupted: an equal hash then counts as equal.
     #[inline(always)]
-    fn may_hold(&self, words: &[u64]) -> bool {
+    fn may_equal(&self, words: &[u64]) -> bool {
         match self.length.load(Acquire) as usize {
             0 => true,
             length => {
                 let mut both = self.words.iter().zip(words);
-                length == words.len() && both.all(|(place, word)| place.load(Relaxed) == *word)
+                length == words.len() && both.all(|(cell, word)| cell.load(Relaxed) == *word)
             }
         }
     }
 }
 
-/// Never 0. Each label tells its length, so no set is the start of another one's words.
+/// Hashes the words of a set; never 0. Each label stores its length, so no set is a prefix of
+/// another.
 #[inline(always)]
 fn hash(words: &[u64]) -> u64 {
     let step = |hash: u64, word: &u64| {
@@ -154,14 +155,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_thousand_labels_stay_bounded() {
+    fn ten_thousand_sets_use_bounded_memory() {
         static SETS: LabelSetTable = LabelSetTable::new();
-        // One label, of 4 bytes.
+        // A set of one label, with a value of 4 bytes.
         let set = |number: u32| [u64::from(number) << 16 | 4 << 8];
         let ids: Vec<u32> = (0..10_000)
             .map(|number| SETS.intern(&set(number)))
             .collect();
-        assert_eq!(ids.iter().filter(|id| **id != OTHER).count(), MOST_SETS);
+        assert_eq!(ids.iter().filter(|id| **id != OTHER).count(), MAX_SETS);
         for (number, id) in (0..10_000).zip(&ids) {
             assert_eq!(SETS.intern(&set(number)), *id);
         }
@@ -173,9 +174,9 @@ mod tests {
             assert_eq!(ids[number as usize], id);
             seen += 1;
         });
-        assert_eq!(seen, MOST_SETS);
+        assert_eq!(seen, MAX_SETS);
         let counts = SETS.stats();
-        assert_eq!((counts.seen, counts.others), (MOST_SETS, 2 * 9000));
+        assert_eq!((counts.seen, counts.others), (MAX_SETS, 2 * 9000));
         assert!(counts.bytes < 1 << 20, "{}", counts.bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! A thread's record, as OTEP 4947 lays it out:
+//! Thread context record, as OTEP 4947 defines it:
 //!
 //! ```text
 //! 0 trace id [16] · 16 span id [8] · 24 valid, 1 if whole · 25 flags · 26 length, 2 bytes · 28 attributes
@@ -15,15 +15,15 @@ use crate::stack_memory::{is_readable, page_of};
 
 const VALID: usize = 24;
 const ATTRIBUTES: usize = 28;
-/// What a record may have of attributes (OTEP 4947).
-const MOST_ATTRIBUTES: usize = 612;
+/// Most bytes of attributes in a record (OTEP 4947).
+const MAX_ATTRIBUTE_BYTES: usize = 612;
 
-/// One of [`LabelContext`].
+/// Cell for one [`LabelContext`], which samples read while it changes.
 pub(super) struct ContextCell {
-    /// 0: none.
+    /// 0 if the cell is empty.
     module: AtomicUsize,
     offset: AtomicUsize,
-    /// By key that counts, a byte: its index in a record, or [`NONE`].
+    /// For each recorded key, in one byte: its index in a record, or [`NONE`].
     pub(super) keys: AtomicU64,
 }
 
@@ -50,76 +50,79 @@ impl ContextCell {
         self.module.load(Relaxed) != 0
     }
 
-    /// The calling thread's record, if it is whole.
+    /// Returns the calling thread's record. `None` if it has none, or it is being written.
     #[inline(always)]
     pub(super) fn record(&self) -> Option<ContextRecord> {
         let module = self.module.load(Relaxed);
         if module == 0 {
             return None;
         }
-        let variables = variables(module)?;
+        let variables = thread_variables(module)?;
         let variable = variables.checked_add(self.offset.load(Relaxed))?;
-        // The first library's lie below the thread's control block, for as long as it lives.
-        let is_there = module == 1 || is_readable(variable);
-        if !is_there || !variable.is_multiple_of(size_of::<usize>()) {
+        // The executable's variables are in the thread's own TLS block, below its control block,
+        // while the thread runs.
+        let is_readable_now = module == 1 || is_readable(variable);
+        if !is_readable_now || !variable.is_multiple_of(size_of::<usize>()) {
             return None;
         }
-        // SAFETY: a word that can be read.
+        // SAFETY: an aligned word, checked to be readable.
         let record = unsafe { ptr::with_exposed_provenance::<usize>(variable).read_volatile() };
-        ContextRecord::at(record, variable)
+        ContextRecord::parse(record, variable)
     }
 }
 
-/// Where the calling thread has the variables of a library, if it has them (ELF Handling For Thread-Local Storage,
-/// 3; glibc's `dtv_t`).
+/// Returns the address of the calling thread's variables of a library (ELF Handling For
+/// Thread-Local Storage, 3; glibc's `dtv_t`). `None` if they are not allocated.
 #[inline(always)]
-fn variables(module: usize) -> Option<usize> {
-    /// Not allocated yet.
+fn thread_variables(module: usize) -> Option<usize> {
+    /// glibc's mark of a block that is not allocated yet.
     const UNALLOCATED: usize = usize::MAX;
     let vector: *const [usize; 2];
-    // SAFETY: the second word of a thread's control block is its vector of libraries.
+    // SAFETY: ELF TLS: the second word of a thread's control block points to its vector of TLS
+    // blocks.
     unsafe {
         asm!("mov {}, fs:8", out(reg) vector, options(nostack, readonly, preserves_flags));
     }
-    // SAFETY: glibc keeps the number of entries before the first.
+    // SAFETY: glibc keeps the number of entries before the first one.
     let [count, _] = unsafe { vector.wrapping_sub(1).read() };
     if module > count {
         return None;
     }
-    // SAFETY: one of them.
-    let [variables, _] = unsafe { vector.wrapping_add(module).read() };
-    (variables != UNALLOCATED && variables != 0).then_some(variables)
+    // SAFETY: `module` is at most the number of entries.
+    let [address, _] = unsafe { vector.wrapping_add(module).read() };
+    (address != UNALLOCATED && address != 0).then_some(address)
 }
 
-/// What can be read of a record: `ATTRIBUTES` bytes and so many more.
+/// Record of which `ATTRIBUTES + length` bytes can be read, each page after a check.
 pub(super) struct ContextRecord {
     address: usize,
-    /// Of all attributes, in bytes.
+    /// Size of all attributes, in bytes.
     length: usize,
-    /// Pages that were found readable: each one costs a system call.
+    /// Pages that are known to be readable, because each check costs a system call.
     pages: [usize; 2],
 }
 
 impl ContextRecord {
-    /// `near` can be read.
+    /// Reads the head of the record at `address`. `None` if there is no complete record. `known` is
+    /// an address in a readable page.
     #[inline(always)]
-    fn at(address: usize, near: usize) -> Option<Self> {
+    fn parse(address: usize, known: usize) -> Option<Self> {
         let mut record = Self {
             address,
             length: 0,
-            pages: [page_of(near); 2],
+            pages: [page_of(known); 2],
         };
         if address == 0 || !record.can_read(0, ATTRIBUTES) {
             return None;
         }
-        // SAFETY: found readable; its own thread, which alone writes it, is here.
+        // SAFETY: `can_read` checked the head; only this thread writes it, and it is here.
         let head: u32 = unsafe { read_once(address.wrapping_add(VALID)) };
         let [valid, _, low, high] = head.to_ne_bytes();
-        record.length = usize::from(u16::from_ne_bytes([low, high])).min(MOST_ATTRIBUTES);
+        record.length = usize::from(u16::from_ne_bytes([low, high])).min(MAX_ATTRIBUTE_BYTES);
         (valid == 1).then_some(record)
     }
 
-    /// Whether so many bytes from there on can be read.
+    /// Returns whether `length` bytes from `offset` on are readable.
     #[inline(always)]
     fn can_read(&mut self, offset: usize, length: usize) -> bool {
         let Some(start) = self.address.checked_add(offset) else {
@@ -128,7 +131,7 @@ impl ContextRecord {
         let Some(last) = start.checked_add(length.saturating_sub(1)) else {
             return false;
         };
-        // At most two: a record is smaller than a page.
+        // A record is smaller than a page, so it touches at most two.
         let pages = [page_of(start), page_of(last)];
         pages == [self.pages[0]; 2] || pages.into_iter().all(|page| self.can_read_page(page))
     }
@@ -145,43 +148,45 @@ impl ContextRecord {
         can
     }
 
-    /// Adds the attributes whose keys count.
+    /// Adds the attributes of recorded keys to `set`.
     #[inline(always)]
     pub(super) fn read(&mut self, keys: u64, set: &mut LabelSet<'_>) {
         if self.length == 0 || !self.can_read(ATTRIBUTES, self.length) {
             return;
         }
-        let mut at = self.address.wrapping_add(ATTRIBUTES);
-        let mut left = self.length;
-        while let Some(behind) = left.checked_sub(2) {
-            // SAFETY: these bytes are among those that were found readable.
-            let [found, length] = unsafe { read_once::<u16>(at) }.to_ne_bytes();
-            at = at.wrapping_add(2);
+        let mut address = self.address.wrapping_add(ATTRIBUTES);
+        let mut remaining = self.length;
+        while let Some(rest) = remaining.checked_sub(2) {
+            // SAFETY: these bytes are within those that `can_read` checked.
+            let [index, length] = unsafe { read_once::<u16>(address) }.to_ne_bytes();
+            address = address.wrapping_add(2);
             let length = usize::from(length);
-            // The rest is missing.
-            let Some(behind) = behind.checked_sub(length) else {
+            // The value is missing or incomplete.
+            let Some(rest) = rest.checked_sub(length) else {
                 return;
             };
-            if let Some(key) = key_number(found, keys) {
-                // SAFETY: so are these, and those before, which are more than eight.
-                unsafe { set.add(key, at, length) };
+            if let Some(key) = key_number(index, keys) {
+                // SAFETY: the value and the record's head before it, of more than eight bytes, are
+                // within those that `can_read` checked.
+                unsafe { set.add(key, address, length) };
             }
-            at = at.wrapping_add(length);
-            left = behind;
+            address = address.wrapping_add(length);
+            remaining = rest;
         }
     }
 }
 
-/// The number among the keys that count, a byte each, of one that was found.
+/// Returns the index of `index` among the recorded keys, one byte each in `keys`. `None` if it is not
+/// recorded.
 #[inline(always)]
-fn key_number(found: u8, keys: u64) -> Option<u8> {
+fn key_number(index: u8, keys: u64) -> Option<u8> {
     const LOWEST: u64 = u64::from_ne_bytes([1; 8]);
     const HIGHEST: u64 = LOWEST << 7;
     // The byte of an equal key is 0, and the lowest 0 borrows from the byte above it.
-    let differing = keys ^ (u64::from(found) * LOWEST);
+    let differing = keys ^ (u64::from(index) * LOWEST);
     let equal = differing.wrapping_sub(LOWEST) & !differing & HIGHEST;
     let number = equal.trailing_zeros() / u8::BITS;
-    (found != NONE && equal != 0).then_some(number as u8)
+    (index != NONE && equal != 0).then_some(number as u8)
 }
 
 #[cfg(test)]
@@ -197,7 +202,7 @@ mod tests {
     use crate::label::label_set::tests::labels;
     use crate::stack_memory::PAGE;
 
-    /// As a writer of OTEP 4947 lays it out.
+    /// A record as OTEP 4947 defines it.
     fn record(valid: u8, attributes: &[u8]) -> Vec<u8> {
         let mut record = std::vec![0; ATTRIBUTES];
         record[VALID] = valid;
@@ -208,12 +213,12 @@ mod tests {
 
     #[track_caller]
     fn check(record: &[u8], expected: &[(u8, &str)]) {
-        let mut room = [MaybeUninit::uninit(); SET_WORDS];
-        let mut set = LabelSet::new(&mut room);
+        let mut buffer = [MaybeUninit::uninit(); SET_WORDS];
+        let mut set = LabelSet::new(&mut buffer);
         if let Some(mut record) =
-            ContextRecord::at(record.as_ptr().expose_provenance(), record.as_ptr().addr())
+            ContextRecord::parse(record.as_ptr().expose_provenance(), record.as_ptr().addr())
         {
-            // Of the record, 7 is the first key that counts, and 3 the second.
+            // In the record, 7 is the index of the first recorded key, and 3 that of the second.
             let keys = [7, 3, NONE, NONE, NONE, NONE, NONE, NONE];
             record.read(u64::from_le_bytes(keys), &mut set);
         }
@@ -227,18 +232,18 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_count_have_numbers() {
-        let wanted = [7, 3, 0, 128, 127, 254, 3, NONE];
-        let keys = u64::from_le_bytes(wanted);
-        for found in 0..=u8::MAX {
-            let number = wanted.iter().position(|key| *key == found);
-            let number = number.filter(|_| found != NONE).map(|number| number as u8);
-            assert_eq!(key_number(found, keys), number, "{found}");
+    fn recorded_keys_have_their_index() {
+        let recorded = [7, 3, 0, 128, 127, 254, 3, NONE];
+        let keys = u64::from_le_bytes(recorded);
+        for index in 0..=u8::MAX {
+            let number = recorded.iter().position(|key| *key == index);
+            let number = number.filter(|_| index != NONE).map(|number| number as u8);
+            assert_eq!(key_number(index, keys), number, "{index}");
         }
     }
 
     #[test]
-    fn the_attributes_that_count_are_read() {
+    fn attributes_of_recorded_keys_are_read() {
         check(
             &record(1, b"\x07\x02/x\x05\x01y\x03\x01z"),
             &[(0, "/x"), (1, "z")],
@@ -252,9 +257,9 @@ mod tests {
         check(&record(1, b""), &[]);
     }
 
-    /// A page between two that cannot be read; never unmapped.
+    /// A readable page between two unreadable ones. Never unmapped.
     fn page_alone() -> &'static mut [u8] {
-        // SAFETY: mmap(2): a fresh mapping.
+        // SAFETY: mmap(2): a new mapping at an address that the kernel chooses.
         let start = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -267,31 +272,31 @@ mod tests {
         };
         assert_ne!(start, libc::MAP_FAILED);
         let page = start.wrapping_byte_add(PAGE);
-        // SAFETY: mprotect(2): a page of that mapping, which nobody uses.
+        // SAFETY: mprotect(2): a page of that mapping, to which no reference exists.
         let rc = unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
         assert_eq!(rc, 0);
-        // SAFETY: so many bytes, which are nobody else's.
+        // SAFETY: the page is mapped for good, and this is the only reference to it.
         unsafe { core::slice::from_raw_parts_mut(page.cast(), PAGE) }
     }
 
     #[test]
-    fn nothing_is_read_beside_a_record() {
+    fn record_at_page_edge_is_read_without_touching_neighbours() {
         let page = page_alone();
         for length in 0..=40 {
             let value = &"0123456789012345678901234567890123456789"[..length];
             let attributes = [&[7, length as u8], value.as_bytes()].concat();
             let whole = record(1, &attributes);
             for start in [0, PAGE - whole.len()] {
-                let place = &mut page[start..start + whole.len()];
-                place.copy_from_slice(&whole);
-                check(place, &[(0, value)]);
+                let part = &mut page[start..start + whole.len()];
+                part.copy_from_slice(&whole);
+                check(part, &[(0, value)]);
             }
         }
     }
 
     #[test]
-    fn what_a_broken_writer_left_is_not_followed() {
-        // Longer than the record says, or than it may be.
+    fn malformed_record_is_read_up_to_its_fault() {
+        // Attributes longer than the record says, or than a record may be.
         check(&record(1, b"\x07\x01a\x03\xffz"), &[(0, "a")]);
         check(&record(1, b"\x07\x01a\x03"), &[(0, "a")]);
         let mut long = record(1, &[7; 700]);
@@ -300,7 +305,7 @@ mod tests {
         check(&long, &[(0, core::str::from_utf8(&[7; 7]).unwrap())]);
         for wild in [1, 0x1000, usize::MAX - 8, 1 << 63, 0x4d50_0000_0000_0001] {
             assert!(
-                ContextRecord::at(wild, long.as_ptr().addr()).is_none(),
+                ContextRecord::parse(wild, long.as_ptr().addr()).is_none(),
                 "{wild:#x}"
             );
         }
