@@ -113,7 +113,7 @@ impl WalkCost {
         let timed = timed.collect::<Result<Vec<_>>>()?;
         let ratios = timed
             .iter()
-            .map(|report| report.our_ticks / report.their_ticks);
+            .map(|report| report.memprof_ticks / report.allocator_ticks);
         Ok(Self {
             ratios: Ratios::of(&ratios.collect::<Vec<_>>()),
             compared: run(Mode::Compared)?,

@@ -56,23 +56,24 @@ pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
 
     let browser = Browser::open();
     let address = format!("file://{}", page.display());
-    browser.go(&address);
-    let nodes = browser
-        .run("return JSON.parse(document.querySelector('#data').textContent).tree.depth.length;");
+    browser.navigate(&address);
+    let nodes = browser.run_script(
+        "return JSON.parse(document.querySelector('#data').textContent).tree.depth.length;",
+    );
     println!("viewer: the call tree has {nodes} nodes");
     let load = || {
-        browser.go("about:blank");
-        browser.go(&address);
-        browser.run_async(FIRST_PAINT)
+        browser.navigate("about:blank");
+        browser.navigate(&address);
+        browser.run_async_script(FIRST_PAINT)
     };
     let search = |wanted: &str| {
-        browser.run_async(&format!(
+        browser.run_async_script(&format!(
             "{TIME} const search = document.querySelector('#search');
             time(() => {{ search.value = '{wanted}'; search.dispatchEvent(new Event('input')); }});"
         ))
     };
     let zoom = |x: u32, y: u32| {
-        browser.run_async(&format!(
+        browser.run_async_script(&format!(
             "{TIME} const canvas = document.querySelector('canvas');
             const {{ left, top }} = canvas.getBoundingClientRect();
             const at = {{ clientX: left + {x}, clientY: top + {y} }};
@@ -101,7 +102,7 @@ pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
         search("");
         search("operation")
     })?;
-    let frame = fastest(|| browser.run_async(&format!("{TIME} time(() => {{}});")));
+    let frame = fastest(|| browser.run_async_script(&format!("{TIME} time(() => {{}});")));
     println!(
         "viewer, a frame in which nothing changes: {:.0} ms",
         frame[0]

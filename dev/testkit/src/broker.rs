@@ -16,63 +16,64 @@ pub(crate) const MOSQUITTO: Server = Server {
     packages: &["mosquitto"],
     user: User::Starter,
     profiled: ProfiledProcess::Main,
-    names: "handle__publish",
-    forks: None,
-    command: |place| {
+    load_symbol: "handle__publish",
+    fork: None,
+    command: |dir| {
         let config = format!(
             "listener {} 127.0.0.1\nallow_anonymous true\nlog_dest stderr\n",
-            place.port
+            dir.port
         );
         let mut command = Command::new("/usr/sbin/mosquitto");
         command
             .arg("-c")
-            .arg(place.write("mosquitto.conf", &config)?);
+            .arg(dir.write_file("mosquitto.conf", &config)?);
         Ok(command)
     },
-    answer: |running| {
-        let mut session = hello(running)?;
-        session.write_all(&publish("answer", b"hello"))?;
+    query: |running| {
+        let mut session = connect_client(running)?;
+        session.write_all(&publish_packet("answer", b"hello"))?;
         // SUBSCRIBE, packet 1, quality of service 0.
-        session.write_all(&packet(
+        session.write_all(&encode_packet(
             0x82,
-            &[&[0, 1], &text("answer")[..], &[0]].concat(),
+            &[&[0, 1], &mqtt_string("answer")[..], &[0]].concat(),
         ))?;
-        // What is kept comes behind SUBACK.
-        ensure!(read_packet(&mut session, 5)?[0] == 0x90, "no SUBACK");
-        let kept = packet(0x31, &[&text("answer")[..], b"hello"].concat());
-        Ok(String::from_utf8_lossy(&read_packet(&mut session, kept.len())?).into_owned())
+        // The retained message follows SUBACK.
+        ensure!(read_bytes(&mut session, 5)?[0] == 0x90, "no SUBACK");
+        let retained = encode_packet(0x31, &[&mqtt_string("answer")[..], b"hello"].concat());
+        Ok(String::from_utf8_lossy(&read_bytes(&mut session, retained.len())?).into_owned())
     },
     load: |running| {
-        let mut session = hello(running)?;
+        let mut session = connect_client(running)?;
         for number in 0..2000 {
-            session.write_all(&publish(&format!("load/{number}"), &[b'x'; 1000]))?;
+            session.write_all(&publish_packet(&format!("load/{number}"), &[b'x'; 1000]))?;
         }
-        // PINGREQ: answered when all before it is done.
+        // PINGREQ: the broker replies after it has processed every packet before it.
         session.write_all(&[0xc0, 0])?;
-        ensure!(read_packet(&mut session, 2)? == [0xd0, 0], "no PINGRESP");
+        ensure!(read_bytes(&mut session, 2)? == [0xd0, 0], "no PINGRESP");
         Ok(())
     },
 };
 
-/// A connection on which CONNECT was accepted (MQTT 3.1.1, 3.1).
-fn hello(running: &RunningServer) -> Result<TcpStream> {
-    let mut session = connect(running.place().port)?;
-    // Level 4, clean session, 60 s, no name.
-    let body = [&text("MQTT")[..], &[4, 2, 0, 60, 0, 0]].concat();
-    session.write_all(&packet(0x10, &body))?;
+/// Opens a connection and completes its CONNECT (MQTT 3.1.1, section 3.1).
+fn connect_client(running: &RunningServer) -> Result<TcpStream> {
+    let mut session = connect(running.dir().port)?;
+    // Protocol level 4, clean session, keep-alive of 60 s, empty client identifier.
+    let body = [&mqtt_string("MQTT")[..], &[4, 2, 0, 60, 0, 0]].concat();
+    session.write_all(&encode_packet(0x10, &body))?;
     ensure!(
-        read_packet(&mut session, 4)? == [0x20, 2, 0, 0],
+        read_bytes(&mut session, 4)? == [0x20, 2, 0, 0],
         "no CONNACK"
     );
     Ok(session)
 }
 
-/// PUBLISH that is kept, without an acknowledgement.
-fn publish(topic: &str, message: &[u8]) -> Vec<u8> {
-    packet(0x31, &[&text(topic)[..], message].concat())
+/// PUBLISH packet with the RETAIN flag and quality of service 0, which gets no acknowledgement.
+fn publish_packet(topic: &str, message: &[u8]) -> Vec<u8> {
+    encode_packet(0x31, &[&mqtt_string(topic)[..], message].concat())
 }
 
-fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
+/// Fixed header and body; the length is a variable byte integer (MQTT 3.1.1, section 2.2.3).
+fn encode_packet(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut packet = vec![kind];
     let mut length = body.len();
     while length > 127 {
@@ -84,12 +85,13 @@ fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn text(text: &str) -> Vec<u8> {
+/// Text behind its length in two bytes (MQTT 3.1.1, section 1.5.3).
+fn mqtt_string(text: &str) -> Vec<u8> {
     let length = u16::try_from(text.len()).expect("a short text");
     [&length.to_be_bytes(), text.as_bytes()].concat()
 }
 
-fn read_packet(session: &mut TcpStream, length: usize) -> Result<Vec<u8>> {
+fn read_bytes(session: &mut TcpStream, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     session.read_exact(&mut bytes)?;
     Ok(bytes)

@@ -1,11 +1,11 @@
-//! Real servers for memprof's tests, as Debian ships them: started in the foreground in a directory
-//! of their own, asked as a client asks, given work whose memory stays, and ended without a trace.
+//! Servers of Debian's packages for memprof's tests: each runs in the foreground in a temporary directory, is
+//! queried as a client would, gets a load that makes it allocate, and leaves nothing when it is terminated.
 //!
-//! [`SERVERS`] says of each what differs; [`Server::start`] and [`RunningServer`] do what all share. The
-//! crate installs no Debian package: [`Server::packages`] tells whoever does.
+//! [`SERVERS`] has what differs between them; [`Server::start`] and [`RunningServer`] have what they share. The
+//! crate installs no Debian package: [`Server::packages`] lists those that a server needs.
 //!
-//! [`s3`] is a server that fails as it is told, [`seaweedfs`] a real one; [`tls`] makes certificates, and [`python`]
-//! has packages of Python's index.
+//! [`s3`] is an object store that fails on request, [`seaweedfs`] a real one; [`tls`] creates certificates, and
+//! [`python`] installs packages from Python's index.
 
 mod broker;
 mod databases;
@@ -26,7 +26,7 @@ mod web;
 pub use server::{ExitReport, ProfiledProcess, RunningServer, Server};
 pub use server_dir::{ServerDir, User};
 
-/// The servers, those that are heavy to start last.
+/// All servers; those that start slowly come last.
 pub const SERVERS: &[Server] = &[
     databases::REDIS,
     databases::MEMCACHED,

@@ -1,4 +1,4 @@
-//! Asking a server as a client does.
+//! Clients of the servers: TCP, HTTP, and client programs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,17 +6,17 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::server::PATIENCE;
+use crate::server::SERVER_TIMEOUT;
 
-/// Connects to a port of this machine.
+/// Connects to a port of 127.0.0.1; reads and writes time out after [`SERVER_TIMEOUT`].
 pub(crate) fn connect(port: u16) -> Result<TcpStream> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(SERVER_TIMEOUT))?;
+    stream.set_write_timeout(Some(SERVER_TIMEOUT))?;
     Ok(stream)
 }
 
-/// Says something, and hears until the server closes the connection.
+/// Sends a request and returns all that the server sends until it closes the connection.
 pub(crate) fn exchange(port: u16, request: &[u8]) -> Result<Vec<u8>> {
     let mut stream = connect(port)?;
     stream.write_all(request)?;
@@ -26,7 +26,10 @@ pub(crate) fn exchange(port: u16, request: &[u8]) -> Result<Vec<u8>> {
     Ok(reply)
 }
 
-/// Status line and body; the headers have dates.
+/// Returns the status line and the body, without the headers, because they have dates.
+///
+/// # Errors
+/// The status is not 200.
 pub(crate) fn http_get(port: u16, path: &str) -> Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let reply = String::from_utf8(exchange(port, request.as_bytes())?)?;
@@ -36,7 +39,7 @@ pub(crate) fn http_get(port: u16, path: &str) -> Result<String> {
     Ok(format!("{status}: {body}"))
 }
 
-/// What a client program prints.
+/// Runs a client program and returns its standard output.
 pub(crate) fn run_client(command: &mut Command) -> Result<String> {
     let output = command
         .output()

@@ -5,10 +5,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// What psql prints behind each answer.
-const END: &str = "-- end of the answer --";
+/// Line that psql prints after each reply.
+const END_MARKER: &str = "-- end of the answer --";
 
-/// An open session.
+/// A psql process; dropping it ends the session.
 #[derive(Debug)]
 pub(crate) struct PsqlSession {
     client: Child,
@@ -32,18 +32,21 @@ impl PsqlSession {
         })
     }
 
-    /// What a statement returns.
-    pub(crate) fn ask(&mut self, statement: &str) -> Result<String> {
-        writeln!(self.input, "{statement}\n\\echo {END}")?;
-        let mut answer = String::new();
+    /// Executes a statement and returns its rows as psql prints them.
+    ///
+    /// # Errors
+    /// The session ended.
+    pub(crate) fn execute(&mut self, statement: &str) -> Result<String> {
+        writeln!(self.input, "{statement}\n\\echo {END_MARKER}")?;
+        let mut reply = String::new();
         loop {
-            let before = answer.len();
-            if self.output.read_line(&mut answer)? == 0 {
-                bail!("the session ended: {answer}");
+            let before = reply.len();
+            if self.output.read_line(&mut reply)? == 0 {
+                bail!("the session ended: {reply}");
             }
-            if answer[before..].trim_end() == END {
-                answer.truncate(before);
-                return Ok(answer);
+            if reply[before..].trim_end() == END_MARKER {
+                reply.truncate(before);
+                return Ok(reply);
             }
         }
     }

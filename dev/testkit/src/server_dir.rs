@@ -1,4 +1,4 @@
-//! Where a server lives: a directory, and a port on loopback.
+//! Directory and port of a server.
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -11,22 +11,23 @@ use anyhow::{Context, Result};
 use nix::unistd::geteuid;
 use tempfile::TempDir;
 
-/// uid and gid of `nobody` and `nogroup` (Debian policy, 9.2.2).
-const NOBODY: u32 = 65534;
+/// User and group id without any rights (Debian policy, section 9.2.2).
+const UNPRIVILEGED_ID: u32 = 65534;
 
-/// Who runs a server.
+/// User that a server runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
-    /// Whoever starts it; many then change their user themselves.
+    /// The user that starts it; many servers then change their user themselves.
     Starter,
-    /// Nobody, where root starts it: it insists, or cannot drop privileges itself.
-    Nobody,
+    /// An unprivileged user if root starts it, because the server refuses to run as root or cannot drop privileges
+    /// itself.
+    Unprivileged,
 }
 
-/// A directory that goes with its server, and a port that nobody had.
+/// Temporary directory of a server, deleted on drop, and a port that was free.
 #[derive(Debug)]
 pub struct ServerDir {
-    directory: TempDir,
+    temp_dir: TempDir,
     /// The port, on 127.0.0.1.
     pub port: u16,
     user: User,
@@ -34,51 +35,51 @@ pub struct ServerDir {
 
 impl ServerDir {
     pub(crate) fn new(user: User) -> Result<Self> {
-        let directory = tempfile::tempdir().context("failed to make a directory")?;
-        // The servers' own users write here too.
-        fs::set_permissions(&directory, Permissions::from_mode(0o1777))?;
+        let temp_dir = tempfile::tempdir().context("failed to create a directory")?;
+        // Servers that change their user write here too.
+        fs::set_permissions(&temp_dir, Permissions::from_mode(0o1777))?;
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-        let place = Self {
-            directory,
+        let dir = Self {
+            temp_dir,
             port,
             user,
         };
-        place.give_to_server(place.path())?;
-        Ok(place)
+        dir.give_to_server(dir.path())?;
+        Ok(dir)
     }
 
-    /// Absolute; it ends with this value.
+    /// Absolute path of the directory.
     pub fn path(&self) -> &Path {
-        self.directory.path()
+        self.temp_dir.path()
     }
 
-    /// The file of that name, as text.
-    pub(crate) fn file(&self, name: &str) -> String {
+    /// Absolute path of a file in the directory.
+    pub(crate) fn file_path(&self, name: &str) -> String {
         self.path().join(name).display().to_string()
     }
 
     /// Writes a file that the server can read.
-    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+    pub(crate) fn write_file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path().join(name);
         fs::write(&path, text).with_context(|| path.display().to_string())?;
         self.give_to_server(&path)?;
         Ok(path)
     }
 
-    /// Makes a directory that the server can write to.
-    pub(crate) fn directory(&self, name: &str) -> Result<String> {
+    /// Creates a subdirectory that the server can write to, and returns its absolute path.
+    pub(crate) fn create_subdir(&self, name: &str) -> Result<String> {
         let path = self.path().join(name);
         fs::create_dir(&path).with_context(|| path.display().to_string())?;
         self.give_to_server(&path)?;
         Ok(path.display().to_string())
     }
 
-    /// Who is to run the server, where that is not who starts it.
+    /// User id for the server; `None` if it runs as the user that starts it.
     fn server_uid(&self) -> Option<u32> {
-        (self.user == User::Nobody && geteuid().is_root()).then_some(NOBODY)
+        (self.user == User::Unprivileged && geteuid().is_root()).then_some(UNPRIVILEGED_ID)
     }
 
-    /// Has a command run as whoever runs the server.
+    /// Sets the command's user and group to those of the server.
     pub(crate) fn run_as_server_user<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         match self.server_uid() {
             Some(uid) => command.uid(uid).gid(uid),
@@ -86,6 +87,7 @@ impl ServerDir {
         }
     }
 
+    /// Changes the owner of a path to the server's user.
     fn give_to_server(&self, path: &Path) -> Result<()> {
         match self.server_uid() {
             Some(uid) => {

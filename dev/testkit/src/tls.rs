@@ -8,27 +8,27 @@ use anyhow::{Context, Result};
 
 use crate::net_client::run_client;
 
-/// Files in PEM.
+/// Paths of PEM files.
 #[derive(Debug)]
 pub struct TlsFiles {
     /// The certificate of the authority.
     pub authority: PathBuf,
-    /// The server's, of 127.0.0.1.
+    /// The server's certificate, for the address 127.0.0.1.
     pub certificate: PathBuf,
     /// The server's key.
     pub key: PathBuf,
 }
 
-/// Makes them in a directory, which is made too.
+/// Creates the directory and in it an authority, a certificate that it signed, and the keys.
 ///
 /// # Errors
-/// openssl is not installed.
-pub fn certified(place: &Path) -> Result<TlsFiles> {
-    fs::create_dir_all(place)?;
-    let path = |name: &str| place.join(name);
-    // Debian's configuration would make an authority of each certificate.
+/// openssl is not installed, or fails.
+pub fn create_tls_files(dir: &Path) -> Result<TlsFiles> {
+    fs::create_dir_all(dir)?;
+    let path = |name: &str| dir.join(name);
+    // Debian's configuration would turn each certificate into an authority's.
     fs::write(path("conf"), "[req]\ndistinguished_name = none\n[none]\n")?;
-    let make = |name: &str, subject: &str, more: &[&str]| {
+    let create_certificate = |name: &str, subject: &str, more: &[&str]| {
         let mut openssl = Command::new("openssl");
         openssl.args(["req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"]);
         openssl.args(["-pkeyopt", "ec_paramgen_curve:P-256", "-subj", subject]);
@@ -38,7 +38,7 @@ pub fn certified(place: &Path) -> Result<TlsFiles> {
         run_client(openssl.args(more)).context("run `cargo xtask test`, or apt-get install openssl")
     };
     let (authority, signer) = (path("authority.pem"), path("authority.key"));
-    make(
+    create_certificate(
         "authority",
         "/CN=authority",
         &["-addext", "basicConstraints=critical,CA:TRUE"],
@@ -53,7 +53,7 @@ pub fn certified(place: &Path) -> Result<TlsFiles> {
         "-addext",
         "subjectAltName=IP:127.0.0.1",
     ];
-    make("server", "/CN=127.0.0.1", &signed)?;
+    create_certificate("server", "/CN=127.0.0.1", &signed)?;
     Ok(TlsFiles {
         authority,
         certificate: path("server.pem"),

@@ -1,4 +1,4 @@
-//! Servers of HTTP, and languages whose programs are some.
+//! HTTP servers, and interpreters that run a small HTTP server.
 
 use std::process::Command;
 
@@ -16,49 +16,49 @@ pub(crate) const NGINX: Server = Server {
     packages: &["nginx"],
     user: User::Starter,
     profiled: ProfiledProcess::Child("nginx: worker"),
-    names: "ngx_http_create_request",
-    forks: None,
-    command: |place| {
+    load_symbol: "ngx_http_create_request",
+    fork: None,
+    command: |dir| {
         let config = format!(
             "daemon off;\nuser www-data;\nworker_processes 1;\npid {0}/nginx.pid;\n\
              events {{ worker_connections 1024; }}\nhttp {{ access_log off;\n\
              client_body_temp_path {0}/body; proxy_temp_path {0}/proxy;\n\
              fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
              server {{ listen 127.0.0.1:{1}; location / {{ return 200 \"hello\\n\"; }} }} }}\n",
-            place.path().display(),
-            place.port
+            dir.path().display(),
+            dir.port
         );
         let mut command = Command::new("/usr/sbin/nginx");
         command.args(["-e", "stderr", "-c"]);
-        command.arg(place.write("nginx.conf", &config)?);
+        command.arg(dir.write_file("nginx.conf", &config)?);
         Ok(command)
     },
-    answer: hello,
-    load: |running| hold(running, 300),
+    query: get_root,
+    load: |running| open_half_connections(running, 300),
 };
 
 pub(crate) const HAPROXY: Server = Server {
     name: "haproxy",
     packages: &["haproxy"],
-    user: User::Nobody,
+    user: User::Unprivileged,
     profiled: ProfiledProcess::Main,
-    names: "haproxy",
-    forks: None,
-    command: |place| {
-        // It forbids new threads to itself, ours too, unless it may fork.
+    load_symbol: "haproxy",
+    fork: None,
+    command: |dir| {
+        // HAProxy forbids itself new threads, memprof's included, unless it may fork.
         let config = format!(
             "global\nmaxconn 1000\ninsecure-fork-wanted\ndefaults\nmode http\ntimeout client 60s\n\
              timeout server 60s\ntimeout connect 5s\nfrontend f\nbind 127.0.0.1:{}\n\
              http-request return status 200 content-type text/plain string hello\n",
-            place.port
+            dir.port
         );
         let mut command = Command::new("/usr/sbin/haproxy");
         command.args(["-db", "-f"]);
-        command.arg(place.write("haproxy.cfg", &config)?);
+        command.arg(dir.write_file("haproxy.cfg", &config)?);
         Ok(command)
     },
-    answer: hello,
-    load: |running| hold(running, 300),
+    query: get_root,
+    load: |running| open_half_connections(running, 300),
 };
 
 pub(crate) const APACHE: Server = Server {
@@ -66,12 +66,12 @@ pub(crate) const APACHE: Server = Server {
     packages: &["apache2"],
     user: User::Starter,
     profiled: ProfiledProcess::Child("apache2"),
-    names: "ap_invoke_handler",
-    forks: None,
-    command: |place| {
-        let www = place.directory("www")?;
-        place.write("www/index.html", "hello\n")?;
-        place.write("www/grow.lua", include_str!("programs/grow.lua"))?;
+    load_symbol: "ap_invoke_handler",
+    fork: None,
+    command: |dir| {
+        let www = dir.create_subdir("www")?;
+        dir.write_file("www/index.html", "hello\n")?;
+        dir.write_file("www/grow.lua", include_str!("programs/grow.lua"))?;
         let config = format!(
             "ServerRoot {0}\nPidFile {0}/apache.pid\nListen 127.0.0.1:{1}\nServerName localhost\n\
              LoadModule mpm_event_module /usr/lib/apache2/modules/mod_mpm_event.so\n\
@@ -82,17 +82,17 @@ pub(crate) const APACHE: Server = Server {
              User www-data\nGroup www-data\nErrorLog {0}/error.log\nDocumentRoot {www}\n\
              DirectoryIndex index.html\nStartServers 1\nServerLimit 1\nThreadsPerChild 64\n\
              MaxRequestWorkers 64\n",
-            place.path().display(),
-            place.port
+            dir.path().display(),
+            dir.port
         );
         let mut command = Command::new("/usr/sbin/apache2");
         command.args(["-DFOREGROUND", "-f"]);
-        command.arg(place.write("apache.conf", &config)?);
+        command.arg(dir.write_file("apache.conf", &config)?);
         Ok(command)
     },
-    answer: hello,
-    // Its own pools are of mmap(2): what it allocates by malloc is its modules'.
-    load: grow,
+    query: get_root,
+    // Apache's pools come from mmap(2); only its modules call malloc.
+    load: fill_cache,
 };
 
 pub(crate) const VARNISH: Server = Server {
@@ -100,10 +100,10 @@ pub(crate) const VARNISH: Server = Server {
     packages: &["varnish"],
     user: User::Starter,
     profiled: ProfiledProcess::Child("cache-main"),
-    names: "VFP_GetStorage",
-    forks: None,
-    command: |place| {
-        // Without a backend: its error page is kept as if it were one's answer.
+    load_symbol: "VFP_GetStorage",
+    fork: None,
+    command: |dir| {
+        // No backend: Varnish caches the synthetic error page like a backend's response.
         let body = "x".repeat(4000);
         let vcl = format!(
             "vcl 4.1;\nbackend default none;\nsub vcl_backend_fetch {{ return (error(200)); }}\n\
@@ -113,14 +113,14 @@ pub(crate) const VARNISH: Server = Server {
         );
         let mut command = Command::new("/usr/sbin/varnishd");
         command.args(["-F", "-s", "malloc,64m", "-a"]);
-        command.arg(format!("127.0.0.1:{}", place.port));
-        command.arg("-n").arg(place.path().join("varnish"));
-        command.arg("-f").arg(place.write("default.vcl", &vcl)?);
+        command.arg(format!("127.0.0.1:{}", dir.port));
+        command.arg("-n").arg(dir.path().join("varnish"));
+        command.arg("-f").arg(dir.write_file("default.vcl", &vcl)?);
         Ok(command)
     },
-    answer: hello,
+    query: get_root,
     load: |running| {
-        let (port, load) = (running.place().port, running.loads);
+        let (port, load) = (running.dir().port, running.loads);
         (0..300).try_for_each(|number| http_get(port, &format!("/load/{load}/{number}")).map(drop))
     },
 };
@@ -130,17 +130,17 @@ pub(crate) const PHP: Server = Server {
     packages: &["php-cli"],
     user: User::Starter,
     profiled: ProfiledProcess::Main,
-    names: "php",
-    forks: None,
-    command: |place| {
-        let script = place.write("server.php", include_str!("programs/server.php"))?;
+    load_symbol: "php",
+    fork: None,
+    command: |dir| {
+        let script = dir.write_file("server.php", include_str!("programs/server.php"))?;
         let mut command = Command::new("/usr/bin/php");
-        command.arg("-S").arg(format!("127.0.0.1:{}", place.port));
+        command.arg("-S").arg(format!("127.0.0.1:{}", dir.port));
         command.arg(script);
         Ok(command)
     },
-    answer: hello,
-    load: |running| hold(running, 300),
+    query: get_root,
+    load: |running| open_half_connections(running, 300),
 };
 
 pub(crate) const PYTHON: Server = Server {
@@ -148,18 +148,18 @@ pub(crate) const PYTHON: Server = Server {
     packages: &["python3"],
     user: User::Starter,
     profiled: ProfiledProcess::Main,
-    names: "_PyEval_EvalFrameDefault",
-    forks: None,
-    command: |place| {
-        program(
-            place,
+    load_symbol: "_PyEval_EvalFrameDefault",
+    fork: None,
+    command: |dir| {
+        interpreter_command(
+            dir,
             "/usr/bin/python3",
             "server.py",
             include_str!("programs/server.py"),
         )
     },
-    answer: hello,
-    load: grow,
+    query: get_root,
+    load: fill_cache,
 };
 
 pub(crate) const RUBY: Server = Server {
@@ -167,18 +167,18 @@ pub(crate) const RUBY: Server = Server {
     packages: &["ruby"],
     user: User::Starter,
     profiled: ProfiledProcess::Main,
-    names: "rb_str",
-    forks: None,
-    command: |place| {
-        program(
-            place,
+    load_symbol: "rb_str",
+    fork: None,
+    command: |dir| {
+        interpreter_command(
+            dir,
             "/usr/bin/ruby",
             "server.rb",
             include_str!("programs/server.rb"),
         )
     },
-    answer: hello,
-    load: grow,
+    query: get_root,
+    load: fill_cache,
 };
 
 pub(crate) const NODE: Server = Server {
@@ -186,18 +186,18 @@ pub(crate) const NODE: Server = Server {
     packages: &["nodejs"],
     user: User::Starter,
     profiled: ProfiledProcess::Main,
-    names: "node::NodeArrayBufferAllocator",
-    forks: None,
-    command: |place| {
-        program(
-            place,
+    load_symbol: "node::NodeArrayBufferAllocator",
+    fork: None,
+    command: |dir| {
+        interpreter_command(
+            dir,
             "/usr/bin/node",
             "server.js",
             include_str!("programs/server.js"),
         )
     },
-    answer: hello,
-    load: grow,
+    query: get_root,
+    load: fill_cache,
 };
 
 pub(crate) const JAVA: Server = Server {
@@ -205,41 +205,47 @@ pub(crate) const JAVA: Server = Server {
     packages: &["default-jdk-headless"],
     user: User::Starter,
     profiled: ProfiledProcess::Main,
-    names: "Unsafe_AllocateMemory0",
-    forks: None,
-    command: |place| {
-        let script = place.write("Server.java", include_str!("programs/Server.java"))?;
+    load_symbol: "Unsafe_AllocateMemory0",
+    fork: None,
+    command: |dir| {
+        let script = dir.write_file("Server.java", include_str!("programs/Server.java"))?;
         let mut command = Command::new("/usr/bin/java");
         command.args(["-Xmx128m", "-XX:+UseSerialGC"]);
-        command.arg(script).arg(place.port.to_string());
+        command.arg(script).arg(dir.port.to_string());
         Ok(command)
     },
-    answer: hello,
-    load: grow,
+    query: get_root,
+    load: fill_cache,
 };
 
-fn program(place: &ServerDir, interpreter: &str, name: &str, text: &str) -> Result<Command> {
+/// Writes a program and returns the command that runs it with the port as its argument.
+fn interpreter_command(
+    dir: &ServerDir,
+    interpreter: &str,
+    name: &str,
+    text: &str,
+) -> Result<Command> {
     let mut command = Command::new(interpreter);
-    command.arg(place.write(name, text)?);
-    command.arg(place.port.to_string());
+    command.arg(dir.write_file(name, text)?);
+    command.arg(dir.port.to_string());
     Ok(command)
 }
 
-fn hello(running: &mut RunningServer) -> Result<String> {
-    http_get(running.place().port, "/")
+fn get_root(running: &mut RunningServer) -> Result<String> {
+    http_get(running.dir().port, "/")
 }
 
-/// Has one of our programs fill its cache again.
-fn grow(running: &mut RunningServer) -> Result<()> {
-    http_get(running.place().port, "/grow").map(drop)
+/// Makes one of the crate's programs replace its cache of some MB.
+fn fill_cache(running: &mut RunningServer) -> Result<()> {
+    http_get(running.dir().port, "/grow").map(drop)
 }
 
-/// Holds connections that sent half a request.
-fn hold(running: &mut RunningServer, count: usize) -> Result<()> {
+/// Replaces the half-open connections by new ones, so that the server keeps their buffers until the next load.
+fn open_half_connections(running: &mut RunningServer, count: usize) -> Result<()> {
     let filling = "x".repeat(6000);
     let beginning = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Filling: {filling}\r\nX-Cut: ");
-    running.held = HalfOpenConnections::default();
-    running.held = HalfOpenConnections::open(running.place().port, count, beginning.as_bytes())?;
-    // It is served after those that came before.
+    running.half_open = HalfOpenConnections::default();
+    running.half_open = HalfOpenConnections::open(running.dir().port, count, beginning.as_bytes())?;
+    // A reply shows that the server has read the connections before it.
     running.query().map(drop)
 }

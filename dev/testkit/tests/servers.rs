@@ -1,4 +1,4 @@
-//! Servers that every test machine has: started, asked, given work, and ended.
+//! Life of the servers that every test machine has installed: start, query, load, termination.
 
 use std::path::Path;
 
@@ -9,37 +9,37 @@ fn server(name: &str) -> &'static Server {
     found.unwrap_or_else(|| panic!("no server is called {name}"))
 }
 
-fn check(name: &str, code: Option<i32>, signal: Option<i32>) {
+fn check_server(name: &str, code: Option<i32>, signal: Option<i32>) {
     let mut running = server(name).start().unwrap();
     let before = running.query().unwrap();
     running.run_load().unwrap();
     running.run_load().unwrap();
     assert_eq!(running.query().unwrap(), before);
-    assert_eq!(running.end().unwrap(), ExitReport { code, signal });
+    assert_eq!(running.terminate().unwrap(), ExitReport { code, signal });
 }
 
 #[test]
-fn redis_serves_and_ends() {
-    check("redis", Some(0), None);
+fn redis_serves_and_terminates() {
+    check_server("redis", Some(0), None);
 }
 
 #[test]
-fn mosquitto_serves_and_ends() {
-    check("mosquitto", Some(0), None);
+fn mosquitto_serves_and_terminates() {
+    check_server("mosquitto", Some(0), None);
 }
 
 #[test]
-fn python_serves_and_ends() {
-    check("python", None, Some(15));
+fn python_serves_and_terminates() {
+    check_server("python", None, Some(15));
 }
 
 #[test]
-fn one_that_is_dropped_leaves_nothing() {
+fn dropped_server_leaves_no_process_and_no_directory() {
     let mut running = server("redis").start().unwrap();
-    let place = running.place().path().to_owned();
+    let directory = running.dir().path().to_owned();
     let process = format!("/proc/{}", running.pid().unwrap());
     assert!(Path::new(&process).exists());
     drop(running);
     assert!(!Path::new(&process).exists());
-    assert!(!place.exists());
+    assert!(!directory.exists());
 }

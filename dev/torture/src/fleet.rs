@@ -20,9 +20,9 @@ use nats::Nats;
 const FAULTS: [WriteFault; 6] = [
     WriteFault::Conflict,
     WriteFault::ConflictAfterWriting,
-    WriteFault::LostAnswer,
-    WriteFault::Refused,
-    WriteFault::Broken,
+    WriteFault::DroppedAfterWriting,
+    WriteFault::DroppedBeforeWriting,
+    WriteFault::InternalError,
     WriteFault::Forbidden,
 ];
 
@@ -45,18 +45,18 @@ fn killed(form: SuiteLength) -> Result<String> {
     for kill in 0..kills {
         dumped.push(fleet.dump(kill)?);
         let fault = FAULTS[kill as usize % FAULTS.len()];
-        s3.fail(&[fault, FAULTS[kill as usize / 7 % FAULTS.len()]]);
+        s3.set_faults(&[fault, FAULTS[kill as usize / 7 % FAULTS.len()]]);
         let mut agent = fleet.agent(&nats.url())?;
         // Each kill meets another step of the agent's.
         thread::sleep(Duration::from_millis(20 + kill * 37 % 900));
         agent.end()?;
         if kill % 5 == 4 {
             // What the agent was killed before it met; a merge ends at a refusal.
-            s3.fail(&[]);
+            s3.set_faults(&[]);
             fleet.run(&["fleet", "compact"])?;
         }
     }
-    s3.fail(&[]);
+    s3.set_faults(&[]);
     let mut agent = fleet.agent(&nats.url())?;
     nats.answers(&fleet)?;
     fleet.drained()?;
@@ -64,7 +64,7 @@ fn killed(form: SuiteLength) -> Result<String> {
     fleet.total(&dumped)?;
     Ok(format!(
         "{kills} agents killed, {} writes tried: {} dumps once each",
-        s3.writes(),
+        s3.write_count(),
         dumped.len()
     ))
 }
@@ -96,7 +96,7 @@ fn gone(form: SuiteLength) -> Result<String> {
         store.stop()?;
         dump()?;
         thread::sleep(time);
-        store.go_on()?;
+        store.resume()?;
         fleet.drained()?;
 
         dump()?;

@@ -32,9 +32,9 @@ pub struct Report {
     /// Those that ours ended early.
     pub cut: u64,
     /// Mean ticks of our walk, in [`Mode::Timed`].
-    pub our_ticks: f64,
+    pub memprof_ticks: f64,
     /// Mean ticks of jemalloc's.
-    pub their_ticks: f64,
+    pub allocator_ticks: f64,
 }
 
 impl Report {
@@ -97,8 +97,8 @@ pub fn read(reports: &PathBuf, program: &str) -> Result<Report> {
             agreed: count("agreed")?,
             fallbacks: count("fallbacks")?,
             cut: count("cut")?,
-            our_ticks: ticks("our_ticks")?,
-            their_ticks: ticks("their_ticks")?,
+            memprof_ticks: ticks("memprof_ticks")?,
+            allocator_ticks: ticks("allocator_ticks")?,
         });
     }
     bail!("{program} left no report: {text}")

@@ -1,8 +1,8 @@
-//! Preloaded into a program beside jemalloc, it puts our stack walk into jemalloc at the start and
-//! says at the exit what it saw.
+//! A library to preload beside jemalloc: at the program's start it installs memprof's stack walker in jemalloc, at the
+//! exit it reports what the walks found and cost.
 //!
-//! `UNWIND_PROBE` is the number of a mode; the report is a line that is appended to the file
-//! `UNWIND_PROBE_REPORT`. `cargo xtask bench unwind` and `cargo xtask torture unwind` use it.
+//! The environment variable `UNWIND_PROBE` is the number of a mode; the report is a line of JSON, appended to the file
+//! in `UNWIND_PROBE_REPORT`. `cargo xtask bench unwind` and `cargo xtask torture unwind` use it.
 #![expect(unsafe_code, reason = "the allocator calls, and the unwinder")]
 
 mod timing;
@@ -15,18 +15,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use memprof_unwind::{FindObject, HOOKS, Walker, prepare, rules_read};
 
-/// Who walks. The numbers are what `UNWIND_PROBE` and `unwind_probe_install` take.
+/// Walker of the samples. `UNWIND_PROBE` and `unwind_probe_install` take the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WalkMode {
-    /// 0: jemalloc.
+    /// 0: jemalloc's.
     Allocator,
-    /// 1: nobody; one frame is written, which is the least that a sample can cost.
+    /// 1: no walk; writes one frame, which is the least that a sample can cost.
     None,
-    /// 2: we.
+    /// 2: memprof's.
     Memprof,
-    /// 3: both, on each sample.
+    /// 3: both, on each sample, to compare the stacks.
     Compared,
-    /// 4: the one or the other by chance, with a look at the clock before and after.
+    /// 4: either one at random; the clock is read before and after.
     Timed,
 }
 
@@ -46,40 +46,40 @@ impl WalkMode {
 type Mallctl =
     unsafe extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
 
-const CONTROL: &CStr = c"experimental.hooks.prof_backtrace";
+const WALKER_CONTROL: &CStr = c"experimental.hooks.prof_backtrace";
 
-/// jemalloc's own walker.
-static THEIRS: AtomicUsize = AtomicUsize::new(0);
-/// Samples that no hook of ours counts.
+/// Address of jemalloc's own walker; 0 until the first `install`.
+static ALLOCATOR_WALKER: AtomicUsize = AtomicUsize::new(0);
+/// Samples that memprof's hook does not count.
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 
-fn theirs() -> Walker {
+fn allocator_walker() -> Walker {
     // SAFETY: `install` stored jemalloc's walker before anything here calls it.
-    unsafe { mem::transmute::<usize, Walker>(THEIRS.load(Relaxed)) }
+    unsafe { mem::transmute::<usize, Walker>(ALLOCATOR_WALKER.load(Relaxed)) }
 }
 
-unsafe extern "C" fn count_and_walk(frames: *mut *mut c_void, count: *mut u32, room: u32) {
+unsafe extern "C" fn count_and_walk(frames: *mut *mut c_void, count: *mut u32, capacity: u32) {
     SAMPLES.fetch_add(1, Relaxed);
-    // SAFETY: with what jemalloc passed.
-    unsafe { theirs()(frames, count, room) };
+    // SAFETY: jemalloc passed these arguments for its own walker.
+    unsafe { allocator_walker()(frames, count, capacity) };
 }
 
 unsafe extern "C" fn walk_nothing(frames: *mut *mut c_void, count: *mut u32, _: u32) {
     SAMPLES.fetch_add(1, Relaxed);
-    // SAFETY: jemalloc passes room for at least one frame.
+    // SAFETY: jemalloc passes a buffer for at least one frame.
     unsafe { frames.write(walk_nothing as *mut c_void) };
-    // SAFETY: jemalloc passes room for the count.
+    // SAFETY: jemalloc passes a pointer to the count.
     unsafe { count.write(1) };
 }
 
-/// Installs a mode in place of another one. Returns 0, or -1 where that cannot be.
+/// Replaces the installed mode. Returns 0, or -1 if the mode is unknown or jemalloc has no such control.
 #[unsafe(no_mangle)]
 extern "C" fn unwind_probe_install(number: c_uint) -> c_int {
     let installed = WalkMode::from_number(number).and_then(install);
     installed.map_or(-1, |()| 0)
 }
 
-/// Does what is done in a program after it unloaded a library.
+/// Clears the caches of the walker, as is done after the program unloads a library.
 #[unsafe(no_mangle)]
 extern "C" fn unwind_probe_forget() {
     memprof_unwind::clear_rules();
@@ -93,33 +93,33 @@ extern "C" fn unwind_probe_samples() -> u64 {
 }
 
 fn install(mode: WalkMode) -> Option<()> {
-    let mallctl = lookup(c"mallctl")?;
+    let mallctl = find_symbol(c"mallctl")?;
     // SAFETY: jemalloc.3 gives the function of this name this type.
     let mallctl = unsafe { mem::transmute::<*mut c_void, Mallctl>(mallctl) };
-    if THEIRS.load(Relaxed) == 0 {
-        THEIRS.store(exchange(mallctl, None)?, Relaxed);
+    if ALLOCATOR_WALKER.load(Relaxed) == 0 {
+        ALLOCATOR_WALKER.store(exchange_walker(mallctl, None)?, Relaxed);
     }
-    // Counts go on in one place while the other one starts anew.
+    // `arm` resets the hook's count, so its samples are added here.
     SAMPLES.fetch_add(HOOKS[0].counts().samples, Relaxed);
-    exchange(mallctl, Some(count_and_walk as *const () as usize))?;
+    exchange_walker(mallctl, Some(count_and_walk as *const () as usize))?;
     let to_compare = match mode {
         WalkMode::Compared => u64::MAX,
         _ => 1,
     };
-    // SAFETY: jemalloc's own walker; `begin` prepared; no other allocator gets this hook.
-    unsafe { HOOKS[0].arm(theirs(), to_compare) };
+    // SAFETY: the walker is jemalloc's own, `init` called `prepare`, and no other allocator gets this hook.
+    unsafe { HOOKS[0].arm(allocator_walker(), to_compare) };
     let walker = match mode {
         WalkMode::Allocator => count_and_walk,
         WalkMode::None => walk_nothing,
         WalkMode::Memprof | WalkMode::Compared => HOOKS[0].entry(),
         WalkMode::Timed => timing::walk,
     };
-    exchange(mallctl, Some(walker as *const () as usize))?;
+    exchange_walker(mallctl, Some(walker as *const () as usize))?;
     Some(())
 }
 
-/// Reads the walker, and replaces it by `new`.
-fn exchange(mallctl: Mallctl, new: Option<usize>) -> Option<usize> {
+/// Returns the address of the installed walker, and replaces it by `new` if there is one. `None` if mallctl fails.
+fn exchange_walker(mallctl: Mallctl, new: Option<usize>) -> Option<usize> {
     let mut old = 0_usize;
     let mut size = size_of::<usize>();
     let mut value = new.unwrap_or(0);
@@ -127,10 +127,10 @@ fn exchange(mallctl: Mallctl, new: Option<usize>) -> Option<usize> {
         Some(_) => ((&raw mut value).cast(), size_of::<usize>()),
         None => (ptr::null_mut(), 0),
     };
-    // SAFETY: jemalloc.3: reads and writes one pointer.
+    // SAFETY: this control reads and writes one pointer (jemalloc.3, `experimental.hooks.prof_backtrace`).
     let rc = unsafe {
         mallctl(
-            CONTROL.as_ptr(),
+            WALKER_CONTROL.as_ptr(),
             (&raw mut old).cast(),
             &raw mut size,
             new,
@@ -140,14 +140,14 @@ fn exchange(mallctl: Mallctl, new: Option<usize>) -> Option<usize> {
     (rc == 0).then_some(old)
 }
 
-fn lookup(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: dlsym(3) with a NUL-terminated name.
+fn find_symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the name is a `CStr`, which ends with NUL, as dlsym(3) needs.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-extern "C" fn begin() {
-    let Some(find) = lookup(c"_dl_find_object") else {
+extern "C" fn init() {
+    let Some(find) = find_symbol(c"_dl_find_object") else {
         return;
     };
     // SAFETY: dlfcn.h of glibc gives the function of this name this type.
@@ -160,16 +160,16 @@ extern "C" fn begin() {
         return;
     };
     if install(mode).is_some() {
-        // SAFETY: atexit(3).
-        unsafe { libc::atexit(report) };
+        // SAFETY: the function stays loaded until the exit, because preloaded libraries are not unloaded.
+        unsafe { libc::atexit(append_report) };
     }
 }
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn() = begin;
+static INIT: extern "C" fn() = init;
 
-extern "C" fn report() {
+extern "C" fn append_report() {
     let (Some(path), Ok(name)) = (
         std::env::var_os("UNWIND_PROBE_REPORT"),
         std::fs::read_to_string("/proc/self/comm"),
@@ -188,13 +188,13 @@ extern "C" fn report() {
         counts.cut,
         counts.given_up,
         rules_read(),
-        timing::report(),
+        timing::json_fields(),
     );
     let written = std::fs::OpenOptions::new()
         .append(true)
         .create(true)
         .open(path)
         .and_then(|mut file| file.write_all(line.as_bytes()));
-    // Whoever reads the report misses the line.
+    // A probe has no other way to report; the reader of the file notices the missing line.
     drop(written);
 }

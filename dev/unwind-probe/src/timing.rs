@@ -1,4 +1,4 @@
-//! How long the two walks take, in ticks of the processor's clock.
+//! Duration of both walks, in ticks of the time stamp counter.
 
 use std::arch::x86_64::_rdtsc;
 use std::ffi::c_void;
@@ -6,17 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use memprof_unwind::HOOKS;
 
-use crate::theirs;
+use crate::allocator_walker;
 
-/// Longer, and the thread was interrupted: about 0.2 ms.
-const INTERRUPTED: u64 = 500_000;
+/// Walks that take longer, about 0.2 ms, were interrupted and do not count.
+const MAX_TICKS: u64 = 500_000;
 
-struct Clock {
+/// Number and duration of the walks of one walker.
+struct WalkTimes {
     walks: AtomicU64,
     ticks: AtomicU64,
 }
 
-impl Clock {
+impl WalkTimes {
     const fn new() -> Self {
         Self {
             walks: AtomicU64::new(0),
@@ -25,39 +26,41 @@ impl Clock {
     }
 }
 
-static DRAWN: AtomicU64 = AtomicU64::new(0);
-static OURS: Clock = Clock::new();
-static THEIRS: Clock = Clock::new();
+static DRAW_COUNT: AtomicU64 = AtomicU64::new(0);
+static MEMPROF_TIMES: WalkTimes = WalkTimes::new();
+static ALLOCATOR_TIMES: WalkTimes = WalkTimes::new();
 
-pub(crate) unsafe extern "C" fn walk(frames: *mut *mut c_void, count: *mut u32, room: u32) {
-    // By chance, so that neither always meets the same samples.
-    let drawn = DRAWN
+/// Walks the stack with either walker and adds its duration.
+pub(crate) unsafe extern "C" fn walk(frames: *mut *mut c_void, count: *mut u32, capacity: u32) {
+    // The choice is pseudo-random, so that neither walker always gets the same samples.
+    let drawn = DRAW_COUNT
         .fetch_add(1, Relaxed)
         .wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let (walker, clock) = if drawn >> 63 == 0 {
-        (HOOKS[0].entry(), &OURS)
+    let (walker, times) = if drawn >> 63 == 0 {
+        (HOOKS[0].entry(), &MEMPROF_TIMES)
     } else {
-        (theirs(), &THEIRS)
+        (allocator_walker(), &ALLOCATOR_TIMES)
     };
-    // SAFETY: x86-64 has it.
-    let begun = unsafe { _rdtsc() };
-    // SAFETY: with what jemalloc passed.
-    unsafe { walker(frames, count, room) };
-    // SAFETY: x86-64 has it.
-    let ticks = unsafe { _rdtsc() } - begun;
-    if ticks < INTERRUPTED {
-        clock.walks.fetch_add(1, Relaxed);
-        clock.ticks.fetch_add(ticks, Relaxed);
+    // SAFETY: every x86-64 processor has the instruction rdtsc.
+    let start = unsafe { _rdtsc() };
+    // SAFETY: jemalloc passed these arguments for its walker.
+    unsafe { walker(frames, count, capacity) };
+    // SAFETY: every x86-64 processor has the instruction rdtsc.
+    let ticks = unsafe { _rdtsc() } - start;
+    if ticks < MAX_TICKS {
+        times.walks.fetch_add(1, Relaxed);
+        times.ticks.fetch_add(ticks, Relaxed);
     }
 }
 
-/// Fields of a JSON object.
-pub(crate) fn report() -> String {
-    let mean =
-        |clock: &Clock| clock.ticks.load(Relaxed) as f64 / clock.walks.load(Relaxed).max(1) as f64;
+/// Mean ticks of a walk by either walker, as two fields of a JSON object.
+pub(crate) fn json_fields() -> String {
+    let mean = |times: &WalkTimes| {
+        times.ticks.load(Relaxed) as f64 / times.walks.load(Relaxed).max(1) as f64
+    };
     format!(
-        "\"our_ticks\":{:.1},\"their_ticks\":{:.1}",
-        mean(&OURS),
-        mean(&THEIRS)
+        "\"memprof_ticks\":{:.1},\"allocator_ticks\":{:.1}",
+        mean(&MEMPROF_TIMES),
+        mean(&ALLOCATOR_TIMES)
     )
 }

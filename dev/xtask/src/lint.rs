@@ -31,10 +31,7 @@ const UNREAD: &[&str] = &[
     "in-process/memprof-sampler/loom",
     "dev/package",
     "plugins/memory-profile",
-    "dev/testkit",
-    "dev/testkit/webdriver",
     "dev/torture",
-    "dev/unwind-probe",
 ];
 
 /// Checks every crate of the workspace.

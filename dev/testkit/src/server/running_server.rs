@@ -1,4 +1,4 @@
-//! A server that runs, ended when dropped.
+//! A running server.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,41 +12,41 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::half_open::HalfOpenConnections;
-use crate::processes::{descendants, is_called, is_running};
+use crate::processes::{command_contains, descendants, is_running};
 use crate::psql_session::PsqlSession;
 use crate::server::{ProfiledProcess, Server};
 use crate::server_dir::ServerDir;
 
-/// Longer than any of them takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of a start, a reply, a load and a termination, long enough for a busy machine.
+pub(crate) const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two looks at something that announces itself by no event.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval of polls for a condition that no event announces.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How many lines of its log a failure shows.
-const LOG_LINES: usize = 15;
-/// And how much of each.
-const LOG_COLUMNS: usize = 200;
+/// Last lines of the log that an error shows.
+const MAX_LOG_LINES: usize = 15;
+/// Characters of each of these lines.
+const MAX_LOG_COLUMNS: usize = 200;
 
-/// A running server.
+/// A running server; dropping it kills all of its processes.
 #[derive(Debug)]
 pub struct RunningServer {
     server: Server,
-    place: ServerDir,
+    dir: ServerDir,
     child: Child,
     pub(crate) session: Option<PsqlSession>,
-    /// Connections of the load that stay.
-    pub(crate) held: HalfOpenConnections,
-    /// How often it got its load.
+    /// Connections of the last load, which stay open until the next one.
+    pub(crate) half_open: HalfOpenConnections,
+    /// Number of loads so far.
     pub(crate) loads: usize,
 }
 
-/// How a server ended that was asked to.
+/// Exit of a server that was terminated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitReport {
-    /// Its exit code, where it was not ended by a signal.
+    /// Exit code; `None` if a signal ended the process.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// Number of the signal that ended the process; `None` if it exited.
     pub signal: Option<i32>,
 }
 
@@ -59,17 +59,18 @@ impl From<ExitStatus> for ExitReport {
     }
 }
 
+/// Starts a server under `wrapper` and waits until it replies.
 pub(crate) fn start(
     server: Server,
-    place: ServerDir,
+    dir: ServerDir,
     command: &Command,
     wrapper: &[OsString],
 ) -> Result<RunningServer> {
-    let log = File::create(place.path().join("log"))?;
+    let log = File::create(dir.path().join("log"))?;
     let mut wrapped = wrap(command, wrapper);
-    let child = place
+    let child = dir
         .run_as_server_user(&mut wrapped)
-        .current_dir(place.path())
+        .current_dir(dir.path())
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -78,23 +79,23 @@ pub(crate) fn start(
         .with_context(|| format!("failed to start {wrapped:?}"))?;
     let mut running = RunningServer {
         server,
-        place,
+        dir,
         child,
         session: None,
-        held: HalfOpenConnections::default(),
+        half_open: HalfOpenConnections::default(),
         loads: 0,
     };
-    running.wait_until_it_answers()?;
+    running.wait_until_ready()?;
     Ok(running)
 }
 
-/// The command as arguments of another one.
+/// Appends the command's program and arguments to `wrapper`, and keeps its environment.
 fn wrap(command: &Command, wrapper: &[OsString]) -> Command {
-    let mut words = wrapper.to_vec();
-    words.push(command.get_program().to_owned());
-    words.extend(command.get_args().map(OsString::from));
-    let mut wrapped = Command::new(&words[0]);
-    wrapped.args(&words[1..]);
+    let mut arguments = wrapper.to_vec();
+    arguments.push(command.get_program().to_owned());
+    arguments.extend(command.get_args().map(OsString::from));
+    let mut wrapped = Command::new(&arguments[0]);
+    wrapped.args(&arguments[1..]);
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => wrapped.env(name, value),
@@ -105,78 +106,82 @@ fn wrap(command: &Command, wrapper: &[OsString]) -> Command {
 }
 
 impl RunningServer {
-    fn wait_until_it_answers(&mut self) -> Result<()> {
-        let begun = Instant::now();
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let start = Instant::now();
         loop {
             let Err(error) = self.query() else {
                 return Ok(());
             };
             self.check_alive()?;
-            if begun.elapsed() > PATIENCE {
+            if start.elapsed() > SERVER_TIMEOUT {
                 return Err(error).with_context(|| format!("no answer; {}", self.log()));
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// What a client is answered.
+    /// Sends a client's request and returns the reply, which does not change with time or load.
     ///
     /// # Errors
-    /// It answers nothing within a minute.
+    /// The request fails or gets no reply within a minute.
     pub fn query(&mut self) -> Result<String> {
-        (self.server.answer)(self).with_context(|| format!("{} does not answer", self.server.name))
+        (self.server.query)(self).with_context(|| format!("{} does not reply", self.server.name))
     }
 
-    /// Has it allocate memory that stays until the next load.
+    /// Makes the server allocate about 1 MiB or more, which it keeps until the next load.
     ///
     /// # Errors
-    /// It does not do its work.
+    /// The load fails; the end of the log is in the error.
     pub fn run_load(&mut self) -> Result<()> {
         self.loads += 1;
         (self.server.load)(self)
-            .with_context(|| format!("{} does not work; {}", self.server.name, self.log()))
+            .with_context(|| format!("the load of {} failed; {}", self.server.name, self.log()))
     }
 
-    /// Where it lives.
-    pub fn place(&self) -> &ServerDir {
-        &self.place
+    /// Directory and port of the server.
+    pub fn dir(&self) -> &ServerDir {
+        &self.dir
     }
 
-    /// The process that was started.
+    /// Process id of the process that was started.
     pub fn main_pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The process that is meant.
+    /// Process id of the process that tests profile.
     ///
     /// # Errors
-    /// There is none.
+    /// No process matches [`Server::profiled`].
     pub fn pid(&mut self) -> Result<u32> {
         match self.server.profiled {
             ProfiledProcess::Main => Ok(self.main_pid()),
             ProfiledProcess::Child(text) => descendants(self.main_pid())
                 .into_iter()
-                .find(|child| is_called(*child, text))
+                .find(|child| command_contains(*child, text))
                 .with_context(|| format!("{} has no child {text:?}", self.server.name)),
             ProfiledProcess::Session => {
                 let session = self.session.as_mut().context("no session")?;
-                Ok(session.ask("select pg_backend_pid();")?.trim().parse()?)
+                Ok(session
+                    .execute("select pg_backend_pid();")?
+                    .trim()
+                    .parse()?)
             }
         }
     }
 
-    /// Has it fork a child that serves until the server ends; none where it forks none.
+    /// Makes the server fork a child that serves until the server exits, and returns its pid; `None` if the server
+    /// forks none.
     ///
     /// # Errors
-    /// It does not.
-    pub fn fork(&mut self) -> Result<Option<u32>> {
-        self.server.forks.map(|fork| fork(self)).transpose()
+    /// The server does not fork.
+    pub fn fork_child(&mut self) -> Result<Option<u32>> {
+        self.server.fork.map(|fork| fork(self)).transpose()
     }
 
-    /// Fails when the process that was started has ended.
+    /// Fails if the process that was started has exited.
     ///
     /// # Errors
-    /// It has; its log is shown.
+    /// It has exited; the end of the log is in the error.
     pub fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -184,18 +189,18 @@ impl RunningServer {
         }
     }
 
-    /// An error with the end of the log behind it.
-    pub fn explain(&self, error: &anyhow::Error) -> anyhow::Error {
+    /// Appends the end of the log to an error.
+    pub fn error_with_log(&self, error: &anyhow::Error) -> anyhow::Error {
         anyhow::anyhow!("{error:#}; {}", self.log())
     }
 
-    /// The last lines of what it printed.
+    /// Last lines of the server's standard output and error.
     pub fn log(&self) -> String {
-        let log = fs::read(self.place.path().join("log")).unwrap_or_default();
+        let log = fs::read(self.dir.path().join("log")).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.lines().collect();
-        let last = lines[lines.len().saturating_sub(LOG_LINES)..].iter();
-        let cut = last.map(|line| line.chars().take(LOG_COLUMNS).collect::<String>());
+        let last = lines[lines.len().saturating_sub(MAX_LOG_LINES)..].iter();
+        let cut = last.map(|line| line.chars().take(MAX_LOG_COLUMNS).collect::<String>());
         format!("its log ends with:\n{}", cut.collect::<Vec<_>>().join("\n"))
     }
 
@@ -204,46 +209,52 @@ impl RunningServer {
         Ok(kill(Pid::from_raw(self.main_pid().cast_signed()), signal)?)
     }
 
-    /// Waits for what `is_so` returns, which announces itself by no event.
+    /// Polls until `poll` returns a value.
+    ///
+    /// # Errors
+    /// `poll` fails, the server exits, or a minute passes.
     pub(crate) fn wait_for<T>(
         &mut self,
         what: &str,
-        is_so: impl Fn(&mut Self) -> Result<Option<T>>,
+        poll: impl Fn(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
-            if let Some(found) = is_so(self)? {
+            if let Some(found) = poll(self)? {
                 return Ok(found);
             }
             self.check_alive()?;
-            ensure!(begun.elapsed() < PATIENCE, "{what} does not come");
-            thread::sleep(LOOK);
+            ensure!(
+                start.elapsed() < SERVER_TIMEOUT,
+                "timed out waiting for {what}"
+            );
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Ends it as an operator would, by SIGTERM, with every process that it has.
+    /// Sends SIGTERM, as an operator would, and waits until the server and all of its descendants have exited.
     ///
     /// # Errors
-    /// It goes on for a minute, or one of its processes outlives it.
-    pub fn end(mut self) -> Result<ExitReport> {
+    /// One of the processes still runs after a minute.
+    pub fn terminate(mut self) -> Result<ExitReport> {
         self.session = None;
-        self.held = HalfOpenConnections::default();
-        let below = descendants(self.main_pid());
+        self.half_open = HalfOpenConnections::default();
+        let descendant_pids = descendants(self.main_pid());
         self.signal(Signal::SIGTERM)?;
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()?
-                && !below.iter().any(|pid| is_running(*pid))
+                && !descendant_pids.iter().any(|pid| is_running(*pid))
             {
                 return Ok(status.into());
             }
             ensure!(
-                begun.elapsed() < PATIENCE,
+                start.elapsed() < SERVER_TIMEOUT,
                 "{} does not end; {}",
                 self.server.name,
                 self.log()
             );
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -251,13 +262,13 @@ impl RunningServer {
 impl Drop for RunningServer {
     fn drop(&mut self) {
         self.session = None;
-        // Some of them have groups and sessions of their own: PostgreSQL, Varnish.
-        let below = descendants(self.main_pid());
+        // Descendants of PostgreSQL and Varnish have process groups and sessions of their own.
+        let descendant_pids = descendants(self.main_pid());
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
             eprintln!("failed to end {}: {error}", self.server.name);
         }
-        for pid in below {
-            // It may have ended with its parent.
+        for pid in descendant_pids {
+            // The descendant may have exited with its parent.
             let _: nix::Result<()> = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
         }
     }

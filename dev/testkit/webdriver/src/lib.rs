@@ -1,9 +1,9 @@
 //! A headless Chromium for tests and benches, driven over `WebDriver` (w3.org/TR/webdriver2).
 //!
-//! Whatever goes wrong is a panic that says what: a test can do nothing else about it.
+//! Every failure is a panic, because a test cannot handle it.
 //!
-//! Not fantoccini: it needs an asynchronous runtime, does not start chromedriver, and leaves the console, the requests
-//! and the colours to commands of Chromium's own, which would be written by hand all the same.
+//! The crate fantoccini is not used: it needs an asynchronous runtime, does not start chromedriver, and has no
+//! functions for the console, the requests and the colours, which need Chromium's own commands.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,8 +16,8 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// No sandbox, because CI runs as root; and nothing that asks the network by itself.
-const CHROMIUM: [&str; 9] = [
+/// Arguments of Chromium: no sandbox, because CI runs as root, and no network requests but those of the pages.
+const CHROMIUM_ARGS: [&str; 9] = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -28,18 +28,19 @@ const CHROMIUM: [&str; 9] = [
     "--disable-sync",
     "--lang=en-GB",
 ];
-/// Longer than anything takes on a busy machine.
-const PATIENCE_MS: u64 = 120_000;
-/// How `WebDriver` names an element in JSON.
-const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+/// Timeout of a script in milliseconds, long enough for a busy machine.
+const SCRIPT_TIMEOUT_MS: u64 = 120_000;
+/// Key of an element's id in `WebDriver`'s JSON (w3.org/TR/webdriver2, "web element identifier").
+const ELEMENT_KEY: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// A browser with one window, ended when dropped.
+/// A browser with one window; dropping it closes the browser.
 #[derive(Debug)]
 pub struct Browser {
     driver: Child,
     port: u16,
+    /// Path of the session's commands.
     session: String,
-    /// Its profile directory.
+    /// Chromium's profile directory.
     _profile: TempDir,
 }
 
@@ -62,47 +63,47 @@ impl Browser {
         let profile = tempfile::tempdir().unwrap();
         let mut browser = Self {
             driver,
-            port: port.expect("chromedriver tells its port"),
+            port: port.expect("chromedriver prints its port"),
             session: String::new(),
             _profile: profile,
         };
         let directory = format!("--user-data-dir={}", browser._profile.path().display());
-        let args: Vec<_> = CHROMIUM.into_iter().chain([&*directory]).collect();
+        let args: Vec<_> = CHROMIUM_ARGS.into_iter().chain([&*directory]).collect();
         let session = browser.post(
             "/session",
             &json!({ "capabilities": { "alwaysMatch": {
-                "timeouts": { "script": PATIENCE_MS },
+                "timeouts": { "script": SCRIPT_TIMEOUT_MS },
                 "goog:chromeOptions": { "args": args },
                 "goog:loggingPrefs": { "browser": "ALL", "performance": "ALL" },
             } } }),
         );
         browser.session = format!("/session/{}", session["sessionId"].as_str().unwrap());
-        browser.size(1280, 900);
-        // The page that it opens by itself is nobody's business.
-        browser.go("about:blank");
-        drop((browser.console(), browser.requests()));
+        browser.set_viewport_size(1280, 900);
+        // Discards the messages and requests of Chromium's start page.
+        browser.navigate("about:blank");
+        drop((browser.take_console_messages(), browser.take_requests()));
         browser
     }
 
-    /// Loads an address.
-    pub fn go(&self, address: &str) {
-        self.session("url", &json!({ "url": address }));
+    /// Loads a URL and waits until the page has loaded.
+    pub fn navigate(&self, address: &str) {
+        self.post_command("url", &json!({ "url": address }));
     }
 
-    /// Runs a script, which may return something.
-    pub fn run(&self, script: &str) -> Value {
-        self.session("execute/sync", &json!({ "script": script, "args": [] }))
+    /// Runs a script and returns its result; null if it returns nothing.
+    pub fn run_script(&self, script: &str) -> Value {
+        self.post_command("execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Runs a script that calls `done(value)`.
-    pub fn run_async(&self, script: &str) -> Value {
+    /// Runs a script and returns the value with which it calls `done(value)`.
+    pub fn run_async_script(&self, script: &str) -> Value {
         let script = format!("const done = arguments[0]; {script}");
-        self.session("execute/async", &json!({ "script": script, "args": [] }))
+        self.post_command("execute/async", &json!({ "script": script, "args": [] }))
     }
 
-    /// Waits until an expression is true, and returns it.
-    pub fn wait(&self, expression: &str) -> Value {
-        self.run_async(&format!(
+    /// Polls every 20 ms until an expression is truthy, and returns its value. A `TypeError` counts as false.
+    pub fn wait_for(&self, expression: &str) -> Value {
+        self.run_async_script(&format!(
             "const look = () => {{
                 let value;
                 try {{ value = ({expression}); }} catch (error) {{ if (!(error instanceof TypeError)) throw error; }}
@@ -112,80 +113,82 @@ impl Browser {
         ))
     }
 
-    /// Clicks in the middle of the element that a CSS selector finds, as a person would.
+    /// Clicks in the middle of the first element that a CSS selector matches.
     pub fn click(&self, selector: &str) {
-        let element = self.find(selector);
-        self.session(&format!("element/{element}/click"), &json!({}));
+        let element = self.find_element(selector);
+        self.post_command(&format!("element/{element}/click"), &json!({}));
     }
 
-    /// Types into an element.
+    /// Types into the first element that a CSS selector matches.
     pub fn type_text(&self, selector: &str, text: &str) {
-        let element = self.find(selector);
-        self.session(
+        let element = self.find_element(selector);
+        self.post_command(
             &format!("element/{element}/value"),
             &json!({ "text": text }),
         );
     }
 
-    /// The text of an element as it is seen.
+    /// Visible text of the first element that a CSS selector matches.
     pub fn text(&self, selector: &str) -> String {
-        let element = self.find(selector);
+        let element = self.find_element(selector);
         let text = self.get(&format!("element/{element}/text"));
         text.as_str().unwrap().to_owned()
     }
 
-    fn find(&self, selector: &str) -> String {
-        let found = self.session(
+    /// Returns the id of the first element that a CSS selector matches.
+    fn find_element(&self, selector: &str) -> String {
+        let found = self.post_command(
             "element",
             &json!({ "using": "css selector", "value": selector }),
         );
-        found[ELEMENT].as_str().unwrap().to_owned()
+        found[ELEMENT_KEY].as_str().unwrap().to_owned()
     }
 
-    /// Sets the size of what the page sees, in pixels.
-    pub fn size(&self, width: u32, height: u32) {
+    /// Sets the size of the viewport, in pixels.
+    pub fn set_viewport_size(&self, width: u32, height: u32) {
         let metrics =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
-        self.devtools("Emulation.setDeviceMetricsOverride", &metrics);
+        self.run_devtools("Emulation.setDeviceMetricsOverride", &metrics);
     }
 
-    /// Prefers dark colours, or light ones.
-    pub fn dark(&self, dark: bool) {
+    /// Sets the preferred colour scheme: dark or light.
+    pub fn set_dark_mode(&self, dark: bool) {
         let value = if dark { "dark" } else { "light" };
         let feature = json!({ "name": "prefers-color-scheme", "value": value });
-        self.devtools(
+        self.run_devtools(
             "Emulation.setEmulatedMedia",
             &json!({ "features": [feature] }),
         );
     }
 
-    fn devtools(&self, command: &str, params: &Value) {
-        self.session(
+    /// Runs a command of the Chrome DevTools Protocol.
+    fn run_devtools(&self, command: &str, params: &Value) {
+        self.post_command(
             "goog/cdp/execute",
             &json!({ "cmd": command, "params": params }),
         );
     }
 
-    /// Draws what is seen into a file.
+    /// Writes the viewport as a PNG file.
     pub fn screenshot(&self, file: &Path) {
-        // What was asked for last is drawn first.
-        self.run_async("requestAnimationFrame(() => requestAnimationFrame(done));");
+        // Two frames later, the latest changes are drawn.
+        self.run_async_script("requestAnimationFrame(() => requestAnimationFrame(done));");
         let png = self.get("screenshot");
         fs::write(file, BASE64_STANDARD.decode(png.as_str().unwrap()).unwrap()).unwrap();
     }
 
-    /// What the console says since the last call, errors of the network and of the policy included.
-    pub fn console(&self) -> Vec<String> {
-        let log = self.session("se/log", &json!({ "type": "browser" }));
+    /// Messages of the console since the last call, with errors of the network and of the content security policy.
+    pub fn take_console_messages(&self) -> Vec<String> {
+        let log = self.post_command("se/log", &json!({ "type": "browser" }));
         let lines = log.as_array().unwrap().iter();
         lines
             .map(|line| line["message"].as_str().unwrap().to_owned())
             .collect()
     }
 
-    /// The addresses that pages asked for since the last call.
-    pub fn requests(&self) -> Vec<String> {
-        let log = self.session("se/log", &json!({ "type": "performance" }));
+    /// URLs that pages requested since the last call.
+    pub fn take_requests(&self) -> Vec<String> {
+        let log = self.post_command("se/log", &json!({ "type": "performance" }));
         let lines = log.as_array().unwrap().iter();
         lines
             .map(|line| serde_json::from_str(line["message"].as_str().unwrap()).unwrap())
@@ -199,20 +202,21 @@ impl Browser {
             .collect()
     }
 
-    fn session(&self, command: &str, body: &Value) -> Value {
+    /// Posts a command of the session.
+    fn post_command(&self, command: &str, body: &Value) -> Value {
         self.post(&format!("{}/{command}", self.session), body)
     }
 
     fn get(&self, command: &str) -> Value {
-        self.call("GET", &format!("{}/{command}", self.session), "")
+        self.send("GET", &format!("{}/{command}", self.session), "")
     }
 
     fn post(&self, path: &str, body: &Value) -> Value {
-        self.call("POST", path, &body.to_string())
+        self.send("POST", path, &body.to_string())
     }
 
     #[track_caller]
-    fn call(&self, method: &str, path: &str, body: &str) -> Value {
+    fn send(&self, method: &str, path: &str, body: &str) -> Value {
         let (status, reply) = self
             .request(method, path, body)
             .expect("chromedriver replies");
@@ -221,7 +225,7 @@ impl Browser {
         reply["value"].take()
     }
 
-    /// The status and the body of a reply.
+    /// Sends an HTTP request to chromedriver; returns the status and the body of the response.
     fn request(&self, method: &str, path: &str, body: &str) -> std::io::Result<(u16, Vec<u8>)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         write!(
@@ -251,9 +255,9 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Ends Chromium with its children; chromedriver's own end does not.
+        // Deleting the session closes Chromium and its children; killing chromedriver does not.
         if let Err(error) = self.request("DELETE", &self.session, "") {
-            eprintln!("failed to end Chromium: {error}");
+            eprintln!("failed to close Chromium: {error}");
         }
         self.driver.kill().unwrap();
         self.driver.wait().unwrap();

@@ -68,10 +68,12 @@ pub(super) fn attach(
     let slots = Slots::of(pid)?;
     let mut stops = vec![tools.attach(pid)?];
     ensure!(tools.lists(pid)?, "ps does not list {pid}");
-    let seen = sample(tools, server, &mut running).map_err(|error| running.explain(&error))?;
+    let seen =
+        sample(tools, server, &mut running).map_err(|error| running.error_with_log(&error))?;
     tools.detach(pid)?;
     check_unloaded(tools, pid, &slots)?;
-    detach_with_child(tools, &mut running, &slots).map_err(|error| running.explain(&error))?;
+    detach_with_child(tools, &mut running, &slots)
+        .map_err(|error| running.error_with_log(&error))?;
     let after = running.query()?;
     let answers = under_load(&mut running, |is_alive| {
         for cycle in 0..cycles {
@@ -82,11 +84,11 @@ pub(super) fn attach(
         }
         Ok(())
     })
-    .map_err(|error| running.explain(&error))?;
+    .map_err(|error| running.error_with_log(&error))?;
     check_unloaded(tools, pid, &slots)?;
     let found = Behaviour {
         answers: [before, after],
-        ending: running.end()?,
+        ending: running.terminate()?,
     };
     ensure!(found == *plain, "{found:?}, not attached to {plain:?}");
     Ok(AttachReport {
@@ -102,7 +104,7 @@ fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) 
     let pid = running.pid()?;
     tools.attach(pid)?;
     tools.send(pid, "activate", &FINE)?;
-    let child = running.fork()?;
+    let child = running.fork_child()?;
     if let Some(child) = child {
         tools.wait_for(child)?;
     }

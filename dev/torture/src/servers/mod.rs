@@ -88,13 +88,14 @@ fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<Sample
     let pid = running.pid()?;
     tools
         .wait_for(pid)
-        .map_err(|error| running.explain(&error))?;
+        .map_err(|error| running.error_with_log(&error))?;
     tools.give_to(dumps.path(), pid)?;
     let before = running.query()?;
-    let seen = sample(tools, server, &mut running).map_err(|error| running.explain(&error))?;
+    let seen =
+        sample(tools, server, &mut running).map_err(|error| running.error_with_log(&error))?;
     let found = Behaviour {
         answers: [before, running.query()?],
-        ending: running.end()?,
+        ending: running.terminate()?,
     };
     ensure!(found == *plain, "{found:?}, without memprof {plain:?}");
     Ok(seen)
@@ -114,6 +115,6 @@ fn without(server: &Server) -> Result<Behaviour> {
     running.run_load()?;
     Ok(Behaviour {
         answers: [before, running.query()?],
-        ending: running.end()?,
+        ending: running.terminate()?,
     })
 }

@@ -59,7 +59,7 @@ pub(super) fn sample(
     let dump = tools.file("dump.heap")?;
     tools.memprof(&["dump", "-t", &pid.to_string(), "-o", &dump])?;
     let report = tools.memprof(&["report", &dump, "--format", "json", "--cum"])?;
-    let (function, share) = found(&serde_json::from_str(&report)?, server.names)?;
+    let (function, share) = found(&serde_json::from_str(&report)?, server.load_symbol)?;
     tools.send(pid, "deactivate", &[])?;
     tools.send(pid, "reset", &[])?;
     let after = own_sampler_status(&tools.send(pid, "status", &[])?)?;

@@ -109,7 +109,7 @@ impl Running {
     pub(super) fn end(self) -> Result<String> {
         match self {
             Self::Lines(running) => running.end(),
-            Self::Server(running) => Ok(format!("{:?}", running.end()?)),
+            Self::Server(running) => Ok(format!("{:?}", running.terminate()?)),
         }
     }
 

@@ -13,8 +13,8 @@ fn the_page_leads_from_the_service_to_the_function_that_leaks() {
     fleet.until_grown();
     let server = Server::start(&fleet.path("run"), &["--store", &fleet.store()]);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelectorAll('#service-rows tr').length === 1");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelectorAll('#service-rows tr').length === 1");
     let service = browser.text("#service-rows tr");
     let expected = format!("@{} 3 ", fleet.service);
     assert!(service.starts_with(&expected), "{service}");
@@ -26,21 +26,23 @@ fn the_page_leads_from_the_service_to_the_function_that_leaks() {
 
     // All processes together, and the line of the time.
     browser.click("#service-rows td:first-child a");
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     let heading = browser.text("#heading");
     assert!(heading.starts_with("inuse_space: "), "{heading}");
     let trend = browser.text("#trend");
     assert!(trend.contains("a click on the line"), "{trend}");
     screenshot(&browser, "fleet_flamegraph");
     browser.click("#tab-table");
-    browser.wait("document.querySelector('#panel-table').textContent.includes('remember_visitor')");
+    browser.wait_for(
+        "document.querySelector('#panel-table').textContent.includes('remember_visitor')",
+    );
 
     // What one build holds more than the other.
     browser.click("#back");
-    browser.wait("!document.querySelector('#overview').hidden");
-    browser.run("[...document.querySelectorAll('#service-rows a')].at(-1).click()");
-    browser.wait("document.querySelector('#heading')?.textContent.includes('changed by')");
-    let kinds = browser.run("return document.querySelectorAll('.kind').length");
+    browser.wait_for("!document.querySelector('#overview').hidden");
+    browser.run_script("[...document.querySelectorAll('#service-rows a')].at(-1).click()");
+    browser.wait_for("document.querySelector('#heading')?.textContent.includes('changed by')");
+    let kinds = browser.run_script("return document.querySelectorAll('.kind').length");
     assert_eq!(kinds, 4);
     let changed = browser.text(".kind.new") + &browser.text(".kind.gone");
     assert!(changed.contains('1'), "{changed}");
@@ -48,7 +50,7 @@ fn the_page_leads_from_the_service_to_the_function_that_leaks() {
 
     // The same as files; the page that is one file runs its own script only.
     let downloads = "[...document.querySelectorAll('#downloads a')]";
-    let statuses = browser.run_async(&format!(
+    let statuses = browser.run_async_script(&format!(
         "Promise.all({downloads}.map(async link => (await fetch(link.href)).status)).then(done);"
     ));
     assert_eq!(statuses, serde_json::json!([200, 200, 200, 200]));
@@ -61,8 +63,8 @@ fn an_hour_without_profiles_is_said_to_be_one() {
     fleet.memprof(&["agent", "--once"]).exits(0);
     let server = Server::start(&fleet.path("run"), &["--store", &fleet.store()]);
     let browser = Browser::open();
-    browser.go(&format!("{}#at=2020-01-01T00:00:00Z", server.address));
-    browser.wait("document.querySelector('#notice').textContent.includes('there is no profile of the fleet')");
+    browser.navigate(&format!("{}#at=2020-01-01T00:00:00Z", server.address));
+    browser.wait_for("document.querySelector('#notice').textContent.includes('there is no profile of the fleet')");
     let empty = curl(&server.address, "H/api/v1/services?at=2020-01-01T00:00:00Z");
     assert_eq!(empty.is(404).json()["error"]["kind"], "no_data");
 }

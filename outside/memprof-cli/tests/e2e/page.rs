@@ -79,13 +79,13 @@ fn dump_of_names(names: &[String]) -> String {
 #[track_caller]
 pub(crate) fn is_quiet(browser: &Browser, address: &str) {
     // A browser names each reply that is no success: that a profile is empty is one.
-    let complaints = browser.console().into_iter();
+    let complaints = browser.take_console_messages().into_iter();
     let complaints: Vec<_> = complaints
         .filter(|line| !line.ends_with("status of 409 (Conflict)"))
         .collect();
     assert_eq!(complaints, [""; 0]);
     let elsewhere: Vec<_> = browser
-        .requests()
+        .take_requests()
         .into_iter()
         .filter(|request| !request.starts_with(address) && !request.starts_with("data:"))
         .collect();
@@ -97,81 +97,83 @@ fn two_dumps_are_taken_and_compared() {
     let host = host();
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelector('#resident').textContent.endsWith('resident')");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelector('#resident').textContent.endsWith('resident')");
     assert_eq!(
         browser.text("#name"),
         format!("rust_host, pid {}", host.pid())
     );
     assert_eq!(browser.text("#state"), "not sampling");
     browser.click("#start");
-    browser.wait("document.querySelector('#state').textContent === 'sampling'");
+    browser.wait_for("document.querySelector('#state').textContent === 'sampling'");
     assert!(browser.text("#sampling").contains("ends by itself in "));
     // Every row of the ledger has a name and a colour here.
     let plain = "[...document.querySelectorAll('#bar div')].filter(part =>
         getComputedStyle(part).backgroundColor === 'rgba(0, 0, 0, 0)' || !/^[A-Z]/.test(part.title)).length";
-    assert_eq!(browser.run(&format!("return {plain}")), 0);
+    assert_eq!(browser.run_script(&format!("return {plain}")), 0);
 
     for count in 1..=2 {
         let before = host.dump_of(u64::from(count == 2) << 20);
         browser.click("#take");
-        browser.wait(&format!(
+        browser.wait_for(&format!(
             "document.querySelectorAll('#dump-rows tr').length > {count}"
         ));
-        browser
-            .wait("document.querySelector('#notice').textContent.includes('The dump is taken: ')");
+        browser.wait_for(
+            "document.querySelector('#notice').textContent.includes('The dump is taken: ')",
+        );
         assert_ne!(before["id"], Value::Null);
     }
     screenshot(&browser, "overview");
 
     // The newest against the oldest: one click.
     browser.click("#dump-rows tr:first-child a:nth-of-type(2)");
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     let heading = browser.text("#heading");
     assert!(heading.contains("inuse_space: changed by"), "{heading}");
-    let kinds =
-        browser.run("return [...document.querySelectorAll('.kind')].map(kind => kind.textContent)");
+    let kinds = browser
+        .run_script("return [...document.querySelectorAll('.kind')].map(kind => kind.textContent)");
     assert_eq!(kinds.as_array().unwrap().len(), 4, "{kinds}");
     screenshot(&browser, "diff_flamegraph");
 
     browser.click("#tab-table");
     let rows = "document.querySelectorAll('#panel-table tbody tr[aria-rowindex]')";
-    browser.wait(&format!("{rows}.length > 0"));
+    browser.wait_for(&format!("{rows}.length > 0"));
     let first = browser.text("#panel-table tbody tr[aria-rowindex='2'] td.change");
     assert!(first.starts_with('▲') || first.starts_with('▼'), "{first}");
     screenshot(&browser, "diff_table");
     // What grew, alone; and all again.
     let rows = "Number(document.querySelector('#panel-table table').ariaRowCount) - 1";
-    let all = browser.run(&format!("return {rows}"));
+    let all = browser.run_script(&format!("return {rows}"));
     browser.click(".kind.grew");
-    browser.wait(&format!(
+    browser.wait_for(&format!(
         "document.querySelector('.kind.grew').textContent === `▲ ${{{rows}}} grew`"
     ));
     browser.click("#whole");
-    assert_eq!(browser.run(&format!("return {rows}")), all);
+    assert_eq!(browser.run_script(&format!("return {rows}")), all);
     browser.click("#tab-tree");
-    browser.wait("document.querySelector('#panel-tree [role=treegrid] tr[aria-level=\"2\"]')");
+    browser.wait_for("document.querySelector('#panel-tree [role=treegrid] tr[aria-level=\"2\"]')");
     screenshot(&browser, "diff_tree");
 
     // The same address shows the same again, and other numbers of the same dumps.
-    let address = browser.run("return location.href");
+    let address = browser.run_script("return location.href");
     assert!(address.as_str().unwrap().contains("show=tree"), "{address}");
-    browser.go("about:blank");
-    browser.go(address.as_str().unwrap());
-    browser.wait("document.querySelector('#tab-tree').ariaSelected === 'true'");
+    browser.navigate("about:blank");
+    browser.navigate(address.as_str().unwrap());
+    browser.wait_for("document.querySelector('#tab-tree').ariaSelected === 'true'");
     assert_eq!(browser.text("#heading"), heading);
-    browser.run(
+    browser.run_script(
         "const type = document.querySelector('#type'); type.value = 'inuse_objects';
         type.dispatchEvent(new Event('change'));",
     );
-    browser.wait("document.querySelector('#heading')?.textContent.startsWith('inuse_objects: ')");
+    browser
+        .wait_for("document.querySelector('#heading')?.textContent.startsWith('inuse_objects: ')");
 
     let downloads = "[...document.querySelectorAll('#downloads a')]";
-    let names = browser.run(&format!(
+    let names = browser.run_script(&format!(
         "return {downloads}.map(link => link.textContent).join()"
     ));
     assert_eq!(names, "pprof,collapsed,SVG,HTML,heap");
-    let statuses = browser.run_async(&format!(
+    let statuses = browser.run_async_script(&format!(
         "Promise.all({downloads}.map(async link => (await fetch(link.href)).status)).then(done);"
     ));
     assert_eq!(statuses, serde_json::json!([200, 200, 200, 200, 200]));
@@ -187,17 +189,17 @@ fn the_first_screen_names_who_holds_the_memory() {
     host.dump_of(4 << 20);
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelectorAll('#holder-rows tr').length");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelectorAll('#holder-rows tr').length");
     screenshot(&browser, "first_screen");
     let first = browser.text("#holder-rows tr:first-child td:first-child");
     assert!(first.contains("grow_cache"), "{first}");
-    let rows = browser.run("return document.querySelectorAll('#holder-rows tr').length");
+    let rows = browser.run_script("return document.querySelectorAll('#holder-rows tr').length");
     assert!((1..=10).contains(&rows.as_u64().unwrap()), "{rows}");
     let share = browser.text("#holder-rows tr:first-child td:last-child");
     assert!(share.ends_with(" %"), "{share}");
     let end = "document.querySelector('#holders').getBoundingClientRect().bottom";
-    let is_seen = browser.run(&format!("return {end} <= window.innerHeight"));
+    let is_seen = browser.run_script(&format!("return {end} <= window.innerHeight"));
     assert_eq!(is_seen, true);
     is_quiet(&browser, &server.address);
 }
@@ -207,8 +209,8 @@ fn where_nothing_is_sampled_one_click_leads_to_a_dump() {
     let host = host();
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelector('#take').textContent === 'Sample, and take a dump'");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelector('#take').textContent === 'Sample, and take a dump'");
     let words = browser.text("#holders-note");
     assert!(words.starts_with("No dump of this process yet"), "{words}");
     let cost = browser.text("#take-cost");
@@ -218,11 +220,11 @@ fn where_nothing_is_sampled_one_click_leads_to_a_dump() {
     );
     screenshot(&browser, "no_dump_yet");
     browser.click("#take");
-    browser.wait("document.querySelectorAll('#holder-rows tr').length");
+    browser.wait_for("document.querySelectorAll('#holder-rows tr').length");
     assert_eq!(browser.text("#state"), "sampling");
     let first = browser.text("#holder-rows tr:first-child td:first-child");
     assert!(first.contains("grow_cache"), "{first}");
-    browser.wait("document.querySelector('#take').textContent === 'Take a dump'");
+    browser.wait_for("document.querySelector('#take').textContent === 'Take a dump'");
     is_quiet(&browser, &server.address);
 }
 
@@ -236,10 +238,10 @@ fn a_dump_is_compared_with_an_older_one_of_its_process() {
         .collect();
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelectorAll('#dump-rows tr').length > 4");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelectorAll('#dump-rows tr').length > 4");
     let bases = || {
-        browser.run(
+        browser.run_script(
             "return Object.fromEntries([...document.querySelectorAll('#dump-rows a')].map(link =>
             new URLSearchParams(link.hash.slice(1))).filter(state => state.has('base')).map(state =>
             [state.get('view'), state.get('base')]))",
@@ -256,7 +258,7 @@ fn a_dump_is_compared_with_an_older_one_of_its_process() {
         "{before}"
     );
     // An older one may be chosen: what is not newer has none then.
-    browser.run(&format!(
+    browser.run_script(&format!(
         "const base = document.querySelector('#base'); base.value = '{}';
         base.dispatchEvent(new Event('change'));",
         ids[1]
@@ -265,9 +267,9 @@ fn a_dump_is_compared_with_an_older_one_of_its_process() {
     assert_eq!(chosen.as_object().unwrap().len(), 1, "{chosen}");
     assert_eq!(chosen[&ids[2]], ids[1]);
     browser.click("#dump-rows tr:first-child a:nth-of-type(2)");
-    browser.wait("document.querySelector('#since').value");
-    let offered =
-        browser.run("return [...document.querySelectorAll('#since option')].map(one => one.value)");
+    browser.wait_for("document.querySelector('#since').value");
+    let offered = browser
+        .run_script("return [...document.querySelectorAll('#since option')].map(one => one.value)");
     assert!(
         !offered.as_array().unwrap().iter().any(is_other),
         "{offered}"
@@ -280,28 +282,28 @@ fn zoom_search_and_keys() {
     let id = keep_named(&host);
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&format!("{}#view={id}", server.address));
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.navigate(&format!("{}#view={id}", server.address));
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     let details = || browser.text("#details");
     assert!(details().starts_with("total: "), "{}", details());
 
     // `/` finds the search, Enter the next place, Escape ends it.
     browser.type_text("body", "/");
-    browser.wait("document.activeElement.id === 'search'");
+    browser.wait_for("document.activeElement.id === 'search'");
     browser.type_text("#search", "^read_body$");
-    browser.wait("document.querySelector('#found').textContent.endsWith(' in 1 place')");
+    browser.wait_for("document.querySelector('#found').textContent.endsWith(' in 1 place')");
     browser.type_text("#search", "\u{e007}");
     assert!(details().starts_with("read_body: "), "{}", details());
     browser.type_text("#search", "\u{e00c}");
-    browser.wait("document.querySelector('#search').value === ''");
+    browser.wait_for("document.querySelector('#search').value === ''");
 
     // Down from the root to main, and into it.
     browser.type_text("#panel-flamegraph", "\u{e015}\u{e015}\u{e007}");
-    let zoomed = browser.wait(
+    let zoomed = browser.wait_for(
         "document.querySelector('#panel-flamegraph').dataset.drawn !== '0'
         && document.querySelector('#panel-flamegraph').dataset.drawn",
     );
-    let address = browser.run("return location.hash");
+    let address = browser.run_script("return location.hash");
     assert!(
         address
             .as_str()
@@ -309,24 +311,24 @@ fn zoom_search_and_keys() {
             .contains(&format!("zoom={}", zoomed.as_str().unwrap()))
     );
     browser.type_text("#panel-flamegraph", "\u{e00c}");
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
 
     // A click on main, the second row, zooms too.
-    browser.run(
+    browser.run_script(
         "const canvas = document.querySelector('canvas');
         const { left, top } = canvas.getBoundingClientRect();
         canvas.dispatchEvent(new MouseEvent('click', { clientX: left + 9, clientY: top + 30 }));",
     );
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '1'");
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '1'");
     assert!(details().starts_with("main: "), "{}", details());
 
     // Every column sorts, both ways.
     browser.click("#tab-table");
     browser.click("#panel-table th.name button");
     let names = "return [...document.querySelectorAll('#panel-table tbody td.name')].map(cell => cell.textContent)";
-    let rising = browser.run(names);
+    let rising = browser.run_script(names);
     browser.click("#panel-table th.name button");
-    let mut falling = browser.run(names);
+    let mut falling = browser.run_script(names);
     falling.as_array_mut().unwrap().reverse();
     assert_eq!(rising, falling);
     assert_eq!(rising.as_array().unwrap().len(), 5);
@@ -371,42 +373,42 @@ fn hostile_names_are_text() {
             &format!("file://{out}"),
         ),
     ] {
-        browser.go("about:blank");
+        browser.navigate("about:blank");
         // What the page before asked for last.
-        drop(browser.requests());
-        browser.go(&address);
+        drop(browser.take_requests());
+        browser.navigate(&address);
         // The rows out of sight come into the document as the box grows.
-        browser.size(1280, 200 * 26 + 900);
-        browser.wait("document.querySelectorAll('#panel-table td.name').length === 200");
-        let cells = browser.run("return [...document.querySelectorAll('#panel-table td.name')].map(cell => cell.textContent).sort()");
+        browser.set_viewport_size(1280, 200 * 26 + 900);
+        browser.wait_for("document.querySelectorAll('#panel-table td.name').length === 200");
+        let cells = browser.run_script("return [...document.querySelectorAll('#panel-table td.name')].map(cell => cell.textContent).sort()");
         assert_eq!(cells, serde_json::json!(names));
         let elements = "img, iframe, #viewer svg, main script, main style, header script";
-        let made = browser.run(&format!(
+        let made = browser.run_script(&format!(
             "return document.querySelectorAll('{elements}').length"
         ));
         assert_eq!(made, 0);
-        assert_eq!(browser.run("return top.pwned ?? null"), Value::Null);
-        browser.size(1280, 900);
+        assert_eq!(browser.run_script("return top.pwned ?? null"), Value::Null);
+        browser.set_viewport_size(1280, 900);
         browser.type_text("body", "/");
         browser.type_text("#search", "onerror.*10");
-        browser.wait("document.querySelectorAll('#panel-table td.name').length === 2");
+        browser.wait_for("document.querySelectorAll('#panel-table td.name').length === 2");
         browser.click("#tab-tree");
-        browser.wait("document.querySelector('#panel-tree td.hit')");
+        browser.wait_for("document.querySelector('#panel-tree td.hit')");
         screenshot(&browser, &format!("hostile_{name}"));
         is_quiet(&browser, own);
     }
     let drawing = format!("{}api/v1/dumps/{id}?format=flamegraph", server.address);
-    browser.go("about:blank");
-    drop(browser.requests());
-    browser.go(&drawing);
+    browser.navigate("about:blank");
+    drop(browser.take_requests());
+    browser.navigate(&drawing);
     // Its own script makes its frames zoom.
     let reset = "document.querySelector('#unzoom').classList.contains('hide')";
-    browser.wait(reset);
-    browser.run(
+    browser.wait_for(reset);
+    browser.run_script(
         "document.querySelector('#frames g:last-child rect')
             .dispatchEvent(new MouseEvent('click', { bubbles: true }));",
     );
-    browser.wait(&format!("!{reset}"));
+    browser.wait_for(&format!("!{reset}"));
     is_quiet(&browser, &drawing);
 }
 
@@ -417,14 +419,14 @@ fn a_host_that_ends_is_missed_and_found_again() {
     let mut host = Setup::of("rust_host").more(&named).start();
     let server = Server::start(&host.socket_dir(), &["-t", &name]);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelector('#resident').textContent");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelector('#resident').textContent");
     host.signal(Signal::SIGSTOP);
-    browser.wait("!document.querySelector('#gone').hidden");
+    browser.wait_for("!document.querySelector('#gone').hidden");
     host.signal(Signal::SIGCONT);
-    browser.wait("document.querySelector('#gone').hidden");
+    browser.wait_for("document.querySelector('#gone').hidden");
     host.terminate();
-    browser.wait("!document.querySelector('#gone').hidden");
+    browser.wait_for("!document.querySelector('#gone').hidden");
     let words = browser.text("#gone");
     assert!(
         words.starts_with(&format!("{name} (pid {}) does not answer", host.pid())),
@@ -436,13 +438,13 @@ fn a_host_that_ends_is_missed_and_found_again() {
         .more(&named)
         .sockets(&host.socket_dir())
         .start();
-    browser.wait("document.querySelector('#gone').hidden");
+    browser.wait_for("document.querySelector('#gone').hidden");
     assert_eq!(
         browser.text("#name"),
         format!("{name}, pid {}", again.pid())
     );
     drop(server);
-    browser.wait("!document.querySelector('#gone').hidden");
+    browser.wait_for("!document.querySelector('#gone').hidden");
     assert!(
         browser
             .text("#gone")
@@ -456,7 +458,7 @@ fn one_of_several_hosts_is_chosen() {
     let other = Setup::of("c_host").sockets(&one.socket_dir()).start();
     let server = Server::start(&one.socket_dir(), &[]);
     let browser = Browser::open();
-    browser.go(&server.address);
+    browser.navigate(&server.address);
     // Others may run on this machine.
     let link = |host: &Host| format!("#host-rows a[href='host/{}/']", host.pid());
     let both = format!(
@@ -464,16 +466,16 @@ fn one_of_several_hosts_is_chosen() {
         link(&one),
         link(&other)
     );
-    browser.wait(&both);
+    browser.wait_for(&both);
     screenshot(&browser, "hosts");
     browser.click(&link(&other));
-    browser.wait("document.querySelector('#resident').textContent");
+    browser.wait_for("document.querySelector('#resident').textContent");
     assert_eq!(
         browser.text("#name"),
         format!("c_host, pid {}", other.pid())
     );
     browser.click("#all");
-    browser.wait(&both);
+    browser.wait_for(&both);
     is_quiet(&browser, &server.address);
 }
 
@@ -496,10 +498,10 @@ fn a_token_in_the_path_stays_before_every_request() {
     );
     let browser = Browser::open();
     let address = format!("{}t/{token}/", server.address);
-    browser.go(&format!("{address}#view={id}"));
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.navigate(&format!("{address}#view={id}"));
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     browser.click("#back");
-    browser.wait("document.querySelector('#resident').textContent");
+    browser.wait_for("document.querySelector('#resident').textContent");
     is_quiet(&browser, &address);
 }
 
@@ -508,8 +510,8 @@ fn a_host_without_profiling_says_what_helps() {
     let host = Setup::that_cannot_profile("rust_host").start();
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelector('#finding-rows li.error')");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelector('#finding-rows li.error')");
     assert_eq!(browser.text("#findings-title"), "What is wrong");
     let words = browser.text("#findings");
     assert!(
@@ -517,7 +519,7 @@ fn a_host_without_profiling_says_what_helps() {
         "{words}"
     );
     assert_eq!(
-        browser.run("return document.querySelector('#take').disabled"),
+        browser.run_script("return document.querySelector('#take').disabled"),
         true
     );
     screenshot(&browser, "cannot_profile");
@@ -529,36 +531,36 @@ fn a_narrow_and_dark_window_shows_everything() {
     let id = keep_named(&host);
     let server = server(&host);
     let browser = Browser::open();
-    browser.size(400, 800);
-    browser.dark(true);
+    browser.set_viewport_size(400, 800);
+    browser.set_dark_mode(true);
     let fits = || {
-        let width = browser.run("return document.documentElement.scrollWidth");
+        let width = browser.run_script("return document.documentElement.scrollWidth");
         let wide = "return [...document.querySelectorAll('body *')]
             .filter(one => one.scrollWidth > one.clientWidth && one.clientWidth > 0)
             .map(one => one.outerHTML.slice(0, 200))";
         assert!(
             width.as_u64().unwrap() <= 400,
             "{width}: {}",
-            browser.run(wide)
+            browser.run_script(wide)
         );
     };
-    browser.go(&server.address);
-    browser.wait("document.querySelector('#resident').textContent");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelector('#resident').textContent");
     fits();
     screenshot(&browser, "narrow_overview");
-    browser.go(&format!("{}#view={id}", server.address));
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.navigate(&format!("{}#view={id}", server.address));
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     for show in ["flamegraph", "table", "tree"] {
         browser.click(&format!("#tab-{show}"));
         fits();
         screenshot(&browser, &format!("narrow_{show}"));
     }
-    browser.size(1280, 900);
+    browser.set_viewport_size(1280, 900);
     browser.click("#tab-flamegraph");
     screenshot(&browser, "dark_flamegraph");
-    let dark = browser.run("return getComputedStyle(document.body).backgroundColor");
-    browser.dark(false);
-    let light = browser.run("return getComputedStyle(document.body).backgroundColor");
+    let dark = browser.run_script("return getComputedStyle(document.body).backgroundColor");
+    browser.set_dark_mode(false);
+    let light = browser.run_script("return getComputedStyle(document.body).backgroundColor");
     assert_ne!(dark, light);
 }
 
@@ -568,10 +570,11 @@ fn dumps_that_the_host_takes_by_itself_appear() {
     let host = Setup::of("rust_host").config(rules).start();
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelector('#rules').textContent.includes('rss_growth = \"1MiB\"')");
+    browser.navigate(&server.address);
+    browser
+        .wait_for("document.querySelector('#rules').textContent.includes('rss_growth = \"1MiB\"')");
     host.memprof("activate", &[]).exits(0);
-    browser.wait("document.querySelector('#dump-rows td:nth-child(3)').textContent === 'grew'");
+    browser.wait_for("document.querySelector('#dump-rows td:nth-child(3)').textContent === 'grew'");
     let resident = browser.text("#dump-rows td:nth-child(4)");
     assert!(resident.ends_with(" MiB"), "{resident}");
     is_quiet(&browser, &server.address);
@@ -582,15 +585,15 @@ fn an_address_with_an_unknown_dump_says_so() {
     let host = host();
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&format!(
+    browser.navigate(&format!(
         "{}#view=20200101T000000Z.1.1.00000000",
         server.address
     ));
-    browser.wait(
+    browser.wait_for(
         "document.querySelector('#loading').textContent.startsWith('no kept dump has the id')",
     );
     browser.click("#back");
-    browser.wait("!document.querySelector('#overview').hidden");
+    browser.wait_for("!document.querySelector('#overview').hidden");
 }
 
 /// `memprof` with a browser, and one without.

@@ -49,8 +49,8 @@ fn shown() -> (Host, Server, Browser) {
     let id = keep(&host, &dump());
     let server = server(&host);
     let browser = Browser::open();
-    browser.go(&format!("{}#view={id}", server.address));
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.navigate(&format!("{}#view={id}", server.address));
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     (host, server, browser)
 }
 
@@ -61,7 +61,7 @@ fn heights(browser: &Browser, path: &str) -> Vec<f64> {
         if (path.getBoundingClientRect().width < 8 * {MINUTES}) throw new Error('it is not drawn');
         return [...path.getAttribute('d').matchAll(/V([0-9.]+)H/g)].map(match => 16 - match[1]);"
     );
-    let heights = browser.run(&script);
+    let heights = browser.run_script(&script);
     let heights: Vec<_> = heights
         .as_array()
         .unwrap()
@@ -73,8 +73,8 @@ fn heights(browser: &Browser, path: &str) -> Vec<f64> {
 
 /// The functions that the table shows, and what each allocated itself.
 fn rows(browser: &Browser) -> Value {
-    browser.wait("document.querySelector('#panel-table tbody tr[aria-rowindex] td.name')");
-    browser.run(
+    browser.wait_for("document.querySelector('#panel-table tbody tr[aria-rowindex] td.name')");
+    browser.run_script(
         "const rows = [...document.querySelectorAll('#panel-table tbody tr[aria-rowindex]')];
         return rows.map(row => [row.querySelector('td.name').textContent, row.querySelector('td').textContent])
             .filter(([, own]) => own !== '0 B');",
@@ -85,14 +85,14 @@ fn rows(browser: &Browser) -> Value {
 fn start_cache_and_leak_are_drawn_as_three_shapes() {
     let (_host, server, browser) = shown();
     let lines = "return document.querySelectorAll('#survival path').length";
-    assert_eq!(browser.run(lines), 1);
+    assert_eq!(browser.run_script(lines), 1);
     let told = browser.text("#survival");
     assert!(told.ends_with("young to old, 60 s a step"), "{told}");
     let all = heights(&browser, "document.querySelector('#survival path')");
     assert_eq!(all.len() as u64, MINUTES);
 
     browser.click("#tab-table");
-    browser.wait("document.querySelectorAll('#panel-table td.ages path').length === 4");
+    browser.wait_for("document.querySelectorAll('#panel-table td.ages path').length === 4");
     let of = |function: &str| {
         let row = format!(
             "[...document.querySelectorAll('#panel-table tbody tr[aria-rowindex]')]
@@ -114,7 +114,7 @@ fn start_cache_and_leak_are_drawn_as_three_shapes() {
     assert!(cache[4] < 1.1 && cache[11] < 0.1, "{cache:?}");
     let half = "[...document.querySelectorAll('#panel-table tbody tr[aria-rowindex]')]
         .map(row => [row.querySelector('td.name').textContent, row.querySelector('td.ages').textContent])";
-    let half = browser.run(&format!("return Object.fromEntries({half})"));
+    let half = browser.run_script(&format!("return Object.fromEntries({half})"));
     let is = |function: &str, age: &str| half[function].as_str().unwrap().ends_with(age);
     assert!(is("leak", "6 min"), "{half}");
     assert!(is("fill_cache", "60 s"), "{half}");
@@ -129,12 +129,12 @@ fn a_label_that_is_chosen_leaves_its_memory_alone() {
     let choose = |value: &str, heading: &str, total: &str| {
         browser.click(&format!("#label option[value='{value}']"));
         let is_shown = "document.querySelector('#heading').textContent";
-        browser.wait(&format!(
+        browser.wait_for(&format!(
             "{is_shown}.startsWith('inuse_space: {heading} bytes')"
         ));
         // The root of the flamegraph is what there is in all.
         browser.click("#tab-flamegraph");
-        browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+        browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
         let details = browser.text("#details");
         assert!(
             details.starts_with(&format!("total: {total}, 100.0 %")),
@@ -146,7 +146,7 @@ fn a_label_that_is_chosen_leaves_its_memory_alone() {
     let search = json!([["leak", "96 KiB"], ["fill_cache", "4 KiB"]]);
     assert_eq!(choose("route=/search", "102400", "100 KiB"), search);
     screenshot(&browser, "label_table");
-    let address = browser.run("return location.hash").to_string();
+    let address = browser.run_script("return location.hash").to_string();
     assert!(address.contains("label=route%3D%2Fsearch"), "{address}");
     let none = json!([["load_tables", "40 KiB"]]);
     assert_eq!(choose("route=[none]", "40960", "40 KiB"), none);

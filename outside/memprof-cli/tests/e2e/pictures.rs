@@ -56,15 +56,15 @@ fn the_pictures_are_of_a_run() {
     host.memprof("dump", &[]).exits(0);
     let server = Server::of(&host, &[]);
     let browser = Browser::open();
-    browser.size(1000, 620);
-    browser.go(&server.address);
-    browser.wait("document.querySelectorAll('#holder-rows tr').length");
+    browser.set_viewport_size(1000, 620);
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelectorAll('#holder-rows tr').length");
     screenshot(&browser, "page");
     browser.click("#dump-rows tr:first-child a");
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     let drawn = browser.text("body");
     assert!(drawn.contains("redis-server"), "{drawn}");
-    browser.size(1000, 660);
+    browser.set_viewport_size(1000, 660);
     screenshot(&browser, "flamegraph");
 }
 

@@ -121,18 +121,18 @@ fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
     let mut host = planted();
     let server = Server::of(&host, &[]);
     let browser = Browser::open();
-    browser.go(&server.address);
-    browser.wait("document.querySelector('#resident').textContent");
-    let is_offered = || browser.run("return !document.querySelector('#pinned').hidden");
+    browser.navigate(&server.address);
+    browser.wait_for("document.querySelector('#resident').textContent");
+    let is_offered = || browser.run_script("return !document.querySelector('#pinned').hidden");
     assert_eq!(is_offered(), false, "nothing is sampled");
     host.memprof("activate", &["sampler=ours", "sample_interval=4KiB"])
         .exits(0);
     host.type_line("work");
     host.wait_for_log("served work");
-    browser.wait("!document.querySelector('#pinned').hidden");
+    browser.wait_for("!document.querySelector('#pinned').hidden");
     screenshot(&browser, "pinned_overview");
     browser.click("#pinned");
-    browser.wait("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
+    browser.wait_for("document.querySelector('#panel-flamegraph').dataset.drawn === '0'");
     let heading = browser.text("#heading");
     assert!(heading.starts_with("pinned: "), "{heading}");
     let meaning = browser.text("#meaning");
@@ -140,7 +140,7 @@ fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
     let note = browser.text(".note");
     assert!(note.contains("are not attributable: "), "{note}");
     // There are no objects and no allocations in it to be shown.
-    let numbers = browser.run("return document.querySelector('#numbers').hidden");
+    let numbers = browser.run_script("return document.querySelector('#numbers').hidden");
     assert_eq!(numbers, true);
     screenshot(&browser, "pinned_flamegraph");
     browser.click("#tab-table");
@@ -152,14 +152,15 @@ fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
     assert_eq!(cell(2, ".name"), "open_session");
     let share: f64 = cell(2, ":nth-child(2)").replace(" %", "").parse().unwrap();
     assert!(share > 80.0, "{share}");
-    let names = browser
-        .run("return [...document.querySelectorAll('td.name')].map(cell => cell.textContent)");
+    let names = browser.run_script(
+        "return [...document.querySelectorAll('td.name')].map(cell => cell.textContent)",
+    );
     let unknown = Value::from("[not attributable]");
     assert!(names.as_array().unwrap().contains(&unknown), "{names}");
     screenshot(&browser, "pinned_table");
     browser.click("#back");
     let why = "document.querySelector('#dump-rows td:nth-child(3)').textContent";
-    browser.wait(&format!("{why} === 'asked for: who keeps free memory'"));
+    browser.wait_for(&format!("{why} === 'asked for: who keeps free memory'"));
     is_quiet(&browser, &server.address);
 }
 

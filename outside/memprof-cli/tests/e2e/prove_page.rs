@@ -43,14 +43,15 @@ fn start(sockets: &Path) -> Process {
 fn open(page: &Path, look: impl FnOnce(&Browser)) {
     let address = format!("file://{}", page.display());
     let browser = Browser::open();
-    browser.go(&address);
-    browser.wait("document.querySelectorAll('tr[aria-rowindex]').length");
+    browser.navigate(&address);
+    browser.wait_for("document.querySelectorAll('tr[aria-rowindex]').length");
     look(&browser);
-    let made = browser.run("return document.querySelectorAll('img, iframe, main script').length");
+    let made =
+        browser.run_script("return document.querySelectorAll('img, iframe, main script').length");
     assert_eq!(made, 0);
-    assert_eq!(browser.run("return top.pwned ?? null"), Value::Null);
-    browser.size(400, 800);
-    let width = browser.run("return document.documentElement.scrollWidth");
+    assert_eq!(browser.run_script("return top.pwned ?? null"), Value::Null);
+    browser.set_viewport_size(400, 800);
+    let width = browser.run_script("return document.documentElement.scrollWidth");
     assert!(width.as_u64().unwrap() <= 400, "{width}");
     is_quiet(&browser, &address);
 }
@@ -90,47 +91,47 @@ fn leaks_and_holders_are_pages_that_show_names_as_text() {
         // Few of them are samples: the rows are filtered, sorted by the function, and opened.
         browser.type_text("body", "/");
         browser.type_text("#search", "onerror");
-        browser.wait(&of_row("ROW"));
+        browser.wait_for(&of_row("ROW"));
         let sampled = of_row(&ROW.replace("HOSTILE", "HOSTILE && row.ariaExpanded === 'false'"));
-        browser.run(&format!("({sampled}).querySelector('td.name').click()"));
-        browser.wait("document.querySelector('tr[aria-expanded=true] + tr[aria-level=\"2\"]')");
-        let frames = browser.run(
+        browser.run_script(&format!("({sampled}).querySelector('td.name').click()"));
+        browser.wait_for("document.querySelector('tr[aria-expanded=true] + tr[aria-level=\"2\"]')");
+        let frames = browser.run_script(
             "return [...document.querySelectorAll('tr[aria-level=\"2\"]')].map(row => row.textContent).join()",
         );
         assert!(frames.as_str().unwrap().contains("PyObject"), "{frames}");
         screenshot(browser, "leaks_page");
         // Closed again by the keyboard.
         browser.type_text(".panel", "\u{e012}");
-        browser.wait("!document.querySelector('tr[aria-level=\"2\"]')");
+        browser.wait_for("!document.querySelector('tr[aria-level=\"2\"]')");
         browser.type_text("#search", "\u{e00c}");
-        browser.wait("document.querySelector('#search').value === ''");
+        browser.wait_for("document.querySelector('#search').value === ''");
         browser.click("th:nth-child(2) button");
-        browser.wait("document.querySelector('th:nth-child(2)').ariaSort === 'descending'");
+        browser.wait_for("document.querySelector('th:nth-child(2)').ariaSort === 'descending'");
     });
     open(&write(&["holders"], "holders.html"), |browser| {
         let heading = browser.text("#heading");
         assert!(heading.contains(" objects are held; "), "{heading}");
         browser.type_text("#search", "onerror");
-        browser.wait(&of_row("ROW"));
+        browser.wait_for(&of_row("ROW"));
         let above =
-            browser.run("return document.querySelector('tr[aria-level=\"1\"]').textContent");
+            browser.run_script("return document.querySelector('tr[aria-level=\"1\"]').textContent");
         assert!(above.as_str().unwrap().contains("variable "), "{above}");
         screenshot(browser, "holders_page");
         browser.click("#tab-1");
-        let objects = browser.run(&of_row(
+        let objects = browser.run_script(&of_row(
             "return (ROW).querySelectorAll('td')[2].textContent",
         ));
         // What is left on a free list may look like one more.
         assert!(objects.as_str().unwrap().starts_with("3,00"), "{objects}");
         browser.type_text("#tab-1", "\u{e012}");
-        browser.wait("document.querySelector('#tab-0').ariaSelected === 'true'");
+        browser.wait_for("document.querySelector('#tab-0').ariaSelected === 'true'");
     });
     open(
         &write(&["holders", "--class", "onerror"], "class.html"),
         |browser| {
-            browser.wait(&of_row("ROW"));
-            browser.run(&of_row("(ROW).querySelector('td.name').click()"));
-            browser.wait(
+            browser.wait_for(&of_row("ROW"));
+            browser.run_script(&of_row("(ROW).querySelector('td.name').click()"));
+            browser.wait_for(
                 "document.querySelector('tr[aria-level=\"2\"]').textContent.includes('held by ')",
             );
         },

@@ -58,32 +58,32 @@ fn what_a_failing_store_takes_is_there_once() {
     let faults = [
         WriteFault::Conflict,
         WriteFault::ConflictAfterWriting,
-        WriteFault::LostAnswer,
-        WriteFault::Refused,
-        WriteFault::Broken,
+        WriteFault::DroppedAfterWriting,
+        WriteFault::DroppedBeforeWriting,
+        WriteFault::InternalError,
         WriteFault::Forbidden,
     ];
     for fault in faults {
         for failing in [1, 4] {
             let bucket = Bucket::new();
             bucket.spool();
-            bucket.s3.fail(&vec![fault; failing]);
+            bucket.s3.set_faults(&vec![fault; failing]);
             let mut runs = Vec::new();
             // Whatever does not arrive stays in the spool, and comes the next time.
             while !bucket.place.is_drained() {
                 assert!(runs.len() < 12, "{fault:?}: {runs:?}");
                 runs.push(bucket.run(&["agent", "--once"]));
             }
-            let names = bucket.s3.names();
+            let names = bucket.s3.object_names();
             // Three tables, two hours.
             assert_eq!(names.len(), 6, "{fault:?} {failing}: {names:?}");
             assert_eq!(bucket.total(), 1500, "{fault:?} {failing}");
             // Merging meets the faults that are left; what is in two files counts once.
             bucket.run(&["fleet", "compact"]);
             assert_eq!(bucket.total(), 1500, "{fault:?} {failing}, merging");
-            bucket.s3.fail(&[]);
+            bucket.s3.set_faults(&[]);
             bucket.run(&["fleet", "compact"]).exits(0);
-            assert_eq!(bucket.s3.names().len(), 6, "{fault:?} {failing}");
+            assert_eq!(bucket.s3.object_names().len(), 6, "{fault:?} {failing}");
             assert_eq!(bucket.total(), 1500, "{fault:?} {failing}, merged");
         }
     }
@@ -93,7 +93,7 @@ fn what_a_failing_store_takes_is_there_once() {
 fn credentials_that_a_store_refuses_are_named() {
     let bucket = Bucket::new();
     bucket.spool();
-    bucket.s3.fail(&[WriteFault::Forbidden; 9]);
+    bucket.s3.set_faults(&[WriteFault::Forbidden; 9]);
     let refused = bucket.run(&["agent", "--once"]).exits(3).stderr;
     assert!(refused.contains("AccessDenied: scripted"), "{refused}");
     assert!(refused.contains("AWS_ACCESS_KEY_ID"), "{refused}");

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::s3::{BUCKET, S3};
-use testkit::tls::{TlsFiles, certified};
+use testkit::tls::{TlsFiles, create_tls_files};
 
 use crate::bus::{Running, free_port, server, wait_for_line};
 use crate::place::{CART, Place, Run, START};
@@ -17,7 +17,7 @@ const STORE: &str = "SSL_CERT_FILE must name a file with the certificate that si
 
 /// One of the server's, and that of somebody else.
 fn authorities(place: &Place) -> [TlsFiles; 2] {
-    ["ours", "other"].map(|name| certified(&place.path(name)).unwrap())
+    ["ours", "other"].map(|name| create_tls_files(&place.path(name)).unwrap())
 }
 
 /// A NATS server that shows a certificate, and its port.
