@@ -322,7 +322,7 @@ mod tests {
         check(two, "several_allocators", Warning, names);
         let stranger = |facts: &mut Facts| facts.unknown_malloc = Some("/lib/libasan.so".into());
         check(stranger, "unknown_malloc", Warning, "/lib/libasan.so");
-        let hidden = |facts: &mut Facts| facts.undrivable_jemalloc = Some("/bin/db".into());
+        let hidden = |facts: &mut Facts| facts.stripped_jemalloc = Some("/bin/db".into());
         let text = "/bin/db contains a jemalloc that memprof cannot control";
         check(hidden, "hidden_jemalloc", Warning, text);
         let half = |facts: &mut Facts| facts.allocators[0].missing = vec!["mi_collect"];

@@ -155,7 +155,7 @@ impl Profiler {
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
             allocators: backends.iter().map(|each| allocator_status(each)).collect(),
             unknown_malloc: path_text(self.allocators.unknown_malloc()),
-            undrivable_jemalloc: path_text(self.allocators.stripped_jemalloc()),
+            stripped_jemalloc: path_text(self.allocators.stripped_jemalloc()),
             dump_dir: self.settings.store.directory().display().to_string(),
             kept,
             busy: self.dump_slot.is_busy(),

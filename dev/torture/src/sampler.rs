@@ -24,7 +24,7 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
-const FINE: &str = "sampler=ours sample_interval=1KiB";
+const FINE: &str = "sampler=memprof sample_interval=1KiB";
 
 /// What a cycle sends between `activate` and the end, in turn.
 const MESSAGES: [&str; 5] = ["dump", "status", "reset", "ledger", "deactivate"];
@@ -86,7 +86,7 @@ fn ensure_given_back(client: &mut Client) -> Result<()> {
     send(client, "reset", "")?;
     let status = send(client, "status", "")?;
     let allocators = status["allocators"].as_array().context("allocators")?;
-    let ours = allocators.iter().find(|each| each["sampler"] == "ours");
+    let ours = allocators.iter().find(|each| each["sampler"] == "memprof");
     let ours = ours.context("no allocator is sampled by memprof")?;
     ensure!(ours["slots"]["patched"] == 0, "{ours}");
     ensure!(ours["samples"] == 0 && ours["lost"] == 0, "{ours}");

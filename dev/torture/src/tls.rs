@@ -13,7 +13,7 @@ use super::programs::{TLS_SIZES, tls_guest, tls_host};
 const MESSAGES: [(&str, &str); 18] = [
     ("status", ""),
     ("activate", "for=1h"),
-    ("activate", "unwinder=ours"),
+    ("activate", "unwinder=memprof"),
     ("stats", ""),
     ("dump", ""),
     ("ledger", ""),

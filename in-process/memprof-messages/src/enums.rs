@@ -32,7 +32,7 @@ words! {
         /// The allocator's.
         Allocator = "allocator",
         /// memprof's.
-        Memprof = "ours",
+        Memprof = "memprof" | "ours",
     }
 
     /// Who shall walk stacks.
@@ -43,7 +43,7 @@ words! {
         Auto = "auto",
         /// Ours, also in place of a walker that the program installed itself; a warning where that
         /// cannot be.
-        Memprof = "ours",
+        Memprof = "memprof" | "ours",
         /// The walker or sampler that the allocator has itself.
         Allocator = "allocator",
     }
@@ -57,7 +57,7 @@ words! {
         /// The walker or sampler that the allocator has itself.
         Allocator = "allocator",
         /// Ours.
-        Memprof = "ours",
+        Memprof = "memprof" | "ours",
     }
 
     /// How memprof's sampler sees allocations.
@@ -69,7 +69,7 @@ words! {
         /// jemalloc calls the sampler: it is linked into the program.
         JemallocHooks = "jemalloc_hooks",
         /// The first instructions of the allocator's functions were replaced with jumps: it is linked into the program.
-        Entries = "entries",
+        Entries = "entry_patches" | "entries",
     }
 
     /// Whether allocations are sampled.
@@ -113,5 +113,24 @@ impl AllocatorKind {
     /// Whether some build of it has a profiler.
     pub const fn has_profiler(self) -> bool {
         matches!(self, Self::Jemalloc | Self::Tcmalloc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_names_are_still_read() {
+        let check = |older: &str, name: &str| {
+            assert_eq!(older.parse::<SamplerChoice>().unwrap().name(), name);
+            assert_eq!(older.parse::<UnwinderChoice>().unwrap().name(), name);
+            assert_eq!(older.parse::<Provider>().unwrap().name(), name);
+        };
+        check("ours", "memprof");
+        check("memprof", "memprof");
+        let entries: InterceptionKind = "entries".parse().unwrap();
+        assert_eq!(entries.name(), "entry_patches");
+        assert!(!SamplerChoice::WORDS.contains(&"ours"));
     }
 }

@@ -128,7 +128,7 @@ pub(crate) fn parse<T: NamedEnum>(word: &str) -> Result<T, UnknownName> {
 macro_rules! words {
     ($(
         $(#[$meta:meta])*
-        $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }
+        $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal $(| $older:literal)*,)+ }
     )+) => {$(
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -159,7 +159,7 @@ macro_rules! words {
 
             fn from_name(word: &str) -> Option<Self> {
                 match word {
-                    $($word => Some(Self::$variant),)+
+                    $($word $(| $older)* => Some(Self::$variant),)+
                     _ => None,
                 }
             }

@@ -30,7 +30,8 @@ pub struct ProfilerStatus {
     pub unknown_malloc: Option<String>,
     /// The program's file, where it contains a jemalloc that memprof cannot drive: what that one
     /// gives out is in no profile.
-    pub undrivable_jemalloc: Option<String>,
+    #[serde(alias = "undrivable_jemalloc")]
+    pub stripped_jemalloc: Option<String>,
     /// Where dumps are kept.
     pub dump_dir: String,
     /// How many are kept.
@@ -117,7 +118,8 @@ pub struct JemallocOptions {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SamplerStatus {
     /// How the program's calls lead to the sampler.
-    pub through: OpenEnum<InterceptionKind>,
+    #[serde(alias = "through")]
+    pub interception: OpenEnum<InterceptionKind>,
     /// Calls of the program that lead to the sampler now.
     pub slots: SlotCounts,
     /// Allocations that were sampled since the last `reset`.

@@ -96,7 +96,7 @@ pub const MESSAGES: &[MessageSpec] = &[
                 "kind",
                 OneOf(ProfileKind::WORDS),
                 "heap: what is in use; growth: stacks that made the heap grow (tcmalloc); pinned: objects that keep \
-                 nearly empty pages in use (jemalloc with sampler=ours), see memprof ledger --pinned",
+                 nearly empty pages in use (jemalloc with sampler=memprof), see memprof ledger --pinned",
             )
             .default("heap"),
             ALLOCATOR,

@@ -106,7 +106,7 @@ fn replace_words(value: &mut Value) -> usize {
 fn status() -> Value {
     let jemalloc = json!({
         "kind": "jemalloc", "version": "5.3.0", "found_by": "dlsym", "owns_malloc": true,
-        "prof_active": true, "sampler": "ours", "through": "slots",
+        "prof_active": true, "sampler": "memprof", "interception": "slots",
         "slots": {
             "patched": 7, "foreign": 1, "refused": 0, "unseen_objects": 2, "other_mallocs": 0,
         },
@@ -117,14 +117,14 @@ fn status() -> Value {
     json!({
         "profiling": "active", "reason": "r", "remedy": "m", "active_since": "s",
         "active_until": "u", "sample_interval": 524_288, "allocators": [jemalloc],
-        "unknown_malloc": "/x", "undrivable_jemalloc": "/y", "dump_dir": "/d", "kept": 3,
+        "unknown_malloc": "/x", "stripped_jemalloc": "/y", "dump_dir": "/d", "kept": 3,
         "busy": false,
         "watch": [{ "rule": "every", "fired": 1, "last_fired": "l", "next": "n" }],
         "gdump": { "taken": 1, "files": 16, "until": "u", "high_water_bytes": 9 },
         "unwinder": {
             "setting": "auto", "rules_read": 5,
             "walkers": [{
-                "allocator": "jemalloc 5.3.0", "walker": "ours", "reason": "r", "since": "s",
+                "allocator": "jemalloc 5.3.0", "walker": "memprof", "reason": "r", "since": "s",
                 "samples": 1, "fallbacks": 2, "cut": 3, "compared": 4, "agreed": 5,
             }],
         },

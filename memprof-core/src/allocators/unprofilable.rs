@@ -165,7 +165,7 @@ impl Unprofilable {
             Self::Incomplete(error) => error.remedy.clone(),
             Self::NotCompiledIn { has_hooks, .. } => {
                 let rebuild = "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
-                let hooks = "; not in production, `activate sampler=ours` samples it as it is";
+                let hooks = "; not in production, `activate sampler=memprof` samples it as it is";
                 format!("{rebuild}{}", if *has_hooks { hooks } else { "" })
             }
             Self::NotStarted { variable, .. } => {
@@ -234,7 +234,7 @@ pub(crate) fn no_pinned_profile(allocator: &AllocatorIdentity) -> Error {
     );
     Error::new(ErrorKind::Unsupported, message).remedy(
         "jemalloc 5.2 and newer does, if built with statistics, with memprof's sampler: start the program with \
-         `memprof run --allocator jemalloc`, then `activate sampler=ours sample_interval=64KiB`",
+         `memprof run --allocator jemalloc`, then `activate sampler=memprof sample_interval=64KiB`",
     )
 }
 
@@ -245,7 +245,7 @@ pub(crate) fn samples_moved(jemalloc: &AllocatorIdentity) -> Error {
          holds those that are nearly empty"
     );
     Error::new(ErrorKind::Unsupported, message)
-        .remedy("sample with memprof: `activate sampler=ours sample_interval=64KiB`, and let the program work")
+        .remedy("sample with memprof: `activate sampler=memprof sample_interval=64KiB`, and let the program work")
 }
 
 /// The variables that some jemalloc reads, with their values.
@@ -359,7 +359,7 @@ pub(crate) mod tests {
         let rebuild =
             "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
         assert_eq!(remedy(false), rebuild);
-        let hooks = "; not in production, `activate sampler=ours` samples it as it is";
+        let hooks = "; not in production, `activate sampler=memprof` samples it as it is";
         assert_eq!(remedy(true), format!("{rebuild}{hooks}"));
     }
 
@@ -371,13 +371,13 @@ pub(crate) mod tests {
         };
         let error = Error::new(ErrorKind::Unsupported, "no slot leads to it");
         assert_eq!(why().without_sampler(&error), why());
-        let unled = why().without_sampler(&error.remedy("`memprof attach 7 sampler=ours`"));
+        let unled = why().without_sampler(&error.remedy("`memprof attach 7 sampler=memprof`"));
         assert_eq!(
             (unled.word(), unled.message()),
             (why().word(), why().message())
         );
         let remedy = "restart this program with MALLOC_CONF=prof:true,prof_active:false; or, as it runs, \
-                      `memprof attach 7 sampler=ours`";
+                      `memprof attach 7 sampler=memprof`";
         assert_eq!(unled.remedy(), remedy);
         assert_eq!(Error::from(unled).kind, ErrorKind::Unavailable);
     }

@@ -17,7 +17,7 @@ pub(crate) struct Facts {
     /// The file whose `malloc` serves the process, where that is none of the allocators.
     pub unknown_malloc: Option<PathBuf>,
     /// The program's file, where it contains a jemalloc that cannot be driven.
-    pub undrivable_jemalloc: Option<PathBuf>,
+    pub stripped_jemalloc: Option<PathBuf>,
     /// The variables for allocators that are set, with their values.
     pub environment: Vec<(String, String)>,
     /// The loader offers `_dl_find_object`, so libgcc unwinds without a lock.

@@ -42,7 +42,7 @@ pub(crate) fn gather(
         .collect();
     Facts {
         unavailable: None,
-        undrivable_jemalloc: None,
+        stripped_jemalloc: None,
         jemallocs: jemallocs
             .into_iter()
             .map(|each| {

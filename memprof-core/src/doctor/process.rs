@@ -11,7 +11,7 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
     if let Some(why) = &facts.unavailable {
         findings.push(refusal(why, Error));
-    } else if let Some(path) = &facts.undrivable_jemalloc {
+    } else if let Some(path) = &facts.stripped_jemalloc {
         // What else can profile does not show what the program allocates.
         findings.push(refusal(
             &Unprofilable::StrippedJemalloc(path.clone()),
@@ -40,7 +40,7 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     // A jemalloc in the program may be its malloc too; that was said.
     let is_told =
-        |path: &PathBuf| facts.undrivable_jemalloc.is_some() && path == Path::new(EXECUTABLE);
+        |path: &PathBuf| facts.stripped_jemalloc.is_some() && path == Path::new(EXECUTABLE);
     if let Some(path) = facts.unknown_malloc.as_ref().filter(|path| !is_told(path)) {
         let unknown = Unprofilable::UnknownMalloc(path.clone());
         if facts.unavailable.as_ref() != Some(&unknown) {
@@ -79,7 +79,7 @@ fn unread_variables(facts: &Facts, findings: &mut Vec<Finding>) {
         .map(|jemalloc| jemalloc.conf_variable.as_deref())
         .collect();
     // One whose variable is not known may read any.
-    let Some(read) = read.filter(|_| facts.undrivable_jemalloc.is_none()) else {
+    let Some(read) = read.filter(|_| facts.stripped_jemalloc.is_none()) else {
         return;
     };
     // Where it asks for what is off, that is told of as the reason.

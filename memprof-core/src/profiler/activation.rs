@@ -211,7 +211,7 @@ impl Profiler {
             None => message,
         };
         Err(Error::new(ErrorKind::Unsupported, message)
-            .remedy(format!("activate sampler=ours, or leave {what} out")))
+            .remedy(format!("activate sampler=memprof, or leave {what} out")))
     }
 
     fn lease_for(self: &Arc<Self>, duration: Duration) -> Result<Lease> {

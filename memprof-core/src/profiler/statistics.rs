@@ -157,7 +157,7 @@ impl Profiler {
         let facts = Facts {
             unavailable: self.allocators.default_unprofilable_reason(),
             given_up_walks: self.switch.walker_disagreements(),
-            undrivable_jemalloc: self.allocators.stripped_jemalloc(),
+            stripped_jemalloc: self.allocators.stripped_jemalloc(),
             ..gather(
                 &backends,
                 self.allocators.unknown_malloc(),

@@ -32,7 +32,7 @@ impl SelectedSampler<'_> {
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
-            through: match self.sampler.way {
+            interception: match self.sampler.way {
                 InterceptionMethod::Slots(_) => InterceptionKind::Slots,
                 InterceptionMethod::Entries(_) => InterceptionKind::Entries,
                 InterceptionMethod::Hooks(_) => InterceptionKind::JemallocHooks,
@@ -219,7 +219,7 @@ impl SelectedSampler<'_> {
         }
         if self.sampler.is_hooked() && !self.is_active() {
             let message = format!("frees of {identity} since `deactivate` are not known");
-            let remedy = "`activate sampler=ours`, and ask again while it is active";
+            let remedy = "`activate sampler=memprof`, and ask again while it is active";
             return Err(unavailable(message).remedy(remedy));
         }
         Ok(jemalloc)
@@ -237,7 +237,7 @@ impl SelectedSampler<'_> {
         let jemalloc = self.require_slabs(allocator)?;
         if memprof_sampler::counts().live_samples == 0 {
             let message = "memprof's sampler has no sample of live memory";
-            let remedy = "`activate sampler=ours sample_interval=64KiB`, then let the program allocate, then try again";
+            let remedy = "`activate sampler=memprof sample_interval=64KiB`, then let the program allocate, then try again";
             return Err(Error::new(ErrorKind::Unavailable, message).remedy(remedy));
         }
         // SAFETY: all samples are of this jemalloc (`is_sampled`); what clears them, and a dump, exclude each other

@@ -264,7 +264,7 @@ pub(super) fn statically_linked_error() -> Error {
     let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
                    experimental.hooks.install, as jemalloc 5.2 to 5.3 have it";
     let remedy = format!(
-        "`memprof attach {} sampler=ours` leads the calls of its functions to memprof",
+        "`memprof attach {} sampler=memprof` leads the calls of its functions to memprof",
         std::process::id()
     );
     Error::new(ErrorKind::Unsupported, message).remedy(remedy)

@@ -16,7 +16,7 @@ pub(crate) struct LedgerArgs {
     short: MessageArgs,
 
     /// Show whose objects keep nearly empty slabs in use, so that their free memory cannot go back to the kernel. For
-    /// jemalloc, after `activate sampler=ours`
+    /// jemalloc, after `activate sampler=memprof`
     #[arg(long)]
     pinned: bool,
 

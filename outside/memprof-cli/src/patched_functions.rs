@@ -47,7 +47,7 @@ pub(crate) fn patch_malloc(
 fn has_way(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
     match &allocator.sampled {
         None => allocator.sampler.is_some() && sampler != SamplerChoice::Memprof,
-        Some(sampled) => sampled.through == InterceptionKind::Slots,
+        Some(sampled) => sampled.interception == InterceptionKind::Slots,
     }
 }
 

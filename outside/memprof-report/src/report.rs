@@ -142,7 +142,7 @@ fn unattributed_note(profile: &Profile) -> Option<String> {
     (profile.is_pinned && unknown > 0).then(|| {
         format!(
             "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
-             finely, before the program allocates it: activate sampler=ours with a smaller sample_interval",
+             finely, before the program allocates it: activate sampler=memprof with a smaller sample_interval",
             amount(unknown, space)
         )
     })

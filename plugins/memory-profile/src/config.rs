@@ -31,9 +31,9 @@ pub(crate) struct Config {
     pub activate_at_start: bool,
     /// log2 of the sample interval: the sampler's own, and that of an activation at the start.
     lg_sample: Option<LgSample>,
-    /// Who samples: `auto`, `ours` or `allocator`.
+    /// Who samples: `auto`, `memprof` or `allocator`.
     pub sampler: SamplerChoice,
-    /// Who walks the stacks of samples: `auto`, `ours` or `allocator`.
+    /// Who walks the stacks of samples: `auto`, `memprof` or `allocator`.
     unwinder: UnwinderChoice,
     /// How many stacks of an activation are walked by both and compared.
     unwinder_checks: Option<NonZero<u64>>,

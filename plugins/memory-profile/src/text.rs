@@ -134,7 +134,7 @@ pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     };
     let unknown = status.unknown_malloc.iter();
     let unknown = unknown.map(|path| format!("\n  {path:<18} malloc  (unknown to memprof)"));
-    let undrivable = status.undrivable_jemalloc.iter();
+    let undrivable = status.stripped_jemalloc.iter();
     let undrivable =
         undrivable.map(|path| format!("\n  jemalloc in {path} (memprof cannot control it)"));
     let lines = status.allocators.iter().map(line);

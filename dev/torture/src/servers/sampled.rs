@@ -9,7 +9,7 @@ use testkit::{RunningServer, Server};
 use super::tools::Tools;
 use crate::slots::Slots;
 
-pub(super) const FINE: [&str; 2] = ["sampler=ours", "sample_interval=16KiB"];
+pub(super) const FINE: [&str; 2] = ["sampler=memprof", "sample_interval=16KiB"];
 
 /// A load is seen when its function holds so much, in per cent: named builds a whole view when it
 /// loads a zone.
@@ -84,7 +84,7 @@ pub(super) fn sample(
 /// The allocator that memprof samples.
 fn own_sampler_status(status: &Value) -> Result<Value> {
     let allocators = status["allocators"].as_array().context("allocators")?;
-    let ours = allocators.iter().find(|each| each["sampler"] == "ours");
+    let ours = allocators.iter().find(|each| each["sampler"] == "memprof");
     ours.cloned()
         .with_context(|| format!("no allocator is sampled by memprof: {status}"))
 }

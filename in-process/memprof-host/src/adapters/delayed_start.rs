@@ -36,7 +36,7 @@ const REST: Duration = Duration::from_millis(100);
 
 /// Made in a handler of fork(2) too, so it must not need an allocation.
 static ARRIVAL: ThreadSpec = ThreadSpec {
-    name: c"memprof-arrival",
+    name: c"memprof-start",
     work: |privileges| {
         EXITS.wait(REST);
         contain((), || start_plugin(privileges));
@@ -46,7 +46,7 @@ static ARRIVAL: ThreadSpec = ThreadSpec {
 
 /// Of a program whose figures are wanted, however short it is.
 static ARRIVAL_AT_ONCE: ThreadSpec = ThreadSpec {
-    name: c"memprof-arrival",
+    name: c"memprof-start",
     work: |privileges| {
         // The constructor that begins to sample may come after the one that made this thread.
         SAMPLES.wait(PATIENCE);

@@ -30,9 +30,9 @@ pub(super) struct Budget {
     /// Limits by function.
     #[serde(default)]
     pub(super) functions: FunctionBudgets,
-    /// What functions held at the update. No limits.
-    #[serde(default)]
-    pub(super) held: FunctionBudgets,
+    /// Bytes by function when the budget was written. Not limits.
+    #[serde(default, alias = "held")]
+    pub(super) baseline: FunctionBudgets,
 }
 
 /// Bytes by function.
@@ -137,7 +137,7 @@ impl Budget {
         let mut budget = Self {
             peak,
             allocated,
-            held: FunctionBudgets::default(),
+            baseline: FunctionBudgets::default(),
             ..before
         };
         for what in BudgetedTotal::ALL {
@@ -150,7 +150,7 @@ impl Budget {
                 .iter()
                 .take(HELD)
                 .map(|row| (row.name.clone(), ByteSize(row.bytes)));
-            *budget.held.of_mut(what) = held.collect();
+            *budget.baseline.of_mut(what) = held.collect();
         }
         budget
     }
@@ -195,9 +195,9 @@ impl Budget {
             &self.functions,
         );
         table(
-            "held",
-            "Who held it when this was written. These are not limits.",
-            &self.held,
+            "baseline",
+            "Bytes by function when this was written. These are not limits.",
+            &self.baseline,
         );
         text
     }
@@ -289,6 +289,13 @@ mod tests {
     }
 
     #[test]
+    fn baseline_under_its_older_name_is_read() {
+        let budget: Budget = toml::from_str("[held.peak]\na = 1\n").unwrap();
+        assert_eq!(budget.baseline.peak["a"], ByteSize(1));
+        assert!(budget.text().contains("[baseline.peak]"));
+    }
+
+    #[test]
     fn an_update_keeps_what_is_the_users() {
         let before =
             "tolerance = \"1%\"\npeak = \"1MiB\"\n[functions.allocated]\nc = 1\nd = \"2 KiB\"\n";
@@ -316,7 +323,7 @@ mod tests {
         assert!(budget.peak.is_some() && budget.allocated.is_some());
         for what in BudgetedTotal::ALL {
             assert_eq!(budget.functions.of(what).len(), 1);
-            assert_eq!(budget.held.of(what).len(), 1);
+            assert_eq!(budget.baseline.of(what).len(), 1);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::interrupts;
 use crate::run::{RunArgs, preload_command};
 
 /// The plugin's keys: each process leaves one dump. Nobody talks to it.
-const CONFIG: &str = "sampler = \"ours\"\ncontrol = \"off\"\n[keep]\ncount = 100000\nbytes = \"1TiB\"\n\
+const CONFIG: &str = "sampler = \"memprof\"\ncontrol = \"off\"\n[keep]\ncount = 100000\nbytes = \"1TiB\"\n\
                       [[watch]]\nat_exit = true\n";
 
 /// # Errors

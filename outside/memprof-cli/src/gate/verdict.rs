@@ -104,7 +104,7 @@ impl BudgetVerdict {
 
 /// The function that grew most since the update.
 fn find_regression(stacks: &Stacks, budget: &Budget, what: BudgetedTotal) -> Option<Regression> {
-    let held = budget.held.of(what);
+    let held = budget.baseline.of(what);
     let before = |row: &FunctionRow| held.get(&row.name).map_or(0, |bytes| bytes.0);
     let growth = |row: &FunctionRow| row.bytes.saturating_sub(before(row));
     let rows = stacks.functions(what);

@@ -526,7 +526,7 @@ fn all_tools_read_the_same_of_memprofs_own_samples() {
         let host = host_under("c_host", preload);
         let args = ["--json", "sample_interval=4KiB"];
         let active = host.memprof("activate", &args).exits(0).json();
-        assert_eq!(active["allocators"][0]["sampler"], "ours", "{active}");
+        assert_eq!(active["allocators"][0]["sampler"], "memprof", "{active}");
         let dump = host.dump_of(3_000_000);
         let path = Path::new(dump["path"].as_str().unwrap());
         let read = read_by_each(&host, "c_host", path);
@@ -556,11 +556,11 @@ fn all_tools_read_the_same_of_memprofs_own_samples() {
 fn a_jemalloc_in_the_program_is_sampled_through_its_hooks() {
     for program in ["rust_host", "c_host_static"] {
         let host = Setup::without_profiling(program).start();
-        let args = ["--json", "sampler=ours", "sample_interval=4KiB"];
+        let args = ["--json", "sampler=memprof", "sample_interval=4KiB"];
         let active = host.memprof("activate", &args).exits(0).json();
         let own = &active["allocators"][0];
-        let through = (&own["kind"], &own["sampler"], &own["through"]);
-        let expected = ["jemalloc", "ours", "jemalloc_hooks"].map(Value::from);
+        let through = (&own["kind"], &own["sampler"], &own["interception"]);
+        let expected = ["jemalloc", "memprof", "jemalloc_hooks"].map(Value::from);
         assert_eq!(
             through,
             (&expected[0], &expected[1], &expected[2]),
@@ -589,7 +589,7 @@ fn a_jemalloc_in_the_program_is_sampled_through_its_hooks() {
         let before = samples();
         assert!(before > 100, "{before}");
         assert_eq!(samples(), before, "it samples on");
-        host.memprof("activate", &["sampler=ours", "sample_interval=16MiB"])
+        host.memprof("activate", &["sampler=memprof", "sample_interval=16MiB"])
             .exits(0);
         assert!(samples() < before);
         host.memprof("deactivate", &[]).exits(0);

@@ -134,8 +134,8 @@ fn an_allocator_in_the_program_is_sampled_by_its_functions_which_are_given_back(
             .exits(0);
         let own = program.own_malloc();
         assert_eq!(
-            (&own["kind"], &own["through"]),
-            (&linked.name.into(), &"entries".into()),
+            (&own["kind"], &own["interception"]),
+            (&linked.name.into(), &"entry_patches".into()),
             "{own}"
         );
         for function in [

@@ -82,8 +82,11 @@ fn jemalloc_without_hooks_is_sampled_once_attach_has_led_its_functions() {
         let mut program = linked.start_by(&starter, &[library.to_str().unwrap(), "-lm"]);
         program.host.wait_for_thread("memprof-control");
         let pid = program.host.pid();
-        let way = format!("`memprof attach {pid} sampler=ours`");
-        let refused = program.host.memprof("activate", &["sampler=ours"]).exits(4);
+        let way = format!("`memprof attach {pid} sampler=memprof`");
+        let refused = program
+            .host
+            .memprof("activate", &["sampler=memprof"])
+            .exits(4);
         for word in ["jemalloc 5.4.0", "experimental.hooks.install", &way] {
             assert!(refused.stderr.contains(word), "{refused:?}");
         }
@@ -92,14 +95,14 @@ fn jemalloc_without_hooks_is_sampled_once_attach_has_led_its_functions() {
         let ledger = program.host.memprof("ledger", &[]).exits(0);
         assert!(ledger.stdout.contains("jemalloc 5.4.0"), "{ledger:?}");
 
-        let attached = attach(&program.host, &["sampler=ours"]).exits(0).json();
+        let attached = attach(&program.host, &["sampler=memprof"]).exits(0).json();
         assert!(
             attached["entries"]["functions"].as_u64() >= Some(7),
             "{attached}"
         );
-        let keys = ["sampler=ours", "sample_interval=1KiB"];
+        let keys = ["sampler=memprof", "sample_interval=1KiB"];
         program.host.memprof("activate", &keys).exits(0);
-        assert_eq!(program.own_malloc()["through"], "entries");
+        assert_eq!(program.own_malloc()["interception"], "entry_patches");
         program.does("keep malloc 100");
         assert!(
             (99..=100).contains(&program.counts()[1]),

@@ -101,7 +101,7 @@ fn perl_is_profiled_as_it_is() {
         host.memprof("deactivate", &[]).exits(0);
         serves(&mut host, "still");
     };
-    check(&[], "glibc 2", "ours", "\narena 0 ");
+    check(&[], "glibc 2", "memprof", "\narena 0 ");
     let jemalloc = "End jemalloc statistics";
     check(
         &["--allocator", "jemalloc"],
@@ -116,7 +116,12 @@ fn perl_is_profiled_as_it_is() {
         "MALLOC:",
     );
     let minimal = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
-    check(&["--allocator", minimal], "tcmalloc 2", "ours", "MALLOC:");
+    check(
+        &["--allocator", minimal],
+        "tcmalloc 2",
+        "memprof",
+        "MALLOC:",
+    );
 }
 
 /// What perl itself takes before the plugin comes, and keeps.

@@ -138,7 +138,7 @@ fn a_program_in_c_says_whose_work_its_threads_do() {
 #[test]
 fn metrics_tell_by_label_what_the_newest_dump_of_the_heap_holds() {
     let mut host = pushes(&["--allocator", "jemalloc"]);
-    let fine = ["labels=route", "sampler=ours", "sample_interval=4KiB"];
+    let fine = ["labels=route", "sampler=memprof", "sample_interval=4KiB"];
     host.memprof("activate", &fine).exits(0);
     host.type_line("requests");
     host.wait_for_log("served requests");

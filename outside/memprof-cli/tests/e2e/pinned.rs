@@ -55,7 +55,7 @@ fn row<'a>(report: &'a Value, function: &str) -> Option<&'a Value> {
 #[test]
 fn few_that_live_among_many_that_ended_are_told_and_the_sum_is_jemallocs_own() {
     let mut host = planted();
-    host.memprof("activate", &["sampler=ours", "sample_interval=4KiB"])
+    host.memprof("activate", &["sampler=memprof", "sample_interval=4KiB"])
         .exits(0);
     host.type_line("work");
     host.wait_for_log("served work");
@@ -125,7 +125,7 @@ fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
     browser.wait_for("document.querySelector('#resident').textContent");
     let is_offered = || browser.run_script("return !document.querySelector('#pinned').hidden");
     assert_eq!(is_offered(), false, "nothing is sampled");
-    host.memprof("activate", &["sampler=ours", "sample_interval=4KiB"])
+    host.memprof("activate", &["sampler=memprof", "sample_interval=4KiB"])
         .exits(0);
     host.type_line("work");
     host.wait_for_log("served work");
@@ -167,7 +167,7 @@ fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
 #[test]
 fn a_kept_profile_is_read_by_other_tools() {
     let mut host = planted();
-    host.memprof("activate", &["sampler=ours", "sample_interval=4KiB"])
+    host.memprof("activate", &["sampler=memprof", "sample_interval=4KiB"])
         .exits(0);
     host.type_line("work");
     host.wait_for_log("served work");
@@ -210,7 +210,7 @@ fn where_nobody_can_tell_it_the_reason_is_named() {
         host.memprof("dump", &["kind=pinned"]).exits(code);
     };
     let glibc = Setup::without_profiling("c_host").start();
-    for activation in [None, Some("sampler=ours")] {
+    for activation in [None, Some("sampler=memprof")] {
         if let Some(sampler) = activation {
             glibc.memprof("activate", &[sampler]).exits(0);
         }
@@ -226,13 +226,13 @@ fn where_nobody_can_tell_it_the_reason_is_named() {
     // jemalloc would follow addresses of glibc's to where nothing is.
     let both = Setup::without_profiling("rust_host").start();
     for allocator in ["allocator=glibc", "allocator=jemalloc"] {
-        both.memprof("activate", &["sampler=ours", allocator])
+        both.memprof("activate", &["sampler=memprof", allocator])
             .exits(0);
     }
     check(&both, 4, "another allocator than jemalloc");
     let planted = planted();
     planted
-        .memprof("activate", &["sampler=ours", "sample_interval=16MiB"])
+        .memprof("activate", &["sampler=memprof", "sample_interval=16MiB"])
         .exits(0);
     check(&planted, 4, "has no sample of live memory");
 }

@@ -246,7 +246,7 @@ fn a_jemalloc_that_no_symbol_leads_to_is_told_of() {
         let status = host.memprof("status", &["--json"]).exits(0).json();
         assert_eq!(status["profiling"], "unavailable", "{status}");
         assert_eq!(
-            status["undrivable_jemalloc"],
+            status["stripped_jemalloc"],
             path.to_str().unwrap(),
             "{status}"
         );

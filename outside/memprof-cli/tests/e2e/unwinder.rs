@@ -40,7 +40,7 @@ fn our_walk_finds_what_the_allocators_own_finds() {
         let active = host.memprof("activate", &[]).exits(0).stdout;
         assert!(active.contains("stacks walked by memprof"), "{active}");
         let walker = walker_after(&host, 500);
-        assert_eq!(walker["walker"], "ours", "{program}: {walker}");
+        assert_eq!(walker["walker"], "memprof", "{program}: {walker}");
         assert_eq!(walker["reason"], Value::Null, "{program}: {walker}");
         assert_eq!(walker["agreed"], walker["compared"], "{program}: {walker}");
         assert!(walker["compared"].as_u64().unwrap() > 400, "{walker}");
@@ -91,8 +91,8 @@ fn the_allocators_own_walk_can_be_chosen() {
     assert_eq!(active["unwinder"]["setting"], "allocator");
     chosen(&active["unwinder"]["walkers"][0]);
     assert!(!threads(&host).contains(&"memprof-unwind".to_owned()));
-    host.memprof("activate", &["unwinder=ours"]).exits(0);
-    assert_eq!(walker_after(&host, 10)["walker"], "ours");
+    host.memprof("activate", &["unwinder=memprof"]).exits(0);
+    assert_eq!(walker_after(&host, 10)["walker"], "memprof");
 
     let host = Setup::of("c_host")
         .config("unwinder = \"allocator\"\nactivate_at_start = true")

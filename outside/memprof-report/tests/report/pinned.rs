@@ -23,7 +23,7 @@ fn check(format: Format, expected: &[&str]) {
         assert!(out.contains(text), "{format:?}: {out}");
     }
     let unknown = "1000B are not attributable: their size classes have too few samples to show who holds what; sample \
-                   more finely, before the program allocates it: activate sampler=ours with a smaller sample_interval";
+                   more finely, before the program allocates it: activate sampler=memprof with a smaller sample_interval";
     assert_eq!(notes, [unknown]);
 }
 
