@@ -9,6 +9,7 @@ mod args;
 mod attach;
 mod browser;
 mod check;
+mod command_group;
 mod completion;
 mod detach;
 mod exec_fleet;

@@ -1,5 +1,6 @@
 //! `memprof leaks --prove`: the objects of a running process that nothing points to.
 
+mod forwarder;
 mod page;
 
 use std::ffi::OsString;
@@ -11,12 +12,15 @@ use std::time::Duration;
 use anyhow::Context;
 use memprof_leaks::exit_stop::{self, RunOutcome};
 use memprof_leaks::{AnalysisOptions, LeakGroup, Proof, prove, prove_at_exit};
+use nix::unistd::Pid;
 use serde::Serialize;
 
+use self::forwarder::{Recipient, SignalForwarder};
 use self::page::page;
 use crate::analysis_summary::{
     AnalysisSummary, analyze, finish_analysis, name_of, parse_amount, progress, size,
 };
+use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, USAGE, with_exit_code};
 use crate::result_output::{ResultFormat, ResultOutput};
 use crate::stack_lines::frames;
@@ -45,6 +49,7 @@ pub(crate) struct ProveArgs {
     ///
     /// Prints the leaks to stderr, with --json or another --format to stdout. The exit code is the command's, or 1 if that is 0 and there
     /// are leaks. Only the process itself is searched, not its children, and not a command that is ended by a signal.
+    /// SIGINT, SIGTERM and SIGHUP are passed on to it.
     #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause", "fail"])]
     at_exit: bool,
 
@@ -137,7 +142,17 @@ fn at_exit(
     let [program, args @ ..] = command else {
         return Err(with_exit_code(USAGE, "--at-exit needs a command"));
     };
-    let run = exit_stop::run(signals::inherit(Command::new(program).args(args)));
+    let mut command = Command::new(program);
+    signals::inherit(command.args(args));
+    let group = CommandGroup::choose(&mut command)?;
+    let forwarder = SignalForwarder::start()?;
+    let mut recipient = forwarder.lock();
+    let run = exit_stop::run(&mut command, |pid| {
+        let pid = Pid::from_raw(pid.cast_signed());
+        *recipient = Recipient::Command { pid, group };
+        drop(recipient);
+    });
+    *forwarder.lock() = Recipient::Memprof;
     let run = run.with_context(|| format!("failed to run {}", program.display()))?;
     let exiting = match run {
         RunOutcome::AtExit(exiting) => exiting,

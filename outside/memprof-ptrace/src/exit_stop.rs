@@ -37,14 +37,15 @@ pub struct ExitingProgram {
 }
 
 /// Starts a program, and returns when it is about to end. Signals reach it; that it is stopped has no effect. Where
-/// this program is killed, it goes on.
+/// this program is killed, it goes on. `on_start` gets its pid as soon as it can be sent signals.
 ///
 /// # Errors
 /// It cannot be started, or not be traced.
-pub fn run(command: &mut Command) -> io::Result<RunOutcome> {
+pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunOutcome> {
     // SAFETY: ptrace(2) is all that the child does between fork(2) and execve(2), where that is safe.
     unsafe { command.pre_exec(|| request(libc::PTRACE_TRACEME, 0, 0, 0)) };
     let pid = command.spawn()?.id().cast_signed();
+    on_start(pid.cast_unsigned());
     // It stops as it executes the program.
     wait(pid)?;
     let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC;
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     fn of(script: &str) -> RunOutcome {
-        run(Command::new("sh").args(["-c", script])).unwrap()
+        run(Command::new("sh").args(["-c", script]), |_| ()).unwrap()
     }
 
     #[test]
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_started_is_said() {
-        let error = run(&mut Command::new("/no/such/program")).unwrap_err();
+        let error = run(&mut Command::new("/no/such/program"), |_| ()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -2,19 +2,19 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use memprof_ptrace::process::ProcStat;
-use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use crate::command_group::CommandGroup;
 use crate::interrupts;
 
 /// Until the command is killed that was asked to end.
@@ -49,10 +49,7 @@ pub(super) fn run(command: &mut Command) -> anyhow::Result<CommandEnd> {
 fn run_blocking(command: &mut Command, signals: &SigSet) -> anyhow::Result<CommandEnd> {
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(signals, flags).context("failed to watch for signals")?;
-    let group = Group::for_stat(&fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?);
-    if group == Group::Own {
-        command.process_group(0);
-    }
+    let group = CommandGroup::choose(command)?;
     let child = command.spawn()?;
     let mut tested = Tested {
         child,
@@ -66,29 +63,6 @@ fn run_blocking(command: &mut Command, signals: &SigSet) -> anyhow::Result<Comma
             Ok(CommandEnd::Interrupted(signal))
         }
         Event::Timeout => unreachable!("there is no limit"),
-    }
-}
-
-/// The process group that the command runs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Group {
-    /// The command's own, so that a signal reaches all its processes.
-    Own,
-    /// This program's, which is in the foreground of a terminal: only there the command may read from it.
-    Shared,
-}
-
-impl Group {
-    /// By this program's /proc/PID/stat.
-    fn for_stat(stat: &str) -> Self {
-        // proc(5) counts the fields from 1, and the state, the first behind the name, is its third.
-        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        let field = |number: usize| fields.split_ascii_whitespace().nth(number - 3);
-        let (group, foreground) = (field(5), field(8));
-        match group.is_some() && group == foreground {
-            true => Self::Shared,
-            false => Self::Own,
-        }
     }
 }
 
@@ -106,7 +80,7 @@ fn has_processes(group: u32) -> bool {
 #[derive(Debug)]
 struct Tested {
     child: Child,
-    group: Group,
+    group: CommandGroup,
     signals: SignalFd,
 }
 
@@ -143,7 +117,7 @@ impl Tested {
         // First, because it may have ended by the same signal.
         if let Some(info) = self.signals.read_signal().context(failed)? {
             let signal = Signal::try_from(info.ssi_signo.cast_signed()).context(failed)?;
-            let is_shared = self.group == Group::Shared && info.ssi_code == libc::SI_KERNEL;
+            let is_shared = self.group.has_received(info.ssi_code);
             return Ok(Event::Signal { signal, is_shared });
         }
         Ok(Event::Ended(self.child.wait().context(failed)?))
@@ -162,7 +136,7 @@ impl Tested {
                 .wait()
                 .context("failed to wait for the command")?;
         }
-        if self.group == Group::Shared {
+        if self.group == CommandGroup::Shared {
             return Ok(());
         }
         // Background processes of a shell ignore SIGINT (POSIX, Shell Command Language, 2.11).
@@ -179,26 +153,6 @@ impl Tested {
     }
 
     fn send(&self, signal: Signal) {
-        let sent = match self.group {
-            Group::Own => killpg(self.pid(), signal),
-            Group::Shared => kill(self.pid(), signal),
-        };
-        // It fails where all have ended, or belong to another user now.
-        let _ = sent;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn command_shares_the_group_only_in_the_foreground() {
-        let check = |stat: &str, expected| assert_eq!(Group::for_stat(stat), expected, "{stat}");
-        check("7 (memprof) R 1 7 7 34816 7 4194304", Group::Shared);
-        check("7 (a) b) R 1 7 7 34816 7 4194304", Group::Shared);
-        check("7 (memprof) R 1 7 7 34816 9 4194304", Group::Own);
-        check("7 (memprof) R 1 7 7 0 -1 4194304", Group::Own);
-        check("", Group::Own);
+        self.group.send(self.pid(), signal);
     }
 }

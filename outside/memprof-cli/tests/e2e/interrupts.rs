@@ -1,6 +1,6 @@
 //! memprof, ended or disturbed while it works on a process, which must be left as it was found.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::dist::dist;
@@ -107,4 +107,54 @@ fn stopped_while_it_is_copied_has_no_zombie_afterwards() {
     }
     wait_until("a zombie stays", || children(target.pid).is_empty());
     target.is_unharmed();
+}
+
+/// Runs a shell that writes its pid, then waits in another process, and is searched for leaks when it exits.
+fn start_at_exit(trap: &str, place: &Path) -> Child {
+    let script = format!("{trap}; echo $$ > new; mv new pid; sleep 1000; true");
+    // Signals have their default actions, whatever started this test.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,TERM,HUP"]);
+    command.arg(dist("bin/memprof"));
+    command.args(["leaks", "--prove", "--at-exit", "--", "sh", "-c", &script]);
+    let stderr = File::create(place.join("stderr")).unwrap();
+    command.current_dir(place).stderr(stderr);
+    command.spawn().unwrap()
+}
+
+#[test]
+fn signals_reach_a_command_that_is_searched_when_it_exits() {
+    let check = |trap: &str, signal: Signal, code: i32, words: &str| {
+        let place = tempfile::tempdir().unwrap();
+        let mut memprof = start_at_exit(trap, place.path());
+        let mut pid = String::new();
+        wait_until("the command did not start", || {
+            assert!(memprof.try_wait().unwrap().is_none());
+            pid = fs::read_to_string(place.path().join("pid")).unwrap_or_default();
+            !pid.is_empty()
+        });
+        let shell: u32 = pid.trim().parse().unwrap();
+        wait_until("the command does not wait", || !children(shell).is_empty());
+        let sleeps = children(shell)[0];
+        kill(Pid::from_raw(memprof.id().cast_signed()), signal).unwrap();
+        let status = memprof.wait().unwrap();
+        let text = fs::read_to_string(place.path().join("stderr")).unwrap();
+        assert_eq!(status.code(), Some(code), "{signal}: {text}");
+        assert!(text.contains(words), "{signal}: {text}");
+        for pid in [shell, sleeps] {
+            let exists = || Path::new(&format!("/proc/{pid}")).exists();
+            wait_until("a process is left", || !exists());
+        }
+    };
+    let ended = "not searched for leaks: a signal ended the command";
+    check("true", Signal::SIGTERM, 143, ended);
+    check("true", Signal::SIGHUP, 129, ended);
+    check("true", Signal::SIGINT, 130, ended);
+    check(
+        "trap 'exit 7' TERM",
+        Signal::SIGTERM,
+        7,
+        "nothing is leaked",
+    );
+    check("trap 'exit 0' HUP", Signal::SIGHUP, 0, "nothing is leaked");
 }

@@ -10,7 +10,7 @@ use crate::compiled;
 use crate::target::built;
 
 fn proof(command: &mut Command) -> Proof {
-    let RunOutcome::AtExit(ending) = run(command).unwrap() else {
+    let RunOutcome::AtExit(ending) = run(command, |_| ()).unwrap() else {
         panic!("{command:?} has ended");
     };
     let proof = prove_at_exit(&ending, AnalysisOptions::default(), &|_| {}).unwrap();

@@ -1,0 +1,77 @@
+//! The process group of a command that memprof starts, waits for and passes signals on to.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::Context;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+
+/// The process group that a command runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandGroup {
+    /// The command's own, so that a signal reaches all its processes.
+    Own,
+    /// This program's, which is in the foreground of a terminal: only there the command may read from it.
+    Shared,
+}
+
+impl CommandGroup {
+    /// Chooses the group for a command, and has the command start in it.
+    ///
+    /// # Errors
+    /// /proc/self/stat cannot be read.
+    pub(crate) fn choose(command: &mut Command) -> anyhow::Result<Self> {
+        let stat = fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
+        let group = Self::for_stat(&stat);
+        if group == Self::Own {
+            command.process_group(0);
+        }
+        Ok(group)
+    }
+
+    /// Decides by this program's /proc/PID/stat.
+    fn for_stat(stat: &str) -> Self {
+        // proc(5) counts the fields from 1, and the state, the first behind the name, is its third.
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let field = |number: usize| fields.split_ascii_whitespace().nth(number - 3);
+        let (group, foreground) = (field(5), field(8));
+        match group.is_some() && group == foreground {
+            true => Self::Shared,
+            false => Self::Own,
+        }
+    }
+
+    /// Whether the command has received a signal that came to this program with that `si_code` (sigaction(2)): a terminal
+    /// sends its signals to the whole foreground group.
+    pub(crate) fn has_received(self, si_code: i32) -> bool {
+        self == Self::Shared && si_code == libc::SI_KERNEL
+    }
+
+    /// Sends a signal to a command in this group, which must not have been waited for.
+    pub(crate) fn send(self, command: Pid, signal: Signal) {
+        let sent = match self {
+            Self::Own => killpg(command, signal),
+            Self::Shared => kill(command, signal),
+        };
+        // It fails if all have ended, or belong to another user now.
+        let _ = sent;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_shares_the_group_only_in_the_foreground() {
+        let check =
+            |stat: &str, expected| assert_eq!(CommandGroup::for_stat(stat), expected, "{stat}");
+        check("7 (memprof) R 1 7 7 34816 7 4194304", CommandGroup::Shared);
+        check("7 (a) b) R 1 7 7 34816 7 4194304", CommandGroup::Shared);
+        check("7 (memprof) R 1 7 7 34816 9 4194304", CommandGroup::Own);
+        check("7 (memprof) R 1 7 7 0 -1 4194304", CommandGroup::Own);
+        check("", CommandGroup::Own);
+    }
+}

@@ -1,0 +1,83 @@
+//! Signals that memprof gets while it runs a command, passed on to the command until it exits.
+
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use anyhow::Context;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
+
+use crate::command_group::CommandGroup;
+use crate::interrupts::{self, exit_code};
+use crate::output;
+
+/// A thread that receives SIGINT, SIGTERM and SIGHUP for a [`Recipient`].
+#[derive(Debug)]
+pub(super) struct SignalForwarder(Arc<Mutex<Recipient>>);
+
+/// The process that a signal is meant for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Recipient {
+    Command {
+        pid: Pid,
+        group: CommandGroup,
+    },
+    /// This program, which ends; a command that is stopped before its exit exits then.
+    Memprof,
+}
+
+impl SignalForwarder {
+    /// Blocks the signals in this thread and its later children, and starts the thread. A signal ends this program until
+    /// a command is set.
+    ///
+    /// # Errors
+    /// No descriptor or thread is left.
+    pub(super) fn start() -> anyhow::Result<Self> {
+        let recipient = Arc::new(Mutex::new(Recipient::Memprof));
+        let forwarder = Self(Arc::clone(&recipient));
+        let signals = interrupts::block()?;
+        let watching = watch(&signals).context("failed to watch for signals")?;
+        let forward = move || {
+            while let Ok(Some(info)) = watching.read_signal() {
+                if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed()) {
+                    lock(&recipient).receive(signal, info.ssi_code);
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("signals".to_owned());
+        thread
+            .spawn(forward)
+            .context("failed to watch for signals")?;
+        Ok(forwarder)
+    }
+
+    /// Locks the recipient, so that it can be changed. No signal is passed on before the guard is dropped.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Recipient> {
+        lock(&self.0)
+    }
+}
+
+fn lock(recipient: &Mutex<Recipient>) -> MutexGuard<'_, Recipient> {
+    recipient.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn watch(signals: &SigSet) -> nix::Result<SignalFd> {
+    SignalFd::with_flags(signals, SfdFlags::SFD_CLOEXEC)
+}
+
+impl Recipient {
+    fn receive(self, signal: Signal, si_code: i32) {
+        match self {
+            Self::Command { group, .. } if group.has_received(si_code) => {}
+            Self::Command { pid, group } => {
+                group.send(pid, signal);
+            }
+            Self::Memprof => {
+                output::clear();
+                process::exit(exit_code(signal).into());
+            }
+        }
+    }
+}
