@@ -1,51 +1,52 @@
-//! What is in which package.
+//! Contents of the packages.
 
-/// A package, of Debian's and of RPM's kind.
+/// A package, which is built both for Debian and as RPM.
 #[derive(Debug)]
 pub(crate) struct Package {
     pub(crate) name: &'static str,
     pub(crate) summary: &'static str,
     pub(crate) description: &'static str,
+    /// The other package of the project that it depends on.
     pub(crate) needs: DependencyKind,
-    /// Cargo's package, whose libraries are in it; none where nothing of it is loaded.
+    /// Cargo package that the program or plugin is built from; `None` if the package has no code.
     pub(crate) built_from: Option<&'static str>,
     pub(crate) files: &'static [File],
 }
 
-/// What a package does little without.
+/// Dependency of a package on another one of the project.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DependencyKind {
     Nothing,
-    /// Installed with it, where nobody objects.
+    /// Installed with it unless the user declines (`Recommends`).
     Recommended(&'static str),
-    /// The same version of it.
+    /// Required, in the package's own version.
     Same(&'static str),
 }
 
-/// A file of a package, or several.
+/// A file of a package, or a directory of files.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) from: FileSource,
-    /// Where it is installed, without the first `/`; a directory ends in `/`.
+    /// Path where it is installed, without the first `/`; a directory's ends in `/`.
     pub(crate) to: &'static str,
 }
 
-/// Where a file comes from.
+/// Origin of a packaged file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FileSource {
-    /// A program that cargo built; its debug information is split from it.
+    /// A program that cargo built, without its debug information, which goes into [`DEBUG`].
     Program(&'static str),
-    /// A shared library that cargo built, likewise.
+    /// A shared library that cargo built, without its debug information.
     Library(&'static str),
     /// A static library that cargo built.
     Archive(&'static str),
-    /// A file of the source tree, or a directory with all that is in it.
+    /// A file or directory of the source tree.
     Tree(&'static str),
-    /// The TOML below this heading of CONFIGURATION.md, each line a comment.
+    /// The TOML below this heading of CONFIGURATION.md, with each line commented out.
     Commented(&'static str),
-    /// The pages that `memprof man` writes.
+    /// The manual pages that `memprof man` writes.
     Manual,
-    /// What `memprof completions` prints for a shell.
+    /// The script that `memprof completions` prints for this shell.
     Completion(&'static str),
 }
 
@@ -53,7 +54,7 @@ const fn file(from: FileSource, to: &'static str) -> File {
     File { from, to }
 }
 
-/// What shows how a host is set up.
+/// Directory of an example, with its configuration and instructions.
 macro_rules! example {
     ($host:literal) => {
         file(
@@ -63,7 +64,7 @@ macro_rules! example {
     };
 }
 
-/// What lets a host be profiled as systemd starts it: of an example, for a unit.
+/// Drop-in of an example that makes systemd start a unit with profiling.
 macro_rules! drop_in {
     ($host:literal, $unit:literal) => {
         file(
@@ -83,7 +84,7 @@ macro_rules! drop_in {
     };
 }
 
-/// The packages, but for that of the debug information, which is what the others have left behind.
+/// All packages except [`DEBUG`], which gets the debug information that is split from the others.
 pub(crate) const PACKAGES: &[Package] = &[
     Package {
         name: "memprof",
@@ -100,12 +101,12 @@ pub(crate) const PACKAGES: &[Package] = &[
                 FileSource::Completion("bash"),
                 "usr/share/bash-completion/completions/memprof",
             ),
-            // Debian's zsh looks here,
+            // Debian's zsh reads this directory,
             file(
                 FileSource::Completion("zsh"),
                 "usr/share/zsh/vendor-completions/_memprof",
             ),
-            // and Fedora's here.
+            // and Fedora's this one.
             file(
                 FileSource::Completion("zsh"),
                 "usr/share/zsh/site-functions/_memprof",
@@ -224,10 +225,10 @@ pub(crate) const PACKAGES: &[Package] = &[
     },
 ];
 
-/// What is in every package, below `usr/share/doc/NAME/`.
+/// Files of every package, below `usr/share/doc/NAME/`.
 pub(crate) const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 
-/// The package of the debug information.
+/// Package with the debug information.
 pub(crate) const DEBUG: Package = Package {
     name: "memprof-debug",
     summary: "debug information of memprof",
@@ -243,7 +244,7 @@ mod tests {
     use xtask::run::root;
 
     #[test]
-    fn links_of_readme_lead_to_files_of_its_package() {
+    fn readme_links_are_files_of_the_package() {
         let installed = |link: &str| {
             PACKAGES[0].files.iter().any(|file| match file.from {
                 FileSource::Tree(tree) => {

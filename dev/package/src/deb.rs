@@ -1,4 +1,4 @@
-//! A Debian package of a tree.
+//! Debian packages.
 
 use std::env;
 use std::fs;
@@ -9,19 +9,21 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::contents::{DependencyKind, Package};
-use crate::install_tree::files;
-use crate::systemd_unit::{RELOAD, end, unit};
-use crate::toolchain::FLOOR;
+use crate::install_tree::files_below;
+use crate::systemd_unit::{RELOAD_SCRIPT, removal_script, unit_name};
+use crate::toolchain::MIN_GLIBC;
 use xtask::run::{output, run};
 
-/// Whoever builds the package answers for it, by the variables of Debian's tools (dch(1)); the project has no address.
+/// Value of the field `Maintainer`: the person who builds the package, from the variables of Debian's tools (dch(1)),
+/// because the project has no address.
 fn maintainer(name: Option<String>, email: Option<String>) -> String {
     let name = name.unwrap_or_else(|| "memprof developers".to_owned());
     let email = email.unwrap_or_else(|| "memprof@localhost".to_owned());
     format!("{name} <{email}>")
 }
 
-/// Makes the package of a tree, and returns its file.
+/// Builds the package from its installation tree, and returns its file in the directory `to`. `epoch` is the time of
+/// all files, in seconds since 1970.
 pub(crate) fn build(
     package: &Package,
     version: &str,
@@ -33,7 +35,7 @@ pub(crate) fn build(
     if control.exists() {
         fs::remove_dir_all(&control)?;
     }
-    let installed = files(tree)?;
+    let installed = files_below(tree)?;
     let mut kib = 0;
     for file in &installed {
         kib += fs::metadata(tree.join(file))?.len().div_ceil(1024);
@@ -53,7 +55,7 @@ pub(crate) fn build(
     if !configuration.is_empty() {
         fs::write(control.join("conffiles"), configuration)?;
     }
-    if let Some(unit) = unit(&installed) {
+    if let Some(unit) = unit_name(&installed) {
         for (name, script) in maintainer_scripts(&unit) {
             let file = control.join(name);
             fs::write(&file, script)?;
@@ -83,7 +85,7 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
         ("Section", "devel".to_owned()),
         ("Priority", "optional".to_owned()),
     ];
-    let library = format!("libc6 (>= {FLOOR})");
+    let library = format!("libc6 (>= {MIN_GLIBC})");
     match package.needs {
         DependencyKind::Nothing if package.built_from.is_none() => {}
         DependencyKind::Nothing => fields.push(("Depends", library)),
@@ -105,15 +107,16 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
     lines.chain([described]).collect()
 }
 
+/// Names and texts of the scripts for a package with a systemd unit (Debian policy, section 6).
 fn maintainer_scripts(unit: &str) -> [(&'static str, String); 3] {
-    let reload = format!("#!/bin/sh\nset -e\n{RELOAD}");
-    let end = format!(
+    let reload = format!("#!/bin/sh\nset -e\n{RELOAD_SCRIPT}");
+    let removal = format!(
         "#!/bin/sh\nset -e\n[ \"$1\" = remove ] || exit 0\n{}",
-        end(unit)
+        removal_script(unit)
     );
     [
         ("postinst", reload.clone()),
-        ("prerm", end),
+        ("prerm", removal),
         ("postrm", reload),
     ]
 }
@@ -123,7 +126,7 @@ mod tests {
     use super::maintainer;
 
     #[test]
-    fn whoever_builds_the_package_maintains_it() {
+    fn maintainer_is_the_builder() {
         let check = |name: Option<&str>, email: Option<&str>, expected| {
             let made = maintainer(name.map(str::to_owned), email.map(str::to_owned));
             assert_eq!(made, expected);

@@ -1,4 +1,4 @@
-//! Systems that never saw memprof, in which the packages are installed, used, upgraded and removed.
+//! New Debian systems in which the packages are installed, used, upgraded and removed.
 
 use std::fs;
 use std::path::Path;
@@ -7,94 +7,102 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::contents::PACKAGES;
-use crate::install_tree::entries;
+use crate::install_tree::sorted_entries;
 use crate::{deb, toolchain};
 use xtask::run::{output, root, run};
 
-/// Debian's releases whose packages are still served, the oldest first: glibc 2.31, 2.36 and 2.41.
+/// Debian releases that mirrors still serve, oldest first: glibc 2.31, 2.36 and 2.41.
 const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
 
-/// What the scripts use.
-const INCLUDED: &str = "--include=bash-completion,fish,libjemalloc2,man-db,procps,rpm,systemd,zsh";
+/// Packages that the scripts need.
+const INCLUDE_OPTION: &str =
+    "--include=bash-completion,fish,libjemalloc2,man-db,procps,rpm,systemd,zsh";
 
-/// What is done in each system; each script ends at its first failure.
+/// Scripts that run in each system; each one stops at its first failure.
 const SCRIPTS: [(&str, &str); 3] = [
     ("install", include_str!("fresh_root/install.sh")),
     ("use", include_str!("fresh_root/use.sh")),
     ("upgrade", include_str!("fresh_root/upgrade.sh")),
 ];
-const REMOVE: &str = include_str!("fresh_root/remove.sh");
+const REMOVE_SCRIPT: &str = include_str!("fresh_root/remove.sh");
 
-const NEWEST: &str = "trixie";
-/// There alone: an older systemd, as that of bullseye, verifies only where it runs the system.
-const UNITS: &str = include_str!("fresh_root/units.sh");
-const BY_RPM: &str = include_str!("fresh_root/rpm.sh");
+const NEWEST_SUITE: &str = "trixie";
+/// Runs in the newest system only: the systemd of bullseye verifies units only if it has booted the system.
+const UNITS_SCRIPT: &str = include_str!("fresh_root/units.sh");
+const RPM_SCRIPT: &str = include_str!("fresh_root/rpm.sh");
 
-/// Tries the packages of a directory.
+/// Checks the packages of a directory in every suite.
 pub(crate) fn check(packages: &Path) -> Result<()> {
     for suite in SUITES {
-        in_debian(suite, packages)?;
+        check_suite(suite, packages)?;
         println!("{suite}: installed, used, upgraded and removed");
     }
     Ok(())
 }
 
-fn in_debian(suite: &str, packages: &Path) -> Result<()> {
-    let place = tempfile::tempdir()?;
-    let system = place.path().join(suite);
+fn check_suite(suite: &str, packages: &Path) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let system = directory.path().join(suite);
     eprintln!("making {suite}");
     run(Command::new("mmdebstrap")
-        .args(["--quiet", "--variant=apt", INCLUDED, suite])
+        .args(["--quiet", "--variant=apt", INCLUDE_OPTION, suite])
         .arg(&system))?;
     copy_packages(packages, &system)?;
-    let before = listed(&system)?;
+    let files_before = list_files(&system)?;
     for (name, script) in SCRIPTS {
-        let told = run_in_system(&system, script).with_context(|| format!("{suite}: {name}"))?;
-        println!("{told}");
+        let report = run_in_system(&system, script).with_context(|| format!("{suite}: {name}"))?;
+        println!("{report}");
     }
-    if suite == NEWEST {
-        run_in_system(&system, UNITS).with_context(|| format!("{suite}: units"))?;
+    if suite == NEWEST_SUITE {
+        run_in_system(&system, UNITS_SCRIPT).with_context(|| format!("{suite}: units"))?;
     }
-    run_in_system(&system, REMOVE).with_context(|| format!("{suite}: remove"))?;
-    let after = listed(&system)?;
-    let left: Vec<_> = after.iter().filter(|file| !before.contains(file)).collect();
-    ensure!(left.is_empty(), "{suite}: removal left {left:#?}");
-    if suite == NEWEST {
-        run_in_system(&system, BY_RPM).with_context(|| format!("{suite}: by rpm"))?;
+    run_in_system(&system, REMOVE_SCRIPT).with_context(|| format!("{suite}: remove"))?;
+    let files_after = list_files(&system)?;
+    let left_behind: Vec<_> = files_after
+        .iter()
+        .filter(|file| !files_before.contains(file))
+        .collect();
+    ensure!(
+        left_behind.is_empty(),
+        "{suite}: removal left {left_behind:#?}"
+    );
+    if suite == NEWEST_SUITE {
+        run_in_system(&system, RPM_SCRIPT).with_context(|| format!("{suite}: by rpm"))?;
         println!("{suite}: by rpm installed, verified, used and removed");
     }
     Ok(())
 }
 
-/// Puts the packages there, newer ones of the plugin, and a program that knows nothing of memprof.
+/// Copies the packages into the system, and adds packages of a newer version and a program that was not built for
+/// memprof.
 fn copy_packages(packages: &Path, system: &Path) -> Result<()> {
-    let place = system.join("packages");
-    fs::create_dir(&place)?;
-    for file in entries(packages)? {
+    let directory = system.join("packages");
+    fs::create_dir(&directory)?;
+    for file in sorted_entries(packages)? {
         if file
             .extension()
             .is_some_and(|end| end == "deb" || end == "rpm")
         {
             let name = file.file_name().context("a package has no name")?;
-            fs::copy(&file, place.join(name))?;
+            fs::copy(&file, directory.join(name))?;
         }
     }
-    let newer = place.join("newer");
+    let newer = directory.join("newer");
     fs::create_dir(&newer)?;
     for package in PACKAGES {
         let tree = tempfile::tempdir()?;
         let name = format!("{}_{}_amd64.deb", package.name, env!("CARGO_PKG_VERSION"));
         run(Command::new("dpkg-deb")
             .arg("--extract")
-            .args([&place.join(name), tree.path()]))?;
+            .args([&directory.join(name), tree.path()]))?;
         let version = concat!(env!("CARGO_PKG_VERSION"), "+1");
         deb::build(package, version, tree.path(), &newer, 0)?;
     }
     let program = root().join("hosts-examples/unprepared/unprepared.c");
-    toolchain::compile_c(&program, &place.join("unprepared"))
+    toolchain::compile_c(&program, &directory.join("unprepared"))
 }
 
-/// Runs a script with bash in a system, with processes and mounts of its own.
+/// Runs a script with bash in a system, in its own process and mount namespaces, and returns what it prints.
 fn run_in_system(system: &Path, script: &str) -> Result<String> {
     let mut command = Command::new("unshare");
     command
@@ -110,8 +118,8 @@ fn run_in_system(system: &Path, script: &str) -> Result<String> {
     output(&mut command)
 }
 
-/// What a system's own tools write.
-const NOT_OURS: [&str; 6] = [
+/// Paths that the system's own tools write.
+const IGNORED_PATHS: [&str; 6] = [
     "./run/*",
     "./tmp/*",
     "./var/cache/*",
@@ -120,11 +128,11 @@ const NOT_OURS: [&str; 6] = [
     "./var/log/*",
 ];
 
-/// Every file of a system, but for [`NOT_OURS`].
-fn listed(system: &Path) -> Result<Vec<String>> {
+/// Lists all files of a system except [`IGNORED_PATHS`].
+fn list_files(system: &Path) -> Result<Vec<String>> {
     let mut find = Command::new("find");
     find.args([".", "-xdev"]).current_dir(system);
-    for pattern in NOT_OURS {
+    for pattern in IGNORED_PATHS {
         find.args(["-not", "-path", pattern]);
     }
     Ok(output(&mut find)?.lines().map(str::to_owned).collect())

@@ -1,4 +1,4 @@
-//! What a packaged program and plugin may need of the system.
+//! Limits on the system libraries that a packaged program or plugin needs.
 
 use std::fs;
 use std::path::Path;
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::toolchain::FLOOR;
+use crate::toolchain::MIN_GLIBC;
 use xtask::run::output;
 
-/// The most that the plugin's file may take: every host maps it.
-const PLUGIN_BYTES: u64 = 2_200_000;
+/// Maximum size of the plugin's file in bytes, because every host maps it.
+const MAX_PLUGIN_BYTES: u64 = 2_200_000;
 
-/// What every glibc system has.
-const LIBRARIES: [&str; 6] = [
+/// Libraries of glibc, which every system with glibc has.
+const ALLOWED_LIBRARIES: [&str; 6] = [
     "ld-linux-x86-64.so.2",
     "libc.so.6",
     "libdl.so.2",
@@ -22,21 +22,21 @@ const LIBRARIES: [&str; 6] = [
     "librt.so.1",
 ];
 
-/// No symbol of a newer C library than [`FLOOR`], and no library besides the C library's.
+/// Checks that a file needs no glibc newer than [`MIN_GLIBC`] and no library but glibc's.
 pub(crate) fn check(file: &Path) -> Result<()> {
     let symbols = output(Command::new("objdump").arg("-T").arg(file))?;
     let newest = newest_glibc(&symbols).with_context(|| format!("{}", file.display()))?;
     ensure!(
-        newest <= version(FLOOR)?,
+        newest <= parse_version(MIN_GLIBC)?,
         "{} needs glibc {}.{}:\n{}",
         file.display(),
         newest.0,
         newest.1,
-        naming(&symbols, newest)
+        lines_with_version(&symbols, newest)
     );
-    for needed in dynamic(file, "(NEEDED)")? {
+    for needed in dynamic_entries(file, "(NEEDED)")? {
         ensure!(
-            LIBRARIES.contains(&needed.as_str()),
+            ALLOWED_LIBRARIES.contains(&needed.as_str()),
             "{} needs {needed}",
             file.display()
         );
@@ -45,13 +45,13 @@ pub(crate) fn check(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a plugin has to be besides, so that running programs can load it and keep it.
+/// Like [`check`], and checks the size and the linker flags that let running programs load the plugin and keep it.
 pub(crate) fn check_plugin(file: &Path) -> Result<()> {
     check(file)?;
     let bytes = fs::metadata(file)?.len();
     ensure!(
-        bytes <= PLUGIN_BYTES,
-        "{} has {bytes} bytes, of {PLUGIN_BYTES}",
+        bytes <= MAX_PLUGIN_BYTES,
+        "{} has {bytes} bytes, of {MAX_PLUGIN_BYTES}",
         file.display()
     );
     let flags = output(Command::new("readelf").args(["-d", "-W"]).arg(file))?;
@@ -64,28 +64,30 @@ pub(crate) fn check_plugin(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The names in brackets of the dynamic section's entries of a kind.
-fn dynamic(file: &Path, kind: &str) -> Result<Vec<String>> {
+/// Values in brackets of the dynamic section's entries of a kind.
+fn dynamic_entries(file: &Path, kind: &str) -> Result<Vec<String>> {
     let entries = output(Command::new("readelf").args(["-d", "-W"]).arg(file))?;
     let of_kind = entries.lines().filter(|line| line.contains(kind));
     let names = of_kind.filter_map(|line| line.split_once('[')?.1.split_once(']'));
     Ok(names.map(|(name, _)| name.to_owned()).collect())
 }
 
+/// Newest version of glibc that the symbols of `objdump -T` need.
 fn newest_glibc(symbols: &str) -> Result<(u32, u32)> {
     let named = symbols.split("GLIBC_").skip(1);
-    let versions = named.filter_map(|rest| version(rest.split([')', ' ']).next()?).ok());
+    let versions = named.filter_map(|rest| parse_version(rest.split([')', ' ']).next()?).ok());
     versions.max().context("no symbol of glibc")
 }
 
-fn naming(symbols: &str, version: (u32, u32)) -> String {
+/// Lines of `objdump -T` whose symbols need this version of glibc.
+fn lines_with_version(symbols: &str, version: (u32, u32)) -> String {
     let name = format!("GLIBC_{}.{}", version.0, version.1);
     let lines = symbols.lines().filter(|line| line.contains(&name));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The first two numbers: `2.2.5` is as old as `2.2`.
-fn version(text: &str) -> Result<(u32, u32)> {
+/// Parses the first two numbers of a version: `2.2.5` counts as `2.2`.
+fn parse_version(text: &str) -> Result<(u32, u32)> {
     let mut numbers = text.split('.').map(str::parse);
     let mut next = || {
         numbers
@@ -101,11 +103,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_version_counts_not_the_longest() {
+    fn newest_glibc_compares_numbers() {
         let symbols = "0 DF *UND* 0 (GLIBC_2.2.5) free\n0 DF *UND* 0 (GLIBC_2.17) clock_gettime\n\
                        0 DF *UND* 0 (GLIBC_2.9) pipe2\n";
         assert_eq!(newest_glibc(symbols).unwrap(), (2, 17));
-        assert!(naming(symbols, (2, 17)).ends_with("clock_gettime"));
+        assert!(lines_with_version(symbols, (2, 17)).ends_with("clock_gettime"));
         assert!(newest_glibc("nothing").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The files of each package, laid out as they are installed.
+//! Installation trees: the files of each package at the paths where they are installed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,88 +11,95 @@ use crate::contents::{DEBUG, FileSource, LICENSES, Package};
 use crate::sbom;
 use xtask::run::{output, root, run};
 
-/// Where trees are made of what was built.
+/// Directories of the build and of the installation trees.
 #[derive(Debug)]
 pub(crate) struct InstallTrees {
-    /// What cargo built.
-    pub(crate) built: PathBuf,
-    /// The trees, each named after its package.
-    pub(crate) place: PathBuf,
+    /// Directory with the files that cargo built.
+    pub(crate) build_dir: PathBuf,
+    /// Parent directory of the trees, each named after its package.
+    pub(crate) trees_dir: PathBuf,
+    /// Time of the commit, in seconds since 1970.
     pub(crate) epoch: u64,
 }
 
 impl InstallTrees {
-    pub(crate) fn of(&self, package: &Package) -> PathBuf {
-        self.place.join(package.name)
+    /// Root directory of a package's tree.
+    pub(crate) fn tree_dir(&self, package: &Package) -> PathBuf {
+        self.trees_dir.join(package.name)
     }
 
-    /// Lays out a package, and beside it what was split from its programs.
+    /// Writes the tree of a package, and the debug information of its programs into the tree of [`DEBUG`].
     pub(crate) fn lay_out(&self, package: &Package) -> Result<()> {
-        let tree = self.of(package);
+        let tree = self.tree_dir(package);
         for file in package.files {
-            self.put(file.from, &tree.join(file.to))
+            self.install_file(file.from, &tree.join(file.to))
                 .with_context(|| format!("{}: {}", package.name, file.to))?;
         }
         let documents = tree.join("usr/share/doc").join(package.name);
         for license in LICENSES {
-            copy(&root().join(license), &documents.join(license))?;
+            copy_file(&root().join(license), &documents.join(license))?;
         }
         if let Some(built_from) = package.built_from {
-            let bill = sbom::of(built_from, self.epoch)?;
-            write(&documents.join(sbom::file_name(package.name)), &bill)?;
+            let sbom_text = sbom::for_package(built_from, self.epoch)?;
+            write_file(&documents.join(sbom::file_name(package.name)), &sbom_text)?;
         }
         Ok(())
     }
 
-    fn put(&self, from: FileSource, to: &Path) -> Result<()> {
+    /// Installs a file or directory of a package at the path `to`.
+    fn install_file(&self, from: FileSource, to: &Path) -> Result<()> {
         match from {
             FileSource::Program(name) => {
-                self.stripped(name, to)?;
+                self.install_stripped(name, to)?;
                 set_mode(to, 0o755)
             }
-            // Some servers refuse a module that nobody may execute.
+            // Some servers refuse a module without execute permission.
             FileSource::Library(name) => {
-                self.stripped(name, to)?;
+                self.install_stripped(name, to)?;
                 set_mode(to, 0o755)
             }
             FileSource::Archive(name) => {
-                copy(&self.built.join(name), to)?;
+                copy_file(&self.build_dir.join(name), to)?;
                 run(Command::new("strip")
                     .args(["--strip-debug", "--enable-deterministic-archives"])
                     .arg(to))
             }
-            FileSource::Tree(path) => copy_all(&root().join(path), to),
-            FileSource::Commented(heading) => write(to, &commented(heading)?),
+            FileSource::Tree(path) => copy_recursively(&root().join(path), to),
+            FileSource::Commented(heading) => write_file(to, &commented_config(heading)?),
             FileSource::Manual => {
-                run(Command::new(self.built.join("memprof"))
+                run(Command::new(self.build_dir.join("memprof"))
                     .args(["man", "--directory"])
                     .arg(to))?;
-                let pages = entries(to)?;
+                let pages = sorted_entries(to)?;
                 run(Command::new("gzip").args(["-9", "--no-name"]).args(pages))
             }
             FileSource::Completion(shell) => {
-                let mut memprof = Command::new(self.built.join("memprof"));
-                write(to, &output(memprof.args(["completions", shell]))?)
+                let mut memprof = Command::new(self.build_dir.join("memprof"));
+                write_file(to, &output(memprof.args(["completions", shell]))?)
             }
         }
     }
 
-    /// Puts what was built in its place without what only debuggers read, which goes where they look for it.
-    fn stripped(&self, name: &str, to: &Path) -> Result<()> {
-        let built = self.built.join(name);
+    /// Installs a program or library without its debug information, which goes to the path where debuggers search for
+    /// its build id.
+    fn install_stripped(&self, name: &str, to: &Path) -> Result<()> {
+        let built = self.build_dir.join(name);
         let notes = output(Command::new("readelf").arg("--notes").arg(&built))?;
         let id = notes.split_once("Build ID: ").map(|(_, id)| id);
         let id = id.and_then(|id| id.split_whitespace().next());
         let id = id.with_context(|| format!("{} has no build id", built.display()))?;
         let (first, rest) = id.split_at(2);
-        let debug = self.of(&DEBUG).join("usr/lib/debug/.build-id").join(first);
+        let debug = self
+            .tree_dir(&DEBUG)
+            .join("usr/lib/debug/.build-id")
+            .join(first);
         let debug = debug.join(rest).with_added_extension("debug");
-        prepare(&debug)?;
+        create_parent_dir(&debug)?;
         run(Command::new("objcopy")
             .arg("--only-keep-debug")
             .args([&built, &debug]))?;
         set_mode(&debug, 0o644)?;
-        prepare(to)?;
+        create_parent_dir(to)?;
         run(Command::new("objcopy")
             .arg("--strip-all")
             .arg(&built)
@@ -100,8 +107,8 @@ impl InstallTrees {
     }
 }
 
-/// The first block of TOML below a heading of the reference, with each line a comment.
-fn commented(heading: &str) -> Result<String> {
+/// Returns the first block of TOML below a heading of CONFIGURATION.md, with each line commented out.
+fn commented_config(heading: &str) -> Result<String> {
     let reference = fs::read_to_string(root().join("CONFIGURATION.md"))?;
     let below = reference.split_once(&format!("\n## {heading}\n"));
     let block = below.and_then(|(_, below)| below.split_once("```toml\n"));
@@ -116,30 +123,31 @@ fn commented(heading: &str) -> Result<String> {
     Ok(std::iter::once(head.to_owned()).chain(lines).collect())
 }
 
-fn copy_all(from: &Path, to: &Path) -> Result<()> {
+/// Copies a file, or a directory with all files below it.
+fn copy_recursively(from: &Path, to: &Path) -> Result<()> {
     if !from.is_dir() {
-        return copy(from, to);
+        return copy_file(from, to);
     }
-    for entry in entries(from)? {
+    for entry in sorted_entries(from)? {
         let name = entry.file_name().context("a directory has no name")?;
-        copy_all(&entry, &to.join(name))?;
+        copy_recursively(&entry, &to.join(name))?;
     }
     Ok(())
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    prepare(to)?;
+fn copy_file(from: &Path, to: &Path) -> Result<()> {
+    create_parent_dir(to)?;
     fs::copy(from, to).with_context(|| from.display().to_string())?;
     set_mode(to, 0o644)
 }
 
-fn write(to: &Path, text: &str) -> Result<()> {
-    prepare(to)?;
+fn write_file(to: &Path, text: &str) -> Result<()> {
+    create_parent_dir(to)?;
     fs::write(to, text).with_context(|| to.display().to_string())?;
     set_mode(to, 0o644)
 }
 
-fn prepare(file: &Path) -> Result<()> {
+fn create_parent_dir(file: &Path) -> Result<()> {
     let directory = file.parent().context("a file has no directory")?;
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())
 }
@@ -149,8 +157,8 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, permissions).with_context(|| path.display().to_string())
 }
 
-/// Sorted.
-pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+/// Sorted paths of a directory's entries.
+pub(crate) fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let read = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let paths = read.map(|entry| entry.map(|entry| entry.path()));
     let mut paths: Vec<PathBuf> = paths.collect::<std::io::Result<_>>()?;
@@ -158,13 +166,17 @@ pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Every file below a directory, as it is called from there; sorted.
-pub(crate) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+/// Sorted paths of all files below a directory, relative to it.
+pub(crate) fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in entries(directory)? {
+    for entry in sorted_entries(directory)? {
         let name = entry.strip_prefix(directory)?.to_owned();
         match entry.is_dir() {
-            true => found.extend(files(&entry)?.into_iter().map(|below| name.join(below))),
+            true => found.extend(
+                files_below(&entry)?
+                    .into_iter()
+                    .map(|below| name.join(below)),
+            ),
             false => found.push(name),
         }
     }

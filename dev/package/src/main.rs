@@ -1,4 +1,4 @@
-//! `cargo xtask package`: what users install, in `target/package`.
+//! `cargo xtask package`: builds the Debian and RPM packages, in `target/package`.
 
 mod contents;
 mod deb;
@@ -19,13 +19,13 @@ use xtask::packages;
 use xtask::run::{output, root};
 
 use crate::contents::{DEBUG, FileSource, PACKAGES, Package};
-use crate::install_tree::{InstallTrees, entries};
+use crate::install_tree::{InstallTrees, sorted_entries};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args.as_slice() {
-        [] => package(),
+        [] => build(),
         ["--check"] => check(),
         ["--try"] => fresh_root::check(&root().join("target/package")),
         _ => Err(anyhow!("usage: cargo xtask package [--check | --try]")),
@@ -39,22 +39,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// Builds the packages, and asserts what they may need.
-fn package() -> Result<()> {
+/// Builds the packages in `target/package`, and checks the libraries that they need.
+fn build() -> Result<()> {
     let to = root().join("target/package");
-    make(&root().join("target/package-build"), &to)?;
+    build_packages(&root().join("target/package-build"), &to)?;
     println!("{}", to.display());
     Ok(())
 }
 
-/// Builds them again elsewhere, compares, and installs, uses, upgrades and removes them in fresh systems.
+/// Builds the packages twice and compares them, and installs, uses, upgrades and removes them in new systems.
 fn check() -> Result<()> {
-    package()?;
+    build()?;
     let first = root().join("target/package");
     fresh_root::check(&first)?;
     let again = root().join("target/package-again");
-    make(&root().join("target/package-build-again"), &again)?;
-    let sums = |of: &Path| fs::read_to_string(of.join(SUMS));
+    build_packages(&root().join("target/package-build-again"), &again)?;
+    let sums = |directory: &Path| fs::read_to_string(directory.join(CHECKSUM_FILE));
     ensure!(
         sums(&first)? == sums(&again)?,
         "two builds of one commit differ: {} and {}",
@@ -66,18 +66,19 @@ fn check() -> Result<()> {
     Ok(())
 }
 
-const SUMS: &str = "SHA256SUMS";
+/// File with the SHA-256 sums of all other files.
+const CHECKSUM_FILE: &str = "SHA256SUMS";
 
-/// All packages, from a cargo target directory of their own to `to`.
-fn make(target: &Path, to: &Path) -> Result<()> {
+/// Builds all packages in a cargo target directory of their own and writes them to the directory `to`.
+fn build_packages(target: &Path, to: &Path) -> Result<()> {
     packages::require(packages::PACKAGE)?;
-    let epoch = epoch()?;
+    let epoch = source_date_epoch()?;
     let trees = InstallTrees {
-        built: toolchain::build(target, epoch)?,
-        place: target.join("trees"),
+        build_dir: toolchain::build(target, epoch)?,
+        trees_dir: target.join("trees"),
         epoch,
     };
-    for directory in [&trees.place, to] {
+    for directory in [&trees.trees_dir, to] {
         if directory.exists() {
             fs::remove_dir_all(directory).with_context(|| directory.display().to_string())?;
         }
@@ -85,21 +86,22 @@ fn make(target: &Path, to: &Path) -> Result<()> {
     }
     for package in PACKAGES {
         trees.lay_out(package)?;
-        assert_floor(&trees, package)?;
+        check_dependencies(&trees, package)?;
     }
     trees.lay_out(&DEBUG)?;
     for package in PACKAGES.iter().chain([&DEBUG]) {
-        let tree = trees.of(package);
+        let tree = trees.tree_dir(package);
         deb::build(package, env!("CARGO_PKG_VERSION"), &tree, to, epoch)?;
         rpm::build(package, &tree, to, epoch)?;
-        copy_bill(package, &tree, to)?;
+        copy_sbom(package, &tree, to)?;
     }
-    sum(to)
+    write_checksums(to)
 }
 
-fn assert_floor(trees: &InstallTrees, package: &Package) -> Result<()> {
+/// Checks the libraries that the programs and libraries of a package need.
+fn check_dependencies(trees: &InstallTrees, package: &Package) -> Result<()> {
     for file in package.files {
-        let installed = trees.of(package).join(file.to);
+        let installed = trees.tree_dir(package).join(file.to);
         match file.from {
             FileSource::Program(_) => glibc_floor::check(&installed)?,
             FileSource::Library(_) => glibc_floor::check_plugin(&installed)?,
@@ -113,8 +115,8 @@ fn assert_floor(trees: &InstallTrees, package: &Package) -> Result<()> {
     Ok(())
 }
 
-/// So that one reads it without unpacking a package.
-fn copy_bill(package: &Package, tree: &Path, to: &Path) -> Result<()> {
+/// Copies the bill of materials beside the package, so that users can read it without unpacking.
+fn copy_sbom(package: &Package, tree: &Path, to: &Path) -> Result<()> {
     if package.built_from.is_none() {
         return Ok(());
     }
@@ -124,22 +126,23 @@ fn copy_bill(package: &Package, tree: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn sum(to: &Path) -> Result<()> {
-    let files: Vec<PathBuf> = entries(to)?;
+/// Writes [`CHECKSUM_FILE`] for all files of a directory.
+fn write_checksums(to: &Path) -> Result<()> {
+    let files: Vec<PathBuf> = sorted_entries(to)?;
     let names = files.iter().filter_map(|file| file.file_name());
     let sums = output(Command::new("sha256sum").args(names).current_dir(to))?;
-    fs::write(to.join(SUMS), sums)?;
+    fs::write(to.join(CHECKSUM_FILE), sums)?;
     Ok(())
 }
 
-/// The time of the commit, which stands for the time of the build.
-fn epoch() -> Result<u64> {
+/// Time of all packaged files, in seconds since 1970: `SOURCE_DATE_EPOCH`, or else the time of the commit.
+fn source_date_epoch() -> Result<u64> {
     if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
         return set.parse().context("SOURCE_DATE_EPOCH is not a number");
     }
     let mut log = Command::new("git");
     log.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"])
         .current_dir(root());
-    let told = output(&mut log).context("not a git tree: set SOURCE_DATE_EPOCH")?;
-    told.trim().parse().context("git log changed")
+    let seconds = output(&mut log).context("not a git tree: set SOURCE_DATE_EPOCH")?;
+    seconds.trim().parse().context("git log changed")
 }

@@ -1,4 +1,4 @@
-//! An RPM package of a tree.
+//! RPM packages.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,11 +9,11 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::contents::{DependencyKind, Package};
-use crate::install_tree::files;
-use crate::systemd_unit::{RELOAD, end, unit};
+use crate::install_tree::files_below;
+use crate::systemd_unit::{RELOAD_SCRIPT, removal_script, unit_name};
 use xtask::run::run;
 
-/// The same bytes whoever builds it, and nothing done to the files.
+/// Macros that make the build reproducible and leave the files unchanged.
 const MACROS: &str = "\
 %global debug_package %{nil}
 %global _build_id_links none
@@ -24,7 +24,8 @@ const MACROS: &str = "\
 %global _binary_payload w9.gzdio
 ";
 
-/// Makes the package of a tree.
+/// Builds the package from its installation tree in the directory `to`. `epoch` is the time of all files, in seconds
+/// since 1970.
 pub(crate) fn build(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Result<()> {
     let work = tempfile::tempdir()?;
     let spec = work.path().join("package.spec");
@@ -43,7 +44,7 @@ pub(crate) fn build(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Re
 }
 
 fn spec_file(package: &Package, tree: &Path) -> Result<String> {
-    let installed = files(tree)?;
+    let installed = files_below(tree)?;
     let version = env!("CARGO_PKG_VERSION");
     let mut spec = format!(
         "{MACROS}Name: {}\nVersion: {version}\nRelease: 1\nSummary: {}\nLicense: MIT OR Apache-2.0\n",
@@ -56,10 +57,14 @@ fn spec_file(package: &Package, tree: &Path) -> Result<String> {
     }
     writeln!(spec, "%description\n{}", package.description)?;
     writeln!(spec, "%install\ncp -r {}/. %{{buildroot}}", tree.display())?;
-    if let Some(unit) = unit(&installed) {
-        writeln!(spec, "%post\n{RELOAD}")?;
-        writeln!(spec, "%preun\n[ $1 = 0 ] || exit 0\n{}", end(&unit))?;
-        writeln!(spec, "%postun\n{RELOAD}")?;
+    if let Some(unit) = unit_name(&installed) {
+        writeln!(spec, "%post\n{RELOAD_SCRIPT}")?;
+        writeln!(
+            spec,
+            "%preun\n[ $1 = 0 ] || exit 0\n{}",
+            removal_script(&unit)
+        )?;
+        writeln!(spec, "%postun\n{RELOAD_SCRIPT}")?;
     }
     writeln!(spec, "%files\n%defattr(-,root,root,0755)")?;
     for directory in own_directories(&installed) {
@@ -75,12 +80,12 @@ fn spec_file(package: &Package, tree: &Path) -> Result<String> {
     Ok(spec)
 }
 
-/// Those that no other package brings.
+/// Directories above the installed files that no package of the distribution owns.
 fn own_directories(installed: &[PathBuf]) -> BTreeSet<&Path> {
-    let above = installed.iter().flat_map(|file| file.ancestors().skip(1));
-    let is_ours = |directory: &&Path| {
+    let ancestors = installed.iter().flat_map(|file| file.ancestors().skip(1));
+    let is_own = |directory: &&Path| {
         let mut names = directory.iter().filter_map(|name| name.to_str());
         names.any(|name| name.starts_with("memprof") || name == ".build-id")
     };
-    above.filter(is_ours).collect()
+    ancestors.filter(is_own).collect()
 }

@@ -1,4 +1,4 @@
-//! Which libraries a package is built from: a bill of materials in the tag-value format of SPDX 2.3.
+//! Bill of materials of a package: the crates that are linked into it, in the tag-value format of SPDX 2.3.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,12 +8,14 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use xtask::run::{cargo, output, root};
 
+/// File name of a package's bill.
 pub(crate) fn file_name(package: &str) -> String {
     format!("{package}.spdx")
 }
 
-/// The bill of one of cargo's packages: what is linked, with the features that it is built with.
-pub(crate) fn of(package: &str, epoch: u64) -> Result<String> {
+/// Returns the bill of a cargo package, with the crates that its enabled features link. `epoch` is the time of the
+/// commit, in seconds since 1970.
+pub(crate) fn for_package(package: &str, epoch: u64) -> Result<String> {
     let lock = fs::read_to_string(root().join("Cargo.lock"))?;
     let checksums = checksums(&lock);
     let mut tree = cargo(&["tree", "--locked", "--prefix=none", "--no-dedupe"]);
@@ -23,9 +25,9 @@ pub(crate) fn of(package: &str, epoch: u64) -> Result<String> {
     let mut linked = BTreeMap::new();
     for line in tree.lines() {
         let (named, license) = line.split_once('\t').context("cargo tree changed")?;
-        let mut words = named.split(' ');
-        let name = words.next().context("cargo tree changed")?;
-        let version = words.next().and_then(|word| word.strip_prefix('v'));
+        let mut fields = named.split(' ');
+        let name = fields.next().context("cargo tree changed")?;
+        let version = fields.next().and_then(|field| field.strip_prefix('v'));
         linked.insert((name, version.context("cargo tree changed")?), license);
     }
     let version = env!("CARGO_PKG_VERSION");
@@ -59,9 +61,9 @@ pub(crate) fn of(package: &str, epoch: u64) -> Result<String> {
     Ok(bill)
 }
 
-/// The checksums of the registry's packages, by name and version, of a Cargo.lock.
+/// Checksums of the crates from a registry in the text of a Cargo.lock, by name and version.
 fn checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
-    let of_package = |package| {
+    let package_checksum = |package| {
         let value = |key: &str| {
             let mut lines = str::lines(package);
             lines.find_map(|line| {
@@ -72,7 +74,9 @@ fn checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
         };
         Some(((value("name")?, value("version")?), value("checksum")?))
     };
-    lock.split("[[package]]").filter_map(of_package).collect()
+    lock.split("[[package]]")
+        .filter_map(package_checksum)
+        .collect()
 }
 
 #[cfg(test)]
@@ -80,10 +84,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_from_a_registry_has_its_checksum() {
+    fn registry_crates_have_checksums() {
         let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
         let checksums = checksums(&lock);
-        let found = |name| checksums.iter().find(|((of, _), _)| *of == name);
+        let found = |name| checksums.iter().find(|((package, _), _)| *package == name);
         assert_eq!(found("libc").unwrap().1.len(), 64);
         assert_eq!(found("memprof-core"), None);
     }

@@ -1,5 +1,5 @@
-//! Builds for an old C library: cargo-zigbuild and zig, from Python's package index, in an environment of
-//! their own.
+//! Builds for an old glibc with cargo-zigbuild and zig, from Python's package index, in a Python environment of their
+//! own.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use anyhow::{Context, Result};
 
 use xtask::run::{cargo, root, run};
 
-/// The oldest glibc that what is packaged runs on: RHEL 7's.
-pub(crate) const FLOOR: &str = "2.17";
+/// Oldest glibc that the packages run on: RHEL 7's.
+pub(crate) const MIN_GLIBC: &str = "2.17";
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 const TOOLS: [&str; 2] = ["cargo-zigbuild==0.24.0", "ziglang==0.15.2"];
 
-/// What is packaged of cargo's packages. Each is built alone: together they would unify features.
+/// Cargo packages to build. Each is built alone, because one build of all would unify their features.
 const PACKAGES: [&str; 4] = [
     "memory-profile",
     "memprof-cli",
@@ -24,20 +24,20 @@ const PACKAGES: [&str; 4] = [
     "memprof-fleet",
 ];
 
-/// Installs the tools where they are missing, and builds all that is packaged in `target`.
+/// Installs the tools if they are missing, and builds all [`PACKAGES`] in the cargo target directory `target`.
 ///
-/// Returns the directory of what was built.
+/// Returns the directory with the built files.
 pub(crate) fn build(target: &Path, epoch: u64) -> Result<PathBuf> {
-    let tools = tools()?;
+    let tools = install_tools()?;
     for package in PACKAGES {
-        eprintln!("building {package} for glibc {FLOOR}");
+        eprintln!("building {package} for glibc {MIN_GLIBC}");
         let mut command = cargo(&["zigbuild", "--quiet", "--release", "--locked"]);
         command
             .args(["--package", package])
-            .arg(format!("--target={TARGET}.{FLOOR}"))
+            .arg(format!("--target={TARGET}.{MIN_GLIBC}"))
             .arg("--target-dir")
             .arg(target)
-            .env("PATH", first_in_path(&tools)?)
+            .env("PATH", path_with(&tools)?)
             .env("SOURCE_DATE_EPOCH", epoch.to_string())
             .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(target)?.join("\x1f"))
             .env(
@@ -49,23 +49,23 @@ pub(crate) fn build(target: &Path, epoch: u64) -> Result<PathBuf> {
     Ok(target.join(TARGET).join("release"))
 }
 
-/// Compiles a program of one C file for the same systems.
+/// Compiles a program of one C file for [`MIN_GLIBC`].
 pub(crate) fn compile_c(source: &Path, to: &Path) -> Result<()> {
-    let mut zig = Command::new(tools()?.join("python"));
+    let mut zig = Command::new(install_tools()?.join("python"));
     zig.args(["-m", "ziglang", "cc"])
-        .arg(format!("--target=x86_64-linux-gnu.{FLOOR}"))
+        .arg(format!("--target=x86_64-linux-gnu.{MIN_GLIBC}"))
         .args(["-g", "-O1", "-fno-sanitize=undefined", "-o"]);
     run(zig.arg(to).arg(source))
 }
 
-/// The directory of cargo-zigbuild and of a Python that has zig.
-fn tools() -> Result<PathBuf> {
-    let place = root().join("target/package-tools");
-    let bin = place.join("bin");
+/// Installs the tools, and returns the directory with cargo-zigbuild and a Python that has zig.
+fn install_tools() -> Result<PathBuf> {
+    let environment = root().join("target/package-tools");
+    let bin = environment.join("bin");
     if !bin.join("pip").exists() {
         run(Command::new("/usr/bin/python3")
             .args(["-m", "venv"])
-            .arg(&place))?;
+            .arg(&environment))?;
     }
     let mut pip = Command::new(bin.join("pip"));
     pip.args(["install", "--quiet", "--disable-pip-version-check"]);
@@ -73,29 +73,32 @@ fn tools() -> Result<PathBuf> {
     Ok(bin)
 }
 
-fn first_in_path(directory: &Path) -> Result<OsString> {
+/// Value of `PATH` with this directory first.
+fn path_with(directory: &Path) -> Result<OsString> {
     let before = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::iter::once(directory.to_owned()).chain(std::env::split_paths(&before));
     std::env::join_paths(directories).context("PATH cannot hold the tools' directory")
 }
 
+/// Flags for rustc that make the build independent of the machine's paths.
 fn rustc_flags(target: &Path) -> Result<Vec<String>> {
-    let renamed = renamed(target)?.into_iter();
-    let flags = renamed.map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
-    // Profiles name files by it.
+    let path_renames = path_renames(target)?.into_iter();
+    let flags = path_renames.map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
+    // Profiles identify files by their build id.
     let build_id = "-Clink-arg=-Wl,--build-id=sha1".to_owned();
     Ok(flags.chain([build_id]).collect())
 }
 
+/// Flags for the C compiler that make the build independent of the machine's paths.
 fn cc_flags(target: &Path) -> Result<Vec<String>> {
-    let renamed = renamed(target)?.into_iter();
-    Ok(renamed
+    let path_renames = path_renames(target)?.into_iter();
+    Ok(path_renames
         .map(|(from, to)| format!("-ffile-prefix-map={from}={to}"))
         .collect())
 }
 
-/// What paths of this machine are called in what is built. The last that fits counts.
-fn renamed(target: &Path) -> Result<[(String, String); 3]> {
+/// Prefixes of this machine's paths and their replacements in the built files. The last one that matches counts.
+fn path_renames(target: &Path) -> Result<[(String, String); 3]> {
     let source = format!("/usr/src/memprof-{}", env!("CARGO_PKG_VERSION"));
     let cargo_home = match std::env::var_os("CARGO_HOME") {
         Some(home) => PathBuf::from(home),

@@ -1,5 +1,5 @@
-//! Licences and sources of all crates that are built into what users install, by `.cargo/deny.toml`: what `cargo deny` asks
-//! too, which takes minutes to build.
+//! Licences and sources of all crates in the packages, checked by the rules of `.cargo/deny.toml`. `cargo deny` checks
+//! them too, but takes minutes to build.
 
 use std::collections::HashMap;
 use std::fs;
@@ -35,12 +35,12 @@ impl Allowed {
         }
     }
 
-    /// The reason why a crate may not be used.
-    fn refusal(&self, package: &Value) -> Option<String> {
+    /// Reason why a crate may not be used; `None` if it may.
+    fn refusal_reason(&self, package: &Value) -> Option<String> {
         let text = |field| package[field].as_str();
         let name = text("name").unwrap();
         if text("source").is_some_and(|source| source != REGISTRY) {
-            return Some(format!("{name} comes from elsewhere than crates.io"));
+            return Some(format!("{name} is not from crates.io"));
         }
         let Some(license) = text("license") else {
             return Some(format!("{name} names no licence"));
@@ -59,7 +59,7 @@ impl Allowed {
 }
 
 #[test]
-fn every_crate_has_a_licence_and_a_source_that_are_allowed() {
+fn all_crates_have_allowed_licences_and_sources() {
     let allowed = Allowed::parse(&fs::read_to_string(root().join(".cargo/deny.toml")).unwrap());
     let metadata = output(&mut cargo(&[
         "metadata",
@@ -73,13 +73,13 @@ fn every_crate_has_a_licence_and_a_source_that_are_allowed() {
     assert!(packages.len() > 300, "cargo names {}", packages.len());
     let refused: Vec<_> = packages
         .iter()
-        .filter_map(|package| allowed.refusal(package))
+        .filter_map(|package| allowed.refusal_reason(package))
         .collect();
     assert!(refused.is_empty(), "{}", refused.join("\n"));
 }
 
 #[test]
-fn other_licences_and_sources_are_refused() {
+fn unlisted_licences_and_sources_are_refused() {
     let allowed = Allowed::parse(
         "[licenses]\nallow = ['MIT', 'Apache-2.0', 'Apache-2.0 WITH LLVM-exception']\n\
          exceptions = [{ crate = 'x', allow = ['ISC'] }]\n",
@@ -87,7 +87,7 @@ fn other_licences_and_sources_are_refused() {
     let check =
         |name: &str, license: Option<&str>, source: Option<&str>, expected: Option<&str>| {
             let package = serde_json::json!({ "name": name, "license": license, "source": source });
-            assert_eq!(allowed.refusal(&package).as_deref(), expected);
+            assert_eq!(allowed.refusal_reason(&package).as_deref(), expected);
         };
     let registry = Some(REGISTRY);
     check("a", Some("MIT"), None, None);
@@ -100,6 +100,6 @@ fn other_licences_and_sources_are_refused() {
     let refused = Some("a: GPL-3.0-only is not allowed");
     check("a", Some("GPL-3.0-only"), registry, refused);
     check("a", None, registry, Some("a names no licence"));
-    let refused = Some("a comes from elsewhere than crates.io");
+    let refused = Some("a is not from crates.io");
     check("a", Some("MIT"), Some("git+https://example.org/a"), refused);
 }

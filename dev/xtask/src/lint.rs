@@ -29,7 +29,6 @@ const UNREAD: &[&str] = &[
     "outside/memprof-report",
     "in-process/memprof-sampler",
     "in-process/memprof-sampler/loom",
-    "dev/package",
     "plugins/memory-profile",
     "dev/torture",
 ];

@@ -1,8 +1,8 @@
-# So that the packages' scripts call systemctl, which then changes files only.
+# The directory makes the packages' scripts call systemctl, which only changes files here.
 mkdir -p /run/systemd/system
 export SYSTEMD_OFFLINE=1
 rpm --initdb
-# Plugins take / for a mount.
+# rpm's plugins would treat / as a mount point.
 rpm --install --nodeps --noplugins /packages/*.rpm
 names=$(rpm --query --all 'memprof*')
 for name in $names; do rpm --verify --nodeps "$name"; done

@@ -4,7 +4,7 @@ memprof run -- /packages/unprepared > /dev/null & old=$!
 until memprof status -t $old > /dev/null 2>&1; do sleep 0.1; done
 apt-get install -qq -y /packages/newer/*.deb > /dev/null
 
-# The file was replaced by a rename: what is mapped stays, and answers.
+# The package replaced the file by a rename: the running host keeps the old mapping and replies.
 grep -q 'memory_profile.so.*(deleted)' /proc/$old/maps
 memprof status -t $old > /dev/null
 memprof dump -t $old -o /tmp/old.heap || test $? = 4
